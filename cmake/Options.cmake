@@ -1,0 +1,29 @@
+# Options. A tri-state is AUTO (use it when it is found), ON (fail when it is missing) or OFF.
+
+function(sparsecast_tristate name description)
+  set(${name} AUTO CACHE STRING "${description} (AUTO, ON or OFF)")
+  set_property(CACHE ${name} PROPERTY STRINGS AUTO ON OFF)
+  if(NOT "${${name}}" MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "${name} is '${${name}}'; it must be AUTO, ON or OFF.")
+  endif()
+endfunction()
+
+sparsecast_tristate(SPARSECAST_MPI "MPI transport and its tests")
+sparsecast_tristate(SPARSECAST_CUDA "Device code")
+sparsecast_tristate(SPARSECAST_TOOLS "The sparsecast command")
+sparsecast_tristate(SPARSECAST_TESTS "Tests and soak programs")
+sparsecast_tristate(SPARSECAST_BENCH "sparsecast_perf and codec_bench")
+
+option(BUILD_SHARED_LIBS "Build the shared library, else the static one" ON)
+option(SPARSECAST_FUZZ "libFuzzer targets (needs clang)" OFF)
+option(SPARSECAST_WERROR "Treat warnings as errors" OFF)
+
+set(SPARSECAST_SANITIZE "" CACHE STRING "Sanitizer of the whole build: empty, address (with undefined) or thread")
+set_property(CACHE SPARSECAST_SANITIZE PROPERTY STRINGS "" address thread)
+if(NOT "${SPARSECAST_SANITIZE}" MATCHES "^(|address|thread)$")
+  message(FATAL_ERROR "SPARSECAST_SANITIZE is '${SPARSECAST_SANITIZE}'; it must be empty, address or thread.")
+endif()
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, RelWithDebInfo or Debug" FORCE)
+endif()
