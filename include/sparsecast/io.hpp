@@ -1,0 +1,93 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsecast/export.hpp"
+
+namespace sparsecast {
+
+/// A read-only mapping of a whole file; the bytes stay valid while the object lives.
+/// `release` tells the system that a range will not be read again soon, so that streaming over
+/// a huge file keeps a small resident set.
+class SPARSECAST_API FileMapping {
+ public:
+  virtual ~FileMapping() = default;
+  virtual std::span<const std::byte> bytes() const noexcept = 0;
+  virtual void release(std::uint64_t offset, std::uint64_t length) const noexcept = 0;
+};
+
+/// An open file. Every call throws Error{kIo} that names the path, the operation and errno.
+class SPARSECAST_API File {
+ public:
+  virtual ~File() = default;  ///< Closes; an error on close is not reported, so sync() first.
+  virtual std::uint64_t size() = 0;
+  /// Reads exactly buffer.size() bytes; a short file is Error{kIo}.
+  virtual void read_at(std::uint64_t offset, std::span<std::byte> buffer) = 0;
+  /// Writes all of buffer (loops over short writes and EINTR).
+  virtual void write_at(std::uint64_t offset, std::span<const std::byte> buffer) = 0;
+  virtual void truncate(std::uint64_t size) = 0;
+  /// fsync. After a failure the file's content is unknown: never call it again and believe it.
+  virtual void sync() = 0;
+};
+
+enum class OpenMode {
+  kRead,             ///< Must exist.
+  kReadWrite,        ///< Must exist.
+  kCreate,           ///< Created or truncated.
+  kCreateExclusive,  ///< Must not exist.
+};
+
+/// The one door to the file system (DESIGN §12), so that every failure can be injected and every
+/// crash state enumerated. No other code of the library makes file system calls. Thread-safe.
+class SPARSECAST_API FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual std::unique_ptr<File> open(const std::string& path, OpenMode mode) = 0;
+  virtual std::unique_ptr<FileMapping> map(const std::string& path) = 0;
+  virtual bool exists(const std::string& path) = 0;
+  virtual bool is_directory(const std::string& path) = 0;
+  virtual void make_directory(const std::string& path) = 0;         ///< Parent must exist; an existing directory is fine.
+  virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".
+  virtual void rename(const std::string& from, const std::string& to) = 0;
+  virtual void remove(const std::string& path) = 0;                 ///< File or empty directory.
+  virtual void sync_directory(const std::string& path) = 0;         ///< Makes creations and renames in it durable.
+  virtual std::chrono::steady_clock::time_point now() = 0;
+
+  /// The operating system's own (POSIX).
+  static FileSystem& posix();
+};
+
+/// "dir" of "dir/name", "." when there is none.
+SPARSECAST_API std::string parent_directory(const std::string& path);
+
+/// Writes a file so that either the old or the whole new content is visible under `path`, durable on return:
+/// temporary file beside it, write, fsync, rename, fsync of the directory. The destructor removes an
+/// uncommitted temporary file.
+class SPARSECAST_API AtomicFile {
+ public:
+  AtomicFile(FileSystem& fs, std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void append(std::span<const std::byte> bytes);
+  std::uint64_t size() const noexcept { return size_; }
+  File& file() noexcept { return *file_; }
+  void commit();
+
+ private:
+  FileSystem& fs_;
+  std::string path_;
+  std::string temporary_;
+  std::unique_ptr<File> file_;
+  std::uint64_t size_ = 0;
+  bool committed_ = false;
+};
+
+}  // namespace sparsecast

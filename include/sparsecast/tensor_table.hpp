@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "sparsecast/dtype.hpp"
+#include "sparsecast/export.hpp"
+#include "sparsecast/hash.hpp"
+
+namespace sparsecast {
+
+/// One tensor of a stream as the checkpoint names it: row-major, flat 64-bit element index.
+struct SPARSECAST_API TensorSpec {
+  std::string name;                  ///< UTF-8, 1 to 65535 bytes.
+  DType dtype = DType::kBF16;
+  std::vector<std::uint64_t> shape;  ///< Empty for a scalar (one element); a zero makes the tensor empty.
+
+  std::uint64_t elements() const noexcept;  ///< Product of the shape; TensorTable checks that it cannot overflow.
+  std::uint64_t bytes() const noexcept { return elements() * element_size(dtype); }
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
+/// The ordered list of tensors that a stream carries. Both ends must agree on it: they compare `hash()`.
+/// Immutable, so it may be shared between threads.
+class SPARSECAST_API TensorTable {
+ public:
+  static constexpr std::size_t kMaxTensors = std::size_t{1} << 20;
+  static constexpr std::size_t kMaxRank = 32;
+  static constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 46;  ///< Of one tensor.
+
+  TensorTable() = default;
+  /// Throws Error{kUsage} for repeated or empty names and for anything over the limits above.
+  explicit TensorTable(std::vector<TensorSpec> specs);
+
+  std::size_t size() const noexcept { return specs_.size(); }
+  const TensorSpec& operator[](std::size_t i) const { return specs_[i]; }
+  std::vector<TensorSpec>::const_iterator begin() const noexcept { return specs_.begin(); }
+  std::vector<TensorSpec>::const_iterator end() const noexcept { return specs_.end(); }
+  std::optional<std::size_t> find(std::string_view name) const;
+
+  std::uint64_t elements() const noexcept { return elements_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+  /// XXH3-128 of `serialize()`.
+  const Hash128& hash() const noexcept { return hash_; }
+  /// The key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`.
+  const Hash128& digest_key(std::size_t i) const { return keys_[i]; }
+
+  /// The canonical bytes of docs/wire-format.md, "Tensor table".
+  std::vector<std::byte> serialize() const;
+  /// Inverse of serialize. Throws Error{kCorrupt} for anything but exactly such bytes.
+  static TensorTable parse(std::span<const std::byte> bytes);
+
+ private:
+  std::vector<TensorSpec> specs_;
+  std::vector<Hash128> keys_;
+  std::unordered_map<std::string, std::size_t> by_name_;
+  Hash128 hash_;
+  std::uint64_t elements_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+/// The storage of one registered tensor: `table[i].bytes()` bytes, row-major, contiguous,
+/// aligned to its element size. The caller owns the memory.
+using TensorBytes = std::span<std::byte>;
+using ConstTensorBytes = std::span<const std::byte>;
+
+}  // namespace sparsecast

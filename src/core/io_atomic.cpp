@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/io.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// A name beside `path` that no other process and no other AtomicFile of this one uses.
+std::string temporary_name(const std::string& path) {
+  static std::atomic<std::uint64_t> counter{0};
+  return fmt::format("{}.tmp.{}.{}", path, ::getpid(), counter++);
+}
+
+}  // namespace
+
+std::string parent_directory(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+AtomicFile::AtomicFile(FileSystem& fs, std::string path)
+    : fs_(fs), path_(std::move(path)), temporary_(temporary_name(path_)) {
+  file_ = fs_.open(temporary_, OpenMode::kCreateExclusive);
+}
+
+AtomicFile::~AtomicFile() {
+  if (committed_) return;
+  file_.reset();
+  try {
+    fs_.remove(temporary_);
+  } catch (...) {
+    // Nothing more can be done here: a temporary file is left behind, under a name that says so.
+  }
+}
+
+void AtomicFile::append(std::span<const std::byte> bytes) {
+  file_->write_at(size_, bytes);
+  size_ += bytes.size();
+}
+
+void AtomicFile::commit() {
+  if (committed_) throw Error(ErrorCode::kUsage, "the file is committed already", path_);
+  // Data first and durable, then the name, then the name durable.
+  file_->sync();
+  file_.reset();
+  fs_.rename(temporary_, path_);
+  committed_ = true;
+  fs_.sync_directory(parent_directory(path_));
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,217 @@
+// The operating system's file system behind the one I/O interface (DESIGN §12).
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/io.hpp"
+
+namespace sparsecast {
+namespace {
+
+[[noreturn]] void fail(const char* operation, const std::string& path, int error) {
+  throw Error(ErrorCode::kIo, fmt::format("{} failed: {}", operation, std::strerror(error)), path);
+}
+
+/// Repeats a call that a signal interrupted.
+template <class Call>
+auto retry(const Call& call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+// Linux moves at most this much in one call.
+constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+
+class PosixFile : public File {
+ public:
+  PosixFile(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+  ~PosixFile() override { ::close(descriptor_); }
+  PosixFile(const PosixFile&) = delete;
+  PosixFile& operator=(const PosixFile&) = delete;
+
+  std::uint64_t size() override {
+    struct stat status {};
+    if (::fstat(descriptor_, &status) != 0) fail("fstat", path_, errno);
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+
+  void read_at(std::uint64_t offset, std::span<std::byte> buffer) override {
+    while (!buffer.empty()) {
+      const ssize_t got = retry([&] {
+        return ::pread(descriptor_, buffer.data(), std::min(buffer.size(), kMaxTransfer), static_cast<off_t>(offset));
+      });
+      if (got < 0) fail("read", path_, errno);
+      if (got == 0) throw Error(ErrorCode::kIo, fmt::format("the file ends at offset {}", offset), path_);
+      offset += static_cast<std::uint64_t>(got);
+      buffer = buffer.subspan(static_cast<std::size_t>(got));
+    }
+  }
+
+  void write_at(std::uint64_t offset, std::span<const std::byte> buffer) override {
+    while (!buffer.empty()) {
+      const ssize_t put = retry([&] {
+        return ::pwrite(descriptor_, buffer.data(), std::min(buffer.size(), kMaxTransfer), static_cast<off_t>(offset));
+      });
+      if (put < 0) fail("write", path_, errno);
+      offset += static_cast<std::uint64_t>(put);
+      buffer = buffer.subspan(static_cast<std::size_t>(put));
+    }
+  }
+
+  void truncate(std::uint64_t size) override {
+    if (retry([&] { return ::ftruncate(descriptor_, static_cast<off_t>(size)); }) != 0) fail("truncate", path_, errno);
+  }
+
+  void sync() override {
+    if (::fsync(descriptor_) != 0) fail("fsync", path_, errno);
+  }
+
+ private:
+  int descriptor_;
+  std::string path_;
+};
+
+class PosixMapping : public FileMapping {
+ public:
+  PosixMapping(void* base, std::size_t size) : base_(static_cast<std::byte*>(base)), size_(size) {}
+  ~PosixMapping() override {
+    if (size_ != 0) ::munmap(base_, size_);
+  }
+  PosixMapping(const PosixMapping&) = delete;
+  PosixMapping& operator=(const PosixMapping&) = delete;
+
+  std::span<const std::byte> bytes() const noexcept override { return {base_, size_}; }
+
+  void release(std::uint64_t offset, std::uint64_t length) const noexcept override {
+    // Only pages that lie wholly inside: the neighbours may still be needed.
+    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    const std::uint64_t end = std::min<std::uint64_t>(offset + length, size_);
+    const std::uint64_t first = (offset + page - 1) / page * page;
+    const std::uint64_t last = end == size_ ? end : end / page * page;
+    if (first < last) ::madvise(base_ + first, last - first, MADV_DONTNEED);
+  }
+
+ private:
+  std::byte* base_;
+  std::size_t size_;
+};
+
+class PosixFileSystem : public FileSystem {
+ public:
+  std::unique_ptr<File> open(const std::string& path, OpenMode mode) override {
+    int flags = O_CLOEXEC;
+    switch (mode) {
+      case OpenMode::kRead:
+        flags |= O_RDONLY;
+        break;
+      case OpenMode::kReadWrite:
+        flags |= O_RDWR;
+        break;
+      case OpenMode::kCreate:
+        flags |= O_RDWR | O_CREAT | O_TRUNC;
+        break;
+      case OpenMode::kCreateExclusive:
+        flags |= O_RDWR | O_CREAT | O_EXCL;
+        break;
+    }
+    const int descriptor = retry([&] { return ::open(path.c_str(), flags, 0666); });
+    if (descriptor < 0) fail("open", path, errno);
+    return std::make_unique<PosixFile>(descriptor, path);
+  }
+
+  std::unique_ptr<FileMapping> map(const std::string& path) override {
+    const int descriptor = retry([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
+    if (descriptor < 0) fail("open", path, errno);
+    struct stat status {};
+    if (::fstat(descriptor, &status) != 0) {
+      const int error = errno;
+      ::close(descriptor);
+      fail("fstat", path, error);
+    }
+    if (!S_ISREG(status.st_mode)) {
+      ::close(descriptor);
+      throw Error(ErrorCode::kIo, "not a regular file", path);
+    }
+    const auto size = static_cast<std::size_t>(status.st_size);
+    void* base = size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+    const int error = errno;
+    ::close(descriptor);
+    if (base == MAP_FAILED) fail("mmap", path, error);
+    return std::make_unique<PosixMapping>(base, size);
+  }
+
+  bool exists(const std::string& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) == 0) return true;
+    if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
+    return false;
+  }
+
+  bool is_directory(const std::string& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
+    if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
+    return false;
+  }
+
+  void make_directory(const std::string& path) override {
+    if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path))) fail("mkdir", path, errno);
+  }
+
+  std::vector<std::string> list(const std::string& path) override {
+    DIR* directory = ::opendir(path.c_str());
+    if (directory == nullptr) fail("opendir", path, errno);
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = ::readdir(directory)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+      errno = 0;
+    }
+    const int error = errno;
+    ::closedir(directory);
+    if (error != 0) fail("readdir", path, error);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void rename(const std::string& from, const std::string& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) fail(fmt::format("rename to '{}'", to).c_str(), from, errno);
+  }
+
+  void remove(const std::string& path) override {
+    if (::remove(path.c_str()) != 0) fail("remove", path, errno);
+  }
+
+  void sync_directory(const std::string& path) override {
+    const int descriptor = retry([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+    if (descriptor < 0) fail("open directory", path, errno);
+    const int result = ::fsync(descriptor);
+    const int error = errno;
+    ::close(descriptor);
+    if (result != 0) fail("fsync of the directory", path, error);
+  }
+
+  std::chrono::steady_clock::time_point now() override { return std::chrono::steady_clock::now(); }
+};
+
+}  // namespace
+
+FileSystem& FileSystem::posix() {
+  static PosixFileSystem file_system;
+  return file_system;
+}
+
+}  // namespace sparsecast
