@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsecast/export.hpp"
+#include "sparsecast/io.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast {
+
+/// Where the bytes of a tensor lie in a safetensors file.
+struct SafetensorsEntry {
+  TensorSpec spec;
+  std::uint64_t begin = 0;  ///< Offset in the file (not in the data part).
+};
+
+/// The parsed header of one safetensors file.
+struct SPARSECAST_API SafetensorsHeader {
+  static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< The format's own limit.
+
+  std::vector<SafetensorsEntry> entries;        ///< In the order of their offsets.
+  std::map<std::string, std::string> metadata;  ///< `__metadata__`.
+  std::uint64_t data_begin = 0;                 ///< 8 + header length.
+
+  /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the
+  /// data part without hole or overlap, and `file_bytes` exactly as long as they say. `bytes` is at least the first
+  /// 8 + header-length bytes of the file, or all of it when shorter.
+  /// Throws Error{kCorrupt} or Error{kUnsupported} (a dtype that sparsecast does not carry) with tensor and offset.
+  static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
+
+  /// The bytes of a file's beginning (8-byte length and JSON, padded with spaces to a multiple of 8) for
+  /// these tensors in this order.
+  static std::vector<std::byte> serialize(std::span<const TensorSpec> specs,
+                                          const std::map<std::string, std::string>& metadata);
+};
+
+/// A checkpoint opened for reading: one safetensors file, or a directory with `model.safetensors.index.json`
+/// (or with exactly one *.safetensors file). Tensors are mapped, not read.
+class SPARSECAST_API Checkpoint {
+ public:
+  /// Throws Error{kIo | kCorrupt | kUnsupported}; the context names the file.
+  static Checkpoint open(FileSystem& fs, const std::string& path);
+
+  /// All tensors, ordered by name (bytewise): the order does not depend on how the files were cut.
+  const TensorTable& table() const noexcept { return table_; }
+  /// Bytes of tensor i (index into `table()`), valid while the Checkpoint lives. Alignment is whatever the file has.
+  ConstTensorBytes tensor(std::size_t i) const;
+  std::vector<ConstTensorBytes> tensors() const;
+  /// Tells the system that these bytes of tensor i are not needed again soon.
+  void release(std::size_t i, std::uint64_t begin_byte, std::uint64_t bytes) const noexcept;
+
+  struct FilePart {
+    std::string path;
+    SafetensorsHeader header;
+    std::shared_ptr<FileMapping> mapping;
+  };
+  struct Location {
+    std::size_t file = 0;     ///< Index into files().
+    std::uint64_t begin = 0;  ///< Offset in that file.
+  };
+  const std::vector<FilePart>& files() const noexcept { return files_; }
+  const Location& location(std::size_t i) const { return locations_[i]; }
+  /// True when `path` was a directory; `index_json()` is then the index file's text (empty if there was none).
+  bool sharded() const noexcept { return sharded_; }
+  const std::string& index_json() const noexcept { return index_json_; }
+
+ private:
+  TensorTable table_;
+  std::vector<FilePart> files_;
+  std::vector<Location> locations_;
+  std::string index_json_;
+  bool sharded_ = false;
+};
+
+/// Writes one safetensors file tensor by tensor, atomically (AtomicFile).
+class SPARSECAST_API SafetensorsWriter {
+ public:
+  SafetensorsWriter(FileSystem& fs, const std::string& path, std::vector<TensorSpec> specs,
+                    const std::map<std::string, std::string>& metadata = {});
+  /// Appends bytes of the next tensor in order; may be called many times a tensor.
+  void append(std::span<const std::byte> bytes);
+  /// Throws Error{kUsage} unless exactly the announced bytes were appended.
+  void finish();
+
+ private:
+  AtomicFile file_;
+  std::uint64_t expected_ = 0;
+};
+
+/// A sparse step: a safetensors file whose entries are `NAME.indices` (I32, flat, strictly increasing) and
+/// `NAME.values` (the tensor's dtype), as RL trainers publish it and as the shared traces arrive.
+class SPARSECAST_API SparseStep {
+ public:
+  struct Entry {
+    std::size_t tensor = 0;                   ///< Index into the base's table.
+    std::span<const std::byte> indices;       ///< count * 4 bytes, little-endian; may be unaligned.
+    std::span<const std::byte> values;        ///< count * element size.
+    std::uint64_t count = 0;
+  };
+  /// True when every entry of the file is such a pair, and there is at least one, or metadata says sparse=True.
+  static bool recognises(const SafetensorsHeader& header);
+  /// Throws Error{kCorrupt | kTableMismatch} with tensor and offset: unknown name, other dtype, counts that
+  /// differ, an index out of range or out of order.
+  static SparseStep open(FileSystem& fs, const std::string& path, const TensorTable& base);
+
+  const std::vector<Entry>& entries() const noexcept { return entries_; }
+  const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
+  /// Writes the values into `tensors` (parallel to the base's table); returns the number of elements written.
+  std::uint64_t apply(std::span<const TensorBytes> tensors) const;
+
+ private:
+  std::shared_ptr<FileMapping> mapping_;
+  std::vector<Entry> entries_;
+  std::map<std::string, std::string> metadata_;
+  TensorTable base_;
+};
+
+}  // namespace sparsecast

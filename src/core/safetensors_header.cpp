@@ -1,0 +1,212 @@
+// The header of a safetensors file: hostile until proven otherwise. Everything is checked against the file's real
+// size before anything is allocated from a number in it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/utf8.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/safetensors.hpp"
+
+namespace sparsecast {
+namespace {
+
+[[noreturn]] void corrupt(const std::string& message, const std::string& where = {}) {
+  throw Error(ErrorCode::kCorrupt, message, where);
+}
+
+std::string where(const std::string& name) { return fmt::format("tensor '{}'", name); }
+
+/// One tensor's fields as they come in; -1 and empty mean "not seen".
+struct RawEntry {
+  std::string name;
+  std::string dtype;
+  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> offsets;
+  bool has_dtype = false;
+  bool has_shape = false;
+  bool has_offsets = false;
+};
+
+/// Reads exactly the grammar that a header may have: an object of objects, `__metadata__` with strings, tensors with
+/// dtype, shape and data_offsets. nlohmann's DOM would keep the last of two equal keys and allow any depth; events let
+/// both be refused.
+class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  std::vector<RawEntry> entries;
+  std::map<std::string, std::string> metadata;
+
+  bool start_object(std::size_t) override {
+    if (in_array_ || depth_ >= 2) corrupt("the header is nested too deeply", context());
+    if (depth_ == 1 && !in_metadata_) entries.push_back({top_key_, {}, {}, {}, false, false, false});
+    ++depth_;
+    return true;
+  }
+  bool end_object() override {
+    --depth_;
+    if (depth_ == 1) in_metadata_ = false;
+    return true;
+  }
+  bool key(string_t& text) override {
+    if (depth_ == 1) {
+      if (!names_.insert(text).second) corrupt("the name occurs twice in the header", where(text));
+      top_key_ = text;
+      in_metadata_ = text == "__metadata__";
+      return true;
+    }
+    field_ = text;
+    if (in_metadata_) {
+      if (metadata.count(text) != 0) corrupt(fmt::format("metadata key '{}' occurs twice", text));
+      return true;
+    }
+    RawEntry& entry = entries.back();
+    bool* seen = text == "dtype"          ? &entry.has_dtype
+                 : text == "shape"        ? &entry.has_shape
+                 : text == "data_offsets" ? &entry.has_offsets
+                                          : nullptr;
+    if (seen == nullptr) corrupt(fmt::format("unknown field '{}'", text), context());
+    if (*seen) corrupt(fmt::format("field '{}' occurs twice", text), context());
+    *seen = true;
+    return true;
+  }
+  bool string(string_t& text) override {
+    if (depth_ != 2 || in_array_) corrupt("a string where none belongs", context());
+    if (in_metadata_) {
+      metadata[field_] = text;
+    } else if (field_ == "dtype") {
+      entries.back().dtype = text;
+    } else {
+      corrupt(fmt::format("field '{}' is a string", field_), context());
+    }
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    if (depth_ != 2 || in_array_ || in_metadata_ || field_ == "dtype") corrupt("an array where none belongs", context());
+    in_array_ = true;
+    return true;
+  }
+  bool end_array() override {
+    in_array_ = false;
+    return true;
+  }
+  bool number_unsigned(number_unsigned_t number) override {
+    if (!in_array_) corrupt("a number where none belongs", context());
+    std::vector<std::uint64_t>& list = field_ == "shape" ? entries.back().shape : entries.back().offsets;
+    if (list.size() >= (field_ == "shape" ? TensorTable::kMaxRank : 2)) {
+      corrupt(fmt::format("field '{}' is too long", field_), context());
+    }
+    list.push_back(number);
+    return true;
+  }
+  bool number_integer(number_integer_t) override { corrupt("a negative number", context()); }
+  bool number_float(number_float_t, const string_t&) override { corrupt("a number that is not an integer", context()); }
+  bool null() override { corrupt("a null where none belongs", context()); }
+  bool boolean(bool) override { corrupt("a boolean where none belongs", context()); }
+  bool binary(binary_t&) override { corrupt("binary data where none belongs", context()); }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
+    corrupt(fmt::format("the header is not valid JSON at byte {}", position + 8));
+  }
+
+ private:
+  std::string context() const { return top_key_.empty() ? std::string{} : where(top_key_); }
+
+  int depth_ = 0;
+  bool in_array_ = false;
+  bool in_metadata_ = false;
+  std::string top_key_;
+  std::string field_;
+  std::set<std::string> names_;
+};
+
+SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std::uint64_t data_begin) {
+  const std::string context = where(raw.name);
+  if (raw.name.empty() || raw.name.size() > 0xFFFF || raw.name.find('\0') != std::string::npos || !is_utf8(raw.name)) {
+    corrupt("the name is empty, too long, or not plain UTF-8", context);
+  }
+  if (!raw.has_dtype || !raw.has_shape || !raw.has_offsets || raw.offsets.size() != 2) {
+    corrupt("dtype, shape or data_offsets is missing", context);
+  }
+  const std::optional<DType> dtype = dtype_from_name(raw.dtype);
+  if (!dtype) throw Error(ErrorCode::kUnsupported, fmt::format("dtype '{}' is not supported", raw.dtype), context);
+  const std::uint64_t begin = raw.offsets[0];
+  const std::uint64_t end = raw.offsets[1];
+  if (begin > end || end > data_bytes) {
+    corrupt(fmt::format("data [{}, {}) lies outside the {} bytes of data", begin, end, data_bytes), context);
+  }
+  const std::uint64_t most = (end - begin) / element_size(*dtype);
+  std::uint64_t elements = 1;
+  for (const std::uint64_t dim : raw.shape) elements = dim == 0 ? 0 : elements;
+  for (const std::uint64_t dim : raw.shape) {
+    if (elements == 0) break;
+    if (dim > most / elements) corrupt("the shape does not fit into its data", context);
+    elements *= dim;
+  }
+  if (elements > TensorTable::kMaxElements || elements * element_size(*dtype) != end - begin) {
+    corrupt(fmt::format("{} bytes of data for {} elements of {}", end - begin, elements, raw.dtype), context);
+  }
+  return {{raw.name, *dtype, raw.shape}, data_begin + begin};
+}
+
+}  // namespace
+
+SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std::uint64_t file_bytes) {
+  if (bytes.size() < 8 || file_bytes < 8) corrupt("the file is shorter than the 8 bytes of its header length");
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  if (length > kMaxHeaderBytes) corrupt(fmt::format("a header of {} bytes is over the limit of {}", length, kMaxHeaderBytes));
+  if (length > file_bytes - 8 || length > bytes.size() - 8) {
+    corrupt(fmt::format("the header needs {} bytes, the file has {} after its length", length, file_bytes - 8));
+  }
+  const auto* text = reinterpret_cast<const char*>(bytes.data()) + 8;
+  if (length == 0 || text[0] != '{') corrupt("the header does not begin with '{' at byte 8");
+  HeaderEvents events;
+  nlohmann::json::sax_parse(text, text + length, &events);
+
+  SafetensorsHeader header;
+  header.metadata = std::move(events.metadata);
+  header.data_begin = 8 + length;
+  const std::uint64_t data_bytes = file_bytes - header.data_begin;
+  header.entries.reserve(events.entries.size());
+  for (const RawEntry& raw : events.entries) header.entries.push_back(check_entry(raw, data_bytes, header.data_begin));
+  std::sort(header.entries.begin(), header.entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return std::pair(a.begin, a.spec.bytes()) < std::pair(b.begin, b.spec.bytes());
+  });
+  std::uint64_t next = header.data_begin;
+  for (const SafetensorsEntry& entry : header.entries) {
+    if (entry.begin != next) {
+      corrupt(fmt::format("data begins at offset {}, but the tensor before ends at {}", entry.begin, next),
+              where(entry.spec.name));
+    }
+    next += entry.spec.bytes();
+  }
+  if (next != file_bytes) corrupt(fmt::format("the tensors end at offset {}, the file at {}", next, file_bytes));
+  return header;
+}
+
+std::vector<std::byte> SafetensorsHeader::serialize(std::span<const TensorSpec> specs,
+                                                    const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (!metadata.empty()) json["__metadata__"] = metadata;
+  std::uint64_t offset = 0;
+  for (const TensorSpec& spec : specs) {
+    json[spec.name] = {{"dtype", to_string(spec.dtype)},
+                       {"shape", spec.shape},
+                       {"data_offsets", {offset, offset + spec.bytes()}}};
+    offset += spec.bytes();
+  }
+  std::string text = json.dump();
+  // The data begins aligned for every dtype.
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  if (text.size() > kMaxHeaderBytes) throw Error(ErrorCode::kUsage, "the header would exceed the format's limit");
+  const std::uint64_t length = text.size();
+  std::vector<std::byte> bytes(8 + text.size());
+  std::memcpy(bytes.data(), &length, 8);
+  std::memcpy(bytes.data() + 8, text.data(), text.size());
+  return bytes;
+}
+
+}  // namespace sparsecast

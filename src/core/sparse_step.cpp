@@ -1,0 +1,117 @@
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "core/word.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/safetensors.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::string_view kIndices = ".indices";
+constexpr std::string_view kValues = ".values";
+
+std::string stem(const std::string& name, std::string_view suffix) {
+  return name.size() > suffix.size() && name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size())
+                                                               : std::string{};
+}
+
+/// Positions strictly increasing and below `elements`; throws with the offset in the file.
+void check_indices(std::span<const std::byte> indices, std::uint64_t count, std::uint64_t elements,
+                   std::uint64_t file_offset) {
+  std::int64_t previous = -1;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::int64_t index = load_word<std::int32_t>(indices.data(), i);
+    if (index <= previous || static_cast<std::uint64_t>(index) >= elements) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("index {} at offset {} is out of order or not below {}", index,
+                                                   file_offset + i * 4, elements));
+    }
+    previous = index;
+  }
+}
+
+}  // namespace
+
+bool SparseStep::recognises(const SafetensorsHeader& header) {
+  const auto sparse = header.metadata.find("sparse");
+  if (sparse != header.metadata.end() && sparse->second == "True") return true;
+  if (header.entries.empty()) return false;
+  for (const SafetensorsEntry& entry : header.entries) {
+    if (stem(entry.spec.name, kIndices).empty() && stem(entry.spec.name, kValues).empty()) return false;
+  }
+  return true;
+}
+
+SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const TensorTable& base) {
+  SparseStep step;
+  step.base_ = base;
+  step.mapping_ = fs.map(path);
+  const std::span<const std::byte> bytes = step.mapping_->bytes();
+  try {
+    const SafetensorsHeader header = SafetensorsHeader::parse(bytes, bytes.size());
+    step.metadata_ = header.metadata;
+    std::map<std::string, const SafetensorsEntry*> by_name;
+    for (const SafetensorsEntry& entry : header.entries) by_name[entry.spec.name] = &entry;
+    for (const SafetensorsEntry& indices : header.entries) {
+      const std::string value_stem = stem(indices.spec.name, kValues);
+      if (!value_stem.empty() && by_name.count(value_stem + std::string(kIndices)) != 0) continue;
+      const std::string name = stem(indices.spec.name, kIndices);
+      const auto found = by_name.find(name + std::string(kValues));
+      if (name.empty() || found == by_name.end()) {
+        throw Error(ErrorCode::kCorrupt, "not one of a pair NAME.indices and NAME.values",
+                    fmt::format("entry '{}'", indices.spec.name));
+      }
+      const SafetensorsEntry& values = *found->second;
+      const std::string where = fmt::format("tensor '{}'", name);
+      const std::optional<std::size_t> tensor = base.find(name);
+      if (!tensor) throw Error(ErrorCode::kTableMismatch, "the base has no such tensor", where);
+      const TensorSpec& spec = base[*tensor];
+      if (values.spec.dtype != spec.dtype) {
+        throw Error(ErrorCode::kTableMismatch, fmt::format("values of {} for a tensor of {}", to_string(values.spec.dtype),
+                                                           to_string(spec.dtype)), where);
+      }
+      if (indices.spec.dtype != DType::kI32 || indices.spec.elements() != values.spec.elements()) {
+        throw Error(ErrorCode::kCorrupt, fmt::format("{} indices of {} for {} values", indices.spec.elements(),
+                                                     to_string(indices.spec.dtype), values.spec.elements()), where);
+      }
+      Entry entry;
+      entry.tensor = *tensor;
+      entry.count = indices.spec.elements();
+      entry.indices = bytes.subspan(indices.begin, indices.spec.bytes());
+      entry.values = bytes.subspan(values.begin, values.spec.bytes());
+      try {
+        check_indices(entry.indices, entry.count, spec.elements(), indices.begin);
+      } catch (const Error& error) {
+        throw error.within(where);
+      }
+      step.entries_.push_back(entry);
+    }
+  } catch (const Error& error) {
+    throw error.within(path);
+  }
+  return step;
+}
+
+std::uint64_t SparseStep::apply(std::span<const TensorBytes> tensors) const {
+  if (tensors.size() != base_.size()) throw Error(ErrorCode::kUsage, "the tensors are not those of the base's table");
+  for (const Entry& entry : entries_) {
+    if (tensors[entry.tensor].size() != base_[entry.tensor].bytes()) {
+      throw Error(ErrorCode::kUsage, "the tensor has another size than in the base's table",
+                  fmt::format("tensor '{}'", base_[entry.tensor].name));
+    }
+  }
+  std::uint64_t written = 0;
+  for (const Entry& entry : entries_) {
+    with_word(element_size(base_[entry.tensor].dtype), [&]<class T>() {
+      for (std::uint64_t i = 0; i < entry.count; ++i) {
+        const auto index = static_cast<std::size_t>(load_word<std::int32_t>(entry.indices.data(), i));
+        store_word(tensors[entry.tensor].data(), index, load_word<T>(entry.values.data(), i));
+      }
+    });
+    written += entry.count;
+  }
+  return written;
+}
+
+}  // namespace sparsecast
