@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "sparsecast/export.hpp"
+
+namespace sparsecast {
+
+/// How a block says which of its elements changed. Numbers are wire codes.
+enum class PositionCodec : std::uint8_t {
+  kIndex32 = 0,  ///< One u32 a change: interop and debugging.
+  kGap16 = 1,    ///< One u16 gap a change (u32 for the whole block where a gap is too big): interop.
+  kPacked = 2,   ///< Rice-coded gaps with a parameter per block: the default, about 8.1 bits at 1 %.
+  kBitmap = 3,   ///< One bit an element.
+  kDense = 4,    ///< Every element of the block, no positions.
+};
+
+/// What a block says about a changed element. Numbers are wire codes.
+enum class ValueCodec : std::uint8_t {
+  kRaw = 0,  ///< The new bits: applying twice is harmless.
+  kXor = 1,  ///< new ^ old: self-inverse, applied exactly once.
+  kUlp = 2,  ///< Difference of the ordered-integer form, modulo 2^w: composes and inverts; about 1.8 bits.
+};
+
+/// Which position codec an encoder may take. Whatever is asked for, a block that would be larger than its
+/// dense form is sent as `kDense`, so no delta exceeds the dense bytes by more than 1 %.
+enum class PositionMode : std::uint8_t {
+  kAuto = 0,  ///< The smallest of packed, bitmap and dense, block by block.
+  kPacked,
+  kGap16,
+  kIndex32,
+  kBitmap,
+};
+
+SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;
+SPARSECAST_API std::string_view to_string(ValueCodec codec) noexcept;
+SPARSECAST_API std::string_view to_string(PositionMode mode) noexcept;
+SPARSECAST_API std::optional<PositionMode> position_mode_from_name(std::string_view name) noexcept;
+SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept;
+
+/// Detection works on tiles; a block is a run of whole tiles, a section bounds every run
+/// (docs/wire-format.md, "Blocks"). Elements, fixed by format version 1.
+inline constexpr std::uint32_t kTileElems = 1U << 14;
+inline constexpr std::uint32_t kSectionElems = 1U << 22;
+inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
+/// A block ends with the tile in which the section's count of changes passes a multiple of this.
+inline constexpr std::uint32_t kBlockChanges = 512;
+
+inline constexpr std::uint32_t kMinFrameCapacity = 1U << 20;
+inline constexpr std::uint32_t kMaxFrameCapacity = 1U << 30;
+
+struct EncodeOptions {
+  PositionMode positions = PositionMode::kAuto;
+  ValueCodec values = ValueCodec::kUlp;
+  int zstd_level = 0;                         ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
+  std::uint32_t frame_capacity = 16U << 20;   ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
+  int threads = 1;                            ///< 0: all cores. Never changes the bytes.
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,173 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsecast/codec.hpp"
+#include "sparsecast/digest.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/export.hpp"
+#include "sparsecast/io.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast {
+
+using Bytes = std::vector<std::byte>;
+using ConstBytes = std::span<const std::byte>;
+
+/// 16 bytes that name a stream: all deltas of one training run. Both ends must have the same.
+using StreamId = Hash128;
+
+/// First record of a delta. Layout: docs/wire-format.md, "Header record".
+struct DeltaHeader {
+  StreamId stream;
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  Hash128 table_hash;
+  StateDigest base_digest;
+  std::uint64_t elements = 0;   ///< Of the whole table.
+  std::uint32_t tensors = 0;    ///< Of the whole table.
+  std::uint32_t frame_capacity = 0;
+  PositionMode positions = PositionMode::kAuto;
+  ValueCodec values = ValueCodec::kUlp;
+  std::uint64_t delta_id = 0;   ///< The header's checksum; every other record of the delta repeats it.
+};
+
+/// Last record of a delta: without it there is no version.
+struct CommitRecord {
+  std::uint64_t delta_id = 0;
+  std::uint64_t version = 0;
+  std::uint32_t frames = 0;
+  std::uint64_t changed = 0;       ///< Elements, over all frames.
+  std::uint64_t frame_bytes = 0;   ///< Sum of the frame records' sizes.
+  StateDigest result_digest;
+  std::uint64_t frames_hash = 0;   ///< XXH3-64 of the frames' checksums in order.
+};
+
+/// The fixed fields of a frame record.
+struct FrameHeader {
+  std::uint64_t delta_id = 0;
+  std::uint32_t sequence = 0;
+  std::uint32_t groups = 0;
+  std::uint32_t blocks = 0;
+  bool compressed = false;
+  std::uint32_t stored_bytes = 0;
+  std::uint32_t body_bytes = 0;
+  std::uint64_t changed = 0;
+  std::uint64_t version = 0;
+  std::uint64_t checksum = 0;
+};
+
+enum class RecordKind { kHeader, kTable, kFrame, kCommit };
+
+/// Reads magic and length of the record at the front of `bytes`: its kind and its size in bytes (a multiple of 8).
+/// Throws Error{kCorrupt} when magic or length is impossible; does not require the whole record to be present
+/// beyond its first 8 bytes.
+struct RecordPrefix {
+  RecordKind kind;
+  std::uint32_t bytes;
+};
+SPARSECAST_API RecordPrefix peek_record(ConstBytes bytes);
+
+/// Parsers verify the checksum, every bound and every reserved field, and throw Error{kCorrupt | kUnsupported}.
+/// `record` is exactly one record.
+SPARSECAST_API DeltaHeader parse_header(ConstBytes record);
+SPARSECAST_API CommitRecord parse_commit(ConstBytes record);
+SPARSECAST_API TensorTable parse_table(ConstBytes record, const DeltaHeader& header);
+SPARSECAST_API FrameHeader parse_frame_header(ConstBytes record);
+
+SPARSECAST_API Bytes pack_header(DeltaHeader& header);  ///< Fills in header.delta_id.
+SPARSECAST_API Bytes pack_commit(const CommitRecord& commit);
+SPARSECAST_API Bytes pack_table(const TensorTable& table, std::uint64_t delta_id);
+
+/// A delta in memory: its records, each ready for a transport. Transports never look inside.
+struct Delta {
+  DeltaHeader info;
+  CommitRecord result;
+  Bytes header;
+  std::vector<Bytes> frames;
+  Bytes commit;
+
+  /// Bytes that travel when both ends already share the table: header, frames and commit.
+  std::uint64_t wire_bytes() const noexcept {
+    std::uint64_t total = header.size() + commit.size();
+    for (const Bytes& frame : frames) total += frame.size();
+    return total;
+  }
+};
+
+/// Receives records in their order: header, table (only when writing a file), frames, commit.
+using RecordSink = std::function<void(Bytes&& record)>;
+
+/// What a delta holds, counted from its frames' directories.
+struct DeltaReport {
+  struct Tensor {
+    std::size_t index = 0;
+    std::uint64_t changed = 0;
+    std::uint64_t bytes = 0;         ///< Directory entries and payload.
+    std::uint64_t dense_blocks = 0;  ///< Blocks sent whole because that was smaller.
+    std::uint64_t blocks = 0;
+  };
+  std::uint64_t changed = 0;
+  std::uint64_t blocks_by_codec[5] = {};  ///< Index: PositionCodec.
+  std::vector<Tensor> tensors;            ///< Only tensors that occur, by index.
+};
+
+/// A delta file (`.scd`) mapped for reading: header, table, frames, commit, and nothing after. The constructor
+/// checks the prefix of every record, the header, the table and the commit record, that the commit matches the
+/// frames, and each frame's checksum; the frames' blocks are validated as they are decoded.
+/// Errors name the file, the record and its offset.
+class SPARSECAST_API DeltaFile {
+ public:
+  static DeltaFile open(FileSystem& fs, const std::string& path);
+  /// The same over bytes that the caller keeps alive; `name` goes into errors.
+  static DeltaFile over(ConstBytes bytes, const std::string& name);
+
+  const std::string& name() const noexcept { return name_; }
+  std::uint64_t bytes() const noexcept { return size_; }
+  const DeltaHeader& header() const noexcept { return header_; }
+  const TensorTable& table() const noexcept { return table_; }
+  const CommitRecord& commit() const noexcept { return commit_; }
+  std::size_t frames() const noexcept { return frames_.size(); }
+  ConstBytes frame(std::size_t i) const { return frames_[i]; }
+  /// Tells the system that frame i is not needed again soon, so that passing over a huge delta keeps a small resident
+  /// set. Does nothing to bytes that the caller keeps.
+  void release_frame(std::size_t i) const noexcept;
+  ConstBytes header_record() const noexcept { return header_record_; }
+  ConstBytes commit_record() const noexcept { return commit_record_; }
+  /// Decodes and validates every block of every frame, writing nothing.
+  DeltaReport report() const;
+
+ private:
+  static DeltaFile scan(ConstBytes bytes, const std::string& name, std::shared_ptr<FileMapping> mapping);
+
+  std::string name_;
+  std::uint64_t size_ = 0;
+  std::shared_ptr<FileMapping> mapping_;
+  DeltaHeader header_;
+  TensorTable table_;
+  CommitRecord commit_;
+  ConstBytes header_record_;
+  ConstBytes commit_record_;
+  std::vector<ConstBytes> frames_;
+};
+
+/// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit).
+/// Elements that return to their value in u vanish (`ulp`, `xor`). Both must share stream, table and value codec,
+/// and `second` must start where `first` ends, by version and digest. Throws Error{kVersionGap | kWrongBase |
+/// kTableMismatch | kForeignStream | kUsage}.
+SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
+                                    const RecordSink& sink);
+
+/// Turns u->v into v->u. A `raw` delta needs `base`, the tensors at u (parallel to the table); without it
+/// Error{kUsage}. `xor` and `ulp` ignore `base`.
+SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
+                                   std::optional<std::span<const ConstTensorBytes>> base = std::nullopt);
+
+
+}  // namespace sparsecast

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+
+#include "codec/block_decoder.hpp"
+#include "sparsecast/digest.hpp"
+
+namespace sparsecast {
+
+enum class Direction { kForward, kInverse };
+
+/// Scratch of one decoding thread, for tensors of any dtype.
+struct ApplyScratch {
+  DecodedBlock<std::uint8_t> words8;
+  DecodedBlock<std::uint16_t> words16;
+  DecodedBlock<std::uint32_t> words32;
+  DecodedBlock<std::uint64_t> words64;
+
+  template <class T>
+  DecodedBlock<T>& get() {
+    if constexpr (sizeof(T) == 1) return words8;
+    if constexpr (sizeof(T) == 2) return words16;
+    if constexpr (sizeof(T) == 4) return words32;
+    if constexpr (sizeof(T) == 8) return words64;
+  }
+};
+
+/// Decodes the block and drops the result: Error{kCorrupt} when its payload is not valid.
+void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
+
+struct ApplyTarget {
+  std::byte* window = nullptr;     ///< Bits of the block's `span` elements; any alignment.
+  DType dtype = DType::kBF16;
+  Hash128 key;                     ///< The tensor's digest key.
+  StateDigest* change = nullptr;   ///< Gains the change of the digest; null: no digest is computed.
+  Bytes* replaced = nullptr;       ///< The bits that were overwritten are appended, in order; null: not kept.
+};
+
+/// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written. Direction
+/// kInverse needs `xor` or `ulp` words (Error{kUsage}). Returns the number of elements that the block names.
+std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction, ApplyScratch& scratch);
+
+/// Undoes a `raw` block from the bits that apply_block put into `replaced`. Returns how many bytes were used.
+std::size_t restore_block(const BlockRef& block, const ApplyTarget& target, ConstBytes replaced, ApplyScratch& scratch);
+
+}  // namespace sparsecast

@@ -1,0 +1,151 @@
+#pragma once
+
+// Bit strings, least significant bit first (docs/wire-format.md §1).
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+
+static_assert(std::endian::native == std::endian::little, "sparsecast stores words as they lie in memory");
+
+/// Bits in whole 4-byte units, as the parts of a block are padded.
+inline std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
+
+/// Writes fields one after another from a given bit of a buffer whose bits from there on are zero. Bits are gathered in
+/// a register and stored without being read back (a load that overlaps a fresh store would stall); each put may
+/// store zeros up to 8 bytes beyond its last bit, so the buffer must reach that far.
+class BitWriter {
+ public:
+  BitWriter(std::byte* base, std::uint64_t bit)
+      : begin_(base), at_(base + (bit >> 3)), used_(static_cast<std::uint32_t>(bit & 7)) {
+    gathered_ = static_cast<std::uint64_t>(*at_);
+  }
+
+  /// The low `width` (0 to 56) bits of value; higher bits of value must be zero.
+  void put(std::uint64_t value, std::uint32_t width) {
+    gathered_ |= value << used_;
+    used_ += width;
+    std::memcpy(at_, &gathered_, 8);
+    at_ += used_ >> 3;
+    gathered_ >>= used_ & ~7U;
+    used_ &= 7;
+  }
+  void put_long(std::uint64_t value, std::uint32_t width) {
+    if (width > 32) {
+      put(value & 0xFFFFFFFFU, 32);
+      value >>= 32;
+      width -= 32;
+    }
+    put(value, width);
+  }
+  /// `quotient` zero bits, then a one.
+  void put_unary(std::uint64_t quotient) {
+    if (quotient < 48) {
+      put(std::uint64_t{1} << quotient, static_cast<std::uint32_t>(quotient) + 1);
+      return;
+    }
+    // The skipped bits are zero already; what is gathered was stored by the put before.
+    const std::uint64_t bit = used_ + quotient;
+    at_ += bit >> 3;
+    used_ = static_cast<std::uint32_t>(bit & 7);
+    gathered_ = 0;
+    put(1, 1);
+  }
+  void put_exp_golomb(std::uint64_t v) {
+    const std::uint32_t low = static_cast<std::uint32_t>(std::bit_width(v + 1)) - 1;
+    put_unary(low);
+    put_long((v + 1) & ~(std::uint64_t{1} << low), low);
+  }
+  std::uint64_t position() const { return static_cast<std::uint64_t>(at_ - begin_) * 8 + used_; }
+
+ private:
+  std::byte* begin_;
+  std::byte* at_;
+  std::uint64_t gathered_ = 0;  ///< The bits of *at_ on; those from used_ up are zero.
+  std::uint32_t used_;
+};
+
+/// Reads fields from a bounded bit string; running past its end is Error{kCorrupt}.
+class BitReader {
+ public:
+  explicit BitReader(std::span<const std::byte> bytes) : bytes_(bytes), end_(bytes.size() * 8) {}
+
+  std::uint64_t position() const { return bit_; }
+  std::uint64_t end() const { return end_; }
+  void seek(std::uint64_t bit) {
+    if (bit > end_) overrun();
+    bit_ = bit;
+  }
+
+  /// 57 or more valid bits from `bit` on, zeros beyond the end.
+  std::uint64_t peek(std::uint64_t bit) const {
+    const std::uint64_t byte = bit >> 3;
+    std::uint64_t word = 0;
+    if (byte + 8 <= bytes_.size()) {
+      std::memcpy(&word, bytes_.data() + byte, 8);
+    } else if (byte < bytes_.size()) {
+      std::memcpy(&word, bytes_.data() + byte, bytes_.size() - byte);
+    }
+    return word >> (bit & 7);
+  }
+
+  std::uint64_t get(std::uint32_t width) {
+    if (width == 0) return 0;
+    if (width > 56) {
+      const std::uint64_t low = get(32);
+      return low | get(width - 32) << 32;
+    }
+    if (width > end_ - bit_) overrun();
+    const std::uint64_t value = peek(bit_) & ((std::uint64_t{1} << width) - 1);
+    bit_ += width;
+    return value;
+  }
+
+  /// Number of zero bits before the next one, which is consumed too; more than `limit` is an error.
+  std::uint64_t get_unary(std::uint64_t limit) {
+    std::uint64_t quotient = 0;
+    for (;;) {
+      if (bit_ >= end_) overrun();
+      const std::uint64_t word = peek(bit_) & ((std::uint64_t{1} << 56) - 1);
+      const auto zeros = static_cast<std::uint32_t>(std::countr_zero(word | std::uint64_t{1} << 56));
+      quotient += zeros;
+      bit_ += zeros;
+      if (quotient > limit) throw Error(ErrorCode::kCorrupt, "a unary code is longer than its block allows");
+      if (zeros < 56) break;
+    }
+    if (bit_ >= end_) overrun();
+    ++bit_;
+    return quotient;
+  }
+
+  std::uint64_t get_exp_golomb() {
+    const auto low = static_cast<std::uint32_t>(get_unary(63));
+    return ((std::uint64_t{1} << low) | get(low)) - 1;
+  }
+
+  /// The part ends here: what is left of its last 4-byte unit must be zero. Returns the part's bytes.
+  std::uint64_t finish_part() {
+    const std::uint64_t bytes = padded_bytes(bit_);
+    if (bytes > bytes_.size()) overrun();
+    const std::uint64_t left = bytes * 8 - bit_;
+    if (left != 0 && (peek(bit_) & ((std::uint64_t{1} << left) - 1)) != 0) {
+      throw Error(ErrorCode::kCorrupt, "padding bits of a block are set");
+    }
+    return bytes;
+  }
+
+  [[noreturn]] static void overrun() { throw Error(ErrorCode::kCorrupt, "a code runs past the end of its block"); }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::uint64_t bit_ = 0;
+  std::uint64_t end_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,52 @@
+#pragma once
+
+// The directory entry of a block and its coding word (docs/wire-format.md §4).
+
+#include <algorithm>
+#include <cstdint>
+
+#include "sparsecast/codec.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast {
+
+inline constexpr std::size_t kGroupBytes = 8;
+inline constexpr std::size_t kBlockEntryBytes = 16;
+
+struct Coding {
+  PositionCodec positions = PositionCodec::kPacked;
+  ValueCodec values = ValueCodec::kUlp;
+  std::uint32_t kp = 0;  ///< Rice parameter of the gaps (gap16: 1 when gaps are u32).
+  std::uint32_t kv = 0;  ///< Low bits of each magnitude stored as they are.
+  std::uint32_t ke = 0;  ///< Rice parameter of the exceptions' gaps.
+
+  std::uint32_t pack() const {
+    return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
+           ke << 16;
+  }
+  static Coding unpack(std::uint32_t word) {
+    return {static_cast<PositionCodec>(word & 7), static_cast<ValueCodec>(word >> 3 & 3), word >> 5 & 31,
+            word >> 10 & 63, word >> 16 & 31};
+  }
+};
+
+inline constexpr std::uint32_t kMaxRiceParameter = 22;
+
+/// A block that an encoder has finished; its payload lies at [payload_begin, payload_begin + payload_bytes) of the
+/// section's buffer.
+struct EncodedBlock {
+  std::uint32_t first_tile = 0;
+  std::uint32_t tiles = 1;
+  std::uint32_t changed = 0;
+  std::uint32_t coding = 0;
+  std::uint64_t payload_begin = 0;
+  std::uint32_t payload_bytes = 0;
+};
+
+/// Elements from the first of `first_tile` to the last of the run, cut at the end of the tensor.
+inline std::uint32_t block_span(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(std::uint64_t{tiles} * kTileElems, tensor_elements - first_tile * kTileElems));
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,260 @@
+#include "codec/block_encoder.hpp"
+
+#include <bit>
+#include <cstring>
+
+#include "codec/bits.hpp"
+#include "codec/codec_common.hpp"
+#include "core/word.hpp"
+#include "cpu/kernels.hpp"
+
+namespace sparsecast {
+namespace {
+
+// BitWriter may touch 8 bytes beyond its last bit.
+constexpr std::size_t kSlack = 8;
+// find_exceptions may write this many entries too many.
+constexpr std::size_t kIndexSlack = 64;
+
+struct UlpPlan {
+  std::uint32_t kv = 0;
+  std::uint32_t exceptions = 0;
+};
+
+/// docs/wire-format.md §5.3, the case in which more than a quarter of the magnitudes are not 0.
+template <class T>
+UlpPlan choose_low_bits(const T* coded, std::uint32_t count) {
+  constexpr std::uint32_t kWidth = 8 * sizeof(T);
+  std::uint32_t by_width[kWidth + 1] = {};
+  for (std::uint32_t i = 0; i < count; ++i) ++by_width[bit_width64(ulp_magnitude(coded[i]))];
+  UlpPlan best;
+  std::uint64_t best_cost = ~std::uint64_t{0};
+  for (std::uint32_t kv = 0; kv < kWidth; ++kv) {
+    std::uint32_t exceptions = 0;
+    std::uint64_t cost = std::uint64_t{count} * kv;
+    for (std::uint32_t width = kv + 1; width <= kWidth; ++width) {
+      exceptions += by_width[width];
+      cost += std::uint64_t{by_width[width]} * (2 * (width - kv) - 1);
+    }
+    cost += estimate_rice_bits(exceptions, count);
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = {kv, exceptions};
+    }
+    if (exceptions == 0) break;
+  }
+  return best;
+}
+
+/// Writes the ulp value part into scratch.values (padded) and sets kv and ke.
+template <class T>
+void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Coding& coding) {
+  constexpr std::uint64_t kWidth = 8 * sizeof(T);
+  if (scratch.exceptions.size() < count + kIndexSlack) scratch.exceptions.resize(count + kIndexSlack);
+  const auto* words = reinterpret_cast<const std::byte*>(coded);
+  std::uint32_t* index = scratch.exceptions.data();
+  std::uint32_t exceptions = cpu::find_exceptions(words, count, sizeof(T), 0, index);
+  std::uint32_t kv = 0;
+  if (std::uint64_t{exceptions} * 4 > count) {
+    kv = choose_low_bits(coded, count).kv;
+    if (kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), kv, index);
+  }
+  std::uint32_t ke = 0;
+  if (exceptions != 0) ke = rice_parameter(index[exceptions - 1] + 1 - exceptions, exceptions);
+
+  const std::uint64_t bound = count * (2 + std::uint64_t{kv}) + 2 * kWidth +
+                              exceptions * (ke + 3 + 2 * (kWidth - kv)) + 64;
+  scratch.values.assign(padded_bytes(bound) + kSlack, std::byte{0});
+  std::byte* out = scratch.values.data();
+  cpu::sign_bits(words, count, sizeof(T), out);
+  BitWriter writer(out, count);
+  if (kv != 0) {
+    const std::uint64_t mask = (std::uint64_t{1} << kv) - 1;
+    for (std::uint32_t i = 0; i < count; ++i) writer.put_long(ulp_magnitude(coded[i]) & mask, kv);
+  }
+  writer.put_exp_golomb(exceptions);
+  std::uint32_t next = 0;
+  for (std::uint32_t e = 0; e < exceptions; ++e) {
+    const std::uint32_t gap = index[e] - next;
+    next = index[e] + 1;
+    writer.put_unary(gap >> ke);
+    writer.put(gap & ((1U << ke) - 1), ke);
+    writer.put_exp_golomb((std::uint64_t{ulp_magnitude(coded[index[e]])} >> kv) - 1);
+  }
+  scratch.values.resize(padded_bytes(writer.position()));
+  coding.kv = kv;
+  coding.ke = ke;
+}
+
+template <class T>
+void encode_values(const BlockChanges<T>& block, EncodeScratch& scratch, Coding& coding) {
+  if (coding.values == ValueCodec::kUlp) {
+    encode_ulp(block.coded, block.count, scratch, coding);
+    return;
+  }
+  const std::size_t bytes = block.count * sizeof(T);
+  scratch.values.assign(padded_bytes(bytes * 8), std::byte{0});
+  std::memcpy(scratch.values.data(), block.coded, bytes);
+}
+
+struct GapStatistics {
+  std::uint64_t quotients = 0;  ///< Sum of gap >> kp.
+  std::uint32_t largest = 0;
+};
+
+GapStatistics gap_statistics(const std::uint32_t* positions, std::uint32_t count, std::uint32_t kp) {
+  GapStatistics gaps;
+  gaps.largest = positions[0];
+  std::uint32_t quotients = positions[0] >> kp;  // At most the span, 2^22: no overflow.
+  for (std::uint32_t i = 1; i < count; ++i) {
+    const std::uint32_t gap = positions[i] - positions[i - 1] - 1;
+    quotients += gap >> kp;
+    gaps.largest = std::max(gaps.largest, gap);
+  }
+  gaps.quotients = quotients;
+  return gaps;
+}
+
+void write_packed(const std::uint32_t* positions, std::uint32_t count, std::uint32_t kp, std::byte* out) {
+  BitWriter remainders(out, 0);
+  const std::uint32_t mask = (1U << kp) - 1;
+  // Quotients go through a register: consecutive codes share a word.
+  std::uint64_t bit = std::uint64_t{count} * kp;
+  std::uint64_t word_index = bit >> 6;
+  std::uint64_t word = 0;
+  const auto flush = [&] {
+    std::uint64_t stored;
+    std::memcpy(&stored, out + word_index * 8, 8);
+    stored |= word;
+    std::memcpy(out + word_index * 8, &stored, 8);
+  };
+  // The remainders are written first, so that the shared word is complete when quotients are merged into it.
+  std::uint32_t next = 0;
+  if (kp != 0) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      remainders.put((positions[i] - next) & mask, kp);
+      next = positions[i] + 1;
+    }
+  }
+  next = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    bit += (positions[i] - next) >> kp;
+    next = positions[i] + 1;
+    if (bit >> 6 != word_index) {
+      flush();
+      word = 0;
+      word_index = bit >> 6;
+    }
+    word |= std::uint64_t{1} << (bit & 63);
+    ++bit;
+  }
+  flush();
+}
+
+template <class Gap>
+void write_gaps(const std::uint32_t* positions, std::uint32_t count, std::byte* out) {
+  std::uint32_t next = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    store_word(out, i, static_cast<Gap>(positions[i] - next));
+    next = positions[i] + 1;
+  }
+}
+
+void write_bitmap(const std::uint32_t* positions, std::uint32_t count, std::byte* out) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    out[positions[i] >> 3] |= static_cast<std::byte>(1U << (positions[i] & 7));
+  }
+}
+
+/// Chooses the position codec among what `mode` allows (without dense) and returns the part's padded bytes.
+std::uint64_t plan_positions(const std::uint32_t* positions, std::uint32_t count, std::uint32_t span,
+                             PositionMode mode, Coding& coding) {
+  const std::uint64_t bitmap_bytes = padded_bytes(span);
+  switch (mode) {
+    case PositionMode::kIndex32:
+      coding.positions = PositionCodec::kIndex32;
+      return std::uint64_t{count} * 4;
+    case PositionMode::kGap16: {
+      coding.positions = PositionCodec::kGap16;
+      coding.kp = gap_statistics(positions, count, 0).largest > 0xFFFF ? 1 : 0;
+      return padded_bytes(std::uint64_t{count} * (coding.kp != 0 ? 32 : 16));
+    }
+    case PositionMode::kBitmap:
+      coding.positions = PositionCodec::kBitmap;
+      return bitmap_bytes;
+    default: {
+      coding.positions = PositionCodec::kPacked;
+      coding.kp = rice_parameter(positions[count - 1] + 1 - count, count);
+      const std::uint64_t quotients = gap_statistics(positions, count, coding.kp).quotients;
+      const std::uint64_t bytes = padded_bytes(std::uint64_t{count} * (coding.kp + 1) + quotients);
+      if (mode == PositionMode::kPacked || bytes <= bitmap_bytes) return bytes;
+      coding.positions = PositionCodec::kBitmap;
+      coding.kp = 0;
+      return bitmap_bytes;
+    }
+  }
+}
+
+void write_positions(const std::uint32_t* positions, std::uint32_t count, const Coding& coding, std::byte* out) {
+  switch (coding.positions) {
+    case PositionCodec::kIndex32:
+      std::memcpy(out, positions, std::size_t{count} * 4);
+      break;
+    case PositionCodec::kGap16:
+      if (coding.kp != 0) {
+        write_gaps<std::uint32_t>(positions, count, out);
+      } else {
+        write_gaps<std::uint16_t>(positions, count, out);
+      }
+      break;
+    case PositionCodec::kBitmap:
+      write_bitmap(positions, count, out);
+      break;
+    default:
+      write_packed(positions, count, coding.kp, out);
+  }
+}
+
+/// All words of the block, in the value codec; false when a raw block's unchanged bits are not known.
+template <class T>
+bool append_dense(const BlockChanges<T>& block, ValueCodec values, Bytes& payload) {
+  const bool complete = block.count == block.span;
+  if (values == ValueCodec::kRaw && block.current == nullptr && !complete) return false;
+  const std::size_t begin = payload.size();
+  payload.resize(begin + padded_bytes(std::uint64_t{block.span} * sizeof(T) * 8));
+  std::byte* out = payload.data() + begin;
+  if (values == ValueCodec::kRaw && block.current != nullptr) {
+    std::memcpy(out, block.current, block.span * sizeof(T));
+  } else {
+    for (std::uint32_t i = 0; i < block.count; ++i) store_word(out, block.positions[i], block.coded[i]);
+  }
+  return true;
+}
+
+}  // namespace
+
+template <class T>
+Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec values, EncodeScratch& scratch,
+                    Bytes& payload) {
+  Coding coding;
+  coding.values = values;
+  const std::uint64_t position_bytes = plan_positions(block.positions, block.count, block.span, mode, coding);
+  encode_values(block, scratch, coding);
+  if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&
+      append_dense(block, values, payload)) {
+    return {PositionCodec::kDense, values, 0, 0, 0};
+  }
+  const std::size_t begin = payload.size();
+  payload.resize(begin + position_bytes + scratch.values.size() + kSlack);
+  write_positions(block.positions, block.count, coding, payload.data() + begin);
+  payload.resize(begin + position_bytes);
+  payload.insert(payload.end(), scratch.values.begin(), scratch.values.end());
+  return coding;
+}
+
+template Coding encode_block(const BlockChanges<std::uint8_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint16_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint32_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint64_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
+
+}  // namespace sparsecast

@@ -1,0 +1,84 @@
+#pragma once
+
+// Per-element and per-block arithmetic of the codecs (docs/wire-format.md §4 and §5), shared by host and device.
+
+#include <cstdint>
+
+#include "core/host_device.hpp"
+
+namespace sparsecast {
+
+/// Position of the highest set bit plus one; 0 for 0.
+SPARSECAST_HD int bit_width64(std::uint64_t x) {
+#if defined(__CUDA_ARCH__)
+  return 64 - __clzll(static_cast<long long>(x));
+#else
+  return x == 0 ? 0 : 64 - __builtin_clzll(x);
+#endif
+}
+
+/// Ordered-integer form of a float's bits: sign-magnitude to an unsigned integer that grows with the value, a
+/// bijection on all bit patterns, NaNs too. For other dtypes `floating` is false and the map is the identity.
+template <class T>
+SPARSECAST_HD T ordered(T bits, bool floating) {
+  constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+  if (!floating) return bits;
+  return static_cast<T>(bits & kSign ? ~bits : bits | kSign);
+}
+
+template <class T>
+SPARSECAST_HD T from_ordered(T value, bool floating) {
+  constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+  if (!floating) return value;
+  return static_cast<T>(value & kSign ? value ^ kSign : ~value);
+}
+
+/// The `ulp` coded word: difference of the ordered forms modulo 2^w.
+template <class T>
+SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, bool floating) {
+  return static_cast<T>(ordered(new_bits, floating) - ordered(old_bits, floating));
+}
+
+template <class T>
+SPARSECAST_HD T ulp_advance(T old_bits, T difference, bool floating) {
+  return from_ordered(static_cast<T>(ordered(old_bits, floating) + difference), floating);
+}
+
+/// Distance in ULP minus one, and the direction, of a coded word that is not 0.
+template <class T>
+SPARSECAST_HD T ulp_magnitude(T coded) {
+  constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+  return static_cast<T>(coded & kSign ? ~coded : coded - 1);
+}
+
+template <class T>
+SPARSECAST_HD T ulp_from_magnitude(T magnitude, bool negative) {
+  return static_cast<T>(negative ? ~magnitude : magnitude + 1);
+}
+
+/// Rice parameter for n gaps that add up to `total` (the golden-ratio rule in integers: the best parameter for a
+/// geometric distribution of that mean, after A. Kiely, "Selecting the Golomb Parameter in Rice Coding", 2004).
+SPARSECAST_HD std::uint32_t rice_parameter(std::uint64_t total, std::uint64_t n) {
+  const int width = bit_width64(total * 123 / (128 * n));
+  return width > 1 ? static_cast<std::uint32_t>(width - 1) : 0;
+}
+
+/// Estimated bits of the positions of `exceptions` out of n values; decides kv only.
+SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint64_t exceptions, std::uint64_t n) {
+  if (exceptions == 0) return 0;
+  const std::uint32_t k = rice_parameter(n - exceptions, exceptions);
+  return exceptions * (1 + k) + ((n - exceptions) >> k);
+}
+
+/// Bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.
+SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
+  return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
+}
+
+/// Round to nearest, ties to even. A NaN stays a NaN: quiet, same sign, the upper bits of its payload.
+SPARSECAST_HD std::uint16_t bf16_from_f32_bits(std::uint32_t bits) {
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x0040U);
+  return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,147 @@
+#include "codec/frame_reader.hpp"
+
+#include <fmt/format.h>
+
+#include "codec/compression.hpp"
+#include "codec/record_layout.hpp"
+
+namespace sparsecast {
+
+using namespace layout;
+
+namespace {
+
+/// The rules of docs/wire-format.md §4 for one directory entry; throws Error{kCorrupt}.
+BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& spec, ValueCodec values) {
+  BlockRef block;
+  block.tensor = tensor;
+  block.first_tile = get<std::uint32_t>(entry, 0);
+  const auto extent = get<std::uint32_t>(entry, 4);
+  block.changed = extent & 0xFFFFFF;
+  block.tiles = (extent >> 24) + 1;
+  const auto coding = get<std::uint32_t>(entry, 12);
+  block.coding = Coding::unpack(coding);
+  block.first_element = std::uint64_t{block.first_tile} * kTileElems;
+
+  const std::uint64_t elements = spec.elements();
+  const std::uint64_t last_tile = std::uint64_t{block.first_tile} + block.tiles - 1;
+  if (block.first_element >= elements || last_tile * kTileElems >= elements) {
+    corrupt(fmt::format("a block at tile {} reaches beyond the tensor", block.first_tile));
+  }
+  if (last_tile / kTilesPerSection != block.first_tile / kTilesPerSection) {
+    corrupt(fmt::format("the block at tile {} crosses a section", block.first_tile));
+  }
+  block.span = block_span(elements, block.first_tile, block.tiles);
+  if (block.changed == 0 || block.changed > block.span) {
+    corrupt(fmt::format("{} changes in a block of {} elements", block.changed, block.span));
+  }
+
+  const Coding& c = block.coding;
+  const std::uint32_t width = static_cast<std::uint32_t>(8 * element_size(spec.dtype));
+  const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;
+  const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked   ? kMaxRiceParameter
+                                 : c.positions == PositionCodec::kGap16 ? 1
+                                                                        : 0;
+  if ((coding >> 21) != 0 || c.positions > PositionCodec::kDense || c.values != values || c.kp > kp_limit ||
+      c.kv > (ulp_bits ? width - 1 : 0) || c.ke > (ulp_bits ? kMaxRiceParameter : 0)) {
+    corrupt(fmt::format("impossible coding {:#x}", coding));
+  }
+  return block;
+}
+
+}  // namespace
+
+FrameHeader parse_frame_header(ConstBytes record) {
+  if (record.size() < kFramePrefix || get<std::uint32_t>(record, 0) != kFrameMagic) corrupt("not a frame record");
+  FrameHeader frame;
+  frame.delta_id = get<std::uint64_t>(record, 8);
+  frame.sequence = get<std::uint32_t>(record, 16);
+  frame.groups = get<std::uint32_t>(record, 20);
+  frame.blocks = get<std::uint32_t>(record, 24);
+  const auto flags = get<std::uint32_t>(record, 28);
+  frame.stored_bytes = get<std::uint32_t>(record, 32);
+  frame.body_bytes = get<std::uint32_t>(record, 36);
+  frame.changed = get<std::uint64_t>(record, 40);
+  frame.version = get<std::uint64_t>(record, 48);
+  frame.checksum = get<std::uint64_t>(record, 56);
+  if (get<std::uint32_t>(record, 4) != record.size() || record.size() != pad8(kFramePrefix + std::size_t{frame.stored_bytes})) {
+    corrupt(fmt::format("frame record has {} bytes, but says {}", record.size(), get<std::uint32_t>(record, 4)));
+  }
+  if (frame.checksum != seal(record.first(56), record.subspan(kFramePrefix, frame.stored_bytes))) {
+    corrupt("frame checksum does not match");
+  }
+  if (flags > kCompressedFlag) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("frame asks for unknown features {:#x}", flags));
+  }
+  frame.compressed = flags != 0;
+  if (!frame.compressed && frame.stored_bytes != frame.body_bytes) corrupt("frame lengths disagree");
+  require_zero(record.subspan(kFramePrefix + frame.stored_bytes), "padding of the frame record");
+  return frame;
+}
+
+FrameReader::FrameReader(ConstBytes record, const DeltaHeader& delta, const TensorTable& table) {
+  header_ = parse_frame_header(record);
+  try {
+    if (header_.delta_id != delta.delta_id || header_.version != delta.version) {
+      throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
+    }
+    if (record.size() > delta.frame_capacity || header_.body_bytes > delta.frame_capacity - kFramePrefix) {
+      corrupt("the frame is larger than the announced capacity");
+    }
+    ConstBytes body = record.subspan(kFramePrefix, header_.stored_bytes);
+    if (header_.compressed) {
+      decompressed_ = decompress_exact(body, header_.body_bytes);
+      body = decompressed_;
+    }
+    read_directory(body, delta, table);
+  } catch (const Error& error) {
+    throw error.within(fmt::format("frame {}", header_.sequence));
+  }
+}
+
+void FrameReader::read_directory(ConstBytes body, const DeltaHeader& delta, const TensorTable& table) {
+  const std::uint64_t directory =
+      std::uint64_t{header_.groups} * kGroupBytes + std::uint64_t{header_.blocks} * kBlockEntryBytes;
+  if (header_.groups == 0 || header_.blocks < header_.groups || directory > body.size()) {
+    corrupt(fmt::format("{} groups and {} blocks do not fit", header_.groups, header_.blocks));
+  }
+  const ConstBytes payload = body.subspan(directory);
+  blocks_.reserve(header_.blocks);
+  std::size_t entry_at = std::size_t{header_.groups} * kGroupBytes;
+  std::uint32_t payload_begin = 0;
+  std::uint64_t changed = 0;
+  for (std::uint32_t g = 0; g < header_.groups; ++g) {
+    const auto tensor = get<std::uint32_t>(body, g * kGroupBytes);
+    const auto count = get<std::uint32_t>(body, g * kGroupBytes + 4);
+    if (tensor >= table.size()) corrupt(fmt::format("tensor index {} of {}", tensor, table.size()));
+    if (!blocks_.empty() && tensor <= blocks_.back().tensor) corrupt("groups are out of order");
+    if (count == 0 || count > header_.blocks - blocks_.size()) corrupt("a group's block count is wrong");
+    for (std::uint32_t b = 0; b < count; ++b, entry_at += kBlockEntryBytes) {
+      const ConstBytes entry = body.subspan(entry_at, kBlockEntryBytes);
+      try {
+        BlockRef block = read_entry(entry, tensor, table[tensor], delta.values);
+        const auto payload_end = get<std::uint32_t>(entry, 8);
+        if (payload_end < payload_begin || payload_end > payload.size() || payload_end % 4 != 0) {
+          corrupt(fmt::format("payload [{}, {}) of {} bytes", payload_begin, payload_end, payload.size()));
+        }
+        block.payload = payload.subspan(payload_begin, payload_end - payload_begin);
+        payload_begin = payload_end;
+        if (!blocks_.empty() && !follows(blocks_.back(), block)) corrupt("blocks are out of order or overlap");
+        changed += block.changed;
+        blocks_.push_back(block);
+      } catch (const Error& error) {
+        throw error.within(fmt::format("tensor '{}': directory entry at body offset {}", table[tensor].name, entry_at));
+      }
+    }
+  }
+  if (blocks_.size() != header_.blocks) corrupt("the groups do not add up to the frame's blocks");
+  if (payload_begin != payload.size()) corrupt("bytes are left after the last block");
+  if (changed != header_.changed) corrupt("the blocks do not add up to the frame's changes");
+}
+
+std::string describe(const FrameHeader& frame, const BlockRef& block, const TensorTable& table) {
+  return fmt::format("frame {}: tensor '{}': block at element {}", frame.sequence, table[block.tensor].name,
+                     block.first_element);
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "codec/block.hpp"
+#include "sparsecast/delta.hpp"
+
+namespace sparsecast {
+
+/// One block of a frame whose directory entry has been validated against the tensor table. Its payload has not: decode
+/// it with decode_block.
+struct BlockRef {
+  std::uint32_t tensor = 0;
+  std::uint64_t first_element = 0;
+  std::uint32_t first_tile = 0;
+  std::uint32_t tiles = 0;
+  std::uint32_t span = 0;     ///< Elements covered.
+  std::uint32_t changed = 0;
+  Coding coding;
+  ConstBytes payload;
+};
+
+/// A frame record, checked and taken apart: checksum, bounds, order, reserved fields. Blocks point into the record, or
+/// into the reader's own buffer when the frame was compressed; move the reader freely, but keep the record alive.
+class FrameReader {
+ public:
+  /// Throws Error{kCorrupt | kForeignStream}; `header` and `table` are the delta's.
+  FrameReader(ConstBytes record, const DeltaHeader& header, const TensorTable& table);
+
+  const FrameHeader& header() const noexcept { return header_; }
+  const std::vector<BlockRef>& blocks() const noexcept { return blocks_; }
+
+ private:
+  void read_directory(ConstBytes body, const DeltaHeader& delta, const TensorTable& table);
+
+  FrameHeader header_;
+  Bytes decompressed_;
+  std::vector<BlockRef> blocks_;
+};
+
+/// True when block `next` lies after block `previous` in the order of the format (tensor, then tile, no overlap).
+inline bool follows(const BlockRef& previous, const BlockRef& next) {
+  return next.tensor > previous.tensor ||
+         (next.tensor == previous.tensor && next.first_tile >= previous.first_tile + previous.tiles);
+}
+
+/// "frame 3: tensor 'lm_head.weight': block at element 49152", for errors.
+std::string describe(const FrameHeader& frame, const BlockRef& block, const TensorTable& table);
+
+}  // namespace sparsecast

@@ -1,0 +1,93 @@
+#include "codec/frame_writer.hpp"
+
+#include "codec/compression.hpp"
+#include "codec/record_layout.hpp"
+
+namespace sparsecast {
+
+using namespace layout;
+
+FrameWriter::FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink sink)
+    : header_(header), zstd_level_(zstd_level), sink_(std::move(sink)) {
+  commit_.delta_id = header.delta_id;
+  commit_.version = header.version;
+}
+
+void FrameWriter::append(std::uint32_t tensor, const SectionBlocks& section) {
+  for (const EncodedBlock& block : section.blocks) {
+    append_block(tensor, block, ConstBytes(section.payload).subspan(block.payload_begin, block.payload_bytes));
+  }
+}
+
+void FrameWriter::append_block(std::uint32_t tensor, const EncodedBlock& block, ConstBytes payload) {
+  const bool new_group = groups_.empty() || groups_[groups_.size() - 2] != tensor;
+  const std::size_t size = kFramePrefix + (groups_.size() + entries_.size()) * 4 + payload_.size() +
+                           (new_group ? kGroupBytes : 0) + kBlockEntryBytes + payload.size();
+  if (!entries_.empty() && pad8(size) > header_.frame_capacity) {
+    flush();
+    append_block(tensor, block, payload);
+    return;
+  }
+  if (new_group) groups_.insert(groups_.end(), {tensor, 0});
+  ++groups_.back();
+  payload_.insert(payload_.end(), payload.begin(), payload.end());
+  entries_.insert(entries_.end(), {block.first_tile, block.changed | (block.tiles - 1) << 24,
+                                   static_cast<std::uint32_t>(payload_.size()), block.coding});
+  changed_ += block.changed;
+}
+
+void FrameWriter::flush() {
+  if (entries_.empty()) return;
+  const std::size_t directory = (groups_.size() + entries_.size()) * 4;
+  const std::size_t body_bytes = directory + payload_.size();
+  Bytes record(pad8(kFramePrefix + body_bytes));
+  std::byte* body = record.data() + kFramePrefix;
+  std::memcpy(body, groups_.data(), groups_.size() * 4);
+  std::memcpy(body + groups_.size() * 4, entries_.data(), entries_.size() * 4);
+  std::memcpy(body + directory, payload_.data(), payload_.size());
+
+  std::size_t stored_bytes = body_bytes;
+  bool compressed = false;
+  if (zstd_level_ > 0) {
+    const Bytes stored = compress_smaller({body, body_bytes}, zstd_level_);
+    if (!stored.empty()) {
+      compressed = true;
+      stored_bytes = stored.size();
+      record.assign(pad8(kFramePrefix + stored_bytes), std::byte{0});
+      std::memcpy(record.data() + kFramePrefix, stored.data(), stored_bytes);
+    }
+  }
+  put(record, 0, kFrameMagic);
+  put(record, 4, static_cast<std::uint32_t>(record.size()));
+  put(record, 8, header_.delta_id);
+  put(record, 16, commit_.frames);
+  put(record, 20, static_cast<std::uint32_t>(groups_.size() / 2));
+  put(record, 24, static_cast<std::uint32_t>(entries_.size() / 4));
+  put(record, 28, compressed ? kCompressedFlag : 0U);
+  put(record, 32, static_cast<std::uint32_t>(stored_bytes));
+  put(record, 36, static_cast<std::uint32_t>(body_bytes));
+  put(record, 40, changed_);
+  put(record, 48, header_.version);
+  const ConstBytes view(record);
+  const std::uint64_t checksum = seal(view.first(56), view.subspan(kFramePrefix, stored_bytes));
+  put(record, 56, checksum);
+
+  const auto* checksum_bytes = reinterpret_cast<const std::byte*>(&checksum);
+  checksums_.insert(checksums_.end(), checksum_bytes, checksum_bytes + 8);
+  ++commit_.frames;
+  commit_.changed += changed_;
+  commit_.frame_bytes += record.size();
+  sink_(std::move(record));
+  groups_.clear();
+  entries_.clear();
+  payload_.clear();
+  changed_ = 0;
+}
+
+CommitRecord FrameWriter::finish() {
+  flush();
+  commit_.frames_hash = xxh3_64(checksums_);
+  return commit_;
+}
+
+}  // namespace sparsecast

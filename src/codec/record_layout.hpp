@@ -1,0 +1,64 @@
+#pragma once
+
+// Offsets of the records (docs/wire-format.md §2) and their little-endian fields. Reader and writer share only this.
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "sparsecast/delta.hpp"
+
+namespace sparsecast::layout {
+
+constexpr std::uint32_t magic(const char (&text)[5]) {
+  return static_cast<std::uint32_t>(text[0]) | static_cast<std::uint32_t>(text[1]) << 8 |
+         static_cast<std::uint32_t>(text[2]) << 16 | static_cast<std::uint32_t>(text[3]) << 24;
+}
+
+inline constexpr std::uint32_t kHeaderMagic = magic("SCH1");
+inline constexpr std::uint32_t kTableMagic = magic("SCT1");
+inline constexpr std::uint32_t kFrameMagic = magic("SCF1");
+inline constexpr std::uint32_t kCommitMagic = magic("SCC1");
+
+inline constexpr std::size_t kHeaderBytes = 128;
+inline constexpr std::size_t kTablePrefix = 48;
+inline constexpr std::size_t kFramePrefix = 64;
+inline constexpr std::size_t kCommitBytes = 96;
+inline constexpr std::uint16_t kFormatMajor = 1;
+inline constexpr std::uint16_t kFormatMinor = 0;
+inline constexpr std::uint32_t kMaxTableBytes = 1U << 26;
+inline constexpr std::uint32_t kCompressedFlag = 1;
+
+constexpr std::size_t pad8(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+template <class T>
+void put(Bytes& record, std::size_t offset, T value) {
+  std::memcpy(record.data() + offset, &value, sizeof(T));
+}
+inline void put(Bytes& record, std::size_t offset, const Hash128& value) {
+  put(record, offset, value.lo);
+  put(record, offset + 8, value.hi);
+}
+
+template <class T>
+T get(ConstBytes record, std::size_t offset) {
+  T value;
+  std::memcpy(&value, record.data() + offset, sizeof(T));
+  return value;
+}
+inline Hash128 get_hash(ConstBytes record, std::size_t offset) {
+  return {get<std::uint64_t>(record, offset), get<std::uint64_t>(record, offset + 8)};
+}
+
+[[noreturn]] inline void corrupt(const std::string& message) { throw Error(ErrorCode::kCorrupt, message); }
+
+inline void require_zero(ConstBytes bytes, const char* what) {
+  for (const std::byte b : bytes) {
+    if (b != std::byte{0}) corrupt(std::string(what) + " must be zero");
+  }
+}
+
+/// Checksum of a record with stored bytes: seeded with the checksum of its fixed fields.
+inline std::uint64_t seal(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
+
+}  // namespace sparsecast::layout

@@ -1,0 +1,112 @@
+#pragma once
+
+// Turns the changes of one section, tile by tile, into blocks (docs/wire-format.md §5.1).
+
+#include <cstdint>
+#include <vector>
+
+#include "codec/block_encoder.hpp"
+#include "sparsecast/digest.hpp"
+
+namespace sparsecast {
+
+/// What one encoding task produced, waiting for the frame writer.
+struct SectionBlocks {
+  std::vector<EncodedBlock> blocks;
+  Bytes payload;
+  std::uint64_t changed = 0;
+  StateDigest digest_change;
+
+  void clear() {
+    blocks.clear();
+    payload.clear();
+    changed = 0;
+    digest_change = {};
+  }
+};
+
+template <class T>
+class SectionBuilder {
+ public:
+  /// `tensor_elements` bounds the last tile. The builder may be reused for many sections, one after another.
+  SectionBuilder(PositionMode mode, ValueCodec values) : mode_(mode), values_(values) {
+    positions_.resize(kBuffer);
+    coded_.resize(kBuffer);
+  }
+
+  /// Where the changes of the next tile go: `count` positions (of the element within the tile, plus `base`) and
+  /// coded words.
+  struct Slot {
+    std::uint32_t* positions;
+    T* coded;
+    std::uint32_t base;
+  };
+
+  void begin(std::uint64_t tensor_elements, SectionBlocks& out) {
+    elements_ = tensor_elements;
+    out_ = &out;
+    pending_ = 0;
+    seen_ = 0;
+  }
+
+  /// `tile` grows from call to call; `count` is at least 1.
+  Slot next_tile(std::uint32_t tile, std::uint32_t count) {
+    const std::uint64_t bucket = seen_ / kBlockChanges;
+    alone_ = count >= kBlockChanges;
+    if (pending_ != 0 && (alone_ || bucket != bucket_)) flush(nullptr);
+    if (pending_ == 0) {
+      first_tile_ = tile;
+      bucket_ = bucket;
+    }
+    last_tile_ = tile;
+    const Slot slot{positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
+    pending_ += count;
+    seen_ += count;
+    return slot;
+  }
+
+  /// The slot is filled. `current`: the new bits of the whole tile, or null when unknown.
+  void end_tile(const std::byte* current) {
+    // The tensor's last tile may be so short that its block has to go dense, for which a raw block needs all its bits.
+    const bool last_alone = first_tile_ == last_tile_ && (std::uint64_t{last_tile_} + 1) * kTileElems >= elements_;
+    if (alone_ || last_alone) flush(current);
+  }
+
+  void end() {
+    if (pending_ != 0) flush(nullptr);
+    out_->changed += seen_;
+  }
+
+ private:
+  static constexpr std::size_t kBuffer = kBlockChanges + kTileElems;
+
+  void flush(const std::byte* current) {
+    EncodedBlock block;
+    block.first_tile = first_tile_;
+    block.tiles = last_tile_ - first_tile_ + 1;
+    block.changed = pending_;
+    block.payload_begin = out_->payload.size();
+    const BlockChanges<T> changes{positions_.data(), coded_.data(), pending_,
+                                  block_span(elements_, first_tile_, block.tiles), current};
+    block.coding = encode_block(changes, mode_, values_, scratch_, out_->payload).pack();
+    block.payload_bytes = static_cast<std::uint32_t>(out_->payload.size() - block.payload_begin);
+    out_->blocks.push_back(block);
+    pending_ = 0;
+  }
+
+  PositionMode mode_;
+  ValueCodec values_;
+  std::uint64_t elements_ = 0;
+  SectionBlocks* out_ = nullptr;
+  std::vector<std::uint32_t> positions_;
+  std::vector<T> coded_;
+  EncodeScratch scratch_;
+  std::uint32_t pending_ = 0;
+  std::uint64_t seen_ = 0;
+  std::uint64_t bucket_ = 0;
+  std::uint32_t first_tile_ = 0;
+  std::uint32_t last_tile_ = 0;
+  bool alone_ = false;
+};
+
+}  // namespace sparsecast

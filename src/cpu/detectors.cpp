@@ -1,0 +1,182 @@
+// The CPU detectors (DESIGN §4): compare, host snapshot, fused cast, caller's mask.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/kernels.hpp"
+#include "sparsecast/detector.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+template <class Span>
+void require_sizes(const TensorTable& table, const std::vector<Span>& tensors, const char* what) {
+  if (tensors.size() != table.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} {} tensors for a table of {}", tensors.size(), what, table.size()));
+  }
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (tensors[i].size_bytes() != table[i].bytes()) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("{} bytes of {} for {} bytes", tensors[i].size_bytes(), what, table[i].bytes()),
+                  fmt::format("tensor '{}'", table[i].name));
+    }
+  }
+}
+
+class CompareDetector : public Detector {
+ public:
+  CompareDetector(const TensorTable& table, std::vector<ConstTensorBytes> current, std::vector<ConstTensorBytes> base)
+      : table_(table), current_(std::move(current)), base_(std::move(base)) {
+    require_sizes(table_, current_, "current");
+    require_sizes(table_, base_, "base");
+  }
+
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
+    const std::size_t size = element_size(table_[tensor].dtype);
+    TileView view;
+    view.current = current_[tensor].data() + first * size;
+    view.old = base_[tensor].data() + first * size;
+    view.changed = cpu::compare_tile(view.current, view.old, count, size, workspace.positions);
+    return view;
+  }
+  ConstTensorBytes current(std::size_t tensor) const override { return current_[tensor]; }
+  bool knows_old() const noexcept override { return true; }
+
+ private:
+  const TensorTable& table_;
+  std::vector<ConstTensorBytes> current_;
+  std::vector<ConstTensorBytes> base_;
+};
+
+class HostSnapshot : public Detector {
+ public:
+  HostSnapshot(const TensorTable& table, std::vector<ConstTensorBytes> live) : table_(table), live_(std::move(live)) {
+    require_sizes(table_, live_, "live");
+    for (const ConstTensorBytes tensor : live_) copies_.emplace_back(tensor.begin(), tensor.end());
+    for (auto& copy : copies_) views_.emplace_back(copy);
+  }
+
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
+    const std::size_t size = element_size(table_[tensor].dtype);
+    TileView view;
+    view.current = live_[tensor].data() + first * size;
+    view.refresh = views_[tensor].data() + first * size;
+    view.old = view.refresh;
+    view.changed = cpu::compare_tile(view.current, view.old, count, size, workspace.positions);
+    return view;
+  }
+  ConstTensorBytes current(std::size_t tensor) const override { return live_[tensor]; }
+  std::span<const TensorBytes> snapshot() const noexcept override { return views_; }
+  bool knows_old() const noexcept override { return true; }
+
+ private:
+  const TensorTable& table_;
+  std::vector<ConstTensorBytes> live_;
+  std::vector<std::vector<std::byte>> copies_;
+  std::vector<TensorBytes> views_;
+};
+
+class FusedCast : public Detector {
+ public:
+  FusedCast(const TensorTable& table, std::vector<std::span<const float>> masters, std::vector<TensorBytes> bf16)
+      : table_(table), masters_(std::move(masters)), bf16_(std::move(bf16)) {
+    require_sizes(table_, bf16_, "bf16");
+    if (masters_.size() != table_.size()) throw Error(ErrorCode::kUsage, "one span of masters a tensor is needed");
+    for (std::size_t i = 0; i < table_.size(); ++i) {
+      const std::string where = fmt::format("tensor '{}'", table_[i].name);
+      if (masters_[i].empty()) continue;
+      if (table_[i].dtype != DType::kBF16) throw Error(ErrorCode::kUsage, "only bf16 has a fused cast", where);
+      if (masters_[i].size() != table_[i].elements()) {
+        throw Error(ErrorCode::kUsage, fmt::format("{} masters for {} elements", masters_[i].size(), table_[i].elements()),
+                    where);
+      }
+      if (reinterpret_cast<std::uintptr_t>(bf16_[i].data()) % 2 != 0) {
+        throw Error(ErrorCode::kUsage, "the bf16 tensor is not aligned to its elements", where);
+      }
+    }
+  }
+
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
+    TileView view;
+    view.current = bf16_[tensor].data() + first * 2;
+    view.old = workspace.kept;
+    if (masters_[tensor].empty()) return view;
+    view.changed = cpu::cast_tile(masters_[tensor].data() + first, count,
+                                  reinterpret_cast<std::uint16_t*>(bf16_[tensor].data()) + first,
+                                  reinterpret_cast<std::uint16_t*>(workspace.kept), workspace.positions);
+    return view;
+  }
+  ConstTensorBytes current(std::size_t tensor) const override { return bf16_[tensor]; }
+  bool knows_old() const noexcept override { return true; }
+  bool consumes_changes() const noexcept override { return true; }
+
+ private:
+  const TensorTable& table_;
+  std::vector<std::span<const float>> masters_;
+  std::vector<TensorBytes> bf16_;
+};
+
+}  // namespace
+
+std::unique_ptr<Detector> make_compare_detector(const TensorTable& table, std::vector<ConstTensorBytes> current,
+                                                std::vector<ConstTensorBytes> base) {
+  return std::make_unique<CompareDetector>(table, std::move(current), std::move(base));
+}
+
+std::unique_ptr<Detector> make_host_snapshot(const TensorTable& table, std::vector<ConstTensorBytes> live) {
+  return std::make_unique<HostSnapshot>(table, std::move(live));
+}
+
+std::unique_ptr<Detector> make_fused_cast(const TensorTable& table, std::vector<std::span<const float>> masters,
+                                          std::vector<TensorBytes> bf16) {
+  return std::make_unique<FusedCast>(table, std::move(masters), std::move(bf16));
+}
+
+MaskDetector::MaskDetector(const TensorTable& table, std::vector<ConstTensorBytes> live)
+    : table_(table), live_(std::move(live)) {
+  require_sizes(table_, live_, "live");
+  for (const TensorSpec& spec : table_) flags_.emplace_back((spec.elements() + 63) / 64);
+  in_flight_ = flags_;
+}
+
+MaskDetector::~MaskDetector() = default;
+
+void MaskDetector::mark(std::size_t tensor, std::span<const std::uint64_t> words) {
+  std::vector<std::uint64_t>& mask = flags_.at(tensor);
+  if (words.size() != mask.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} mask words for {}", words.size(), mask.size()),
+                fmt::format("tensor '{}'", table_[tensor].name));
+  }
+  const std::uint64_t tail = table_[tensor].elements() % 64;
+  if (tail != 0 && (words.back() >> tail) != 0) {
+    throw Error(ErrorCode::kUsage, "bits beyond the last element are set", fmt::format("tensor '{}'", table_[tensor].name));
+  }
+  for (std::size_t w = 0; w < words.size(); ++w) mask[w] |= words[w];
+}
+
+void MaskDetector::finish() { flags_.swap(in_flight_); }
+
+void MaskDetector::committed() {
+  for (auto& mask : in_flight_) std::fill(mask.begin(), mask.end(), 0);
+}
+
+void MaskDetector::aborted() {
+  for (std::size_t i = 0; i < flags_.size(); ++i) {
+    for (std::size_t w = 0; w < flags_[i].size(); ++w) flags_[i][w] |= in_flight_[i][w];
+  }
+  committed();
+}
+
+TileView MaskDetector::detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) {
+  TileView view;
+  view.current = live_[tensor].data() + first * element_size(table_[tensor].dtype);
+  view.changed = cpu::expand_tile(flags_[tensor].data() + first / 64, count, workspace.positions);
+  return view;
+}
+
+ConstTensorBytes MaskDetector::current(std::size_t tensor) const { return live_[tensor]; }
+
+}  // namespace sparsecast

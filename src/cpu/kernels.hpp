@@ -1,0 +1,33 @@
+#pragma once
+
+// Scans over whole tiles: the only code that sees every element, so the only code written with SIMD.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sparsecast::cpu {
+
+// All functions write the positions found, in order, relative to the first element, return their number, and may write
+// up to 64 entries beyond (TileWorkspace::positions has the room). `count` is at most kTileElems.
+
+/// Elements that differ between two arrays of any alignment.
+std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::uint32_t count,
+                           std::size_t element_bytes, std::uint32_t* positions);
+
+/// Casts `count` floats to bf16 (codec_common.hpp, bf16_from_f32_bits) into `target`, moves the bits that stood there to
+/// `kept`, and finds the elements that differ.
+std::uint32_t cast_tile(const float* master, std::uint32_t count, std::uint16_t* target, std::uint16_t* kept,
+                        std::uint32_t* positions);
+
+/// Bits set in a caller's mask; bits from `count` on must be zero.
+std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions);
+
+/// Sign plane of coded ulp words (docs/wire-format.md §4.2): bit i of `out` is the highest bit of word i. Whole 8-byte
+/// words are written, one more than `count` needs.
+void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out);
+
+/// Indices of the words whose magnitude has a bit at or above `low_bits`.
+std::uint32_t find_exceptions(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
+                              std::uint32_t low_bits, std::uint32_t* indices);
+
+}  // namespace sparsecast::cpu
