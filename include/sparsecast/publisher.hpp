@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "sparsecast/delta.hpp"
+#include "sparsecast/detector.hpp"
+#include "sparsecast/export.hpp"
+
+namespace sparsecast {
+
+struct PublisherOptions {
+  StreamId stream;                ///< All zero: derived from the table's hash.
+  std::uint64_t version = 0;      ///< The version that receivers hold when the publisher is made.
+  EncodeOptions encode;
+};
+
+/// The trainer's end. Its base is what the receivers have *committed*, never what was merely sent:
+///
+///     publish() -> Delta ---- transport ----> every receiver proved it: commit(version)
+///                                       \---> anything else:            abort(version)
+///
+/// Every publish has a version number of its own, so that a delta whose fate is unknown can never be taken for its
+/// successor. After abort with a detector that keeps a snapshot, the snapshot is taken back by the inverse delta, so that the
+/// next publish covers everything since the last commit. With one whose detection uses the old bits up (FusedCast), the
+/// aborted delta is kept and joined with the next one (compose), so that nothing is lost. Not thread-safe; `encode.threads` works inside.
+class SPARSECAST_API Publisher {
+ public:
+  /// `table` is shared with the detector. Reads all of detector.current() once for the base digest, unless
+  /// `base_digest` is given. Throws Error{kUsage} when the value codec needs old bits that the detector lacks.
+  Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
+            std::optional<StateDigest> base_digest = std::nullopt);
+  ~Publisher();
+  Publisher(Publisher&&) noexcept;
+  Publisher& operator=(Publisher&&) noexcept;
+
+  /// Detects and encodes what changed since the committed version. The delta stays owned by the publisher, and
+  /// valid, until commit or abort. Throws Error{kUsage} while one is pending.
+  const Delta& publish();
+  /// The pending delta has been proved by every receiver; it becomes the base.
+  void commit(std::uint64_t version);
+  /// The pending delta has failed or its fate is unknown; the base stays.
+  void abort(std::uint64_t version);
+
+  std::uint64_t version() const noexcept;        ///< Last committed.
+  const StateDigest& digest() const noexcept;    ///< Of the last committed version.
+  bool pending() const noexcept;
+  Detector& detector() noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The same encoder for programs that stream: compares as `detector` does and hands each record to `sink` as soon
+/// as it is complete, so that memory stays bounded by frame capacity and threads. `progress` (elements done) may be
+/// null. With `with_table`, a table record follows the header (delta files).
+SPARSECAST_API CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHeader header,
+                                         const EncodeOptions& options, bool with_table, const RecordSink& sink,
+                                         const std::function<void(std::uint64_t)>& progress = nullptr);
+
+}  // namespace sparsecast

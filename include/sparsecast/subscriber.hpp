@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sparsecast/delta.hpp"
+#include "sparsecast/export.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast {
+
+struct SubscriberOptions {
+  StreamId stream;             ///< All zero: derived from the table's hash.
+  std::uint64_t version = 0;   ///< The version that the live tensors hold now.
+  int threads = 1;             ///< For apply and digests; 0: all cores.
+  /// audit_next() re-reads so much that the whole state is read once in this many calls; 0 switches it off.
+  std::uint32_t audit_versions = 64;
+  /// Accept deltas that lead to an older version (the inverse of one that was applied). Off: never back by accident.
+  bool allow_rollback = false;
+};
+
+struct ApplyReport {
+  std::uint64_t version = 0;
+  std::uint64_t changed = 0;      ///< Elements that the delta names.
+  StateDigest digest;             ///< Reached and proved.
+};
+
+/// The engine's end: stage, verify, apply, prove.
+///
+///     clean(v) --stage*--> staged --apply--> clean(v+1)
+///                              \--digest mismatch: undo--> clean(v), or dirty when even that cannot be proved
+///     dirty: refuses everything until reset() after an anchor
+///
+/// Staging accepts records in any order after the header, verifies checksums and validates every block, and writes
+/// nothing. `apply` is the whole pause: it writes in place (addresses never change), and proves the result digest.
+/// Not thread-safe.
+class SPARSECAST_API Subscriber {
+ public:
+  /// `live[i]` are the bytes of table tensor i, owned by the caller, alive and unmoved while the subscriber is.
+  /// Reads all of them once for the digest.
+  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live, SubscriberOptions options);
+  ~Subscriber();
+  Subscriber(Subscriber&&) noexcept;
+  Subscriber& operator=(Subscriber&&) noexcept;
+
+  /// Takes one record (copied). A header starts a new staging and drops an unfinished one.
+  /// Throws Error{kForeignStream | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty};
+  /// after any of them the live state is untouched. A frame that arrives twice is ignored.
+  void stage(ConstBytes record);
+  void stage(const Delta& delta);
+  /// All frames that the commit record promises are here, and the whole is consistent.
+  bool ready() const noexcept;
+  /// Forgets what is staged.
+  void discard() noexcept;
+
+  /// Applies the staged delta and proves the result. Throws Error{kIncomplete} when not ready(). On
+  /// Error{kDigestMismatch} every write has been undone and the old version stands; if the undo cannot be proved
+  /// the error is kDirty and dirty() holds.
+  ApplyReport apply();
+
+  /// Takes the last applied delta back (once, until the next stage), to the version before it: for an engine group
+  /// in which another rank failed. Throws Error{kUsage} when there is none.
+  void undo_last();
+
+  /// Rolling audit, to be called after each version when the engine runs again: re-reads some whole tensors, in turn, and
+  /// compares them with their running digests, so that a flipped bit that no delta touches is found within
+  /// `audit_versions` calls. Returns the bytes read. Throws Error{kDirty} that names the tensor, and marks dirty.
+  std::uint64_t audit_next();
+  /// Re-reads every byte. Throws Error{kDirty} that names the first tensor that differs, and marks dirty.
+  void audit();
+  /// After the caller has written an anchor into the live tensors: accept them as `version`, whose digest must be
+  /// `expected`. Throws Error{kDigestMismatch} and stays dirty otherwise.
+  void reset(std::uint64_t version, const StateDigest& expected);
+
+  std::uint64_t version() const noexcept;
+  const StateDigest& digest() const noexcept;
+  bool dirty() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sparsecast

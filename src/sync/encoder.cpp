@@ -1,0 +1,233 @@
+// Detect and encode: tiles -> blocks -> frames. Sections are independent tasks; the frame writer takes their blocks
+// in order, so that the bytes do not depend on the number of threads.
+
+#include "sync/encoder.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "codec/codec_common.hpp"
+#include "codec/frame_writer.hpp"
+#include "core/digest_common.hpp"
+#include "core/parallel.hpp"
+#include "core/word.hpp"
+
+namespace sparsecast {
+namespace {
+
+struct Task {
+  std::uint32_t tensor = 0;
+  std::uint64_t first = 0;     ///< Element; a multiple of kSectionElems.
+  std::uint64_t elements = 0;  ///< At most kSectionElems.
+};
+
+/// What a thread keeps from section to section.
+struct Worker {
+  std::unique_ptr<TileWorkspace> workspace = std::make_unique_for_overwrite<TileWorkspace>();
+  std::optional<SectionBuilder<std::uint8_t>> builder8;
+  std::optional<SectionBuilder<std::uint16_t>> builder16;
+  std::optional<SectionBuilder<std::uint32_t>> builder32;
+  std::optional<SectionBuilder<std::uint64_t>> builder64;
+
+  template <class T>
+  SectionBuilder<T>& builder(const EncodeOptions& options) {
+    auto& slot = [this]() -> std::optional<SectionBuilder<T>>& {
+      if constexpr (sizeof(T) == 1) return builder8;
+      if constexpr (sizeof(T) == 2) return builder16;
+      if constexpr (sizeof(T) == 4) return builder32;
+      if constexpr (sizeof(T) == 8) return builder64;
+    }();
+    if (!slot) slot.emplace(options.positions, options.values);
+    return *slot;
+  }
+};
+
+struct TileContext {
+  std::uint64_t first = 0;  ///< Element of the tensor at which the tile starts.
+  Hash128 key;
+  bool floating = false;
+};
+
+constexpr std::uint32_t kPrefetchLines = 256;
+
+/// Gathers the changed elements' bits, turns them into coded words, refreshes the snapshot and sums the digest.
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
+void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* positions, T* coded,
+                  DigestSum& sum) {
+  // While changes are coded the memory bus would idle: each change asks for one line of what the next tile will read.
+  const std::byte* next_current = view.current + kTileElems * sizeof(T);
+  const std::byte* next_old = view.old + kTileElems * sizeof(T);
+  for (std::uint32_t i = 0; i < view.changed; ++i) {
+    if (i < kPrefetchLines) {
+      __builtin_prefetch(next_current + i * 64, 0, 2);
+      __builtin_prefetch(next_old + i * 64, 0, 2);
+    }
+    const std::uint32_t at = positions[i];
+    const T new_bits = load_word<T>(view.current, at);
+    T old_bits = 0;
+    if constexpr (kCodec != ValueCodec::kRaw || kDigest) old_bits = load_word<T>(view.old, at);
+    if constexpr (kCodec == ValueCodec::kRaw) coded[i] = new_bits;
+    if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
+    if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
+    if constexpr (kRefresh) store_word(view.refresh, at, new_bits);
+    if constexpr (kDigest) digest_replace(sum, tile.key.lo, tile.key.hi, tile.first + at, old_bits, new_bits);
+  }
+}
+
+template <class T>
+using CodeChanges = void (*)(const TileView&, const TileContext&, const std::uint32_t*, T*, DigestSum&);
+
+template <class T, ValueCodec kCodec>
+CodeChanges<T> select_coder(bool refresh, bool digest) {
+  if (refresh) return digest ? code_changes<T, kCodec, true, true> : code_changes<T, kCodec, true, false>;
+  return digest ? code_changes<T, kCodec, false, true> : code_changes<T, kCodec, false, false>;
+}
+
+template <class T>
+CodeChanges<T> select_coder(ValueCodec values, bool refresh, bool digest) {
+  switch (values) {
+    case ValueCodec::kRaw:
+      return select_coder<T, ValueCodec::kRaw>(refresh, digest);
+    case ValueCodec::kXor:
+      return select_coder<T, ValueCodec::kXor>(refresh, digest);
+    default:
+      return select_coder<T, ValueCodec::kUlp>(refresh, digest);
+  }
+}
+
+struct Job {
+  const TensorTable& table;
+  Detector& detector;
+  const EncodeOptions& options;
+  bool refresh;
+  bool digest;
+};
+
+template <class T>
+void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlocks& out) {
+  const TensorSpec& spec = job.table[task.tensor];
+  TileContext tile{0, job.table.digest_key(task.tensor), is_floating(spec.dtype)};
+  const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
+  SectionBuilder<T>& builder = worker.builder<T>(job.options);
+  DigestSum sum;
+  builder.begin(spec.elements(), out);
+  for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
+    tile.first = task.first + offset;
+    const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, task.elements - offset));
+    const TileView view = job.detector.detect(task.tensor, tile.first, count, *worker.workspace);
+    if (view.changed == 0) continue;
+    const auto slot = builder.next_tile(static_cast<std::uint32_t>(tile.first / kTileElems), view.changed);
+    for (std::uint32_t i = 0; i < view.changed; ++i) slot.positions[i] = slot.base + worker.workspace->positions[i];
+    code(view, tile, worker.workspace->positions, slot.coded, sum);
+    builder.end_tile(view.current);
+  }
+  builder.end();
+  out.digest_change = StateDigest{{sum.lo, sum.hi}};
+}
+
+std::vector<Task> list_tasks(const TensorTable& table) {
+  std::vector<Task> tasks;
+  for (std::uint32_t t = 0; t < table.size(); ++t) {
+    const std::uint64_t elements = table[t].elements();
+    for (std::uint64_t first = 0; first < elements; first += kSectionElems) {
+      tasks.push_back({t, first, std::min<std::uint64_t>(kSectionElems, elements - first)});
+    }
+  }
+  return tasks;
+}
+
+}  // namespace
+
+void check_encode_options(const EncodeOptions& options, const Detector& detector) {
+  if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
+    throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is not between {} and {}", options.frame_capacity,
+                                               kMinFrameCapacity, kMaxFrameCapacity));
+  }
+  if (options.zstd_level < 0 || options.zstd_level > 19) throw Error(ErrorCode::kUsage, "zstd level is not 0 to 19");
+  if (options.threads < 0) throw Error(ErrorCode::kUsage, "a negative number of threads");
+  if (!detector.knows_old() && options.values != ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",
+                                               to_string(options.values)));
+  }
+}
+
+EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
+                            const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
+                            const std::function<void(std::uint64_t)>& progress) {
+  const std::vector<Task> tasks = list_tasks(table);
+  const auto threads = static_cast<std::size_t>(resolve_threads(options.threads));
+  // Small tables are not worth a thread each.
+  const bool parallel = threads > 1 && table.elements() > kSectionElems / 4;
+  const std::size_t batch = parallel ? 8 * threads : 1;
+  std::vector<Worker> workers(parallel ? threads : 1);
+  std::vector<SectionBlocks> results(batch);
+  const Job job{table, detector, options, refresh, digest && detector.knows_old()};
+
+  FrameWriter writer(header, options.zstd_level, sink);
+  EncodedFrames encoded;
+  std::uint64_t done = 0;
+  for (std::size_t begin = 0; begin < tasks.size(); begin += batch) {
+    const std::size_t count = std::min(batch, tasks.size() - begin);
+    parallel_for(parallel ? static_cast<int>(threads) : 1, count, [&](std::size_t worker, std::size_t i) {
+      const Task& task = tasks[begin + i];
+      results[i].clear();
+      with_word(element_size(table[task.tensor].dtype),
+                [&]<class T>() { encode_section<T>(job, task, workers[worker], results[i]); });
+    });
+    for (std::size_t i = 0; i < count; ++i) {
+      writer.append(tasks[begin + i].tensor, results[i]);
+      encoded.digest_change += results[i].digest_change;
+      done += tasks[begin + i].elements;
+    }
+    if (progress) progress(done);
+  }
+  detector.finish();
+  encoded.commit = writer.finish();
+  return encoded;
+}
+
+StreamId resolve_stream(const StreamId& stream, const TensorTable& table) {
+  return stream == StreamId{} ? table.hash() : stream;
+}
+
+DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, const StreamId& stream,
+                        std::uint64_t base_version, std::uint64_t version, const StateDigest& base_digest) {
+  DeltaHeader header;
+  header.stream = resolve_stream(stream, table);
+  header.version = version;
+  header.base_version = base_version;
+  header.table_hash = table.hash();
+  header.base_digest = base_digest;
+  header.elements = table.elements();
+  header.tensors = static_cast<std::uint32_t>(table.size());
+  header.frame_capacity = options.frame_capacity;
+  header.positions = options.positions;
+  header.values = options.values;
+  return header;
+}
+
+CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHeader header,
+                          const EncodeOptions& options, bool with_table, const RecordSink& sink,
+                          const std::function<void(std::uint64_t)>& progress) {
+  check_encode_options(options, detector);
+  const DeltaHeader filled =
+      make_header(table, options, header.stream, header.base_version, header.version, header.base_digest);
+  header = filled;
+  sink(pack_header(header));
+  if (with_table) sink(pack_table(table, header.delta_id));
+  EncodedFrames encoded = encode_frames(table, detector, header, options, !detector.snapshot().empty(), true, sink, progress);
+  if (detector.knows_old()) {
+    encoded.commit.result_digest = header.base_digest;
+    encoded.commit.result_digest += encoded.digest_change;
+  } else {
+    std::vector<ConstTensorBytes> current;
+    for (std::size_t t = 0; t < table.size(); ++t) current.push_back(detector.current(t));
+    encoded.commit.result_digest = sum(digest_tensors(table, current, options.threads));
+  }
+  sink(pack_commit(encoded.commit));
+  return encoded.commit;
+}
+
+}  // namespace sparsecast
