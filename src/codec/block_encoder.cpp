@@ -1,6 +1,6 @@
 #include "codec/block_encoder.hpp"
 
-#include <bit>
+#include <algorithm>
 #include <cstring>
 
 #include "codec/bits.hpp"
@@ -97,67 +97,57 @@ void encode_values(const BlockChanges<T>& block, EncodeScratch& scratch, Coding&
   std::memcpy(scratch.values.data(), block.coded, bytes);
 }
 
-struct GapStatistics {
-  std::uint64_t quotients = 0;  ///< Sum of gap >> kp.
-  std::uint32_t largest = 0;
-};
-
-GapStatistics gap_statistics(const std::uint32_t* positions, std::uint32_t count, std::uint32_t kp) {
-  GapStatistics gaps;
-  gaps.largest = positions[0];
-  std::uint32_t quotients = positions[0] >> kp;  // At most the span, 2^22: no overflow.
-  for (std::uint32_t i = 1; i < count; ++i) {
-    const std::uint32_t gap = positions[i] - positions[i - 1] - 1;
-    quotients += gap >> kp;
-    gaps.largest = std::max(gaps.largest, gap);
-  }
-  gaps.quotients = quotients;
-  return gaps;
+/// Gaps between positions (docs/wire-format.md §4.1).
+void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_t* gaps) {
+  gaps[0] = positions[0];
+  for (std::uint32_t i = 1; i < count; ++i) gaps[i] = positions[i] - positions[i - 1] - 1;
 }
 
-void write_packed(const std::uint32_t* positions, std::uint32_t count, std::uint32_t kp, std::byte* out) {
-  BitWriter remainders(out, 0);
-  const std::uint32_t mask = (1U << kp) - 1;
-  // Quotients go through a register: consecutive codes share a word.
-  std::uint64_t bit = std::uint64_t{count} * kp;
-  std::uint64_t word_index = bit >> 6;
-  std::uint64_t word = 0;
-  const auto flush = [&] {
-    std::uint64_t stored;
-    std::memcpy(&stored, out + word_index * 8, 8);
-    stored |= word;
-    std::memcpy(out + word_index * 8, &stored, 8);
-  };
-  // The remainders are written first, so that the shared word is complete when quotients are merged into it.
-  std::uint32_t next = 0;
-  if (kp != 0) {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      remainders.put((positions[i] - next) & mask, kp);
-      next = positions[i] + 1;
+/// Sum of gap >> kp; at most the span, 2^22.
+std::uint32_t sum_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp) {
+  std::uint32_t sum = 0;
+  for (std::uint32_t i = 0; i < count; ++i) sum += gaps[i] >> kp;
+  return sum;
+}
+
+/// The remainders of all gaps, `kp` bits each, several in one store.
+void write_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out) {
+  const std::uint64_t mask = (std::uint64_t{1} << kp) - 1;
+  BitWriter writer(out, 0);
+  std::uint32_t i = 0;
+  if (4 * kp <= 56) {
+    for (; i + 4 <= count; i += 4) {
+      const std::uint64_t low = (gaps[i] & mask) | (gaps[i + 1] & mask) << kp;
+      const std::uint64_t high = (gaps[i + 2] & mask) | (gaps[i + 3] & mask) << kp;
+      writer.put(low | high << (2 * kp), 4 * kp);
     }
   }
-  next = 0;
+  for (; i < count; ++i) writer.put(gaps[i] & mask, kp);
+}
+
+void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out) {
+  // Remainders first: the word that they share with the quotients must be complete when those are merged into it.
+  if (kp != 0) write_remainders(gaps, count, kp, out);
+  // Quotients are gathered in a register: consecutive codes share a word.
+  std::uint64_t bit = std::uint64_t{count} * kp;
+  std::uint64_t word_index = bit >> 6;
+  std::uint64_t word = load_word<std::uint64_t>(out, word_index);
   for (std::uint32_t i = 0; i < count; ++i) {
-    bit += (positions[i] - next) >> kp;
-    next = positions[i] + 1;
+    bit += gaps[i] >> kp;
     if (bit >> 6 != word_index) {
-      flush();
+      store_word(out, word_index, word);
       word = 0;
       word_index = bit >> 6;
     }
     word |= std::uint64_t{1} << (bit & 63);
     ++bit;
   }
-  flush();
+  store_word(out, word_index, word);
 }
 
 template <class Gap>
-void write_gaps(const std::uint32_t* positions, std::uint32_t count, std::byte* out) {
-  std::uint32_t next = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    store_word(out, i, static_cast<Gap>(positions[i] - next));
-    next = positions[i] + 1;
-  }
+void write_gaps(const std::uint32_t* gaps, std::uint32_t count, std::byte* out) {
+  for (std::uint32_t i = 0; i < count; ++i) store_word(out, i, static_cast<Gap>(gaps[i]));
 }
 
 void write_bitmap(const std::uint32_t* positions, std::uint32_t count, std::byte* out) {
@@ -167,8 +157,8 @@ void write_bitmap(const std::uint32_t* positions, std::uint32_t count, std::byte
 }
 
 /// Chooses the position codec among what `mode` allows (without dense) and returns the part's padded bytes.
-std::uint64_t plan_positions(const std::uint32_t* positions, std::uint32_t count, std::uint32_t span,
-                             PositionMode mode, Coding& coding) {
+std::uint64_t plan_positions(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
+                             std::uint32_t span, PositionMode mode, Coding& coding) {
   const std::uint64_t bitmap_bytes = padded_bytes(span);
   switch (mode) {
     case PositionMode::kIndex32:
@@ -176,7 +166,7 @@ std::uint64_t plan_positions(const std::uint32_t* positions, std::uint32_t count
       return std::uint64_t{count} * 4;
     case PositionMode::kGap16: {
       coding.positions = PositionCodec::kGap16;
-      coding.kp = gap_statistics(positions, count, 0).largest > 0xFFFF ? 1 : 0;
+      coding.kp = *std::max_element(gaps, gaps + count) > 0xFFFF ? 1 : 0;
       return padded_bytes(std::uint64_t{count} * (coding.kp != 0 ? 32 : 16));
     }
     case PositionMode::kBitmap:
@@ -185,7 +175,7 @@ std::uint64_t plan_positions(const std::uint32_t* positions, std::uint32_t count
     default: {
       coding.positions = PositionCodec::kPacked;
       coding.kp = rice_parameter(positions[count - 1] + 1 - count, count);
-      const std::uint64_t quotients = gap_statistics(positions, count, coding.kp).quotients;
+      const std::uint64_t quotients = sum_quotients(gaps, count, coding.kp);
       const std::uint64_t bytes = padded_bytes(std::uint64_t{count} * (coding.kp + 1) + quotients);
       if (mode == PositionMode::kPacked || bytes <= bitmap_bytes) return bytes;
       coding.positions = PositionCodec::kBitmap;
@@ -195,23 +185,24 @@ std::uint64_t plan_positions(const std::uint32_t* positions, std::uint32_t count
   }
 }
 
-void write_positions(const std::uint32_t* positions, std::uint32_t count, const Coding& coding, std::byte* out) {
+void write_positions(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
+                     const Coding& coding, std::byte* out) {
   switch (coding.positions) {
     case PositionCodec::kIndex32:
       std::memcpy(out, positions, std::size_t{count} * 4);
       break;
     case PositionCodec::kGap16:
       if (coding.kp != 0) {
-        write_gaps<std::uint32_t>(positions, count, out);
+        write_gaps<std::uint32_t>(gaps, count, out);
       } else {
-        write_gaps<std::uint16_t>(positions, count, out);
+        write_gaps<std::uint16_t>(gaps, count, out);
       }
       break;
     case PositionCodec::kBitmap:
       write_bitmap(positions, count, out);
       break;
     default:
-      write_packed(positions, count, coding.kp, out);
+      write_packed(gaps, count, coding.kp, out);
   }
 }
 
@@ -238,7 +229,10 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
                     Bytes& payload) {
   Coding coding;
   coding.values = values;
-  const std::uint64_t position_bytes = plan_positions(block.positions, block.count, block.span, mode, coding);
+  if (scratch.gaps.size() < block.count) scratch.gaps.resize(block.count);
+  std::uint32_t* gaps = scratch.gaps.data();
+  list_gaps(block.positions, block.count, gaps);
+  const std::uint64_t position_bytes = plan_positions(block.positions, gaps, block.count, block.span, mode, coding);
   encode_values(block, scratch, coding);
   if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&
       append_dense(block, values, payload)) {
@@ -246,7 +240,7 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
   }
   const std::size_t begin = payload.size();
   payload.resize(begin + position_bytes + scratch.values.size() + kSlack);
-  write_positions(block.positions, block.count, coding, payload.data() + begin);
+  write_positions(block.positions, gaps, block.count, coding, payload.data() + begin);
   payload.resize(begin + position_bytes);
   payload.insert(payload.end(), scratch.values.begin(), scratch.values.end());
   return coding;

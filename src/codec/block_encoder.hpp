@@ -21,6 +21,7 @@ struct BlockChanges {
 
 /// Scratch of one encoding thread.
 struct EncodeScratch {
+  std::vector<std::uint32_t> gaps;
   std::vector<std::uint32_t> exceptions;
   Bytes values;
 };

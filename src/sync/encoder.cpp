@@ -127,6 +127,15 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
 }
 
+/// Sections between two turns of the frame writer: many, so that threads rarely wait for one another, but bounded in
+/// bytes, because a section that went dense is as large as its elements.
+std::size_t batch_of(const TensorTable& table, std::size_t threads) {
+  constexpr std::size_t kBatchBytes = std::size_t{128} << 20;
+  std::size_t widest = 1;
+  for (const TensorSpec& spec : table) widest = std::max(widest, element_size(spec.dtype));
+  return std::clamp(kBatchBytes / (kSectionElems * widest), threads, 8 * threads);
+}
+
 std::vector<Task> list_tasks(const TensorTable& table) {
   std::vector<Task> tasks;
   for (std::uint32_t t = 0; t < table.size(); ++t) {
@@ -160,7 +169,7 @@ EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const 
   const auto threads = static_cast<std::size_t>(resolve_threads(options.threads));
   // Small tables are not worth a thread each.
   const bool parallel = threads > 1 && table.elements() > kSectionElems / 4;
-  const std::size_t batch = parallel ? 8 * threads : 1;
+  const std::size_t batch = parallel ? batch_of(table, threads) : 1;
   std::vector<Worker> workers(parallel ? threads : 1);
   std::vector<SectionBlocks> results(batch);
   const Job job{table, detector, options, refresh, digest && detector.knows_old()};

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -127,6 +128,10 @@ void Subscriber::State::stage_frame(ConstBytes record) {
     if (found->second->reader.header().checksum == peeked.checksum) return;
     throw Error(ErrorCode::kCorrupt, fmt::format("two different frames {}", peeked.sequence));
   }
+  if (staging->commit && peeked.sequence >= staging->commit->frames) {
+    throw Error(ErrorCode::kCorrupt,
+                fmt::format("frame {}, but the commit promises {}", peeked.sequence, staging->commit->frames));
+  }
   const std::uint64_t size = record.size() + (peeked.compressed ? peeked.body_bytes : 0);
   if (staging->bytes + size > byte_limit) {
     throw Error(ErrorCode::kCorrupt, fmt::format("the delta is larger than {} bytes, more than its table allows", byte_limit));
@@ -151,6 +156,9 @@ void Subscriber::State::stage_commit(ConstBytes record) {
     throw Error(ErrorCode::kForeignStream, "the commit record belongs to another delta");
   }
   if (commit.version != staging->header.version) throw Error(ErrorCode::kCorrupt, "the commit names another version");
+  if (staging->commit && !std::ranges::equal(pack_commit(*staging->commit), record)) {
+    throw Error(ErrorCode::kCorrupt, "two different commit records");
+  }
   staging->commit = commit;
 }
 
