@@ -1,0 +1,131 @@
+// A rank that is gone: it makes no call, not even into MPI, until the survivors have come back with an error. So a hang
+// of a survivor is a hang of the test. Afterwards the rank is alive again, and a new channel carries the next version.
+
+#include <atomic>
+#include <thread>
+
+#include "party.hpp"
+
+namespace sparsecast::mpi_test {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{2};
+
+/// A counter in memory that all ranks share, so that the dead one need not call MPI to see the others finish.
+class SharedCounter {
+ public:
+  SharedCounter() {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Aint bytes = 0;
+    int unit = 0;
+    MPI_Win_allocate_shared(rank == 0 ? sizeof(Counter) : 0, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &counter_, &window_);
+    MPI_Win_shared_query(window_, 0, &bytes, &unit, &counter_);
+    if (rank == 0) new (counter_) Counter(0);
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  SharedCounter(const SharedCounter&) = delete;
+  SharedCounter& operator=(const SharedCounter&) = delete;
+
+  void add_one() { counter_->fetch_add(1); }
+  void wait_for(int count) const {
+    while (counter_->load() < count) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+
+ private:
+  using Counter = std::atomic<int>;
+  static_assert(Counter::is_always_lock_free);
+
+  Counter* counter_ = nullptr;
+  MPI_Win window_ = MPI_WIN_NULL;
+};
+
+/// One sync without `dead`, from the survivors' side; what they get is checked by `check`.
+template <class Check>
+void survive(Case& running, Party& party, SharedCounter& finished, int dead, const Check& check) {
+  if (party.rank() == dead) {
+    finished.wait_for(running.size() - 1);
+    party.drop();
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const Outcome outcome = party.sync(kTimeout);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  running.note(fmt::format("{:.3f} s after a timeout of {} s: {}", seconds, kTimeout.count(), outcome.text()));
+  check(outcome);
+  running.expect_error(party.sync(), ErrorCode::kPeerFailed, "broken", "next sync on the broken channel");
+  party.drop();
+  finished.add_one();
+}
+
+/// Everyone is back: nothing has moved, and a new channel works.
+void expect_recovery(Case& running, Party& party, std::uint64_t version, std::uint64_t next) {
+  running.expect_equal(party.version(), version, "version after the failure");
+  running.expect_equal(party.wrong(), 0U, "wrong weights after the failure");
+  party.open();
+  expect_synchronised(running, party, party.sync(), next);
+}
+
+void lose_receiver(Case& running, const PartyOptions& options) {
+  running.ends_by_abort();
+  SharedCounter finished;
+  Party party(running, options);
+  const int dead = party.last();
+  if (party.is_source()) party.model().jump();
+  survive(running, party, finished, dead, [&](const Outcome& outcome) {
+    running.expect_error(outcome, ErrorCode::kTimeout, fmt::format("rank {}", dead), "sync");
+  });
+  // One attempt on the channel that failed, one on the channel that was broken.
+  expect_recovery(running, party, 0, 3);
+}
+
+void dead_receiver(Case& running) { lose_receiver(running, {}); }
+const Registration kDeadReceiver{"dead_receiver", dead_receiver};
+
+void dead_receiver_of_large_frames(Case& running) {
+  PartyOptions options;
+  options.width = 700;
+  options.encode.values = ValueCodec::kRaw;
+  lose_receiver(running, options);
+}
+const Registration kDeadLarge{"dead_receiver_of_large_frames", dead_receiver_of_large_frames};
+
+void dead_after_staging(Case& running) {
+  running.ends_by_abort();
+  SharedCounter finished;
+  Party party(running, {});
+  const int dead = party.last();
+  Faults faults;
+  faults.before_vote = [&](int vote) {
+    if (vote != 2 || party.rank() != dead) return;
+    finished.wait_for(running.size() - 1);
+    throw Error(ErrorCode::kUsage, "this rank was dead");
+  };
+  party.open(std::move(faults));
+  if (party.is_source()) party.model().train();
+  const Outcome outcome = party.sync(kTimeout);
+  if (party.rank() == dead) {
+    running.expect_error(outcome, ErrorCode::kUsage, "this rank was dead", "sync");
+  } else {
+    running.expect_error(outcome, ErrorCode::kTimeout, fmt::format("rank {}", dead), "sync");
+    if (!party.is_source()) running.expect_error(outcome, ErrorCode::kTimeout, "taken back", "sync on a receiver");
+    finished.add_one();
+  }
+  expect_recovery(running, party, 0, 2);
+}
+const Registration kDeadAfterStaging{"dead_after_staging", dead_after_staging};
+
+void dead_source(Case& running) {
+  running.ends_by_abort();
+  SharedCounter finished;
+  Party party(running, {});
+  if (party.is_source()) party.model().train();
+  survive(running, party, finished, 0, [&](const Outcome& outcome) {
+    running.expect_error(outcome, ErrorCode::kTimeout, "the size table from rank 0", "sync");
+  });
+  expect_recovery(running, party, 0, 1);
+}
+const Registration kDeadSource{"dead_source", dead_source};
+
+}  // namespace
+}  // namespace sparsecast::mpi_test

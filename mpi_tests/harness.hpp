@@ -1,0 +1,84 @@
+#pragma once
+
+// A case is a function that every rank runs. It says what it expects; failures of all ranks are added up at the end.
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "sparsecast/error.hpp"
+
+namespace sparsecast::mpi_test {
+
+/// What a call came to on this rank: no error, or which.
+struct Outcome {
+  std::optional<Error> error;
+
+  std::string text() const { return error ? fmt::format("{}: {}", to_string(error->code()), error->what()) : "success"; }
+};
+
+template <class Step>
+Outcome outcome_of(const Step& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    return {error};
+  }
+  return {};
+}
+
+/// This rank's view of the running case.
+class Case {
+ public:
+  Case(std::string name, int rank, int size, std::uint64_t seed)
+      : name_(std::move(name)), rank_(rank), size_(size), seed_(seed) {}
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  std::uint64_t seed() const noexcept { return seed_; }  ///< The same on all ranks.
+
+  void expect(bool holds, const std::string& what);
+  void expect_success(const Outcome& outcome, const std::string& what);
+  /// The error has this code, and its text contains `words`.
+  void expect_error(const Outcome& outcome, ErrorCode code, const std::string& words, const std::string& what);
+  template <class Found, class Expected>
+  void expect_equal(const Found& found, const Expected& expected, const std::string& what) {
+    if (!(found == expected)) fail(fmt::format("{}: expected {}, found {}", what, expected, found));
+  }
+  void note(const std::string& text) const;
+
+  /// For a case that leaves broken channels behind: MPI_Finalize is not allowed to them.
+  void ends_by_abort() noexcept { by_abort_ = true; }
+  bool by_abort() const noexcept { return by_abort_; }
+  int failures() const noexcept { return failures_; }
+
+ private:
+  void fail(const std::string& text);
+
+  std::string name_;
+  int rank_;
+  int size_;
+  std::uint64_t seed_;
+  int failures_ = 0;
+  bool by_abort_ = false;
+};
+
+/// Sum over the ranks of a communicator.
+std::uint64_t sum_over_ranks(std::uint64_t value, MPI_Comm communicator = MPI_COMM_WORLD);
+
+using CaseFunction = void (*)(Case&);
+
+/// A case registers itself: `const Registration kRegistered{"name", function};`
+struct Registration {
+  Registration(const char* name, CaseFunction function);
+};
+
+/// Runs the named case on all ranks of MPI_COMM_WORLD. Returns the process's exit status; may end the job by MPI_Abort.
+int run_case(const std::string& name);
+
+}  // namespace sparsecast::mpi_test

@@ -1,0 +1,83 @@
+#include "party.hpp"
+
+namespace sparsecast::mpi_test {
+
+void FaultyTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
+  inner_->broadcast(records, source, deadline);
+  if (faults_.receive && inner_->rank() != source) faults_.receive(records);
+}
+
+int FaultyTransport::agree(int status, Deadline deadline) {
+  ++votes_;
+  if (faults_.before_vote) faults_.before_vote(votes_);
+  return inner_->agree(status, deadline);
+}
+
+Party::Party(const Case& running, const PartyOptions& options)
+    : options_(options), model_(running.seed(), options.width), committed_(model_.weights()), replica_(committed_) {
+  MPI_Comm_rank(options_.communicator, &rank_);
+  MPI_Comm_size(options_.communicator, &size_);
+  if (is_source()) {
+    PublisherOptions publishing;
+    publishing.encode = options_.encode;
+    publisher_.emplace(model_.table(), make_host_snapshot(*model_.table(), model_.live()), publishing);
+  } else {
+    subscribe();
+  }
+  open();
+}
+
+void Party::subscribe() { subscriber_.emplace(model_.table(), test::tensor_views(replica_), SubscriberOptions{}); }
+
+void Party::open(Faults faults) {
+  transport_.reset();
+  transport_ = std::make_unique<FaultyTransport>(make_mpi_transport(&options_.communicator, options_.limits),
+                                                 std::move(faults));
+}
+
+Outcome Party::sync(std::chrono::milliseconds timeout) {
+  return outcome_of([&] {
+    if (is_source()) {
+      report_ = sync_send(*publisher_, *transport_, timeout);
+      committed_ = model_.weights();
+    } else {
+      report_ = sync_receive(*subscriber_, *transport_, options_.source, timeout);
+    }
+  });
+}
+
+test::Storage Party::fetch_committed() {
+  test::Storage weights = committed_;
+  for (auto& tensor : weights) {
+    MPI_Bcast(tensor.data(), static_cast<int>(tensor.size()), MPI_BYTE, options_.source, options_.communicator);
+  }
+  return weights;
+}
+
+std::uint64_t Party::wrong() {
+  const test::Storage expected = fetch_committed();
+  const std::uint64_t own = is_source() ? 0 : test::count_wrong(*model_.table(), replica_, expected);
+  return sum_over_ranks(own, options_.communicator);
+}
+
+void Party::repair(int receiver) {
+  const test::Storage anchor = fetch_committed();
+  std::uint64_t state[3] = {};
+  if (is_source()) {
+    state[0] = publisher_->version();
+    state[1] = publisher_->digest().value.lo;
+    state[2] = publisher_->digest().value.hi;
+  }
+  MPI_Bcast(state, 3, MPI_UINT64_T, options_.source, options_.communicator);
+  if (rank_ != receiver) return;
+  for (std::size_t t = 0; t < anchor.size(); ++t) std::copy(anchor[t].begin(), anchor[t].end(), replica_[t].begin());
+  subscriber_->reset(state[0], StateDigest{{state[1], state[2]}});
+}
+
+void expect_synchronised(Case& running, Party& party, const Outcome& outcome, std::uint64_t version) {
+  running.expect_success(outcome, fmt::format("sync to version {}", version));
+  running.expect_equal(party.version(), version, "version");
+  running.expect_equal(party.wrong(), 0U, fmt::format("wrong weights over all ranks at version {}", version));
+}
+
+}  // namespace sparsecast::mpi_test

@@ -1,0 +1,91 @@
+#pragma once
+
+// This rank's end of one channel: the trainer with its publisher on the source, a replica with its subscriber
+// elsewhere. The right answer reaches the receivers on another way, by plain MPI_Bcast.
+
+#include <functional>
+#include <memory>
+
+#include "harness.hpp"
+#include "sparsecast/mpi_transport.hpp"
+#include "support/training_model.hpp"
+#include "transport/mpi_options.hpp"
+
+namespace sparsecast::mpi_test {
+
+/// What may happen between this rank and the wire.
+struct Faults {
+  std::function<void(std::vector<Bytes>& records)> receive = nullptr;  ///< After a broadcast, on receivers.
+  std::function<void(int vote)> before_vote = nullptr;                 ///< From 1.
+};
+
+/// A channel with faults.
+class FaultyTransport final : public Transport {
+ public:
+  FaultyTransport(std::unique_ptr<Transport> inner, Faults faults) : inner_(std::move(inner)), faults_(std::move(faults)) {}
+
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
+  int agree(int status, Deadline deadline) override;
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  Faults faults_;
+  int votes_ = 0;
+};
+
+struct PartyOptions {
+  MPI_Comm communicator = MPI_COMM_WORLD;
+  int source = 0;  ///< Rank in the communicator.
+  std::uint64_t width = 64;
+  EncodeOptions encode = {};
+  WireLimits limits = {};
+};
+
+class Party {
+ public:
+  Party(const Case& running, const PartyOptions& options);
+
+  bool is_source() const noexcept { return rank_ == options_.source; }
+  int rank() const noexcept { return rank_; }
+  int last() const noexcept { return size_ - 1; }
+  test::TrainingModel& model() noexcept { return model_; }
+  test::Storage& replica() noexcept { return replica_; }
+  Subscriber& subscriber() { return *subscriber_; }
+
+  /// Collective: a new channel in the place of the old one.
+  void open(Faults faults = {});
+  /// The channel of open() is given up without any message.
+  void drop() { transport_.reset(); }
+
+  Outcome sync(std::chrono::milliseconds timeout = std::chrono::seconds(60));
+  const SyncReport& report() const noexcept { return report_; }
+
+  std::uint64_t version() const { return is_source() ? publisher_->version() : subscriber_->version(); }
+  /// Collective: elements that differ from the source's committed weights, over all ranks.
+  std::uint64_t wrong();
+  /// Collective: one receiver gets the committed version as an anchor.
+  void repair(int receiver);
+  /// Registers the replica's bytes as they are now.
+  void subscribe();
+
+ private:
+  test::Storage fetch_committed();
+
+  PartyOptions options_;
+  int rank_ = 0;
+  int size_ = 1;
+  test::TrainingModel model_;
+  test::Storage committed_;
+  test::Storage replica_;
+  std::optional<Publisher> publisher_;
+  std::optional<Subscriber> subscriber_;
+  std::unique_ptr<Transport> transport_;
+  SyncReport report_;
+};
+
+/// All ranks succeeded, are at `version`, and no weight is wrong anywhere.
+void expect_synchronised(Case& running, Party& party, const Outcome& outcome, std::uint64_t version);
+
+}  // namespace sparsecast::mpi_test

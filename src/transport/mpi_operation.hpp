@@ -1,0 +1,60 @@
+#pragma once
+
+// Non-blocking MPI operations with a deadline. Included only where MPI is there.
+
+#include <mpi.h>
+
+#include <memory>
+#include <vector>
+
+#include "sparsecast/transport.hpp"
+
+namespace sparsecast {
+
+/// Requests in flight together with all memory that they use: a derived type holds the buffers.
+struct MpiOperation {
+  MpiOperation() = default;
+  virtual ~MpiOperation() = default;
+  MpiOperation(const MpiOperation&) = delete;
+  MpiOperation& operator=(const MpiOperation&) = delete;
+
+  /// Where the next request goes.
+  MPI_Request* add() {
+    requests.push_back(MPI_REQUEST_NULL);
+    return &requests.back();
+  }
+  std::vector<MPI_Request> requests;
+  MpiOperation* next_abandoned = nullptr;
+};
+
+/// How to wait. Ranks often outnumber the cores, so a waiting one gives way; but the first moments are spent polling.
+enum class Pace {
+  kMoving,  ///< Bytes are on their way, and MPI moves them only while it is polled.
+  kIdle,    ///< A peer is at work: leave it the core.
+};
+
+/// Polls until all requests are complete or the deadline has passed; polls at least once. True when all are complete.
+/// Throws Error{kPeerFailed} when MPI reports an error.
+bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace);
+/// Polls requests[index] once; true when it is complete.
+bool test_one(MpiOperation& operation, std::size_t index);
+
+/// Between two polls.
+class Backoff {
+ public:
+  explicit Backoff(Pace pace);
+  void pause();
+
+ private:
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::microseconds yield_for_;
+  std::chrono::microseconds sleep_{0};
+};
+
+/// Throws Error{kPeerFailed} with MPI's own words unless `code` is MPI_SUCCESS.
+void check_mpi(int code, const char* call);
+
+/// Keeps an operation whose requests may still be running for the life of the process.
+void abandon(std::unique_ptr<MpiOperation> operation) noexcept;
+
+}  // namespace sparsecast

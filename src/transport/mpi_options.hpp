@@ -1,0 +1,13 @@
+#pragma once
+
+#include <memory>
+
+#include "sparsecast/transport.hpp"
+#include "transport/message_plan.hpp"
+
+namespace sparsecast {
+
+/// make_mpi_transport with limits of its own; every rank must give the same `piece_bytes`.
+std::unique_ptr<Transport> make_mpi_transport(const void* communicator, const WireLimits& limits);
+
+}  // namespace sparsecast

@@ -1,0 +1,214 @@
+// One sync: every rank of a channel ends at version v, or every rank stays at v-1 and says why.
+//
+//            source                                      receiver
+//     idle --publish--> encoded                   idle(v-1)
+//             | broadcast: header, frames, commit     | broadcast
+//          published                               received --stage--> staged
+//             |---------- vote 1: "staged" (0), or why not (an ErrorCode) ---------|
+//          | any refusal: abort -> idle, base v-1      | any refusal: discard -> idle(v-1)
+//          waiting                                  applying --apply--> proved(v)
+//             |---------- vote 2: "proved" (0), or why not ------------------------|
+//          | any refusal: abort -> idle, base v-1      | any refusal: undo -> idle(v-1)
+//          commit -> idle, base v                    idle(v)
+//
+// A source that cannot publish broadcasts no records and votes against, so that nobody waits for it in vain. After a
+// refusal the refusing rank throws its own error, the others kPeerFailed that names its code. A receiver that already
+// holds v with exactly the promised digest votes for it and applies nothing: a duplicate.
+//
+// One deadline bounds all phases. Where a rank is when it passes decides what is known:
+//   - before its vote 1, or waiting for that verdict: nothing was written anywhere by this rank; discard.
+//   - before its vote 2: it has not consented, so v cannot have been committed; undo.
+//   - after its vote 2, before the verdict: in doubt. No protocol can exclude this (the last message may be the lost
+//     one). The receiver undoes and reports; it never claims v. If the source had decided for v, the next delta starts
+//     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or by
+//     receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
+// The source decides alone: vote 2 is counted at the source, and a verdict that it has reached stands even if it cannot
+// be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt needlessly.
+// The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its successor.
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <optional>
+
+#include "sparsecast/transport.hpp"
+
+namespace sparsecast {
+namespace {
+
+using std::chrono::steady_clock;
+
+/// Seconds since the last call of lap(), and since the beginning.
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return seconds;
+  }
+  double total() const { return std::chrono::duration<double>(steady_clock::now() - start_).count(); }
+
+ private:
+  steady_clock::time_point start_ = steady_clock::now();
+  steady_clock::time_point last_ = start_;
+};
+
+/// What this rank has to say in a vote: nothing against, or the exception that stopped it.
+class Outcome {
+ public:
+  template <class Step>
+  static Outcome of(const Step& step) {
+    Outcome outcome;
+    try {
+      step();
+    } catch (const Error& error) {
+      outcome.status_ = static_cast<int>(error.code());
+      outcome.failure_ = std::current_exception();
+    } catch (...) {
+      outcome.status_ = static_cast<int>(ErrorCode::kPeerFailed);
+      outcome.failure_ = std::current_exception();
+    }
+    return outcome;
+  }
+
+  int status() const noexcept { return status_; }
+  bool ok() const noexcept { return status_ == 0; }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  int status_ = 0;
+  std::exception_ptr failure_;
+};
+
+/// Throws this rank's own error, or that of the others, unless all agreed.
+void require_consent(const Outcome& own, int worst, const char* verb) {
+  own.rethrow();
+  if (worst == 0) return;
+  throw Error(ErrorCode::kPeerFailed,
+              fmt::format("another rank could not {} the delta: {}", verb, to_string(static_cast<ErrorCode>(worst))));
+}
+
+/// Copies: a transport must own what it sends, because after a failure it may go on reading it.
+std::vector<Bytes> records_of(const Delta& delta) {
+  std::vector<Bytes> records;
+  records.reserve(delta.frames.size() + 2);
+  records.push_back(delta.header);
+  records.insert(records.end(), delta.frames.begin(), delta.frames.end());
+  records.push_back(delta.commit);
+  return records;
+}
+
+std::uint64_t total_bytes(const std::vector<Bytes>& records) {
+  std::uint64_t total = 0;
+  for (const Bytes& record : records) total += record.size();
+  return total;
+}
+
+/// True when the subscriber proves that it already holds what these records lead to.
+bool already_held(const Subscriber& subscriber, const std::vector<Bytes>& records) {
+  if (subscriber.dirty() || records.size() < 2) return false;
+  const DeltaHeader header = parse_header(records.front());
+  const CommitRecord commit = parse_commit(records.back());
+  return commit.delta_id == header.delta_id && commit.version == subscriber.version() &&
+         commit.result_digest == subscriber.digest();
+}
+
+/// Stages all records. False when they are a duplicate.
+bool stage_records(Subscriber& subscriber, const std::vector<Bytes>& records) {
+  if (records.empty()) throw Error(ErrorCode::kPeerFailed, "the source had nothing to send");
+  try {
+    for (const Bytes& record : records) subscriber.stage(record);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kStaleVersion && already_held(subscriber, records)) return false;
+    throw;
+  }
+  if (!subscriber.ready()) throw Error(ErrorCode::kIncomplete, "records of the delta are missing");
+  return true;
+}
+
+/// Takes the applied delta back because of `reason`, and throws that; or, graver, that it could not be taken back.
+[[noreturn]] void undo_and_throw(Subscriber& subscriber, const Error& reason) {
+  const std::uint64_t applied = subscriber.version();
+  try {
+    subscriber.undo_last();
+  } catch (const Error& error) {
+    throw error.within(fmt::format("taking version {} back after '{}'", applied, reason.what()));
+  }
+  throw reason.within(fmt::format("version {} was applied and taken back, {} stands", applied, subscriber.version()));
+}
+
+}  // namespace
+
+SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout) {
+  const Deadline deadline = steady_clock::now() + timeout;
+  Stopwatch watch;
+  SyncReport report;
+  std::vector<Bytes> records;
+  std::optional<std::uint64_t> version;
+  const Outcome encoded = Outcome::of([&] {
+    const Delta& delta = publisher.publish();
+    version = delta.info.version;
+    report.changed = delta.result.changed;
+    report.wire_bytes = delta.wire_bytes();
+    records = records_of(delta);
+  });
+  report.encode_seconds = watch.lap();
+  if (!encoded.ok()) records.clear();
+  try {
+    transport.broadcast(records, transport.rank(), deadline);
+    report.wire_seconds = watch.lap();
+    require_consent(encoded, transport.agree(encoded.status(), deadline), "stage");
+    require_consent(encoded, transport.agree(0, deadline), "apply");
+  } catch (...) {
+    if (version) publisher.abort(*version);
+    encoded.rethrow();
+    throw;
+  }
+  publisher.commit(*version);
+  report.version = *version;
+  report.total_seconds = watch.total();
+  return report;
+}
+
+SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout) {
+  const Deadline deadline = steady_clock::now() + timeout;
+  Stopwatch watch;
+  SyncReport report;
+  std::vector<Bytes> records;
+  bool staged = false;
+  bool applied = false;
+  try {
+    transport.broadcast(records, source, deadline);
+    report.wire_seconds = watch.lap();
+    report.wire_bytes = total_bytes(records);
+    const Outcome staging = Outcome::of([&] { staged = stage_records(subscriber, records); });
+    records.clear();
+    report.stage_seconds = watch.lap();
+    require_consent(staging, transport.agree(staging.status(), deadline), "stage");
+
+    watch.lap();
+    const Outcome applying = Outcome::of([&] {
+      if (!staged) return;
+      report.changed = subscriber.apply().changed;
+      applied = true;
+    });
+    report.apply_seconds = watch.lap();
+    require_consent(applying, transport.agree(applying.status(), deadline), "apply");
+  } catch (const Error& error) {
+    subscriber.discard();
+    if (applied) undo_and_throw(subscriber, error);
+    throw;
+  } catch (const std::exception& error) {
+    subscriber.discard();
+    if (applied) undo_and_throw(subscriber, Error(ErrorCode::kPeerFailed, error.what()));
+    throw;
+  }
+  report.version = subscriber.version();
+  report.total_seconds = watch.total();
+  return report;
+}
+
+}  // namespace sparsecast
