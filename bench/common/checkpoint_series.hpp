@@ -1,0 +1,41 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsecast/io.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast::bench {
+
+/// A directory of successive checkpoints, ordered by name: *.safetensors files and directories of sharded checkpoints.
+/// The first is whole; each of the others is whole or a sparse step.
+class CheckpointSeries {
+ public:
+  /// Throws Error{kUsage} when there are fewer than two checkpoints, Error{kCorrupt | kUnsupported | kIo} when the first
+  /// cannot be read. `fs` outlives the series.
+  CheckpointSeries(FileSystem& fs, const std::string& directory);
+
+  const TensorTable& table() const noexcept { return table_; }
+  /// Checkpoints after the first.
+  std::size_t steps() const noexcept { return paths_.size() - 1; }
+  /// File or directory name of step `i`; 0 is the first checkpoint.
+  std::string name(std::size_t i) const;
+
+  /// Copies the first checkpoint.
+  void load_first(std::span<const TensorBytes> weights) const;
+  /// Brings `weights` from step i-1 to step i, 1 <= i <= steps(). Throws Error{kTableMismatch} when a whole
+  /// checkpoint has other tensors than the first.
+  void advance(std::size_t i, std::span<const TensorBytes> weights) const;
+
+ private:
+  void copy_checkpoint(const std::string& path, std::span<const TensorBytes> weights) const;
+  bool is_sparse(const std::string& path) const;
+
+  FileSystem& fs_;
+  std::vector<std::string> paths_;
+  TensorTable table_;
+};
+
+}  // namespace sparsecast::bench

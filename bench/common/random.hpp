@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace sparsecast::bench {
+
+/// SplitMix64, seeded by any number of coordinates: what a stream gives depends on nothing but them, so that work can be
+/// spread over threads in any way.
+class RandomStream {
+ public:
+  template <class... Coordinates>
+  explicit RandomStream(std::uint64_t seed, Coordinates... coordinates) : state_(seed) {
+    ((state_ = next() ^ (static_cast<std::uint64_t>(coordinates) * 0xD1342543DE82EF95U)), ...);
+  }
+
+  std::uint64_t next() {
+    state_ += 0x9E3779B97F4A7C15U;
+    std::uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
+  }
+  /// [0, 1)
+  float unit() { return static_cast<float>(next() >> 40) * 0x1p-24F; }
+  /// (0, 1)
+  double open_unit() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
+  /// Variance 1, nearly normal: the sum of four uniform numbers, because gradient noise is drawn for every weight.
+  float noise() {
+    const std::uint64_t bits = next();
+    const auto sum = static_cast<float>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
+    return (sum - 131070.0F) * (1.7320508F / 65536.0F);
+  }
+  double normal() {
+    return std::sqrt(-2 * std::log(open_unit())) * std::cos(6.283185307179586 * open_unit());
+  }
+  /// Student's t with 4 degrees of freedom, scaled to variance 1: the heavy tails of trained weights.
+  double heavy_tailed() {
+    // Inverse of the distribution function, which is closed for 4 degrees of freedom.
+    const double u = open_unit();
+    const double a = 4 * u * (1 - u);
+    const double root = std::sqrt(a);
+    const double q = std::cos(std::acos(root) / 3) / root;
+    const double t = 2 * std::sqrt(std::fmax(0, q - 1));
+    return (u < 0.5 ? -t : t) * 0.7071067811865476;
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+}  // namespace sparsecast::bench
