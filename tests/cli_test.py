@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""End-to-end tests of the `sparsecast` command: the built program, real files, nothing of the library.
+
+    tests/cli_test.py PATH_TO_SPARSECAST [unittest arguments]
+
+What the files should hold is computed here, with numpy, from the format of safetensors alone.
+"""
+import json
+import os
+import pathlib
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy as np
+
+TRACE = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "trace"
+SPARSECAST = ""
+MIB = 1 << 20
+MEMORY_LIMIT = 512 * MIB
+
+
+def read_safetensors(path):
+    """Name -> (dtype, shape, bytes), and the metadata."""
+    data = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    metadata = header.pop("__metadata__", {})
+    begin = 8 + length
+    tensors = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        tensors[name] = (entry["dtype"], entry["shape"], data[begin + first : begin + last])
+    return tensors, metadata
+
+
+def write_safetensors(path, tensors, metadata=None):
+    header = {"__metadata__": metadata} if metadata else {}
+    offset = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
+
+
+def apply_sparse(tensors, step):
+    """The tensors after a sparse step whose values are 16 bits wide."""
+    entries, _ = read_safetensors(step)
+    result = dict(tensors)
+    for name in sorted(n[: -len(".indices")] for n in entries if n.endswith(".indices")):
+        dtype, shape, data = result[name]
+        words = np.frombuffer(data, dtype="<u2").copy()
+        indices = np.frombuffer(entries[name + ".indices"][2], dtype="<i4")
+        words[indices] = np.frombuffer(entries[name + ".values"][2], dtype="<u2")
+        result[name] = (dtype, shape, words.tobytes())
+    return result
+
+
+def run(*arguments, expect=0):
+    done = subprocess.run([SPARSECAST, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    if done.returncode != expect:
+        raise AssertionError(f"{arguments}: exit {done.returncode}, not {expect}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def run_json(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="sparsecast_cli_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def path(self, name):
+        return self.folder / name
+
+
+@unittest.skipUnless(TRACE.is_dir(), "testdata/trace is absent")
+class RealTrace(Folder):
+    def setUp(self):
+        super().setUp()
+        steps = sorted(TRACE.glob("step_*.safetensors"))
+        self.anchor, self.steps = steps[0], steps[1:]
+        state, _ = read_safetensors(self.anchor)
+        self.states = [state]
+        for step in self.steps:
+            self.states.append(apply_sparse(self.states[-1], step))
+        self.checkpoints = [self.anchor]
+        for i, state in enumerate(self.states[1:], 1):
+            self.checkpoints.append(self.path(f"full_{i}.safetensors"))
+            write_safetensors(self.checkpoints[-1], state)
+
+    def deltas(self, *flags):
+        """One delta a step, made from full checkpoints."""
+        made = []
+        for i in range(1, len(self.checkpoints)):
+            made.append(self.path(f"{i}.scd"))
+            run("diff", self.checkpoints[i - 1], self.checkpoints[i], "-o", made[-1], "--base-version", i - 1,
+                "--version", i, *flags)
+        return made
+
+    def test_every_codec_takes_the_anchor_to_the_last_step(self):
+        for positions in ("auto", "packed", "gap16", "index32"):
+            for values in ("ulp", "xor", "raw"):
+                for zstd in (0, 3):
+                    with self.subTest(positions=positions, values=values, zstd=zstd):
+                        deltas = self.deltas("--positions", positions, "--values", values, "--zstd", zstd)
+                        out = self.path("out.safetensors")
+                        run("apply", self.anchor, *deltas, "-o", out, "--force")
+                        tensors, metadata = read_safetensors(out)
+                        self.assertEqual(tensors, self.states[-1])
+                        self.assertEqual(metadata, read_safetensors(self.anchor)[1])
+
+    def test_a_sparse_step_gives_the_same_delta_as_the_full_checkpoint(self):
+        for i, step in enumerate(self.steps):
+            sparse, full = self.path("sparse.scd"), self.path("full.scd")
+            report = run_json("diff", self.checkpoints[i], step, "-o", sparse)
+            run("diff", self.checkpoints[i], self.checkpoints[i + 1], "-o", full)
+            self.assertEqual(sparse.read_bytes(), full.read_bytes())
+            self.assertGreater(report["changed"], 0)
+
+    def test_the_json_of_diff_is_what_it_says(self):
+        delta = self.path("d.scd")
+        report = run_json("diff", self.anchor, self.checkpoints[1], "-o", delta)
+        elements = sum(len(data) // 2 for _, _, data in self.states[0].values())
+        changed = sum(
+            int(np.count_nonzero(np.frombuffer(data, "<u2") != np.frombuffer(self.states[1][name][2], "<u2")))
+            for name, (_, _, data) in self.states[0].items())
+        self.assertEqual(report["elements"], elements)
+        self.assertEqual(report["changed"], changed)
+        self.assertAlmostEqual(report["density"], changed / elements)
+        self.assertEqual(report["dense_bytes"], 2 * elements)
+        self.assertEqual(report["delta_bytes"], delta.stat().st_size)
+        self.assertAlmostEqual(report["bytes_per_change"], delta.stat().st_size / changed)
+        self.assertAlmostEqual(report["ratio"], 2 * elements / delta.stat().st_size)
+        self.assertEqual(report["base_digest"], run_json("digest", self.anchor)["digest"])
+        self.assertEqual(report["result_digest"], run_json("digest", self.checkpoints[1])["digest"])
+        self.assertGreater(report["seconds"], 0)
+        shown = run_json("inspect", delta, "--tensors")
+        self.assertEqual(shown["changed"], changed)
+        self.assertEqual(sum(row["changed"] for row in shown["tensor_rows"]), changed)
+
+    def test_in_place_reaches_the_last_step_and_says_when_it_is_there_already(self):
+        live = self.path("live.safetensors")
+        shutil.copy(self.anchor, live)
+        deltas = self.deltas()
+        first = run_json("apply", live, *deltas[:2], "--in-place")
+        self.assertEqual(first["applied"], 2)
+        rest = run("apply", live, *deltas, "--in-place", "--json")
+        self.assertIn("already applied", rest.stderr)
+        self.assertEqual(json.loads(rest.stdout)["already_applied"], 2)
+        self.assertEqual(read_safetensors(live)[0], self.states[-1])
+        self.assertEqual(run_json("apply", live, *deltas, "--in-place")["applied"], 0)
+        self.assertEqual(sorted(p.name for p in self.folder.glob("live*")), ["live.safetensors"])
+
+    def test_compose_and_invert_follow_the_group_laws(self):
+        for values in ("ulp", "xor", "raw"):
+            with self.subTest(values=values):
+                deltas = self.deltas("--values", values)
+                merged, back = self.path("merged.scd"), self.path("back.scd")
+                run("compose", *deltas, "-o", merged)
+                self.assertEqual(list(self.folder.glob("merged.scd.*")), [])
+                out, restored = self.path("out.safetensors"), self.path("restored.safetensors")
+                run("apply", self.anchor, merged, "-o", out, "--force")
+                self.assertEqual(read_safetensors(out)[0], self.states[-1])
+                if values == "raw":
+                    refused = run("invert", merged, "-o", back, expect=2)
+                    self.assertIn("--base", refused.stderr)
+                    run("invert", merged, "-o", back, "--base", self.checkpoints[1], expect=3)
+                run("invert", merged, "-o", back, *(["--base", self.anchor] if values == "raw" else []))
+                run("apply", out, back, "-o", restored, "--force")
+                self.assertEqual(read_safetensors(restored)[0], self.states[0])
+                self.assertEqual(run("compare", restored, self.anchor).returncode, 0)
+
+    def test_compare_names_what_differs(self):
+        report = json.loads(run("compare", self.anchor, self.checkpoints[1], "--json", expect=1).stdout)
+        self.assertFalse(report["identical"])
+        for row in report["tensor_rows"]:
+            old = np.frombuffer(self.states[0][row["name"]][2], "<u2")
+            new = np.frombuffer(self.states[1][row["name"]][2], "<u2")
+            different = np.flatnonzero(old != new)
+            self.assertEqual(row["differing"], len(different))
+            self.assertEqual(row["first_index"], different[0])
+            self.assertEqual(row["first_bits"], f"0x{old[different[0]]:04x}")
+            self.assertEqual(row["second_bits"], f"0x{new[different[0]]:04x}")
+        self.assertIn("different", run("compare", self.anchor, self.checkpoints[1], expect=1).stdout)
+
+    def test_an_in_place_apply_killed_at_any_moment_is_taken_back(self):
+        seed = random.randrange(1 << 30)
+        print(f"kill seed {seed}", file=sys.stderr)
+        chance = random.Random(seed)
+        deltas = self.deltas()
+        live = self.path("live.safetensors")
+        began = time.monotonic()
+        shutil.copy(self.anchor, live)
+        run("apply", live, *deltas, "--in-place")
+        usual = time.monotonic() - began
+        interrupted = 0
+        for _ in range(25):
+            shutil.copy(self.anchor, live)
+            child = subprocess.Popen([SPARSECAST, "apply", live, *deltas, "--in-place"], stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.DEVNULL)
+            time.sleep(chance.uniform(0, usual))
+            child.kill()
+            child.wait()
+            undo = self.path("live.safetensors.undo.scd")
+            if undo.exists():
+                interrupted += 1
+                self.assertIn("--recover", run("digest", live, expect=3).stderr)
+                self.assertTrue(run_json("apply", live, "--recover")["recovered"])
+            self.assertFalse(undo.exists())
+            self.assertIn(read_safetensors(live)[0], self.states)
+            run("apply", live, *deltas, "--in-place")
+            self.assertEqual(read_safetensors(live)[0], self.states[-1])
+        print(f"{interrupted} of 25 kills left an undo record", file=sys.stderr)
+
+
+class Refusals(Folder):
+    def test_wrong_use_is_exit_code_2(self):
+        write_safetensors(self.path("a.safetensors"), {"w": ("F32", [2], b"\0" * 8)})
+        for arguments in ([], ["nonsense"], ["diff"], ["diff", "a", "b"], ["diff", "a", "b", "-o", "c", "--values", "q"],
+                          ["apply", "a", "b"], ["apply", "a", "b", "-o", "c", "--in-place"],
+                          ["compose", "a", "-o", "b"]):
+            with self.subTest(arguments=arguments):
+                run(*arguments, expect=2)
+
+    def test_a_missing_file_is_exit_code_4_and_named(self):
+        for arguments in (["digest", "none.safetensors"], ["inspect", "none.scd"],
+                          ["diff", "none.safetensors", "none.safetensors", "-o", "d.scd"]):
+            with self.subTest(arguments=arguments):
+                self.assertIn("none", run(*arguments, expect=4).stderr)
+
+    def test_bad_input_is_exit_code_3_and_named(self):
+        bad = self.path("bad.safetensors")
+        bad.write_bytes(b"\xff" * 100)
+        self.assertIn("bad.safetensors", run("digest", bad, expect=3).stderr)
+        broken = self.path("broken.scd")
+        broken.write_bytes(b"SCH1" + b"\0" * 50)
+        self.assertIn("broken.scd", run("inspect", broken, expect=3).stderr)
+
+    def test_checkpoints_with_other_tensors_are_explained(self):
+        a, b = self.path("a.safetensors"), self.path("b.safetensors")
+        write_safetensors(a, {"layer.0.weight": ("F32", [2], b"\0" * 8), "same": ("BF16", [1], b"\0\0")})
+        write_safetensors(b, {"layer.0.weigth": ("F32", [2], b"\0" * 8), "same": ("F16", [1], b"\0\0")})
+        message = run("diff", a, b, "-o", self.path("d.scd"), expect=3).stderr
+        for word in ("layer.0.weight", "nearest: 'layer.0.weigth'", "same", "BF16", "F16"):
+            self.assertIn(word, message)
+        self.assertFalse(self.path("d.scd").exists())
+        self.assertEqual(run("compare", a, b, expect=1).returncode, 1)
+
+    def test_help_teaches_with_examples(self):
+        self.assertIn("sparsecast diff", run("--help").stdout)
+        for command in ("diff", "apply", "inspect", "compose", "invert", "digest", "compare"):
+            text = run(command, "--help").stdout
+            self.assertIn("Example", text)
+            self.assertIn(f"sparsecast {command}", text)
+        self.assertRegex(run("--version").stdout, r"^sparsecast \d+\.\d+\.\d+")
+
+
+class Memory(Folder):
+    """Checkpoints far larger than the memory that may be used; the files are sparse, so the disk is not filled."""
+
+    BYTES = 1536 * MIB
+
+    def big_checkpoint(self, name, changes):
+        path = self.path(name)
+        count = 3
+        each = self.BYTES // count
+        header = {f"t{i}": {"dtype": "BF16", "shape": [each // 2], "data_offsets": [i * each, (i + 1) * each]}
+                  for i in range(count)}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + self.BYTES)
+            for offset, data in changes:
+                file.seek(8 + len(text) + offset)
+                file.write(data)
+        return path
+
+    def peak_memory(self, *arguments):
+        """Peak resident bytes of one run, measured by a parent of its own."""
+        probe = ("import resource,subprocess,sys;"
+                 "code=subprocess.run(sys.argv[1:],stdout=subprocess.DEVNULL).returncode;"
+                 "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss*1024)")
+        done = subprocess.run([sys.executable, "-c", probe, SPARSECAST, *map(str, arguments)], capture_output=True,
+                              text=True, check=True)
+        code, peak = map(int, done.stdout.split())
+        self.assertEqual(code, 0, done.stderr)
+        return peak
+
+    def test_diff_apply_and_compare_stay_far_below_the_size_of_the_checkpoint(self):
+        chance = random.Random(7)
+        changes = [(2 * chance.randrange(self.BYTES // 2), b"\x01\x3c") for _ in range(20000)]
+        base = self.big_checkpoint("base.safetensors", [])
+        new = self.big_checkpoint("new.safetensors", changes)
+        delta = self.path("d.scd")
+        peaks = {"diff": self.peak_memory("diff", base, new, "-o", delta),
+                 "compare": self.peak_memory("compare", new, new),
+                 "apply": self.peak_memory("apply", base, delta, "--in-place")}
+        print({name: f"{peak / MIB:.0f} MiB" for name, peak in peaks.items()}, file=sys.stderr)
+        for name, peak in peaks.items():
+            self.assertLess(peak, MEMORY_LIMIT, name)
+        self.assertEqual(run_json("compare", base, new)["differing_elements"], 0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
+        sys.exit(__doc__)
+    SPARSECAST = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
