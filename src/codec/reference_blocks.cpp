@@ -228,7 +228,7 @@ struct TileRun {
 /// §5.1; `changes` by tile of a whole tensor.
 std::vector<TileRun> cut_into_runs(const Words& changes) {
   std::vector<TileRun> runs;
-  std::uint64_t before = 0;  // C
+  std::uint64_t before = 0;           // C
   std::optional<std::uint64_t> open;  // C / 512 of the run that the next tile may join.
   for (std::uint64_t tile = 0; tile < changes.size(); ++tile) {
     if (tile % kTilesPerSection == 0) {
@@ -261,8 +261,8 @@ std::uint64_t reference_element(ConstTensorBytes bits, DType dtype, std::uint64_
   return element;
 }
 
-std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstTensorBytes old_bits, ConstTensorBytes new_bits,
-                                             PositionMode mode, ValueCodec values) {
+std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstTensorBytes old_bits,
+                                             ConstTensorBytes new_bits, PositionMode mode, ValueCodec values) {
   const std::uint64_t elements = spec.elements();
   const auto differs = [&](std::uint64_t i) {
     return reference_element(old_bits, spec.dtype, i) != reference_element(new_bits, spec.dtype, i);

@@ -1,7 +1,7 @@
 #pragma once
 
-// The blocks of docs/wire-format.md §4 and §5, written for the eye: one bit, one element, one rule at a time. The optimised
-// encoders are held to its bytes; it shares no code with them.
+// The blocks of docs/wire-format.md §4 and §5, written for the eye: one bit, one element, one rule at a time. The
+// optimised encoders are held to its bytes; it shares no code with them.
 
 #include <cstdint>
 #include <vector>
@@ -24,7 +24,7 @@ struct ReferenceBlock {
 std::uint64_t reference_element(ConstTensorBytes bits, DType dtype, std::uint64_t index);
 
 /// All blocks that take a tensor from `old_bits` to `new_bits`, in order.
-std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstTensorBytes old_bits, ConstTensorBytes new_bits,
-                                             PositionMode mode, ValueCodec values);
+std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstTensorBytes old_bits,
+                                             ConstTensorBytes new_bits, PositionMode mode, ValueCodec values);
 
 }  // namespace sparsecast

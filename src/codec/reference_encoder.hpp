@@ -1,7 +1,7 @@
 #pragma once
 
-// A whole delta as docs/wire-format.md words it, with no thought for speed: the standard that the optimised encoders are
-// held to, byte for byte.
+// A whole delta as docs/wire-format.md words it, with no thought for speed: the standard that the optimised encoders
+// are held to, byte for byte.
 
 #include <span>
 #include <vector>
@@ -14,7 +14,8 @@ namespace sparsecast {
 StateDigest reference_digest(const TensorTable& table, std::span<const ConstTensorBytes> tensors);
 
 /// The records of the delta from `old_state` to `new_state` (both parallel to the table): header, frames, commit. Of
-/// `header` only stream, version, base_version and base_digest are read. Bytes of zstd frames depend on the zstd library.
+/// `header` only stream, version, base_version and base_digest are read. Bytes of zstd frames depend on the zstd
+/// library.
 std::vector<Bytes> reference_encode(const TensorTable& table, std::span<const ConstTensorBytes> old_state,
                                     std::span<const ConstTensorBytes> new_state, const DeltaHeader& header,
                                     const EncodeOptions& options);

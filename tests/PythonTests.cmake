@@ -1,0 +1,37 @@
+# Tests in Python: the decoder that was written from docs/wire-format.md alone, and the command end to end.
+
+# Not cached: the virtual environment may appear between two configurations.
+find_program(SPARSECAST_PYTHON NAMES python3 PATHS "${PROJECT_SOURCE_DIR}/.venv/bin" NO_DEFAULT_PATH NO_CACHE)
+if(NOT SPARSECAST_PYTHON)
+  find_program(SPARSECAST_PYTHON NAMES python3 NO_CACHE)
+endif()
+
+if(SPARSECAST_PYTHON)
+  execute_process(COMMAND "${SPARSECAST_PYTHON}" -c "import numpy" RESULT_VARIABLE numpy_missing OUTPUT_QUIET ERROR_QUIET)
+else()
+  set(numpy_missing 1)
+endif()
+if(numpy_missing)
+  message(STATUS "sparsecast: the Python tests are left out: no python3 with numpy (tests/requirements.txt)")
+  return()
+endif()
+
+set(decoder "${CMAKE_CURRENT_SOURCE_DIR}/independent_decoder.py")
+if(EXISTS "${decoder}" AND EXISTS "${PROJECT_SOURCE_DIR}/testdata/golden/manifest.json")
+  add_test(NAME independent_decoder COMMAND "${SPARSECAST_PYTHON}" "${decoder}" "${PROJECT_SOURCE_DIR}/testdata/golden")
+  set_tests_properties(independent_decoder PROPERTIES LABELS python TIMEOUT 600)
+endif()
+
+file(GLOB python_tests CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_test.py")
+foreach(source IN LISTS python_tests)
+  get_filename_component(name "${source}" NAME_WE)
+  if(name STREQUAL "cli_test")
+    if(NOT TARGET sparsecast_cli)
+      continue()
+    endif()
+    add_test(NAME ${name} COMMAND "${SPARSECAST_PYTHON}" "${source}" "$<TARGET_FILE:sparsecast_cli>")
+  else()
+    add_test(NAME ${name} COMMAND "${SPARSECAST_PYTHON}" "${source}")
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS python TIMEOUT 900)
+endforeach()

@@ -1,0 +1,23 @@
+#include <sparsecast/publisher.hpp>
+#include <sparsecast/subscriber.hpp>
+#include <sparsecast/version.hpp>
+
+#include <array>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <span>
+
+int main() {
+  using namespace sparsecast;
+  auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"weight", DType::kBF16, {4}}});
+  std::array<std::uint16_t, 4> trainer = {0x3F80, 0x4000, 0x4040, 0x4080};
+  std::array<std::uint16_t, 4> engine = trainer;
+  Publisher publisher(table, make_host_snapshot(*table, {std::as_bytes(std::span(trainer))}), {});
+  Subscriber subscriber(table, {std::as_writable_bytes(std::span(engine))}, {});
+  trainer[2] = 0x4041;  // The optimizer step.
+  subscriber.stage(publisher.publish());
+  publisher.commit(subscriber.apply().version);
+  std::cout << "sparsecast " << version_string() << ": version " << subscriber.version() << '\n';
+  return engine == trainer && subscriber.digest() == publisher.digest() ? 0 : 1;
+}

@@ -1,0 +1,226 @@
+// Deltas as the encoder writes them: every position mode with every value codec, every dtype, and the odd shapes.
+
+#include <bit>
+
+#include "golden_vectors.hpp"
+#include "support/random_delta.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+constexpr PositionMode kModes[] = {PositionMode::kAuto, PositionMode::kPacked, PositionMode::kGap16,
+                                   PositionMode::kIndex32, PositionMode::kBitmap};
+constexpr ValueCodec kCodecs[] = {ValueCodec::kRaw, ValueCodec::kXor, ValueCodec::kUlp};
+constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2,
+                             DType::kI8,   DType::kU8,  DType::kI16, DType::kI32, DType::kI64,    DType::kBool};
+
+struct States {
+  std::string name;
+  TensorTable table;
+  TensorState base;
+  TensorState result;
+};
+
+EncodeOptions options_of(PositionMode positions, ValueCodec values, int zstd_level = 0) {
+  EncodeOptions options;
+  options.positions = positions;
+  options.values = values;
+  options.zstd_level = zstd_level;
+  return options;
+}
+
+States states_of(const std::string& name, std::vector<TensorSpec> specs) {
+  States states{name, TensorTable(std::move(specs)), {}, {}};
+  for (const TensorSpec& spec : states.table) states.base.emplace_back(spec.bytes());
+  states.result = states.base;
+  return states;
+}
+
+void set_result(States& states, std::size_t tensor, std::uint64_t index, std::uint64_t bits) {
+  write_element(states.result[tensor].data(), element_size(states.table[tensor].dtype), index, bits);
+}
+
+/// Random bits in every tensor, and one element in `every` moved by one or a few of its lowest bits.
+void small_steps(States& states, Random& random, std::uint64_t every) {
+  for (std::size_t t = 0; t < states.table.size(); ++t) {
+    const std::size_t size = element_size(states.table[t].dtype);
+    for (std::uint64_t i = 0; i < states.table[t].elements(); ++i) {
+      const std::uint64_t bits = random.next();
+      write_element(states.base[t].data(), size, i, bits);
+      const std::uint64_t distance = random.chance(0.9) ? 1 : random.between(2, 40);
+      const std::uint64_t moved = random.chance(0.5) ? bits + distance : bits - distance;
+      set_result(states, t, i, random.below(every) == 0 ? moved : bits);
+    }
+  }
+}
+
+States weights_states() {
+  Random random(1);
+  States states = states_of("weights", {{"weights", DType::kBF16, {130, 300}}});
+  small_steps(states, random, 80);
+  return states;
+}
+
+States half_states() {
+  Random random(2);
+  States states = states_of("half", {{"half", DType::kF32, {40, 50}}});
+  small_steps(states, random, 2);
+  return states;
+}
+
+States dtype_states() {
+  Random random(3);
+  std::vector<TensorSpec> specs;
+  for (const DType dtype : kDTypes) specs.push_back({"t." + std::string(to_string(dtype)), dtype, {5, 60}});
+  States states = states_of("dtypes", std::move(specs));
+  small_steps(states, random, 9);
+  return states;
+}
+
+/// Zeros, subnormals, normals, infinities and NaNs, each to each; every second element stays.
+States special_states() {
+  constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2};
+  constexpr int kMantissa[] = {7, 10, 23, 52, 3, 2};
+  std::vector<TensorSpec> specs;
+  for (const DType dtype : kFloats) specs.push_back({std::string(to_string(dtype)), dtype, {22, 22, 2}});
+  States states = states_of("special", std::move(specs));
+  for (std::size_t t = 0; t < states.table.size(); ++t) {
+    const std::size_t size = element_size(states.table[t].dtype);
+    const std::uint64_t sign = std::uint64_t{1} << (8 * size - 1);
+    const std::uint64_t unit = std::uint64_t{1} << kMantissa[t];
+    const std::uint64_t infinity = sign - unit;
+    std::vector<std::uint64_t> patterns;
+    for (const std::uint64_t magnitude : {std::uint64_t{0}, std::uint64_t{1}, unit - 1, unit, unit + 1, infinity / 2,
+                                          infinity - 1, infinity, infinity + 1, infinity | unit / 2, sign - 1}) {
+      patterns.insert(patterns.end(), {magnitude, magnitude | sign});
+    }
+    for (std::uint64_t i = 0; i < 22 * 22 * 2; ++i) {
+      const std::uint64_t from = patterns[i / 2 / 22];
+      write_element(states.base[t].data(), size, i, from);
+      set_result(states, t, i, i % 2 == 0 ? patterns[i / 2 % 22] : from);
+    }
+  }
+  return states;
+}
+
+/// Distances from one ULP to most of the range, so that all parts of the ulp code are used.
+States wide_states() {
+  Random random(5);
+  States states =
+      states_of("wide", {{"f32", DType::kF32, {900}}, {"f64", DType::kF64, {900}}, {"i64", DType::kI64, {900}}});
+  for (std::size_t t = 0; t < states.table.size(); ++t) {
+    const std::size_t size = element_size(states.table[t].dtype);
+    for (std::uint64_t i = 0; i < 900; ++i) {
+      const std::uint64_t bits = random.next();
+      write_element(states.base[t].data(), size, i, bits);
+      const std::uint64_t distance = random.next() >> random.between(64 - 8 * size + (t == 0 ? 10 : 1), 63);
+      set_result(states, t, i, i % 5 != 0 ? bits : random.chance(0.5) ? bits + distance : bits - distance);
+    }
+  }
+  return states;
+}
+
+States dense_states() {
+  Random random(6);
+  States states = states_of("dense", {{"dense", DType::kI8, {17'001}}});
+  for (std::byte& bits : states.base[0]) bits = static_cast<std::byte>(random.next());
+  for (std::byte& bits : states.result[0]) bits = static_cast<std::byte>(random.next());
+  return states;
+}
+
+/// Every way in which tiles become blocks, short of a section's end: full tiles, runs, gaps over 16 bits, a short tail.
+States tile_states(const std::string& name, const std::vector<std::uint64_t>& changes_by_tile) {
+  Random random(7);
+  States states = states_of(name, {{"tiles", DType::kU8, {(changes_by_tile.size() - 1) * kTileElems + 700}}});
+  for (std::size_t tile = 0; tile < changes_by_tile.size(); ++tile) {
+    const std::uint64_t span = tile + 1 == changes_by_tile.size() ? 700 : kTileElems;
+    for (std::uint64_t changed = 0; changed < changes_by_tile[tile];) {
+      const std::uint64_t at = tile * kTileElems + random.below(span);
+      if (states.result[0][at] != std::byte{0}) continue;
+      states.result[0][at] = static_cast<std::byte>(random.between(1, 255));
+      ++changed;
+    }
+  }
+  return states;
+}
+
+States shape_states() {
+  States states = states_of("shapes", {{"scalar", DType::kF32, {}},
+                                       {"empty", DType::kBF16, {0}},
+                                       {"empty cube", DType::kI64, {3, 0, 7}},
+                                       {"one", DType::kU8, {1, 1, 1, 1}},
+                                       {"größe/重み", DType::kF64, {2}}});
+  set_result(states, 0, 0, std::bit_cast<std::uint32_t>(1.5F));
+  set_result(states, 3, 0, 255);
+  set_result(states, 4, 1, std::bit_cast<std::uint64_t>(-2.0));
+  return states;
+}
+
+States many_states() {
+  Random random(8);
+  std::vector<TensorSpec> specs;
+  for (int layer = 0; layer < 40; ++layer) {
+    specs.push_back({"model.layers." + std::to_string(layer) + ".mlp.weight", DType::kBF16, {4, 8}});
+  }
+  States states = states_of("many", std::move(specs));
+  small_steps(states, random, 6);
+  return states;
+}
+
+class Collection {
+ public:
+  void add(const std::string& name, const States& states, const EncodeOptions& options, const Step& step = {}) {
+    const Bytes delta = encode_file(states.table, states.base, states.result, options, step);
+    vectors_.push_back({name, states.name, states.table, states.base, states.result, delta, true});
+  }
+  void add_all_codecs(const States& states, PositionMode mode) {
+    for (const ValueCodec values : kCodecs) {
+      add(states.name + "_" + std::string(to_string(mode)) + "_" + std::string(to_string(values)), states,
+          options_of(mode, values));
+    }
+  }
+  std::vector<GoodVector> take() { return std::move(vectors_); }
+
+ private:
+  std::vector<GoodVector> vectors_;
+};
+
+}  // namespace
+
+std::vector<GoodVector> encoded_vectors() {
+  Collection all;
+  const States weights = weights_states();
+  for (const PositionMode mode : kModes) all.add_all_codecs(weights, mode);
+  all.add_all_codecs(half_states(), PositionMode::kAuto);
+  all.add_all_codecs(half_states(), PositionMode::kBitmap);
+  all.add_all_codecs(dtype_states(), PositionMode::kAuto);
+  all.add("dtypes_index32_ulp", dtype_states(), options_of(PositionMode::kIndex32, ValueCodec::kUlp));
+  all.add("dtypes_gap16_raw", dtype_states(), options_of(PositionMode::kGap16, ValueCodec::kRaw));
+  all.add_all_codecs(special_states(), PositionMode::kAuto);
+  all.add("special_packed_ulp", special_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
+  all.add_all_codecs(wide_states(), PositionMode::kPacked);
+  all.add_all_codecs(dense_states(), PositionMode::kAuto);
+  all.add_all_codecs(tile_states("tiles", {511, 1, 512, 0, 30, 600, 200}), PositionMode::kAuto);
+  all.add_all_codecs(tile_states("far", {2, 0, 0, 0, 0, 0, 1}), PositionMode::kGap16);
+  all.add("far_packed_ulp", tile_states("far", {2, 0, 0, 0, 0, 0, 1}),
+          options_of(PositionMode::kPacked, ValueCodec::kUlp));
+  all.add_all_codecs(shape_states(), PositionMode::kAuto);
+  all.add("many_tensors", many_states(), options_of(PositionMode::kAuto, ValueCodec::kUlp));
+
+  States still = half_states();
+  still.name = "still";
+  still.result = still.base;
+  all.add("no_change", still, options_of(PositionMode::kAuto, ValueCodec::kUlp));
+  all.add("no_tensors", states_of("nothing", {}), options_of(PositionMode::kAuto, ValueCodec::kRaw));
+  all.add("last_version", half_states(), options_of(PositionMode::kAuto, ValueCodec::kXor),
+          {~std::uint64_t{0} - 1, ~std::uint64_t{0}});
+
+  all.add("zstd_1_not_smaller", half_states(), options_of(PositionMode::kBitmap, ValueCodec::kRaw, 1));
+  all.add("zstd_1_bitmap_raw", tile_states("far", {2, 0, 0, 0, 0, 0, 1}),
+          options_of(PositionMode::kBitmap, ValueCodec::kRaw, 1));
+  all.add("zstd_3_gap16_xor", weights, options_of(PositionMode::kGap16, ValueCodec::kXor, 3));
+  all.add("zstd_19_index32_ulp", weights, options_of(PositionMode::kIndex32, ValueCodec::kUlp, 19));
+  return all.take();
+}
+
+}  // namespace sparsecast::test

@@ -1,0 +1,198 @@
+"""Blocks of a delta and the codecs inside them: sections 1 and 4 of docs/wire-format.md, written from that text alone.
+
+The part of independent_decoder.py that knows bit strings, positions and values. It needs numpy only.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+TILE, SECTION_TILES = 1 << 14, 256  # 4
+INDEX32, GAP16, PACKED, BITMAP, DENSE = range(5)
+RAW, XOR, ULP = range(3)
+POSITION_NAMES = ("index32", "gap16", "packed", "bitmap", "dense")
+VALUE_NAMES = ("raw", "xor", "ulp")
+DTYPES = {1: ("BF16", 2), 2: ("F16", 2), 3: ("F32", 4), 4: ("F64", 8), 5: ("F8_E4M3", 1), 6: ("F8_E5M2", 1),
+          7: ("I8", 1), 8: ("U8", 1), 9: ("I16", 2), 10: ("I32", 4), 11: ("I64", 8), 12: ("BOOL", 1)}
+
+
+class FormatError(Exception):
+    """The bytes are not a delta that a reader may apply."""
+
+
+def require(condition: bool, why: str) -> None:
+    if not condition:
+        raise FormatError(why)
+
+
+@dataclass
+class Tensor:
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    key: int | None  # 3: XXH3-128 of the tensor's own table entry
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bits(self) -> int:
+        return 8 * DTYPES[self.dtype][1]
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype <= 6
+
+
+@dataclass
+class Block:
+    tensor: int
+    first: int  # element index in the tensor
+    span: int
+    changed: int
+    codec: int
+    positions: np.ndarray  # relative to `first`
+    words: np.ndarray  # coded words, unsigned integers of the element's width
+
+
+class Bits:
+    """A bit string (1) with a reading position."""
+
+    def __init__(self, data: bytes) -> None:
+        self.bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        self.text = self.bits.tobytes()  # the same, one byte a bit: for searches
+        self.at = 0
+
+    def take(self, count: int) -> np.ndarray:
+        require(self.at + count <= len(self.bits), "a code runs past the payload")
+        self.at += count
+        return self.bits[self.at - count:self.at]
+
+    def fields(self, count: int, width: int) -> np.ndarray:
+        taken = self.take(count * width)
+        values = np.zeros(count, np.uint64)
+        for bit in range(width):
+            values |= taken[bit::width].astype(np.uint64) << np.uint64(bit)
+        return values
+
+    def field(self, width: int) -> int:
+        return sum(int(bit) << i for i, bit in enumerate(self.take(width)))
+
+    def unary(self) -> int:
+        one = self.text.find(b"\x01", self.at)
+        require(one >= 0, "a unary code runs past the payload")
+        zeros, self.at = one - self.at, one + 1
+        return zeros
+
+    def unaries(self, count: int) -> np.ndarray:
+        ones = np.flatnonzero(self.bits[self.at:])[:count]
+        require(len(ones) == count, "a unary code runs past the payload")
+        self.at += int(ones[-1]) + 1
+        return np.diff(ones, prepend=-1).astype(np.uint64) - np.uint64(1)
+
+    def golomb(self) -> int:
+        zeros = self.unary()
+        require(zeros <= 63, "an exponential-Golomb code has more than 63 leading zeros")
+        return (1 << zeros | self.field(zeros)) - 1
+
+    def end_part(self) -> None:
+        require(not self.take(-self.at % 32).any(), "padding bits are set")
+
+
+def read_positions(bits: Bits, codec: int, kp: int, n: int, span: int) -> np.ndarray:
+    """4.1"""
+    require(kp <= {PACKED: 22, GAP16: 1}.get(codec, 0), "kp is out of range")
+    if codec == DENSE:
+        return np.arange(span)
+    if codec == BITMAP:
+        positions = np.flatnonzero(bits.take(span))
+        require(len(positions) == n, "the bitmap does not have n bits set")
+    elif codec == INDEX32:
+        positions = bits.fields(n, 32).astype(np.int64)
+        require(bool((np.diff(positions) > 0).all()), "positions do not increase")
+    else:
+        if codec == GAP16:
+            gaps = bits.fields(n, 32 if kp else 16)
+        else:
+            gaps = bits.fields(n, kp) | bits.unaries(n) << np.uint64(kp)
+        positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    bits.end_part()
+    require(int(positions[-1]) < span, "a position is outside the block")
+    return positions
+
+
+def read_ulp_words(bits: Bits, kv: int, ke: int, n: int, width: int) -> np.ndarray:
+    """4.2, ulp under every position codec but dense"""
+    require(kv <= width - 1 and ke <= 22, "kv or ke is out of range")
+    signs = bits.fields(n, 1)
+    m = bits.fields(n, kv)
+    exceptions = bits.golomb()
+    require(exceptions <= n, "more exceptions than changes")
+    require(exceptions > 0 or ke == 0, "ke without exceptions")
+    x = -1
+    for _ in range(exceptions):
+        quotient = bits.unary()
+        x += 1 + (quotient << ke | bits.field(ke))
+        require(x < n, "an exception index is out of range")
+        value = (bits.golomb() + 1) << kv | int(m[x])
+        require(value < 1 << width - 1, "a difference is out of range")
+        m[x] = value
+    limit = np.uint64((1 << width - 1) - 1) + signs
+    require(bool((m < limit).all()), "a difference is out of range")
+    distance = m + np.uint64(1)
+    return np.where(signs == 1, ~distance + np.uint64(1), distance).astype(f"<u{width // 8}")
+
+
+def read_words(bits: Bits, count: int, width: int) -> np.ndarray:
+    return np.packbits(bits.take(count * width), bitorder="little").view(f"<u{width // 8}")
+
+
+def read_block(entry: tuple[int, int, int, int], start: int, payload: bytes, index: int, tensor: Tensor,
+               value_codec: int) -> Block:
+    """4"""
+    first_tile, extent, end, coding = entry
+    n, tiles = extent & 0xFFFFFF, (extent >> 24) + 1
+    first, last_tile = first_tile * TILE, first_tile + tiles - 1
+    require(first < tensor.elements and last_tile * TILE < tensor.elements, "a block reaches beyond its tensor")
+    require(last_tile // SECTION_TILES == first_tile // SECTION_TILES, "a block reaches beyond its section")
+    span = min((last_tile + 1) * TILE, tensor.elements) - first
+    require(1 <= n <= span, "a block's count of changes is impossible")
+    require(end % 4 == 0 and start <= end <= len(payload), "payload_end is impossible")
+    codec, values, kp, kv, ke = coding & 7, coding >> 3 & 3, coding >> 5 & 31, coding >> 10 & 63, coding >> 16 & 31
+    require(coding >> 21 == 0 and codec <= DENSE and values == value_codec, "coding is impossible")
+    bits = Bits(payload[start:end])
+    positions = read_positions(bits, codec, kp, n, span)
+    if values == ULP and codec != DENSE:
+        words = read_ulp_words(bits, kv, ke, n, tensor.bits)
+    else:
+        require(kv == 0 and ke == 0, "kv or ke is set where it has no meaning")
+        words = read_words(bits, len(positions), tensor.bits)
+    bits.end_part()
+    require(bits.at == len(bits.bits), "a block's payload is longer than its parts")
+    return Block(index, first, span, n, codec, positions, words)
+
+
+def ordered(u: np.ndarray, top: np.integer) -> np.ndarray:
+    return np.where(u & top, ~u, u ^ top)
+
+
+def unordered(v: np.ndarray, top: np.integer) -> np.ndarray:
+    return np.where(v & top, v ^ top, ~v)
+
+
+def apply_block(block: Block, tensor: Tensor, elements: np.ndarray, value_codec: int) -> None:
+    """4.2"""
+    where = block.first + block.positions
+    old, word = elements[where], block.words
+    if value_codec == RAW:
+        elements[where] = word
+    elif value_codec == XOR:
+        elements[where] = old ^ word
+    elif tensor.floating:
+        top = elements.dtype.type(1 << tensor.bits - 1)
+        elements[where] = unordered(ordered(old, top) + word, top)
+    else:
+        elements[where] = old + word

@@ -1,0 +1,256 @@
+"""A small encoder of deltas for independent_decoder_test.py, written from docs/wire-format.md alone.
+
+Scalar and slow on purpose: it shares no arithmetic with the decoder's vectors. The numbers in comments are sections of
+docs/wire-format.md.
+"""
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+import independent_blocks as blocks
+import independent_decoder as decoder
+from independent_blocks import BITMAP, DENSE, GAP16, INDEX32, PACKED, TILE, ULP
+
+AUTO = -1
+STREAM = bytes(range(16))
+
+
+@dataclass
+class Change:
+    """A tensor before and after."""
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    old: np.ndarray
+    new: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.bits = 8 * blocks.DTYPES[self.dtype][1]
+
+
+class BitWriter:
+    def __init__(self) -> None:
+        self.bits: list[int] = []
+
+    def field(self, value: int, width: int) -> None:
+        self.bits += [value >> i & 1 for i in range(width)]
+
+    def unary(self, value: int) -> None:
+        self.bits += [0] * value + [1]
+
+    def golomb(self, value: int) -> None:
+        width = (value + 1).bit_length()
+        self.unary(width - 1)
+        self.field(value + 1, width - 1)
+
+    def part(self) -> bytes:
+        padded = self.bits + [0] * (-len(self.bits) % 32)
+        return np.packbits(np.array(padded, np.uint8), bitorder="little").tobytes()
+
+
+def rice_parameter(total: int, count: int) -> int:
+    """5.2"""
+    return max((total * 123 // (128 * count)).bit_length() - 1, 0)
+
+
+def encode_positions(codec: int, p: list[int], span: int, kp: int | None = None) -> tuple[bytes, int]:
+    """4.1: the part, and kp"""
+    out = BitWriter()
+    gaps = [b - a - 1 for a, b in zip([-1] + p, p)]
+    if codec == INDEX32:
+        return struct.pack(f"<{len(p)}I", *p), 0
+    if codec == GAP16:
+        wide = max(gaps) > 65535
+        for gap in gaps:
+            out.field(gap, 32 if wide else 16)
+        return out.part(), int(wide)
+    if codec == PACKED:
+        kp = rice_parameter(p[-1] + 1 - len(p), len(p)) if kp is None else kp
+        for gap in gaps:
+            out.field(gap, kp)
+        for gap in gaps:
+            out.unary(gap >> kp)
+        return out.part(), kp
+    present = set(p)
+    out.bits = [int(e in present) for e in range(span)] if codec == BITMAP else []
+    return out.part(), 0
+
+
+def choose_kv(m: list[int], width: int) -> int:
+    """5.3"""
+    if 4 * sum(v != 0 for v in m) <= len(m):
+        return 0
+
+    def cost(kv: int) -> int:
+        high = [v >> kv for v in m if v >> kv]
+        e, n = len(high), len(m)
+        k = rice_parameter(n - e, e) if e else 0
+        rice = e * (1 + k) + (n - e >> k) if e else 0
+        return n * kv + rice + sum(2 * v.bit_length() - 1 for v in high)
+
+    return min(range(width), key=cost)
+
+
+def encode_ulp(c: list[int], width: int, kv: int | None = None) -> tuple[bytes, int, int]:
+    """4.2: the part, kv and ke"""
+    out = BitWriter()
+    signs = [word >> width - 1 for word in c]
+    m = [(1 << width) - word - 1 if sign else word - 1 for word, sign in zip(c, signs)]
+    kv = choose_kv(m, width) if kv is None else kv
+    for sign in signs:
+        out.field(sign, 1)
+    for v in m:
+        out.field(v, kv)
+    x = [i for i, v in enumerate(m) if v >> kv]
+    ke = rice_parameter(x[-1] + 1 - len(x), len(x)) if x else 0
+    out.golomb(len(x))
+    for before, i in zip([-1] + x, x):
+        gap = i - before - 1
+        out.unary(gap >> ke)
+        out.field(gap, ke)
+        out.golomb((m[i] >> kv) - 1)
+    return out.part(), kv, ke
+
+
+def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
+    """4.2"""
+    def ordered(u: int) -> int:
+        if dtype > 6:
+            return u
+        return u ^ ((1 << width) - 1 if u >> width - 1 else 1 << width - 1)
+
+    return (new, new ^ old, (ordered(new) - ordered(old)) % (1 << width))[values]
+
+
+def encode_block(change: Change, first: int, span: int, mode: int, values: int) -> tuple[int, int, bytes]:
+    """n, coding, payload. `mode` AUTO chooses as 5.4 says; a codec is taken as it is."""
+    old = change.old[first:first + span].tolist()
+    new = change.new[first:first + span].tolist()
+    p = [i for i in range(span) if old[i] != new[i]]
+    es, width = change.bits // 8, change.bits
+    words = [coded_word(a, b, values, change.dtype, width) for a, b in zip(old, new)]
+
+    def whole(chosen: list[int]) -> bytes:
+        data = b"".join(word.to_bytes(es, "little") for word in chosen)
+        return data + bytes(-len(data) % 4)
+
+    codec = PACKED if mode == AUTO else mode
+    positions, kp = encode_positions(codec, p, span)
+    if mode == AUTO and (span + 31) // 32 * 4 < len(positions):
+        codec, (positions, kp) = BITMAP, encode_positions(BITMAP, p, span)
+    kv = ke = 0
+    if values == ULP and codec != DENSE:
+        part, kv, ke = encode_ulp([words[i] for i in p], width)
+    else:
+        part = whole(words if codec == DENSE else [words[i] for i in p])
+    if mode == AUTO and span * es < len(positions) + len(part):
+        codec, kp, kv, ke, positions, part = DENSE, 0, 0, 0, b"", whole(words)
+    return len(p), codec | values << 3 | kp << 5 | kv << 10 | ke << 16, positions + part
+
+
+def cut_blocks(change: Change) -> list[tuple[int, int]]:
+    """5.1: first tile and number of tiles of each block"""
+    counts = [int((change.old[i:i + TILE] != change.new[i:i + TILE]).sum()) for i in range(0, len(change.old), TILE)]
+    found: dict[tuple[int, int], list[int]] = {}
+    before = 0
+    for tile, count in enumerate(counts):
+        before = 0 if tile % 256 == 0 else before
+        if count:
+            found.setdefault((tile // 256, before // 512), []).append(tile)
+        before += count
+    return [(tiles[0], tiles[-1] - tiles[0] + 1) for tiles in found.values()]
+
+
+def table_entry(change: Change) -> bytes:
+    name = change.name.encode()
+    return struct.pack(f"<HBB{len(change.shape)}Q", len(name), change.dtype, len(change.shape), *change.shape) + name
+
+
+def digest(changes: list[Change], attribute: str) -> int:
+    """6, as it is written; but a tensor that would take minutes by the decoder's vectors"""
+    low, total = (1 << 64) - 1, 0
+    for change in changes:
+        key = decoder.xxh3_128(table_entry(change)) or 0
+        if len(change.old) > 1 << 20:
+            total += decoder.tensor_digest(key, getattr(change, attribute))
+            continue
+        for i, u in enumerate(getattr(change, attribute).tolist()):
+            k = (key & low) + (i + 1) * 0x9E3779B97F4A7C15 & low
+            k = (k ^ k >> 32) * 0xD6E8FEB86659FD93 & low
+            total += ((k ^ k >> 32) | 1) * ((u * 0xA0761D6478BD642F & low) ^ key >> 64)
+    return total % (1 << 128)
+
+
+def compress(data: bytes, wanted: bool) -> tuple[bytes, int]:
+    packed = decoder.zstandard.ZstdCompressor(level=3).compress(data) if wanted else data
+    return (packed, 1) if len(packed) < len(data) else (data, 0)
+
+
+def seal(records: list[bytes]) -> bytes:
+    """Joins records after giving each the delta_id and the checksums that its bytes ask for."""
+    hash64 = decoder.xxh3_64
+    header = records[0][:120] + struct.pack("<Q", hash64(records[0][:120]) or 0)
+    sealed, checksums = [header], b""
+    for record in records[1:]:
+        record = record[:8] + header[120:] + record[16:]
+        if record[:4] == b"SCC1":
+            record = record[:64] + struct.pack("<Q", hash64(checksums) or 0) + record[72:88]
+            record += struct.pack("<Q", hash64(record) or 0)
+        else:
+            fixed, at = (48, 16) if record[:4] == b"SCT1" else (64, 32)
+            stored = record[fixed:fixed + struct.unpack_from("<I", record, at)[0]]
+            checksum = struct.pack("<Q", hash64(stored, hash64(record[:fixed - 8]) or 0) or 0)
+            record = record[:fixed - 8] + checksum + record[fixed:]
+            checksums += checksum if record[:4] == b"SCF1" else b""
+        sealed.append(record)
+    return b"".join(sealed)
+
+
+def encode(changes: list[Change], mode: int = AUTO, values: int = ULP, zstd: bool = False,
+           blocks_a_frame: int = 1 << 30) -> list[bytes]:
+    """The records of a delta, to be sealed."""
+    table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
+    directory = [(i, tile, tiles) for i, change in enumerate(changes) for tile, tiles in cut_blocks(change)]
+    frames, total = [], 0
+    for begin in range(0, len(directory), blocks_a_frame):
+        groups: dict[int, int] = {}
+        entries, payload, changed = b"", b"", 0
+        for i, tile, tiles in directory[begin:begin + blocks_a_frame]:
+            span = min((tile + tiles) * TILE, len(changes[i].old)) - tile * TILE
+            n, coding, data = encode_block(changes[i], tile * TILE, span, mode, values)
+            payload += data
+            groups[i] = groups.get(i, 0) + 1
+            changed += n
+            entries += struct.pack("<4I", tile, n | tiles - 1 << 24, len(payload), coding)
+        body = b"".join(struct.pack("<2I", *group) for group in groups.items()) + entries + payload
+        stored, flags = compress(body, zstd)
+        padded = stored + bytes(-len(stored) % 8)
+        frames.append(decoder.FRAME.pack(b"SCF1", 64 + len(padded), 0, len(frames), len(groups), len(entries) // 16,
+                                         flags, len(stored), len(body), changed, 8, 0) + padded)
+        total += changed
+    stored, flags = compress(table, zstd)
+    padded = stored + bytes(-len(stored) % 8)
+    header = decoder.HEADER.pack(
+        b"SCH1", 128, 1, 0, 0, STREAM, 8, 7, (decoder.xxh3_128(table) or 0).to_bytes(16, "little"),
+        digest(changes, "old").to_bytes(16, "little"), sum(len(c.old) for c in changes), len(changes), 1 << 20,
+        max(mode, 0) if mode in (AUTO, DENSE) else (3, 2, 1, 4)[mode], values, bytes(22), 0)
+    commit = decoder.COMMIT.pack(b"SCC1", 96, 0, 8, len(frames), 0, total, sum(map(len, frames)),
+                                 digest(changes, "new").to_bytes(16, "little"), 0, bytes(16), 0)
+    fixed = decoder.TABLE.pack(b"SCT1", 48 + len(padded), 0, len(stored), len(table), flags, len(changes), 0, 0)
+    return [header, fixed + padded, *frames, commit]
+
+
+def random_change(rng: random.Random, name: str, dtype: int, count: int, density: float) -> Change:
+    width = 8 * blocks.DTYPES[dtype][1]
+    old = [rng.getrandbits(width) for _ in range(count)]
+    new = list(old)
+    for i in range(count):
+        if rng.random() < density:  # Mostly neighbours, sometimes anything: signs, NaN, infinities.
+            near = (old[i] + rng.choice((-1, 1, -2, 3))) % (1 << width)
+            new[i] = near if rng.random() < 0.8 else rng.getrandbits(width)
+    kind = f"<u{width // 8}"
+    return Change(name, dtype, (count,), np.array(old, kind), np.array(new, kind))

@@ -1,0 +1,36 @@
+#pragma once
+
+// Random tables, states and changes: every dtype, shapes from empty to many tiles, densities 0 to 1, spans, and the bit
+// patterns that floats go wrong on.
+
+#include <memory>
+
+#include "sparsecast/publisher.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+
+namespace sparsecast::test {
+
+struct RandomLimits {
+  std::size_t max_tensors = 4;
+  std::uint64_t max_elements = 40'000;  ///< Of one tensor.
+  double large_chance = 0.01;           ///< Of a tensor that may come near max_elements; others have at most 600.
+};
+
+/// Two states of a table and how the step between them is to be encoded.
+struct RandomDelta {
+  std::shared_ptr<const TensorTable> table;
+  TensorState old_state;
+  TensorState new_state;
+  EncodeOptions options;
+};
+
+TensorTable random_table(Random& random, const RandomLimits& limits);
+TensorState random_state(Random& random, const TensorTable& table);
+/// Changes some elements in place, in a manner and density of its own for each tensor; may change none.
+void change_randomly(Random& random, const TensorTable& table, TensorState& state);
+/// One thread, no zstd mostly, any position mode and value codec.
+EncodeOptions random_options(Random& random);
+RandomDelta random_delta(Random& random, const RandomLimits& limits = {});
+
+}  // namespace sparsecast::test

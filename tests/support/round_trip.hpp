@@ -1,0 +1,25 @@
+#pragma once
+
+#include <stdexcept>
+
+#include "support/random_delta.hpp"
+
+namespace sparsecast::test {
+
+/// What a round trip checks beyond publishing, applying, and comparing every byte and the digest.
+struct RoundTripDepth {
+  bool against_reference = false;  ///< The records are the reference encoder's, byte for byte.
+  bool through_file = false;       ///< The same as a delta file: parsed, and its report counted.
+  bool taken_back = false;         ///< undo_last, and the inverse delta.
+};
+
+/// A claim of the round trip that does not hold.
+struct RoundTripFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Publishes the step with a detector drawn from `random`, sends it in a random order with repetitions, and applies it.
+/// Throws RoundTripFailure, or whatever Error the library throws.
+void check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& depth);
+
+}  // namespace sparsecast::test
