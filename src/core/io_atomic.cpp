@@ -9,10 +9,15 @@
 namespace sparsecast {
 namespace {
 
-/// A name beside `path` that no other process and no other AtomicFile of this one uses.
-std::string temporary_name(const std::string& path) {
+/// A name beside `path` that no other process and no other AtomicFile of this one uses. Process ids come again, in a
+/// restarted container even at once: what a crash left under such a name must not stop its successor.
+std::string temporary_name(FileSystem& fs, const std::string& path) {
   static std::atomic<std::uint64_t> counter{0};
-  return fmt::format("{}.tmp.{}.{}", path, ::getpid(), counter++);
+  std::string name;
+  do {
+    name = fmt::format("{}.tmp.{}.{}", path, ::getpid(), counter++);
+  } while (fs.exists(name));
+  return name;
 }
 
 }  // namespace
@@ -24,7 +29,7 @@ std::string parent_directory(const std::string& path) {
 }
 
 AtomicFile::AtomicFile(FileSystem& fs, std::string path)
-    : fs_(fs), path_(std::move(path)), temporary_(temporary_name(path_)) {
+    : fs_(fs), path_(std::move(path)), temporary_(temporary_name(fs, path_)) {
   file_ = fs_.open(temporary_, OpenMode::kCreateExclusive);
 }
 

@@ -1,0 +1,99 @@
+# shellcheck shell=bash
+# Shared by the scripts; source it. Everything here is idempotent, and quiet when there is nothing to do.
+
+set -euo pipefail
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$repository"
+
+jobs=${SPARSECAST_JOBS:-$(nproc)}
+logs=$repository/build/logs
+
+packages=(
+  cmake g++ make ninja-build pkg-config
+  libfmt-dev libhwy-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
+  libbenchmark-dev libcli11-dev libgmock-dev libgtest-dev libopenmpi-dev openmpi-bin
+  python3-venv
+)
+
+# Open MPI refuses root unless it is told twice. One machine needs no remote shell, and containers often forbid the
+# kernel's cross-process copy, of which Open MPI would complain. Other launchers ignore all of these.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_plm_rsh_agent=${OMPI_MCA_plm_rsh_agent:-false}
+export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
+
+die() {
+  printf '%s: %s\n' "${0##*/}" "$*" >&2
+  exit 1
+}
+
+# step DESCRIPTION COMMAND...: runs the command with its output in a log; shows the end of the log when it fails.
+step() {
+  local description=$1 start=$SECONDS log
+  shift
+  mkdir -p "$logs"
+  log=$logs/$(printf '%s' "$description" | tr -cs 'a-zA-Z0-9' '-').log
+  printf '%-44s ' "$description" >&2
+  if "$@" >"$log" 2>&1 </dev/null; then
+    printf 'ok %5d s\n' "$((SECONDS - start))" >&2
+  else
+    printf 'FAILED after %d s; the end of %s:\n' "$((SECONDS - start))" "${log#"$repository"/}" >&2
+    tail -n "${SPARSECAST_LOG_LINES:-60}" "$log" >&2
+    exit 1
+  fi
+}
+
+as_root() {
+  if [[ $(id -u) -eq 0 ]]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo -n "$@"
+  else
+    die "needs root or sudo for: $*"
+  fi
+}
+
+apt_install() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# install_packages [PACKAGE...]: what `packages` and the arguments name and this machine lacks.
+install_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    echo "no dpkg here: install by hand what is missing of: ${packages[*]} $*" >&2
+    return
+  fi
+  local package missing=()
+  for package in "${packages[@]}" "$@"; do
+    if [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) != installed ]]; then
+      missing+=("$package")
+    fi
+  done
+  if ((${#missing[@]})); then
+    step "install ${#missing[@]} packages" apt_install "${missing[@]}"
+  fi
+}
+
+fill_python_environment() {
+  python3 -m venv .venv
+  .venv/bin/python3 -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+  cp tests/requirements.txt .venv/installed-requirements.txt
+}
+
+# Creates or refreshes .venv, which the Python tests use.
+prepare_python() {
+  if ! cmp -s tests/requirements.txt .venv/installed-requirements.txt; then
+    step "Python environment in .venv" fill_python_environment
+  fi
+}
+
+# mpi_run RANKS PROGRAM...
+mpi_run() {
+  local ranks=$1 flags=()
+  shift
+  if [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]]; then
+    flags+=(--oversubscribe)
+  fi
+  mpirun "${flags[@]}" -np "$ranks" "$@"
+}

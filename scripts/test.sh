@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything and runs every test; TESTING.md says what these are.
+#   SPARSECAST_TEST_ASAN=1   the unit tests once more under AddressSanitizer and UndefinedBehaviorSanitizer
+#   SPARSECAST_TEST_TSAN=1   and under ThreadSanitizer
+#   SPARSECAST_WERROR=ON     warnings are errors
+#   SPARSECAST_JOBS=N        instead of all cores
+# Arguments go to the first ctest, for example: scripts/test.sh -R Safetensors
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+results=()
+
+# run_tests PRESET [CTEST ARGUMENT...]: remembers the line that ctest closes with.
+run_tests() {
+  local preset=$1
+  shift
+  step "test $preset" ctest --preset "$preset" --parallel "$jobs" "$@"
+  results=("$preset: $(grep -E 'tests passed' "$logs/test-$preset.log")" "${results[@]}")
+}
+
+build() {
+  step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}"
+  step "build $1" cmake --build "build/$1" --parallel "$jobs"
+}
+
+install_packages
+prepare_python
+
+build release
+run_tests release "$@"
+
+for sanitizer in asan tsan; do
+  wanted=SPARSECAST_TEST_${sanitizer^^}
+  if [[ ${!wanted:-0} == 1 ]]; then
+    build "$sanitizer"
+    run_tests "$sanitizer"
+  fi
+done
+
+printf '%s\n' "${results[@]}"
