@@ -38,7 +38,8 @@ class SPARSECAST_API Publisher {
   Publisher& operator=(Publisher&&) noexcept;
 
   /// Detects and encodes what changed since the committed version. The delta stays owned by the publisher, and
-  /// valid, until commit or abort. Throws Error{kUsage} while one is pending.
+  /// valid, until commit or abort. Throws Error{kUsage} while one is pending. Should it fail half-way (no memory), every
+  /// later publish is Error{kDirty}: the detector's knowledge of the base is gone.
   const Delta& publish();
   /// The pending delta has been proved by every receiver; it becomes the base.
   void commit(std::uint64_t version);

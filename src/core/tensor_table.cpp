@@ -37,8 +37,8 @@ std::string find_fault(const TensorSpec& spec) {
 
 template <class T>
 void append(std::vector<std::byte>& out, T value) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  out.insert(out.end(), bytes, bytes + sizeof(T));
+  out.resize(out.size() + sizeof(T));
+  std::memcpy(out.data() + out.size() - sizeof(T), &value, sizeof(T));
 }
 
 void append_entry(std::vector<std::byte>& out, const TensorSpec& spec) {
@@ -46,8 +46,8 @@ void append_entry(std::vector<std::byte>& out, const TensorSpec& spec) {
   append(out, static_cast<std::uint8_t>(spec.dtype));
   append(out, static_cast<std::uint8_t>(spec.shape.size()));
   for (const std::uint64_t dim : spec.shape) append(out, dim);
-  const auto* name = reinterpret_cast<const std::byte*>(spec.name.data());
-  out.insert(out.end(), name, name + spec.name.size());
+  out.resize(out.size() + spec.name.size());
+  std::memcpy(out.data() + out.size() - spec.name.size(), spec.name.data(), spec.name.size());
 }
 
 class TableReader {

@@ -56,6 +56,7 @@ struct Publisher::State {
   StateDigest digest;              // Of the committed version.
   std::optional<Delta> pending;
   std::optional<Delta> aborted;    // Consumed from the detector, but never committed: joined with the next.
+  bool broken = false;             // An encode failed half-way: what the detector holds is not known any more.
 
   std::vector<ConstTensorBytes> current() const {
     std::vector<ConstTensorBytes> tensors;
@@ -141,6 +142,11 @@ const Delta& Publisher::publish() {
     throw Error(ErrorCode::kUsage, fmt::format("version {} is still pending: commit or abort it first",
                                                state.pending->info.version));
   }
+  if (state.broken) {
+    throw Error(ErrorCode::kDirty, "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
+  }
+  // Detection refreshes the snapshot, or uses the old bits up, as it goes.
+  state.broken = state.refresh_in_pass() || state.detector->consumes_changes();
   if (state.aborted) {
     const Delta next = state.encode(state.aborted->info.version, state.aborted->result.result_digest);
     state.pending = state.join(*state.aborted, next);
@@ -148,6 +154,7 @@ const Delta& Publisher::publish() {
   } else {
     state.pending = state.encode(state.version, state.digest);
   }
+  state.broken = false;
   return *state.pending;
 }
 
