@@ -79,6 +79,10 @@ def unpack_stored(stored: bytes, compressed: bool, size: int) -> bytes:
         return stored
     if zstandard is None:
         raise Unavailable("module zstandard")
+    try:
+        require(zstandard.frame_content_size(stored) == size, "a zstd frame does not state the announced size")
+    except zstandard.ZstdError as error:
+        raise FormatError(f"zstd: {error}") from None
     try:  # First without letting it produce more than it may, then for its exact end.
         produced = zstandard.ZstdDecompressor().stream_reader(stored).read(size + 1)
         require(len(produced) == size, "a zstd frame has another size than announced")
@@ -174,9 +178,9 @@ def read_delta(data: bytes) -> Delta:
     records = split_records(data)
     require(len(records) >= 3, "a delta has a header, a table and a commit")
 
-    (_, size, major, _, flags, _, version, base_version, table_hash, base_digest, elements, tensors, capacity, mode,
+    (_, size, major, minor, flags, _, version, base_version, table_hash, base_digest, elements, tensors, capacity, mode,
      values, reserved, delta_id) = unpack_record(HEADER, b"SCH1", records[0])
-    require(major == 1 and flags == 0, "unsupported: another format version or an unknown feature")
+    require(major == 1 and minor == 0 and flags == 0, "unsupported: another format version or an unknown feature")
     require_hash(delta_id, xxh3_64(records[0][:120]), "the header's checksum")
     require(size == 128 and base_version != version, "the header is impossible")
     require(1 << 20 <= capacity <= 1 << 30 and mode <= 4 and values <= 2, "a header field is out of range")

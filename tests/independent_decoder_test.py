@@ -290,9 +290,10 @@ class Refuses(unittest.TestCase):
             with self.assertRaisesRegex(decoder.FormatError, "overlap"):
                 decoder.read_delta(seal(records))
 
-    def test_a_minor_version_is_accepted(self) -> None:
+    def test_a_minor_version_is_refused(self) -> None:
         self.records[0] = patch(self.records[0], 10, "<H", 3)
-        decode(seal(self.records), self.changes)
+        with self.assertRaisesRegex(decoder.FormatError, "unsupported"):
+            decoder.read_delta(seal(self.records))
 
     def test_records_out_of_order_repeated_or_missing(self) -> None:
         header, table, first, second, commit = encode(self.changes, blocks_a_frame=1)

@@ -23,8 +23,8 @@ class TableBytes {
   }
   template <class T>
   TableBytes& put(T value) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), bytes, bytes + sizeof(T));
+    bytes_.resize(bytes_.size() + sizeof(T));
+    std::memcpy(bytes_.data() + bytes_.size() - sizeof(T), &value, sizeof(T));
     return *this;
   }
   TableBytes& cut(std::size_t count) {
