@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/utf8.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/safetensors.hpp"
 
@@ -29,7 +30,8 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-/// The index's weight_map: tensor name -> file name. nlohmann keeps the last of two equal keys; a callback refuses them.
+/// The index's weight_map: tensor name -> file name. nlohmann keeps the last of two equal keys; a callback refuses
+/// them.
 std::map<std::string, std::string> parse_weight_map(const std::string& text) {
   std::vector<std::set<std::string>> open_objects;
   const auto refuse_repeats = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
@@ -38,10 +40,13 @@ std::map<std::string, std::string> parse_weight_map(const std::string& text) {
     if (event == Event::object_start) open_objects.emplace_back();
     if (event == Event::object_end) open_objects.pop_back();
     if (event == Event::key && !open_objects.back().insert(parsed.get<std::string>()).second) {
-      throw Error(ErrorCode::kCorrupt, fmt::format("'{}' occurs twice in the index", parsed.get<std::string>()));
+      throw Error(ErrorCode::kCorrupt,
+                  fmt::format("'{}' occurs twice in the index", excerpt(parsed.get<std::string>())));
     }
     return true;
   };
+  // The JSON parser takes a zero byte for the end of its input, so bytes behind one would go unseen.
+  if (text.find('\0') != std::string::npos) throw Error(ErrorCode::kCorrupt, "a zero byte in the index");
   const nlohmann::json index = nlohmann::json::parse(text, refuse_repeats, false);
   if (index.is_discarded() || !index.is_object()) throw Error(ErrorCode::kCorrupt, "the index is not a JSON object");
   const auto found = index.find("weight_map");
@@ -49,7 +54,8 @@ std::map<std::string, std::string> parse_weight_map(const std::string& text) {
   std::map<std::string, std::string> weight_map;
   for (const auto& [name, file] : found->items()) {
     if (!file.is_string() || !is_plain_name(file.get<std::string>())) {
-      throw Error(ErrorCode::kCorrupt, "its file is not a plain name inside the directory", fmt::format("tensor '{}'", name));
+      throw Error(ErrorCode::kCorrupt, "its file is not a plain name inside the directory",
+                  fmt::format("tensor '{}'", excerpt(name)));
     }
     weight_map[name] = file.get<std::string>();
   }
@@ -95,7 +101,8 @@ Checkpoint Checkpoint::open(FileSystem& fs, const std::string& path) {
         if (name.ends_with(".safetensors")) names.insert(name);
       }
       if (names.size() != 1) {
-        throw Error(ErrorCode::kCorrupt, fmt::format("no {} and {} *.safetensors files", kIndexName, names.size()), path);
+        throw Error(ErrorCode::kCorrupt, fmt::format("no {} and {} *.safetensors files", kIndexName, names.size()),
+                    path);
       }
     }
     for (const std::string& name : names) checkpoint.files_.push_back(open_part(fs, path + "/" + name));
@@ -110,7 +117,7 @@ Checkpoint Checkpoint::open(FileSystem& fs, const std::string& path) {
         const auto mapped = weight_map.find(entry.spec.name);
         if (mapped == weight_map.end() || part.path != path + "/" + mapped->second) {
           throw Error(ErrorCode::kCorrupt, "the index does not place the tensor in this file",
-                      fmt::format("{}: tensor '{}'", part.path, entry.spec.name));
+                      fmt::format("{}: tensor '{}'", part.path, excerpt(entry.spec.name)));
         }
         weight_map.erase(mapped);
       }
@@ -118,8 +125,9 @@ Checkpoint Checkpoint::open(FileSystem& fs, const std::string& path) {
     }
   }
   if (!weight_map.empty()) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("the tensor is missing from '{}'", weight_map.begin()->second),
-                fmt::format("{}: tensor '{}'", path, weight_map.begin()->first));
+    throw Error(ErrorCode::kCorrupt,
+                fmt::format("the tensor is missing from '{}'", excerpt(weight_map.begin()->second)),
+                fmt::format("{}: tensor '{}'", path, excerpt(weight_map.begin()->first)));
   }
   std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.spec.name < b.spec.name; });
   std::vector<TensorSpec> specs;

@@ -44,15 +44,22 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
-  file_->write_at(size_, bytes);
+  if (!file_) throw Error(ErrorCode::kUsage, "the file is committed already, or a write to it failed", path_);
+  try {
+    file_->write_at(size_, bytes);
+  } catch (...) {
+    file_.reset();
+    throw;
+  }
   size_ += bytes.size();
 }
 
 void AtomicFile::commit() {
-  if (committed_) throw Error(ErrorCode::kUsage, "the file is committed already", path_);
+  // One attempt, whatever becomes of it: a second fsync after a failed one would report success for lost data.
+  const std::unique_ptr<File> file = std::move(file_);
+  if (!file) throw Error(ErrorCode::kUsage, "the file is committed already, or an attempt to write it failed", path_);
   // Data first and durable, then the name, then the name durable.
-  file_->sync();
-  file_.reset();
+  file->sync();
   fs_.rename(temporary_, path_);
   committed_ = true;
   fs_.sync_directory(parent_directory(path_));

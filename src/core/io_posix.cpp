@@ -64,7 +64,7 @@ class PosixFile : public File {
       const ssize_t put = retry([&] {
         return ::pwrite(descriptor_, buffer.data(), std::min(buffer.size(), kMaxTransfer), static_cast<off_t>(offset));
       });
-      if (put < 0) fail("write", path_, errno);
+      if (put <= 0) fail("write", path_, put < 0 ? errno : EIO);
       offset += static_cast<std::uint64_t>(put);
       buffer = buffer.subspan(static_cast<std::size_t>(put));
     }

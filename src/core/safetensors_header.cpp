@@ -15,11 +15,13 @@
 namespace sparsecast {
 namespace {
 
+constexpr std::string_view kMetadataKey = "__metadata__";
+
 [[noreturn]] void corrupt(const std::string& message, const std::string& where = {}) {
   throw Error(ErrorCode::kCorrupt, message, where);
 }
 
-std::string where(const std::string& name) { return fmt::format("tensor '{}'", name); }
+std::string where(const std::string& name) { return fmt::format("tensor '{}'", excerpt(name)); }
 
 /// One tensor's fields as they come in; -1 and empty mean "not seen".
 struct RawEntry {
@@ -42,7 +44,10 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
 
   bool start_object(std::size_t) override {
     if (in_array_ || depth_ >= 2) corrupt("the header is nested too deeply", context());
-    if (depth_ == 1 && !in_metadata_) entries.push_back({top_key_, {}, {}, {}, false, false, false});
+    if (depth_ == 1 && !in_metadata_) {
+      if (entries.size() == TensorTable::kMaxTensors) corrupt("the header has too many tensors", context());
+      entries.push_back({top_key_, {}, {}, {}, false, false, false});
+    }
     ++depth_;
     return true;
   }
@@ -55,12 +60,12 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 1) {
       if (!names_.insert(text).second) corrupt("the name occurs twice in the header", where(text));
       top_key_ = text;
-      in_metadata_ = text == "__metadata__";
+      in_metadata_ = text == kMetadataKey;
       return true;
     }
     field_ = text;
     if (in_metadata_) {
-      if (metadata.count(text) != 0) corrupt(fmt::format("metadata key '{}' occurs twice", text));
+      if (metadata.count(text) != 0) corrupt(fmt::format("metadata key '{}' occurs twice", excerpt(text)));
       return true;
     }
     RawEntry& entry = entries.back();
@@ -68,7 +73,7 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
                  : text == "shape"        ? &entry.has_shape
                  : text == "data_offsets" ? &entry.has_offsets
                                           : nullptr;
-    if (seen == nullptr) corrupt(fmt::format("unknown field '{}'", text), context());
+    if (seen == nullptr) corrupt(fmt::format("unknown field '{}'", excerpt(text)), context());
     if (*seen) corrupt(fmt::format("field '{}' occurs twice", text), context());
     *seen = true;
     return true;
@@ -85,7 +90,8 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_array(std::size_t) override {
-    if (depth_ != 2 || in_array_ || in_metadata_ || field_ == "dtype") corrupt("an array where none belongs", context());
+    if (depth_ != 2 || in_array_ || in_metadata_ || field_ == "dtype")
+      corrupt("an array where none belongs", context());
     in_array_ = true;
     return true;
   }
@@ -131,7 +137,8 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
     corrupt("dtype, shape or data_offsets is missing", context);
   }
   const std::optional<DType> dtype = dtype_from_name(raw.dtype);
-  if (!dtype) throw Error(ErrorCode::kUnsupported, fmt::format("dtype '{}' is not supported", raw.dtype), context);
+  if (!dtype)
+    throw Error(ErrorCode::kUnsupported, fmt::format("dtype '{}' is not supported", excerpt(raw.dtype)), context);
   const std::uint64_t begin = raw.offsets[0];
   const std::uint64_t end = raw.offsets[1];
   if (begin > end || end > data_bytes) {
@@ -151,18 +158,37 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
   return {{raw.name, *dtype, raw.shape}, data_begin + begin};
 }
 
+/// Nothing is written that parse() would refuse to read.
+void check_writable(std::span<const TensorSpec> specs, const std::map<std::string, std::string>& metadata) {
+  const TensorTable table(std::vector<TensorSpec>(specs.begin(), specs.end()));
+  for (const TensorSpec& spec : table) {
+    if (spec.name == kMetadataKey) throw Error(ErrorCode::kUsage, "the format reserves this name", where(spec.name));
+    if (spec.name.find('\0') != std::string::npos) {
+      throw Error(ErrorCode::kUsage, "a name with a zero byte", where(spec.name));
+    }
+  }
+  for (const auto& [key, value] : metadata) {
+    if (!is_utf8(key) || !is_utf8(value)) throw Error(ErrorCode::kUsage, "metadata that is not UTF-8");
+  }
+}
+
 }  // namespace
 
 SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std::uint64_t file_bytes) {
   if (bytes.size() < 8 || file_bytes < 8) corrupt("the file is shorter than the 8 bytes of its header length");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
-  if (length > kMaxHeaderBytes) corrupt(fmt::format("a header of {} bytes is over the limit of {}", length, kMaxHeaderBytes));
+  if (length > kMaxHeaderBytes)
+    corrupt(fmt::format("a header of {} bytes is over the limit of {}", length, kMaxHeaderBytes));
   if (length > file_bytes - 8 || length > bytes.size() - 8) {
     corrupt(fmt::format("the header needs {} bytes, the file has {} after its length", length, file_bytes - 8));
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + 8;
   if (length == 0 || text[0] != '{') corrupt("the header does not begin with '{' at byte 8");
+  // The JSON parser takes a zero byte for the end of its input, so bytes behind one would go unseen.
+  if (const void* zero = std::memchr(text, 0, length)) {
+    corrupt(fmt::format("a zero byte in the header at byte {}", static_cast<const char*>(zero) - text + 8));
+  }
   HeaderEvents events;
   nlohmann::json::sax_parse(text, text + length, &events);
 
@@ -172,9 +198,11 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
   const std::uint64_t data_bytes = file_bytes - header.data_begin;
   header.entries.reserve(events.entries.size());
   for (const RawEntry& raw : events.entries) header.entries.push_back(check_entry(raw, data_bytes, header.data_begin));
-  std::sort(header.entries.begin(), header.entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-    return std::pair(a.begin, a.spec.bytes()) < std::pair(b.begin, b.spec.bytes());
-  });
+  // Stable: empty tensors at one offset keep the order that they have in the header.
+  std::stable_sort(header.entries.begin(), header.entries.end(),
+                   [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+                     return std::pair(a.begin, a.spec.bytes()) < std::pair(b.begin, b.spec.bytes());
+                   });
   std::uint64_t next = header.data_begin;
   for (const SafetensorsEntry& entry : header.entries) {
     if (entry.begin != next) {
@@ -189,16 +217,17 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
 
 std::vector<std::byte> SafetensorsHeader::serialize(std::span<const TensorSpec> specs,
                                                     const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  if (!metadata.empty()) json["__metadata__"] = metadata;
+  check_writable(specs, metadata);
+  std::string text = "{";
+  if (!metadata.empty()) text += fmt::format("\"{}\":{}", kMetadataKey, nlohmann::json(metadata).dump());
   std::uint64_t offset = 0;
   for (const TensorSpec& spec : specs) {
-    json[spec.name] = {{"dtype", to_string(spec.dtype)},
-                       {"shape", spec.shape},
-                       {"data_offsets", {offset, offset + spec.bytes()}}};
+    if (text.size() > 1) text += ',';
+    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", nlohmann::json(spec.name).dump(),
+                        to_string(spec.dtype), fmt::join(spec.shape, ","), offset, offset + spec.bytes());
     offset += spec.bytes();
   }
-  std::string text = json.dump();
+  text += '}';
   // The data begins aligned for every dtype.
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (text.size() > kMaxHeaderBytes) throw Error(ErrorCode::kUsage, "the header would exceed the format's limit");

@@ -95,15 +95,16 @@ std::uint64_t TensorSpec::elements() const noexcept {
 }
 
 TensorTable::TensorTable(std::vector<TensorSpec> specs) : specs_(std::move(specs)) {
-  if (specs_.size() > kMaxTensors) throw Error(ErrorCode::kUsage, fmt::format("{} tensors are too many", specs_.size()));
+  if (specs_.size() > kMaxTensors)
+    throw Error(ErrorCode::kUsage, fmt::format("{} tensors are too many", specs_.size()));
   std::vector<std::byte> bytes;
   append(bytes, static_cast<std::uint32_t>(specs_.size()));
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     const TensorSpec& spec = specs_[i];
     const std::string fault = find_fault(spec);
-    if (!fault.empty()) throw Error(ErrorCode::kUsage, fault, fmt::format("tensor {} '{}'", i, spec.name));
+    if (!fault.empty()) throw Error(ErrorCode::kUsage, fault, fmt::format("tensor {} '{}'", i, excerpt(spec.name)));
     if (!by_name_.emplace(spec.name, i).second) {
-      throw Error(ErrorCode::kUsage, "the name occurs twice", fmt::format("tensor '{}'", spec.name));
+      throw Error(ErrorCode::kUsage, "the name occurs twice", fmt::format("tensor '{}'", excerpt(spec.name)));
     }
     elements_ += spec.elements();
     bytes_ += spec.bytes();
@@ -133,12 +134,14 @@ TensorTable TensorTable::parse(std::span<const std::byte> bytes) {
   const auto count = reader.get<std::uint32_t>();
   constexpr std::size_t kLeastEntry = 5;
   if (count > kMaxTensors || count > reader.left() / kLeastEntry) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("a tensor table of {} bytes cannot hold {} tensors", bytes.size(), count));
+    throw Error(ErrorCode::kCorrupt,
+                fmt::format("a tensor table of {} bytes cannot hold {} tensors", bytes.size(), count));
   }
   std::vector<TensorSpec> specs;
   specs.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) specs.push_back(read_entry(reader));
-  if (reader.left() != 0) throw Error(ErrorCode::kCorrupt, fmt::format("{} bytes follow the tensor table", reader.left()));
+  if (reader.left() != 0)
+    throw Error(ErrorCode::kCorrupt, fmt::format("{} bytes follow the tensor table", reader.left()));
   try {
     return TensorTable(std::move(specs));
   } catch (const Error& error) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace sparsecast {
@@ -9,9 +10,11 @@ inline bool is_utf8(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {
     const auto lead = static_cast<unsigned char>(text[i]);
-    const int length = lead < 0x80 ? 1 : lead >= 0xC2 && lead < 0xE0 ? 2 : lead >= 0xE0 && lead < 0xF0 ? 3
-                     : lead >= 0xF0 && lead < 0xF5             ? 4
-                                                               : 0;
+    const int length = lead < 0x80                   ? 1
+                       : lead >= 0xC2 && lead < 0xE0 ? 2
+                       : lead >= 0xE0 && lead < 0xF0 ? 3
+                       : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                     : 0;
     if (length == 0 || i + static_cast<std::size_t>(length) > text.size()) return false;
     for (int k = 1; k < length; ++k) {
       const auto next = static_cast<unsigned char>(text[i + static_cast<std::size_t>(k)]);
@@ -28,6 +31,19 @@ inline bool is_utf8(std::string_view text) {
     i += static_cast<std::size_t>(length);
   }
   return true;
+}
+
+/// Text from a file as an error message can carry it: cut when it is long, between two characters, and without control
+/// characters, which would end the message or command the terminal.
+inline std::string excerpt(std::string_view text) {
+  constexpr std::size_t kMost = 200;
+  std::size_t end = text.size() <= kMost ? text.size() : kMost;
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  std::string shown(text.substr(0, end));
+  for (char& c : shown) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  }
+  return end < text.size() ? shown + "..." : shown;
 }
 
 }  // namespace sparsecast

@@ -20,8 +20,10 @@ std::uint16_t to_bf16(float value) {
 }
 
 std::vector<TensorSpec> specs_of(std::uint64_t width) {
-  return {{"embed.weight", DType::kBF16, {2 * width, width}}, {"layers.0.attention.weight", DType::kBF16, {width, width}},
-          {"layers.0.mlp.weight", DType::kBF16, {width, 3 * width}}, {"layers.0.scale", DType::kF32, {width}},
+  return {{"embed.weight", DType::kBF16, {2 * width, width}},
+          {"layers.0.attention.weight", DType::kBF16, {width, width}},
+          {"layers.0.mlp.weight", DType::kBF16, {width, 3 * width}},
+          {"layers.0.scale", DType::kF32, {width}},
           {"step", DType::kI64, {}}};
 }
 

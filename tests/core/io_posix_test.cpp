@@ -1,0 +1,153 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <thread>
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/io.hpp"
+#include "support/expect_error.hpp"
+#include "support/temporary_directory.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+class PosixFileSystem : public ::testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) {
+    fs.open(directory / name, OpenMode::kCreate)->write_at(0, bytes_of(text));
+  }
+  std::string read(const std::string& name) {
+    const auto file = fs.open(directory / name, OpenMode::kRead);
+    std::string text(file->size(), '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(text)));
+    return text;
+  }
+
+  FileSystem& fs = FileSystem::posix();
+  TemporaryDirectory directory;
+};
+
+TEST_F(PosixFileSystem, ReadsBackWhatWasWritten) {
+  write("f", "abcdef");
+  EXPECT_EQ(read("f"), "abcdef");
+  const auto file = fs.open(directory / "f", OpenMode::kReadWrite);
+  file->write_at(8, bytes_of("gh"));
+  file->sync();
+  EXPECT_EQ(read("f"), std::string("abcdef\0\0gh", 10));
+  file->truncate(2);
+  EXPECT_EQ(file->size(), 2U);
+  EXPECT_EQ(read("f"), "ab");
+}
+
+TEST_F(PosixFileSystem, OpenModesSayWhatMustExist) {
+  expect_error(ErrorCode::kIo, [&] { fs.open(directory / "none", OpenMode::kRead); }, {"none", "open", "No such file"});
+  expect_error(ErrorCode::kIo, [&] { fs.open(directory / "none", OpenMode::kReadWrite); });
+  EXPECT_FALSE(fs.exists(directory / "none"));
+  fs.open(directory / "new", OpenMode::kCreateExclusive);
+  expect_error(ErrorCode::kIo, [&] { fs.open(directory / "new", OpenMode::kCreateExclusive); }, {"exists"});
+  write("new", "text");
+  fs.open(directory / "new", OpenMode::kCreate);
+  EXPECT_EQ(read("new"), "");
+}
+
+TEST_F(PosixFileSystem, ReadPastTheEndSaysWhereTheFileEnds) {
+  write("f", "abc");
+  std::byte four[4];
+  expect_error(ErrorCode::kIo, [&] { fs.open(directory / "f", OpenMode::kRead)->read_at(0, four); },
+               {"offset 3", "/f"});
+}
+
+TEST_F(PosixFileSystem, WriteToAReadOnlyFileNamesThePath) {
+  write("f", "abc");
+  const auto file = fs.open(directory / "f", OpenMode::kRead);
+  expect_error(ErrorCode::kIo, [&] { file->write_at(0, bytes_of("x")); }, {"/f", "write"});
+  expect_error(ErrorCode::kIo, [&] { file->truncate(0); }, {"/f", "truncate"});
+}
+
+TEST_F(PosixFileSystem, MapsFilesAndEmptyFiles) {
+  write("f", "abc");
+  write("empty", "");
+  const auto mapping = fs.map(directory / "f");
+  ASSERT_EQ(mapping->bytes().size(), 3U);
+  EXPECT_EQ(mapping->bytes()[2], std::byte{'c'});
+  EXPECT_TRUE(fs.map(directory / "empty")->bytes().empty());
+  fs.map(directory / "empty")->release(0, 0);
+  expect_error(ErrorCode::kIo, [&] { fs.map(directory / "none"); }, {"none"});
+  expect_error(ErrorCode::kIo, [&] { fs.map(directory.path()); }, {"regular"});
+}
+
+TEST_F(PosixFileSystem, ReleasedRangesReadTheSameAgain) {
+  std::string text;
+  for (int i = 0; i < 50'000; ++i) text.push_back(static_cast<char>('a' + i % 17));
+  write("f", text);
+  const auto mapping = fs.map(directory / "f");
+  const auto bytes = mapping->bytes();
+  for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{4096}, std::uint64_t{4097},
+                                     std::uint64_t{49'999}, std::uint64_t{50'000}, std::uint64_t{60'000}}) {
+    for (const std::uint64_t length :
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{9000}, std::uint64_t{100'000}, ~std::uint64_t{0}}) {
+      mapping->release(offset, length);
+      ASSERT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), text);
+    }
+  }
+}
+
+TEST_F(PosixFileSystem, ListsNamesSortedAndTellsDirectoriesFromFiles) {
+  write("b", "");
+  write("a", "");
+  fs.make_directory(directory / "c");
+  fs.make_directory(directory / "c");
+  EXPECT_EQ(fs.list(directory.path()), (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_TRUE(fs.is_directory(directory / "c"));
+  EXPECT_FALSE(fs.is_directory(directory / "a"));
+  EXPECT_FALSE(fs.is_directory(directory / "none"));
+  EXPECT_FALSE(fs.exists(directory / "a/none"));
+  expect_error(ErrorCode::kIo, [&] { fs.make_directory(directory / "a"); }, {"/a", "exists"});
+  expect_error(ErrorCode::kIo, [&] { fs.make_directory(directory / "none/d"); });
+  expect_error(ErrorCode::kIo, [&] { fs.list(directory / "none"); }, {"none"});
+}
+
+TEST_F(PosixFileSystem, RenamesAndRemoves) {
+  write("a", "1");
+  write("b", "2");
+  fs.rename(directory / "a", directory / "b");
+  fs.sync_directory(directory.path());
+  EXPECT_EQ(read("b"), "1");
+  EXPECT_FALSE(fs.exists(directory / "a"));
+  fs.remove(directory / "b");
+  EXPECT_FALSE(fs.exists(directory / "b"));
+  expect_error(ErrorCode::kIo, [&] { fs.remove(directory / "b"); }, {"/b", "remove"});
+  expect_error(ErrorCode::kIo, [&] { fs.rename(directory / "b", directory / "c"); }, {"/b", "/c", "rename"});
+  fs.make_directory(directory / "full");
+  write("full/x", "");
+  expect_error(ErrorCode::kIo, [&] { fs.remove(directory / "full"); }, {"not empty"});
+  expect_error(ErrorCode::kIo, [&] { fs.sync_directory(directory / "none"); }, {"none"});
+}
+
+TEST_F(PosixFileSystem, ClockDoesNotGoBack) {
+  const auto first = fs.now();
+  EXPECT_LE(first, fs.now());
+}
+
+TEST_F(PosixFileSystem, AtomicFilesOfManyThreadsAreEachWholeAndLeaveNothingBehind) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 10; ++i) {
+        const std::string text(10'000, static_cast<char>('a' + t));
+        AtomicFile file(fs, directory / "target");
+        file.append(bytes_of(text));
+        file.commit();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::string text = read("target");
+  EXPECT_EQ(text, std::string(10'000, text.at(0)));
+  EXPECT_EQ(fs.list(directory.path()), std::vector<std::string>{"target"});
+}
+
+}  // namespace
+}  // namespace sparsecast::test

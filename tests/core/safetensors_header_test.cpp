@@ -1,0 +1,336 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "support/expect_error.hpp"
+#include "support/random.hpp"
+#include "support/safetensors_bytes.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+void refuse(const std::string& json, std::size_t data_bytes, std::initializer_list<std::string_view> parts,
+            ErrorCode code = ErrorCode::kCorrupt) {
+  SCOPED_TRACE(json.substr(0, 300));
+  expect_error(
+      code, [&] { parse_file(safetensors_file(json, data_bytes)); }, parts);
+}
+
+std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
+                   const std::string& offsets) {
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
+}
+
+std::string one(const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  return "{" + tensor("w", dtype, shape, offsets) + "}";
+}
+
+/// What a parsed header must satisfy, whatever the bytes were.
+void expect_consistent(const SafetensorsHeader& header, std::uint64_t file_bytes) {
+  std::uint64_t next = header.data_begin;
+  for (const SafetensorsEntry& entry : header.entries) {
+    EXPECT_EQ(entry.begin, next);
+    next += entry.spec.bytes();
+  }
+  EXPECT_EQ(next, file_bytes);
+}
+
+TEST(SafetensorsHeader, ReadsTensorsInTheOrderOfTheirOffsets) {
+  const std::string json =
+      R"({"z":{"data_offsets":[0,4],"shape":[2],"dtype":"BF16"},"__metadata__":{"format":"pt","empty":""},)"
+      R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[8,12]}, "a" : {"dtype":"I8","shape":[2,2],"data_offsets":[4,8]}})";
+  const SafetensorsHeader header = parse_file(safetensors_file(json, 12));
+  ASSERT_EQ(header.entries.size(), 3U);
+  EXPECT_EQ(header.data_begin, 8 + json.size());
+  EXPECT_EQ(header.entries[0].spec, (TensorSpec{"z", DType::kBF16, {2}}));
+  EXPECT_EQ(header.entries[1].spec, (TensorSpec{"a", DType::kI8, {2, 2}}));
+  EXPECT_EQ(header.entries[2].spec, (TensorSpec{"scalar", DType::kF32, {}}));
+  EXPECT_EQ(header.entries[2].begin, header.data_begin + 8);
+  EXPECT_EQ(header.metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"empty", ""}}));
+}
+
+TEST(SafetensorsHeader, ReadsFilesWithoutTensorsAndEmptyTensors) {
+  EXPECT_TRUE(parse_file(safetensors_file("{}", 0)).entries.empty());
+  EXPECT_TRUE(parse_file(safetensors_file("{}      ", 0)).entries.empty());
+  const std::string json = "{" + tensor("w", "U8", "[3]", "[0,3]") + "," +
+                           tensor("e", "F64", "[0,18446744073709551615]", "[3,3]") + "," +
+                           tensor("f", "BOOL", "[0]", "[0,0]") + "}";
+  const SafetensorsHeader header = parse_file(safetensors_file(json, 3));
+  ASSERT_EQ(header.entries.size(), 3U);
+  EXPECT_EQ(header.entries[0].spec.name, "f");
+  EXPECT_EQ(header.entries[2].spec.name, "e");
+  EXPECT_EQ(header.entries[2].spec.elements(), 0U);
+}
+
+TEST(SafetensorsHeader, ReadsEveryDtypeItCarries) {
+  for (std::uint8_t code = 1; code <= 12; ++code) {
+    const DType dtype = *dtype_from_code(code);
+    const std::size_t bytes = element_size(dtype);
+    const std::string json = one(std::string(to_string(dtype)), "[1]", "[0," + std::to_string(bytes) + "]");
+    EXPECT_EQ(parse_file(safetensors_file(json, bytes)).entries.at(0).spec.dtype, dtype);
+  }
+}
+
+TEST(SafetensorsHeader, RefusesFilesShorterThanTheirLengthSays) {
+  for (std::size_t size = 0; size < 8; ++size) {
+    expect_error(ErrorCode::kCorrupt, [&] { parse_file(std::vector<std::byte>(size)); }, {"8 bytes"});
+  }
+  refuse("", 0, {"'{'"});
+  auto bytes = safetensors_file("{}", 0);
+  bytes[0] = std::byte{3};
+  expect_error(ErrorCode::kCorrupt, [&] { parse_file(bytes); }, {"needs 3 bytes"});
+}
+
+TEST(SafetensorsHeader, RefusesAHugeLengthBeforeAllocating) {
+  for (const std::uint64_t length : {SafetensorsHeader::kMaxHeaderBytes + 1, std::uint64_t{1} << 62, ~std::uint64_t{0},
+                                     ~std::uint64_t{0} - 7, std::uint64_t{1} << 63}) {
+    std::vector<std::byte> bytes(16);
+    std::memcpy(bytes.data(), &length, 8);
+    expect_error(ErrorCode::kCorrupt, [&] { SafetensorsHeader::parse(bytes, ~std::uint64_t{0}); }, {"limit"});
+  }
+}
+
+TEST(SafetensorsHeader, RefusesTextThatIsNotOneJsonObject) {
+  for (const char* json : {"[]", " {}", "{", "{}}", "{}{}", "{} x", "null", "\"w\"", "{\"w\"}", "{'w':{}}", "{}//",
+                           "\xEF\xBB\xBF{}", "{\"w\":}", "{,}", "{\"a\":{},}"}) {
+    refuse(json, 0, {});
+  }
+}
+
+TEST(SafetensorsHeader, RefusesBytesBehindAZeroByte) {
+  using namespace std::string_literals;
+  refuse("{}\0"s, 0, {"byte 10"});
+  refuse("{}\0 anything at all"s, 0, {"byte 10"});
+  refuse("{}\0"s + "{" + tensor("hidden", "U8", "[1]", "[0,1]") + "}", 0, {"byte 10"});
+}
+
+TEST(SafetensorsHeader, RefusesTheNameOfATensorTwice) {
+  refuse("{" + tensor("w", "U8", "[1]", "[0,1]") + "," + tensor("w", "U8", "[1]", "[1,2]") + "}", 2, {"'w'", "twice"});
+  refuse("{" + tensor("w", "U8", "[1]", "[0,1]") + "," + tensor("\\u0077", "U8", "[1]", "[1,2]") + "}", 2,
+         {"'w'", "twice"});
+}
+
+TEST(SafetensorsHeader, RefusesMetadataAndFieldsTwice) {
+  refuse(R"({"__metadata__":{"a":"1","a":"2"}})", 0, {"'a'", "twice"});
+  refuse(R"({"__metadata__":{},"__metadata__":{}})", 0, {"twice"});
+  refuse(R"({"w":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, {"'w'", "dtype", "twice"});
+  refuse(R"({"w":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]}})", 1, {"'w'", "shape", "twice"});
+}
+
+TEST(SafetensorsHeader, RefusesMetadataThatIsNotText) {
+  for (const char* value : {"1", "null", "true", "[]", "{}", "-1", "0.5"}) {
+    refuse(std::string(R"({"__metadata__":{"a":)") + value + "}}", 0, {});
+    refuse(std::string(R"({"__metadata__":)") + (value[0] == '{' ? "[{}]" : value) + "}", 0, {});
+  }
+}
+
+TEST(SafetensorsHeader, RefusesNestingHoweverDeep) {
+  refuse(R"({"w":{"dtype":{"a":1}}})", 0, {"nested"});
+  refuse(R"({"w":{"shape":[[1]]}})", 0, {});
+  refuse(R"({"w":{"shape":[{}]}})", 0, {"nested"});
+  for (const char* open : {"[", "{\"a\":"}) {
+    std::string json = "{\"w\":";
+    for (int i = 0; i < 1'000'000; ++i) json += open;
+    refuse(json, 0, {});
+  }
+}
+
+TEST(SafetensorsHeader, RefusesMissingUnknownAndMistypedFields) {
+  refuse(R"({"w":{}})", 0, {"'w'", "missing"});
+  refuse(R"({"w":{"shape":[1],"data_offsets":[0,1]}})", 1, {"'w'", "missing"});
+  refuse(R"({"w":{"dtype":"U8","data_offsets":[0,1]}})", 1, {"'w'", "missing"});
+  refuse(R"({"w":{"dtype":"U8","shape":[1]}})", 0, {"'w'", "missing"});
+  refuse(R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":"x"}})", 1, {"'w'", "'more'"});
+  refuse(R"({"w":{"dtype":8,"shape":[1],"data_offsets":[0,1]}})", 1, {"'w'"});
+  refuse(R"({"w":{"dtype":["U8"],"shape":[1],"data_offsets":[0,1]}})", 1, {"'w'"});
+  refuse(R"({"w":{"dtype":"U8","shape":1,"data_offsets":[0,1]}})", 1, {"'w'"});
+  refuse(R"({"w":{"dtype":"U8","shape":"1","data_offsets":[0,1]}})", 1, {"'w'"});
+  refuse(R"({"w":{"dtype":"U8","shape":["1"],"data_offsets":[0,1]}})", 1, {"'w'"});
+  refuse(R"({"w":7})", 0, {"'w'"});
+  refuse(R"({"w":"U8"})", 0, {"'w'"});
+  refuse(one("U8", "[1]", "[0]"), 1, {"'w'", "missing"});
+  refuse(one("U8", "[1]", "[0,1,1]"), 1, {"'w'", "too long"});
+}
+
+TEST(SafetensorsHeader, RefusesNumbersThatAreNotPlainCounts) {
+  for (const char* number : {"-1", "1.0", "1e0", "18446744073709551616", "1e400", "true", "null", "01", "+1", "0x1"}) {
+    refuse(one("U8", std::string("[") + number + "]", "[0,1]"), 1, {});
+    refuse(one("U8", "[1]", std::string("[0,") + number + "]"), 1, {});
+    refuse(one("U8", "[1]", std::string("[") + number + ",1]"), 1, {});
+  }
+}
+
+TEST(SafetensorsHeader, RefusesUnknownDtypesByName) {
+  for (const char* dtype : {"F4", "U16", "U32", "U64", "C64", "F8_E8M0", "bf16", ""}) {
+    refuse(one(dtype, "[1]", "[0,1]"), 1, {"'w'", dtype}, ErrorCode::kUnsupported);
+  }
+}
+
+TEST(SafetensorsHeader, RefusesShapesThatDoNotFitTheirData) {
+  refuse(one("BF16", "[2]", "[0,3]"), 3, {"'w'"});
+  refuse(one("BF16", "[1]", "[0,4]"), 4, {"'w'"});
+  refuse(one("BF16", "[3]", "[0,4]"), 4, {"'w'"});
+  refuse(one("U8", "[0]", "[0,1]"), 1, {"'w'"});
+  refuse(one("U8", "[]", "[0,0]"), 0, {"'w'"});
+  refuse(one("U8", "[4294967296,4294967296]", "[0,0]"), 0, {"'w'"});
+  refuse(one("U8", "[4294967296,4294967297]", "[0,4294967296]"), 0, {"'w'"});
+  refuse(one("F64", "[2305843009213693952]", "[0,0]"), 0, {"'w'"});
+  refuse(one("U8", "[9223372036854775808,2,1]", "[0,1]"), 1, {"'w'"});
+  std::string rank = "1";
+  for (int i = 1; i < 33; ++i) rank += ",1";
+  refuse(one("U8", "[" + rank + "]", "[0,1]"), 1, {"'w'", "too long"});
+}
+
+TEST(SafetensorsHeader, RefusesOffsetsOutsideTheFile) {
+  refuse(one("U8", "[2]", "[0,2]"), 1, {"'w'", "[0, 2)"});
+  refuse(one("U8", "[1]", "[1,0]"), 1, {"'w'"});
+  refuse(one("U8", "[1]", "[18446744073709551615,0]"), 1, {"'w'"});
+  refuse(one("U8", "[1]", "[18446744073709551614,18446744073709551615]"), 1, {"'w'"});
+}
+
+TEST(SafetensorsHeader, RefusesHoles) {
+  refuse(one("U8", "[1]", "[1,2]"), 2, {"'w'", "offset"});
+  refuse("{" + tensor("a", "U8", "[1]", "[0,1]") + "," + tensor("b", "U8", "[1]", "[2,3]") + "}", 3, {"'b'", "offset"});
+}
+
+TEST(SafetensorsHeader, RefusesOverlappingOffsets) {
+  refuse("{" + tensor("a", "U8", "[2]", "[0,2]") + "," + tensor("b", "U8", "[2]", "[1,3]") + "}", 3, {"'b'", "offset"});
+  refuse("{" + tensor("a", "U8", "[2]", "[0,2]") + "," + tensor("b", "U8", "[2]", "[0,2]") + "}", 2, {"offset"});
+  refuse("{" + tensor("a", "U8", "[3]", "[0,3]") + "," + tensor("e", "U8", "[0]", "[1,1]") + "}", 3, {"offset"});
+}
+
+TEST(SafetensorsHeader, RefusesTrailingBytes) {
+  refuse("{}", 1, {"offset 10", "11"});
+  refuse(one("U8", "[1]", "[0,1]"), 2, {"offset"});
+}
+
+TEST(SafetensorsHeader, RefusesNamesThatAreNotPlainText) {
+  refuse("{" + tensor("", "U8", "[1]", "[0,1]") + "}", 1, {"name"});
+  refuse("{" + tensor("a\\u0000b", "U8", "[1]", "[0,1]") + "}", 1, {"name"});
+  refuse("{" + tensor(std::string(65536, 'n'), "U8", "[1]", "[0,1]") + "}", 1, {"name"});
+  for (const char* name : {"\xFF", "\xC0\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80", "a\xE2\x82", "\x80"}) {
+    refuse("{" + tensor(name, "U8", "[1]", "[0,1]") + "}", 1, {});
+  }
+  const std::string longest(65535, 'n');
+  EXPECT_EQ(parse_file(safetensors_file("{" + tensor(longest, "U8", "[1]", "[0,1]") + "}", 1)).entries[0].spec.name,
+            longest);
+}
+
+TEST(SafetensorsHeader, RefusesMoreTensorsThanATableHolds) {
+  std::string json = "{";
+  for (std::size_t i = 0; i <= TensorTable::kMaxTensors; ++i) {
+    if (i != 0) json += ",";
+    json += "\"" + std::to_string(i) + "\":{}";
+  }
+  refuse(json + "}", 0, {"too many"});
+}
+
+TEST(SafetensorsHeader, ErrorsStayShortWhateverTheHeaderHolds) {
+  const std::string json = "{\"" + std::string(1'000'000, 'n') + "\":7}";
+  try {
+    parse_file(safetensors_file(json, 0));
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_LT(std::string(error.what()).size(), 1000U);
+  }
+}
+
+std::vector<TensorSpec> random_specs(Random& random) {
+  const std::vector<std::string> odd = {"\"quoted\"",      "back\\slash", "new\nline", "\x01",
+                                        "\xE2\x82\xAC",    "_metadata_",  "a.indices", "/",
+                                        "\xF0\x9F\x98\x80"};
+  std::vector<TensorSpec> specs(random.below(20));
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    specs[i].name = (random.chance(0.3) ? odd[random.below(odd.size())] : std::string()) + std::to_string(i);
+    specs[i].dtype = *dtype_from_code(static_cast<std::uint8_t>(random.between(1, 12)));
+    specs[i].shape.resize(random.below(4));
+    for (std::uint64_t& dim : specs[i].shape) dim = random.chance(0.1) ? 0 : random.between(1, 1u << random.below(14));
+  }
+  return specs;
+}
+
+TEST(SafetensorsHeader, RandomHeadersRoundTrip) {
+  SCOPED_TRACE(seed_note());
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    Random random(case_seed(run_seed(), i));
+    SCOPED_TRACE("case " + std::to_string(i));
+    const std::vector<TensorSpec> specs = random_specs(random);
+    std::map<std::string, std::string> metadata;
+    if (random.chance(0.5)) metadata = {{"format", "pt"}, {"quote\"", "line\n\xE2\x82\xAC"}, {"", ""}};
+    const std::vector<std::byte> bytes = SafetensorsHeader::serialize(specs, metadata);
+    EXPECT_EQ(bytes.size() % 8, 0U);
+    const std::uint64_t file_bytes = bytes.size() + TensorTable(specs).bytes();
+    const SafetensorsHeader header = SafetensorsHeader::parse(bytes, file_bytes);
+    expect_consistent(header, file_bytes);
+    EXPECT_EQ(header.metadata, metadata);
+    EXPECT_EQ(header.data_begin, bytes.size());
+    ASSERT_EQ(header.entries.size(), specs.size());
+    // Empty tensors share their offset with the tensor behind them, so only the others keep their order.
+    std::uint64_t begin = header.data_begin;
+    for (const TensorSpec& spec : specs) {
+      const auto found = std::find_if(header.entries.begin(), header.entries.end(),
+                                      [&](const SafetensorsEntry& entry) { return entry.spec.name == spec.name; });
+      ASSERT_NE(found, header.entries.end());
+      EXPECT_EQ(found->spec, spec);
+      EXPECT_EQ(found->begin, begin);
+      begin += spec.bytes();
+    }
+  }
+}
+
+TEST(SafetensorsHeader, SerializeRefusesWhatParseWouldRefuse) {
+  const auto refuse_to_write = [](std::vector<TensorSpec> specs, std::map<std::string, std::string> metadata,
+                                  std::string_view part) {
+    expect_error(ErrorCode::kUsage, [&] { SafetensorsHeader::serialize(specs, metadata); }, {part});
+  };
+  refuse_to_write({{"w", DType::kU8, {1}}, {"w", DType::kU8, {1}}}, {}, "'w'");
+  refuse_to_write({{"__metadata__", DType::kU8, {1}}}, {}, "__metadata__");
+  refuse_to_write({{std::string("a\0b", 3), DType::kU8, {1}}}, {}, "zero byte");
+  refuse_to_write({{"\xFF", DType::kU8, {1}}}, {}, "UTF-8");
+  refuse_to_write({{"w", DType::kU8, {std::uint64_t{1} << 50}}}, {}, "'w'");
+  refuse_to_write({}, {{"key", "\xFF"}}, "UTF-8");
+  refuse_to_write({}, {{"\xFF", "value"}}, "UTF-8");
+}
+
+TEST(SafetensorsHeader, SerializesManyTensorsInLinearTime) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 200'000; ++i) {
+    specs.push_back({"model.layers." + std::to_string(i) + ".experts.weight", DType::kBF16, {1}});
+  }
+  const std::vector<std::byte> bytes = SafetensorsHeader::serialize(specs, {});
+  EXPECT_EQ(SafetensorsHeader::parse(bytes, bytes.size() + 400'000).entries.size(), specs.size());
+}
+
+TEST(SafetensorsHeader, EveryTruncationIsRefused) {
+  const auto bytes =
+      safetensors_file({{"a", DType::kBF16, {2, 3}}, {"b", DType::kU8, {}}}, std::string(13, 'x'), {{"format", "pt"}});
+  expect_consistent(parse_file(bytes), bytes.size());
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    const std::span<const std::byte> part = std::span(bytes).first(size);
+    expect_error(ErrorCode::kCorrupt, [&] { SafetensorsHeader::parse(part, size); });
+  }
+}
+
+TEST(SafetensorsHeader, EveryChangedByteIsRefusedOrGivesAConsistentHeader) {
+  auto bytes = safetensors_file({{"a", DType::kBF16, {2, 3}}, {"b", DType::kF32, {0}}, {"c", DType::kU8, {7}}},
+                                std::string(19, 'x'), {{"format", "pt"}});
+  const std::size_t header_bytes = parse_file(bytes).data_begin;
+  std::size_t accepted = 0;
+  for (std::size_t at = 0; at < header_bytes; ++at) {
+    const std::byte right = bytes[at];
+    for (int value = 0; value < 256; ++value) {
+      bytes[at] = static_cast<std::byte>(value);
+      try {
+        expect_consistent(parse_file(bytes), bytes.size());
+        ++accepted;
+      } catch (const Error& error) {
+        EXPECT_TRUE(error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnsupported) << error.what();
+      }
+    }
+    bytes[at] = right;
+  }
+  EXPECT_GT(accepted, header_bytes) << "the unchanged bytes at least must be accepted";
+}
+
+}  // namespace
+}  // namespace sparsecast::test
