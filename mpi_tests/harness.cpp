@@ -67,8 +67,8 @@ int run_case(const std::string& name) {
     found->second(running);
   } catch (const std::exception& error) {
     // The other ranks may wait for this one for ever, so the job ends here.
-    std::fprintf(stderr, "%s: rank %d of %d: SPARSECAST_SEED=%llu: unexpected exception: %s\n", name.c_str(), rank, size,
-                 static_cast<unsigned long long>(seed), error.what());
+    std::fprintf(stderr, "%s: rank %d of %d: SPARSECAST_SEED=%llu: unexpected exception: %s\n", name.c_str(), rank,
+                 size, static_cast<unsigned long long>(seed), error.what());
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   const std::uint64_t failures = sum_over_ranks(static_cast<std::uint64_t>(running.failures()));

@@ -19,7 +19,9 @@ namespace sparsecast::mpi_test {
 struct Outcome {
   std::optional<Error> error;
 
-  std::string text() const { return error ? fmt::format("{}: {}", to_string(error->code()), error->what()) : "success"; }
+  std::string text() const {
+    return error ? fmt::format("{}: {}", to_string(error->code()), error->what()) : "success";
+  }
 };
 
 template <class Step>

@@ -31,8 +31,8 @@ void Party::subscribe() { subscriber_.emplace(model_.table(), test::tensor_views
 
 void Party::open(Faults faults) {
   transport_.reset();
-  transport_ = std::make_unique<FaultyTransport>(make_mpi_transport(&options_.communicator, options_.limits),
-                                                 std::move(faults));
+  transport_ =
+      std::make_unique<FaultyTransport>(make_mpi_transport(&options_.communicator, options_.limits), std::move(faults));
 }
 
 Outcome Party::sync(std::chrono::milliseconds timeout) {

@@ -22,7 +22,8 @@ struct Faults {
 /// A channel with faults.
 class FaultyTransport final : public Transport {
  public:
-  FaultyTransport(std::unique_ptr<Transport> inner, Faults faults) : inner_(std::move(inner)), faults_(std::move(faults)) {}
+  FaultyTransport(std::unique_ptr<Transport> inner, Faults faults)
+      : inner_(std::move(inner)), faults_(std::move(faults)) {}
 
   int rank() const noexcept override { return inner_->rank(); }
   int size() const noexcept override { return inner_->size(); }

@@ -101,7 +101,8 @@ std::vector<Bytes> known_records(std::uint64_t seed, std::size_t count) {
 
 void many_records(Case& running) {
   const auto transport = make_mpi_transport(nullptr, WireLimits{});
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, kOpeningSizes, kOpeningSizes + 1, std::size_t{1000}}) {
+  for (const std::size_t count :
+       {std::size_t{0}, std::size_t{1}, kOpeningSizes, kOpeningSizes + 1, std::size_t{1000}}) {
     const int source = static_cast<int>(count) % running.size();
     const std::vector<Bytes> expected = known_records(running.seed() + count, count);
     std::vector<Bytes> records = running.rank() == source ? expected : std::vector<Bytes>{Bytes(7)};

@@ -51,7 +51,8 @@ void print_summary(Console& console, const ApplyFlags& flags, const CheckpointAp
   report.add("version", done.version, "version");
   report.add("applied", std::uint64_t{done.applied}, "deltas applied");
   report.add("already_applied", std::uint64_t{done.already_applied}, done.already_applied > 0 ? "already applied" : "");
-  report.add("recovered", done.recovered, done.recovered ? "recovered" : "", "an interrupted apply was taken back first");
+  report.add("recovered", done.recovered, done.recovered ? "recovered" : "",
+             "an interrupted apply was taken back first");
   report.add("changed", done.changed, "changed");
   report.add("digest", done.digest.value, "digest (proved)");
   report.add("seconds", seconds, "time", human_seconds(seconds));

@@ -17,9 +17,10 @@ CheckpointLock::CheckpointLock(const std::string& checkpoint)
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
   const int reason = errno;
   ::close(descriptor_);
-  throw Error(ErrorCode::kIo,
-              reason == EWOULDBLOCK ? "another in-place apply is at work on it" : std::string("lock: ") + std::strerror(reason),
-              checkpoint);
+  throw Error(
+      ErrorCode::kIo,
+      reason == EWOULDBLOCK ? "another in-place apply is at work on it" : std::string("lock: ") + std::strerror(reason),
+      checkpoint);
 }
 
 CheckpointLock::~CheckpointLock() { ::close(descriptor_); }

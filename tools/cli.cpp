@@ -57,10 +57,9 @@ int run_cli(const std::vector<std::string>& arguments, Console& console) {
   app.footer(kTour);
   app.set_version_flag("--version", fmt::format("sparsecast {}", version_string()));
   app.require_subcommand(1);
-  const std::vector<AddedCommand> commands = {add_diff(app, console),    add_apply(app, console),
-                                              add_inspect(app, console), add_compose(app, console),
-                                              add_invert(app, console),  add_digest(app, console),
-                                              add_compare(app, console)};
+  const std::vector<AddedCommand> commands = {
+      add_diff(app, console),   add_apply(app, console),  add_inspect(app, console), add_compose(app, console),
+      add_invert(app, console), add_digest(app, console), add_compare(app, console)};
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {

@@ -25,8 +25,8 @@ struct Console {
   bool terminal = false;
 };
 
-/// The whole program without the process: parses the arguments (without the program's name), runs the command, turns errors
-/// into a sentence on `console.err` and an exit code. Never throws.
+/// The whole program without the process: parses the arguments (without the program's name), runs the command, turns
+/// errors into a sentence on `console.err` and an exit code. Never throws.
 int run_cli(const std::vector<std::string>& arguments, Console& console);
 
 }  // namespace sparsecast::tools

@@ -28,8 +28,8 @@ struct CompareFlags {
 };
 
 struct TensorDifference {
-  std::uint64_t elements = 0;                    ///< That differ.
-  std::uint64_t first = ~std::uint64_t{0};       ///< Index of the first of them.
+  std::uint64_t elements = 0;               ///< That differ.
+  std::uint64_t first = ~std::uint64_t{0};  ///< Index of the first of them.
 };
 
 std::vector<TensorDifference> find_differences(const TensorTable& table, Detector& detector, int threads,

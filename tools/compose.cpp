@@ -59,7 +59,8 @@ int run_compose(Console& console, const ComposeFlags& flags) {
       break;
     }
     std::string name;
-    for (std::size_t n = i; name.empty() || fs.exists(name); ++n) name = fmt::format("{}.part{}", flags.encode.output, n);
+    for (std::size_t n = i; name.empty() || fs.exists(name); ++n)
+      name = fmt::format("{}.part{}", flags.encode.output, n);
     auto next = std::make_unique<TemporaryDelta>(fs, name);
     compose_pair(fs, first, flags.deltas[i], intermediate, next->path());
     merged = std::move(next);
@@ -91,7 +92,8 @@ AddedCommand add_compose(CLI::App& app, Console& console) {
   flags->encode.add_to(*parser, false);
   add_json(*parser, flags->json);
   parser->footer(
-      "The result leads from where the first delta starts to where the last one ends. Elements that return to their first\n"
+      "The result leads from where the first delta starts to where the last one ends. Elements that return to their "
+      "first\n"
       "value vanish (ulp, xor). All must have the same stream, tensors and value codec.\n\n"
       "Example:\n"
       "  sparsecast compose 101.scd 102.scd 103.scd -o 100_to_103.scd");

@@ -68,7 +68,8 @@ AddedCommand add_digest(CLI::App& app, Console& console) {
   add_threads(*parser, flags->threads);
   add_json(*parser, flags->json);
   parser->footer(
-      "The digest names the whole content (names, dtypes, shapes, bits), however it is cut into files. A delta carries the\n"
+      "The digest names the whole content (names, dtypes, shapes, bits), however it is cut into files. A delta carries "
+      "the\n"
       "digests of its base and of its result.\n\n"
       "Example:\n"
       "  sparsecast digest step_101.safetensors");

@@ -48,9 +48,8 @@ int run_invert(Console& console, const InvertFlags& flags) {
   std::optional<CheckpointStore> base;
   if (raw) base = open_base(console, flags, delta, bar.callback());
   DeltaOutput output(console.fs, flags.encode.output);
-  const CommitRecord commit =
-      raw ? raw_inverse(*base, delta, flags.encode.options(), output.sink(), bar.callback())
-          : invert(delta, flags.encode.options(), output.sink());
+  const CommitRecord commit = raw ? raw_inverse(*base, delta, flags.encode.options(), output.sink(), bar.callback())
+                                  : invert(delta, flags.encode.options(), output.sink());
   output.commit();
   bar.wipe();
   Report report;

@@ -10,10 +10,10 @@
 
 namespace sparsecast::tools {
 
-std::string human_count(std::uint64_t value);   ///< "7,612,345"
-std::string human_bytes(std::uint64_t bytes);   ///< "15.2 MB" (powers of 1000), "812 bytes"
-std::string human_percent(double share);        ///< "1.139 %"
-std::string human_seconds(double seconds);      ///< "1.25 s"
+std::string human_count(std::uint64_t value);  ///< "7,612,345"
+std::string human_bytes(std::uint64_t bytes);  ///< "15.2 MB" (powers of 1000), "812 bytes"
+std::string human_percent(double share);       ///< "1.139 %"
+std::string human_seconds(double seconds);     ///< "1.25 s"
 /// 0 when there is nothing to divide by, so that JSON stays a number.
 double ratio(double numerator, double denominator);
 

@@ -72,8 +72,8 @@ void require_replaceable(FileSystem& fs, const std::string& output, bool directo
 
 }  // namespace
 
-CheckpointCopy::CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std::string& base_path,
-                               std::string output, const CheckpointApplyOptions& options)
+CheckpointCopy::CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std::string& base_path, std::string output,
+                               const CheckpointApplyOptions& options)
     : fs_(fs), output_(without_trailing_slashes(std::move(output))) {
   if (fs.exists(output_)) {
     if (!options.replace) throw Error(ErrorCode::kUsage, "exists already; --force replaces it", output_);
@@ -173,9 +173,9 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
   report.version = last.header().version;
   report.digest = sum(digest_store(store, options.threads, options.progress));
   if (!(report.digest == last.commit().result_digest)) {
-    throw Error(ErrorCode::kDigestMismatch, fmt::format("the deltas lead to {}, but the last one promises {}",
-                                                        to_hex(report.digest.value),
-                                                        to_hex(last.commit().result_digest.value)),
+    throw Error(ErrorCode::kDigestMismatch,
+                fmt::format("the deltas lead to {}, but the last one promises {}", to_hex(report.digest.value),
+                            to_hex(last.commit().result_digest.value)),
                 last.name());
   }
   copy.publish();

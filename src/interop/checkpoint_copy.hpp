@@ -20,8 +20,8 @@ class CheckpointCopy {
 
   /// Where the tensors lie in the copy.
   const CheckpointLayout& layout() const noexcept { return layout_; }
-  /// Renames the copy, whose files the caller has made durable, to its place, and makes that durable. A file is replaced
-  /// in one step; a directory by two renames, between which the old one is found as `OUTPUT.previous`.
+  /// Renames the copy, whose files the caller has made durable, to its place, and makes that durable. A file is
+  /// replaced in one step; a directory by two renames, between which the old one is found as `OUTPUT.previous`.
   void publish();
 
  private:

@@ -37,15 +37,13 @@ CheckpointStore::CheckpointStore(FileSystem& fs, CheckpointLayout layout, OpenMo
 }
 
 void CheckpointStore::read(std::size_t tensor, std::uint64_t begin_byte, std::span<std::byte> buffer) const {
-  at_tensor(layout_.table, tensor, begin_byte, [&] {
-    files_[layout_.locations[tensor].file]->read_at(file_offset(tensor, begin_byte), buffer);
-  });
+  at_tensor(layout_.table, tensor, begin_byte,
+            [&] { files_[layout_.locations[tensor].file]->read_at(file_offset(tensor, begin_byte), buffer); });
 }
 
 void CheckpointStore::write(std::size_t tensor, std::uint64_t begin_byte, std::span<const std::byte> bytes) {
-  at_tensor(layout_.table, tensor, begin_byte, [&] {
-    files_[layout_.locations[tensor].file]->write_at(file_offset(tensor, begin_byte), bytes);
-  });
+  at_tensor(layout_.table, tensor, begin_byte,
+            [&] { files_[layout_.locations[tensor].file]->write_at(file_offset(tensor, begin_byte), bytes); });
 }
 
 void CheckpointStore::sync() {

@@ -75,8 +75,7 @@ void write_changed_pages(CheckpointStore& store, const BlockRef& block, std::uin
   std::uint64_t run_end = 0;
   const auto flush = [&] {
     if (run_end == run_begin) return;
-    store.write(block.tensor, begin_byte + run_begin,
-                ConstBytes(window.after).subspan(run_begin, run_end - run_begin));
+    store.write(block.tensor, begin_byte + run_begin, ConstBytes(window.after).subspan(run_begin, run_end - run_begin));
   };
   for (std::uint64_t page = 0; page < size;) {
     const std::uint64_t end = std::min(size, page == 0 ? kPageBytes - misaligned : page + kPageBytes);
@@ -112,11 +111,11 @@ std::size_t DeltaChain::position_of(const StateDigest& state, const std::string&
   }
   if (deltas_.empty() || deltas_.front().header().base_digest == state) return 0;
   const DeltaHeader& first = deltas_.front().header();
-  throw Error(ErrorCode::kWrongBase,
-              fmt::format("the checkpoint has digest {}, but '{}' starts from version {} with digest {}",
-                          to_hex(state.value), deltas_.front().name(), first.base_version,
-                          to_hex(first.base_digest.value)),
-              checkpoint);
+  throw Error(
+      ErrorCode::kWrongBase,
+      fmt::format("the checkpoint has digest {}, but '{}' starts from version {} with digest {}", to_hex(state.value),
+                  deltas_.front().name(), first.base_version, to_hex(first.base_digest.value)),
+      checkpoint);
 }
 
 void apply_delta(CheckpointStore& store, const DeltaFile& delta, WriteBack write_back, int threads,

@@ -9,7 +9,8 @@
 namespace sparsecast {
 
 /// Delta files opened in the order in which they will be applied, everything in them proved that can be proved without
-/// the checkpoint: every record and block valid, one stream, one tensor table, each starting where the one before ended.
+/// the checkpoint: every record and block valid, one stream, one tensor table, each starting where the one before
+/// ended.
 class DeltaChain {
  public:
   /// Throws Error{kIo | kCorrupt | kUnsupported | kTableMismatch | kForeignStream | kVersionGap | kWrongBase}; the

@@ -12,13 +12,15 @@
 //                          remove undo record, fsync directory
 //
 // Before CLEAN(base) is left, the delta has been decoded to its last block, the base digest proved by reading the
-// whole base, and the result digest computed from the bytes that the delta meets: a delta that does not lead where it promises
-// never costs a write. A crash or an error
+// whole base, and the result digest computed from the bytes that the delta meets: a delta that does not lead where it
+// promises never costs a write. A crash or an error
 //   - while the undo record is written leaves the base and at most a stray temporary file (AtomicFile);
-//   - in ARMED, MIXED or PROVED leaves the undo record, and the next run goes back to the base. The record holds absolute
-//     values of every element that the delta alters, so any mixture of old, new and torn pages goes back, any number of times;
+//   - in ARMED, MIXED or PROVED leaves the undo record, and the next run goes back to the base. The record holds
+//   absolute
+//     values of every element that the delta alters, so any mixture of old, new and torn pages goes back, any number of
+//     times;
 //   - after the removal, before the directory's fsync, may bring the record back: the next run then goes back from the
-//     whole result to the base. Success is reported only after that fsync.
+//     whole result to the base. Success is reported only after that fsync, by this run or a later one.
 // Recovery writes whole windows, not only what reads differently: after an fsync that failed, the page cache may show
 // bytes that the disk does not hold. It first computes where the record leads, so that a record left beside a
 // checkpoint that was replaced since then writes nothing.
@@ -84,7 +86,12 @@ void apply_one(FileSystem& fs, const std::string& checkpoint, CheckpointStore& s
 
 bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const CheckpointApplyOptions& options) {
   const std::string undo_path = undo_record_path(fs, checkpoint);
-  if (!fs.exists(undo_path)) return false;
+  if (!fs.exists(undo_path)) {
+    // The last run may have failed in this very fsync: what is reported as clean from here on must not find the
+    // record again after a power loss.
+    fs.sync_directory(parent_directory(undo_path));
+    return false;
+  }
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   const DeltaFile undo = DeltaFile::open(fs, undo_path);
   require_same_table(store.table(), checkpoint, undo.table(), undo_path);
@@ -105,7 +112,8 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
   apply_delta(store, undo, WriteBack::kWholeWindows, options.threads, options.progress);
   store.sync();
   if (!(read_digest(store, options) == promised)) {
-    throw Error(ErrorCode::kDirty, "the restored bytes do not read back as written; the undo record is kept", undo_path);
+    throw Error(ErrorCode::kDirty, "the restored bytes do not read back as written; the undo record is kept",
+                undo_path);
   }
   remove_durably(fs, undo_path);
   say(options, fmt::format("an interrupted apply was found and taken back: '{}' is at version {} again", checkpoint,

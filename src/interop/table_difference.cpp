@@ -83,8 +83,8 @@ std::string explain_difference(const TensorTable& first, const std::string& firs
     const auto found = second.find(spec.name);
     if (!found) {
       const std::string nearest = missing.full() ? std::string{} : nearest_name(second, spec.name);
-      missing.add(fmt::format("'{}'{}", spec.name,
-                              nearest.empty() ? std::string{} : fmt::format(" (nearest: '{}')", nearest)));
+      missing.add(
+          fmt::format("'{}'{}", spec.name, nearest.empty() ? std::string{} : fmt::format(" (nearest: '{}')", nearest)));
     } else if (!(second[*found] == spec)) {
       other.add(fmt::format("'{}' is {} against {}", spec.name, describe(spec), describe(second[*found])));
     }

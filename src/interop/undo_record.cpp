@@ -153,7 +153,8 @@ void write_undo_record(FileSystem& fs, const std::string& path, const Checkpoint
   AtomicFile file(fs, path);
   EncodeOptions options;
   options.frame_capacity = delta.header().frame_capacity;
-  raw_inverse(store, delta, options, [&](Bytes&& record) { file.append(record); }, progress);
+  raw_inverse(
+      store, delta, options, [&](Bytes&& record) { file.append(record); }, progress);
   file.commit();
 }
 

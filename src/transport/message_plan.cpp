@@ -57,8 +57,8 @@ void check_sizes(const Opening& opening, std::span<const std::uint64_t> sizes) {
     left -= sizes[i];
   }
   if (left != 0) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("a broadcast announced {} bytes in all, {} more than its records have",
-                                                 opening[2], left));
+    throw Error(ErrorCode::kCorrupt,
+                fmt::format("a broadcast announced {} bytes in all, {} more than its records have", opening[2], left));
   }
 }
 

@@ -17,7 +17,7 @@ namespace sparsecast {
 struct WireLimits {
   std::uint64_t piece_bytes = std::uint64_t{1} << 30;  ///< Of one message, at most 2^30: MPI counts are int.
   std::uint64_t max_records = std::uint64_t{1} << 22;
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;    ///< Of all records together.
+  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Of all records together.
 };
 
 /// The first message of a broadcast has a fixed size, so that a receiver needs to know nothing: mark, number of

@@ -80,15 +80,16 @@ class MpiTransport final : public Transport {
 
 MpiTransport::MpiTransport(MPI_Comm parent, const WireLimits& limits) : limits_(limits) {
   if (limits_.piece_bytes == 0 || limits_.piece_bytes > kMaxPieceBytes) {
-    throw Error(ErrorCode::kUsage, fmt::format("pieces of {} bytes; 1 to {} are possible", limits_.piece_bytes,
-                                               kMaxPieceBytes), "mpi channel");
+    throw Error(ErrorCode::kUsage,
+                fmt::format("pieces of {} bytes; 1 to {} are possible", limits_.piece_bytes, kMaxPieceBytes),
+                "mpi channel");
   }
   auto operation = std::make_unique<CommunicatorOperation>();
   check_mpi(MPI_Comm_idup(parent, &operation->communicator, operation->add()), "MPI_Comm_idup");
   if (!wait_all(*operation, steady_clock::now() + kSetupTime, Pace::kIdle)) {
     abandon(std::move(operation));
-    throw Error(ErrorCode::kTimeout, fmt::format("not every rank has opened the channel within {} s",
-                                                 kSetupTime.count()), "mpi channel");
+    throw Error(ErrorCode::kTimeout,
+                fmt::format("not every rank has opened the channel within {} s", kSetupTime.count()), "mpi channel");
   }
   communicator_ = operation->communicator;
   check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");

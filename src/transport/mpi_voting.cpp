@@ -35,7 +35,8 @@ void MpiVoting::open(MPI_Comm communicator, int rank, int size) {
 
 void MpiVoting::out_of_step(int rank, std::uint64_t round) const {
   throw Error(ErrorCode::kPeerFailed, fmt::format("rank {} is at vote {}, this one at {}: a rank has left out or "
-                                                  "repeated a call", rank, round, round_));
+                                                  "repeated a call",
+                                                  rank, round, round_));
 }
 
 Verdict MpiVoting::silence(const std::vector<int>& ranks) const {
@@ -54,9 +55,9 @@ void MpiVoting::deliver(const Verdict& verdict, const std::vector<int>& without,
     operation->verdict = verdict;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || std::find(without.begin(), without.end(), r) != without.end()) continue;
-      check_mpi(MPI_Isend(&operation->verdict, sizeof(Verdict), MPI_BYTE, r, kVerdictTag, communicator_,
-                          operation->add()),
-                "MPI_Isend");
+      check_mpi(
+          MPI_Isend(&operation->verdict, sizeof(Verdict), MPI_BYTE, r, kVerdictTag, communicator_, operation->add()),
+          "MPI_Isend");
     }
     if (wait_all(*operation, deadline, Pace::kMoving)) return;
     undelivered_ = "a verdict was not taken by every rank";
@@ -119,9 +120,9 @@ int MpiVoting::cast(VoteOperation& operation, int status, int coordinator, Deadl
   Verdict& verdict = operation.verdict;
   check_mpi(MPI_Irecv(&verdict, sizeof(Verdict), MPI_BYTE, coordinator, kVerdictTag, communicator_, operation.add()),
             "MPI_Irecv");
-  check_mpi(MPI_Isend(operation.votes.data(), sizeof(Vote), MPI_BYTE, coordinator, kVoteTag, communicator_,
-                      operation.add()),
-            "MPI_Isend");
+  check_mpi(
+      MPI_Isend(operation.votes.data(), sizeof(Vote), MPI_BYTE, coordinator, kVoteTag, communicator_, operation.add()),
+      "MPI_Isend");
   if (!wait_all(operation, deadline, Pace::kIdle)) {
     throw Error(ErrorCode::kTimeout, fmt::format("no verdict from rank {} until the deadline", coordinator));
   }

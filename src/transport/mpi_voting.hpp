@@ -20,8 +20,8 @@ struct Verdict {
   static constexpr std::size_t kNamed = 14;
   std::uint64_t round = 0;
   std::int32_t worst = 0;
-  std::int32_t silent = 0;             ///< How many ranks were silent; if any, there is no decision.
-  std::int32_t names[kNamed] = {};     ///< The first of them.
+  std::int32_t silent = 0;          ///< How many ranks were silent; if any, there is no decision.
+  std::int32_t names[kNamed] = {};  ///< The first of them.
 };
 
 struct VoteOperation final : MpiOperation {

@@ -20,8 +20,8 @@
 //   - before its vote 2: it has not consented, so v cannot have been committed; undo.
 //   - after its vote 2, before the verdict: in doubt. No protocol can exclude this (the last message may be the lost
 //     one). The receiver undoes and reports; it never claims v. If the source had decided for v, the next delta starts
-//     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or by
-//     receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
+//     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or
+//     by receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
 // The source decides alone: vote 2 is counted at the source, and a verdict that it has reached stands even if it cannot
 // be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt needlessly.
 // The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its successor.

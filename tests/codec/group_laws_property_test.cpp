@@ -31,7 +31,7 @@ Chain random_chain(Random& random, ValueCodec values, std::size_t steps) {
     TensorState next = chain.states.back();
     change_randomly(random, *chain.table, next);
     // Now and then a value goes back to what it was, so that changes cancel.
-    if (v > 0 && random.chance(0.3)) next[0] = chain.states[random.below(v + 1)][0];
+    if (v > 0 && !next.empty() && random.chance(0.3)) next[0] = chain.states[random.below(v + 1)][0];
     chain.deltas.push_back(encode_file(*chain.table, chain.states.back(), next, chain.options, {v, v + 1}));
     chain.states.push_back(std::move(next));
   }

@@ -153,6 +153,24 @@ TEST(HostileProperty, ExchangedPayloadsUnderValidChecksumsNeverChangeTheLiveStat
   EXPECT_GT(outcomes.refused, 100);
 }
 
+TEST(HostileProperty, ABlockThatCrossesASectionIsRefused) {
+  const TensorTable table(std::vector<TensorSpec>{{"t", DType::kU8, {kSectionElems + 3 * kTileElems}}});
+  TensorState base{Bytes(table.bytes())};
+  TensorState result = base;
+  result[0][kSectionElems - 1] = result[0][kSectionElems] = std::byte{1};
+  DeltaHeader header = header_for(table, base);
+  header.values = ValueCodec::kXor;
+  ForgedFrame frame = frame_of(table, base, result, PositionMode::kIndex32, ValueCodec::kXor);
+  ASSERT_EQ(frame.groups[0].blocks.size(), 2U) << "the encoder ends a block with its section";
+  frame.groups[0].blocks.pop_back();
+  frame.groups[0].blocks[0].tiles = 2;
+  const StateDigest promised = sum(digest_tensors(table, views(result)));
+  Outcomes outcomes;
+  const RandomDelta delta{std::make_shared<const TensorTable>(table), base, result, {}};
+  expect_safe(delta, without_table(forge_records(table, header, {frame}, promised)), outcomes);
+  EXPECT_EQ(outcomes.refused, 1);
+}
+
 TEST(HostileProperty, AWellFormedForgeryThatPromisesItsTrueDigestIsAppliedAndTakenBackExactly) {
   int applied = 0;
   for_deltas(kDeltas, [&](const RandomDelta& delta, const std::vector<Bytes>& records, Random& random) {

@@ -110,7 +110,6 @@ void work(Progress& progress, std::uint64_t last, double seconds, const soak::St
     if (done % 4096 != 0) continue;
     const std::lock_guard<std::mutex> lock(progress.print);
     std::printf("  %llu old patterns, %.1f s\n", static_cast<unsigned long long>(done), watch.seconds());
-    std::fflush(stdout);
   }
 }
 
@@ -145,6 +144,7 @@ int run(soak::Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // A log shows how far a run came, however it ends.
   try {
     soak::Flags flags(argc, argv, kUsage);
     return run(flags);

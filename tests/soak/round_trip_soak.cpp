@@ -84,7 +84,6 @@ class Soak {
       next_report += 10;
       const std::lock_guard<std::mutex> lock(print_);
       std::printf("  %llu deltas, %.0f a second\n", as_print(done_), static_cast<double>(done_) / watch_.seconds());
-      std::fflush(stdout);
     }
   }
 
@@ -131,6 +130,7 @@ int run(soak::Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // A log shows how far a run came, however it ends.
   try {
     soak::Flags flags(argc, argv, kUsage);
     return run(flags);

@@ -24,8 +24,9 @@ class Commands : public ToolTest {
   /// The delta from checkpoint i-1 to i, with these flags.
   std::string delta(std::size_t i, std::vector<std::string> flags = {}) {
     const std::string name = path(std::to_string(i) + ".scd");
-    std::vector<std::string> arguments = {"diff",           checkpoint(i - 1),       checkpoint(i), "-o", name,
-                                          "--base-version", std::to_string(i - 1), "--version",   std::to_string(i)};
+    std::vector<std::string> arguments = {
+        "diff",      checkpoint(i - 1), checkpoint(i), "-o", name, "--base-version", std::to_string(i - 1),
+        "--version", std::to_string(i)};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, kExitGood) << outcome.err;
@@ -161,7 +162,8 @@ TEST_F(Commands, InvertLeadsBackAndARawDeltaNeedsItsBase) {
       arguments.back() = checkpoint(1);
     }
     ASSERT_EQ(run(arguments).code, kExitGood);
-    ASSERT_EQ(run({"apply", checkpoint(2), path("back.scd"), "-o", path("out.safetensors"), "--force"}).code, kExitGood);
+    ASSERT_EQ(run({"apply", checkpoint(2), path("back.scd"), "-o", path("out.safetensors"), "--force"}).code,
+              kExitGood);
     EXPECT_EQ(read_model(fs_, path("out.safetensors")), models_[1]);
   }
 }

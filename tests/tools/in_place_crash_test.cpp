@@ -4,17 +4,22 @@
 
 #include "interop/checkpoint_apply.hpp"
 #include "interop/undo_record.hpp"
-#include "tests/tools/crash_file_system.hpp"
+#include "tests/support/fault_fs.hpp"
 #include "tests/tools/tool_fixture.hpp"
 
 namespace sparsecast::tools {
 namespace {
 
-using testing::AnyOf;
+using test::CrashException;
+using test::FaultFileSystem;
 using testing::HasSubstr;
-using testing::StartsWith;
 
 constexpr std::uint64_t kLuck = 6;  ///< Crash states looked at for each crash.
+
+std::string describe(const FaultFileSystem& fs, std::uint64_t call) {
+  const auto log = fs.log();
+  return call < log.size() ? log[call].name + ' ' + log[call].path : "not reached";
+}
 
 /// A checkpoint at version 0 and the deltas to 1 and 2, all durable.
 class Scene {
@@ -28,6 +33,8 @@ class Scene {
       for (std::byte& b : bytes) b = static_cast<std::byte>(random());
       model.tensors.push_back(std::move(bytes));
     }
+    disk_.make_directory("/d");
+    disk_.sync_directory("/");
     models_.push_back(model);
     models_.push_back(changed_model(model, random, 90));
     models_.push_back(changed_model(models_.back(), random, 2000));
@@ -45,22 +52,22 @@ class Scene {
   }
 
   /// The disk as it is before the apply.
-  std::unique_ptr<CrashFileSystem> disk() const { return disk_.crash_state(0); }
+  std::unique_ptr<FaultFileSystem> disk() const { return disk_.durable_state(); }
 
-  static CheckpointApplyReport apply(CrashFileSystem& fs) { return apply_in_place(fs, live_, deltas_, {}); }
+  static CheckpointApplyReport apply(FaultFileSystem& fs) { return apply_in_place(fs, live_, deltas_, {}); }
 
   /// Which version the checkpoint holds; -1 for none of them.
-  int version(CrashFileSystem& fs) const {
+  int version(FaultFileSystem& fs) const {
     const Model found = read_model(fs, live_);
     for (std::size_t i = 0; i < models_.size(); ++i) {
       if (found == models_[i]) return static_cast<int>(i);
     }
     return -1;
   }
-  static bool has_undo(CrashFileSystem& fs) { return fs.exists(undo_record_path(fs, live_)); }
+  static bool has_undo(FaultFileSystem& fs) { return fs.exists(undo_record_path(fs, live_)); }
 
   /// Whatever state a crash left: it is a version, or an undo record says that it is none; and the same call ends well.
-  void expect_recovers(CrashFileSystem& fs, const std::string& where) const {
+  void expect_recovers(FaultFileSystem& fs, const std::string& where) const {
     if (!has_undo(fs)) {
       EXPECT_GE(version(fs), 0) << where << ": no version, and nothing says so";
     } else {
@@ -71,7 +78,10 @@ class Scene {
     EXPECT_EQ(report.version, 2U) << where;
     EXPECT_FALSE(has_undo(fs)) << where;
     // What the caller was told holds on the disk, whatever happens next.
-    EXPECT_EQ(version(*fs.crash_state(1)), 2) << where;
+    for (const auto& later : {fs.durable_state(), fs.crash_state(1), fs.crash_state(2)}) {
+      EXPECT_EQ(version(*later), 2) << where;
+      EXPECT_FALSE(has_undo(*later)) << where;
+    }
   }
 
   static constexpr const char* live_ = "/d/live";
@@ -81,16 +91,17 @@ class Scene {
   static std::string name(std::size_t i) { return "/d/m" + std::to_string(i) + ".safetensors"; }
 
   bool directory_;
-  CrashFileSystem disk_;
+  FaultFileSystem disk_;
   std::vector<Model> models_;
 };
 
 std::uint64_t calls_of_apply(const Scene& scene) {
   const auto fs = scene.disk();
   const CheckpointApplyReport report = Scene::apply(*fs);
+  const std::uint64_t calls = fs->operations();
   EXPECT_EQ(report.applied, 2U);
   EXPECT_EQ(scene.version(*fs), 2);
-  return fs->calls();
+  return calls;
 }
 
 class InPlaceApply : public testing::TestWithParam<bool> {};
@@ -101,14 +112,14 @@ TEST_P(InPlaceApply, RecoversFromACrashAfterAnyCall) {
   std::uint64_t undone = 0;
   for (std::uint64_t call = 0; call < calls; ++call) {
     const auto fs = scene.disk();
-    fs->crash_after = call;
+    fs->crash_at(call);
     try {
       Scene::apply(*fs);
     } catch (const CrashException&) {
     }
     for (std::uint64_t seed = 0; seed < kLuck; ++seed) {
       const auto after = fs->crash_state(call * kLuck + seed);
-      const std::string where = "crash after call " + std::to_string(call) + " (" + fs->log().back() + "), seed " +
+      const std::string where = "crash at call " + std::to_string(call) + " (" + describe(*fs, call) + "), seed " +
                                 std::to_string(call * kLuck + seed);
       undone += Scene::has_undo(*after) ? 1 : 0;
       scene.expect_recovers(*after, where);
@@ -124,7 +135,7 @@ TEST_P(InPlaceApply, RecoversFromACrashDuringRecovery) {
   std::uint64_t tried = 0;
   for (std::uint64_t call = 0; call < calls; ++call) {
     const auto fs = scene.disk();
-    fs->crash_after = call;
+    fs->crash_at(call);
     try {
       Scene::apply(*fs);
     } catch (const CrashException&) {
@@ -133,10 +144,10 @@ TEST_P(InPlaceApply, RecoversFromACrashDuringRecovery) {
     if (!Scene::has_undo(*fs->crash_state(seed))) continue;
     for (int i = 0; i < 12; ++i, ++tried) {
       const auto again = fs->crash_state(seed);
-      again->reset_counter();
-      again->crash_after = random() % 60;
-      const std::string where = "crash after call " + std::to_string(call) + ", then after call " +
-                                std::to_string(again->crash_after);
+      const std::uint64_t second = random() % 60;
+      again->crash_at(second);
+      const std::string where =
+          "crash at call " + std::to_string(call) + ", then at call " + std::to_string(second) + " of the recovery";
       try {
         recover_checkpoint(*again, Scene::live_, {});
       } catch (const CrashException&) {
@@ -150,23 +161,30 @@ TEST_P(InPlaceApply, RecoversFromACrashDuringRecovery) {
 TEST_P(InPlaceApply, ReportsEveryFailingCallAndLosesNothing) {
   const Scene scene(GetParam());
   const std::uint64_t calls = calls_of_apply(scene);
-  for (const bool for_ever : {false, true}) {
+  for (const char* fault : {"fails", "and all later ones fail", "puts down half of what it should write"}) {
     for (std::uint64_t call = 0; call < calls; ++call) {
       const auto fs = scene.disk();
-      fs->fail_from = call;
-      fs->fail_for_ever = for_ever;
-      std::string where = "call " + std::to_string(call) + (for_ever ? " and all later ones fail" : " fails");
+      switch (fault[0]) {
+        case 'f':
+          fs->fail_at(call);
+          break;
+        case 'a':
+          fs->fail_at(call, EIO, FaultFileSystem::Repeat::kForEver);
+          break;
+        default:
+          fs->short_write_at(call, EIO);
+      }
+      std::string where = "call " + std::to_string(call) + ' ' + fault;
       try {
         Scene::apply(*fs);
         ADD_FAILURE() << where << ", yet success was reported";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kIo) << where << ": " << error.what();
-        EXPECT_THAT(error.what(), HasSubstr("injected")) << where;
-        EXPECT_THAT(error.context(), HasSubstr("/d/")) << where;
+        EXPECT_THAT(error.what(), HasSubstr(std::strerror(EIO))) << where;
+        EXPECT_THAT(error.context(), HasSubstr("/d")) << where;
       }
-      where += " (" + fs->log()[call] + ")";
-      fs->fail_from = CrashFileSystem::kNever;
-      fs->fail_for_ever = false;
+      where += " (" + describe(*fs, call) + ")";
+      fs->clear_fault();
       // The same machine goes on, or it loses power first.
       scene.expect_recovers(*fs->crash_state(call), where + ", power loss");
       scene.expect_recovers(*fs, where);
@@ -180,10 +198,10 @@ TEST_P(InPlaceApply, RecoversFromAFailureDuringRecovery) {
   const auto fs = scene.disk();
   // Some way into the second half of the first delta's calls the undo record lies there and pages are written.
   std::uint64_t call = calls / 4;
-  std::unique_ptr<CrashFileSystem> interrupted;
+  std::unique_ptr<FaultFileSystem> interrupted;
   for (; call < calls && !interrupted; ++call) {
     auto attempt = scene.disk();
-    attempt->crash_after = call;
+    attempt->crash_at(call);
     try {
       Scene::apply(*attempt);
     } catch (const CrashException&) {
@@ -194,8 +212,7 @@ TEST_P(InPlaceApply, RecoversFromAFailureDuringRecovery) {
   ASSERT_NE(interrupted, nullptr);
   for (std::uint64_t at = 0; at < 200; ++at) {
     const auto again = interrupted->crash_state(0);
-    again->reset_counter();
-    again->fail_from = at;
+    again->fail_at(at);
     bool failed = false;
     try {
       recover_checkpoint(*again, Scene::live_, {});
@@ -203,8 +220,16 @@ TEST_P(InPlaceApply, RecoversFromAFailureDuringRecovery) {
       failed = true;
       EXPECT_EQ(error.code(), ErrorCode::kIo);
     }
-    again->fail_from = CrashFileSystem::kNever;
-    scene.expect_recovers(*again, "recovery: call " + std::to_string(at) + " fails");
+    again->clear_fault();
+    const std::string where = "recovery: call " + std::to_string(at) + " fails";
+    recover_checkpoint(*again, Scene::live_, {});
+    // Bytes that a failed fsync dropped still read as written: only writing them again brings them to the disk.
+    for (std::uint64_t seed = 0; seed < kLuck; ++seed) {
+      const auto after = again->crash_state(seed);
+      EXPECT_FALSE(Scene::has_undo(*after)) << where;
+      EXPECT_EQ(scene.version(*after), 0) << where;
+    }
+    scene.expect_recovers(*again, where);
     if (!failed) return;
   }
   FAIL() << "recovery never ended";
@@ -215,14 +240,14 @@ INSTANTIATE_TEST_SUITE_P(OfAFileAndOfADirectory, InPlaceApply, testing::Bool(),
 
 TEST(InPlaceApplyRecovery, WritesNothingWhenTheCheckpointWasReplacedMeanwhile) {
   const Scene scene(false);
-  const auto fs = scene.disk();
-  for (fs->crash_after = 0; !Scene::has_undo(*fs->crash_state(1)); ++fs->crash_after) {
-    try {
-      Scene::apply(*fs);
-    } catch (const CrashException&) {
-    }
+  std::unique_ptr<FaultFileSystem> after;
+  for (std::uint64_t call = 0; !after || !Scene::has_undo(*after); ++call) {
+    ASSERT_LT(call, 1000U) << "no crash left an undo record";
+    const auto fs = scene.disk();
+    fs->crash_at(call);
+    EXPECT_THROW(Scene::apply(*fs), CrashException);
+    after = fs->crash_state(1);
   }
-  const auto after = fs->crash_state(1);
   write_file(*after, Scene::live_, read_model(*after, "/d/m2.safetensors"));
   try {
     recover_checkpoint(*after, Scene::live_, {});
@@ -258,7 +283,7 @@ TEST(InPlaceApplyRecovery, WorksForEveryValueCodec) {
     const std::uint64_t calls = calls_of_apply(scene);
     for (std::uint64_t call = 0; call < calls; call += 3) {
       const auto fs = scene.disk();
-      fs->crash_after = call;
+      fs->crash_at(call);
       try {
         Scene::apply(*fs);
       } catch (const CrashException&) {
@@ -270,26 +295,27 @@ TEST(InPlaceApplyRecovery, WorksForEveryValueCodec) {
 
 TEST(ApplyToACopy, LeavesTheOutputAbsentOrWholeAfterACrashOrAFailureAtAnyCall) {
   const Scene scene(false);
-  const auto apply = [](CrashFileSystem& fs) { apply_to_copy(fs, Scene::live_, Scene::deltas_, "/d/out", {}); };
+  const auto apply = [](FaultFileSystem& fs) { apply_to_copy(fs, Scene::live_, Scene::deltas_, "/d/out", {}); };
   const auto whole = scene.disk();
-  whole->reset_counter();
   apply(*whole);
-  const std::uint64_t calls = whole->calls();
+  const std::uint64_t calls = whole->operations();
   const Bytes expected = read_bytes(*whole, "/d/out");
   for (std::uint64_t call = 0; call < calls; ++call) {
     const auto crashed = scene.disk();
-    crashed->crash_after = call;
+    crashed->crash_at(call);
     try {
       apply(*crashed);
     } catch (const CrashException&) {
     }
     for (std::uint64_t seed = 0; seed < kLuck; ++seed) {
       const auto after = crashed->crash_state(seed);
-      if (after->exists("/d/out")) EXPECT_EQ(read_bytes(*after, "/d/out"), expected) << "call " << call;
+      if (after->exists("/d/out")) {
+        EXPECT_EQ(read_bytes(*after, "/d/out"), expected) << "call " << call;
+      }
       EXPECT_EQ(scene.version(*after), 0) << "call " << call;
     }
     const auto failing = scene.disk();
-    failing->fail_from = call;
+    failing->fail_at(call);
     bool failed = false;
     try {
       apply(*failing);
@@ -297,9 +323,11 @@ TEST(ApplyToACopy, LeavesTheOutputAbsentOrWholeAfterACrashOrAFailureAtAnyCall) {
       failed = true;
       EXPECT_EQ(error.code(), ErrorCode::kIo);
     }
-    EXPECT_TRUE(failed) << "call " << call << ' ' << failing->log()[call];
-    failing->fail_from = CrashFileSystem::kNever;
-    if (failing->exists("/d/out")) EXPECT_EQ(read_bytes(*failing, "/d/out"), expected) << "call " << call;
+    EXPECT_TRUE(failed) << "call " << call << ' ' << describe(*failing, call);
+    failing->clear_fault();
+    if (failing->exists("/d/out")) {
+      EXPECT_EQ(read_bytes(*failing, "/d/out"), expected) << "call " << call;
+    }
   }
 }
 

@@ -4,11 +4,13 @@
 
 #include <numeric>
 
+#include "support/expect_error.hpp"
 #include "support/random.hpp"
 
 namespace sparsecast {
 namespace {
 
+using test::expect_error;
 using test::Random;
 
 constexpr std::uint64_t kKiB = 1024;
@@ -21,17 +23,6 @@ std::vector<Message> cut(const std::vector<std::uint64_t>& sizes, std::uint64_t 
     messages.insert(messages.end(), batch.begin(), batch.end());
   }
   return messages;
-}
-
-template <class Step>
-ErrorCode code_of(const Step& step) {
-  try {
-    step();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::kUsage;
 }
 
 TEST(MessageCutter, JoinsSmallRecordsAndSendsLargeOnesAlone) {
@@ -115,15 +106,15 @@ TEST(SizeTable, RefusesCountsAndSumsOverTheLimits) {
   Opening opening = pack_opening(std::vector<std::uint64_t>{400, 500});
   EXPECT_NO_THROW(parse_opening(opening, limits));
   opening[1] = 11;
-  EXPECT_EQ(code_of([&] { parse_opening(opening, limits); }), ErrorCode::kCorrupt);
+  expect_error(ErrorCode::kCorrupt, [&] { parse_opening(opening, limits); });
   opening[1] = ~std::uint64_t{0};
-  EXPECT_EQ(code_of([&] { parse_opening(opening, limits); }), ErrorCode::kCorrupt);
+  expect_error(ErrorCode::kCorrupt, [&] { parse_opening(opening, limits); });
   opening[1] = 2;
   opening[2] = 1001;
-  EXPECT_EQ(code_of([&] { parse_opening(opening, limits); }), ErrorCode::kCorrupt);
+  expect_error(ErrorCode::kCorrupt, [&] { parse_opening(opening, limits); });
   opening[2] = 900;
   opening[0] ^= 1;
-  EXPECT_EQ(code_of([&] { parse_opening(opening, limits); }), ErrorCode::kCorrupt);
+  expect_error(ErrorCode::kCorrupt, [&] { parse_opening(opening, limits); });
 }
 
 TEST(SizeTable, RefusesSizesThatDoNotAddUpEvenWhenTheirSumWrapsAround) {
@@ -132,7 +123,7 @@ TEST(SizeTable, RefusesSizesThatDoNotAddUpEvenWhenTheirSumWrapsAround) {
   EXPECT_NO_THROW(check_sizes(opening, honest));
   for (const std::vector<std::uint64_t>& lie :
        {std::vector<std::uint64_t>{400, 501}, {400, 499}, {901, ~std::uint64_t{0}}, {}}) {
-    EXPECT_EQ(code_of([&] { check_sizes(opening, lie); }), ErrorCode::kCorrupt);
+    expect_error(ErrorCode::kCorrupt, [&] { check_sizes(opening, lie); });
   }
 }
 

@@ -4,16 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include "support/expect_error.hpp"
+
 namespace sparsecast {
 namespace {
 
 TEST(MpiTransport, RefusesToOpenAChannelWhenMpiIsMissingOrNotInitialised) {
-  try {
-    const auto transport = make_mpi_transport();
-    FAIL() << "a channel was opened";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), mpi_available() ? ErrorCode::kUsage : ErrorCode::kUnsupported) << error.what();
-  }
+  test::expect_error(mpi_available() ? ErrorCode::kUsage : ErrorCode::kUnsupported, [] { make_mpi_transport(); });
 }
 
 }  // namespace

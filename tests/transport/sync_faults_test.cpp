@@ -10,8 +10,8 @@
 namespace sparsecast::test {
 namespace {
 
-using testing::HasSubstr;
 using std::chrono::milliseconds;
+using testing::HasSubstr;
 
 constexpr milliseconds kShort{1500};  ///< For a sync that must time out; all other syncs have a minute.
 

@@ -71,8 +71,8 @@ class SyncGroup {
         RankResult& result = results[static_cast<std::size_t>(rank)];
         Transport& channel = *endpoints_[static_cast<std::size_t>(rank)];
         try {
-          result.report = rank == 0 ? sync_send(*publisher, channel, timeout)
-                                    : sync_receive(subscriber(rank), channel, 0, timeout);
+          result.report =
+              rank == 0 ? sync_send(*publisher, channel, timeout) : sync_receive(subscriber(rank), channel, 0, timeout);
         } catch (const Error& error) {
           result.error = error;
         } catch (const RankDied&) {
@@ -87,7 +87,8 @@ class SyncGroup {
   /// Gives a receiver the publisher's committed version as an anchor.
   void repair(int rank) {
     Storage& bytes = replica(rank).bytes;
-    for (std::size_t t = 0; t < bytes.size(); ++t) std::copy(committed[t].begin(), committed[t].end(), bytes[t].begin());
+    for (std::size_t t = 0; t < bytes.size(); ++t)
+      std::copy(committed[t].begin(), committed[t].end(), bytes[t].begin());
     subscriber(rank).reset(publisher->version(), publisher->digest());
   }
 

@@ -96,9 +96,10 @@ TEST(Sync, CountsAProvedDuplicateAsSuccessAndAppliesNothingAgain) {
   group.subscriber(1).apply();
   const Storage held = group.replica(1).bytes;
   group.publisher->abort(delta.info.version);
-  group.publisher.emplace(group.model.table(), make_compare_detector(*group.model.table(), group.model.live(),
-                                                                     const_tensor_views(group.committed)),
-                          PublisherOptions{}, group.subscriber(2).digest());
+  group.publisher.emplace(
+      group.model.table(),
+      make_compare_detector(*group.model.table(), group.model.live(), const_tensor_views(group.committed)),
+      PublisherOptions{}, group.subscriber(2).digest());
   const auto results = group.sync();
   expect_all_synchronised(group, results);
   EXPECT_EQ(results[1].report->changed, 0U);
@@ -115,9 +116,10 @@ TEST(Sync, RefusesAStaleVersionThatIsNotWhatTheReceiverHolds) {
   other.model.train();
   PublisherOptions options;
   options.stream = Hash128{1, 2};
-  group.publisher.emplace(group.model.table(), make_compare_detector(*group.model.table(), other.model.live(),
-                                                                     const_tensor_views(other.committed)),
-                          PublisherOptions{});
+  group.publisher.emplace(
+      group.model.table(),
+      make_compare_detector(*group.model.table(), other.model.live(), const_tensor_views(other.committed)),
+      PublisherOptions{});
   const Storage before = group.replica(1).bytes;
   const auto results = group.sync();
   for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(results[static_cast<std::size_t>(rank)].error) << "rank " << rank;
