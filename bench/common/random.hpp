@@ -32,7 +32,8 @@ class RandomStream {
     return (sum - 131070.0F) * (1.7320508F / 65536.0F);
   }
   double normal() {
-    return std::sqrt(-2 * std::log(open_unit())) * std::cos(6.283185307179586 * open_unit());
+    const double radius = std::sqrt(-2 * std::log(open_unit()));
+    return radius * std::cos(6.283185307179586 * open_unit());
   }
   /// Student's t with 4 degrees of freedom, scaled to variance 1: the heavy tails of trained weights.
   double heavy_tailed() {
