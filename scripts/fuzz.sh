@@ -31,7 +31,7 @@ if ((${#targets[@]} == 0)); then
 fi
 
 seeds=()
-for directory in testdata/golden testdata/golden/bad testdata/bad; do
+for directory in testdata/golden/good testdata/golden/bad; do
   if [[ -d $directory ]]; then
     seeds+=("$directory")
   fi
@@ -42,7 +42,8 @@ mkdir -p "$findings"
 for target in "${targets[@]}"; do
   corpus=build/fuzz/corpus/$target
   mkdir -p "$corpus"
-  step "run $target for $seconds s" "build/fuzz/bin/$target" -max_total_time="$seconds" -rss_limit_mb=4096 -timeout=30 \
+  description="run $target for $seconds s"
+  step "$description" "build/fuzz/bin/$target" -max_total_time="$seconds" -rss_limit_mb=4096 -timeout=30 \
     -print_final_stats=1 -artifact_prefix="$findings/$target-" "$corpus" "${seeds[@]}"
-  grep -hE 'stat::number_of_executed_units' "$logs/run-$target-for-$seconds-s.log" || true
+  grep -h 'stat::number_of_executed_units' "$(log_of "$description")"
 done

@@ -27,12 +27,17 @@ die() {
   exit 1
 }
 
+# log_of DESCRIPTION: where that step leaves its output.
+log_of() {
+  printf '%s/%s.log' "$logs" "$(printf '%s' "$1" | tr -cs 'a-zA-Z0-9_' '-')"
+}
+
 # step DESCRIPTION COMMAND...: runs the command with its output in a log; shows the end of the log when it fails.
 step() {
   local description=$1 start=$SECONDS log
   shift
   mkdir -p "$logs"
-  log=$logs/$(printf '%s' "$description" | tr -cs 'a-zA-Z0-9' '-').log
+  log=$(log_of "$description")
   printf '%-44s ' "$description" >&2
   if "$@" >"$log" 2>&1 </dev/null; then
     printf 'ok %5d s\n' "$((SECONDS - start))" >&2

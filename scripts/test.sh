@@ -14,12 +14,13 @@ run_tests() {
   local preset=$1
   shift
   step "test $preset" ctest --preset "$preset" --parallel "$jobs" "$@"
-  results=("$preset: $(grep -E 'tests passed' "$logs/test-$preset.log")" "${results[@]}")
+  results=("$preset: $(grep -E 'tests passed' "$(log_of "test $preset")")" "${results[@]}")
 }
 
+# build PRESET [TARGET]
 build() {
   step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}"
-  step "build $1" cmake --build "build/$1" --parallel "$jobs"
+  step "build $1" cmake --build "build/$1" --parallel "$jobs" --target "${2:-all}"
 }
 
 install_packages
@@ -31,7 +32,7 @@ run_tests release "$@"
 for sanitizer in asan tsan; do
   wanted=SPARSECAST_TEST_${sanitizer^^}
   if [[ ${!wanted:-0} == 1 ]]; then
-    build "$sanitizer"
+    build "$sanitizer" sparsecast_tests
     run_tests "$sanitizer"
   fi
 done
