@@ -117,7 +117,10 @@ def read_positions(bits: Bits, codec: int, kp: int, n: int, span: int) -> np.nda
         if codec == GAP16:
             gaps = bits.fields(n, 32 if kp else 16)
         else:
-            gaps = bits.fields(n, kp) | bits.unaries(n) << np.uint64(kp)
+            remainders, zeros = bits.fields(n, kp), bits.unaries(n)
+            require(int(zeros.max()) <= 29, "a quotient has more than 29 zeros")
+            quotients = [int(z) if z < 8 else 7 + (1 << int(z) - 8 | bits.field(int(z) - 8)) for z in zeros]
+            gaps = remainders | np.array(quotients, np.uint64) << np.uint64(kp)
         positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
     bits.end_part()
     require(int(positions[-1]) < span, "a position is outside the block")

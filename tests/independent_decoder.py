@@ -112,12 +112,20 @@ def unpack_record(form: struct.Struct, magic: bytes, record: bytes) -> tuple:
     return form.unpack_from(record)
 
 
+def stored_hash(form: struct.Struct, record: bytes, stored: bytes) -> int | None:
+    """2.2 and 2.3: the checksum of a TABLE or FRAME, its last fixed field"""
+    if form is FRAME:
+        words = np.frombuffer(record[form.size:], "<u8")
+        stored = (tensor_digest(0, words) % (1 << 128)).to_bytes(16, "little")
+    return xxh3_64(stored, xxh3_64(record[:form.size - 8]) or 0)
+
+
 def read_stored(form: struct.Struct, record: bytes, stored_bytes: int, checksum: int) -> bytes:
-    """Checks size, padding and checksum of a TABLE or FRAME; the checksum is its last fixed field."""
+    """Checks size, padding and checksum of a TABLE or FRAME."""
     stored = record[form.size:form.size + stored_bytes]
     require(len(record) == form.size + (stored_bytes + 7) // 8 * 8, "record_bytes does not fit stored_bytes")
     require(not any(record[form.size + stored_bytes:]), "padding bytes are set")
-    require_hash(checksum, xxh3_64(stored, xxh3_64(record[:form.size - 8]) or 0), "a record's checksum")
+    require_hash(checksum, stored_hash(form, record, stored), "a record's checksum")
     return stored
 
 

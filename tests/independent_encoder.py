@@ -57,6 +57,20 @@ def rice_parameter(total: int, count: int) -> int:
     return max((total * 123 // (128 * count)).bit_length() - 1, 0)
 
 
+def encode_packed(gaps: list[int], kp: int) -> BitWriter:
+    """4.1, packed"""
+    out, tails = BitWriter(), BitWriter()
+    for gap in gaps:
+        out.field(gap, kp)
+    for gap in gaps:
+        q = gap >> kp
+        t = (q - 7).bit_length() - 1 if q >= 8 else 0
+        out.unary(8 + t if q >= 8 else q)
+        tails.field(q - 7 if t else 0, t)
+    out.bits += tails.bits
+    return out
+
+
 def encode_positions(codec: int, p: list[int], span: int, kp: int | None = None) -> tuple[bytes, int]:
     """4.1: the part, and kp"""
     out = BitWriter()
@@ -69,12 +83,12 @@ def encode_positions(codec: int, p: list[int], span: int, kp: int | None = None)
             out.field(gap, 32 if wide else 16)
         return out.part(), int(wide)
     if codec == PACKED:
-        kp = rice_parameter(p[-1] + 1 - len(p), len(p)) if kp is None else kp
-        for gap in gaps:
-            out.field(gap, kp)
-        for gap in gaps:
-            out.unary(gap >> kp)
-        return out.part(), kp
+        if kp is not None:
+            return encode_packed(gaps, kp).part(), kp
+        kp = rice_parameter(p[-1] + 1 - len(p), len(p))
+        while kp > 0 and len(encode_packed(gaps, kp - 1).bits) < len(encode_packed(gaps, kp).bits):
+            kp -= 1
+        return encode_packed(gaps, kp).part(), kp
     present = set(p)
     out.bits = [int(e in present) for e in range(span)] if codec == BITMAP else []
     return out.part(), 0
@@ -190,6 +204,16 @@ def compress(data: bytes, wanted: bool) -> tuple[bytes, int]:
     return (packed, 1) if len(packed) < len(data) else (data, 0)
 
 
+def word_sum(data: bytes) -> bytes:
+    """2.3: S of a FRAME"""
+    low, total = (1 << 64) - 1, 0
+    for i, v in enumerate(struct.unpack(f"<{len(data) // 8}Q", data)):
+        k = (i + 1) * 0x9E3779B97F4A7C15 & low
+        k = (k ^ k >> 32) * 0xD6E8FEB86659FD93 & low
+        total += ((k ^ k >> 32) | 1) * (v * 0xA0761D6478BD642F & low)
+    return (total % (1 << 128)).to_bytes(16, "little")
+
+
 def seal(records: list[bytes]) -> bytes:
     """Joins records after giving each the delta_id and the checksums that its bytes ask for."""
     hash64 = decoder.xxh3_64
@@ -201,11 +225,12 @@ def seal(records: list[bytes]) -> bytes:
             record = record[:64] + struct.pack("<Q", hash64(checksums) or 0) + record[72:88]
             record += struct.pack("<Q", hash64(record) or 0)
         else:
-            fixed, at = (48, 16) if record[:4] == b"SCT1" else (64, 32)
-            stored = record[fixed:fixed + struct.unpack_from("<I", record, at)[0]]
+            table = record[:4] == b"SCT1"
+            fixed = 48 if table else 64
+            stored = record[48:48 + struct.unpack_from("<I", record, 16)[0]] if table else word_sum(record[64:])
             checksum = struct.pack("<Q", hash64(stored, hash64(record[:fixed - 8]) or 0) or 0)
             record = record[:fixed - 8] + checksum + record[fixed:]
-            checksums += checksum if record[:4] == b"SCF1" else b""
+            checksums += b"" if table else checksum
         sealed.append(record)
     return b"".join(sealed)
 

@@ -49,8 +49,21 @@ std::uint64_t read_gaps(ConstBytes payload, std::uint32_t count, std::uint32_t s
   return part.size();
 }
 
+/// Adds the tails of the escaped quotients to the positions from each of them on. The loop before has proved positions
+/// without tails to lie in the span.
+void add_tails(BitReader& reader, const std::vector<Escape>& escapes, std::uint32_t count, std::uint32_t span,
+               std::uint32_t kp, std::uint32_t* positions) {
+  std::uint64_t shift = 0;
+  for (std::size_t e = 0; e < escapes.size(); ++e) {
+    const std::uint32_t end = e + 1 < escapes.size() ? escapes[e + 1].index : count;
+    shift += reader.get(escapes[e].tail_bits) << kp;
+    if (positions[end - 1] + shift >= span) bad_position();
+    for (std::uint32_t i = escapes[e].index; i < end; ++i) positions[i] += static_cast<std::uint32_t>(shift);
+  }
+}
+
 std::uint64_t read_packed(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::uint32_t kp,
-                          std::uint32_t* out) {
+                          std::vector<Escape>& escapes, std::uint32_t* out) {
   BitReader reader(payload);
   const std::uint64_t quotients_at = std::uint64_t{count} * kp;
   if (quotients_at + count > reader.end()) BitReader::overrun();
@@ -62,13 +75,21 @@ std::uint64_t read_packed(ConstBytes payload, std::uint32_t count, std::uint32_t
   std::uint64_t remainder_at = 0;
   std::uint64_t next = 0;
   std::uint32_t i = 0;
+  escapes.clear();
   while (i < count) {
     if (window_at >= reader.end()) BitReader::overrun();
     std::uint64_t window = reader.peek(window_at) & 0xFFFFFFFFU;
     while (window != 0 && i < count) {
       const std::uint64_t one = window_at + static_cast<std::uint64_t>(std::countr_zero(window));
       window &= window - 1;
-      const std::uint64_t gap = (one - begin) << kp | (reader.peek(remainder_at) & mask);
+      std::uint64_t quotient = one - begin;
+      if (quotient >= kEscape) {
+        if (quotient > kMaxQuotientZeros) throw Error(ErrorCode::kCorrupt, "a quotient has too many zeros");
+        const auto zeros = static_cast<std::uint32_t>(quotient);
+        if (zeros > kEscape) escapes.push_back({i, zeros - kEscape});
+        quotient = quotient_of_zeros(zeros);
+      }
+      const std::uint64_t gap = quotient << kp | (reader.peek(remainder_at) & mask);
       const std::uint64_t position = next + gap;
       if (position >= span) bad_position();
       out[i++] = static_cast<std::uint32_t>(position);
@@ -79,6 +100,7 @@ std::uint64_t read_packed(ConstBytes payload, std::uint32_t count, std::uint32_t
     window_at += 32;
   }
   reader.seek(begin);
+  add_tails(reader, escapes, count, span, kp, out);
   return reader.finish_part();
 }
 
@@ -202,7 +224,7 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out) {
       used = read_bitmap(block.payload, count, block.span, positions);
       break;
     default:
-      used = read_packed(block.payload, count, block.span, coding.kp, positions);
+      used = read_packed(block.payload, count, block.span, coding.kp, out.escapes, positions);
   }
   const ConstBytes values = block.payload.subspan(used);
   if (coding.values == ValueCodec::kUlp) {

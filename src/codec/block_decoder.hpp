@@ -7,6 +7,12 @@
 
 namespace sparsecast {
 
+/// A packed quotient with a tail (docs/wire-format.md §4.1).
+struct Escape {
+  std::uint32_t index;
+  std::uint32_t tail_bits;
+};
+
 /// The changes of a decoded block. Positions are relative to the block's first element and strictly increasing. A dense
 /// block has no positions: `coded` then holds all of its elements.
 template <class T>
@@ -15,9 +21,11 @@ struct DecodedBlock {
   std::vector<T> coded;
   std::uint32_t count = 0;  ///< Entries that are valid in both (span for a dense block).
   bool dense = false;
+  std::vector<Escape> escapes;  ///< Scratch.
 };
 
-/// Decodes and validates one block; bounds never come from the payload unchecked. Throws Error{kCorrupt} without context.
+/// Decodes and validates one block; bounds never come from the payload unchecked. Throws Error{kCorrupt} without
+/// context.
 template <class T>
 void decode_block(const BlockRef& block, DecodedBlock<T>& out);
 

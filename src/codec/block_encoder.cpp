@@ -62,8 +62,8 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Cod
   std::uint32_t ke = 0;
   if (exceptions != 0) ke = rice_parameter(index[exceptions - 1] + 1 - exceptions, exceptions);
 
-  const std::uint64_t bound = count * (2 + std::uint64_t{kv}) + 2 * kWidth +
-                              exceptions * (ke + 3 + 2 * (kWidth - kv)) + 64;
+  const std::uint64_t bound =
+      count * (2 + std::uint64_t{kv}) + 2 * kWidth + exceptions * (ke + 3 + 2 * (kWidth - kv)) + 64;
   scratch.values.assign(padded_bytes(bound) + kSlack, std::byte{0});
   std::byte* out = scratch.values.data();
   cpu::sign_bits(words, count, sizeof(T), out);
@@ -103,11 +103,21 @@ void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_
   for (std::uint32_t i = 1; i < count; ++i) gaps[i] = positions[i] - positions[i - 1] - 1;
 }
 
-/// Sum of gap >> kp; at most the span, 2^22.
-std::uint32_t sum_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp) {
-  std::uint32_t sum = 0;
-  for (std::uint32_t i = 0; i < count; ++i) sum += gaps[i] >> kp;
-  return sum;
+/// docs/wire-format.md §5.2: sets kp and returns the bits of the packed part.
+std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
+                        std::uint32_t& kp) {
+  const auto bits_with = [&](std::uint32_t k) {
+    return std::uint64_t{count} * (k + 1) + cpu::quotient_bits(gaps, count, k);
+  };
+  kp = rice_parameter(positions[count - 1] + 1 - count, count);
+  std::uint64_t bits = bits_with(kp);
+  while (kp > 0) {
+    const std::uint64_t lower = bits_with(kp - 1);
+    if (lower >= bits) break;
+    bits = lower;
+    --kp;
+  }
+  return bits;
 }
 
 /// The remainders of all gaps, `kp` bits each, several in one store.
@@ -125,6 +135,16 @@ void write_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint3
   for (; i < count; ++i) writer.put(gaps[i] & mask, kp);
 }
 
+/// The tails of the escaped quotients, from `bit` on.
+void write_tails(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out, std::uint64_t bit) {
+  BitWriter writer(out, bit);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t quotient = gaps[i] >> kp;
+    if (quotient < kEscape) continue;
+    writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
+  }
+}
+
 void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out) {
   // Remainders first: the word that they share with the quotients must be complete when those are merged into it.
   if (kp != 0) write_remainders(gaps, count, kp, out);
@@ -132,8 +152,14 @@ void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t 
   std::uint64_t bit = std::uint64_t{count} * kp;
   std::uint64_t word_index = bit >> 6;
   std::uint64_t word = load_word<std::uint64_t>(out, word_index);
+  bool escaped = false;
   for (std::uint32_t i = 0; i < count; ++i) {
-    bit += gaps[i] >> kp;
+    const std::uint32_t quotient = gaps[i] >> kp;
+    bit += quotient;
+    if (quotient >= kEscape) {
+      bit -= quotient - quotient_zeros(quotient);
+      escaped = true;
+    }
     if (bit >> 6 != word_index) {
       store_word(out, word_index, word);
       word = 0;
@@ -143,6 +169,7 @@ void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t 
     ++bit;
   }
   store_word(out, word_index, word);
+  if (escaped) write_tails(gaps, count, kp, out, bit);
 }
 
 template <class Gap>
@@ -174,9 +201,7 @@ std::uint64_t plan_positions(const std::uint32_t* positions, const std::uint32_t
       return bitmap_bytes;
     default: {
       coding.positions = PositionCodec::kPacked;
-      coding.kp = rice_parameter(positions[count - 1] + 1 - count, count);
-      const std::uint64_t quotients = sum_quotients(gaps, count, coding.kp);
-      const std::uint64_t bytes = padded_bytes(std::uint64_t{count} * (coding.kp + 1) + quotients);
+      const std::uint64_t bytes = padded_bytes(choose_kp(positions, gaps, count, coding.kp));
       if (mode == PositionMode::kPacked || bytes <= bitmap_bytes) return bytes;
       coding.positions = PositionCodec::kBitmap;
       coding.kp = 0;

@@ -63,6 +63,27 @@ SPARSECAST_HD std::uint32_t rice_parameter(std::uint64_t total, std::uint64_t n)
   return width > 1 ? static_cast<std::uint32_t>(width - 1) : 0;
 }
 
+/// Quotients of packed gaps from this on are escaped: long gaps between clusters must not cost a unary code of their
+/// length, nor force a large parameter on the short gaps inside the clusters.
+inline constexpr std::uint32_t kEscape = 8;
+/// Zeros before the one of an escaped quotient are at most this many: gaps are less than 2^22.
+inline constexpr std::uint32_t kMaxQuotientZeros = kEscape + 21;
+
+/// Bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below kEscape.
+SPARSECAST_HD std::uint32_t quotient_tail_bits(std::uint32_t quotient) {
+  return quotient < kEscape ? 0 : static_cast<std::uint32_t>(bit_width64(quotient - (kEscape - 1)) - 1);
+}
+
+/// Zeros before the one of a quotient's code.
+SPARSECAST_HD std::uint32_t quotient_zeros(std::uint32_t quotient) {
+  return quotient < kEscape ? quotient : kEscape + quotient_tail_bits(quotient);
+}
+
+/// The least quotient with `zeros` zeros; its tail is added to it.
+SPARSECAST_HD std::uint32_t quotient_of_zeros(std::uint32_t zeros) {
+  return zeros < kEscape ? zeros : kEscape - 1 + (1U << (zeros - kEscape));
+}
+
 /// Estimated bits of the positions of `exceptions` out of n values; decides kv only.
 SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint64_t exceptions, std::uint64_t n) {
   if (exceptions == 0) return 0;

@@ -39,7 +39,7 @@ BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& sp
   const Coding& c = block.coding;
   const std::uint32_t width = static_cast<std::uint32_t>(8 * element_size(spec.dtype));
   const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;
-  const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked   ? kMaxRiceParameter
+  const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked  ? kMaxRiceParameter
                                  : c.positions == PositionCodec::kGap16 ? 1
                                                                         : 0;
   if ((coding >> 21) != 0 || c.positions > PositionCodec::kDense || c.values != values || c.kp > kp_limit ||
@@ -64,10 +64,11 @@ FrameHeader parse_frame_header(ConstBytes record) {
   frame.changed = get<std::uint64_t>(record, 40);
   frame.version = get<std::uint64_t>(record, 48);
   frame.checksum = get<std::uint64_t>(record, 56);
-  if (get<std::uint32_t>(record, 4) != record.size() || record.size() != pad8(kFramePrefix + std::size_t{frame.stored_bytes})) {
+  if (get<std::uint32_t>(record, 4) != record.size() ||
+      record.size() != pad8(kFramePrefix + std::size_t{frame.stored_bytes})) {
     corrupt(fmt::format("frame record has {} bytes, but says {}", record.size(), get<std::uint32_t>(record, 4)));
   }
-  if (frame.checksum != seal(record.first(56), record.subspan(kFramePrefix, frame.stored_bytes))) {
+  if (frame.checksum != seal_frame(record)) {
     corrupt("frame checksum does not match");
   }
   if (flags > kCompressedFlag) {

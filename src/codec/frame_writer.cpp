@@ -68,8 +68,7 @@ void FrameWriter::flush() {
   put(record, 36, static_cast<std::uint32_t>(body_bytes));
   put(record, 40, changed_);
   put(record, 48, header_.version);
-  const ConstBytes view(record);
-  const std::uint64_t checksum = seal(view.first(56), view.subspan(kFramePrefix, stored_bytes));
+  const std::uint64_t checksum = seal_frame(record);
   put(record, 56, checksum);
 
   const auto* checksum_bytes = reinterpret_cast<const std::byte*>(&checksum);

@@ -2,11 +2,14 @@
 
 // Offsets of the records (docs/wire-format.md §2) and their little-endian fields. Reader and writer share only this.
 
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
 #include "sparsecast/delta.hpp"
+#include "sparsecast/digest.hpp"
 
 namespace sparsecast::layout {
 
@@ -58,7 +61,15 @@ inline void require_zero(ConstBytes bytes, const char* what) {
   }
 }
 
-/// Checksum of a record with stored bytes: seeded with the checksum of its fixed fields.
-inline std::uint64_t seal(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
+/// Checksum of a TABLE record: of its stored bytes, seeded with the checksum of its fixed fields.
+inline std::uint64_t seal_table(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
+
+/// Checksum of a whole FRAME record (docs/wire-format.md §2.3): a sum over its words, which a device adds up in
+/// parallel, hashed together with the fixed fields.
+inline std::uint64_t seal_frame(ConstBytes record) {
+  const StateDigest words = digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
+  const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
+  return xxh3_64(sum, xxh3_64(record.first(kFramePrefix - 8)));
+}
 
 }  // namespace sparsecast::layout

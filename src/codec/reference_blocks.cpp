@@ -26,6 +26,8 @@ class BitString {
     put_unary(b - 1);
     put_field(v + 1, b - 1);
   }
+  void append(const BitString& more) { bits_.insert(bits_.end(), more.bits_.begin(), more.bits_.end()); }
+  std::size_t size() const { return bits_.size(); }
   /// Padded with zero bits to a multiple of 4 bytes.
   Bytes bytes() const {
     Bytes out((bits_.size() + 31) / 32 * 4);
@@ -101,12 +103,32 @@ Part gap16_part(const BlockContent& block) {
   return {bits.bytes(), kp << 5};
 }
 
-Part packed_part(const BlockContent& block) {
-  const std::uint64_t kp = rice_rule(block.positions.back() + 1 - block.n(), block.n());
-  const Words gaps = block.gaps();
+/// §4.1, packed
+BitString packed_bits(const Words& gaps, std::uint64_t kp) {
   BitString bits;
   for (const std::uint64_t gap : gaps) bits.put_field(gap, kp);
-  for (const std::uint64_t gap : gaps) bits.put_unary(gap >> kp);
+  BitString tails;
+  for (const std::uint64_t gap : gaps) {
+    const std::uint64_t q = gap >> kp;
+    const std::uint64_t t = q < 8 ? 0 : width_of(q - 7) - 1;
+    bits.put_unary(q < 8 ? q : 8 + t);
+    tails.put_field(q - 7, t);
+  }
+  bits.append(tails);
+  return bits;
+}
+
+Part packed_part(const BlockContent& block) {
+  const Words gaps = block.gaps();
+  // §5.2
+  std::uint64_t kp = rice_rule(block.positions.back() + 1 - block.n(), block.n());
+  BitString bits = packed_bits(gaps, kp);
+  while (kp > 0) {
+    BitString lower = packed_bits(gaps, kp - 1);
+    if (lower.size() >= bits.size()) break;
+    bits = std::move(lower);
+    --kp;
+  }
   return {bits.bytes(), static_cast<std::uint32_t>(kp) << 5};
 }
 

@@ -38,6 +38,17 @@ class Fields {
   Bytes bytes_;
 };
 
+__extension__ using Wide = unsigned __int128;
+
+/// §6
+Wide mix(const Hash128& key, std::uint64_t i, std::uint64_t u) {
+  std::uint64_t k = key.lo + (i + 1) * 0x9E3779B97F4A7C15U;
+  k = (k ^ (k >> 32)) * 0xD6E8FEB86659FD93U;
+  const std::uint64_t a = (k ^ (k >> 32)) | 1;
+  const std::uint64_t b = (u * 0xA0761D6478BD642FU) ^ key.hi;
+  return static_cast<Wide>(a) * b;
+}
+
 std::size_t padded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 /// §2.1
@@ -132,25 +143,24 @@ SealedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::u
   record.magic("SCF1").u32(padded(64 + stored.size())).u64(delta_id);
   record.u32(sequence).u32(frame.groups()).u32(frame.blocks.size()).u32(compressed.empty() ? 0 : 1);
   record.u32(stored.size()).u32(body.size()).u64(frame.changed()).u64(version);
-  const std::uint64_t checksum = xxh3_64(stored, xxh3_64(record.bytes()));
-  record.u64(checksum).append(stored).zeros(padded(stored.size()) - stored.size());
+  Fields words;
+  words.append(stored).zeros(padded(stored.size()) - stored.size());
+  Wide sum = 0;
+  for (std::size_t i = 0; i < words.size() / 8; ++i)
+    sum += mix({}, i, reference_element(words.bytes(), DType::kI64, i));
+  const Fields sealed = Fields().u64(static_cast<std::uint64_t>(sum)).u64(static_cast<std::uint64_t>(sum >> 64));
+  const std::uint64_t checksum = xxh3_64(sealed.bytes(), xxh3_64(record.bytes()));
+  record.u64(checksum).append(words.bytes());
   return {record.bytes(), checksum};
 }
 
 }  // namespace
 
 StateDigest reference_digest(const TensorTable& table, std::span<const ConstTensorBytes> tensors) {
-  __extension__ using Wide = unsigned __int128;
   Wide digest = 0;
   for (std::size_t t = 0; t < table.size(); ++t) {
-    const Hash128& key = table.digest_key(t);
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
-      const std::uint64_t u = reference_element(tensors[t], table[t].dtype, i);
-      std::uint64_t k = key.lo + (i + 1) * 0x9E3779B97F4A7C15U;
-      k = (k ^ (k >> 32)) * 0xD6E8FEB86659FD93U;
-      const std::uint64_t a = (k ^ (k >> 32)) | 1;
-      const std::uint64_t b = (u * 0xA0761D6478BD642FU) ^ key.hi;
-      digest += static_cast<Wide>(a) * b;
+      digest += mix(table.digest_key(t), i, reference_element(tensors[t], table[t].dtype, i));
     }
   }
   return {{static_cast<std::uint64_t>(digest), static_cast<std::uint64_t>(digest >> 64)}};

@@ -31,9 +31,8 @@ DigestSum sum_span(const Hash128& key, std::uint64_t first, const std::byte* bit
 
 StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first, std::span<const std::byte> bits) {
   const std::size_t bytes = element_size(dtype);
-  const DigestSum total = with_word(bytes, [&]<class T>() {
-    return sum_span<T>(key, first, bits.data(), bits.size() / bytes);
-  });
+  const DigestSum total =
+      with_word(bytes, [&]<class T>() { return sum_span<T>(key, first, bits.data(), bits.size() / bytes); });
   return {{total.lo, total.hi}};
 }
 

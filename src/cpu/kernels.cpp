@@ -208,6 +208,32 @@ std::uint32_t FindExceptions(const std::byte* coded, std::uint32_t count, std::u
   return static_cast<std::uint32_t>(out - indices);
 }
 
+std::uint32_t QuotientBits(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp) {
+  const hn::ScalableTag<std::uint32_t> d;
+  const hn::RebindToSigned<decltype(d)> signed_d;
+  const hn::RebindToFloat<decltype(d)> float_d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto escape = hn::Set(d, kEscape);
+  const auto below = hn::Set(d, kEscape - 1);
+  const auto bias = hn::Set(d, 127U);
+  auto sum = hn::Zero(d);
+  std::uint32_t i = 0;
+  for (; i + lanes <= count; i += static_cast<std::uint32_t>(lanes)) {
+    const auto quotient = hn::ShiftRightSame(hn::LoadU(d, gaps + i), static_cast<int>(kp));
+    // The exponent of a float is the place of the highest bit; quotients are exact in its 24 bits.
+    const auto real = hn::ConvertTo(float_d, hn::BitCast(signed_d, hn::Sub(quotient, below)));
+    const auto tail = hn::Sub(hn::ShiftRight<23>(hn::BitCast(d, real)), bias);
+    const auto escaped = hn::Add(escape, hn::Add(tail, tail));
+    sum = hn::Add(sum, hn::IfThenElse(hn::Lt(quotient, escape), quotient, escaped));
+  }
+  auto total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; i < count; ++i) {
+    const std::uint32_t quotient = gaps[i] >> kp;
+    total += quotient_zeros(quotient) + quotient_tail_bits(quotient);
+  }
+  return total;
+}
+
 void SignBitsAny(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out) {
   switch (element_bytes) {
     case 1:
@@ -248,6 +274,7 @@ namespace sparsecast::cpu {
 HWY_EXPORT(CompareTile);
 HWY_EXPORT(CastTile);
 HWY_EXPORT(ExpandTile);
+HWY_EXPORT(QuotientBits);
 HWY_EXPORT(SignBitsAny);
 HWY_EXPORT(FindExceptionsAny);
 
@@ -263,6 +290,10 @@ std::uint32_t cast_tile(const float* master, std::uint32_t count, std::uint16_t*
 
 std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions) {
   return HWY_DYNAMIC_DISPATCH(ExpandTile)(mask, count, positions);
+}
+
+std::uint32_t quotient_bits(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp) {
+  return HWY_DYNAMIC_DISPATCH(QuotientBits)(gaps, count, kp);
 }
 
 void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out) {

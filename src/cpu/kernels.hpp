@@ -14,8 +14,8 @@ namespace sparsecast::cpu {
 std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, std::uint32_t* positions);
 
-/// Casts `count` floats to bf16 (codec_common.hpp, bf16_from_f32_bits) into `target`, moves the bits that stood there to
-/// `kept`, and finds the elements that differ.
+/// Casts `count` floats to bf16 (codec_common.hpp, bf16_from_f32_bits) into `target`, moves the bits that stood there
+/// to `kept`, and finds the elements that differ.
 std::uint32_t cast_tile(const float* master, std::uint32_t count, std::uint16_t* target, std::uint16_t* kept,
                         std::uint32_t* positions);
 
@@ -29,5 +29,9 @@ void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_
 /// Indices of the words whose magnitude has a bit at or above `low_bits`.
 std::uint32_t find_exceptions(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
                               std::uint32_t low_bits, std::uint32_t* indices);
+
+/// Bits beyond `count` ones that the quotients of the gaps take, zeros and tails together (codec_common.hpp). Gaps are
+/// less than 2^22, `count` at most kTileElems.
+std::uint32_t quotient_bits(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp);
 
 }  // namespace sparsecast::cpu

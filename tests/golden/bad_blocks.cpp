@@ -161,6 +161,16 @@ void add_positions(Collection& all) {
   all.add("packed_out_of_range", "a packed position beyond the block", packed_ulp_block({5, 40}, {{}, {}}, {2, 0, 0}));
   all.add("packed_overrun", "a unary code that runs past the payload",
           block_of(PositionCodec::kPacked, ValueCodec::kXor, 1, ForgedBits().zeros(96)));
+  all.add("packed_quotient_30_zeros", "a quotient of 30 zeros",
+          block_of(PositionCodec::kPacked, ValueCodec::kXor, 1, ForgedBits().unary(30).field(1, 32).field(1, 16)));
+  all.add("packed_tail_overrun", "a quotient's tail runs past the payload",
+          block_of(PositionCodec::kPacked, ValueCodec::kXor, 2, ForgedBits().unary(28).unary(2)));
+  all.add(
+      "packed_tail_out_of_range", "a quotient whose tail takes the position beyond the block",
+      block_of(PositionCodec::kPacked, ValueCodec::kXor, 1, ForgedBits().unary(13).field(31, 5).pad().field(1, 16)));
+  all.add("packed_tail_overflow", "a quotient that overflows 32 bits once shifted",
+          block_of(PositionCodec::kPacked, ValueCodec::kXor, 1,
+                   ForgedBits().field(0, 22).unary(29).field((1 << 21) - 1, 21).pad().field(1, 16), {22, 0, 0}));
   all.add("packed_padding", "padding after the positions is set",
           block_of(PositionCodec::kPacked, ValueCodec::kXor, 1, ForgedBits().unary(3).pad(true).field(1, 16)));
   all.add("bitmap_too_few", "fewer bits than changes",

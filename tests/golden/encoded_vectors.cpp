@@ -144,6 +144,18 @@ States tile_states(const std::string& name, const std::vector<std::uint64_t>& ch
   return states;
 }
 
+/// A few rows touched, each at a fifth of its elements: short gaps between long ones, which are escaped.
+States row_states() {
+  Random random(9);
+  States states = states_of("rows", {{"embedding", DType::kBF16, {320, 256}}});
+  for (std::uint64_t row = 0; row < 320; row += random.between(9, 90)) {
+    for (std::uint64_t i = row * 256; i < row * 256 + 256; ++i) {
+      if (random.chance(0.2)) set_result(states, 0, i, random.between(1, 3));
+    }
+  }
+  return states;
+}
+
 States shape_states() {
   States states = states_of("shapes", {{"scalar", DType::kF32, {}},
                                        {"empty", DType::kBF16, {0}},
@@ -204,6 +216,7 @@ std::vector<GoodVector> encoded_vectors() {
   all.add_all_codecs(tile_states("far", {2, 0, 0, 0, 0, 0, 1}), PositionMode::kGap16);
   all.add("far_packed_ulp", tile_states("far", {2, 0, 0, 0, 0, 0, 1}),
           options_of(PositionMode::kPacked, ValueCodec::kUlp));
+  all.add_all_codecs(row_states(), PositionMode::kAuto);
   all.add_all_codecs(shape_states(), PositionMode::kAuto);
   all.add("many_tensors", many_states(), options_of(PositionMode::kAuto, ValueCodec::kUlp));
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "codec/record_layout.hpp"
 #include "codec/reference_blocks.hpp"
 #include "support/delta_bytes.hpp"
 
@@ -54,11 +55,6 @@ inline void reseal(std::vector<Bytes>& records, Sums sums = Sums::kRecompute) {
   Bytes& header = records.front();
   const std::uint64_t id = xxh3_64(ConstBytes(header).first(at::kHeaderId));
   set_field(header, at::kHeaderId, id);
-  const auto seal_stored = [](Bytes& record, std::size_t checksum_at, std::size_t body_at, std::size_t stored) {
-    const ConstBytes view(record);
-    const ConstBytes body = view.subspan(body_at, std::min(stored, record.size() - body_at));
-    set_field(record, checksum_at, xxh3_64(body, xxh3_64(view.first(checksum_at))));
-  };
   std::uint64_t changed = 0;
   std::uint64_t frame_bytes = 0;
   std::uint32_t frames = 0;
@@ -68,9 +64,12 @@ inline void reseal(std::vector<Bytes>& records, Sums sums = Sums::kRecompute) {
     set_field(record, at::kDeltaId, id);
     const char kind = static_cast<char>(record[2]);
     if (kind == 'T' && record.size() >= at::kTableBody) {
-      seal_stored(record, at::kTableChecksum, at::kTableBody, field<std::uint32_t>(record, at::kTableStored));
+      const ConstBytes view(record);
+      const std::size_t stored = field<std::uint32_t>(record, at::kTableStored);
+      const ConstBytes body = view.subspan(at::kTableBody, std::min(stored, record.size() - at::kTableBody));
+      set_field(record, at::kTableChecksum, xxh3_64(body, xxh3_64(view.first(at::kTableChecksum))));
     } else if (kind == 'F' && record.size() >= at::kFrameBody) {
-      seal_stored(record, at::kFrameChecksum, at::kFrameBody, field<std::uint32_t>(record, at::kFrameStored));
+      set_field(record, at::kFrameChecksum, layout::seal_frame(record));
       ++frames;
       changed += field<std::uint64_t>(record, at::kFrameChanged);
       frame_bytes += record.size();

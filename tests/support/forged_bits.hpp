@@ -26,6 +26,10 @@ class ForgedBits {
     const auto low = static_cast<std::uint32_t>(std::bit_width(v + 1)) - 1;
     return unary(low).field(v + 1, low);
   }
+  ForgedBits& append(const ForgedBits& more) {
+    bits_.insert(bits_.end(), more.bits_.begin(), more.bits_.end());
+    return *this;
+  }
   /// To the end of a 4-byte unit, with zeros or with ones.
   ForgedBits& pad(bool ones = false) {
     while (bits_.size() % 32 != 0) bits_.push_back(ones);
@@ -58,6 +62,13 @@ inline std::uint32_t coding_word(PositionCodec positions, ValueCodec values, con
   return coding_word(static_cast<std::uint32_t>(positions), values, parameters);
 }
 
+/// A quotient of packed positions and, in `tails`, what is left of it.
+inline void put_quotient(ForgedBits& bits, ForgedBits& tails, std::uint64_t quotient) {
+  const auto tail = quotient < 8 ? 0 : static_cast<std::uint32_t>(std::bit_width(quotient - 7)) - 1;
+  bits.unary(quotient < 8 ? quotient : 8 + tail);
+  tails.field(quotient - 7, tail);
+}
+
 /// Packed positions with any parameter.
 inline ForgedBits packed_positions(const std::vector<std::uint64_t>& positions, std::uint32_t kp) {
   ForgedBits bits;
@@ -65,8 +76,9 @@ inline ForgedBits packed_positions(const std::vector<std::uint64_t>& positions, 
   for (std::size_t i = 0; i < positions.size(); ++i)
     gaps.push_back(i == 0 ? positions[0] : positions[i] - positions[i - 1] - 1);
   for (const std::uint64_t gap : gaps) bits.field(gap, kp);
-  for (const std::uint64_t gap : gaps) bits.unary(gap >> kp);
-  return bits.pad();
+  ForgedBits tails;
+  for (const std::uint64_t gap : gaps) put_quotient(bits, tails, gap >> kp);
+  return bits.append(tails).pad();
 }
 
 /// Signs and magnitudes (distance in ULP minus one) with any parameters; `down` is the sign.
