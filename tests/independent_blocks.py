@@ -4,6 +4,7 @@ The part of independent_decoder.py that knows bit strings, positions and values.
 """
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -135,14 +136,16 @@ def read_ulp_words(bits: Bits, kv: int, ke: int, n: int, width: int) -> np.ndarr
     exceptions = bits.golomb()
     require(exceptions <= n, "more exceptions than changes")
     require(exceptions > 0 or ke == 0, "ke without exceptions")
-    x = -1
-    for _ in range(exceptions):
-        quotient = bits.unary()
-        x += 1 + (quotient << ke | bits.field(ke))
-        require(x < n, "an exception index is out of range")
-        value = (bits.golomb() + 1) << kv | int(m[x])
+    remainders = bits.fields(exceptions, ke)
+    gaps = [bits.unary() << ke | int(remainders[j]) for j in range(exceptions)]
+    x = [j + gap for j, gap in enumerate(itertools.accumulate(gaps))]
+    require(not x or x[-1] < n, "an exception index is out of range")
+    widths = [bits.unary() for _ in x]
+    require(max(widths, default=0) <= 63, "a difference has more than 63 leading zeros")
+    for at, low in zip(x, widths):
+        value = (1 << low | bits.field(low)) << kv | int(m[at])
         require(value < 1 << width - 1, "a difference is out of range")
-        m[x] = value
+        m[at] = value
     limit = np.uint64((1 << width - 1) - 1) + signs
     require(bool((m < limit).all()), "a difference is out of range")
     distance = m + np.uint64(1)

@@ -122,11 +122,16 @@ def encode_ulp(c: list[int], width: int, kv: int | None = None) -> tuple[bytes, 
     x = [i for i, v in enumerate(m) if v >> kv]
     ke = rice_parameter(x[-1] + 1 - len(x), len(x)) if x else 0
     out.golomb(len(x))
-    for before, i in zip([-1] + x, x):
-        gap = i - before - 1
-        out.unary(gap >> ke)
+    gaps = [i - before - 1 for before, i in zip([-1] + x, x)]
+    highs = [m[i] >> kv for i in x]
+    for gap in gaps:
         out.field(gap, ke)
-        out.golomb((m[i] >> kv) - 1)
+    for gap in gaps:
+        out.unary(gap >> ke)
+    for high in highs:
+        out.unary(high.bit_length() - 1)
+    for high in highs:
+        out.field(high, high.bit_length() - 1)
     return out.part(), kv, ke
 
 

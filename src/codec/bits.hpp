@@ -83,6 +83,11 @@ class BitReader {
     bit_ = bit;
   }
 
+  void skip(std::uint64_t bits) {
+    if (bits > end_ - bit_) overrun();
+    bit_ += bits;
+  }
+
   /// 57 or more valid bits from `bit` on, zeros beyond the end.
   std::uint64_t peek(std::uint64_t bit) const {
     const std::uint64_t byte = bit >> 3;

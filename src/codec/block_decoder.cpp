@@ -141,7 +141,7 @@ void require_magnitude(std::uint64_t magnitude, bool negative) {
 }
 
 template <class T>
-void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, T* out) {
+void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, std::vector<Escape>& list, T* out) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
   BitReader reader(part);
   const std::uint64_t low_at = count;
@@ -169,16 +169,27 @@ void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, T* out
   const std::uint64_t exceptions = reader.get_exp_golomb();
   if (exceptions > count) throw Error(ErrorCode::kCorrupt, "more exceptions than changes");
   if (exceptions == 0 && coding.ke != 0) throw Error(ErrorCode::kCorrupt, "a parameter without exceptions");
+  std::uint64_t remainder_at = reader.position();
+  reader.skip(exceptions * coding.ke);
+  const std::uint64_t remainder_mask = (std::uint64_t{1} << coding.ke) - 1;
+  list.resize(exceptions);
   std::uint64_t next = 0;
-  for (std::uint64_t e = 0; e < exceptions; ++e) {
+  for (Escape& exception : list) {
     const std::uint64_t quotient = reader.get_unary(count);
-    const std::uint64_t index = next + (quotient << coding.ke | reader.get(coding.ke));
+    const std::uint64_t index = next + (quotient << coding.ke | (reader.peek(remainder_at) & remainder_mask));
     if (index >= count) throw Error(ErrorCode::kCorrupt, "an exception lies outside its block");
+    exception.index = static_cast<std::uint32_t>(index);
     next = index + 1;
-    const std::uint64_t high = reader.get_exp_golomb() + 1;
-    if (bit_width64(high) + static_cast<int>(coding.kv) >= static_cast<int>(kWidth)) {
+    remainder_at += coding.ke;
+  }
+  for (Escape& exception : list) {
+    exception.tail_bits = static_cast<std::uint32_t>(reader.get_unary(63));
+    if (exception.tail_bits + 1 + coding.kv >= kWidth) {
       throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element");
     }
+  }
+  for (const auto& [index, tail_bits] : list) {
+    const std::uint64_t high = std::uint64_t{1} << tail_bits | reader.get(tail_bits);
     const bool negative = (reader.peek(index) & 1) != 0;
     const T low = coding.kv == 0 ? T{0} : ulp_magnitude(out[index]);
     const std::uint64_t magnitude = high << coding.kv | low;
@@ -228,7 +239,7 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out) {
   }
   const ConstBytes values = block.payload.subspan(used);
   if (coding.values == ValueCodec::kUlp) {
-    read_ulp(values, count, coding, out.coded.data());
+    read_ulp(values, count, coding, out.escapes, out.coded.data());
   } else {
     read_words(values, count, out.coded.data());
   }

@@ -7,7 +7,7 @@
 
 namespace sparsecast {
 
-/// A packed quotient with a tail (docs/wire-format.md §4.1).
+/// A packed quotient with a tail, or an exception with the bits below its highest (docs/wire-format.md §4).
 struct Escape {
   std::uint32_t index;
   std::uint32_t tail_bits;

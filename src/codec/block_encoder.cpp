@@ -73,13 +73,14 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Cod
     for (std::uint32_t i = 0; i < count; ++i) writer.put_long(ulp_magnitude(coded[i]) & mask, kv);
   }
   writer.put_exp_golomb(exceptions);
-  std::uint32_t next = 0;
+  const auto gap = [index](std::uint32_t e) { return e == 0 ? index[0] : index[e] - index[e - 1] - 1; };
+  const auto high = [&](std::uint32_t e) { return std::uint64_t{ulp_magnitude(coded[index[e]])} >> kv; };
+  const auto high_width = [&](std::uint32_t e) { return static_cast<std::uint32_t>(bit_width64(high(e)) - 1); };
+  for (std::uint32_t e = 0; e < exceptions; ++e) writer.put(gap(e) & ((1U << ke) - 1), ke);
+  for (std::uint32_t e = 0; e < exceptions; ++e) writer.put_unary(gap(e) >> ke);
+  for (std::uint32_t e = 0; e < exceptions; ++e) writer.put_unary(high_width(e));
   for (std::uint32_t e = 0; e < exceptions; ++e) {
-    const std::uint32_t gap = index[e] - next;
-    next = index[e] + 1;
-    writer.put_unary(gap >> ke);
-    writer.put(gap & ((1U << ke) - 1), ke);
-    writer.put_exp_golomb((std::uint64_t{ulp_magnitude(coded[index[e]])} >> kv) - 1);
+    writer.put_long(high(e) ^ std::uint64_t{1} << high_width(e), high_width(e));
   }
   scratch.values.resize(padded_bytes(writer.position()));
   coding.kv = kv;

@@ -195,12 +195,16 @@ Part ulp_part(const BlockContent& block) {
   for (const std::uint64_t sign : signs) bits.put_field(sign, 1);
   for (const std::uint64_t m : magnitudes) bits.put_field(m, kv);
   bits.put_exp_golomb(count);
+  Words g;
+  Words h;
   for (std::size_t j = 0; j < count; ++j) {
-    const std::uint64_t gap = j == 0 ? exceptions[0] : exceptions[j] - exceptions[j - 1] - 1;
-    bits.put_unary(gap >> ke);
-    bits.put_field(gap, ke);
-    bits.put_exp_golomb((magnitudes[exceptions[j]] >> kv) - 1);
+    g.push_back(j == 0 ? exceptions[0] : exceptions[j] - exceptions[j - 1] - 1);
+    h.push_back(magnitudes[exceptions[j]] >> kv);
   }
+  for (const std::uint64_t gap : g) bits.put_field(gap, ke);
+  for (const std::uint64_t gap : g) bits.put_unary(gap >> ke);
+  for (const std::uint64_t high : h) bits.put_unary(width_of(high) - 1);
+  for (const std::uint64_t high : h) bits.put_field(high, width_of(high) - 1);
   return {bits.bytes(), static_cast<std::uint32_t>(kv << 10 | ke << 16)};
 }
 

@@ -96,12 +96,17 @@ inline ForgedBits ulp_values(const std::vector<UlpStep>& steps, const Parameters
   }
   for (const UlpStep& step : steps) bits.field(step.magnitude, parameters.kv);
   bits.exp_golomb(exceptions.size());
-  std::uint64_t next = 0;
+  std::vector<std::uint64_t> gaps;
+  std::vector<std::uint64_t> highs;
   for (const std::uint64_t at : exceptions) {
-    bits.unary((at - next) >> parameters.ke).field(at - next, parameters.ke);
-    bits.exp_golomb((steps[at].magnitude >> parameters.kv) - 1);
-    next = at + 1;
+    gaps.push_back(gaps.empty() ? at : at - exceptions[gaps.size() - 1] - 1);
+    highs.push_back(steps[at].magnitude >> parameters.kv);
   }
+  const auto low_bits = [](std::uint64_t high) { return static_cast<std::uint32_t>(std::bit_width(high)) - 1; };
+  for (const std::uint64_t gap : gaps) bits.field(gap, parameters.ke);
+  for (const std::uint64_t gap : gaps) bits.unary(gap >> parameters.ke);
+  for (const std::uint64_t high : highs) bits.unary(low_bits(high));
+  for (const std::uint64_t high : highs) bits.field(high, low_bits(high));
   return bits;
 }
 
