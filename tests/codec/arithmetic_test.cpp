@@ -1,0 +1,174 @@
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "codec/codec_common.hpp"
+#include "support/random.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+template <class T>
+void expect_bijection(bool floating) {
+  std::vector<bool> hit(std::size_t{1} << (8 * sizeof(T)));
+  for (std::size_t pattern = 0; pattern < hit.size(); ++pattern) {
+    const T bits = static_cast<T>(pattern);
+    const T value = ordered(bits, floating);
+    ASSERT_FALSE(hit[value]) << pattern;
+    hit[value] = true;
+    ASSERT_EQ(from_ordered(value, floating), bits) << pattern;
+  }
+}
+
+TEST(OrderedForm, IsABijectionOfAllBitPatternsAndIsInverted) {
+  for (const bool floating : {false, true}) {
+    expect_bijection<std::uint8_t>(floating);
+    expect_bijection<std::uint16_t>(floating);
+  }
+}
+
+double bf16_value(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+/// From the definition: sign, 5 bits of exponent, 10 of mantissa.
+double f16_value(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const int mantissa = bits & 1023;
+  const double size = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+/// Between finite neighbours in ordered form the value grows, except from -0 to +0.
+void expect_monotone(double (*value)(std::uint16_t), std::uint16_t infinity) {
+  bool started = false;
+  double last = 0;
+  int finite = 0;
+  for (std::uint32_t place = 0; place < 0x10000; ++place) {
+    const std::uint16_t bits = from_ordered(static_cast<std::uint16_t>(place), true);
+    if ((bits & 0x7FFF) >= infinity) continue;
+    const double now = value(bits);
+    if (started && bits == 0) {
+      ASSERT_TRUE(last == 0 && std::signbit(last));
+    } else if (started) {
+      ASSERT_LT(last, now) << bits;
+    }
+    last = now;
+    started = true;
+    ++finite;
+  }
+  EXPECT_EQ(finite, 2 * infinity);
+}
+
+TEST(OrderedForm, GrowsWithTheValueOfFiniteFloats) {
+  expect_monotone(bf16_value, 0x7F80);
+  expect_monotone(f16_value, 0x7C00);
+}
+
+template <class T>
+void expect_ulp_round_trip(Random& random) {
+  for (int i = 0; i < 300'000; ++i) {
+    const bool floating = random.chance(0.5);
+    const T before = static_cast<T>(random.next());
+    // Near and far neighbours, and unrelated patterns.
+    const T after = random.chance(0.5) ? static_cast<T>(random.next())
+                                       : static_cast<T>(before + (random.next() >> random.below(64)));
+    const T difference = ulp_difference(after, before, floating);
+    ASSERT_EQ(ulp_advance(before, difference, floating), after);
+    ASSERT_EQ(ulp_advance(after, static_cast<T>(T{0} - difference), floating), before) << "the negative goes back";
+    ASSERT_EQ(difference == 0, after == before);
+    if (difference == 0) continue;
+    const bool negative = (difference >> (8 * sizeof(T) - 1)) != 0;
+    ASSERT_EQ(ulp_from_magnitude(ulp_magnitude(difference), negative), difference);
+  }
+}
+
+TEST(UlpDifference, LeadsThereAndBackForAllWidths) {
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  expect_ulp_round_trip<std::uint8_t>(random);
+  expect_ulp_round_trip<std::uint16_t>(random);
+  expect_ulp_round_trip<std::uint32_t>(random);
+  expect_ulp_round_trip<std::uint64_t>(random);
+}
+
+TEST(UlpDifference, OfNeighbouringFloatsIsOne) {
+  EXPECT_EQ(ulp_difference<std::uint16_t>(0x3F81, 0x3F80, true), 1);
+  EXPECT_EQ(ulp_difference<std::uint16_t>(0xBF81, 0xBF80, true), 0xFFFF);
+  EXPECT_EQ(ulp_difference<std::uint16_t>(0x0000, 0x8000, true), 1) << "from -0 to +0";
+  EXPECT_EQ(ulp_magnitude<std::uint16_t>(1), 0);
+  EXPECT_EQ(ulp_magnitude<std::uint16_t>(0xFFFF), 0);
+}
+
+TEST(Quotient, IsRebuiltFromItsZerosAndTail) {
+  for (std::uint32_t quotient = 0; quotient <= 1U << 22; ++quotient) {
+    const std::uint32_t zeros = quotient_zeros(quotient);
+    const std::uint32_t tail_bits = quotient_tail_bits(quotient);
+    const std::uint32_t least = quotient_of_zeros(zeros);
+    ASSERT_LE(least, quotient);
+    ASSERT_LT(quotient - least, 1U << tail_bits) << quotient;
+    ASSERT_EQ(zeros, quotient < kEscape ? quotient : kEscape + tail_bits);
+    // Gaps are less than 2^22.
+    if (quotient < 1U << 22) {
+      ASSERT_LE(zeros, kMaxQuotientZeros);
+    }
+  }
+}
+
+TEST(RiceParameter, IsZeroForNoGapsAndGrowsWithTheMean) {
+  EXPECT_EQ(rice_parameter(0, 5), 0U);
+  std::uint32_t last = 0;
+  for (std::uint64_t mean = 1; mean < 1 << 22; mean *= 2) {
+    const std::uint32_t k = rice_parameter(mean * 100, 100);
+    EXPECT_GE(k, last);
+    EXPECT_LE(k, 22U);
+    last = k;
+  }
+}
+
+/// Of two neighbours the nearer in exact arithmetic, and the even one of two equally near. Doubles hold both
+/// differences exactly. The neighbour above the greatest finite bf16 is 2^128, which stands for infinity.
+std::uint16_t slow_bf16(std::uint32_t bits) {
+  const auto upper = static_cast<std::uint16_t>(bits >> 16);
+  const float value = std::bit_cast<float>(bits);
+  if (std::isnan(value)) return static_cast<std::uint16_t>(upper | 0x40);
+  if (std::isinf(value)) return upper;
+  const auto magnitude = [](std::uint16_t pattern) {
+    pattern &= 0x7FFF;
+    return pattern == 0x7F80 ? 0x1p128 : bf16_value(pattern);
+  };
+  const auto away = static_cast<std::uint16_t>(upper + 1);
+  const double exact = std::fabs(static_cast<double>(value));
+  const double to_lower = exact - magnitude(upper);
+  const double to_away = magnitude(away) - exact;
+  if (to_lower < to_away) return upper;
+  if (to_lower > to_away) return away;
+  return (upper & 1) == 0 ? upper : away;
+}
+
+TEST(Bf16FromF32, RoundsToTheNearestAndTiesToEven) {
+  for (std::uint32_t upper = 0; upper < 0x10000; ++upper) {
+    for (const std::uint32_t lower : {0x0000U, 0x0001U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
+      const std::uint32_t bits = upper << 16 | lower;
+      ASSERT_EQ(bf16_from_f32_bits(bits), slow_bf16(bits)) << std::hex << bits;
+    }
+  }
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  for (int i = 0; i < 1'000'000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random.next());
+    ASSERT_EQ(bf16_from_f32_bits(bits), slow_bf16(bits)) << std::hex << bits;
+  }
+}
+
+TEST(Bf16FromF32, KeepsANanANanWithItsSign) {
+  for (const std::uint32_t bits : {0x7F800001U, 0xFF800001U, 0x7FFFFFFFU, 0xFFFFFFFFU, 0x7FC00000U, 0xFFBFFFFFU}) {
+    const std::uint16_t cast = bf16_from_f32_bits(bits);
+    EXPECT_GT(cast & 0x7FFF, 0x7F80) << std::hex << bits;
+    EXPECT_EQ(cast >> 15, bits >> 31) << std::hex << bits;
+    EXPECT_NE(cast & 0x40, 0) << std::hex << bits;
+  }
+}
+
+}  // namespace
+}  // namespace sparsecast::test
