@@ -3,6 +3,7 @@
 
 #include "codec/apply.hpp"
 #include "codec_bench/commands.hpp"
+#include "codec_bench/data.hpp"
 #include "sync/encoder.hpp"
 
 namespace sparsecast::bench {
@@ -56,16 +57,17 @@ void run(benchmark::State& state, DType dtype, PositionMode positions, ValueCode
     }
     benchmark::ClobberMemory();
   }
-  state.counters["bytes_per_change"] = static_cast<double>(encoded.bytes) / static_cast<double>(std::max<std::uint64_t>(1, pair.changed));
-  state.SetBytesProcessed(static_cast<std::int64_t>(static_cast<std::uint64_t>(state.iterations()) * 2 * table.bytes()));
+  state.counters["bytes_per_change"] =
+      static_cast<double>(encoded.bytes) / static_cast<double>(std::max<std::uint64_t>(1, pair.changed));
+  state.SetBytesProcessed(
+      static_cast<std::int64_t>(static_cast<std::uint64_t>(state.iterations()) * 2 * table.bytes()));
 }
 
-void add(const std::string& name, DType dtype, PositionMode positions, ValueCodec values, std::uint64_t mib, bool decode,
-         const std::vector<std::int64_t>& millionths) {
+void add(const std::string& name, DType dtype, PositionMode positions, ValueCodec values, std::uint64_t mib,
+         bool decode, const std::vector<std::int64_t>& millionths) {
   const std::uint64_t elements = (mib << 20) / element_size(dtype);
-  auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-    run(state, dtype, positions, values, elements, decode);
-  });
+  auto* benchmark = benchmark::RegisterBenchmark(
+      name.c_str(), [=](benchmark::State& state) { run(state, dtype, positions, values, elements, decode); });
   for (const std::int64_t density : millionths) benchmark->Arg(density);
   benchmark->ArgName("changes_per_million")->Unit(benchmark::kMillisecond);
 }
@@ -74,8 +76,8 @@ void add(const std::string& name, DType dtype, PositionMode positions, ValueCode
 
 void register_benchmarks(std::uint64_t mib) {
   const std::vector<std::int64_t> densities = {100, 1000, 3000, 10000, 30000, 100000, 300000, 600000};
-  for (const PositionMode positions : {PositionMode::kAuto, PositionMode::kPacked, PositionMode::kGap16, PositionMode::kIndex32,
-                                       PositionMode::kBitmap}) {
+  for (const PositionMode positions : {PositionMode::kAuto, PositionMode::kPacked, PositionMode::kGap16,
+                                       PositionMode::kIndex32, PositionMode::kBitmap}) {
     for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kXor, ValueCodec::kRaw}) {
       const std::string codec = fmt::format("bf16/{}+{}", to_string(positions), to_string(values));
       add("detect_encode/" + codec, DType::kBF16, positions, values, mib, false, densities);

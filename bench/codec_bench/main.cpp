@@ -21,8 +21,9 @@ int main(int argc, char** argv) {
   int repeat = 9;
   app.add_option("--trace", trace, "Bytes per change of a trace: a directory with an anchor and sparse steps");
   app.add_flag("--json", json, "With --trace: print JSON");
-  app.add_flag("--sizes", sizes, "Bytes per change of generated data from 0.01 % to 60 %; exit 1 if a baseline is smaller");
-  app.add_option("--elements", elements, "With --sizes: elements of each case")->capture_default_str();
+  app.add_flag("--sizes", sizes,
+               "Bytes per change of generated data from 0.01 % to 60 %; exit 1 if a baseline is smaller");
+  app.add_option("--elements", elements, "With --sizes: at least so many elements in each case")->capture_default_str();
   app.add_flag("--summary", summary, "Paired times against a plain compare scan");
   app.add_option("--mib", mib, "Size of each array in MiB")->capture_default_str();
   app.add_option("--threads", threads, "With --summary")->capture_default_str();

@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <functional>
 
 #include "codec/apply.hpp"
 #include "codec_bench/commands.hpp"
+#include "codec_bench/data.hpp"
+#include "common/clock.hpp"
 #include "core/parallel.hpp"
 #include "core/word.hpp"
 #include "sync/encoder.hpp"
@@ -32,9 +33,8 @@ std::uint64_t ScanWords(const std::byte* current, const std::byte* base, std::ui
   const T* b = reinterpret_cast<const T*>(base);
   std::uint64_t differing = 0;
   std::uint64_t i = 0;
-  const auto count_at = [&](std::uint64_t at) HWY_ATTR {
-    return hn::CountTrue(d, hn::Ne(hn::LoadU(d, a + at), hn::LoadU(d, b + at)));
-  };
+  const auto count_at = [&](std::uint64_t at)
+                            HWY_ATTR { return hn::CountTrue(d, hn::Ne(hn::LoadU(d, a + at), hn::LoadU(d, b + at))); };
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     differing += count_at(i) + count_at(i + lanes) + count_at(i + 2 * lanes) + count_at(i + 3 * lanes);
   }
@@ -121,17 +121,6 @@ void apply(const Subject& subject, const Frames& frames, std::vector<std::byte>&
   }
 }
 
-double timed(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  return samples[samples.size() / 2];
-}
-
 void measure(const Subject& subject, const char* name, int repeat) {
   enum { kScan, kCopy, kEncode, kEncodeDigest, kApply, kApplyDigest, kDigest, kCount };
   std::vector<double> samples[kCount];
@@ -145,9 +134,9 @@ void measure(const Subject& subject, const char* name, int repeat) {
     double times[kCount];
     times[kScan] = timed([&] {
       each_part(subject, [&](std::uint64_t first, std::uint64_t count) {
-        const std::uint64_t part = HWY_DYNAMIC_DISPATCH(Scan)(subject.pair.after.data() + first * subject.size,
-                                                              subject.pair.before.data() + first * subject.size, count,
-                                                              subject.size);
+        const std::uint64_t part =
+            HWY_DYNAMIC_DISPATCH(Scan)(subject.pair.after.data() + first * subject.size,
+                                       subject.pair.before.data() + first * subject.size, count, subject.size);
         const std::lock_guard<std::mutex> lock(found_mutex);
         found += part;
       });
@@ -158,12 +147,14 @@ void measure(const Subject& subject, const char* name, int repeat) {
     right = right && found == subject.pair.changed && live == subject.pair.after;
     times[kCopy] = timed([&] {
       each_part(subject, [&](std::uint64_t first, std::uint64_t count) {
-        std::memcpy(live.data() + first * subject.size, subject.pair.before.data() + first * subject.size, count * subject.size);
+        std::memcpy(live.data() + first * subject.size, subject.pair.before.data() + first * subject.size,
+                    count * subject.size);
       });
     });
     times[kApplyDigest] = timed([&] { apply(subject, frames, live, true); });
     live = subject.pair.before;
-    times[kDigest] = timed([&] { digest_tensors(subject.table, std::vector<ConstTensorBytes>{live}, subject.threads); });
+    times[kDigest] =
+        timed([&] { digest_tensors(subject.table, std::vector<ConstTensorBytes>{live}, subject.threads); });
     bytes = 0;
     for (const Bytes& record : frames.records) bytes += record.size();
     if (round == 0) continue;  // Warm-up.
@@ -171,36 +162,41 @@ void measure(const Subject& subject, const char* name, int repeat) {
   }
   double ms[kCount];
   for (int i = 0; i < kCount; ++i) ms[i] = 1e3 * median(samples[i]);
-  fmt::print("  {:<6} {:>9.4f} {:>8.3f} {:>8.2f} {:>7.1f} {:>8.2f} {:>8.2f} {:>6.0f} {:>8.2f} {:>6.0f} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f}{}\n", name,
-             100.0 * static_cast<double>(subject.pair.changed) / static_cast<double>(subject.elements),
-             static_cast<double>(bytes) / static_cast<double>(subject.pair.changed), ms[kScan],
-             static_cast<double>(2 * subject.elements * subject.size) / ms[kScan] / 1e6, ms[kCopy], ms[kEncode],
-             100 * ms[kScan] / ms[kEncode], ms[kEncodeDigest], 100 * ms[kScan] / ms[kEncodeDigest], ms[kApply],
-             ms[kApply] / ms[kEncode], ms[kApplyDigest], ms[kDigest], right ? "" : "  WRONG");
+  fmt::print(
+      "  {:<6} {:>9.4f} {:>8.3f} {:>8.2f} {:>7.1f} {:>8.2f} {:>8.2f} {:>6.0f} {:>8.2f} {:>6.0f} {:>8.2f} {:>8.2f} "
+      "{:>8.2f} {:>8.2f}{}\n",
+      name, 100.0 * static_cast<double>(subject.pair.changed) / static_cast<double>(subject.elements),
+      static_cast<double>(bytes) / static_cast<double>(subject.pair.changed), ms[kScan],
+      static_cast<double>(2 * subject.elements * subject.size) / ms[kScan] / 1e6, ms[kCopy], ms[kEncode],
+      100 * ms[kScan] / ms[kEncode], ms[kEncodeDigest], 100 * ms[kScan] / ms[kEncodeDigest], ms[kApply],
+      ms[kApply] / ms[kEncode], ms[kApplyDigest], ms[kDigest], right ? "" : "  WRONG");
   std::fflush(stdout);
 }
 
 }  // namespace
 
 int run_summary(std::uint64_t mib, int threads, int repeat) {
-  fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; times in ms\n", mib, threads, repeat);
-  fmt::print("# {:<6} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8}\n", "dtype", "density%",
-             "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply", "/encode", "+digest", "digest");
+  fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; times in ms\n", mib, threads,
+             repeat);
+  fmt::print("# {:<6} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8}\n", "dtype",
+             "density%", "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply",
+             "/encode", "+digest", "digest");
   struct Case {
     DType dtype;
     const char* name;
     double density;
   };
-  constexpr Case kCases[] = {{DType::kBF16, "bf16", 0.0001}, {DType::kBF16, "bf16", 0.001}, {DType::kBF16, "bf16", 0.003},
-                             {DType::kBF16, "bf16", 0.01},   {DType::kBF16, "bf16", 0.03},  {DType::kBF16, "bf16", 0.1},
-                             {DType::kBF16, "bf16", 0.3},    {DType::kBF16, "bf16", 0.6},   {DType::kF8E4M3, "fp8", 0.01},
-                             {DType::kF32, "f32", 0.01},     {DType::kF64, "f64", 0.01}};
+  constexpr Case kCases[] = {
+      {DType::kBF16, "bf16", 0.0001}, {DType::kBF16, "bf16", 0.001}, {DType::kBF16, "bf16", 0.003},
+      {DType::kBF16, "bf16", 0.01},   {DType::kBF16, "bf16", 0.03},  {DType::kBF16, "bf16", 0.1},
+      {DType::kBF16, "bf16", 0.3},    {DType::kBF16, "bf16", 0.6},   {DType::kF8E4M3, "fp8", 0.01},
+      {DType::kF32, "f32", 0.01},     {DType::kF64, "f64", 0.01}};
   for (const Case& c : kCases) {
     const std::size_t size = element_size(c.dtype);
     const std::uint64_t elements = (mib << 20) / size;
     const ChangeKind kind = c.dtype == DType::kBF16 ? ChangeKind::kAdamw : ChangeKind::kWide;
-    const Subject subject{TensorTable({{"weight", c.dtype, {elements}}}), make_pair_of(elements, c.dtype, c.density, kind, 11),
-                          elements, size, threads};
+    const Subject subject{TensorTable({{"weight", c.dtype, {elements}}}),
+                          make_pair_of(elements, c.dtype, c.density, kind, 11), elements, size, threads};
     measure(subject, c.name, repeat);
   }
   return 0;

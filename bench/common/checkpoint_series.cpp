@@ -23,7 +23,8 @@ std::vector<std::string> list_checkpoints(FileSystem& fs, const std::string& dir
     if (name.ends_with(kSuffix) || (!name.starts_with('.') && fs.is_directory(path))) paths.push_back(path);
   }
   if (paths.size() < 2) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} checkpoints found; at least two are needed", paths.size()), directory);
+    throw Error(ErrorCode::kUsage, fmt::format("{} checkpoints found; at least two are needed", paths.size()),
+                directory);
   }
   return paths;
 }
@@ -39,7 +40,8 @@ CheckpointSeries::CheckpointSeries(FileSystem& fs, const std::string& directory)
 }
 
 std::string CheckpointSeries::name(std::size_t i) const {
-  return paths_.at(i).substr(paths_.at(i).find_last_of('/') + 1);
+  const std::string name = paths_.at(i).substr(paths_.at(i).find_last_of('/') + 1);
+  return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
 }
 
 bool CheckpointSeries::is_sparse(const std::string& path) const {

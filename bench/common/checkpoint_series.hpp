@@ -13,14 +13,14 @@ namespace sparsecast::bench {
 /// The first is whole; each of the others is whole or a sparse step.
 class CheckpointSeries {
  public:
-  /// Throws Error{kUsage} when there are fewer than two checkpoints, Error{kCorrupt | kUnsupported | kIo} when the first
-  /// cannot be read. `fs` outlives the series.
+  /// Throws Error{kUsage} when there are fewer than two checkpoints, Error{kCorrupt | kUnsupported | kIo} when the
+  /// first cannot be read. `fs` outlives the series.
   CheckpointSeries(FileSystem& fs, const std::string& directory);
 
   const TensorTable& table() const noexcept { return table_; }
   /// Checkpoints after the first.
   std::size_t steps() const noexcept { return paths_.size() - 1; }
-  /// File or directory name of step `i`; 0 is the first checkpoint.
+  /// File or directory name of step `i` without ".safetensors"; 0 is the first checkpoint.
   std::string name(std::size_t i) const;
 
   /// Copies the first checkpoint.

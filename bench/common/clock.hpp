@@ -6,11 +6,10 @@
 
 namespace sparsecast::bench {
 
-/// Seconds since construction or the last restart.
+/// Seconds since construction.
 class Stopwatch {
  public:
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-  void restart() { start_ = std::chrono::steady_clock::now(); }
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
@@ -32,8 +31,5 @@ inline double median(std::vector<double> samples) {
   if (samples.size() % 2 != 0) return *middle;
   return (*middle + *std::max_element(samples.begin(), middle)) / 2;
 }
-
-/// `amount` for each `unit`, 0 when there is no unit.
-inline double per(double amount, double unit) { return unit > 0 ? amount / unit : 0; }
 
 }  // namespace sparsecast::bench

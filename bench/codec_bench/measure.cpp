@@ -1,0 +1,52 @@
+#include "codec_bench/measure.hpp"
+
+#include <algorithm>
+
+#include "sparsecast/error.hpp"
+
+namespace sparsecast::bench {
+
+EncodeOptions with(PositionMode positions, ValueCodec values, int zstd) {
+  EncodeOptions options;
+  options.positions = positions;
+  options.values = values;
+  options.zstd_level = zstd;
+  return options;
+}
+
+std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
+                         const std::vector<ConstTensorBytes>& after, const EncodeOptions& options) {
+  const auto detector = make_compare_detector(table, after, before);
+  DeltaHeader header;
+  header.version = 1;
+  header.base_digest = sum(digest_tensors(table, before, options.threads));
+  std::uint64_t bytes = 0;
+  encode_delta(table, *detector, header, options, true, [&](Bytes&& record) { bytes += record.size(); });
+  return bytes;
+}
+
+std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
+                                          const std::vector<ConstTensorBytes>& after) {
+  std::vector<Change> changes;
+  std::vector<DType> dtypes;
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    changes.push_back({table[t].dtype, before[t], after[t]});
+    dtypes.push_back(table[t].dtype);
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const Baseline& baseline : baselines()) {
+    const Bytes encoded = baseline.encode(changes);
+    std::vector<std::vector<std::byte>> copies;
+    for (const ConstTensorBytes tensor : before) copies.emplace_back(tensor.begin(), tensor.end());
+    baseline.decode(encoded, dtypes, {copies.begin(), copies.end()});
+    for (std::size_t t = 0; t < table.size(); ++t) {
+      if (!std::equal(copies[t].begin(), copies[t].end(), after[t].begin())) {
+        throw Error(ErrorCode::kCorrupt, "does not decode to what was encoded", "baseline " + baseline.name);
+      }
+    }
+    sizes.push_back(encoded.size());
+  }
+  return sizes;
+}
+
+}  // namespace sparsecast::bench

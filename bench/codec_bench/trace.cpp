@@ -1,0 +1,158 @@
+// A recorded trace, step by step: whole delta files beside the baselines' streams.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "codec_bench/commands.hpp"
+#include "codec_bench/measure.hpp"
+#include "common/checkpoint_series.hpp"
+#include "common/count_differing.hpp"
+
+namespace sparsecast::bench {
+namespace {
+
+struct Coding {
+  std::string name;
+  std::uint64_t bytes = 0;  ///< Over all steps.
+};
+
+struct StepRow {
+  std::string name;
+  std::uint64_t changed = 0;
+  std::uint64_t own = 0;  ///< auto + ulp.
+  std::uint64_t best = 0;
+  std::string best_baseline;
+};
+
+struct Result {
+  std::uint64_t elements = 0;
+  std::uint64_t changed = 0;
+  std::vector<Coding> own;
+  std::vector<Coding> baselines;
+  std::vector<StepRow> steps;
+
+  const Coding& best_baseline() const {
+    return *std::min_element(baselines.begin(), baselines.end(),
+                             [](const Coding& a, const Coding& b) { return a.bytes < b.bytes; });
+  }
+};
+
+using Options = std::vector<std::pair<std::string, EncodeOptions>>;
+
+/// The first one is what a user gets without asking.
+const Options& own_codings() {
+  static const Options all = {
+      {"auto + ulp", with(PositionMode::kAuto, ValueCodec::kUlp)},
+      {"packed + ulp", with(PositionMode::kPacked, ValueCodec::kUlp)},
+      {"auto + ulp, zstd 1", with(PositionMode::kAuto, ValueCodec::kUlp, 1)},
+      {"packed + xor", with(PositionMode::kPacked, ValueCodec::kXor)},
+      {"packed + raw", with(PositionMode::kPacked, ValueCodec::kRaw)},
+      {"gap16 + raw", with(PositionMode::kGap16, ValueCodec::kRaw)},
+      {"index32 + raw", with(PositionMode::kIndex32, ValueCodec::kRaw)},
+  };
+  return all;
+}
+
+using State = std::vector<std::vector<std::byte>>;
+
+std::vector<TensorBytes> live(State& state) { return {state.begin(), state.end()}; }
+
+void measure_step(const TensorTable& table, const State& previous, const State& state, const std::string& name,
+                  Result& result) {
+  StepRow row;
+  row.name = name;
+  const std::vector<ConstTensorBytes> before(previous.begin(), previous.end());
+  const std::vector<ConstTensorBytes> after(state.begin(), state.end());
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    row.changed += count_differing(before[t], after[t], element_size(table[t].dtype));
+  }
+  for (std::size_t i = 0; i < result.own.size(); ++i) {
+    const std::uint64_t bytes = file_bytes(table, before, after, own_codings()[i].second);
+    if (i == 0) row.own = bytes;
+    result.own[i].bytes += bytes;
+  }
+  const std::vector<std::uint64_t> theirs = baseline_bytes(table, before, after);
+  for (std::size_t i = 0; i < theirs.size(); ++i) result.baselines[i].bytes += theirs[i];
+  const auto best = std::min_element(theirs.begin(), theirs.end());
+  row.best = *best;
+  row.best_baseline = result.baselines[static_cast<std::size_t>(best - theirs.begin())].name;
+  result.changed += row.changed;
+  result.steps.push_back(std::move(row));
+}
+
+double per_change(std::uint64_t bytes, std::uint64_t changed) {
+  return static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(1, changed));
+}
+
+void print_table(const std::string& directory, const Result& result) {
+  const std::uint64_t scanned = result.elements * result.steps.size();
+  fmt::print("# {}: {} steps, {} elements, {} changes ({:.3f} % a step)\n", directory, result.steps.size(),
+             result.elements, result.changed,
+             100.0 * static_cast<double>(result.changed) / static_cast<double>(scanned));
+  fmt::print("# {:<30} {:>10} {:>11} {:>11} {:>7}  {}\n", "step", "changes", "auto B/ch", "best B/ch", "ratio",
+             "best baseline");
+  for (const StepRow& row : result.steps) {
+    fmt::print("  {:<30} {:>10} {:>11.3f} {:>11.3f} {:>7.3f}  {}\n", row.name, row.changed,
+               per_change(row.own, row.changed), per_change(row.best, row.changed), per_change(row.own, row.best),
+               row.best_baseline);
+  }
+  fmt::print("# {:<30} {:>10} {:>11}\n", "coding, over all steps", "bytes", "B/change");
+  for (const auto* codings : {&result.own, &result.baselines}) {
+    for (const Coding& coding : *codings) {
+      fmt::print("  {:<30} {:>10} {:>11.3f}\n", coding.name, coding.bytes, per_change(coding.bytes, result.changed));
+    }
+  }
+}
+
+void print_json(const std::string& directory, const Result& result) {
+  nlohmann::ordered_json json = {
+      {"trace", directory}, {"steps", result.steps.size()}, {"elements", result.elements}, {"changed", result.changed}};
+  for (const auto* codings : {&result.own, &result.baselines}) {
+    for (const Coding& coding : *codings) {
+      json["codings"].push_back({{"name", coding.name},
+                                 {"bytes", coding.bytes},
+                                 {"bytes_per_change", per_change(coding.bytes, result.changed)}});
+    }
+  }
+  for (const StepRow& row : result.steps) {
+    json["by_step"].push_back({{"name", row.name},
+                               {"changed", row.changed},
+                               {"auto_bytes", row.own},
+                               {"best_baseline_bytes", row.best},
+                               {"best_baseline", row.best_baseline}});
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+}  // namespace
+
+int run_trace(const std::string& directory, bool json) {
+  const CheckpointSeries series(FileSystem::posix(), directory);
+  const TensorTable& table = series.table();
+  Result result;
+  result.elements = table.elements();
+  for (const auto& [name, options] : own_codings()) result.own.push_back({"sparsecast " + name});
+  for (const Baseline& baseline : baselines()) result.baselines.push_back({baseline.name});
+  State state;
+  for (const TensorSpec& spec : table) state.emplace_back(spec.bytes());
+  series.load_first(live(state));
+  for (std::size_t step = 1; step <= series.steps(); ++step) {
+    const State previous = state;
+    series.advance(step, live(state));
+    measure_step(table, previous, state, series.name(step), result);
+  }
+  if (json) {
+    print_json(directory, result);
+  } else {
+    print_table(directory, result);
+  }
+  const Coding& best = result.best_baseline();
+  if (result.own[0].bytes <= best.bytes) return 0;
+  fmt::print(stderr, "codec_bench: {} takes {} bytes, {} only {}\n", result.own[0].name, result.own[0].bytes, best.name,
+             best.bytes);
+  return 1;
+}
+
+}  // namespace sparsecast::bench

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/word.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast::bench {
+
+/// Elements of `element_bytes` whose bits differ, by looking at all of them; both arrays are of the same size.
+inline std::uint64_t count_differing(ConstTensorBytes found, ConstTensorBytes expected, std::size_t element_bytes) {
+  return with_word(element_bytes, [&]<class T>() {
+    std::uint64_t differing = 0;
+    for (std::size_t i = 0; i < found.size() / sizeof(T); ++i) {
+      differing += load_word<T>(found.data(), i) != load_word<T>(expected.data(), i) ? 1 : 0;
+    }
+    return differing;
+  });
+}
+
+}  // namespace sparsecast::bench
