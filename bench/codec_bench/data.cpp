@@ -1,43 +1,75 @@
 #include "codec_bench/data.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 
 #include "codec/codec_common.hpp"
 #include "common/random.hpp"
+#include "common/training.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast::bench {
 namespace {
 
-std::uint16_t to_bf16(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bf16_from_f32_bits(bits);
+std::uint16_t to_bf16(float value) { return bf16_from_f32_bits(std::bit_cast<std::uint32_t>(value)); }
+
+/// Masters late in a simulated training run, and the step that AdamW makes there for a learning rate of 1.
+struct AdamwRun {
+  std::vector<float> master;
+  std::vector<float> step;
+};
+
+/// Simulated piece by piece: the moments need not be kept.
+AdamwRun simulate(std::uint64_t count, std::uint64_t seed) {
+  constexpr std::uint64_t kColumns = 1024;
+  constexpr std::uint64_t kPieceRows = 2048;
+  AdamwRun run;
+  run.master.reserve(count);
+  run.step.reserve(count);
+  for (std::uint64_t piece = 0; run.master.size() < count; ++piece) {
+    const std::uint64_t left = count - run.master.size();
+    const std::uint64_t rows = std::min(kPieceRows, (left + kColumns - 1) / kColumns);
+    TrainingOptions options;
+    options.seed = seed + piece;
+    options.threads = 0;
+    const Training training(TensorTable({{"weight", DType::kBF16, {rows, kColumns}}}), options);
+    const std::span<const float> master = training.masters()[0].first(std::min(left, rows * kColumns));
+    const std::vector<float> step = training.unit_step(0);
+    run.master.insert(run.master.end(), master.begin(), master.end());
+    run.step.insert(run.step.end(), step.begin(), step.begin() + static_cast<std::ptrdiff_t>(master.size()));
+  }
+  return run;
 }
 
-/// Adam-like steps of fp32 masters (sign and size vary), rounded to bf16 before and after. The step that gives the
-/// density is found by bisection: the density is an outcome of rounding, not a coin.
-Pair adamw_pair(std::uint64_t count, double density, std::uint64_t seed) {
-  std::vector<float> master(count);
-  std::vector<float> step(count);
-  RandomStream random(seed);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const float a = random.noise();
-    const float b = random.noise();
-    master[i] = 0.02F * random.noise() / std::sqrt(0.5F * (a * a + b * b) + 0.05F);
-    step[i] = 0.7F * random.noise();
+/// The last run is kept, because one array is asked for at many densities.
+const AdamwRun& adamw_run(std::uint64_t count, std::uint64_t seed) {
+  static AdamwRun run;
+  static std::uint64_t run_seed = 0;
+  if (run.master.size() != count || run_seed != seed) {
+    run = {};
+    run = simulate(count, seed);
+    run_seed = seed;
   }
+  return run;
+}
+
+/// One AdamW step, cast before and after. The learning rate that gives the density is found by bisection: the density
+/// stays an outcome of rounding, not a coin.
+Pair adamw_pair(std::uint64_t count, double density, std::uint64_t seed) {
+  const AdamwRun& run = adamw_run(count, seed);
   const auto fraction = [&](float rate) {
+    // Spread over the whole array: its rows differ.
+    const std::uint64_t stride = std::max<std::uint64_t>(1, count >> 20) | 1;
     std::uint64_t changed = 0;
-    const std::uint64_t sample = std::min<std::uint64_t>(count, 1 << 20);
-    for (std::uint64_t i = 0; i < sample; ++i)
-      changed += to_bf16(master[i]) != to_bf16(master[i] - rate * step[i]) ? 1 : 0;
+    std::uint64_t sample = 0;
+    for (std::uint64_t i = 0; i < count; i += stride, ++sample) {
+      changed += to_bf16(run.master[i]) != to_bf16(run.master[i] + rate * run.step[i]) ? 1 : 0;
+    }
     return static_cast<double>(changed) / static_cast<double>(sample);
   };
   float low = 1e-12F;
-  float high = 1e-1F;
+  float high = 1.0F;
   for (int i = 0; i < 50; ++i) {
     const float middle = std::sqrt(low * high);
     (fraction(middle) < density ? low : high) = middle;
@@ -46,8 +78,8 @@ Pair adamw_pair(std::uint64_t count, double density, std::uint64_t seed) {
   pair.before.resize(count * 2);
   pair.after.resize(count * 2);
   for (std::uint64_t i = 0; i < count; ++i) {
-    const std::uint16_t before = to_bf16(master[i]);
-    const std::uint16_t after = to_bf16(master[i] - high * step[i]);
+    const std::uint16_t before = to_bf16(run.master[i]);
+    const std::uint16_t after = to_bf16(run.master[i] + high * run.step[i]);
     store_word(pair.before.data(), i, before);
     store_word(pair.after.data(), i, after);
     pair.changed += before != after ? 1 : 0;

@@ -5,8 +5,8 @@
 
 namespace sparsecast::bench {
 
-/// SplitMix64, seeded by any number of coordinates: what a stream gives depends on nothing but them, so that work can be
-/// spread over threads in any way.
+/// SplitMix64, seeded by any number of coordinates: what a stream gives depends on nothing but them, so that work can
+/// be spread over threads in any way.
 class RandomStream {
  public:
   template <class... Coordinates>
@@ -21,8 +21,6 @@ class RandomStream {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
     return z ^ (z >> 31);
   }
-  /// [0, 1)
-  float unit() { return static_cast<float>(next() >> 40) * 0x1p-24F; }
   /// (0, 1)
   double open_unit() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
   /// Variance 1, nearly normal: the sum of four uniform numbers, because gradient noise is drawn for every weight.

@@ -21,22 +21,17 @@ enum Purpose : std::uint64_t { kWeights, kRowScale, kColumnScale, kPersistent, k
 constexpr std::uint64_t kTokensPerStep = 4096;
 constexpr std::uint64_t kRowsPerTask = 64;
 
-/// Such a width, a multiple of 64, that the model has about as many parameters as asked for.
-std::uint64_t width_for(const TrainingOptions& options) {
-  const double a = 12.0 * options.layers;
-  const double b = options.vocabulary;
-  const double width = (-b + std::sqrt(b * b + 4 * a * static_cast<double>(options.parameters))) / (2 * a);
-  return std::max<std::uint64_t>(64, static_cast<std::uint64_t>(width / 64 + 0.5) * 64);
-}
-
-TensorTable make_table(const TrainingOptions& options) {
-  const std::uint64_t width = width_for(options);
+TensorTable transformer(const TrainingOptions& options) {
+  if (options.layers < 1 || options.width < 1 || options.vocabulary < 1) {
+    throw Error(ErrorCode::kUsage, "a model needs layers, a width and a vocabulary");
+  }
+  const std::uint64_t width = options.width;
   std::vector<TensorSpec> specs;
   const auto add = [&](const std::string& name, std::vector<std::uint64_t> shape) {
     specs.push_back({name, DType::kBF16, std::move(shape)});
   };
-  add("model.embed_tokens.weight", {static_cast<std::uint64_t>(options.vocabulary), width});
-  for (int layer = 0; layer < options.layers; ++layer) {
+  add("model.embed_tokens.weight", {options.vocabulary, width});
+  for (std::uint64_t layer = 0; layer < options.layers; ++layer) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     add(prefix + "input_layernorm.weight", {width});
     add(prefix + "self_attn.qkv_proj.weight", {3 * width, width});
@@ -49,19 +44,6 @@ TensorTable make_table(const TrainingOptions& options) {
   return TensorTable(std::move(specs));
 }
 
-/// Standard deviation of a matrix after training, as found in transformers of all sizes: the outputs of residual
-/// branches are smaller the deeper the model is.
-double weight_deviation(const std::string& name, int layers) {
-  const bool residual = name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
-  return residual ? 0.02 / std::sqrt(2.0 * layers) : 0.02;
-}
-
-void check(const TrainingOptions& options) {
-  if (options.layers < 1 || options.vocabulary < 1 || options.parameters < 1) {
-    throw Error(ErrorCode::kUsage, "a model needs layers, a vocabulary and parameters");
-  }
-}
-
 }  // namespace
 
 struct Training::Parameter {
@@ -69,26 +51,26 @@ struct Training::Parameter {
   std::uint64_t columns = 0;
   bool embedding = false;
   std::vector<float> master;
-  std::vector<float> first;        ///< Adam's m.
-  std::vector<float> second;       ///< Adam's v.
-  std::vector<float> persistent;   ///< Part of the gradient that stays.
-  std::vector<float> row_scale;    ///< Of the gradient.
+  std::vector<float> first;       ///< Adam's m.
+  std::vector<float> second;      ///< Adam's v.
+  std::vector<float> persistent;  ///< Part of the gradient that stays.
+  std::vector<float> row_scale;   ///< Of the gradient.
   std::vector<float> column_scale;
 };
 
 /// What is the same for all weights of one step.
 struct Training::StepScales {
-  float step_size;         ///< Learning rate over the bias correction of m.
-  float second_correction; ///< Square root of the bias correction of v, inverted.
+  float first_correction;
+  float second_correction;
   float decay;
-  std::vector<float> loudness;   ///< By tensor.
-  std::vector<bool> tokens;      ///< By row of the embedding: is it in the batch?
+  std::vector<float> loudness;  ///< By tensor.
+  std::vector<bool> tokens;     ///< By row of the embedding: is it in the batch?
 };
 
-Training::Training(const TrainingOptions& options) : options_(options) {
-  check(options_);
-  table_ = std::make_shared<const TensorTable>(make_table(options_));
-  parameters_.resize(table_->size());
+Training::Training(const TrainingOptions& options) : Training(transformer(options), options) {}
+
+Training::Training(TensorTable table, const TrainingOptions& options)
+    : options_(options), table_(std::move(table)), parameters_(table_.size()) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) make_parameter(parameters_[i], i);
   for (int i = 0; i < options_.burn_in; ++i) step();
 }
@@ -96,7 +78,7 @@ Training::Training(const TrainingOptions& options) : options_(options) {
 Training::~Training() = default;
 
 void Training::make_parameter(Parameter& parameter, std::size_t index) const {
-  const TensorSpec& spec = (*table_)[index];
+  const TensorSpec& spec = table_[index];
   const bool matrix = spec.shape.size() == 2;
   parameter.rows = matrix ? spec.shape[0] : 1;
   parameter.columns = spec.shape.back();
@@ -112,7 +94,8 @@ void Training::make_parameter(Parameter& parameter, std::size_t index) const {
   };
   parameter.row_scale = scales(parameter.rows, kRowScale);
   parameter.column_scale = scales(parameter.columns, kColumnScale);
-  const double deviation = weight_deviation(spec.name, options_.layers);
+  // Such that inputs of variance 1 give outputs of variance 1, as in trained transformers of all widths.
+  const double deviation = 1 / std::sqrt(static_cast<double>(parameter.columns));
   parallel_for(options_.threads, parameter.rows, [&](std::size_t, std::size_t row) {
     RandomStream random(options_.seed, kWeights, index, row);
     RandomStream persistent(options_.seed, kPersistent, index, row);
@@ -120,7 +103,7 @@ void Training::make_parameter(Parameter& parameter, std::size_t index) const {
     for (std::uint64_t i = row * parameter.columns; i < (row + 1) * parameter.columns; ++i) {
       const double weight = matrix ? row_deviation * random.heavy_tailed() : 1 + 0.1 * random.normal();
       parameter.master[i] = static_cast<float>(weight);
-      parameter.persistent[i] = static_cast<float>(options_.persistence) * persistent.noise();
+      parameter.persistent[i] = static_cast<float>(std::sqrt(options_.persistence)) * persistent.noise();
     }
   });
 }
@@ -137,32 +120,41 @@ std::vector<bool> Training::draw_tokens() const {
   return present;
 }
 
+/// One over the bias correction of m, and one over the square root of that of v.
+float Training::first_correction() const { return static_cast<float>(1 / (1 - std::pow(options_.beta1, steps_))); }
+float Training::second_correction() const {
+  return static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, steps_)));
+}
+
+float Training::adam_step(const Parameter& parameter, std::size_t i, float first_correction,
+                          float second_correction) const {
+  return -parameter.first[i] * first_correction /
+         (std::sqrt(parameter.second[i]) * second_correction + static_cast<float>(options_.epsilon));
+}
+
 void Training::move_row(Parameter& parameter, std::size_t index, std::uint64_t row, const StepScales& scales) const {
-  const std::uint64_t begin = row * parameter.columns;
   RandomStream random(options_.seed, kNoise, index, row, steps_);
   const bool reached = !parameter.embedding || scales.tokens[row];
   const float row_scale = reached ? parameter.row_scale[row] * scales.loudness[index] : 0.0F;
+  const auto noise = static_cast<float>(std::sqrt(1 - options_.persistence));
+  const auto rate = static_cast<float>(options_.learning_rate);
   const auto beta1 = static_cast<float>(options_.beta1);
   const auto beta2 = static_cast<float>(options_.beta2);
-  const auto epsilon = static_cast<float>(options_.epsilon);
-  float* master = parameter.master.data() + begin;
-  float* first = parameter.first.data() + begin;
-  float* second = parameter.second.data() + begin;
-  const float* persistent = parameter.persistent.data() + begin;
   for (std::uint64_t c = 0; c < parameter.columns; ++c) {
-    const float gradient = row_scale * parameter.column_scale[c] * (persistent[c] + random.noise());
-    first[c] = beta1 * first[c] + (1 - beta1) * gradient;
-    second[c] = beta2 * second[c] + (1 - beta2) * gradient * gradient;
-    const float denominator = std::sqrt(second[c]) * scales.second_correction + epsilon;
-    master[c] = master[c] * scales.decay - scales.step_size * first[c] / denominator;
+    const std::size_t i = row * parameter.columns + c;
+    const float gradient = row_scale * parameter.column_scale[c] * (parameter.persistent[i] + noise * random.noise());
+    parameter.first[i] = beta1 * parameter.first[i] + (1 - beta1) * gradient;
+    parameter.second[i] = beta2 * parameter.second[i] + (1 - beta2) * gradient * gradient;
+    parameter.master[i] = parameter.master[i] * scales.decay +
+                          rate * adam_step(parameter, i, scales.first_correction, scales.second_correction);
   }
 }
 
 void Training::step() {
   ++steps_;
   StepScales scales;
-  scales.step_size = static_cast<float>(options_.learning_rate / (1 - std::pow(options_.beta1, steps_)));
-  scales.second_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, steps_)));
+  scales.first_correction = first_correction();
+  scales.second_correction = second_correction();
   scales.decay = static_cast<float>(1 - options_.learning_rate * options_.weight_decay);
   scales.tokens = draw_tokens();
   RandomStream random(options_.seed, kLoudness, steps_);
@@ -177,6 +169,15 @@ void Training::step() {
       for (std::uint64_t row = task * kRowsPerTask; row < end; ++row) move_row(parameter, index, row, scales);
     });
   }
+}
+
+std::vector<float> Training::unit_step(std::size_t tensor) const {
+  const Parameter& parameter = parameters_.at(tensor);
+  std::vector<float> steps(parameter.master.size());
+  const float first = first_correction();
+  const float second = second_correction();
+  for (std::size_t i = 0; i < steps.size(); ++i) steps[i] = adam_step(parameter, i, first, second);
+  return steps;
 }
 
 void Training::cast(std::span<const TensorBytes> weights) const {

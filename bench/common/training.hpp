@@ -10,37 +10,42 @@
 namespace sparsecast::bench {
 
 struct TrainingOptions {
-  std::uint64_t parameters = 16'000'000;  ///< About; the width follows from it.
-  int layers = 4;
-  int vocabulary = 4096;
+  std::uint64_t layers = 4;
+  std::uint64_t width = 512;
+  std::uint64_t vocabulary = 16384;
   double learning_rate = 1e-6;
   double weight_decay = 0.01;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
-  /// Share of a weight's gradient that is the same at each step, in standard deviations of the noise.
-  double persistence = 0.3;
-  int burn_in = 10;  ///< Steps before version 0: the first steps of Adam move every weight by the whole rate.
+  double persistence = 0.2;  ///< Share of a gradient's variance that stays from step to step, 0 to 1.
+  int burn_in = 10;          ///< Steps before version 0: the first steps of Adam move every weight by the whole rate.
   std::uint64_t seed = 1;
-  int threads = 1;   ///< 0: all cores. Never changes the weights.
+  int threads = 1;  ///< 0: all cores. Never changes the weights.
 };
 
-/// A small transformer under AdamW: fp32 masters, first and second moments with bias correction, decoupled weight decay,
-/// bf16 weights by rounding to nearest even. Weights are heavy-tailed with a scale per row; gradients have a scale per row
-/// and per column, a persistent and a noisy part and a loudness per step, and reach only those rows of the embedding whose
-/// token is in the batch. Which bf16 bits change, and how many, is an outcome.
+/// A small transformer, or any bf16 tensors, under AdamW: fp32 masters, first and second moments with bias correction,
+/// decoupled weight decay, bf16 weights by rounding to nearest even. Weights are heavy-tailed with a scale per row;
+/// gradients have a scale per row and per column, a persistent and a noisy part and a loudness per step, and reach only
+/// those rows of the embedding whose token is in the batch. Which bf16 bits change, and how many, is an outcome.
 class Training {
  public:
+  /// Throws Error{kUsage} for a model without layers, width or vocabulary.
   explicit Training(const TrainingOptions& options);
+  /// Tensors of rank 1 or 2; the model's dimensions are not used.
+  Training(TensorTable table, const TrainingOptions& options);
   ~Training();
 
-  const std::shared_ptr<const TensorTable>& table() const noexcept { return table_; }
+  const TensorTable& table() const noexcept { return table_; }
   /// One AdamW step of the masters.
   void step();
   /// The bf16 weights of now; `weights` is parallel to table().
   void cast(std::span<const TensorBytes> weights) const;
   /// fp32 masters by tensor, moved in place by step().
   std::vector<std::span<const float>> masters() const;
+  /// How far the last step moved the weights of a tensor, without decay and for a learning rate of 1: the step that any
+  /// other rate would have made.
+  std::vector<float> unit_step(std::size_t tensor) const;
 
  private:
   struct Parameter;
@@ -48,10 +53,14 @@ class Training {
 
   void make_parameter(Parameter& parameter, std::size_t index) const;
   void move_row(Parameter& parameter, std::size_t index, std::uint64_t row, const StepScales& scales) const;
+  float first_correction() const;
+  float second_correction() const;
+  /// A weight's step for a learning rate of 1.
+  float adam_step(const Parameter& parameter, std::size_t i, float first_correction, float second_correction) const;
   std::vector<bool> draw_tokens() const;
 
   TrainingOptions options_;
-  std::shared_ptr<const TensorTable> table_;
+  TensorTable table_;
   std::vector<Parameter> parameters_;
   int steps_ = 0;
 };

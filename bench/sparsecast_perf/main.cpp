@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "common/count_differing.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast_perf/report.hpp"
 #include "sparsecast_perf/weight_source.hpp"
@@ -66,11 +67,7 @@ class Weights {
 std::uint64_t count_wrong(const TensorTable& table, std::vector<TensorBytes> found, std::vector<TensorBytes> expected) {
   std::uint64_t wrong = 0;
   for (std::size_t t = 0; t < table.size(); ++t) {
-    if (found[t].empty() || std::memcmp(found[t].data(), expected[t].data(), found[t].size()) == 0) continue;
-    const std::size_t size = element_size(table[t].dtype);
-    for (std::size_t i = 0; i < found[t].size(); i += size) {
-      wrong += std::memcmp(found[t].data() + i, expected[t].data() + i, size) != 0 ? 1 : 0;
-    }
+    wrong += bench::count_differing(found[t], expected[t], element_size(table[t].dtype));
   }
   return wrong;
 }
@@ -202,8 +199,12 @@ int run(const Options& options, int rank, int ranks) {
   Run benchmark(options, rank, std::move(source));
   Header header;
   if (rank == kPublisher) {
-    header = {benchmark.source()->describe(), ranks, mpi_version(), options.fused ? "fused cast" : "host snapshot",
-              benchmark.table().size(), benchmark.table().elements()};
+    header = {benchmark.source()->describe(),
+              ranks,
+              mpi_version(),
+              options.fused ? "fused cast" : "host snapshot",
+              benchmark.table().size(),
+              benchmark.table().elements()};
     print_header(header, options);
   }
   benchmark.warm_up();

@@ -13,11 +13,13 @@ bool parse_options(int argc, char** argv, bool print, Options& options, int& exi
       "  mpirun -np 4 sparsecast_perf --checkpoints testdata/trace\n"
       "  mpirun -np 4 sparsecast_perf --synthetic --learning-rate 3e-6 --steps 20\n",
       "sparsecast_perf"};
-  auto* directory = app.add_option("--checkpoints", options.checkpoints,
-                                   "Directory of successive checkpoints, or of an anchor and sparse steps, in order of name");
+  auto* directory =
+      app.add_option("--checkpoints", options.checkpoints,
+                     "Directory of successive checkpoints, or of an anchor and sparse steps, in order of name");
   auto* synthetic = app.add_flag("--synthetic", options.synthetic, "AdamW on heavy-tailed weights, simulated here");
   directory->excludes(synthetic);
-  app.add_option("--steps", options.steps, "Steps to broadcast (0: all that the directory holds)")->capture_default_str();
+  app.add_option("--steps", options.steps, "Steps to broadcast (0: all that the directory holds)")
+      ->capture_default_str();
   app.add_option("--layers", options.model.layers, "Synthetic: transformer blocks")->capture_default_str();
   app.add_option("--width", options.model.width, "Synthetic: model width")->capture_default_str();
   app.add_option("--vocabulary", options.model.vocabulary, "Synthetic: rows of the embedding")->capture_default_str();
@@ -36,13 +38,16 @@ bool parse_options(int argc, char** argv, bool print, Options& options, int& exi
   app.add_option("--positions", positions, "auto, packed, gap16, index32 or bitmap")
       ->check(CLI::IsMember({"auto", "packed", "gap16", "index32", "bitmap"}))
       ->capture_default_str();
-  app.add_option("--values", values, "ulp, xor or raw")->check(CLI::IsMember({"ulp", "xor", "raw"}))->capture_default_str();
+  app.add_option("--values", values, "ulp, xor or raw")
+      ->check(CLI::IsMember({"ulp", "xor", "raw"}))
+      ->capture_default_str();
   app.add_option("--zstd", options.encode.zstd_level, "zstd level of frame bodies, 0: none")
       ->check(CLI::Range(0, 19))
       ->capture_default_str();
   std::uint32_t frame_mib = 16;
   app.add_option("--frame-mb", frame_mib, "Frame capacity in MiB")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--threads", options.encode.threads, "Threads of each rank for codec and digest")->capture_default_str();
+  app.add_option("--threads", options.encode.threads, "Threads of each rank for codec and digest")
+      ->capture_default_str();
   app.add_option("--warmup", options.warmup, "Untimed rounds before the first row")->capture_default_str();
   app.add_option("--check", options.check, "Compare all weights bit by bit after each step")->capture_default_str();
   app.add_option("--timeout", options.timeout_seconds, "Deadline of one sync in seconds")->capture_default_str();

@@ -3,27 +3,17 @@
 #include <cstdint>
 #include <string>
 
+#include "common/training.hpp"
 #include "sparsecast/codec.hpp"
 
 namespace sparsecast::perf {
 
-/// The AdamW simulation of `--synthetic`.
-struct SyntheticOptions {
-  std::uint64_t layers = 4;
-  std::uint64_t width = 512;
-  std::uint64_t vocabulary = 16384;
-  double learning_rate = 1e-6;
-  double weight_decay = 0.01;
-  double persistence = 0.5;  ///< Share of a gradient's variance that stays from step to step.
-  std::uint64_t seed = 1;
-};
-
 struct Options {
   std::string checkpoints;  ///< Directory; empty: synthetic.
   bool synthetic = false;
-  SyntheticOptions model;
-  std::uint64_t steps = 10;  ///< 0: all that the directory holds.
-  bool fused = false;        ///< FusedCast instead of HostSnapshot; synthetic only.
+  bench::TrainingOptions model;  ///< The AdamW simulation of `--synthetic`.
+  std::uint64_t steps = 10;      ///< 0: all that the directory holds.
+  bool fused = false;            ///< FusedCast instead of HostSnapshot; synthetic only.
   EncodeOptions encode;
   int warmup = 1;
   bool check = true;

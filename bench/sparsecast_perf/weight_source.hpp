@@ -29,6 +29,6 @@ class WeightSource {
 std::unique_ptr<WeightSource> open_checkpoints(const std::string& directory);
 
 /// AdamW on a transformer's tensors with heavy-tailed weights. How many bf16 weights change is an outcome.
-std::unique_ptr<WeightSource> make_synthetic(const SyntheticOptions& options);
+std::unique_ptr<WeightSource> make_synthetic(const bench::TrainingOptions& options);
 
 }  // namespace sparsecast::perf
