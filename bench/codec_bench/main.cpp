@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   bool sizes = false;
   bool summary = false;
   bool json = false;
-  std::uint64_t mib = 256;
+  std::uint64_t mib = 0;
   std::uint64_t elements = std::uint64_t{1} << 22;
   int threads = 1;
   int repeat = 9;
@@ -25,15 +25,20 @@ int main(int argc, char** argv) {
                "Bytes per change of generated data from 0.01 % to 60 %; exit 1 if a baseline is smaller");
   app.add_option("--elements", elements, "With --sizes: at least so many elements in each case")->capture_default_str();
   app.add_flag("--summary", summary, "Paired times against a plain compare scan");
-  app.add_option("--mib", mib, "Size of each array in MiB")->capture_default_str();
+  app.add_option("--mib", mib, "Size of each array in MiB (default: 256 with --summary, 64 without a mode)");
   app.add_option("--threads", threads, "With --summary")->capture_default_str();
   app.add_option("--repeat", repeat, "With --summary: rounds")->check(CLI::PositiveNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
+  for (const std::string& option : app.remaining()) {
+    if (option.starts_with("--benchmark_")) continue;
+    fmt::print(stderr, "codec_bench: unknown argument {}\n", option);
+    return 2;
+  }
   try {
     if (!trace.empty()) return sparsecast::bench::run_trace(trace, json);
     if (sizes) return sparsecast::bench::run_sizes(elements);
-    if (summary) return sparsecast::bench::run_summary(mib, threads, repeat);
-    sparsecast::bench::register_benchmarks(mib);
+    if (summary) return sparsecast::bench::run_summary(mib != 0 ? mib : 256, threads, repeat);
+    sparsecast::bench::register_benchmarks(mib != 0 ? mib : 64);
     benchmark::Initialize(&argc, argv);
     benchmark::RunSpecifiedBenchmarks();
   } catch (const std::exception& error) {

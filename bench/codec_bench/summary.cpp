@@ -5,62 +5,16 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <mutex>
 
-#include "codec/apply.hpp"
 #include "codec_bench/commands.hpp"
 #include "codec_bench/data.hpp"
+#include "codec_bench/frames.hpp"
+#include "codec_bench/scan.hpp"
 #include "common/clock.hpp"
 #include "core/parallel.hpp"
-#include "core/word.hpp"
-#include "sync/encoder.hpp"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "codec_bench/summary.cpp"
-#include <hwy/foreach_target.h>
-//
-#include <hwy/highway.h>
-
-HWY_BEFORE_NAMESPACE();
-namespace sparsecast::bench::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-/// Counts the differing elements and does nothing else; four vectors a turn.
-template <class T>
-std::uint64_t ScanWords(const std::byte* current, const std::byte* base, std::uint64_t count) {
-  const hn::ScalableTag<T> d;
-  const std::uint64_t lanes = hn::Lanes(d);
-  const T* a = reinterpret_cast<const T*>(current);
-  const T* b = reinterpret_cast<const T*>(base);
-  std::uint64_t differing = 0;
-  std::uint64_t i = 0;
-  const auto count_at = [&](std::uint64_t at)
-                            HWY_ATTR { return hn::CountTrue(d, hn::Ne(hn::LoadU(d, a + at), hn::LoadU(d, b + at))); };
-  for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    differing += count_at(i) + count_at(i + lanes) + count_at(i + 2 * lanes) + count_at(i + 3 * lanes);
-  }
-  for (; i < count; ++i) differing += a[i] != b[i] ? 1 : 0;
-  return differing;
-}
-
-std::uint64_t Scan(const std::byte* current, const std::byte* base, std::uint64_t count, std::size_t element_bytes) {
-  switch (element_bytes) {
-    case 1:
-      return ScanWords<std::uint8_t>(current, base, count);
-    case 2:
-      return ScanWords<std::uint16_t>(current, base, count);
-    case 4:
-      return ScanWords<std::uint32_t>(current, base, count);
-    default:
-      return ScanWords<std::uint64_t>(current, base, count);
-  }
-}
-
-}  // namespace sparsecast::bench::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace sparsecast::bench {
-HWY_EXPORT(Scan);
 namespace {
 
 struct Subject {
@@ -82,48 +36,11 @@ void each_part(const Subject& subject, const std::function<void(std::uint64_t fi
   });
 }
 
-struct Frames {
-  DeltaHeader header;
-  std::vector<Bytes> records;
-};
-
-Frames encode(const Subject& subject, bool digest) {
-  EncodeOptions options;
-  options.threads = subject.threads;
-  Frames frames;
-  frames.header = make_header(subject.table, options, {}, 0, 1, {});
-  pack_header(frames.header);
-  const auto detector = make_compare_detector(subject.table, {ConstTensorBytes(subject.pair.after)},
-                                              {ConstTensorBytes(subject.pair.before)});
-  encode_frames(subject.table, *detector, frames.header, options, false, digest,
-                [&](Bytes&& record) { frames.records.push_back(std::move(record)); });
-  return frames;
-}
-
-void apply(const Subject& subject, const Frames& frames, std::vector<std::byte>& live, bool digest) {
-  constexpr std::size_t kRun = 64;
-  for (const Bytes& record : frames.records) {
-    const FrameReader frame(record, frames.header, subject.table);
-    std::vector<ApplyScratch> scratch(static_cast<std::size_t>(resolve_threads(subject.threads)));
-    const std::size_t runs = (frame.blocks().size() + kRun - 1) / kRun;
-    parallel_for(subject.threads, runs, [&](std::size_t worker, std::size_t run) {
-      StateDigest change;
-      for (std::size_t b = run * kRun; b < std::min(frame.blocks().size(), (run + 1) * kRun); ++b) {
-        const BlockRef& block = frame.blocks()[b];
-        ApplyTarget target;
-        target.window = live.data() + block.first_element * subject.size;
-        target.dtype = subject.table[0].dtype;
-        target.key = subject.table.digest_key(0);
-        target.change = digest ? &change : nullptr;
-        apply_block(block, target, Direction::kForward, scratch[worker]);
-      }
-    });
-  }
-}
-
 void measure(const Subject& subject, const char* name, int repeat) {
   enum { kScan, kCopy, kEncode, kEncodeDigest, kApply, kApplyDigest, kDigest, kCount };
   std::vector<double> samples[kCount];
+  EncodeOptions options;
+  options.threads = subject.threads;
   std::vector<std::byte> live = subject.pair.before;
   std::uint64_t bytes = 0;
   bool right = true;
@@ -134,16 +51,15 @@ void measure(const Subject& subject, const char* name, int repeat) {
     double times[kCount];
     times[kScan] = timed([&] {
       each_part(subject, [&](std::uint64_t first, std::uint64_t count) {
-        const std::uint64_t part =
-            HWY_DYNAMIC_DISPATCH(Scan)(subject.pair.after.data() + first * subject.size,
-                                       subject.pair.before.data() + first * subject.size, count, subject.size);
+        const std::uint64_t part = scan(subject.pair.after.data() + first * subject.size,
+                                        subject.pair.before.data() + first * subject.size, count, subject.size);
         const std::lock_guard<std::mutex> lock(found_mutex);
         found += part;
       });
     });
-    times[kEncode] = timed([&] { frames = encode(subject, false); });
-    times[kEncodeDigest] = timed([&] { frames = encode(subject, true); });
-    times[kApply] = timed([&] { apply(subject, frames, live, false); });
+    times[kEncode] = timed([&] { frames = encode(subject.table, subject.pair, options, false); });
+    times[kEncodeDigest] = timed([&] { frames = encode(subject.table, subject.pair, options, true); });
+    times[kApply] = timed([&] { apply(frames, subject.table, live, subject.threads, false); });
     right = right && found == subject.pair.changed && live == subject.pair.after;
     times[kCopy] = timed([&] {
       each_part(subject, [&](std::uint64_t first, std::uint64_t count) {
@@ -151,12 +67,11 @@ void measure(const Subject& subject, const char* name, int repeat) {
                     count * subject.size);
       });
     });
-    times[kApplyDigest] = timed([&] { apply(subject, frames, live, true); });
+    times[kApplyDigest] = timed([&] { apply(frames, subject.table, live, subject.threads, true); });
     live = subject.pair.before;
     times[kDigest] =
         timed([&] { digest_tensors(subject.table, std::vector<ConstTensorBytes>{live}, subject.threads); });
-    bytes = 0;
-    for (const Bytes& record : frames.records) bytes += record.size();
+    bytes = frames.bytes;
     if (round == 0) continue;  // Warm-up.
     for (int i = 0; i < kCount; ++i) samples[i].push_back(times[i]);
   }
@@ -203,4 +118,3 @@ int run_summary(std::uint64_t mib, int threads, int repeat) {
 }
 
 }  // namespace sparsecast::bench
-#endif  // HWY_ONCE
