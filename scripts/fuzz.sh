@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/fuzz.sh [SECONDS [TARGET...]]: builds the fuzz preset and runs each libFuzzer target for SECONDS (60), one
-# after the other. The seeds are testdata/golden; what it learns stays in build/fuzz/corpus, findings in
-# build/fuzz/findings.
+# after the other. The seeds are testdata/golden and, for the safetensors target, small files made here; what it learns
+# stays in build/fuzz/corpus, findings in build/fuzz/findings.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 seconds=${1:-60}
@@ -30,18 +30,38 @@ if ((${#targets[@]} == 0)); then
   done
 fi
 
-seeds=()
-for directory in testdata/golden/good testdata/golden/bad; do
-  if [[ -d $directory ]]; then
-    seeds+=("$directory")
-  fi
-done
+# safetensors_seed NAME DATA_BYTES HEADER: a valid file whose data are zeros.
+safetensors_seed() {
+  local length=${#3}
+  {
+    printf "$(printf '\\x%02x\\x%02x\\0\\0\\0\\0\\0\\0' $((length % 256)) $((length / 256)))"
+    printf '%s' "$3"
+    head -c "$2" /dev/zero
+  } >"build/fuzz/seeds/safetensors/$1.safetensors"
+}
+
+# What golden checkpoints lack: a sparse step, the forms of an empty tensor, escapes, and a header with padding.
+mkdir -p build/fuzz/seeds/safetensors
+safetensors_seed empty 0 '{}'
+safetensors_seed scalar 8 '{"s":{"dtype":"F64","shape":[],"data_offsets":[0,8]}}   '
+safetensors_seed no_elements 0 '{"e":{"dtype":"I64","shape":[3,0],"data_offsets":[0,0]}}'
+safetensors_seed escapes 2 '{"__metadata__":{"format":"pt","a\u00e9":"\"\\\ud83d\ude00"},"\u0077":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[0,2]}}'
+safetensors_seed sparse_step 24 '{"__metadata__":{"sparse":"True"},"w.indices":{"dtype":"I32","shape":[4],"data_offsets":[0,16]},"w.values":{"dtype":"BF16","shape":[4],"data_offsets":[16,24]}}'
+
+# seeds_of TARGET: directories of the inputs that it starts from.
+seeds_of() {
+  case $1 in
+    safetensors_fuzz) printf '%s\n' build/fuzz/seeds/safetensors testdata/golden/states ;;
+    *) printf '%s\n' testdata/golden/good testdata/golden/bad ;;
+  esac
+}
 
 findings=$repository/build/fuzz/findings
 mkdir -p "$findings"
 for target in "${targets[@]}"; do
   corpus=build/fuzz/corpus/$target
   mkdir -p "$corpus"
+  mapfile -t seeds < <(seeds_of "$target")
   description="run $target for $seconds s"
   step "$description" "build/fuzz/bin/$target" -max_total_time="$seconds" -rss_limit_mb=4096 -timeout=30 \
     -print_final_stats=1 -artifact_prefix="$findings/$target-" "$corpus" "${seeds[@]}"
