@@ -1,6 +1,7 @@
 #include "codec/block_encoder.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "codec/bits.hpp"
@@ -122,9 +123,8 @@ std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gap
 }
 
 /// The remainders of all gaps, `kp` bits each, several in one store.
-void write_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out) {
+void put_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
   const std::uint64_t mask = (std::uint64_t{1} << kp) - 1;
-  BitWriter writer(out, 0);
   std::uint32_t i = 0;
   if (4 * kp <= 56) {
     for (; i + 4 <= count; i += 4) {
@@ -136,9 +136,33 @@ void write_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint3
   for (; i < count; ++i) writer.put(gaps[i] & mask, kp);
 }
 
-/// The tails of the escaped quotients, from `bit` on.
-void write_tails(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out, std::uint64_t bit) {
-  BitWriter writer(out, bit);
+/// The quotients of all gaps, several in one store. Returns whether any is escaped.
+bool put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
+  bool escaped = false;
+  const auto put_one = [&](std::uint32_t quotient) {
+    writer.put_unary(quotient_zeros(quotient));
+    escaped = escaped || quotient >= kEscape;
+  };
+  std::uint32_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const std::uint32_t q[4] = {gaps[i] >> kp, gaps[i + 1] >> kp, gaps[i + 2] >> kp, gaps[i + 3] >> kp};
+    static_assert(std::has_single_bit(kEscape), "so that one comparison tells of all four");
+    if ((q[0] | q[1] | q[2] | q[3]) < kEscape) {
+      const std::uint32_t second = q[0] + 1 + q[1];
+      const std::uint32_t third = second + 1 + q[2];
+      const std::uint32_t fourth = third + 1 + q[3];
+      const std::uint64_t ones = std::uint64_t{1} << q[0] | std::uint64_t{1} << second | std::uint64_t{1} << third |
+                                 std::uint64_t{1} << fourth;
+      writer.put(ones, fourth + 1);
+    } else {
+      for (const std::uint32_t quotient : q) put_one(quotient);
+    }
+  }
+  for (; i < count; ++i) put_one(gaps[i] >> kp);
+  return escaped;
+}
+
+void put_tails(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t quotient = gaps[i] >> kp;
     if (quotient < kEscape) continue;
@@ -147,30 +171,9 @@ void write_tails(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t k
 }
 
 void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out) {
-  // Remainders first: the word that they share with the quotients must be complete when those are merged into it.
-  if (kp != 0) write_remainders(gaps, count, kp, out);
-  // Quotients are gathered in a register: consecutive codes share a word.
-  std::uint64_t bit = std::uint64_t{count} * kp;
-  std::uint64_t word_index = bit >> 6;
-  std::uint64_t word = load_word<std::uint64_t>(out, word_index);
-  bool escaped = false;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t quotient = gaps[i] >> kp;
-    bit += quotient;
-    if (quotient >= kEscape) {
-      bit -= quotient - quotient_zeros(quotient);
-      escaped = true;
-    }
-    if (bit >> 6 != word_index) {
-      store_word(out, word_index, word);
-      word = 0;
-      word_index = bit >> 6;
-    }
-    word |= std::uint64_t{1} << (bit & 63);
-    ++bit;
-  }
-  store_word(out, word_index, word);
-  if (escaped) write_tails(gaps, count, kp, out, bit);
+  BitWriter writer(out, 0);
+  if (kp != 0) put_remainders(gaps, count, kp, writer);
+  if (put_quotients(gaps, count, kp, writer)) put_tails(gaps, count, kp, writer);
 }
 
 template <class Gap>
