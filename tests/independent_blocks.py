@@ -146,6 +146,18 @@ def read_ulp_words(bits: Bits, kv: int, ke: int, n: int, width: int) -> np.ndarr
         value = (1 << low | bits.field(low)) << kv | int(m[at])
         require(value < 1 << width - 1, "a difference is out of range")
         m[at] = value
+    return ulp_words(m, signs, width)
+
+
+def read_ulp_lengths(bits: Bits, n: int, width: int) -> np.ndarray:
+    """4.2, ulp with lengths"""
+    signs = bits.fields(n, 1)
+    lengths = bits.fields(n, width.bit_length() - 1)
+    m = np.array([1 << int(k) - 1 | bits.field(int(k) - 1) if k else 0 for k in lengths], np.uint64)
+    return ulp_words(m, signs, width)
+
+
+def ulp_words(m: np.ndarray, signs: np.ndarray, width: int) -> np.ndarray:
     limit = np.uint64((1 << width - 1) - 1) + signs
     require(bool((m < limit).all()), "a difference is out of range")
     distance = m + np.uint64(1)
@@ -168,10 +180,14 @@ def read_block(entry: tuple[int, int, int, int], start: int, payload: bytes, ind
     require(1 <= n <= span, "a block's count of changes is impossible")
     require(end % 4 == 0 and start <= end <= len(payload), "payload_end is impossible")
     codec, values, kp, kv, ke = coding & 7, coding >> 3 & 3, coding >> 5 & 31, coding >> 10 & 63, coding >> 16 & 31
-    require(coding >> 21 == 0 and codec <= DENSE and values == value_codec, "coding is impossible")
+    lengths = coding >> 21
+    require(lengths <= 1 and codec <= DENSE and values == value_codec, "coding is impossible")
     bits = Bits(payload[start:end])
     positions = read_positions(bits, codec, kp, n, span)
-    if values == ULP and codec != DENSE:
+    if lengths:
+        require(values == ULP and codec != DENSE and kv == 0 and ke == 0, "lengths where they have no meaning")
+        words = read_ulp_lengths(bits, n, tensor.bits)
+    elif values == ULP and codec != DENSE:
         words = read_ulp_words(bits, kv, ke, n, tensor.bits)
     else:
         require(kv == 0 and ke == 0, "kv or ke is set where it has no meaning")

@@ -94,8 +94,8 @@ def encode_positions(codec: int, p: list[int], span: int, kp: int | None = None)
     return out.part(), 0
 
 
-def choose_kv(m: list[int], width: int) -> int:
-    """5.3"""
+def choose_kv(m: list[int], width: int) -> int | None:
+    """5.3; None for the form with lengths"""
     if 4 * sum(v != 0 for v in m) <= len(m):
         return 0
 
@@ -106,17 +106,32 @@ def choose_kv(m: list[int], width: int) -> int:
         rice = e * (1 + k) + (n - e >> k) if e else 0
         return n * kv + rice + sum(2 * v.bit_length() - 1 for v in high)
 
-    return min(range(width), key=cost)
+    best = min(range(width), key=cost)
+    with_lengths = len(m) * (width.bit_length() - 1) + sum(max(v.bit_length() - 1, 0) for v in m)
+    return None if with_lengths < cost(best) else best
 
 
-def encode_ulp(c: list[int], width: int, kv: int | None = None) -> tuple[bytes, int, int]:
-    """4.2: the part, kv and ke"""
-    out = BitWriter()
-    signs = [word >> width - 1 for word in c]
-    m = [(1 << width) - word - 1 if sign else word - 1 for word, sign in zip(c, signs)]
-    kv = choose_kv(m, width) if kv is None else kv
-    for sign in signs:
-        out.field(sign, 1)
+def magnitudes(c: list[int], width: int) -> list[int]:
+    return [(1 << width) - word - 1 if word >> width - 1 else word - 1 for word in c]
+
+
+def encode_lengths(c: list[int], width: int) -> bytes:
+    """4.2, the form with lengths"""
+    out, m = BitWriter(), magnitudes(c, width)
+    for word in c:
+        out.field(word >> width - 1, 1)
+    for v in m:
+        out.field(v.bit_length(), width.bit_length() - 1)
+    for v in m:
+        out.field(v, max(v.bit_length() - 1, 0))
+    return out.part()
+
+
+def encode_ulp(c: list[int], width: int, kv: int) -> tuple[bytes, int, int]:
+    """4.2, the form without lengths: the part, kv and ke"""
+    out, m = BitWriter(), magnitudes(c, width)
+    for word in c:
+        out.field(word >> width - 1, 1)
     for v in m:
         out.field(v, kv)
     x = [i for i, v in enumerate(m) if v >> kv]
@@ -161,14 +176,17 @@ def encode_block(change: Change, first: int, span: int, mode: int, values: int) 
     positions, kp = encode_positions(codec, p, span)
     if mode == AUTO and (span + 31) // 32 * 4 < len(positions):
         codec, (positions, kp) = BITMAP, encode_positions(BITMAP, p, span)
-    kv = ke = 0
+    kv = ke = lengths = 0
     if values == ULP and codec != DENSE:
-        part, kv, ke = encode_ulp([words[i] for i in p], width)
+        changed = [words[i] for i in p]
+        chosen = choose_kv(magnitudes(changed, width), width)
+        lengths = int(chosen is None)
+        part, kv, ke = (encode_lengths(changed, width), 0, 0) if lengths else encode_ulp(changed, width, chosen)
     else:
         part = whole(words if codec == DENSE else [words[i] for i in p])
     if mode == AUTO and span * es < len(positions) + len(part):
-        codec, kp, kv, ke, positions, part = DENSE, 0, 0, 0, b"", whole(words)
-    return len(p), codec | values << 3 | kp << 5 | kv << 10 | ke << 16, positions + part
+        codec, kp, kv, ke, lengths, positions, part = DENSE, 0, 0, 0, 0, b"", whole(words)
+    return len(p), codec | values << 3 | kp << 5 | kv << 10 | ke << 16 | lengths << 21, positions + part
 
 
 def cut_blocks(change: Change) -> list[tuple[int, int]]:

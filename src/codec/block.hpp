@@ -19,14 +19,19 @@ struct Coding {
   std::uint32_t kp = 0;  ///< Rice parameter of the gaps (gap16: 1 when gaps are u32).
   std::uint32_t kv = 0;  ///< Low bits of each magnitude stored as they are.
   std::uint32_t ke = 0;  ///< Rice parameter of the exceptions' gaps.
+  bool lengths = false;  ///< Each magnitude has its own length; kv and ke are 0.
 
   std::uint32_t pack() const {
     return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
-           ke << 16;
+           ke << 16 | (lengths ? 1U << 21 : 0U);
   }
   static Coding unpack(std::uint32_t word) {
-    return {static_cast<PositionCodec>(word & 7), static_cast<ValueCodec>(word >> 3 & 3), word >> 5 & 31,
-            word >> 10 & 63, word >> 16 & 31};
+    return {static_cast<PositionCodec>(word & 7),
+            static_cast<ValueCodec>(word >> 3 & 3),
+            word >> 5 & 31,
+            word >> 10 & 63,
+            word >> 16 & 31,
+            (word >> 21 & 1) != 0};
   }
 };
 

@@ -199,6 +199,24 @@ void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, std::v
   if (reader.finish_part() != part.size()) bad_length();
 }
 
+/// The form with lengths.
+template <class T>
+void read_lengths(ConstBytes part, std::uint32_t count, T* out) {
+  constexpr std::uint32_t kField = length_field_bits(8 * sizeof(T));
+  constexpr std::uint64_t kFieldMask = (std::uint64_t{1} << kField) - 1;
+  BitReader reader(part);
+  reader.skip(std::uint64_t{count} * (1 + kField));
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint64_t length = reader.peek(count + std::uint64_t{i} * kField) & kFieldMask;
+    std::uint64_t magnitude = length;  // Of 0 and 1 the length is all there is.
+    if (length > 1) magnitude = std::uint64_t{1} << (length - 1) | reader.get(static_cast<std::uint32_t>(length) - 1);
+    const bool negative = (reader.peek(i) & 1) != 0;
+    require_magnitude<T>(magnitude, negative);
+    out[i] = ulp_from_magnitude(static_cast<T>(magnitude), negative);
+  }
+  if (reader.finish_part() != part.size()) bad_length();
+}
+
 template <class Vector>
 void grow(Vector& vector, std::size_t size) {
   if (vector.size() < size) vector.resize(size);
@@ -238,7 +256,9 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out) {
       used = read_packed(block.payload, count, block.span, coding.kp, out.escapes, positions);
   }
   const ConstBytes values = block.payload.subspan(used);
-  if (coding.values == ValueCodec::kUlp) {
+  if (coding.lengths) {
+    read_lengths(values, count, out.coded.data());
+  } else if (coding.values == ValueCodec::kUlp) {
     read_ulp(values, count, coding, out.escapes, out.coded.data());
   } else {
     read_words(values, count, out.coded.data());

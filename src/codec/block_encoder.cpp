@@ -19,12 +19,12 @@ constexpr std::size_t kIndexSlack = 64;
 
 struct UlpPlan {
   std::uint32_t kv = 0;
-  std::uint32_t exceptions = 0;
+  bool lengths = false;
 };
 
-/// docs/wire-format.md §5.3, the case in which more than a quarter of the magnitudes are not 0.
+/// docs/wire-format.md §5.3, when more than a quarter of the magnitudes are not 0.
 template <class T>
-UlpPlan choose_low_bits(const T* coded, std::uint32_t count) {
+UlpPlan plan_magnitudes(const T* coded, std::uint32_t count) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
   std::uint32_t by_width[kWidth + 1] = {};
   for (std::uint32_t i = 0; i < count; ++i) ++by_width[bit_width64(ulp_magnitude(coded[i]))];
@@ -40,14 +40,35 @@ UlpPlan choose_low_bits(const T* coded, std::uint32_t count) {
     cost += estimate_rice_bits(exceptions, count);
     if (cost < best_cost) {
       best_cost = cost;
-      best = {kv, exceptions};
+      best = {kv, false};
     }
     if (exceptions == 0) break;
   }
-  return best;
+  std::uint64_t cost = std::uint64_t{count} * length_field_bits(kWidth);
+  for (std::uint32_t width = 2; width <= kWidth; ++width) cost += std::uint64_t{by_width[width]} * (width - 1);
+  return cost < best_cost ? UlpPlan{0, true} : best;
 }
 
-/// Writes the ulp value part into scratch.values (padded) and sets kv and ke.
+/// The form with lengths: signs, lengths, then what is below the magnitudes' highest bits.
+template <class T>
+void encode_lengths(const T* coded, std::uint32_t count, Bytes& out) {
+  constexpr std::uint32_t kWidth = 8 * sizeof(T);
+  const std::uint64_t bound = std::uint64_t{count} * (1 + length_field_bits(kWidth) + kWidth) + 64;
+  out.assign(padded_bytes(bound) + kSlack, std::byte{0});
+  cpu::sign_bits(reinterpret_cast<const std::byte*>(coded), count, sizeof(T), out.data());
+  BitWriter writer(out.data(), count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    writer.put(static_cast<std::uint64_t>(bit_width64(ulp_magnitude(coded[i]))), length_field_bits(kWidth));
+  }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint64_t magnitude = ulp_magnitude(coded[i]);
+    const auto length = static_cast<std::uint32_t>(bit_width64(magnitude));
+    if (length > 1) writer.put_long(magnitude ^ std::uint64_t{1} << (length - 1), length - 1);
+  }
+  out.resize(padded_bytes(writer.position()));
+}
+
+/// Writes the ulp value part into scratch.values (padded) and sets kv, ke and lengths.
 template <class T>
 void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Coding& coding) {
   constexpr std::uint64_t kWidth = 8 * sizeof(T);
@@ -55,11 +76,15 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Cod
   const auto* words = reinterpret_cast<const std::byte*>(coded);
   std::uint32_t* index = scratch.exceptions.data();
   std::uint32_t exceptions = cpu::find_exceptions(words, count, sizeof(T), 0, index);
-  std::uint32_t kv = 0;
-  if (std::uint64_t{exceptions} * 4 > count) {
-    kv = choose_low_bits(coded, count).kv;
-    if (kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), kv, index);
+  UlpPlan plan;
+  if (std::uint64_t{exceptions} * 4 > count) plan = plan_magnitudes(coded, count);
+  if (plan.lengths) {
+    coding.lengths = true;
+    encode_lengths(coded, count, scratch.values);
+    return;
   }
+  const std::uint32_t kv = plan.kv;
+  if (kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), kv, index);
   std::uint32_t ke = 0;
   if (exceptions != 0) ke = rice_parameter(index[exceptions - 1] + 1 - exceptions, exceptions);
 

@@ -96,6 +96,11 @@ SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
   return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
 }
 
+/// Bits of the field that holds a magnitude's length, 0 to width - 1 (docs/wire-format.md §4.2).
+SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
+  return width == 8 ? 3 : width == 16 ? 4 : width == 32 ? 5 : 6;
+}
+
 /// Round to nearest, ties to even. A NaN stays a NaN: quiet, same sign, the upper bits of its payload.
 SPARSECAST_HD std::uint16_t bf16_from_f32_bits(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x0040U);

@@ -42,7 +42,8 @@ BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& sp
   const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked  ? kMaxRiceParameter
                                  : c.positions == PositionCodec::kGap16 ? 1
                                                                         : 0;
-  if ((coding >> 21) != 0 || c.positions > PositionCodec::kDense || c.values != values || c.kp > kp_limit ||
+  if ((coding >> 22) != 0 || (c.lengths && (!ulp_bits || c.kv != 0 || c.ke != 0)) ||
+      c.positions > PositionCodec::kDense || c.values != values || c.kp > kp_limit ||
       c.kv > (ulp_bits ? width - 1 : 0) || c.ke > (ulp_bits ? kMaxRiceParameter : 0)) {
     corrupt(fmt::format("impossible coding {:#x}", coding));
   }

@@ -146,8 +146,8 @@ Part words_part(const Words& words, std::uint64_t width) {
   return {bits.bytes(), 0};
 }
 
-/// §5.3
-std::uint64_t choose_kv(const Words& magnitudes, std::uint64_t width) {
+/// §5.3. Returns no kv when the magnitudes are written with their lengths.
+std::optional<std::uint64_t> choose_kv(const Words& magnitudes, std::uint64_t width) {
   const std::uint64_t n = magnitudes.size();
   const auto not_zero = static_cast<std::uint64_t>(std::ranges::count_if(magnitudes, [](auto m) { return m != 0; }));
   if (4 * not_zero <= n) return 0;
@@ -170,6 +170,9 @@ std::uint64_t choose_kv(const Words& magnitudes, std::uint64_t width) {
       best_cost = cost;
     }
   }
+  std::uint64_t cost_with_lengths = n * (width_of(width) - 1);
+  for (const std::uint64_t m : magnitudes) cost_with_lengths += m < 2 ? 0 : width_of(m) - 1;
+  if (cost_with_lengths < best_cost) return std::nullopt;
   return best;
 }
 
@@ -183,7 +186,15 @@ Part ulp_part(const BlockContent& block) {
     signs.push_back(c >> (width - 1));
     magnitudes.push_back(signs.back() == 0 ? c - 1 : modulus_minus_one - c);
   }
-  const std::uint64_t kv = choose_kv(magnitudes, width);
+  BitString bits;
+  for (const std::uint64_t sign : signs) bits.put_field(sign, 1);
+  const std::optional<std::uint64_t> chosen = choose_kv(magnitudes, width);
+  if (!chosen) {
+    for (const std::uint64_t m : magnitudes) bits.put_field(width_of(m), width_of(width) - 1);
+    for (const std::uint64_t m : magnitudes) bits.put_field(m, m == 0 ? 0 : width_of(m) - 1);
+    return {bits.bytes(), 1U << 21};
+  }
+  const std::uint64_t kv = *chosen;
   Words exceptions;
   for (std::size_t i = 0; i < magnitudes.size(); ++i) {
     if ((magnitudes[i] >> kv) != 0) exceptions.push_back(i);
@@ -191,8 +202,6 @@ Part ulp_part(const BlockContent& block) {
   const std::uint64_t count = exceptions.size();
   const std::uint64_t ke = count == 0 ? 0 : rice_rule(exceptions.back() + 1 - count, count);
 
-  BitString bits;
-  for (const std::uint64_t sign : signs) bits.put_field(sign, 1);
   for (const std::uint64_t m : magnitudes) bits.put_field(m, kv);
   bits.put_exp_golomb(count);
   Words g;

@@ -115,7 +115,7 @@ void add_entries(Collection& all) {
   entry("position_codec", "position codec 5", [](ReferenceBlock& b) { b.coding = coding_word(5U, ValueCodec::kXor); });
   entry("position_codec_7", "position codec 7",
         [](ReferenceBlock& b) { b.coding = coding_word(7U, ValueCodec::kXor); });
-  entry("coding_reserved", "a reserved bit of the coding is set", [](ReferenceBlock& b) { b.coding |= 1U << 21; });
+  entry("coding_reserved", "a reserved bit of the coding is set", [](ReferenceBlock& b) { b.coding |= 1U << 22; });
   entry("coding_kp", "a Rice parameter with index32", [](ReferenceBlock& b) { b.coding |= 1U << 5; });
   entry("coding_kv", "low bits with xor", [](ReferenceBlock& b) { b.coding |= 1U << 10; });
   entry("coding_ke", "an exceptions' parameter with xor", [](ReferenceBlock& b) { b.coding |= 1U << 16; });
@@ -231,6 +231,19 @@ void add_values(Collection& all) {
       signs().field(0x7FFF, 15).field(0, 15).field(0, 15).exp_golomb(0), {0, 15, 0});
   ulp("magnitude_shifted", "an exception that is too large once shifted",
       signs().field(0, 8).field(0, 8).field(0, 8).exp_golomb(1).unary(0).exp_golomb(0x80 - 1), {0, 8, 0});
+  const auto lengths = [&](const std::string& name, const std::string& why, const ForgedBits& values) {
+    ulp("lengths_" + name, why, values, {0, 0, 0, true});
+  };
+  lengths("overrun", "the bits of a length run past the payload", signs().field(15, 4).field(15, 4).field(15, 4));
+  lengths("missing", "no lengths after the signs", ForgedBits());
+  lengths("padding", "padding after the values is set", signs().field(0, 12).pad(true));
+  lengths("too_long", "four bytes too many", signs().field(0, 12).pad().field(0, 32));
+  lengths("magnitude_up", "a distance up of 2^15", signs().field(15, 4).field(0, 8).field(0x3FFF, 14));
+  ulp("lengths_and_kv", "lengths with low bits", signs().field(0, 3).field(0, 12), {0, 1, 0, true});
+  ulp("lengths_and_ke", "lengths with a parameter of exceptions", signs().field(0, 12), {0, 0, 1, true});
+  all.add(
+      "xor_lengths", "lengths with xor",
+      block_of(PositionCodec::kIndex32, ValueCodec::kXor, 1, ForgedBits().field(3, 32).field(1, 32), {0, 0, 0, true}));
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ std::vector<GoodVector> forged_vectors() {
   all.add_ulp("kp_22", {22, 3, 1});
   all.add_ulp("kv_15", {8, 15, 0});
   all.add_ulp("ke_22", {8, 2, 22});
+  all.add_ulp("lengths", {8, 0, 0, true});
   all.add("several_frames", ValueCodec::kXor, frame_a_block(all.start()));
 
   ForgedBits wide_gaps;

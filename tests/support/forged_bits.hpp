@@ -52,11 +52,12 @@ struct Parameters {
   std::uint32_t kp = 0;
   std::uint32_t kv = 0;
   std::uint32_t ke = 0;
+  bool lengths = false;
 };
 
 inline std::uint32_t coding_word(std::uint32_t position_codec, ValueCodec values, const Parameters& parameters = {}) {
   return position_codec | static_cast<std::uint32_t>(values) << 3 | parameters.kp << 5 | parameters.kv << 10 |
-         parameters.ke << 16;
+         parameters.ke << 16 | (parameters.lengths ? 1U << 21 : 0U);
 }
 inline std::uint32_t coding_word(PositionCodec positions, ValueCodec values, const Parameters& parameters = {}) {
   return coding_word(static_cast<std::uint32_t>(positions), values, parameters);
@@ -81,7 +82,7 @@ inline ForgedBits packed_positions(const std::vector<std::uint64_t>& positions, 
   return bits.append(tails).pad();
 }
 
-/// Signs and magnitudes (distance in ULP minus one) with any parameters; `down` is the sign.
+/// Signs and magnitudes (distance in ULP minus one) with any parameters, of a 16-bit dtype; `down` is the sign.
 struct UlpStep {
   bool down = false;
   std::uint64_t magnitude = 0;
@@ -94,6 +95,12 @@ inline ForgedBits ulp_values(const std::vector<UlpStep>& steps, const Parameters
     bits.field(steps[i].down ? 1 : 0, 1);
     if (steps[i].magnitude >> parameters.kv != 0) exceptions.push_back(i);
   }
+  const auto low_bits = [](std::uint64_t high) { return static_cast<std::uint32_t>(std::bit_width(high)) - 1; };
+  if (parameters.lengths) {
+    for (const UlpStep& step : steps) bits.field(static_cast<std::uint64_t>(std::bit_width(step.magnitude)), 4);
+    for (const UlpStep& step : steps) bits.field(step.magnitude, step.magnitude == 0 ? 0 : low_bits(step.magnitude));
+    return bits;
+  }
   for (const UlpStep& step : steps) bits.field(step.magnitude, parameters.kv);
   bits.exp_golomb(exceptions.size());
   std::vector<std::uint64_t> gaps;
@@ -102,7 +109,6 @@ inline ForgedBits ulp_values(const std::vector<UlpStep>& steps, const Parameters
     gaps.push_back(gaps.empty() ? at : at - exceptions[gaps.size() - 1] - 1);
     highs.push_back(steps[at].magnitude >> parameters.kv);
   }
-  const auto low_bits = [](std::uint64_t high) { return static_cast<std::uint32_t>(std::bit_width(high)) - 1; };
   for (const std::uint64_t gap : gaps) bits.field(gap, parameters.ke);
   for (const std::uint64_t gap : gaps) bits.unary(gap >> parameters.ke);
   for (const std::uint64_t high : highs) bits.unary(low_bits(high));
