@@ -7,10 +7,18 @@ namespace sparsecast {
 
 using namespace layout;
 
+namespace {
+
+void append_to(Bytes& to, ConstBytes bytes) { to.insert(to.end(), bytes.begin(), bytes.end()); }
+
+}  // namespace
+
 FrameWriter::FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink sink)
     : header_(header), zstd_level_(zstd_level), sink_(std::move(sink)) {
   commit_.delta_id = header.delta_id;
   commit_.version = header.version;
+  // Growing by halves would copy, and touch, the payload twice.
+  payload_.reserve(std::min(header.frame_capacity, EncodeOptions{}.frame_capacity));
 }
 
 void FrameWriter::append(std::uint32_t tensor, const SectionBlocks& section) {
@@ -38,18 +46,20 @@ void FrameWriter::append_block(std::uint32_t tensor, const EncodedBlock& block, 
 
 void FrameWriter::flush() {
   if (entries_.empty()) return;
-  const std::size_t directory = (groups_.size() + entries_.size()) * 4;
-  const std::size_t body_bytes = directory + payload_.size();
-  Bytes record(pad8(kFramePrefix + body_bytes));
-  std::byte* body = record.data() + kFramePrefix;
-  std::memcpy(body, groups_.data(), groups_.size() * 4);
-  std::memcpy(body + groups_.size() * 4, entries_.data(), entries_.size() * 4);
-  std::memcpy(body + directory, payload_.data(), payload_.size());
+  const std::size_t body_bytes = (groups_.size() + entries_.size()) * 4 + payload_.size();
+  const std::size_t record_bytes = pad8(kFramePrefix + body_bytes);
+  Bytes record;
+  record.reserve(record_bytes);
+  record.resize(kFramePrefix);
+  append_to(record, std::as_bytes(std::span(groups_)));
+  append_to(record, std::as_bytes(std::span(entries_)));
+  append_to(record, payload_);
+  record.resize(record_bytes);
 
   std::size_t stored_bytes = body_bytes;
   bool compressed = false;
   if (zstd_level_ > 0) {
-    const Bytes stored = compress_smaller({body, body_bytes}, zstd_level_);
+    const Bytes stored = compress_smaller(ConstBytes(record).subspan(kFramePrefix, body_bytes), zstd_level_);
     if (!stored.empty()) {
       compressed = true;
       stored_bytes = stored.size();
