@@ -3,13 +3,14 @@
 // check of the shared functions, not part of any transfer.
 
 #include "codec/codec_common.hpp"
+#include "device_api.hpp"
 #include "core/digest_common.hpp"
 
 namespace sparsecast {
 
 /// One thread an element of a bf16 tensor: the coded ulp word, the bits of its exponential-Golomb code, and the digest
 /// change (lo, hi). All pointers are device memory of `elements` entries, `changes` of twice as many.
-__global__ void evaluate_shared_arithmetic(const std::uint16_t* d_old, const std::uint16_t* d_new,
+[[maybe_unused]] __global__ void evaluate_shared_arithmetic(const std::uint16_t* d_old, const std::uint16_t* d_new,
                                            std::uint64_t elements, std::uint64_t key_lo, std::uint64_t key_hi,
                                            std::uint16_t* d_coded, std::uint8_t* d_bits, std::uint64_t* d_changes) {
   const std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
