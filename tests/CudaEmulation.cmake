@@ -1,7 +1,7 @@
 # The device code as g++ compiles it over the emulation in tests/cuda_emulation, so that tests run the very kernels
 # without a device; a program of its own, because the library may hold the same functions for a real one.
 
-file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu")
+file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp")
 file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
 set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)

@@ -20,7 +20,7 @@ struct Coding {
   std::uint32_t kv = 0;  ///< Low bits of each magnitude stored as they are.
   std::uint32_t ke = 0;  ///< Rice parameter of the exceptions' gaps.
 
-  std::uint32_t pack() const {
+  constexpr std::uint32_t pack() const {
     return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
            ke << 16;
   }

@@ -31,12 +31,7 @@ UlpPlan choose_low_bits(const T* coded, std::uint32_t count) {
   std::uint64_t best_cost = ~std::uint64_t{0};
   for (std::uint32_t kv = 0; kv < kWidth; ++kv) {
     std::uint32_t exceptions = 0;
-    std::uint64_t cost = std::uint64_t{count} * kv;
-    for (std::uint32_t width = kv + 1; width <= kWidth; ++width) {
-      exceptions += by_width[width];
-      cost += std::uint64_t{by_width[width]} * (2 * (width - kv) - 1);
-    }
-    cost += estimate_rice_bits(exceptions, count);
+    const std::uint64_t cost = ulp_cost(by_width, kWidth, count, kv, exceptions);
     if (cost < best_cost) {
       best_cost = cost;
       best = {kv, exceptions};

@@ -8,6 +8,9 @@
 
 namespace sparsecast {
 
+/// Bits in whole 4-byte units, as the parts of a block are padded.
+SPARSECAST_HD std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
+
 /// Position of the highest set bit plus one; 0 for 0.
 SPARSECAST_HD int bit_width64(std::uint64_t x) {
 #if defined(__CUDA_ARCH__)
@@ -89,6 +92,19 @@ SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint64_t exceptions, std::ui
   if (exceptions == 0) return 0;
   const std::uint32_t k = rice_parameter(n - exceptions, exceptions);
   return exceptions * (1 + k) + ((n - exceptions) >> k);
+}
+
+/// Bits of the values of n magnitudes with `kv` low bits each (docs/wire-format.md §5.3), by_width[b] of which have
+/// bit_width b; `exceptions` is set to the number of those that do not fit.
+SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n,
+                                     std::uint32_t kv, std::uint32_t& exceptions) {
+  exceptions = 0;
+  std::uint64_t cost = std::uint64_t{n} * kv;
+  for (std::uint32_t bits = kv + 1; bits <= width; ++bits) {
+    exceptions += by_width[bits];
+    cost += std::uint64_t{by_width[bits]} * (2 * (bits - kv) - 1);
+  }
+  return cost + estimate_rice_bits(exceptions, n);
 }
 
 /// Bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.

@@ -1,0 +1,378 @@
+#include "device_encoder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+
+#include "codec/record_layout.hpp"
+#include "detect.cuh"
+#include "device_memory.hpp"
+#include "encode_blocks.cuh"
+#include "form_blocks.cuh"
+#include "frame_assembly.cuh"
+#include "tile_plan.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+/// Blocks of threads a multiprocessor: detect wants many loads in flight, encode_blocks has scratch to pay for.
+constexpr unsigned kDetectBlocks = 8;
+constexpr unsigned kEncodeBlocks = 4;
+
+std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
+  // Every frame but the last is full but for less than its next block and that one's entries; twice is safe.
+  const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
+  return 2 * bytes / capacity + 2;
+}
+
+unsigned multiprocessors() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return static_cast<unsigned>(count);
+}
+
+}  // namespace
+
+class DeviceEncoder::State {
+ public:
+  State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers, bool refresh,
+        const EncodeOptions& options, const DeviceEncoderOptions& device);
+
+  void start(cudaStream_t stream);
+  DeviceFrames finish(const DeltaHeader& header);
+
+ private:
+  template <Source kSource>
+  void enqueue_chunk(const Chunk& chunk);
+  template <Source kSource, class T>
+  void enqueue_encode(const Chunk& chunk, unsigned size);
+  void enqueue_chunks(std::uint32_t first);
+  void enqueue_frames();
+  void enqueue_assembly();
+  void enqueue_counts();
+  void wait_for_counts();
+  void grow_arena();
+  DeviceFrames seal(const DeltaHeader& header);
+
+  unsigned grid(std::uint64_t items, unsigned per_multiprocessor) const {
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(items, 1, std::uint64_t{multiprocessors_} * per_multiprocessor));
+  }
+  const Control& counts() const { return *h_counts_.as<Control>(); }
+  const FrameEntry* frame_counts() const { return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control)); }
+
+  Source source_;
+  DeviceEncoderOptions device_;
+  TilePlan plan_;
+  unsigned multiprocessors_;
+  Pipeline pipeline_;
+  cudaStream_t stream_ = nullptr;
+  bool started_ = false;
+
+  DeviceMemory tensors_, sections_, tiles_;
+  DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
+  std::array<DeviceMemory, 4> items_;
+  DeviceMemory records_, order_, section_blocks_, section_sums_;
+  DeviceMemory counts_;  ///< Control, then frame entries.
+  DeviceMemory arena_, frame_memory_, headers_;
+  PinnedMemory h_counts_, h_headers_;
+};
+
+DeviceEncoder::State::State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers,
+                            bool refresh, const EncodeOptions& options, const DeviceEncoderOptions& device)
+    : source_(source), device_(device), plan_(plan_tiles(table, device.chunk_bytes)), multiprocessors_(multiprocessors()) {
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    TensorEntry& entry = plan_.tensors[t];
+    entry.current = pointers[t].current;
+    entry.old = pointers[t].old;
+    entry.mask = pointers[t].mask;
+    entry.vectors = pointers[t].vectors;
+  }
+  pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
+  pipeline_.frame_capacity = options.frame_capacity;
+  pipeline_.positions = options.positions;
+  pipeline_.values = options.values;
+  pipeline_.refresh = refresh;
+
+  tensors_ = upload<TensorEntry>(plan_.tensors, nullptr);
+  sections_ = upload<SectionEntry>(plan_.sections, nullptr);
+  tiles_ = upload<TileEntry>(plan_.tiles, nullptr);
+  pipeline_.tensors = tensors_.as<TensorEntry>();
+  pipeline_.sections = sections_.as<SectionEntry>();
+  pipeline_.tiles = tiles_.as<TileEntry>();
+
+  const std::size_t slots = plan_.chunk_tiles;
+  tile_counts_ = DeviceMemory(slots * sizeof(std::uint32_t));
+  tile_offsets_ = DeviceMemory(slots * sizeof(std::uint32_t));
+  slot_positions_ = DeviceMemory(slots * kSlotEntries * sizeof(std::uint16_t));
+  pipeline_.slot_word_bytes = kSlotEntries * plan_.widest;
+  slot_words_ = DeviceMemory(slots * pipeline_.slot_word_bytes);
+  pipeline_.scratch_stride = scratch_bytes(plan_.widest);
+  scratch_ = DeviceMemory(grid(slots, kEncodeBlocks) * pipeline_.scratch_stride);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) items_[size] = DeviceMemory(slots * sizeof(WorkItem));
+    pipeline_.items[size] = items_[size].as<WorkItem>();
+  }
+  pipeline_.tile_counts = tile_counts_.as<std::uint32_t>();
+  pipeline_.tile_offsets = tile_offsets_.as<std::uint32_t>();
+  pipeline_.slot_positions = slot_positions_.as<std::uint16_t>();
+  pipeline_.slot_words = slot_words_.as();
+  pipeline_.scratch = scratch_.as();
+
+  records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
+  order_ = DeviceMemory(plan_.tiles.size() * sizeof(OrderedBlock));
+  section_blocks_ = DeviceMemory(plan_.sections.size() * sizeof(std::uint32_t));
+  section_sums_ = DeviceMemory((plan_.sections.size() + 1) * sizeof(SectionSums));
+  pipeline_.records = records_.as<BlockRecord>();
+  pipeline_.order = order_.as<OrderedBlock>();
+  pipeline_.section_blocks = section_blocks_.as<std::uint32_t>();
+  pipeline_.section_sums = section_sums_.as<SectionSums>();
+
+  const std::uint64_t frames = frames_at_most(plan_, options.frame_capacity);
+  counts_ = DeviceMemory(sizeof(Control) + frames * sizeof(FrameEntry));
+  h_counts_ = PinnedMemory(counts_.bytes());
+  headers_ = DeviceMemory(frames * layout::kFramePrefix);
+  h_headers_ = PinnedMemory(frames * layout::kFramePrefix);
+  pipeline_.control = counts_.as<Control>();
+  pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + sizeof(Control));
+
+  const std::uint64_t wanted = device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table.bytes() / 16;
+  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_worst_bytes, plan_.worst_bytes));
+  pipeline_.arena = arena_.as();
+  pipeline_.arena_bytes = arena_.bytes();
+  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table.bytes() / 16);
+  pipeline_.frame_memory = frame_memory_.as();
+  pipeline_.frame_memory_bytes = frame_memory_.bytes();
+}
+
+template <Source kSource, class T>
+void DeviceEncoder::State::enqueue_encode(const Chunk& chunk, unsigned size) {
+  if (!plan_.has_size[size]) return;
+  launch(encode_blocks<kSource, T>, grid(chunk.tile_end - chunk.tile_begin, kEncodeBlocks), kThreads, stream_, pipeline_,
+         chunk);
+}
+
+template <Source kSource>
+void DeviceEncoder::State::enqueue_chunk(const Chunk& chunk) {
+  launch(begin_chunk, 1, 1, stream_, pipeline_, chunk);
+  launch(detect<kSource>, grid(chunk.tile_end - chunk.tile_begin, kDetectBlocks), kThreads, stream_, pipeline_, chunk);
+  launch(form_blocks, grid(chunk.section_end - chunk.section_begin, kDetectBlocks), kThreads, stream_, pipeline_, chunk);
+  if constexpr (kSource != Source::kFusedCast) {
+    enqueue_encode<kSource, std::uint8_t>(chunk, 0);
+    enqueue_encode<kSource, std::uint32_t>(chunk, 2);
+    enqueue_encode<kSource, std::uint64_t>(chunk, 3);
+  }
+  enqueue_encode<kSource, std::uint16_t>(chunk, 1);
+}
+
+void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
+  for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
+    switch (source_) {
+      case Source::kCompare:
+        enqueue_chunk<Source::kCompare>(plan_.chunks[c]);
+        break;
+      case Source::kFusedCast:
+        enqueue_chunk<Source::kFusedCast>(plan_.chunks[c]);
+        break;
+      case Source::kMask:
+        enqueue_chunk<Source::kMask>(plan_.chunks[c]);
+        break;
+    }
+  }
+}
+
+void DeviceEncoder::State::enqueue_frames() {
+  const unsigned by_section = grid(pipeline_.section_count, kDetectBlocks);
+  launch(sum_sections, by_section, kThreads, stream_, pipeline_);
+  launch(scan_sections, 1, kThreads, stream_, pipeline_);
+  launch(order_blocks, by_section, kThreads, stream_, pipeline_);
+  launch(cut_frames, 1, 32, stream_, pipeline_);
+  enqueue_assembly();
+}
+
+void DeviceEncoder::State::enqueue_assembly() {
+  launch(assemble_frames, grid(plan_.tiles.size() / (kThreads / 32) + 1, kDetectBlocks), kThreads, stream_, pipeline_);
+  launch(sum_frames, grid(plan_.worst_bytes / (8 * kSumWords) + 1, kDetectBlocks), kThreads, stream_, pipeline_);
+  enqueue_counts();
+}
+
+void DeviceEncoder::State::enqueue_counts() {
+  copy_async(h_counts_.as(), counts_.as(), counts_.bytes(), cudaMemcpyDeviceToHost, stream_);
+}
+
+void DeviceEncoder::State::start(cudaStream_t stream) {
+  stream_ = stream;
+  started_ = true;
+  check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), stream_), "cudaMemsetAsync");
+  enqueue_chunks(0);
+  enqueue_frames();
+}
+
+void DeviceEncoder::State::wait_for_counts() {
+  const auto end = std::chrono::steady_clock::now() + device_.deadline;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(stream_);
+    if (state != cudaErrorNotReady) return check(state, "cudaStreamQuery");
+    if (std::chrono::steady_clock::now() > end) {
+      throw Error(ErrorCode::kTimeout, fmt::format("the device did not encode within {} ms", device_.deadline.count()));
+    }
+    std::this_thread::yield();
+  }
+}
+
+void DeviceEncoder::State::grow_arena() {
+  // What is left may be as dense as what stopped it: room for all of it at worst, in one step.
+  std::uint64_t needed = counts().arena_used;
+  for (std::size_t c = counts().next_chunk; c < plan_.chunks.size(); ++c) needed += plan_.chunks[c].worst_bytes;
+  DeviceMemory larger(needed);
+  copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, stream_);
+  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), stream_), "cudaMemsetAsync");
+  // cudaFree waits for the copy.
+  arena_ = std::move(larger);
+  pipeline_.arena = arena_.as();
+  pipeline_.arena_bytes = arena_.bytes();
+}
+
+DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
+  if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
+  started_ = false;
+  wait_for_counts();
+  if (counts().stopped != 0) {
+    const std::uint32_t next = counts().next_chunk;
+    grow_arena();
+    enqueue_chunks(next);
+    enqueue_frames();
+    wait_for_counts();
+  }
+  if (counts().frames_bytes > frame_memory_.bytes()) {
+    frame_memory_ = DeviceMemory();
+    frame_memory_ = DeviceMemory(counts().frames_bytes);
+    pipeline_.frame_memory = frame_memory_.as();
+    pipeline_.frame_memory_bytes = frame_memory_.bytes();
+    enqueue_assembly();
+    wait_for_counts();
+  }
+  return seal(header);
+}
+
+DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
+  DeviceFrames out;
+  out.digest_change = {{counts().digest_lo, counts().digest_hi}};
+  out.commit.delta_id = header.delta_id;
+  out.commit.version = header.version;
+  out.commit.changed = counts().changed;
+  out.commit.frames = counts().frames;
+  Bytes checksums;
+  Bytes fixed(layout::kFramePrefix);
+  for (std::uint32_t f = 0; f < counts().frames; ++f) {
+    const FrameEntry& entry = frame_counts()[f];
+    DeviceFrame frame;
+    frame.header.delta_id = header.delta_id;
+    frame.header.sequence = f;
+    frame.header.groups = entry.groups;
+    frame.header.blocks = entry.blocks;
+    frame.header.stored_bytes = entry.body_bytes;
+    frame.header.body_bytes = entry.body_bytes;
+    frame.header.changed = entry.changed;
+    frame.header.version = header.version;
+    layout::put_frame_fields(fixed, frame.header);
+    frame.header.checksum =
+        layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), StateDigest{{entry.sum_lo, entry.sum_hi}});
+    layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
+    std::memcpy(h_headers_.as() + f * layout::kFramePrefix, fixed.data(), fixed.size());
+    checksums.insert(checksums.end(), fixed.end() - 8, fixed.end());
+    frame.d_record = frame_memory_.as() + entry.offset;
+    frame.record_bytes = static_cast<std::uint32_t>(layout::pad8(layout::kFramePrefix + entry.body_bytes));
+    out.commit.frame_bytes += frame.record_bytes;
+    out.frames.push_back(frame);
+  }
+  out.commit.frames_hash = xxh3_64(checksums);
+  if (out.frames.empty()) return out;
+  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice, stream_);
+  launch(place_headers, grid(out.frames.size() / (kThreads / 8) + 1, kDetectBlocks), kThreads, stream_, pipeline_,
+         headers_.as<std::uint64_t>(), counts().frames);
+  return out;
+}
+
+namespace {
+
+bool aligned(const void* at, std::size_t to) { return reinterpret_cast<std::uintptr_t>(at) % to == 0; }
+
+void require(bool holds, const char* sentence, const TensorSpec& spec) {
+  if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
+}
+
+void check_options(const TensorTable& table, std::size_t tensors, const EncodeOptions& options) {
+  if (tensors != table.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, table.size()));
+  }
+  if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+  if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
+    throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
+  }
+}
+
+}  // namespace
+
+DeviceEncoder::DeviceEncoder(std::unique_ptr<State> state) : state_(std::move(state)) {}
+DeviceEncoder::DeviceEncoder(DeviceEncoder&&) noexcept = default;
+DeviceEncoder::~DeviceEncoder() = default;
+void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
+DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->finish(header); }
+
+DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
+                                     const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  std::vector<TensorEntry> pointers(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const CompareTensor& tensor = tensors[t];
+    if (table[t].elements() == 0) continue;
+    const std::size_t size = element_size(table[t].dtype);
+    require(tensor.d_current != nullptr && tensor.d_snapshot != nullptr, "a device pointer is null", table[t]);
+    require(aligned(tensor.d_current, size) && aligned(tensor.d_snapshot, size), "it is not aligned to its elements",
+            table[t]);
+    pointers[t].current = static_cast<const std::byte*>(tensor.d_current);
+    pointers[t].old = static_cast<std::byte*>(tensor.d_snapshot);
+    pointers[t].vectors = aligned(tensor.d_current, 16) && aligned(tensor.d_snapshot, 16);
+  }
+  return DeviceEncoder(std::make_unique<State>(table, Source::kCompare, pointers, refresh, options, device));
+}
+
+DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
+                                        const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  std::vector<TensorEntry> pointers(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const CastTensor& tensor = tensors[t];
+    if (tensor.d_masters == nullptr || table[t].elements() == 0) continue;
+    require(table[t].dtype == DType::kBF16, "only bf16 has a fused cast", table[t]);
+    require(tensor.d_bf16 != nullptr, "a device pointer is null", table[t]);
+    require(aligned(tensor.d_masters, 4) && aligned(tensor.d_bf16, 2), "it is not aligned to its elements", table[t]);
+    pointers[t].current = reinterpret_cast<const std::byte*>(tensor.d_masters);
+    pointers[t].old = static_cast<std::byte*>(tensor.d_bf16);
+    pointers[t].vectors = aligned(tensor.d_masters, 16) && aligned(tensor.d_bf16, 16);
+  }
+  return DeviceEncoder(std::make_unique<State>(table, Source::kFusedCast, pointers, true, options, device));
+}
+
+DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
+                                  const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  if (options.values != ValueCodec::kRaw) throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
+  std::vector<TensorEntry> pointers(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const MaskTensor& tensor = tensors[t];
+    if (table[t].elements() == 0) continue;
+    require(tensor.d_current != nullptr && tensor.d_mask != nullptr, "a device pointer is null", table[t]);
+    require(aligned(tensor.d_current, element_size(table[t].dtype)), "it is not aligned to its elements", table[t]);
+    pointers[t].current = static_cast<const std::byte*>(tensor.d_current);
+    pointers[t].mask = reinterpret_cast<const std::uint32_t*>(tensor.d_mask);
+  }
+  return DeviceEncoder(std::make_unique<State>(table, Source::kMask, pointers, false, options, device));
+}
+
+}  // namespace sparsecast::cuda
