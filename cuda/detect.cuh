@@ -9,6 +9,9 @@
 
 namespace sparsecast::cuda {
 
+/// Blocks of threads that a multiprocessor holds at once, by registers.
+inline constexpr unsigned kDetectBlocks = 4;
+
 struct DetectShared {
   std::uint32_t mask[kMaskWords];
   std::uint16_t positions[kSlotEntries];
@@ -30,7 +33,7 @@ __device__ void fill_slot(const Pipeline& pipeline, const TileView& tile, std::u
 }
 
 template <Source kSource>
-__global__ void __launch_bounds__(kThreads, 4) detect(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
   if (pipeline.control->stopped != 0) return;
   DigestSum sum;

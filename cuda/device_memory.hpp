@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "launch.hpp"
+#include "runtime.hpp"
 
 namespace sparsecast::cuda {
 

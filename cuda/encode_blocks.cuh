@@ -12,10 +12,10 @@
 
 namespace sparsecast::cuda {
 
+/// Blocks of threads that a multiprocessor holds at once, by registers; each has scratch.
+inline constexpr unsigned kEncodeBlocks = 3;
 /// Payloads up to this are put together in shared memory.
 inline constexpr std::uint32_t kStageBytes = 8192;
-/// Scratch of a block of threads: positions, exceptions and words of a whole tile.
-inline constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileElems * (4 + 2 + element_bytes); }
 
 template <class T>
 struct EncodeShared {
@@ -156,7 +156,7 @@ __device__ void encode_block(const Pipeline& pipeline, const TileView& first_til
 }
 
 template <Source kSource, class T>
-__global__ void __launch_bounds__(kThreads) encode_blocks(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, kEncodeBlocks) encode_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(EncodeShared<T>, shared);
   if (pipeline.control->stopped != 0) return;
   constexpr std::uint32_t kSize = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;

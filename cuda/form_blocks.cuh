@@ -10,7 +10,7 @@
 namespace sparsecast::cuda {
 
 /// One thread. A chunk starts only when its payloads find room whatever they become, so no chunk is ever half done.
-__global__ inline void begin_chunk(Pipeline pipeline, Chunk chunk) {
+static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   Control& control = *pipeline.control;
   if (control.stopped != 0) return;
   if (pipeline.arena_bytes - control.arena_used < chunk.worst_bytes) {
@@ -79,7 +79,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   __syncthreads();
 }
 
-__global__ inline void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {
+static __global__ void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(FormShared, shared);
   if (pipeline.control->stopped != 0) return;
   for (std::uint32_t index = chunk.section_begin + blockIdx.x; index < chunk.section_end; index += gridDim.x) {

@@ -40,7 +40,7 @@ __device__ inline void write_group(const Pipeline& pipeline, const FrameEntry& f
 }
 
 /// A warp a block, grid-stride.
-__global__ inline void __launch_bounds__(kThreads) assemble_frames(Pipeline pipeline) {
+static __global__ void __launch_bounds__(kThreads) assemble_frames(Pipeline pipeline) {
   if (!can_assemble(pipeline)) return;
   const std::uint32_t lane = threadIdx.x % 32;
   const std::uint32_t blocks = pipeline.control->blocks;
@@ -74,7 +74,7 @@ struct SumShared {
 inline constexpr std::uint32_t kSumWords = 8192;
 
 /// The sums over the frames' words (docs/wire-format.md §2.3). A frame has as many slices as one of full capacity.
-__global__ inline void __launch_bounds__(kThreads) sum_frames(Pipeline pipeline) {
+static __global__ void __launch_bounds__(kThreads) sum_frames(Pipeline pipeline) {
   SPARSECAST_SHARED(SumShared, shared);
   if (!can_assemble(pipeline)) return;
   const std::uint32_t slices = (pipeline.frame_capacity / 8 + kSumWords - 1) / kSumWords;
@@ -95,7 +95,7 @@ __global__ inline void __launch_bounds__(kThreads) sum_frames(Pipeline pipeline)
 }
 
 /// Puts the sealed headers, one after another in `headers`, before their frames.
-__global__ inline void __launch_bounds__(kThreads) place_headers(Pipeline pipeline, const std::uint64_t* headers,
+static __global__ void __launch_bounds__(kThreads) place_headers(Pipeline pipeline, const std::uint64_t* headers,
                                                                  std::uint32_t frames) {
   constexpr std::uint32_t kWords = kFrameHeaderBytes / 8;
   for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < frames * kWords; i += gridDim.x * kThreads) {

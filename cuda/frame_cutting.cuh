@@ -19,7 +19,7 @@ struct SectionShared {
 };
 
 /// Sums of each section's blocks. One block of threads a section, one thread a block.
-__global__ inline void __launch_bounds__(kThreads) sum_sections(Pipeline pipeline) {
+static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
   for (std::uint32_t s = blockIdx.x; s < pipeline.section_count; s += gridDim.x) {
@@ -38,7 +38,7 @@ __global__ inline void __launch_bounds__(kThreads) sum_sections(Pipeline pipelin
 }
 
 /// Turns sums of each section into sums over the sections before it, one entry more for the whole. One block of threads.
-__global__ inline void __launch_bounds__(kThreads) scan_sections(Pipeline pipeline) {
+static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
   SectionSums total;
@@ -81,7 +81,7 @@ __global__ inline void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
 }
 
 /// Puts the blocks in the order of the delta. Grid as for sum_sections.
-__global__ inline void __launch_bounds__(kThreads) order_blocks(Pipeline pipeline) {
+static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
   for (std::uint32_t s = blockIdx.x; s < pipeline.section_count; s += gridDim.x) {
@@ -124,7 +124,7 @@ __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const Order
 __device__ inline std::uint64_t record_bytes(std::uint64_t body) { return (kFrameHeaderBytes + body + 7) / 8 * 8; }
 
 /// One warp, which looks for each frame's end with 32 probes at a time.
-__global__ inline void cut_frames(Pipeline pipeline) {
+static __global__ void cut_frames(Pipeline pipeline) {
   if (pipeline.control->stopped != 0) return;
   const std::uint32_t blocks = pipeline.control->blocks;
   const std::uint32_t lane = threadIdx.x;
@@ -139,10 +139,9 @@ __global__ inline void cut_frames(Pipeline pipeline) {
       const std::uint32_t probe = wanted < most ? static_cast<std::uint32_t>(wanted) : most;
       const bool fits = record_bytes(body_bytes(pipeline, before, first, probe)) <= pipeline.frame_capacity;
       const auto fitting = static_cast<std::uint32_t>(__popc(__ballot_sync(~0U, fits ? 1 : 0)));
-      const std::uint64_t too_far = end + std::uint64_t{step} * (fitting + 1);
-      end = end + std::uint64_t{step} * fitting < most ? end + step * fitting : most;
-      if (fitting < 32 && too_far <= most) most = static_cast<std::uint32_t>(too_far) - 1;
-      if (fitting < 32 && too_far > most) --most;
+      const std::uint64_t fitted = end + std::uint64_t{step} * fitting;
+      if (fitting < 32) most = (fitted + step < most ? static_cast<std::uint32_t>(fitted) + step : most) - 1;
+      end = fitted < most ? static_cast<std::uint32_t>(fitted) : most;
     }
     const OrderedBlock& last = pipeline.order[end - 1];
     FrameEntry frame;

@@ -26,6 +26,9 @@ inline constexpr std::uint32_t kSlotEntries = kBlockChanges;
 /// A run of several tiles has fewer changes than this.
 inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 
+/// Scratch of a block of threads of encode_blocks: words, positions and exceptions of a whole tile.
+constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileElems * (element_bytes + 4 + 2); }
+
 enum class Source : std::uint8_t {
   kCompare,    ///< `current` against `old`.
   kFusedCast,  ///< `current` are fp32 masters, cast onto the bf16 at `old`.

@@ -7,20 +7,14 @@
 #include <cstring>
 #include <thread>
 
+#include "codec/block.hpp"
 #include "codec/record_layout.hpp"
-#include "detect.cuh"
 #include "device_memory.hpp"
-#include "encode_blocks.cuh"
-#include "form_blocks.cuh"
-#include "frame_assembly.cuh"
+#include "launchers.hpp"
 #include "tile_plan.hpp"
 
 namespace sparsecast::cuda {
 namespace {
-
-/// Blocks of threads a multiprocessor: detect wants many loads in flight, encode_blocks has scratch to pay for.
-constexpr unsigned kDetectBlocks = 8;
-constexpr unsigned kEncodeBlocks = 4;
 
 std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
   // Every frame but the last is full but for less than its next block and that one's entries; twice is safe.
@@ -47,10 +41,6 @@ class DeviceEncoder::State {
   DeviceFrames finish(const DeltaHeader& header);
 
  private:
-  template <Source kSource>
-  void enqueue_chunk(const Chunk& chunk);
-  template <Source kSource, class T>
-  void enqueue_encode(const Chunk& chunk, unsigned size);
   void enqueue_chunks(std::uint32_t first);
   void enqueue_frames();
   void enqueue_assembly();
@@ -59,18 +49,14 @@ class DeviceEncoder::State {
   void grow_arena();
   DeviceFrames seal(const DeltaHeader& header);
 
-  unsigned grid(std::uint64_t items, unsigned per_multiprocessor) const {
-    return static_cast<unsigned>(std::clamp<std::uint64_t>(items, 1, std::uint64_t{multiprocessors_} * per_multiprocessor));
-  }
   const Control& counts() const { return *h_counts_.as<Control>(); }
   const FrameEntry* frame_counts() const { return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control)); }
 
   Source source_;
   DeviceEncoderOptions device_;
   TilePlan plan_;
-  unsigned multiprocessors_;
   Pipeline pipeline_;
-  cudaStream_t stream_ = nullptr;
+  DeviceStream device_stream_;
   bool started_ = false;
 
   DeviceMemory tensors_, sections_, tiles_;
@@ -84,7 +70,8 @@ class DeviceEncoder::State {
 
 DeviceEncoder::State::State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers,
                             bool refresh, const EncodeOptions& options, const DeviceEncoderOptions& device)
-    : source_(source), device_(device), plan_(plan_tiles(table, device.chunk_bytes)), multiprocessors_(multiprocessors()) {
+    : source_(source), device_(device), plan_(plan_tiles(table, device.chunk_bytes)) {
+  device_stream_.multiprocessors = multiprocessors();
   for (std::size_t t = 0; t < table.size(); ++t) {
     TensorEntry& entry = plan_.tensors[t];
     entry.current = pointers[t].current;
@@ -112,7 +99,7 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
   pipeline_.slot_word_bytes = kSlotEntries * plan_.widest;
   slot_words_ = DeviceMemory(slots * pipeline_.slot_word_bytes);
   pipeline_.scratch_stride = scratch_bytes(plan_.widest);
-  scratch_ = DeviceMemory(grid(slots, kEncodeBlocks) * pipeline_.scratch_stride);
+  scratch_ = DeviceMemory(encode_grid(slots, device_stream_) * pipeline_.scratch_stride);
   for (unsigned size = 0; size < 4; ++size) {
     if (plan_.has_size[size]) items_[size] = DeviceMemory(slots * sizeof(WorkItem));
     pipeline_.items[size] = items_[size].as<WorkItem>();
@@ -149,65 +136,34 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
 }
 
-template <Source kSource, class T>
-void DeviceEncoder::State::enqueue_encode(const Chunk& chunk, unsigned size) {
-  if (!plan_.has_size[size]) return;
-  launch(encode_blocks<kSource, T>, grid(chunk.tile_end - chunk.tile_begin, kEncodeBlocks), kThreads, stream_, pipeline_,
-         chunk);
-}
-
-template <Source kSource>
-void DeviceEncoder::State::enqueue_chunk(const Chunk& chunk) {
-  launch(begin_chunk, 1, 1, stream_, pipeline_, chunk);
-  launch(detect<kSource>, grid(chunk.tile_end - chunk.tile_begin, kDetectBlocks), kThreads, stream_, pipeline_, chunk);
-  launch(form_blocks, grid(chunk.section_end - chunk.section_begin, kDetectBlocks), kThreads, stream_, pipeline_, chunk);
-  if constexpr (kSource != Source::kFusedCast) {
-    enqueue_encode<kSource, std::uint8_t>(chunk, 0);
-    enqueue_encode<kSource, std::uint32_t>(chunk, 2);
-    enqueue_encode<kSource, std::uint64_t>(chunk, 3);
-  }
-  enqueue_encode<kSource, std::uint16_t>(chunk, 1);
-}
-
 void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
   for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
-    switch (source_) {
-      case Source::kCompare:
-        enqueue_chunk<Source::kCompare>(plan_.chunks[c]);
-        break;
-      case Source::kFusedCast:
-        enqueue_chunk<Source::kFusedCast>(plan_.chunks[c]);
-        break;
-      case Source::kMask:
-        enqueue_chunk<Source::kMask>(plan_.chunks[c]);
-        break;
+    const Chunk& chunk = plan_.chunks[c];
+    launch_detect(source_, pipeline_, chunk, device_stream_);
+    for (unsigned size = 0; size < 4; ++size) {
+      if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, chunk, device_stream_);
     }
   }
 }
 
 void DeviceEncoder::State::enqueue_frames() {
-  const unsigned by_section = grid(pipeline_.section_count, kDetectBlocks);
-  launch(sum_sections, by_section, kThreads, stream_, pipeline_);
-  launch(scan_sections, 1, kThreads, stream_, pipeline_);
-  launch(order_blocks, by_section, kThreads, stream_, pipeline_);
-  launch(cut_frames, 1, 32, stream_, pipeline_);
+  launch_cut_frames(pipeline_, device_stream_);
   enqueue_assembly();
 }
 
 void DeviceEncoder::State::enqueue_assembly() {
-  launch(assemble_frames, grid(plan_.tiles.size() / (kThreads / 32) + 1, kDetectBlocks), kThreads, stream_, pipeline_);
-  launch(sum_frames, grid(plan_.worst_bytes / (8 * kSumWords) + 1, kDetectBlocks), kThreads, stream_, pipeline_);
+  launch_assemble_frames(pipeline_, plan_.tiles.size(), plan_.worst_bytes, device_stream_);
   enqueue_counts();
 }
 
 void DeviceEncoder::State::enqueue_counts() {
-  copy_async(h_counts_.as(), counts_.as(), counts_.bytes(), cudaMemcpyDeviceToHost, stream_);
+  copy_async(h_counts_.as(), counts_.as(), counts_.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
 }
 
 void DeviceEncoder::State::start(cudaStream_t stream) {
-  stream_ = stream;
+  device_stream_.stream = stream;
   started_ = true;
-  check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), stream_), "cudaMemsetAsync");
+  check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), device_stream_.stream), "cudaMemsetAsync");
   enqueue_chunks(0);
   enqueue_frames();
 }
@@ -215,7 +171,7 @@ void DeviceEncoder::State::start(cudaStream_t stream) {
 void DeviceEncoder::State::wait_for_counts() {
   const auto end = std::chrono::steady_clock::now() + device_.deadline;
   for (;;) {
-    const cudaError_t state = cudaStreamQuery(stream_);
+    const cudaError_t state = cudaStreamQuery(device_stream_.stream);
     if (state != cudaErrorNotReady) return check(state, "cudaStreamQuery");
     if (std::chrono::steady_clock::now() > end) {
       throw Error(ErrorCode::kTimeout, fmt::format("the device did not encode within {} ms", device_.deadline.count()));
@@ -229,8 +185,8 @@ void DeviceEncoder::State::grow_arena() {
   std::uint64_t needed = counts().arena_used;
   for (std::size_t c = counts().next_chunk; c < plan_.chunks.size(); ++c) needed += plan_.chunks[c].worst_bytes;
   DeviceMemory larger(needed);
-  copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, stream_);
-  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), stream_), "cudaMemsetAsync");
+  copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
+  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream), "cudaMemsetAsync");
   // cudaFree waits for the copy.
   arena_ = std::move(larger);
   pipeline_.arena = arena_.as();
@@ -292,9 +248,8 @@ DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
   }
   out.commit.frames_hash = xxh3_64(checksums);
   if (out.frames.empty()) return out;
-  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice, stream_);
-  launch(place_headers, grid(out.frames.size() / (kThreads / 8) + 1, kDetectBlocks), kThreads, stream_, pipeline_,
-         headers_.as<std::uint64_t>(), counts().frames);
+  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice, device_stream_.stream);
+  launch_place_headers(pipeline_, headers_.as<std::uint64_t>(), counts().frames, device_stream_);
   return out;
 }
 
