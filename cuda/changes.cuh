@@ -20,7 +20,7 @@ struct TileView {
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
   std::uint32_t count = 0;
-  std::uint8_t element_bytes = 1;
+  std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
   bool vectors = false;
 };
@@ -31,7 +31,7 @@ __device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
   const TensorEntry& tensor = pipeline.tensors[entry.tensor];
   TileView tile;
   tile.first = std::uint64_t{entry.tile} * kTileElems;
-  tile.element_bytes = tensor.element_bytes;
+  tile.element_shift = tensor.element_shift;
   tile.floating = tensor.floating;
   tile.vectors = tensor.vectors;
   tile.key_lo = tensor.key_lo;
@@ -42,8 +42,8 @@ __device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
     tile.count = 0;
     return tile;
   }
-  tile.current = tensor.current + tile.first * (kSource == Source::kFusedCast ? sizeof(float) : tile.element_bytes);
-  if (kSource != Source::kMask) tile.old = tensor.old + tile.first * tile.element_bytes;
+  tile.current = tensor.current + (tile.first << (kSource == Source::kFusedCast ? 2 : tile.element_shift));
+  if (kSource != Source::kMask) tile.old = tensor.old + (tile.first << tile.element_shift);
   if (kSource == Source::kMask) tile.mask = tensor.mask + tile.first / 32;
   return tile;
 }
@@ -63,12 +63,12 @@ __device__ T new_element(const TileView& tile, std::uint32_t index) {
 }
 
 /// Which of the elements in 32 bits are not 0, lowest first. For 8-byte elements each half answers for itself.
-__device__ inline std::uint32_t nonzero_elements(std::uint32_t bits, std::uint32_t element_bytes) {
-  switch (element_bytes) {
-    case 1:
+__device__ inline std::uint32_t nonzero_elements(std::uint32_t bits, std::uint32_t element_shift) {
+  switch (element_shift) {
+    case 0:
       return ((bits & 0xFFU) != 0 ? 1U : 0U) | ((bits & 0xFF00U) != 0 ? 2U : 0U) |
              ((bits & 0xFF0000U) != 0 ? 4U : 0U) | ((bits & 0xFF000000U) != 0 ? 8U : 0U);
-    case 2:
+    case 1:
       return ((bits & 0xFFFFU) != 0 ? 1U : 0U) | ((bits & 0xFFFF0000U) != 0 ? 2U : 0U);
     default:
       return bits != 0 ? 1U : 0U;
@@ -77,17 +77,17 @@ __device__ inline std::uint32_t nonzero_elements(std::uint32_t bits, std::uint32
 
 /// Marks the elements of vector `at` (16 bytes) in which `difference` is not 0.
 __device__ inline void mark_vector(std::uint32_t* mask, std::uint32_t at, const uint4& difference,
-                                   std::uint32_t element_bytes) {
+                                   std::uint32_t element_shift) {
   std::uint32_t bits;
-  if (element_bytes == 8) {
+  if (element_shift == 3) {
     bits = ((difference.x | difference.y) != 0 ? 1U : 0U) | ((difference.z | difference.w) != 0 ? 2U : 0U);
   } else {
-    const std::uint32_t step = 4 / element_bytes;
-    bits = nonzero_elements(difference.x, element_bytes) | nonzero_elements(difference.y, element_bytes) << step |
-           nonzero_elements(difference.z, element_bytes) << 2 * step |
-           nonzero_elements(difference.w, element_bytes) << 3 * step;
+    const std::uint32_t step = 4U >> element_shift;
+    bits = nonzero_elements(difference.x, element_shift) | nonzero_elements(difference.y, element_shift) << step |
+           nonzero_elements(difference.z, element_shift) << 2 * step |
+           nonzero_elements(difference.w, element_shift) << 3 * step;
   }
-  const std::uint32_t element = at * (16 / element_bytes);
+  const std::uint32_t element = at << (4 - element_shift);
   atomicOr(&mask[element / 32], bits << element % 32);
 }
 
@@ -116,7 +116,7 @@ __device__ inline void compare_vectors(const TileView& tile, std::uint32_t vecto
     SPARSECAST_UNROLL
     for (std::uint32_t j = 0; j < kInFlight; ++j) {
       const uint4 difference = exclusive_or(a[j], b[j]);
-      if (any_bit(difference)) mark_vector(mask, at[j], difference, tile.element_bytes);
+      if (any_bit(difference)) mark_vector(mask, at[j], difference, tile.element_shift);
     }
   }
 }
@@ -149,7 +149,7 @@ __device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors,
       const uint4 cast{cast_pair(low.x, low.y), cast_pair(low.z, low.w), cast_pair(high.x, high.y),
                        cast_pair(high.z, high.w)};
       const uint4 difference = exclusive_or(cast, b[j]);
-      if (any_bit(difference)) mark_vector(mask, at[j], difference, 2);
+      if (any_bit(difference)) mark_vector(mask, at[j], difference, 1);
     }
   }
 }
@@ -175,22 +175,22 @@ __device__ void find_changes(const TileView& tile, std::uint32_t* mask) {
   } else {
     for (std::uint32_t w = threadIdx.x; w < kMaskWords; w += kThreads) mask[w] = 0;
     __syncthreads();
-    const std::uint32_t vectors = tile.vectors ? tile.count * tile.element_bytes / 16 : 0;
-    const std::uint32_t rest = vectors * 16 / tile.element_bytes;
+    const std::uint32_t vectors = tile.vectors ? tile.count << tile.element_shift >> 4 : 0;
+    const std::uint32_t rest = vectors << 4 >> tile.element_shift;
     if constexpr (kSource == Source::kFusedCast) {
       cast_vectors(tile, vectors, mask);
       compare_elements<kSource, std::uint16_t>(tile, rest, mask);
     } else {
       compare_vectors(tile, vectors, mask);
       if (rest != tile.count) {
-        switch (tile.element_bytes) {
-          case 1:
+        switch (tile.element_shift) {
+          case 0:
             compare_elements<kSource, std::uint8_t>(tile, rest, mask);
             break;
-          case 2:
+          case 1:
             compare_elements<kSource, std::uint16_t>(tile, rest, mask);
             break;
-          case 4:
+          case 2:
             compare_elements<kSource, std::uint32_t>(tile, rest, mask);
             break;
           default:

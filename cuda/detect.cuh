@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipel
     if constexpr (kSource == Source::kFusedCast) {
       fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
     } else {
-      switch (tile.element_bytes) {
-        case 1:
+      switch (tile.element_shift) {
+        case 0:
           fill_slot<kSource, std::uint8_t>(pipeline, tile, slot, changed, shared.positions, sum);
           break;
-        case 2:
+        case 1:
           fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
           break;
-        case 4:
+        case 2:
           fill_slot<kSource, std::uint32_t>(pipeline, tile, slot, changed, shared.positions, sum);
           break;
         default:

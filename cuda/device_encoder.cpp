@@ -41,6 +41,7 @@ class DeviceEncoder::State {
   DeviceFrames finish(const DeltaHeader& header);
 
  private:
+  void upload_tables();
   void enqueue_chunks(std::uint32_t first);
   void enqueue_frames();
   void enqueue_assembly();
@@ -57,6 +58,7 @@ class DeviceEncoder::State {
   TilePlan plan_;
   Pipeline pipeline_;
   DeviceStream device_stream_;
+  bool uploaded_ = false;
   bool started_ = false;
 
   DeviceMemory tensors_, sections_, tiles_;
@@ -64,7 +66,7 @@ class DeviceEncoder::State {
   std::array<DeviceMemory, 4> items_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
   DeviceMemory counts_;  ///< Control, then frame entries.
-  DeviceMemory arena_, frame_memory_, headers_;
+  DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
   PinnedMemory h_counts_, h_headers_;
 };
 
@@ -85,9 +87,9 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
   pipeline_.values = options.values;
   pipeline_.refresh = refresh;
 
-  tensors_ = upload<TensorEntry>(plan_.tensors, nullptr);
-  sections_ = upload<SectionEntry>(plan_.sections, nullptr);
-  tiles_ = upload<TileEntry>(plan_.tiles, nullptr);
+  tensors_ = DeviceMemory(plan_.tensors.size() * sizeof(TensorEntry));
+  sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
+  tiles_ = DeviceMemory(plan_.tiles.size() * sizeof(TileEntry));
   pipeline_.tensors = tensors_.as<TensorEntry>();
   pipeline_.sections = sections_.as<SectionEntry>();
   pipeline_.tiles = tiles_.as<TileEntry>();
@@ -160,9 +162,21 @@ void DeviceEncoder::State::enqueue_counts() {
   copy_async(h_counts_.as(), counts_.as(), counts_.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
 }
 
+void DeviceEncoder::State::upload_tables() {
+  // In the order of the stream that uses them; the plan stays as long as this object.
+  const auto upload = [this](const DeviceMemory& to, const void* from) {
+    copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
+  };
+  upload(tensors_, plan_.tensors.data());
+  upload(sections_, plan_.sections.data());
+  upload(tiles_, plan_.tiles.data());
+  uploaded_ = true;
+}
+
 void DeviceEncoder::State::start(cudaStream_t stream) {
   device_stream_.stream = stream;
   started_ = true;
+  if (!uploaded_) upload_tables();
   check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), device_stream_.stream), "cudaMemsetAsync");
   enqueue_chunks(0);
   enqueue_frames();
@@ -181,13 +195,12 @@ void DeviceEncoder::State::wait_for_counts() {
 }
 
 void DeviceEncoder::State::grow_arena() {
-  // What is left may be as dense as what stopped it: room for all of it at worst, in one step.
-  std::uint64_t needed = counts().arena_used;
-  for (std::size_t c = counts().next_chunk; c < plan_.chunks.size(); ++c) needed += plan_.chunks[c].worst_bytes;
-  DeviceMemory larger(needed);
+  const std::uint64_t needed = counts().arena_used + plan_.chunks[counts().next_chunk].worst_bytes;
+  DeviceMemory larger(std::min(std::max(needed, 2 * pipeline_.arena_bytes), plan_.worst_bytes));
   copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
-  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream), "cudaMemsetAsync");
-  // cudaFree waits for the copy.
+  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream),
+        "cudaMemsetAsync");
+  retired_arena_ = std::move(arena_);  // Until it is known that the copy has been made.
   arena_ = std::move(larger);
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
@@ -197,12 +210,12 @@ DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
   if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
   started_ = false;
   wait_for_counts();
-  if (counts().stopped != 0) {
-    const std::uint32_t next = counts().next_chunk;
+  while (counts().stopped != 0) {
     grow_arena();
-    enqueue_chunks(next);
+    enqueue_chunks(counts().next_chunk);
     enqueue_frames();
     wait_for_counts();
+    retired_arena_ = DeviceMemory();
   }
   if (counts().frames_bytes > frame_memory_.bytes()) {
     frame_memory_ = DeviceMemory();

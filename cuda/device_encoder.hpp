@@ -57,9 +57,10 @@ struct DeviceFrames {
 };
 
 /// Built once for a table and the memory of its tensors; allocates everything then, and later only when a delta is
-/// larger than any before. One delta at a time; not for concurrent use. Throws Error{kUnsupported} when the device or
-/// its memory does not suffice, {kUsage} for arguments that do not fit together, {kIo} for other failures of the device,
-/// after which the object and the tensors' old bits must not be used again.
+/// larger than any before. One delta at a time; not for concurrent use; streams of successive deltas are the same or
+/// ordered. Throws Error{kUnsupported} when the device or its memory does not suffice, {kUsage} for arguments that do not
+/// fit together, {kIo} for other failures of the device. When finish() throws, the old bits may be refreshed in part:
+/// they are no longer what receivers hold, and the object must not be used again.
 class DeviceEncoder {
  public:
   /// `tensors` are parallel to the table, which outlives the encoder. zstd is not done here: zstd_level must be 0.

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <utility>
 
 #include "runtime.hpp"
@@ -28,8 +27,9 @@ class Memory {
   }
   Memory(Memory&& other) noexcept : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Memory& operator=(Memory&& other) noexcept {
-    std::swap(at_, other.at_);
-    std::swap(bytes_, other.bytes_);
+    Memory taken(std::move(other));
+    std::swap(at_, taken.at_);
+    std::swap(bytes_, taken.bytes_);
     return *this;
   }
   ~Memory() {
@@ -58,14 +58,6 @@ using PinnedMemory = Memory<MemoryKind::kPinnedHost>;
 
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");
-}
-
-/// Device memory that holds a copy of `items`. From pageable memory the call returns when that was read.
-template <class T>
-DeviceMemory upload(std::span<const T> items, cudaStream_t stream) {
-  DeviceMemory memory(items.size_bytes());
-  copy_async(memory.as(), items.data(), items.size_bytes(), cudaMemcpyHostToDevice, stream);
-  return memory;
 }
 
 }  // namespace sparsecast::cuda

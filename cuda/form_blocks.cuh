@@ -5,7 +5,6 @@
 // threads a section, one thread a tile.
 
 #include "block_primitives.cuh"
-#include "codec/codec_common.hpp"
 
 namespace sparsecast::cuda {
 
@@ -58,7 +57,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   const Scanned numbers = block_scan(shared.scan, starts ? 1 : 0);
   const auto blocks = static_cast<std::uint32_t>(numbers.total);
   if (starts) shared.first[numbers.before] = threadIdx.x;
-  const std::uint32_t size = static_cast<std::uint32_t>(bit_width64(pipeline.tensors[section.tensor].element_bytes)) - 1;
+  const std::uint32_t size = pipeline.tensors[section.tensor].element_shift;
   if (threadIdx.x == 0) {
     pipeline.section_blocks[index] = blocks;
     shared.items_begin = blocks == 0 ? 0 : atomicAdd(&pipeline.control->items[size], blocks);

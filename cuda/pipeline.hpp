@@ -44,7 +44,7 @@ struct TensorEntry {
   std::uint64_t key_hi = 0;
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
-  std::uint8_t element_bytes = 1;
+  std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
   bool vectors = false;  ///< All pointers are aligned for 16-byte loads.
 };

@@ -13,7 +13,7 @@ TensorEntry describe(const TensorTable& table, std::size_t t) {
   entry.elements = table[t].elements();
   entry.key_lo = table.digest_key(t).lo;
   entry.key_hi = table.digest_key(t).hi;
-  entry.element_bytes = static_cast<std::uint8_t>(element_size(table[t].dtype));
+  entry.element_shift = static_cast<std::uint8_t>(std::countr_zero(element_size(table[t].dtype)));
   entry.floating = is_floating(table[t].dtype);
   return entry;
 }
@@ -36,7 +36,7 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
 std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section) {
   const std::uint64_t first = std::uint64_t{section.first_tile} * kTileElems;
   const std::uint64_t elements = std::min<std::uint64_t>(std::uint64_t{section.tiles} * kTileElems, tensor.elements - first);
-  return elements * tensor.element_bytes + 4 * std::uint64_t{section.tiles};
+  return (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
 }
 
 }  // namespace
@@ -48,8 +48,8 @@ TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes) {
     TensorEntry& tensor = plan.tensors.back();
     append_sections(plan, tensor, static_cast<std::uint32_t>(t));
     if (tensor.elements == 0) continue;
-    plan.widest = std::max<std::uint32_t>(plan.widest, tensor.element_bytes);
-    plan.has_size[std::countr_zero(std::uint32_t{tensor.element_bytes})] = true;
+    plan.widest = std::max(plan.widest, 1U << tensor.element_shift);
+    plan.has_size[tensor.element_shift] = true;
   }
   for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
     const SectionEntry& section = plan.sections[s];
