@@ -11,9 +11,9 @@ foreach(architecture IN LISTS architectures)
   string(REGEX REPLACE "-.*" "" architecture "${architecture}")
   foreach(source IN LISTS sources)
     execute_process(
-      COMMAND "${NVCC}" -std=c++20 --expt-relaxed-constexpr -O3 -DNDEBUG -Xptxas -v -cubin -o "${BINARY_DIR}/resources.cubin"
-              -gencode "arch=compute_${architecture},code=sm_${architecture}" "-I${SOURCE_DIR}/include"
-              "-I${SOURCE_DIR}/src" "-I${BINARY_DIR}/include" "${source}"
+      COMMAND "${NVCC}" -std=c++20 --expt-relaxed-constexpr -O3 -DNDEBUG -Xptxas -v -cubin
+              -o "${BINARY_DIR}/resources.cubin" -gencode "arch=compute_${architecture},code=sm_${architecture}" 
+              "-I${SOURCE_DIR}/include" "-I${SOURCE_DIR}/src" "-I${BINARY_DIR}/include" "${source}"
       RESULT_VARIABLE result OUTPUT_VARIABLE report ERROR_VARIABLE report)
     if(NOT result EQUAL 0)
       message(FATAL_ERROR "${source} does not compile for sm_${architecture}:\n${report}")

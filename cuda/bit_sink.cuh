@@ -8,8 +8,8 @@
 
 namespace sparsecast::cuda {
 
-/// Writes consecutive fields into words that were zero; several threads may write the parts of one word. What was put is
-/// in memory after flush().
+/// Writes consecutive fields into words that were zero; several threads may write the parts of one word. What was put
+/// is in memory after flush().
 class BitSink {
  public:
   __device__ BitSink(std::uint32_t* words, std::uint64_t bit)

@@ -8,7 +8,8 @@
 
 namespace sparsecast::cuda {
 
-using BlockScan64 = cub::BlockScan<std::uint64_t, kThreads>;
+// Warp scans: fewer barriers than raking, and the kernels wait for barriers more than they add.
+using BlockScan64 = cub::BlockScan<std::uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
 /// Storage of block_scan and block_sum. Each ends with a barrier, so it can be used again at once.
 struct ScanShared {

@@ -51,7 +51,9 @@ class DeviceEncoder::State {
   DeviceFrames seal(const DeltaHeader& header);
 
   const Control& counts() const { return *h_counts_.as<Control>(); }
-  const FrameEntry* frame_counts() const { return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control)); }
+  const FrameEntry* frame_counts() const {
+    return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control));
+  }
 
   Source source_;
   DeviceEncoderOptions device_;
@@ -129,7 +131,8 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
   pipeline_.control = counts_.as<Control>();
   pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + sizeof(Control));
 
-  const std::uint64_t wanted = device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table.bytes() / 16;
+  const std::uint64_t wanted =
+      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table.bytes() / 16;
   arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_worst_bytes, plan_.worst_bytes));
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
@@ -250,7 +253,7 @@ DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
     frame.header.version = header.version;
     layout::put_frame_fields(fixed, frame.header);
     frame.header.checksum =
-        layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), StateDigest{{entry.sum_lo, entry.sum_hi}});
+        layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
     layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
     std::memcpy(h_headers_.as() + f * layout::kFramePrefix, fixed.data(), fixed.size());
     checksums.insert(checksums.end(), fixed.end() - 8, fixed.end());
@@ -261,7 +264,8 @@ DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
   }
   out.commit.frames_hash = xxh3_64(checksums);
   if (out.frames.empty()) return out;
-  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice, device_stream_.stream);
+  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice,
+             device_stream_.stream);
   launch_place_headers(pipeline_, headers_.as<std::uint64_t>(), counts().frames, device_stream_);
   return out;
 }
@@ -330,7 +334,9 @@ DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vec
 DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
                                   const EncodeOptions& options, const DeviceEncoderOptions& device) {
   check_options(table, tensors.size(), options);
-  if (options.values != ValueCodec::kRaw) throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
+  if (options.values != ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
+  }
   std::vector<TensorEntry> pointers(tensors.size());
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const MaskTensor& tensor = tensors[t];

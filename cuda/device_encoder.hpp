@@ -18,7 +18,7 @@ struct CUstream_st;
 namespace sparsecast::cuda {
 
 /// What a detector compares; the device pointers of one tensor, each aligned to its elements. For 16-byte aligned ones
-/// detect runs at full speed. The caller owns the memory and does not change it between start() and the end of its work.
+/// detect runs at full speed. The caller owns the memory and does not change it from start() until its work is done.
 struct CompareTensor {
   const void* d_current = nullptr;
   void* d_snapshot = nullptr;  ///< What receivers hold.
@@ -58,9 +58,9 @@ struct DeviceFrames {
 
 /// Built once for a table and the memory of its tensors; allocates everything then, and later only when a delta is
 /// larger than any before. One delta at a time; not for concurrent use; streams of successive deltas are the same or
-/// ordered. Throws Error{kUnsupported} when the device or its memory does not suffice, {kUsage} for arguments that do not
-/// fit together, {kIo} for other failures of the device. When finish() throws, the old bits may be refreshed in part:
-/// they are no longer what receivers hold, and the object must not be used again.
+/// ordered. Throws Error{kUnsupported} when the device or its memory does not suffice, {kUsage} for arguments that do
+/// not fit together, {kIo} for other failures of the device. When finish() throws, the old bits may be refreshed in
+/// part: they are no longer what receivers hold, and the object must not be used again.
 class DeviceEncoder {
  public:
   /// `tensors` are parallel to the table, which outlives the encoder. zstd is not done here: zstd_level must be 0.
@@ -78,7 +78,7 @@ class DeviceEncoder {
   /// Enqueues the detection and encoding of one delta and the transfer of its counts; returns without waiting.
   void start(CUstream_st* stream);
   /// Waits for the counts, the one host synchronisation of a delta unless memory had to grow; seals the frames and
-  /// enqueues their headers. The frames are complete for what follows on the stream. Error{kTimeout} after the deadline.
+  /// enqueues their headers. The frames are complete for what follows on the stream. Error{kTimeout} at the deadline.
   DeviceFrames finish(const DeltaHeader& header);
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Frame records but their headers, which the host seals. Reads and writes every byte of the payloads once, and reads the
-// frames once more for their sums.
+// Frame records but their headers, which the host seals. Reads and writes every byte of the payloads once, and reads
+// the frames once more for their sums.
 
 #include "frame_cutting.cuh"
 

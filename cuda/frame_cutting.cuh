@@ -1,7 +1,7 @@
 #pragma once
 
-// From the blocks' records, all chunks done, to the list of frames (docs/wire-format.md §5.5). Reads and writes some 56
-// bytes a block.
+// From the blocks' records, all chunks done, to the list of frames (docs/wire-format.md §5.5). Reads and writes some
+// 56 bytes a block.
 
 #include "block_primitives.cuh"
 #include "codec/block.hpp"
@@ -37,7 +37,7 @@ static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipelin
   }
 }
 
-/// Turns sums of each section into sums over the sections before it, one entry more for the whole. One block of threads.
+/// Turns sums of each section into sums over the sections before it, one entry more for the whole. One block.
 static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -70,7 +70,8 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
               pipeline.section_sums[s].blocks == pipeline.section_sums[tensor.first_section].blocks;
     }
     const Scanned scanned = block_scan(shared.scan, opens ? 1 : 0);
-    if (s < pipeline.section_count) pipeline.section_sums[s].groups = groups + static_cast<std::uint32_t>(scanned.before);
+    const std::uint32_t before = groups + static_cast<std::uint32_t>(scanned.before);
+    if (s < pipeline.section_count) pipeline.section_sums[s].groups = before;
     groups += static_cast<std::uint32_t>(scanned.total);
   }
   if (threadIdx.x == 0) {

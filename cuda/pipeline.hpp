@@ -4,7 +4,7 @@
 //
 //   tiles  --detect-->  slots  --form_blocks-->  block records, work items  --encode_blocks-->  payloads in the arena
 //   (all chunks of a delta, one after another)
-//   records  --index_blocks-->  order and prefix sums  --cut_frames-->  frames  --assemble, sum_frames-->  frame records
+//   records  --order_blocks-->  order and sums  --cut_frames-->  frames  --assemble_frames, sum_frames-->  records
 //
 // Tiles, sections and blocks are those of docs/wire-format.md §4. A chunk is a range of whole sections; its slots are
 // used again by the next chunk. A section's block records lie at the numbers of its tiles: it has no more blocks than

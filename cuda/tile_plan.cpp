@@ -25,8 +25,12 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
   }
   tensor.first_section = static_cast<std::uint32_t>(plan.sections.size());
   for (std::uint64_t first = 0; first < tiles; first += kTilesPerSection) {
-    plan.sections.push_back({index, static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(plan.tiles.size() + first),
-                             static_cast<std::uint32_t>(std::min<std::uint64_t>(kTilesPerSection, tiles - first))});
+    SectionEntry section;
+    section.tensor = index;
+    section.first_tile = static_cast<std::uint32_t>(first);
+    section.tile_base = static_cast<std::uint32_t>(plan.tiles.size() + first);
+    section.tiles = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTilesPerSection, tiles - first));
+    plan.sections.push_back(section);
     ++tensor.sections;
   }
   for (std::uint32_t tile = 0; tile < tiles; ++tile) plan.tiles.push_back({index, tile});
@@ -35,7 +39,8 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
 /// Payload of a section at worst: its elements as they are, each block padded.
 std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section) {
   const std::uint64_t first = std::uint64_t{section.first_tile} * kTileElems;
-  const std::uint64_t elements = std::min<std::uint64_t>(std::uint64_t{section.tiles} * kTileElems, tensor.elements - first);
+  const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;
+  const std::uint64_t elements = std::min(most, tensor.elements - first);
   return (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
 }
 

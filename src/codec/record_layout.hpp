@@ -64,8 +64,8 @@ inline void require_zero(ConstBytes bytes, const char* what) {
 /// Checksum of a TABLE record: of its stored bytes, seeded with the checksum of its fixed fields.
 inline std::uint64_t seal_table(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
 
-/// Checksum of a FRAME record (docs/wire-format.md §2.3) from its fixed fields, the first 56 bytes, and the sum over the
-/// words of what it stores, which a device adds up in parallel.
+/// Checksum of a FRAME record (docs/wire-format.md §2.3) from its fixed fields, the first 56 bytes, and the sum over
+/// the words of what it stores, which a device adds up in parallel.
 inline std::uint64_t seal_frame(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
   return xxh3_64(sum, xxh3_64(fixed));

@@ -1,6 +1,6 @@
 #pragma once
 
-// The device's encoder against the CPU's, on the same step: frames byte for byte, counts, digest, and the old bits after.
+// The device's encoder against the CPU's, on the same step: frames byte for byte, counts, digest, old bits after.
 
 #include <memory>
 #include <vector>

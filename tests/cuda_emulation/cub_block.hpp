@@ -1,7 +1,7 @@
 #pragma once
 
-// CUB's block-wide scan and reduction, as far as the kernels use them, over the emulated barriers. As with CUB, temporary
-// storage may be used again only after a barrier; what goes wrong otherwise shows when threads run in random order.
+// CUB's block-wide scan and reduction, as far as the kernels use them, over the emulated barriers. As with CUB,
+// temporary storage may be used again only after a barrier; what goes wrong otherwise shows in random order.
 
 #include <source_location>
 
@@ -9,7 +9,9 @@
 
 namespace cub {
 
-template <class T, int kBlockThreads>
+enum BlockScanAlgorithm { BLOCK_SCAN_RAKING, BLOCK_SCAN_WARP_SCANS };
+
+template <class T, int kBlockThreads, BlockScanAlgorithm = BLOCK_SCAN_RAKING>
 class BlockScan {
  public:
   struct TempStorage {

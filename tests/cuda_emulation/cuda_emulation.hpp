@@ -67,12 +67,14 @@ T __shfl_sync(unsigned lanes, T value, int lane, const std::source_location& whe
 template <class T>
 T __shfl_up_sync(unsigned lanes, T value, unsigned delta,
                  const std::source_location& where = std::source_location::current()) {
-  return sparsecast::emulation::exchange(lanes, value, [delta](int own) { return own - static_cast<int>(delta); }, where);
+  const auto lane = [delta](int own) { return own - static_cast<int>(delta); };
+  return sparsecast::emulation::exchange(lanes, value, lane, where);
 }
 template <class T>
 T __shfl_down_sync(unsigned lanes, T value, unsigned delta,
                    const std::source_location& where = std::source_location::current()) {
-  return sparsecast::emulation::exchange(lanes, value, [delta](int own) { return own + static_cast<int>(delta); }, where);
+  const auto lane = [delta](int own) { return own + static_cast<int>(delta); };
+  return sparsecast::emulation::exchange(lanes, value, lane, where);
 }
 template <class T>
 T __shfl_xor_sync(unsigned lanes, T value, int flip,

@@ -145,7 +145,7 @@ bool release_warps() {
       bool complete = true;
       for (unsigned lane = 0; lane < kWarp; ++lane) {
         if ((lanes >> lane & 1) == 0) continue;
-        if (base + lane >= block.threads) throw EmulationError("a set names lanes that do not exist at " + describe(first));
+        if (base + lane >= block.threads) throw EmulationError("a set names absent lanes at " + describe(first));
         const Fiber& other = *block.fibers[base + lane];
         complete = complete && other.state == State::kAtWarpBarrier && other.lanes == lanes &&
                    other.where.line() == first.where.line();
@@ -181,7 +181,8 @@ void release_block() {
 void run_block() {
   for (const auto& [at, bytes] : shared_variables()) {
     const std::uint64_t noise = next_random();
-    for (std::size_t i = 0; i < bytes; ++i) static_cast<std::byte*>(at)[i] = static_cast<std::byte>(noise >> (i % 8 * 8));
+    auto* memory = static_cast<std::byte*>(at);
+    for (std::size_t i = 0; i < bytes; ++i) memory[i] = static_cast<std::byte>(noise >> (i % 8 * 8));
   }
   start_fibers();
   std::vector<unsigned> ready;
