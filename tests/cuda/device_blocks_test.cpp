@@ -127,10 +127,12 @@ TEST_P(DeviceBlocks, NothingToSayIsNoFrame) {
 
 /// A compare encoder over tensors that change from delta to delta.
 struct Stream {
-  explicit Stream(std::uint64_t elements, const cuda::DeviceEncoderOptions& device = {})
+  explicit Stream(std::uint64_t elements, const cuda::DeviceEncoderOptions& device = {},
+                  const EncodeOptions& encode_options = {})
       : table({{"t", DType::kBF16, {elements}}}),
         live(elements * 2, std::byte{0x40}),
         snapshot(live),
+        options(encode_options),
         encoder(cuda::DeviceEncoder::compare(table, {{live.data(), snapshot.data()}}, true, options, device)) {}
 
   void change(Random& random, double density) {
@@ -169,8 +171,9 @@ TEST_P(DeviceBlocks, TheSteadyStateAllocatesNothingAndWaitsOnce) {
 }
 
 TEST_P(DeviceBlocks, AFullArenaLeavesNoPartialStateAndGrows) {
-  // Chunks of a section; the arena holds one at worst, so a delta of dense chunks stops after the first.
-  Stream stream(3 * std::uint64_t{kSectionElems} / 2, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1});
+  // Chunks of a section; the arena holds one at worst, and the first of raw values is nearly that.
+  Stream stream(3 * std::uint64_t{kSectionElems} / 2, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1},
+                {.values = ValueCodec::kRaw});
   stream.change(random_, 0.9);
   const std::size_t waits = emulation::runtime_counts().stream_queries;
   stream.sync();
