@@ -58,9 +58,8 @@ __device__ std::uint32_t choose_kv(const T* words, std::uint32_t count, ValuesSh
     atomicMin(&shared.best, cost << 8 | threadIdx.x);  // Of equal costs the smallest kv.
   }
   __syncthreads();
-  const auto kv = static_cast<std::uint32_t>(shared.best & 0xFF);
-  __syncthreads();
-  return kv;
+  // `best` is not written again before the barriers of what follows.
+  return static_cast<std::uint32_t>(shared.best & 0xFF);
 }
 
 /// What the exceptions say, of one thread's share of them.

@@ -64,9 +64,8 @@ __global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipel
           fill_slot<kSource, std::uint64_t>(pipeline, tile, slot, changed, shared.positions, sum);
       }
     }
-    __syncthreads();
+    // The next tile's positions are written only after barriers, so none is needed here.
   }
-  __syncthreads();
   add_to_digest(shared.digest, sum, &pipeline.control->digest_lo, &pipeline.control->digest_hi);
 }
 

@@ -152,7 +152,7 @@ __device__ void encode_block(const Pipeline& pipeline, const TileView& first_til
   if (staged) {
     for (std::uint32_t w = threadIdx.x; w < bytes / 4; w += kThreads) payload[w] = shared.stage[w];
   }
-  __syncthreads();
+  // The stage is written again only after the barriers of the next block's plan.
 }
 
 template <Source kSource, class T>

@@ -75,7 +75,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
     pipeline.items[size][shared.items_begin + threadIdx.x] = {section.tile_base + threadIdx.x,
                                                               section.tile_base + shared.tile[first]};
   }
-  __syncthreads();
+  // The next section's scan has barriers before anything shared is written.
 }
 
 static __global__ void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {
