@@ -1,13 +1,10 @@
-// The very kernels of the device, emulated, against the CPU's encoder.
+// The device's kernels, emulated or real, against the CPU's encoder.
 
 #include "device_encoder.hpp"
 
 #include <gtest/gtest.h>
 
 #include "cuda/differential.hpp"
-#include "cuda_emulation/runtime.hpp"
-#include "cuda_emulation/scheduler.hpp"
-#include "support/expect_error.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -16,11 +13,14 @@ constexpr int kCases = 40;
 
 class DeviceEncoderTest : public testing::TestWithParam<int> {
  protected:
-  ~DeviceEncoderTest() override { emulation::set_order(0); }
+  void SetUp() override {
+    if (!device_present()) GTEST_SKIP() << "no device";
+  }
+  ~DeviceEncoderTest() override { set_thread_order(0); }
 
   /// A random step, with threads in random order in three cases of four.
   RandomDelta draw(Random& random, const RandomLimits& limits) {
-    emulation::set_order(random.chance(0.75) ? random.next() : 0);
+    set_thread_order(random.chance(0.75) ? random.next() : 0);
     RandomDelta delta = random_delta(random, limits);
     delta.options.zstd_level = 0;
     return delta;

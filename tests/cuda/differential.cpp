@@ -24,9 +24,9 @@ DeviceState::DeviceState(const std::vector<std::size_t>& element_bytes,
                          const std::vector<std::vector<std::byte>>& tensors, std::size_t skew) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     offsets_.push_back(skew * element_bytes[t]);
-    // Exactly as large as needed, for AddressSanitizer's sake. The default allocator aligns to 16.
-    std::vector<std::byte>& bytes = storage_.emplace_back(offsets_[t] + tensors[t].size());
-    if (!tensors[t].empty()) std::memcpy(bytes.data() + offsets_[t], tensors[t].data(), tensors[t].size());
+    sizes_.push_back(tensors[t].size());
+    storage_.emplace_back(allocate_shared(offsets_[t] + sizes_[t]));
+    if (sizes_[t] != 0) std::memcpy(storage_[t].get() + offsets_[t], tensors[t].data(), sizes_[t]);
   }
 }
 
@@ -54,7 +54,7 @@ void expect_same_frames(const cuda::DeviceFrames& found, const ExpectedFrames& e
   EXPECT_EQ(found.digest_change, expected.digest_change);
   ASSERT_EQ(found.frames.size(), expected.frames.size());
   for (std::size_t f = 0; f < found.frames.size(); ++f) {
-    const ConstBytes record(found.frames[f].d_record, found.frames[f].record_bytes);
+    const Bytes record = read_device(found.frames[f].d_record, found.frames[f].record_bytes, nullptr);
     ASSERT_EQ(record.size(), expected.frames[f].size()) << "frame " << f;
     for (std::size_t i = 0; i < record.size(); ++i) {
       ASSERT_EQ(record[i], expected.frames[f][i]) << "frame " << f << ", byte " << i << " of " << record.size();
@@ -139,9 +139,17 @@ void expect_mask_agrees(const RandomDelta& delta, Random& random, const cuda::De
   }
   const ExpectedFrames expected = encode_on_cpu(table, detector, options);
 
+  std::vector<std::vector<std::byte>> mask_bytes;
+  for (const auto& mask : masks) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(mask.data());
+    mask_bytes.emplace_back(bytes, bytes + mask.size() * 8);
+  }
+  DeviceState device_masks(std::vector<std::size_t>(table.size(), 8), mask_bytes, 0);
   DeviceState current(element_sizes(table), delta.new_state, random_skew(random));
   std::vector<cuda::MaskTensor> tensors;
-  for (std::size_t t = 0; t < table.size(); ++t) tensors.push_back({current[t], masks[t].data()});
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    tensors.push_back({current[t], reinterpret_cast<const std::uint64_t*>(device_masks[t])});
+  }
   cuda::DeviceEncoder encoder = cuda::DeviceEncoder::mask(table, tensors, options, device);
   encoder.start(nullptr);
   expect_same_frames(encoder.finish(test_header(table, options)), expected);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/device_access.hpp"
 #include "device_encoder.hpp"
 #include "sparsecast/detector.hpp"
 #include "support/random_delta.hpp"
@@ -16,14 +17,17 @@ class DeviceState {
  public:
   DeviceState(const std::vector<std::size_t>& element_bytes, const std::vector<std::vector<std::byte>>& tensors,
               std::size_t skew);
-  std::byte* operator[](std::size_t t) { return storage_[t].data() + offsets_[t]; }
+  std::byte* operator[](std::size_t t) { return storage_[t].get() + offsets_[t]; }
+  /// As they are now; the device's work must be done.
   std::vector<std::byte> bytes(std::size_t t) const {
-    return {storage_[t].begin() + static_cast<std::ptrdiff_t>(offsets_[t]), storage_[t].end()};
+    const std::byte* begin = storage_[t].get() + offsets_[t];
+    return {begin, begin + sizes_[t]};
   }
 
  private:
-  std::vector<std::vector<std::byte>> storage_;
+  std::vector<SharedBytes> storage_;
   std::vector<std::size_t> offsets_;
+  std::vector<std::size_t> sizes_;
 };
 
 /// Each compares one delta, or throws or fails the test; `device` decides how much memory there is.

@@ -10,10 +10,6 @@
 #include <string>
 #include <vector>
 
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
-
 namespace sparsecast::emulation {
 namespace {
 
@@ -30,9 +26,6 @@ struct Fiber {
   std::source_location where;
   std::uint64_t put = 0;
   std::uint64_t shown = 0;  ///< `put` at the last barrier passed.
-#if defined(__SANITIZE_THREAD__)
-  void* tsan = __tsan_create_fiber(0);
-#endif
 };
 
 struct Block {
@@ -45,9 +38,6 @@ struct Block {
   std::uint64_t random = 0;
   bool shuffled = false;
   bool active = false;
-#if defined(__SANITIZE_THREAD__)
-  void* tsan = nullptr;
-#endif
 };
 
 thread_local Block block;
@@ -70,9 +60,6 @@ std::string describe(const Fiber& fiber) {
 }
 
 void switch_to_scheduler(Fiber& fiber) {
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(block.tsan, 0);
-#endif
   swapcontext(&fiber.context, &block.scheduler);
 }
 
@@ -125,9 +112,6 @@ void run_ready(std::vector<unsigned>& ready) {
   for (const unsigned t : ready) {
     block.running = t;
     threadIdx = {t, 0, 0};
-#if defined(__SANITIZE_THREAD__)
-    __tsan_switch_to_fiber(block.fibers[t]->tsan, 0);
-#endif
     swapcontext(&block.scheduler, &block.fibers[t]->context);
     if (block.failure) std::rethrow_exception(block.failure);
   }
@@ -217,9 +201,6 @@ void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& ke
   block.failure = nullptr;
   gridDim = {blocks, 1, 1};
   blockDim = {threads, 1, 1};
-#if defined(__SANITIZE_THREAD__)
-  block.tsan = __tsan_get_current_fiber();
-#endif
   std::vector<unsigned> order(blocks);
   std::iota(order.begin(), order.end(), 0U);
   if (block.shuffled) {
