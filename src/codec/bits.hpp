@@ -8,14 +8,12 @@
 #include <cstring>
 #include <span>
 
+#include "codec/codec_common.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
 
 static_assert(std::endian::native == std::endian::little, "sparsecast stores words as they lie in memory");
-
-/// Bits in whole 4-byte units, as the parts of a block are padded.
-inline std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
 
 /// Writes fields one after another from a given bit of a buffer whose bits from there on are zero. Bits are gathered in
 /// a register and stored without being read back (a load that overlaps a fresh store would stall); each put may

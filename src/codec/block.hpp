@@ -21,7 +21,7 @@ struct Coding {
   std::uint32_t ke = 0;  ///< Rice parameter of the exceptions' gaps.
   bool lengths = false;  ///< Each magnitude has its own length; kv and ke are 0.
 
-  std::uint32_t pack() const {
+  constexpr std::uint32_t pack() const {
     return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
            ke << 16 | (lengths ? 1U << 21 : 0U);
   }

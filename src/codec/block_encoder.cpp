@@ -32,21 +32,14 @@ UlpPlan plan_magnitudes(const T* coded, std::uint32_t count) {
   std::uint64_t best_cost = ~std::uint64_t{0};
   for (std::uint32_t kv = 0; kv < kWidth; ++kv) {
     std::uint32_t exceptions = 0;
-    std::uint64_t cost = std::uint64_t{count} * kv;
-    for (std::uint32_t width = kv + 1; width <= kWidth; ++width) {
-      exceptions += by_width[width];
-      cost += std::uint64_t{by_width[width]} * (2 * (width - kv) - 1);
-    }
-    cost += estimate_rice_bits(exceptions, count);
+    const std::uint64_t cost = ulp_cost(by_width, kWidth, count, kv, exceptions);
     if (cost < best_cost) {
       best_cost = cost;
       best = {kv, false};
     }
     if (exceptions == 0) break;
   }
-  std::uint64_t cost = std::uint64_t{count} * length_field_bits(kWidth);
-  for (std::uint32_t width = 2; width <= kWidth; ++width) cost += std::uint64_t{by_width[width]} * (width - 1);
-  return cost < best_cost ? UlpPlan{0, true} : best;
+  return lengths_cost(by_width, kWidth, count) < best_cost ? UlpPlan{0, true} : best;
 }
 
 /// The form with lengths: signs, lengths, then what is below the magnitudes' highest bits.
@@ -62,8 +55,8 @@ void encode_lengths(const T* coded, std::uint32_t count, Bytes& out) {
   }
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint64_t magnitude = ulp_magnitude(coded[i]);
-    const auto length = static_cast<std::uint32_t>(bit_width64(magnitude));
-    if (length > 1) writer.put_long(magnitude ^ std::uint64_t{1} << (length - 1), length - 1);
+    const std::uint32_t bits = bits_below_highest(magnitude);
+    if (bits != 0) writer.put_long(magnitude ^ std::uint64_t{1} << bits, bits);
   }
   out.resize(padded_bytes(writer.position()));
 }

@@ -8,6 +8,9 @@
 
 namespace sparsecast {
 
+/// Bits in whole 4-byte units, as the parts of a block are padded.
+SPARSECAST_HD std::uint64_t padded_bytes(std::uint64_t bits) { return (bits + 31) / 32 * 4; }
+
 /// Position of the highest set bit plus one; 0 for 0.
 SPARSECAST_HD int bit_width64(std::uint64_t x) {
 #if defined(__CUDA_ARCH__)
@@ -91,14 +94,39 @@ SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint64_t exceptions, std::ui
   return exceptions * (1 + k) + ((n - exceptions) >> k);
 }
 
-/// Bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.
-SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
-  return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
+/// Bits of the values of n magnitudes with `kv` low bits each (docs/wire-format.md §5.3), by_width[b] of which have
+/// bit_width b; `exceptions` is set to the number of those that do not fit.
+SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n,
+                                     std::uint32_t kv, std::uint32_t& exceptions) {
+  exceptions = 0;
+  std::uint64_t cost = std::uint64_t{n} * kv;
+  for (std::uint32_t bits = kv + 1; bits <= width; ++bits) {
+    exceptions += by_width[bits];
+    cost += std::uint64_t{by_width[bits]} * (2 * (bits - kv) - 1);
+  }
+  return cost + estimate_rice_bits(exceptions, n);
 }
 
 /// Bits of the field that holds a magnitude's length, 0 to width - 1 (docs/wire-format.md §4.2).
 SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
   return width == 8 ? 3 : width == 16 ? 4 : width == 32 ? 5 : 6;
+}
+
+/// Bits of a magnitude below its highest one.
+SPARSECAST_HD std::uint32_t bits_below_highest(std::uint64_t magnitude) {
+  return magnitude < 2 ? 0 : static_cast<std::uint32_t>(bit_width64(magnitude) - 1);
+}
+
+/// Bits of the same values, without their signs, in the form with lengths.
+SPARSECAST_HD std::uint64_t lengths_cost(const std::uint32_t* by_width, std::uint32_t width, std::uint32_t n) {
+  std::uint64_t cost = std::uint64_t{n} * length_field_bits(width);
+  for (std::uint32_t bits = 2; bits <= width; ++bits) cost += std::uint64_t{by_width[bits]} * (bits - 1);
+  return cost;
+}
+
+/// Bits of the exponential-Golomb code of order 0 of v < 2^64 - 1.
+SPARSECAST_HD std::uint32_t exp_golomb_bits(std::uint64_t v) {
+  return static_cast<std::uint32_t>(2 * bit_width64(v + 1) - 1);
 }
 
 /// Round to nearest, ties to even. A NaN stays a NaN: quiet, same sign, the upper bits of its payload.

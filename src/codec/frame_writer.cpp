@@ -67,17 +67,17 @@ void FrameWriter::flush() {
       std::memcpy(record.data() + kFramePrefix, stored.data(), stored_bytes);
     }
   }
-  put(record, 0, kFrameMagic);
-  put(record, 4, static_cast<std::uint32_t>(record.size()));
-  put(record, 8, header_.delta_id);
-  put(record, 16, commit_.frames);
-  put(record, 20, static_cast<std::uint32_t>(groups_.size() / 2));
-  put(record, 24, static_cast<std::uint32_t>(entries_.size() / 4));
-  put(record, 28, compressed ? kCompressedFlag : 0U);
-  put(record, 32, static_cast<std::uint32_t>(stored_bytes));
-  put(record, 36, static_cast<std::uint32_t>(body_bytes));
-  put(record, 40, changed_);
-  put(record, 48, header_.version);
+  FrameHeader fields;
+  fields.delta_id = header_.delta_id;
+  fields.sequence = commit_.frames;
+  fields.groups = static_cast<std::uint32_t>(groups_.size() / 2);
+  fields.blocks = static_cast<std::uint32_t>(entries_.size() / 4);
+  fields.compressed = compressed;
+  fields.stored_bytes = static_cast<std::uint32_t>(stored_bytes);
+  fields.body_bytes = static_cast<std::uint32_t>(body_bytes);
+  fields.changed = changed_;
+  fields.version = header_.version;
+  put_frame_fields(record, fields);
   const std::uint64_t checksum = seal_frame(record);
   put(record, 56, checksum);
 

@@ -64,12 +64,31 @@ inline void require_zero(ConstBytes bytes, const char* what) {
 /// Checksum of a TABLE record: of its stored bytes, seeded with the checksum of its fixed fields.
 inline std::uint64_t seal_table(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
 
-/// Checksum of a whole FRAME record (docs/wire-format.md §2.3): a sum over its words, which a device adds up in
-/// parallel, hashed together with the fixed fields.
-inline std::uint64_t seal_frame(ConstBytes record) {
-  const StateDigest words = digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
+/// Checksum of a FRAME record (docs/wire-format.md §2.3) from its fixed fields, the first 56 bytes, and the sum over
+/// the words of what it stores, which a device adds up in parallel.
+inline std::uint64_t seal_frame(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
-  return xxh3_64(sum, xxh3_64(record.first(kFramePrefix - 8)));
+  return xxh3_64(sum, xxh3_64(fixed));
+}
+/// The same from the whole record.
+inline std::uint64_t seal_frame(ConstBytes record) {
+  return seal_frame(record.first(kFramePrefix - 8),
+                    digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix)));
+}
+
+/// The fixed fields of a FRAME record but its checksum.
+inline void put_frame_fields(Bytes& record, const FrameHeader& fields) {
+  put(record, 0, kFrameMagic);
+  put(record, 4, static_cast<std::uint32_t>(pad8(kFramePrefix + fields.stored_bytes)));
+  put(record, 8, fields.delta_id);
+  put(record, 16, fields.sequence);
+  put(record, 20, fields.groups);
+  put(record, 24, fields.blocks);
+  put(record, 28, fields.compressed ? kCompressedFlag : 0U);
+  put(record, 32, fields.stored_bytes);
+  put(record, 36, fields.body_bytes);
+  put(record, 40, fields.changed);
+  put(record, 48, fields.version);
 }
 
 }  // namespace sparsecast::layout

@@ -1,0 +1,26 @@
+#pragma once
+
+// What kernels are written against: the CUDA toolkit and CUB under nvcc; under g++, for tests, the emulation of the
+// execution model in tests/cuda_emulation.
+
+#if defined(SPARSECAST_CUDA_EMULATION)
+
+#include "cuda_emulation/cuda_emulation.hpp"
+
+/// The one variable of a kernel that its block shares.
+#define SPARSECAST_SHARED(Type, name)                          \
+  static ::sparsecast::emulation::Shared<Type> name##_storage; \
+  Type& name = name##_storage.value()
+#define SPARSECAST_UNROLL
+
+#else
+
+#include <cuda_runtime.h>
+
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+
+#define SPARSECAST_SHARED(Type, name) __shared__ Type name
+#define SPARSECAST_UNROLL _Pragma("unroll")
+
+#endif

@@ -1,0 +1,352 @@
+#include "device_encoder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+
+#include "codec/block.hpp"
+#include "codec/record_layout.hpp"
+#include "device_memory.hpp"
+#include "launchers.hpp"
+#include "tile_plan.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
+  // Every frame but the last is full but for less than its next block and that one's entries; twice is safe.
+  const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
+  return 2 * bytes / capacity + 2;
+}
+
+unsigned multiprocessors() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return static_cast<unsigned>(count);
+}
+
+}  // namespace
+
+class DeviceEncoder::State {
+ public:
+  State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers, bool refresh,
+        const EncodeOptions& options, const DeviceEncoderOptions& device);
+
+  void start(cudaStream_t stream);
+  DeviceFrames finish(const DeltaHeader& header);
+
+ private:
+  void upload_tables();
+  void enqueue_chunks(std::uint32_t first);
+  void enqueue_frames();
+  void enqueue_assembly();
+  void enqueue_counts();
+  void wait_for_counts();
+  void grow_arena();
+  DeviceFrames seal(const DeltaHeader& header);
+
+  const Control& counts() const { return *h_counts_.as<Control>(); }
+  const FrameEntry* frame_counts() const {
+    return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control));
+  }
+
+  Source source_;
+  DeviceEncoderOptions device_;
+  TilePlan plan_;
+  Pipeline pipeline_;
+  DeviceStream device_stream_;
+  bool uploaded_ = false;
+  bool started_ = false;
+
+  DeviceMemory tensors_, sections_, tiles_;
+  DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
+  std::array<DeviceMemory, 4> items_;
+  DeviceMemory records_, order_, section_blocks_, section_sums_;
+  DeviceMemory counts_;  ///< Control, then frame entries.
+  DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
+  PinnedMemory h_counts_, h_headers_;
+};
+
+DeviceEncoder::State::State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers,
+                            bool refresh, const EncodeOptions& options, const DeviceEncoderOptions& device)
+    : source_(source), device_(device), plan_(plan_tiles(table, device.chunk_bytes)) {
+  device_stream_.multiprocessors = multiprocessors();
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    TensorEntry& entry = plan_.tensors[t];
+    entry.current = pointers[t].current;
+    entry.old = pointers[t].old;
+    entry.mask = pointers[t].mask;
+    entry.vectors = pointers[t].vectors;
+  }
+  pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
+  pipeline_.frame_capacity = options.frame_capacity;
+  pipeline_.positions = options.positions;
+  pipeline_.values = options.values;
+  pipeline_.refresh = refresh;
+
+  tensors_ = DeviceMemory(plan_.tensors.size() * sizeof(TensorEntry));
+  sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
+  tiles_ = DeviceMemory(plan_.tiles.size() * sizeof(TileEntry));
+  pipeline_.tensors = tensors_.as<TensorEntry>();
+  pipeline_.sections = sections_.as<SectionEntry>();
+  pipeline_.tiles = tiles_.as<TileEntry>();
+
+  const std::size_t slots = plan_.chunk_tiles;
+  tile_counts_ = DeviceMemory(slots * sizeof(std::uint32_t));
+  tile_offsets_ = DeviceMemory(slots * sizeof(std::uint32_t));
+  slot_positions_ = DeviceMemory(slots * kSlotEntries * sizeof(std::uint16_t));
+  pipeline_.slot_word_bytes = kSlotEntries * plan_.widest;
+  slot_words_ = DeviceMemory(slots * pipeline_.slot_word_bytes);
+  pipeline_.scratch_stride = scratch_bytes(plan_.widest);
+  scratch_ = DeviceMemory(encode_grid(slots, device_stream_) * pipeline_.scratch_stride);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) items_[size] = DeviceMemory(slots * sizeof(WorkItem));
+    pipeline_.items[size] = items_[size].as<WorkItem>();
+  }
+  pipeline_.tile_counts = tile_counts_.as<std::uint32_t>();
+  pipeline_.tile_offsets = tile_offsets_.as<std::uint32_t>();
+  pipeline_.slot_positions = slot_positions_.as<std::uint16_t>();
+  pipeline_.slot_words = slot_words_.as();
+  pipeline_.scratch = scratch_.as();
+
+  records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
+  order_ = DeviceMemory(plan_.tiles.size() * sizeof(OrderedBlock));
+  section_blocks_ = DeviceMemory(plan_.sections.size() * sizeof(std::uint32_t));
+  section_sums_ = DeviceMemory((plan_.sections.size() + 1) * sizeof(SectionSums));
+  pipeline_.records = records_.as<BlockRecord>();
+  pipeline_.order = order_.as<OrderedBlock>();
+  pipeline_.section_blocks = section_blocks_.as<std::uint32_t>();
+  pipeline_.section_sums = section_sums_.as<SectionSums>();
+
+  const std::uint64_t frames = frames_at_most(plan_, options.frame_capacity);
+  counts_ = DeviceMemory(sizeof(Control) + frames * sizeof(FrameEntry));
+  h_counts_ = PinnedMemory(counts_.bytes());
+  headers_ = DeviceMemory(frames * layout::kFramePrefix);
+  h_headers_ = PinnedMemory(frames * layout::kFramePrefix);
+  pipeline_.control = counts_.as<Control>();
+  pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + sizeof(Control));
+
+  const std::uint64_t wanted =
+      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table.bytes() / 16;
+  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_worst_bytes, plan_.worst_bytes));
+  pipeline_.arena = arena_.as();
+  pipeline_.arena_bytes = arena_.bytes();
+  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table.bytes() / 16);
+  pipeline_.frame_memory = frame_memory_.as();
+  pipeline_.frame_memory_bytes = frame_memory_.bytes();
+}
+
+void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
+  for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
+    const Chunk& chunk = plan_.chunks[c];
+    launch_detect(source_, pipeline_, chunk, device_stream_);
+    for (unsigned size = 0; size < 4; ++size) {
+      if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, chunk, device_stream_);
+    }
+  }
+}
+
+void DeviceEncoder::State::enqueue_frames() {
+  launch_cut_frames(pipeline_, device_stream_);
+  enqueue_assembly();
+}
+
+void DeviceEncoder::State::enqueue_assembly() {
+  launch_assemble_frames(pipeline_, plan_.tiles.size(), plan_.worst_bytes, device_stream_);
+  enqueue_counts();
+}
+
+void DeviceEncoder::State::enqueue_counts() {
+  copy_async(h_counts_.as(), counts_.as(), counts_.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
+}
+
+void DeviceEncoder::State::upload_tables() {
+  // In the order of the stream that uses them; the plan stays as long as this object.
+  const auto upload = [this](const DeviceMemory& to, const void* from) {
+    copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
+  };
+  upload(tensors_, plan_.tensors.data());
+  upload(sections_, plan_.sections.data());
+  upload(tiles_, plan_.tiles.data());
+  uploaded_ = true;
+}
+
+void DeviceEncoder::State::start(cudaStream_t stream) {
+  device_stream_.stream = stream;
+  started_ = true;
+  if (!uploaded_) upload_tables();
+  check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), device_stream_.stream), "cudaMemsetAsync");
+  enqueue_chunks(0);
+  enqueue_frames();
+}
+
+void DeviceEncoder::State::wait_for_counts() {
+  const auto end = std::chrono::steady_clock::now() + device_.deadline;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(device_stream_.stream);
+    if (state != cudaErrorNotReady) return check(state, "cudaStreamQuery");
+    if (std::chrono::steady_clock::now() > end) {
+      throw Error(ErrorCode::kTimeout, fmt::format("the device did not encode within {} ms", device_.deadline.count()));
+    }
+    std::this_thread::yield();
+  }
+}
+
+void DeviceEncoder::State::grow_arena() {
+  const std::uint64_t needed = counts().arena_used + plan_.chunks[counts().next_chunk].worst_bytes;
+  DeviceMemory larger(std::min(std::max(needed, 2 * pipeline_.arena_bytes), plan_.worst_bytes));
+  copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
+  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream),
+        "cudaMemsetAsync");
+  retired_arena_ = std::move(arena_);  // Until it is known that the copy has been made.
+  arena_ = std::move(larger);
+  pipeline_.arena = arena_.as();
+  pipeline_.arena_bytes = arena_.bytes();
+}
+
+DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
+  if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
+  started_ = false;
+  wait_for_counts();
+  while (counts().stopped != 0) {
+    grow_arena();
+    enqueue_chunks(counts().next_chunk);
+    enqueue_frames();
+    wait_for_counts();
+    retired_arena_ = DeviceMemory();
+  }
+  if (counts().frames_bytes > frame_memory_.bytes()) {
+    frame_memory_ = DeviceMemory();
+    frame_memory_ = DeviceMemory(counts().frames_bytes);
+    pipeline_.frame_memory = frame_memory_.as();
+    pipeline_.frame_memory_bytes = frame_memory_.bytes();
+    enqueue_assembly();
+    wait_for_counts();
+  }
+  return seal(header);
+}
+
+DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
+  DeviceFrames out;
+  out.digest_change = {{counts().digest_lo, counts().digest_hi}};
+  out.commit.delta_id = header.delta_id;
+  out.commit.version = header.version;
+  out.commit.changed = counts().changed;
+  out.commit.frames = counts().frames;
+  Bytes checksums;
+  Bytes fixed(layout::kFramePrefix);
+  for (std::uint32_t f = 0; f < counts().frames; ++f) {
+    const FrameEntry& entry = frame_counts()[f];
+    DeviceFrame frame;
+    frame.header.delta_id = header.delta_id;
+    frame.header.sequence = f;
+    frame.header.groups = entry.groups;
+    frame.header.blocks = entry.blocks;
+    frame.header.stored_bytes = entry.body_bytes;
+    frame.header.body_bytes = entry.body_bytes;
+    frame.header.changed = entry.changed;
+    frame.header.version = header.version;
+    layout::put_frame_fields(fixed, frame.header);
+    frame.header.checksum =
+        layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
+    layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
+    std::memcpy(h_headers_.as() + f * layout::kFramePrefix, fixed.data(), fixed.size());
+    checksums.insert(checksums.end(), fixed.end() - 8, fixed.end());
+    frame.d_record = frame_memory_.as() + entry.offset;
+    frame.record_bytes = static_cast<std::uint32_t>(layout::pad8(layout::kFramePrefix + entry.body_bytes));
+    out.commit.frame_bytes += frame.record_bytes;
+    out.frames.push_back(frame);
+  }
+  out.commit.frames_hash = xxh3_64(checksums);
+  if (out.frames.empty()) return out;
+  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice,
+             device_stream_.stream);
+  launch_place_headers(pipeline_, headers_.as<std::uint64_t>(), counts().frames, device_stream_);
+  return out;
+}
+
+namespace {
+
+bool aligned(const void* at, std::size_t to) { return reinterpret_cast<std::uintptr_t>(at) % to == 0; }
+
+void require(bool holds, const char* sentence, const TensorSpec& spec) {
+  if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
+}
+
+void check_options(const TensorTable& table, std::size_t tensors, const EncodeOptions& options) {
+  if (tensors != table.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, table.size()));
+  }
+  if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+  if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
+    throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
+  }
+}
+
+}  // namespace
+
+DeviceEncoder::DeviceEncoder(std::unique_ptr<State> state) : state_(std::move(state)) {}
+DeviceEncoder::DeviceEncoder(DeviceEncoder&&) noexcept = default;
+DeviceEncoder::~DeviceEncoder() = default;
+void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
+DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->finish(header); }
+
+DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
+                                     const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  std::vector<TensorEntry> pointers(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const CompareTensor& tensor = tensors[t];
+    if (table[t].elements() == 0) continue;
+    const std::size_t size = element_size(table[t].dtype);
+    require(tensor.d_current != nullptr && tensor.d_snapshot != nullptr, "a device pointer is null", table[t]);
+    require(aligned(tensor.d_current, size) && aligned(tensor.d_snapshot, size), "it is not aligned to its elements",
+            table[t]);
+    pointers[t].current = static_cast<const std::byte*>(tensor.d_current);
+    pointers[t].old = static_cast<std::byte*>(tensor.d_snapshot);
+    pointers[t].vectors = aligned(tensor.d_current, 16) && aligned(tensor.d_snapshot, 16);
+  }
+  return DeviceEncoder(std::make_unique<State>(table, Source::kCompare, pointers, refresh, options, device));
+}
+
+DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
+                                        const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  std::vector<TensorEntry> pointers(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const CastTensor& tensor = tensors[t];
+    if (tensor.d_masters == nullptr || table[t].elements() == 0) continue;
+    require(table[t].dtype == DType::kBF16, "only bf16 has a fused cast", table[t]);
+    require(tensor.d_bf16 != nullptr, "a device pointer is null", table[t]);
+    require(aligned(tensor.d_masters, 4) && aligned(tensor.d_bf16, 2), "it is not aligned to its elements", table[t]);
+    pointers[t].current = reinterpret_cast<const std::byte*>(tensor.d_masters);
+    pointers[t].old = static_cast<std::byte*>(tensor.d_bf16);
+    pointers[t].vectors = aligned(tensor.d_masters, 16) && aligned(tensor.d_bf16, 16);
+  }
+  return DeviceEncoder(std::make_unique<State>(table, Source::kFusedCast, pointers, true, options, device));
+}
+
+DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
+                                  const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  if (options.values != ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
+  }
+  std::vector<TensorEntry> pointers(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const MaskTensor& tensor = tensors[t];
+    if (table[t].elements() == 0) continue;
+    require(tensor.d_current != nullptr && tensor.d_mask != nullptr, "a device pointer is null", table[t]);
+    require(aligned(tensor.d_current, element_size(table[t].dtype)), "it is not aligned to its elements", table[t]);
+    pointers[t].current = static_cast<const std::byte*>(tensor.d_current);
+    pointers[t].mask = reinterpret_cast<const std::uint32_t*>(tensor.d_mask);
+  }
+  return DeviceEncoder(std::make_unique<State>(table, Source::kMask, pointers, false, options, device));
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,28 @@
+#pragma once
+
+// Launching a kernel.
+
+#include <utility>
+
+#include "device_api.hpp"
+#include "runtime.hpp"
+
+namespace sparsecast::cuda {
+
+/// Enqueues `kernel` on a grid of `blocks` blocks of `threads` threads.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
+            Arguments&&... arguments) {
+#if defined(SPARSECAST_CUDA_EMULATION)
+  static_cast<void>(stream);
+  emulation::run_grid(blocks, threads, [&] { kernel(arguments...); });
+#else
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "cudaLaunchKernelEx");
+#endif
+}
+
+}  // namespace sparsecast::cuda

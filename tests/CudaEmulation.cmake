@@ -1,0 +1,31 @@
+# The device code as g++ compiles it over the emulation in tests/cuda_emulation, so that tests run the very kernels
+# without a device; a program of its own, because the library may hold the same functions for a real one. It has one
+# thread, and fibers that ThreadSanitizer does not follow, so that one leaves it out.
+
+if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
+  file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp")
+  file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
+       "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
+  set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)
+
+  add_executable(sparsecast_cuda_tests ${emulated_sources} ${cuda_launchers})
+  set_target_properties(sparsecast_cuda_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+  target_compile_definitions(sparsecast_cuda_tests PRIVATE SPARSECAST_CUDA_EMULATION)
+  target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
+  target_link_libraries(sparsecast_cuda_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
+  gtest_discover_tests(sparsecast_cuda_tests DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit
+                       TIMEOUT 600)
+endif()
+
+# The same tests on a real device, where there is one; without, they are skipped.
+if(SPARSECAST_WITH_CUDA)
+  file(GLOB gpu_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp")
+  add_executable(sparsecast_gpu_tests ${gpu_sources} $<TARGET_OBJECTS:sparsecast_cuda>)
+  set_target_properties(sparsecast_gpu_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
+                                                        LINKER_LANGUAGE CXX)
+  target_include_directories(sparsecast_gpu_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
+  target_link_libraries(sparsecast_gpu_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock
+                                                     CUDA::cudart_static)
+  add_test(NAME gpu COMMAND sparsecast_gpu_tests)
+  set_tests_properties(gpu PROPERTIES LABELS gpu TIMEOUT 600 SKIP_REGULAR_EXPRESSION "no device")
+endif()

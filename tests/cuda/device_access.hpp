@@ -1,0 +1,64 @@
+#pragma once
+
+// What the tests of the device encoder need of a device: the emulated one, or, in sparsecast_gpu_tests, a real one.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "runtime.hpp"
+#if defined(SPARSECAST_CUDA_EMULATION)
+#include "cuda_emulation/runtime.hpp"
+#include "cuda_emulation/scheduler.hpp"
+#endif
+
+namespace sparsecast::test {
+
+#if defined(SPARSECAST_CUDA_EMULATION)
+
+inline bool device_present() { return true; }
+/// The order of an emulated device's threads; a real one has its own.
+inline void set_thread_order(std::uint64_t seed) { emulation::set_order(seed); }
+
+struct FreeShared {
+  void operator()(std::byte* at) const { ::operator delete(at, std::align_val_t{16}); }
+};
+/// Memory that host and device reach, 16-byte aligned; exactly as large as asked, for AddressSanitizer's sake.
+inline std::byte* allocate_shared(std::size_t bytes) {
+  return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{16}));
+}
+
+#else
+
+inline bool device_present() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+inline void set_thread_order(std::uint64_t) {}
+
+struct FreeShared {
+  void operator()(std::byte* at) const { static_cast<void>(cudaFree(at)); }
+};
+inline std::byte* allocate_shared(std::size_t bytes) {
+  void* at = nullptr;
+  cuda::check(cudaMallocManaged(&at, bytes == 0 ? 1 : bytes), "cudaMallocManaged");
+  return static_cast<std::byte*>(at);
+}
+
+#endif
+
+using SharedBytes = std::unique_ptr<std::byte[], FreeShared>;
+
+/// Bytes of device memory, after everything enqueued on the stream.
+inline std::vector<std::byte> read_device(const std::byte* at, std::size_t bytes, cudaStream_t stream) {
+  std::vector<std::byte> out(bytes);
+  cuda::check(cudaMemcpyAsync(out.data(), at, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  while (cudaStreamQuery(stream) == cudaErrorNotReady) {
+  }
+  return out;
+}
+
+}  // namespace sparsecast::test

@@ -1,0 +1,236 @@
+// Steps that are chosen, not drawn: where blocks, sections and frames begin and end, and what a delta needs of memory.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "cuda/differential.hpp"
+#include "support/expect_error.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+using Flip = std::function<void(std::uint64_t)>;
+
+/// One tensor; `change` calls its argument for the elements to change, each by one in its lowest bits.
+RandomDelta one_tensor(DType dtype, std::uint64_t elements, const std::function<void(const Flip&)>& change) {
+  RandomDelta delta;
+  delta.table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"t", dtype, {elements}}});
+  delta.old_state = {Bytes(delta.table->bytes(), std::byte{0x40})};
+  delta.new_state = delta.old_state;
+  const std::size_t size = element_size(dtype);
+  change([&](std::uint64_t i) {
+    write_element(delta.new_state[0].data(), size, i, read_element(delta.old_state[0].data(), size, i) + 1);
+  });
+  return delta;
+}
+
+class DeviceBlocks : public testing::TestWithParam<std::uint64_t> {
+ protected:
+  void SetUp() override {
+    if (!device_present()) GTEST_SKIP() << "no device";
+  }
+  DeviceBlocks() { set_thread_order(GetParam()); }
+  ~DeviceBlocks() override { set_thread_order(0); }
+  Random random_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Order, DeviceBlocks, testing::Values(0, 1));
+
+TEST_P(DeviceBlocks, TileCountsAroundTheBlockSizeCutAsTheCpuDoes) {
+  constexpr std::uint64_t kTiles = 24;
+  for (int round = 0; round < 12; ++round) {
+    SCOPED_TRACE(round);
+    RandomDelta delta = one_tensor(DType::kBF16, kTiles * kTileElems - 5, [&](const Flip& flip) {
+      constexpr std::uint32_t kCounts[] = {0, 0, 1, 2, 255, 256, 257, 510, 511, 512, 513, 514, 1023, 1024, 1025};
+      for (std::uint64_t tile = 0; tile < kTiles; ++tile) {
+        const std::uint32_t count = random_.pick(std::span<const std::uint32_t>(kCounts));
+        const std::uint64_t stride = random_.between(1, 15);
+        for (std::uint64_t i = 0; i < count; ++i) flip(tile * kTileElems + i * stride);
+      }
+    });
+    // All distances are one ULP: what a thread sees too early would change the plan.
+    delta.options.positions = static_cast<PositionMode>(round % 5);
+    expect_compare_agrees(delta, random_);
+  }
+}
+
+TEST_P(DeviceBlocks, SectionsBoundBlocks) {
+  // Sparse enough that only the ends of sections end blocks; a tail of one tile and a bit in the third section.
+  const std::uint64_t elements = 2 * std::uint64_t{kSectionElems} + kTileElems + 3;
+  const RandomDelta delta = one_tensor(DType::kU8, elements, [&](const Flip& flip) {
+    for (std::uint64_t i = 0; i < elements; i += 1 + random_.below(60'000)) flip(i);
+    const std::uint64_t section = kSectionElems;
+    for (const std::uint64_t at : {section - 1, section, 2 * section - 1, elements - 1}) flip(at);
+  });
+  for (int mode = 0; mode < 5; ++mode) {
+    RandomDelta coded = delta;
+    coded.options.positions = static_cast<PositionMode>(mode);
+    expect_compare_agrees(coded, random_);
+  }
+}
+
+TEST_P(DeviceBlocks, EveryCodecOfEveryWidthAtEveryDensity) {
+  for (const DType dtype : {DType::kF8E4M3, DType::kI8, DType::kBF16, DType::kI16, DType::kF32, DType::kI32,
+                            DType::kF64, DType::kI64}) {
+    const double density = random_.log_uniform(1e-3, 1.0);
+    SCOPED_TRACE(density);
+    const std::uint64_t elements = kTileElems + random_.between(1, 900);
+    RandomDelta delta = one_tensor(dtype, elements, [](const Flip&) {});
+    const std::size_t size = element_size(dtype);
+    for (std::uint64_t i = 0; i < elements; ++i) {
+      if (!random_.chance(density)) continue;
+      const std::uint64_t old_bits = read_element(delta.old_state[0].data(), size, i);
+      const std::uint64_t distance = 1 + (random_.next() >> random_.between(1, 63));
+      const std::uint64_t new_bits = random_.chance(0.5) ? old_bits + distance : old_bits - distance;
+      write_element(delta.new_state[0].data(), size, i, new_bits);
+    }
+    for (int mode = 0; mode < 5; ++mode) {
+      for (int values = 0; values < 3; ++values) {
+        delta.options.positions = static_cast<PositionMode>(mode);
+        delta.options.values = static_cast<ValueCodec>(values);
+        SCOPED_TRACE(testing::Message() << "mode " << mode << ", values " << values << ", width " << size);
+        expect_compare_agrees(delta, random_);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(DeviceBlocks, FramesAreCutAtTheCapacity) {
+  // Every element of 4 MB changes, so that there are some five frames of many blocks and tensors.
+  RandomDelta delta;
+  std::vector<TensorSpec> specs;
+  for (int t = 0; t < 6; ++t) specs.push_back({std::string(1, static_cast<char>('a' + t)), DType::kF64, {86'000}});
+  delta.table = std::make_shared<const TensorTable>(std::move(specs));
+  for (std::size_t t = 0; t < 6; ++t) {
+    Bytes& bits = delta.old_state.emplace_back((*delta.table)[t].bytes());
+    Bytes& changed = delta.new_state.emplace_back(bits.size());
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      bits[i] = static_cast<std::byte>(random_.next());
+      changed[i] = bits[i] ^ static_cast<std::byte>(1 + random_.below(255));
+    }
+  }
+  delta.options.frame_capacity = kMinFrameCapacity;
+  for (const ValueCodec values : {ValueCodec::kRaw, ValueCodec::kUlp}) {
+    delta.options.values = values;
+    expect_compare_agrees(delta, random_);
+    expect_compare_agrees(delta, random_, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1});
+  }
+}
+
+TEST_P(DeviceBlocks, NothingToSayIsNoFrame) {
+  expect_compare_agrees(one_tensor(DType::kBF16, 40'000, [](const Flip&) {}), random_);
+  RandomDelta empty;
+  empty.table = std::make_shared<const TensorTable>();
+  expect_compare_agrees(empty, random_);
+  RandomDelta no_elements = one_tensor(DType::kF32, 0, [](const Flip&) {});
+  expect_compare_agrees(no_elements, random_);
+}
+
+/// A compare encoder over a tensor that changes from delta to delta.
+struct Stream {
+  explicit Stream(std::uint64_t elements, const cuda::DeviceEncoderOptions& device = {},
+                  const EncodeOptions& encode_options = {})
+      : table({{"t", DType::kBF16, {elements}}}),
+        live({2}, {Bytes(elements * 2, std::byte{0x40})}, 0),
+        snapshot({2}, {live.bytes(0)}, 0),
+        options(encode_options),
+        encoder(cuda::DeviceEncoder::compare(table, {{live[0], snapshot[0]}}, true, options, device)) {}
+
+  void change(Random& random, double density) {
+    for (std::size_t i = 0; i < table.bytes(); i += 2) {
+      if (random.chance(density)) live[0][i] ^= std::byte{1};
+    }
+  }
+  /// Sends one delta and compares it with the CPU's; an emulated device counts the host's waits and allocations.
+  void sync(std::size_t expected_waits) {
+    const Bytes now = live.bytes(0);
+    const Bytes before = snapshot.bytes(0);
+    const auto detector = make_compare_detector(table, {now}, {before});
+    const ExpectedFrames expected = encode_on_cpu(table, *detector, options);
+#if defined(SPARSECAST_CUDA_EMULATION)
+    const emulation::RuntimeCounts counts = emulation::runtime_counts();
+#endif
+    encoder.start(nullptr);
+    const cuda::DeviceFrames frames = encoder.finish(test_header(table, options));
+#if defined(SPARSECAST_CUDA_EMULATION)
+    EXPECT_EQ(emulation::runtime_counts().stream_queries - counts.stream_queries, expected_waits);
+    if (expected_waits == 1) {
+      EXPECT_EQ(emulation::runtime_counts().allocations, counts.allocations);
+    }
+#else
+    static_cast<void>(expected_waits);
+#endif
+    expect_same_frames(frames, expected);
+    EXPECT_EQ(snapshot.bytes(0), now);
+  }
+
+  TensorTable table;
+  DeviceState live;
+  DeviceState snapshot;
+  EncodeOptions options;
+  cuda::DeviceEncoder encoder;
+};
+
+TEST_P(DeviceBlocks, TheSteadyStateAllocatesNothingAndWaitsOnce) {
+  Stream stream(300'000, {.chunk_bytes = 100'000, .frame_bytes = 600'000});
+  for (const double density : {0.05, 0.01, 0.05, 0.001}) {
+    stream.change(random_, density);
+    stream.sync(1);
+  }
+}
+
+TEST_P(DeviceBlocks, AFullArenaLeavesNoPartialStateAndGrows) {
+  // Chunks of a section; the arena holds one at worst, and the first of raw values is nearly that.
+  Stream stream(3 * std::uint64_t{kSectionElems} / 2, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1},
+                {.values = ValueCodec::kRaw});
+  stream.change(random_, 0.9);
+  stream.sync(3);  // Once more for the arena, and for the frames.
+  stream.change(random_, 0.001);
+  stream.sync(1);
+}
+
+TEST(DeviceEncoderErrors, AreTypedAndNameWhatIsWrong) {
+  const TensorTable table({{"weights", DType::kBF16, {100}}, {"scale", DType::kF32, {1}}});
+  alignas(16) std::byte memory[512] = {};
+  const EncodeOptions options;
+  const auto compare = [&](const void* a, void* b) {
+    static_cast<void>(cuda::DeviceEncoder::compare(table, {{a, b}, {memory, memory}}, true, options));
+  };
+  expect_error(ErrorCode::kUsage, [&] { compare(nullptr, memory); }, {"weights", "null"});
+  expect_error(ErrorCode::kUsage, [&] { compare(memory + 1, memory); }, {"weights", "aligned"});
+  expect_error(ErrorCode::kUsage, [&] { static_cast<void>(cuda::DeviceEncoder::compare(table, {}, true, options)); });
+  expect_error(ErrorCode::kUsage, [&] {
+    static_cast<void>(cuda::DeviceEncoder::fused_cast(
+        table, {{nullptr, memory}, {reinterpret_cast<const float*>(memory), memory}}, options));
+  }, {"scale", "bf16"});
+  expect_error(ErrorCode::kUsage, [&] {
+    static_cast<void>(cuda::DeviceEncoder::mask(table, {{memory, nullptr}, {memory, nullptr}}, options));
+  }, {"raw"});
+  EncodeOptions zstd;
+  zstd.zstd_level = 1;
+  expect_error(ErrorCode::kUnsupported, [&] {
+    static_cast<void>(cuda::DeviceEncoder::compare(table, {{memory, memory}, {memory, memory}}, true, zstd));
+  });
+}
+
+#if defined(SPARSECAST_CUDA_EMULATION)
+TEST(DeviceEncoderErrors, AFailedAllocationIsUnsupportedAndLeaksNothing) {
+  const std::size_t live = emulation::runtime_counts().live_allocations;
+  for (int successes = 0; successes < 40; ++successes) {
+    emulation::fail_allocation_after(successes);
+    try {
+      const Stream stream(1000);
+      EXPECT_GT(successes, 10);
+      successes = 40;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    }
+    EXPECT_EQ(emulation::runtime_counts().live_allocations, live);
+  }
+  emulation::fail_allocation_after(-1);
+}
+#endif
+
+}  // namespace
+}  // namespace sparsecast::test

@@ -1,0 +1,143 @@
+#pragma once
+
+// CUDA's qualifiers and built-in functions for kernels that g++ compiles with SPARSECAST_CUDA_EMULATION.
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <source_location>
+#include <type_traits>
+
+#include "cuda_emulation/cub_block.hpp"
+#include "cuda_emulation/runtime.hpp"
+#include "cuda_emulation/scheduler.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+inline void __syncthreads(const std::source_location& where = std::source_location::current()) {
+  sparsecast::emulation::block_barrier(where);
+}
+inline int __syncthreads_count(int predicate, const std::source_location& where = std::source_location::current()) {
+  sparsecast::emulation::put_value(predicate != 0 ? 1 : 0);
+  sparsecast::emulation::block_barrier(where);
+  int count = 0;
+  for (unsigned t = 0; t < blockDim.x; ++t) count += static_cast<int>(sparsecast::emulation::value_of(t));
+  return count;
+}
+inline int __syncthreads_or(int predicate, const std::source_location& where = std::source_location::current()) {
+  return __syncthreads_count(predicate, where) != 0 ? 1 : 0;
+}
+inline void __syncwarp(unsigned lanes = ~0U, const std::source_location& where = std::source_location::current()) {
+  sparsecast::emulation::warp_barrier(lanes, where);
+}
+
+namespace sparsecast::emulation {
+
+/// The value of lane `lane(own lane)` of the warp, or the thread's own where that is not a lane of the warp.
+template <class T, class Lane>
+T exchange(unsigned lanes, T value, const Lane& lane, const std::source_location& where) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  put_value(bits);
+  warp_barrier(lanes, where);
+  const int own = static_cast<int>(threadIdx.x % 32);
+  const int source = lane(own);
+  if (source < 0 || source >= 32) return value;
+  if ((lanes >> source & 1) == 0) throw EmulationError("a shuffle from a lane outside of its set");
+  const std::uint64_t other = value_of(threadIdx.x - static_cast<unsigned>(own) + static_cast<unsigned>(source));
+  std::memcpy(&value, &other, sizeof(T));
+  return value;
+}
+
+}  // namespace sparsecast::emulation
+
+template <class T>
+T __shfl_sync(unsigned lanes, T value, int lane, const std::source_location& where = std::source_location::current()) {
+  return sparsecast::emulation::exchange(lanes, value, [lane](int) { return lane % 32; }, where);
+}
+template <class T>
+T __shfl_up_sync(unsigned lanes, T value, unsigned delta,
+                 const std::source_location& where = std::source_location::current()) {
+  const auto lane = [delta](int own) { return own - static_cast<int>(delta); };
+  return sparsecast::emulation::exchange(lanes, value, lane, where);
+}
+template <class T>
+T __shfl_down_sync(unsigned lanes, T value, unsigned delta,
+                   const std::source_location& where = std::source_location::current()) {
+  const auto lane = [delta](int own) { return own + static_cast<int>(delta); };
+  return sparsecast::emulation::exchange(lanes, value, lane, where);
+}
+template <class T>
+T __shfl_xor_sync(unsigned lanes, T value, int flip,
+                  const std::source_location& where = std::source_location::current()) {
+  return sparsecast::emulation::exchange(lanes, value, [flip](int own) { return own ^ flip; }, where);
+}
+inline unsigned __ballot_sync(unsigned lanes, int predicate,
+                              const std::source_location& where = std::source_location::current()) {
+  sparsecast::emulation::put_value(predicate != 0 ? 1 : 0);
+  sparsecast::emulation::warp_barrier(lanes, where);
+  const unsigned base = threadIdx.x / 32 * 32;
+  unsigned bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if ((lanes >> lane & 1) != 0) bits |= static_cast<unsigned>(sparsecast::emulation::value_of(base + lane)) << lane;
+  }
+  return bits;
+}
+inline int __any_sync(unsigned lanes, int predicate,
+                      const std::source_location& where = std::source_location::current()) {
+  return __ballot_sync(lanes, predicate, where) != 0 ? 1 : 0;
+}
+
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __popcll(unsigned long long x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
+inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
+inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1; }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<unsigned long long>(static_cast<Wide>(a) * b >> 64);
+}
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+
+// Threads change only at barriers, so an atomic operation needs no more than to be written down. As in CUDA, words are
+// of `unsigned` or `unsigned long long`.
+template <class T, class Change>
+T emulated_atomic(T* at, const Change& change) {
+  static_assert(std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>);
+  const T old = *at;
+  *at = change(old);
+  return old;
+}
+template <class T>
+T atomicAdd(T* at, std::type_identity_t<T> value) {
+  return emulated_atomic(at, [value](T old) { return old + value; });
+}
+template <class T>
+T atomicOr(T* at, std::type_identity_t<T> value) {
+  return emulated_atomic(at, [value](T old) { return old | value; });
+}
+template <class T>
+T atomicMin(T* at, std::type_identity_t<T> value) {
+  return emulated_atomic(at, [value](T old) { return value < old ? value : old; });
+}
+template <class T>
+T atomicMax(T* at, std::type_identity_t<T> value) {
+  return emulated_atomic(at, [value](T old) { return value > old ? value : old; });
+}
+template <class T>
+T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  return emulated_atomic(at, [expected, value](T old) { return old == expected ? value : old; });
+}

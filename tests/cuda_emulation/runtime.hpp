@@ -1,0 +1,48 @@
+#pragma once
+
+// The calls of the CUDA runtime that the launchers make, on host memory and all of them synchronous.
+
+#include <cstddef>
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorNoDevice = 100,
+  cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorNotReady = 600
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+
+/// New memory holds noise.
+cudaError_t cudaMalloc(void** at, std::size_t bytes);
+cudaError_t cudaFree(void* at);
+cudaError_t cudaMallocHost(void** at, std::size_t bytes);
+cudaError_t cudaFreeHost(void* at);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+
+namespace sparsecast::emulation {
+
+/// What tests ask about, since the program began.
+struct RuntimeCounts {
+  std::size_t allocations = 0;
+  std::size_t live_allocations = 0;
+  std::size_t stream_queries = 0;  ///< Each answers at once, so these are the host's waits.
+};
+RuntimeCounts runtime_counts();
+/// The allocation after `successes` more fails; a negative number means none.
+void fail_allocation_after(int successes);
+
+}  // namespace sparsecast::emulation

@@ -1,0 +1,63 @@
+#pragma once
+
+// Runs a CUDA grid on one OS thread, for tests: the threads of a block are fibers that give way at barriers, and blocks
+// run one after another. A barrier that not all threads reach is an EmulationError, never a hang.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+#include <type_traits>
+
+struct dim3 {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+};
+
+// What a kernel sees; of the thread that runs now.
+inline thread_local dim3 threadIdx;
+inline thread_local dim3 blockIdx;
+inline thread_local dim3 blockDim;
+inline thread_local dim3 gridDim;
+
+namespace sparsecast::emulation {
+
+/// A kernel broke a rule of the execution model.
+struct EmulationError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+/// With a seed other than 0, the threads that can run, and the blocks, run in random order, so that a missing barrier
+/// shows; with 0, in order of their index.
+void set_order(std::uint64_t seed);
+
+/// Runs `kernel` for every thread of the grid. The first exception that a thread throws is thrown on.
+void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+
+/// Waits for all threads of the block, which must come with the same `where`.
+void block_barrier(const std::source_location& where);
+/// Waits for the lanes of `lanes` of the calling thread's warp, which must come with the same set.
+void warp_barrier(std::uint32_t lanes, const std::source_location& where);
+
+/// Values that threads show each other: put, pass a barrier, read before the next barrier.
+void put_value(std::uint64_t value);
+std::uint64_t value_of(unsigned thread);
+
+/// Memory that one variable of the kernel shares within a block. Filled with random bytes before each block, as
+/// shared memory has no initial value.
+class SharedMemory {
+ public:
+  SharedMemory(void* at, std::size_t bytes);
+};
+
+template <class T>
+struct Shared {
+  static_assert(std::is_trivially_destructible_v<T>);
+  alignas(16) std::byte bytes[sizeof(T)];
+  SharedMemory memory{bytes, sizeof(T)};
+  T& value() { return *reinterpret_cast<T*>(bytes); }
+};
+
+}  // namespace sparsecast::emulation
