@@ -39,6 +39,9 @@ endif()
 if(SPARSECAST_TESTS)
   find_package(GTest CONFIG QUIET)
 endif()
+if(SPARSECAST_RENDEZVOUS)
+  find_package(sodium 1.0.16 QUIET)
+endif()
 if(SPARSECAST_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)  # The C interface is all we use.
   find_package(MPI QUIET COMPONENTS CXX)
@@ -48,6 +51,7 @@ sparsecast_resolve(TOOLS "the sparsecast command" CLI11_FOUND)
 sparsecast_resolve(BENCH "the benchmarks" CLI11_FOUND benchmark_FOUND)
 sparsecast_resolve(TESTS "the tests" GTest_FOUND)
 sparsecast_resolve(MPI "the MPI transport" MPI_CXX_FOUND)
+sparsecast_resolve(RENDEZVOUS "the TCP rendezvous" sodium_FOUND)
 
 # The language is enabled only when there is device code to compile: its compiler check is slow.
 set(SPARSECAST_WITH_CUDA OFF)

@@ -10,6 +10,7 @@ endfunction()
 
 sparsecast_tristate(SPARSECAST_MPI "MPI transport and its tests")
 sparsecast_tristate(SPARSECAST_CUDA "Device code")
+sparsecast_tristate(SPARSECAST_RENDEZVOUS "Meeting over TCP with a shared secret")
 sparsecast_tristate(SPARSECAST_TOOLS "The sparsecast command")
 sparsecast_tristate(SPARSECAST_TESTS "Tests and soak programs")
 sparsecast_tristate(SPARSECAST_BENCH "sparsecast_perf and codec_bench")
