@@ -42,6 +42,12 @@ endif()
 if(SPARSECAST_RENDEZVOUS)
   find_package(sodium 1.0.16 QUIET)
 endif()
+if(SPARSECAST_CUDA)
+  find_package(CUDAToolkit 12 QUIET)
+  if(CUDAToolkit_FOUND AND SPARSECAST_NCCL)
+    find_package(NCCL 2.20 QUIET)
+  endif()
+endif()
 if(SPARSECAST_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)  # The C interface is all we use.
   find_package(MPI QUIET COMPONENTS CXX)
@@ -51,7 +57,20 @@ sparsecast_resolve(TOOLS "the sparsecast command" CLI11_FOUND)
 sparsecast_resolve(BENCH "the benchmarks" CLI11_FOUND benchmark_FOUND)
 sparsecast_resolve(TESTS "the tests" GTest_FOUND)
 sparsecast_resolve(MPI "the MPI transport" MPI_CXX_FOUND)
+sparsecast_resolve(NCCL "the NCCL transport" CUDAToolkit_FOUND NCCL_FOUND)
 sparsecast_resolve(RENDEZVOUS "the TCP rendezvous" sodium_FOUND)
+
+# The CUDA runtime alone tells which devices there are. The static one asks for the driver only when it is used, so that
+# one binary serves machines with and without.
+set(SPARSECAST_WITH_CUDART OFF)
+if(SPARSECAST_CUDA AND CUDAToolkit_FOUND)
+  set(SPARSECAST_WITH_CUDART ON)
+  if(TARGET CUDA::cudart_static)
+    set(SPARSECAST_CUDART CUDA::cudart_static)
+  else()
+    set(SPARSECAST_CUDART CUDA::cudart)
+  endif()
+endif()
 
 # The language is enabled only when there is device code to compile: its compiler check is slow.
 set(SPARSECAST_WITH_CUDA OFF)
