@@ -20,6 +20,7 @@ static_assert(sizeof(MessageHeader) == 16);
 
 /// Both ends are in lockstep: a peer is never further ahead than a message or two.
 constexpr std::size_t kMostWaiting = 8;
+constexpr std::chrono::seconds kLeaveGrace{2};
 constexpr std::size_t kMostText = 600;
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 
@@ -40,6 +41,8 @@ const char* to_string(MessageType type) {
       return "verdict";
     case MessageType::kAbort:
       return "abort";
+    case MessageType::kLeave:
+      return "leave";
   }
   return "unknown message";
 }
@@ -76,7 +79,21 @@ void Connection::send(MessageType type, std::span<const std::byte> body, Deadlin
       }
     }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kPeerFailed) throw_if_given_up();
     throw error.within(name_);
+  }
+}
+
+/// A peer that hung up has often said why before; that is the better error.
+void Connection::throw_if_given_up() {
+  try {
+    fill();
+  } catch (const Error&) {
+  }
+  for (const ControlMessage& message : waiting_) {
+    if (message.type != MessageType::kAbort) continue;
+    const Error reason = abort_of(message);
+    throw Error(reason.code(), fmt::format("gave up: {}", reason.message()), name_);
   }
 }
 
@@ -99,6 +116,7 @@ bool Connection::take_message() {
     throw Error(ErrorCode::kCorrupt, "sent bytes that are not a message of this connection", name_);
   }
   received_.erase(received_.begin(), received_.begin() + static_cast<std::ptrdiff_t>(whole));
+  if (message.type == MessageType::kLeave) left_ = std::chrono::steady_clock::now();
   waiting_.push_back(std::move(message));
   return true;
 }
@@ -112,7 +130,9 @@ void Connection::fill() {
     try {
       bytes = socket_.receive_some(part, closed_);
     } catch (const Error& error) {
-      throw error.within(name_);
+      if (waiting_.empty()) throw error.within(name_);
+      closed_ = true;  // First what it said before.
+      return;
     }
     if (bytes == 0) return;
     received_.insert(received_.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(bytes));
@@ -130,6 +150,15 @@ std::optional<ControlMessage> Connection::poll() {
   return std::nullopt;
 }
 
+void Connection::linger(Deadline deadline) noexcept {
+  try {
+    shutdown(socket_.descriptor(), SHUT_WR);
+    std::array<std::byte, kReadBytes> part;
+    while (!closed_ && socket_.wait(POLLIN, deadline)) socket_.receive_some(part, closed_);
+  } catch (const Error&) {
+  }
+}
+
 std::optional<std::string> Connection::given_up() {
   try {
     fill();
@@ -138,6 +167,10 @@ std::optional<std::string> Connection::given_up() {
   }
   for (const ControlMessage& message : waiting_) {
     if (message.type == MessageType::kAbort) return fmt::format("{} gave up: {}", name_, abort_of(message).message());
+  }
+  if (left_) {
+    if (std::chrono::steady_clock::now() - *left_ < kLeaveGrace) return std::nullopt;
+    return name_ + " has left the group";
   }
   if (closed_) return name_ + " closed the connection";
   return std::nullopt;

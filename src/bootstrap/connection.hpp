@@ -20,6 +20,7 @@ enum class MessageType : std::uint32_t {
   kVote = 5,
   kVerdict = 6,
   kAbort = 7,  ///< Either way, at any time: the sender gives up; text says why.
+  kLeave = 8,  ///< Either way: the sender has done its part and closes in good order.
 };
 
 const char* to_string(MessageType type);
@@ -45,13 +46,18 @@ class Connection {
   std::optional<ControlMessage> poll();
   /// The next message. Polls at least once. Throws Error{kTimeout} as well.
   ControlMessage receive(Deadline deadline);
-  /// Why the peer is not to be waited for: it has given up (its text), or gone. Asks without waiting; messages that it
-  /// finds on the way stay for poll().
+  /// Ends the stream and reads on until the peer has ended its own, or the deadline: closing with bytes unread would
+  /// take away what was sent last, and that is where the reason is.
+  void linger(Deadline deadline) noexcept;
+  /// Why the peer is not to be waited for: it has given up (its text), or gone. One that left in good order had its
+  /// part in what still runs, which gets a moment to end. Asks without waiting; messages found on the way stay for
+  /// poll().
   std::optional<std::string> given_up();
 
  private:
   /// Reads what is there, at most until some messages wait.
   void fill();
+  void throw_if_given_up();
   bool take_message();
 
   Socket socket_;
@@ -61,6 +67,7 @@ class Connection {
   std::uint64_t max_body_bytes_;
   Bytes received_;
   bool closed_ = false;
+  std::optional<Deadline> left_;  ///< Since when.
   std::deque<ControlMessage> waiting_;
 };
 

@@ -29,6 +29,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::uint64_t kSmallestBound = 4096;
+constexpr milliseconds kParting{200};
 constexpr int kLargestGroup = 1 << 16;
 
 Deadline close_of_step(Deadline deadline) {
@@ -151,6 +152,10 @@ struct Rendezvous::Impl {
     max_body_bytes = rank == 0 ? part : part + static_cast<std::uint64_t>(size) * (max_blob_bytes + 8);
   }
 
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
   void gather_members(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
                       Deadline deadline);
   void admit(const RendezvousOptions& options, Authenticated& peer, std::vector<std::string>& notes);
@@ -184,6 +189,15 @@ struct Rendezvous::Impl {
   std::optional<std::string> broken;
 };
 
+Rendezvous::Impl::~Impl() {
+  if (!broken) return;
+  const Deadline soon = steady_clock::now() + kParting;
+  if (hub) hub->linger(soon);
+  for (const auto& member : members) {
+    if (member) member->linger(soon);
+  }
+}
+
 // --- meeting ---
 
 std::vector<int> Rendezvous::Impl::missing() const {
@@ -195,14 +209,16 @@ std::vector<int> Rendezvous::Impl::missing() const {
 }
 
 void Rendezvous::Impl::fail_meeting(const Error& error, Connection* newcomer) {
-  const Deadline soon = steady_clock::now() + milliseconds(200);
+  const Deadline soon = steady_clock::now() + kParting;
   const Bytes body = abort_body(error);
   if (newcomer != nullptr) {
     try {
       newcomer->send(MessageType::kAbort, body, soon);
+      newcomer->linger(soon);
     } catch (const Error&) {
     }
   }
+  broken = error.message();
   tell_all(MessageType::kAbort, body, soon);
   throw error.within("rendezvous, rank 0");
 }
@@ -225,7 +241,9 @@ void Rendezvous::Impl::admit(const RendezvousOptions& options, Authenticated& pe
                                                              connection.name(), hello.generation, options.generation));
     notes.push_back(error.message());
     try {
-      connection.send(MessageType::kAbort, abort_body(error), steady_clock::now() + milliseconds(200));
+      const Deadline soon = steady_clock::now() + kParting;
+      connection.send(MessageType::kAbort, abort_body(error), soon);
+      connection.linger(soon);
     } catch (const Error&) {
     }
     return;
@@ -307,7 +325,16 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
 }
 
 Rendezvous::Rendezvous(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Rendezvous::~Rendezvous() = default;
+
+Rendezvous::~Rendezvous() {
+  // So that a rank that still waits for the end of the last collective does not take this for a death.
+  if (impl_->broken) return;
+  try {
+    impl_->tell_all(MessageType::kLeave, {}, steady_clock::now() + milliseconds(100));
+  } catch (const Error&) {
+  }
+}
+
 int Rendezvous::rank() const noexcept { return impl_->rank; }
 int Rendezvous::size() const noexcept { return impl_->size; }
 const std::vector<std::string>& Rendezvous::turned_away() const noexcept { return impl_->turned_away; }
@@ -335,7 +362,7 @@ void Rendezvous::Impl::break_with(const Error& error) noexcept {
   if (broken) return;
   try {
     broken = error.what();
-    tell_all(MessageType::kAbort, abort_body(error), steady_clock::now() + milliseconds(200));
+    tell_all(MessageType::kAbort, abort_body(error), steady_clock::now() + kParting);
   } catch (...) {
     if (!broken) broken = "out of memory";
   }
@@ -361,6 +388,7 @@ Bytes Rendezvous::Impl::expect(Connection& peer, MessageType type, Deadline dead
     const Error reason = abort_of(message);
     throw Error(reason.code(), fmt::format("gave up: {}", reason.message()), peer.name());
   }
+  if (message.type == MessageType::kLeave) throw Error(ErrorCode::kPeerFailed, "has left the group", peer.name());
   if (message.type != type) {
     throw Error(ErrorCode::kGroupMismatch,
                 fmt::format("is at another step: it sent '{}' where '{}' was expected", to_string(message.type),

@@ -198,7 +198,8 @@ TEST_F(HostilePeer, ASilentHostIsATimeoutThatNamesIt) {
 
 TEST_F(HostilePeer, AHostThatHangsUpIsATimeoutWithTheReason) {
   expect_member_fails(
-      ErrorCode::kTimeout, {"not reached until the deadline", "the connection"}, [](Socket& socket) { socket.close(); }, 400ms);
+      ErrorCode::kTimeout, {"not reached until the deadline", "the connection"}, [](Socket& socket) { socket.close(); },
+      400ms);
 }
 
 TEST_F(HostilePeer, AnotherServiceAtThePortIsCorrupt) {

@@ -228,6 +228,17 @@ TEST_F(RendezvousTest, ARankThatLeavesIsNoticedWithoutWaitingForTheDeadline) {
   });
 }
 
+TEST_F(RendezvousTest, ARankThatLeavesInGoodOrderIsNoFailureAtOnce) {
+  Meeting meeting(meeting_options(2));
+  meeting.run([&](std::shared_ptr<Rendezvous> group) {
+    group->all_gather({}, in(20s));
+    if (group->rank() == 1) return group.reset();
+    std::this_thread::sleep_for(300ms);
+    EXPECT_EQ(group->aborted(), std::nullopt);
+    expect_error(ErrorCode::kPeerFailed, [&] { group->all_gather({}, in(60s)); }, {"has left"});
+  });
+}
+
 TEST_F(RendezvousTest, AnAbortReachesRanksThatAreBusyElsewhere) {
   Meeting meeting(meeting_options(4));
   meeting.run([&](const std::shared_ptr<Rendezvous>& group) {

@@ -54,6 +54,7 @@ class NcclChannel : public testing::Test {
     if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
   }
   void TearDown() override {
+    EXPECT_EQ(fake_.misuses(), "");
     if (HasFailure()) return;
     EXPECT_EQ(fake_.counts.mem_allocs, fake_.counts.mem_frees);
   }

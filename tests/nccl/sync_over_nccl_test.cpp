@@ -31,6 +31,7 @@ TEST(SyncOverNccl, LeavesAllReceiversBitIdenticalVersionAfterVersion) {
       EXPECT_GT(report.changed, 0U);
     }
   });
+  EXPECT_EQ(fake.misuses(), "");
   group.committed = group.model.weights();
   for (int rank = 1; rank < group.options.ranks; ++rank) {
     EXPECT_EQ(group.wrong(rank), 0U);

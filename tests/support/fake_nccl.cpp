@@ -2,8 +2,6 @@
 
 #include "tests/support/fake_nccl.hpp"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -99,6 +97,13 @@ struct FakeNccl::State final : public DeviceApi {
   std::uint64_t ids = 0;
   std::atomic<bool> closing{false};
 
+  std::mutex misuse_mutex;
+  std::vector<std::string> misuses;
+  void misuse(const std::string& what) {
+    const std::lock_guard lock(misuse_mutex);
+    misuses.push_back(what);
+  }
+
   Communicator* add(std::shared_ptr<World> world, int rank) {
     communicators.push_back(std::make_unique<Communicator>());
     communicators.back()->world = std::move(world);
@@ -162,7 +167,7 @@ struct FakeNccl::State final : public DeviceApi {
     std::unique_lock lock(mutex);
     Operation& operation = communicator->world->operations[number];
     if (fake.faults.never_arrive.count(communicator->rank) == 0) ++operation.arrived;
-    if (operation.root >= 0 && operation.root != root) ADD_FAILURE() << "the ranks disagree on the root";
+    if (operation.root >= 0 && operation.root != root) misuse("the ranks disagree on the root");
     operation.root = root;
     if (communicator->rank == root) {
       operation.data.assign(data, data + bytes);
@@ -172,7 +177,7 @@ struct FakeNccl::State final : public DeviceApi {
     changed.wait(lock,
                  [&] { return communicator->stopped || closing || operation.arrived == communicator->world->size; });
     if (communicator->stopped || closing) return;
-    if (operation.data.size() != bytes) ADD_FAILURE() << "the ranks disagree on the size of broadcast " << number;
+    if (operation.data.size() != bytes) misuse("the ranks disagree on the size of broadcast " + std::to_string(number));
     std::memcpy(data, operation.data.data(), std::min(bytes, operation.data.size()));
   }
 
@@ -181,10 +186,10 @@ struct FakeNccl::State final : public DeviceApi {
     std::uint64_t number = 0;
     {
       const std::lock_guard lock(mutex);
-      if (communicator->freed) ADD_FAILURE() << "ncclBroadcast on a freed communicator";
+      if (communicator->freed) misuse("ncclBroadcast on a freed communicator");
       if (communicator->stopped) return ncclInvalidUsage;
       if (communicator->issuer == std::thread::id{}) communicator->issuer = std::this_thread::get_id();
-      if (communicator->issuer != std::this_thread::get_id()) ADD_FAILURE() << "two threads issue";
+      if (communicator->issuer != std::this_thread::get_id()) misuse("two threads issue");
       number = communicator->issued++;
       ++fake.counts.broadcasts;
       if (communicator->rank == fake.faults.async_error_rank &&
@@ -198,7 +203,7 @@ struct FakeNccl::State final : public DeviceApi {
   }
 
   ncclResult_t init(ncclComm_t* out, int size, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
-    if (config->blocking != 0) ADD_FAILURE() << "a blocking communicator";
+    if (config->blocking != 0) misuse("a blocking communicator");
     const std::lock_guard lock(mutex);
     std::uint64_t number = 0;
     std::memcpy(&number, id.internal, sizeof(number));
@@ -217,7 +222,7 @@ struct FakeNccl::State final : public DeviceApi {
   ncclResult_t async_error(ncclComm_t handle, ncclResult_t* state) {
     const std::lock_guard lock(mutex);
     Communicator* const communicator = of(handle);
-    if (communicator->freed) ADD_FAILURE() << "ncclCommGetAsyncError on a freed communicator";
+    if (communicator->freed) misuse("ncclCommGetAsyncError on a freed communicator");
     *state = communicator->async_error;
     if (communicator->world->joined < communicator->world->size || fake.faults.init_hangs) *state = ncclInProgress;
     if (communicator->child != nullptr) {
@@ -235,7 +240,7 @@ struct FakeNccl::State final : public DeviceApi {
 
   void stop(ncclComm_t handle, bool free_it) {
     const std::lock_guard lock(mutex);
-    if (of(handle)->freed) ADD_FAILURE() << "a communicator is stopped after it was freed";
+    if (of(handle)->freed) misuse("a communicator is stopped after it was freed");
     of(handle)->stopped = true;
     of(handle)->freed = free_it;
     of(handle)->async_error = ncclSuccess;
@@ -246,6 +251,8 @@ struct FakeNccl::State final : public DeviceApi {
 namespace {
 
 FakeNccl* current = nullptr;
+
+void misuse(const std::string& what) { current->state().misuse(what); }
 
 ncclUniqueId new_id() {
   ncclUniqueId id{};
@@ -274,7 +281,7 @@ void fill_optional(NcclFunctions& f) {
     return ncclSuccess;
   };
   f.comm_deregister = [](ncclComm_t communicator, void*) {
-    if (of(communicator)->freed) ADD_FAILURE() << "ncclCommDeregister on a freed communicator";
+    if (of(communicator)->freed) misuse("ncclCommDeregister on a freed communicator");
     ++current->counts.deregistrations;
     return ncclSuccess;
   };
@@ -286,7 +293,7 @@ void fill_optional(NcclFunctions& f) {
     ++current->counts.shrinks;
     const std::lock_guard lock(current->state().mutex);
     Communicator* const parent = of(communicator);
-    if (parent->stopped && flags != kShrinkAbort) ADD_FAILURE() << "a stopped communicator shrinks without the flag";
+    if (parent->stopped && flags != kShrinkAbort) misuse("a stopped communicator shrinks without the flag");
     const auto before = std::count_if(lost, lost + count, [&](int r) { return r < parent->rank; });
     const auto id = reinterpret_cast<std::uint64_t>(parent->world.get());
     return current->state().derive(parent, id, parent->world->size - count, parent->rank - static_cast<int>(before),
@@ -351,7 +358,7 @@ void fill_required(NcclFunctions& f) {
   f.get_last_error = [](ncclComm_t) -> const char* { return "the fake's last words"; };
   f.broadcast = [](const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
                    cudaStream_t stream) {
-    if (type != ncclInt8) ADD_FAILURE() << "not bytes";
+    if (type != ncclInt8) misuse("not bytes");
     return current->state().broadcast(communicator, data, count, root, stream);
   };
 }
@@ -368,6 +375,13 @@ FakeNccl::~FakeNccl() {
   state_->closing = true;
   state_->changed.notify_all();
   current = nullptr;
+}
+
+std::string FakeNccl::misuses() const {
+  const std::lock_guard lock(state_->misuse_mutex);
+  std::string text;
+  for (const std::string& what : state_->misuses) text += what + "\n";
+  return text;
 }
 
 DeviceApi& FakeNccl::device() { return *state_; }

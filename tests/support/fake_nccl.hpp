@@ -2,7 +2,7 @@
 
 // NCCL and the CUDA runtime for tests: ranks are threads, memory is the host's, a stream is a thread with a queue, a
 // broadcast is done when every rank has issued it. Faults are injected by rank. What NCCL leaves undefined (calls on a
-// freed communicator, issuing while one is in progress, another thread) fails the test.
+// freed communicator, another thread, ranks that disagree) is kept in misuses().
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -50,6 +50,8 @@ class FakeNccl {
   struct State;
   State& state() { return *state_; }
   DeviceApi& device();
+  /// What the channels did that NCCL leaves undefined; tests expect nothing.
+  std::string misuses() const;
 
  private:
   std::unique_ptr<State> state_;
