@@ -10,6 +10,8 @@ endfunction()
 
 sparsecast_tristate(SPARSECAST_MPI "MPI transport and its tests")
 sparsecast_tristate(SPARSECAST_CUDA "Device code")
+sparsecast_tristate(SPARSECAST_NCCL "NCCL transport (headers at build time, the library at run time)")
+sparsecast_tristate(SPARSECAST_RENDEZVOUS "Meeting over TCP with a shared secret")
 sparsecast_tristate(SPARSECAST_TOOLS "The sparsecast command")
 sparsecast_tristate(SPARSECAST_TESTS "Tests and soak programs")
 sparsecast_tristate(SPARSECAST_BENCH "sparsecast_perf and codec_bench")
@@ -17,6 +19,8 @@ sparsecast_tristate(SPARSECAST_BENCH "sparsecast_perf and codec_bench")
 option(BUILD_SHARED_LIBS "Build the shared library, else the static one" ON)
 option(SPARSECAST_FUZZ "libFuzzer targets (needs clang)" OFF)
 option(SPARSECAST_WERROR "Treat warnings as errors" OFF)
+
+set(SPARSECAST_NCCL_PYTHON "" CACHE FILEPATH "A Python whose nvidia-nccl wheel has nccl.h, if the toolkit has none")
 
 set(SPARSECAST_SANITIZE "" CACHE STRING "Sanitizer of the whole build: empty, address (with undefined) or thread")
 set_property(CACHE SPARSECAST_SANITIZE PROPERTY STRINGS "" address thread)

@@ -11,7 +11,7 @@ logs=$repository/build/logs
 
 packages=(
   cmake g++ make ninja-build pkg-config
-  libfmt-dev libhwy-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
+  libfmt-dev libhwy-dev libsodium-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
   libbenchmark-dev libcli11-dev libgmock-dev libgtest-dev libopenmpi-dev openmpi-bin
   python3-venv
 )

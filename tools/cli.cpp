@@ -48,7 +48,7 @@ constexpr const char* kTour =
     "  sparsecast apply step_100.safetensors 101.scd -o copy_101.safetensors\n"
     "  sparsecast compare step_101.safetensors copy_101.safetensors\n\n"
     "`sparsecast COMMAND --help` explains each command.\n"
-    "Exit codes: 0 good, 1 differs, 2 usage, 3 bad input, 4 input/output.";
+    "Exit codes: 0 good, 1 differs or a check failed, 2 usage, 3 bad input, 4 input/output.";
 
 }  // namespace
 
@@ -59,7 +59,7 @@ int run_cli(const std::vector<std::string>& arguments, Console& console) {
   app.require_subcommand(1);
   const std::vector<AddedCommand> commands = {
       add_diff(app, console),   add_apply(app, console),  add_inspect(app, console), add_compose(app, console),
-      add_invert(app, console), add_digest(app, console), add_compare(app, console)};
+      add_invert(app, console), add_digest(app, console), add_compare(app, console), add_doctor(app, console)};
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {

@@ -24,6 +24,9 @@ enum class ErrorCode : int {
   kIo,               ///< The operating system refused an input or output operation.
   kTimeout,          ///< A deadline passed while a peer was silent.
   kPeerFailed,       ///< A peer reported that it failed.
+  kUnauthenticated,  ///< The other end of a connection does not know the group's secret.
+  kGroupMismatch,    ///< The ranks of a group disagree: on its size, its members, its libraries or what they do next.
+  kDevice,           ///< The device, its driver or a library that drives it (CUDA, NCCL) reported an error.
 };
 
 /// "corrupt", "version_gap", ...: the stable name used in logs and JSON.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "sparsecast/control_channel.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/export.hpp"
@@ -12,8 +13,6 @@
 #include "sparsecast/subscriber.hpp"
 
 namespace sparsecast {
-
-using Deadline = std::chrono::steady_clock::time_point;
 
 /// One channel: a source and the receivers that get the same tensors. Every call is collective over the channel, and
 /// ends by `deadline` with the result or with Error{kTimeout | kPeerFailed}; it never hangs. After an error the

@@ -32,6 +32,12 @@ std::string_view to_string(ErrorCode code) noexcept {
       return "timeout";
     case ErrorCode::kPeerFailed:
       return "peer_failed";
+    case ErrorCode::kUnauthenticated:
+      return "unauthenticated";
+    case ErrorCode::kGroupMismatch:
+      return "group_mismatch";
+    case ErrorCode::kDevice:
+      return "device";
   }
   return "unknown";
 }

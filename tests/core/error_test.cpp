@@ -25,7 +25,7 @@ TEST(Error, PutsAnOuterContextBeforeItsOwn) {
 
 TEST(Error, EveryCodeHasItsOwnName) {
   std::set<std::string_view> names;
-  const int last = static_cast<int>(ErrorCode::kPeerFailed);
+  const int last = static_cast<int>(ErrorCode::kDevice);
   for (int code = static_cast<int>(ErrorCode::kUsage); code <= last; ++code) {
     names.insert(to_string(static_cast<ErrorCode>(code)));
   }

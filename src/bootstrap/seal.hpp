@@ -1,0 +1,57 @@
+#pragma once
+
+// The rendezvous' cryptography, all of it libsodium's:
+//   key       = BLAKE2b-256("sparsecast rendezvous key", secret)
+//   proof     = HMAC-SHA-512-256(key, label, transcript)      label: who proves, so that no proof can be reflected
+//   sealing   = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as nonce
+// The transcript holds both fresh nonces, so every proof and every session key is of this connection alone.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "sparsecast/delta.hpp"
+
+namespace sparsecast {
+
+inline constexpr std::size_t kNonceBytes = 32;
+inline constexpr std::size_t kProofBytes = 32;
+inline constexpr std::size_t kSealBytes = 16;
+using Nonce = std::array<std::byte, kNonceBytes>;
+using Proof = std::array<std::byte, kProofBytes>;
+
+/// Wiped when it goes.
+class SecretKey {
+ public:
+  SecretKey() = default;
+  SecretKey(const SecretKey&) = default;
+  SecretKey& operator=(const SecretKey&) = default;
+  ~SecretKey();
+  std::array<std::byte, 32> bytes{};
+};
+
+Nonce fresh_nonce();
+/// Throws Error{kUnsupported} without libsodium, Error{kUsage} for a secret that is too short.
+SecretKey key_from_secret(const std::string& secret);
+Proof prove(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
+/// In constant time.
+bool same_proof(const Proof& a, const Proof& b);
+SecretKey derive(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
+
+/// One direction of a connection. Messages must be opened in the order in which they were sealed.
+class Sealer {
+ public:
+  explicit Sealer(const SecretKey& key) : key_(key) {}
+  Bytes seal(std::span<const std::byte> plain, std::span<const std::byte> header);
+  /// False when the bytes are not the next sealed message.
+  bool open(std::span<const std::byte> sealed, std::span<const std::byte> header, Bytes& plain);
+
+ private:
+  SecretKey key_;
+  std::uint64_t counter_ = 0;
+};
+
+}  // namespace sparsecast

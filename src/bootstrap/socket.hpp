@@ -1,0 +1,72 @@
+#pragma once
+
+// Non-blocking TCP with deadlines. Errors carry the operating system's words.
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsecast/control_channel.hpp"
+
+namespace sparsecast {
+
+/// An IPv4 or IPv6 address with its port.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  std::string host() const;  ///< Numeric.
+  std::uint16_t port() const;
+  std::string text() const;  ///< "10.0.0.1:29400", "[::1]:29400".
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+/// All addresses of a host. Numeric ones need no server; a name is looked up on a thread of its own, because the
+/// system's resolver takes no deadline.
+std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, Deadline deadline);
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  ~Socket() { close(); }
+  Socket(Socket&& other) noexcept : descriptor_(other.release()) {}
+  Socket& operator=(Socket&& other) noexcept;
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  explicit operator bool() const noexcept { return descriptor_ >= 0; }
+  int descriptor() const noexcept { return descriptor_; }
+  void close() noexcept;
+
+  SocketAddress local() const;
+  SocketAddress peer() const;
+
+  /// Sends what goes without waiting; returns how much. Throws Error{kPeerFailed}.
+  std::size_t send_some(std::span<const std::byte> bytes);
+  /// Receives what is there; 0 when nothing is. Sets `closed` at the end of the stream. Throws Error{kPeerFailed}.
+  std::size_t receive_some(std::span<std::byte> bytes, bool& closed);
+  /// Waits until it is ready for these poll(2) events; false at the deadline.
+  bool wait(short events, Deadline deadline) const;
+
+ private:
+  int release() noexcept;
+  int descriptor_ = -1;
+};
+
+/// Throws Error{kIo | kUsage} with the address.
+Socket listen_on(const SocketAddress& address);
+/// No value when nobody is waiting.
+std::optional<Socket> accept_one(const Socket& listener);
+/// No value when refused, unreachable or not answered by the deadline; `why` says which. `from` may be null.
+std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
+                                 std::string& why);
+
+/// Milliseconds for poll(2), at least 0, at most a second: so that a waiting loop looks up now and then.
+int poll_milliseconds(Deadline deadline);
+
+}  // namespace sparsecast

@@ -1,0 +1,69 @@
+#pragma once
+
+// How a communicator comes to be: every rank says what it has and what it was, all look at the same table, and all come
+// to the same decision. Nothing is created before that.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sparsecast/delta.hpp"
+#include "sparsecast/nccl_transport.hpp"
+
+namespace sparsecast {
+
+inline constexpr std::uint32_t kNcclChannelProtocol = 1;
+
+/// One rank's part of the table. Text fields end in zeros.
+struct Presence {
+  std::uint32_t protocol = kNcclChannelProtocol;
+  std::int32_t nccl_version = 0;
+  std::uint64_t staging_bytes = 0;
+  std::uint32_t can_register = 0;
+  std::uint32_t can_init_scalable = 0;
+  std::uint32_t can_shrink = 0;   ///< The old communicator is still there, and so is ncclCommShrink.
+  std::uint32_t can_grow = 0;     ///< The library has it, and the old communicator, if there was one, is in order.
+  std::uint64_t old_channel = 0;  ///< 0: none; this rank joins.
+  std::uint64_t nonce = 0;        ///< Random, so that two channels of the same ranks have different numbers.
+  std::int32_t old_rank = -1;
+  std::int32_t old_size = 0;
+  std::array<char, 48> device{};     ///< UUID.
+  std::array<char, 64> host_id{};    ///< NCCL_HOSTID, which lets ranks share a device.
+  std::array<char, 768> settings{};  ///< NCCL's variables that must not differ, "NAME=value\n".
+};
+
+enum class Formation { kInit, kInitScalable, kShrink, kGrow };
+
+struct FormationPlan {
+  Formation formation = Formation::kInit;
+  bool registered = false;
+  std::vector<int> lost;      ///< Of kShrink: the old ranks that are left out.
+  std::vector<int> roots;     ///< Ranks that create a unique id.
+  std::uint64_t channel = 0;  ///< The new channel's number, the same on every rank.
+};
+
+const char* to_string(Formation formation);
+
+/// The variables that must be the same on every rank, as they are in this process.
+std::string nccl_settings();
+/// Every set variable that concerns NCCL or the choice of devices, "NAME=value".
+std::vector<std::string> relevant_environment();
+
+/// Throws Error{kGroupMismatch} that names two ranks and what differs.
+void check_presences(const std::vector<Presence>& presences);
+FormationPlan plan_formation(const std::vector<Presence>& presences);
+
+template <std::size_t N>
+void set_text(std::array<char, N>& field, const std::string& text) {
+  field.fill('\0');
+  text.copy(field.data(), N - 1);
+}
+/// Up to its end, which is enforced.
+template <std::size_t N>
+std::string get_text(const std::array<char, N>& field) {
+  const std::string text(field.data(), N - 1);
+  return text.substr(0, text.find('\0'));
+}
+
+}  // namespace sparsecast

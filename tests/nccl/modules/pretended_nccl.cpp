@@ -1,0 +1,5 @@
+// A library that looks like NCCL at first sight: it has a version, and nothing else.
+extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
+  *version = PRETENDED_VERSION;
+  return 0;
+}

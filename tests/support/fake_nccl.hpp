@@ -1,0 +1,62 @@
+#pragma once
+
+// NCCL and the CUDA runtime for tests: ranks are threads, memory is the host's, a stream is a thread with a queue, a
+// broadcast is done when every rank has issued it. Faults are injected by rank. What NCCL leaves undefined (calls on a
+// freed communicator, another thread, ranks that disagree) is kept in misuses().
+
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "nccl/channel.hpp"
+
+namespace sparsecast::test {
+
+struct FakeFaults {
+  std::set<int> never_arrive;  ///< These ranks' broadcasts never reach the others (a dead device).
+  int async_error_rank = -1;   ///< After `healthy_broadcasts` of its own this rank's communicator fails.
+  int healthy_broadcasts = 0;
+  std::set<int> no_mem_alloc;  ///< Devices on which ncclMemAlloc fails.
+  std::set<int> no_register;   ///< Devices... of ranks on which ncclCommRegister fails.
+  bool init_hangs = false;
+  bool abort_hangs = false;
+  bool damage_tables = false;  ///< One bit of every message of a table's size flips.
+  std::set<int> same_gpu;      ///< Devices that report one and the same UUID.
+};
+
+struct FakeCounts {
+  std::atomic<int> inits{0}, scalable_inits{0}, splits{0}, shrinks{0}, grows{0}, revokes{0}, aborts{0}, destroys{0};
+  std::atomic<int> broadcasts{0}, registrations{0}, deregistrations{0}, mem_allocs{0}, mem_frees{0};
+  std::atomic<int> allocated{0};  ///< Device and pinned blocks that are not freed.
+};
+
+/// One at a time: NCCL's functions carry no context.
+class FakeNccl {
+ public:
+  FakeNccl();
+  ~FakeNccl();
+  FakeNccl(const FakeNccl&) = delete;
+  FakeNccl& operator=(const FakeNccl&) = delete;
+
+  NcclRuntime runtime();
+  NcclFunctions functions;  ///< Take entry points away to play an older library.
+  FakeFaults faults;        ///< To be set before the ranks start.
+  FakeCounts counts;
+
+  struct State;
+  State& state() { return *state_; }
+  DeviceApi& device();
+  /// What the channels did that NCCL leaves undefined; tests expect nothing.
+  std::string misuses() const;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sparsecast::test
+
+#endif
