@@ -83,7 +83,8 @@ class SPARSECAST_API NcclTransport final : public Transport {
 
   /// Device memory to device memory: one count table, then one large broadcast a bucket; the host waits for no bucket,
   /// only at the end. On the source `buckets` is input, read after what is on `ready_stream` now (a cudaStream_t; null:
-  /// they are ready); elsewhere it is ignored and `consume` gets them. Returns the sizes, on every rank.
+  /// they are ready); elsewhere it is ignored and `consume` gets them. Returns the sizes, on every rank. When it
+  /// throws, the device is done with the buckets as well, unless it hangs for good.
   std::vector<std::uint64_t> broadcast_device(std::span<const DeviceBucket> buckets, int source,
                                               const DeviceConsumer& consume, Deadline deadline,
                                               void* ready_stream = nullptr);

@@ -109,10 +109,14 @@ void NcclTransport::Channel::fail(const Error& error) noexcept {
   }
   control_->abort(error.what());
   if (communicator_ == nullptr) return;
-  if (open_ && revoke_communicator(*runtime_.functions, communicator_)) return;
-  if (!abort_communicator(*runtime_.functions, communicator_) && staging_) staging_->leave_behind();
-  communicator_ = nullptr;
-  registrations_.clear();
+  bool stopped = open_ && revoke_communicator(*runtime_.functions, communicator_);
+  if (!stopped) {
+    stopped = abort_communicator(*runtime_.functions, communicator_);
+    communicator_ = nullptr;
+    registrations_.clear();
+  }
+  // The caller gets its buckets back with the error: nothing may still read them.
+  if (staging_ && !(stopped && staging_->becomes_idle())) staging_->leave_behind();
 }
 
 template <class Body>

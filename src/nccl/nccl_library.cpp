@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <mutex>
+#include <optional>
 
 namespace sparsecast {
 namespace {
@@ -114,11 +116,15 @@ NcclLibrary load_nccl(const std::string& requested) {
 }
 
 const NcclLibrary& process_nccl() {
-  static const NcclLibrary library = [] {
+  static std::mutex mutex;
+  static std::optional<NcclLibrary> library;
+  const std::lock_guard lock(mutex);
+  // After a failure it is tried again: the process may have loaded its copy since.
+  if (!library) {
     const char* const requested = std::getenv(kNcclLibraryVariable);
-    return load_nccl(requested == nullptr ? "" : requested);
-  }();
-  return library;
+    library = load_nccl(requested == nullptr ? "" : requested);
+  }
+  return *library;
 }
 
 }  // namespace sparsecast

@@ -48,6 +48,8 @@ class Staging {
 
   /// Before every call: the right thread, the right device.
   void enter();
+  /// Waits a bounded time for all that is on the streams: before that nobody's memory is safe to touch.
+  bool becomes_idle() noexcept;
   /// A kernel may still use the memory: it is never freed.
   void leave_behind() noexcept { left_behind_ = true; }
 
@@ -66,7 +68,6 @@ class Staging {
 
  private:
   void* allocate_device(std::uint64_t bytes);
-  bool becomes_idle() noexcept;
   void release() noexcept;
 
   DeviceApi& api_;
