@@ -80,15 +80,24 @@ install_packages() {
   fi
 }
 
-fill_python_environment() {
-  python3 -m venv .venv
-  .venv/bin/python3 -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
-  cp tests/requirements.txt .venv/installed-requirements.txt
+# What .venv must hold: for the Python tests, and NCCL's headers and library where device code can be compiled.
+python_requirements() {
+  cat tests/requirements.txt
+  if command -v nvcc >/dev/null; then
+    cat tests/requirements-nccl.txt
+  fi
 }
 
-# Creates or refreshes .venv, which the Python tests use.
+fill_python_environment() {
+  python3 -m venv .venv
+  python_requirements >.venv/requirements.txt
+  .venv/bin/python3 -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
+  mv .venv/requirements.txt .venv/installed-requirements.txt
+}
+
+# Creates or refreshes .venv.
 prepare_python() {
-  if ! cmp -s tests/requirements.txt .venv/installed-requirements.txt; then
+  if ! cmp -s <(python_requirements) .venv/installed-requirements.txt; then
     step "Python environment in .venv" fill_python_environment
   fi
 }

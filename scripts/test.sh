@@ -19,7 +19,8 @@ run_tests() {
 
 # build PRESET [TARGET]
 build() {
-  step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}"
+  step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}" \
+    -DSPARSECAST_NCCL_PYTHON="$repository/.venv/bin/python3"
   step "build $1" cmake --build "build/$1" --parallel "$jobs" --target "${2:-all}"
 }
 
