@@ -273,7 +273,7 @@ class Refuses(unittest.TestCase):
                 (2, entry + 8, "<I", 2, "payload_end"), (2, entry + 8, "<I", 0xFFFFFFFC, "payload_end"),
                 (2, entry + 12, "<I", coding | 7, "codec"), (2, entry + 12, "<I", coding | 31 << 5, "kp"),
                 (2, entry + 12, "<I", coding | 63 << 10, "kv"), (2, entry + 12, "<I", coding | 31 << 16, "ke"),
-                (2, entry + 12, "<I", coding | 1 << 21, "reserved bit"), (3, 24, "<I", 2, "frames"),
+                (2, entry + 12, "<I", coding | 1 << 22, "reserved bit"), (3, 24, "<I", 2, "frames"),
                 (3, 28, "<I", 1, "flags"), (3, 32, "<Q", 1, "changed"), (3, 40, "<Q", 8, "frame_bytes"),
                 (3, 72, "B", 1, "reserved")):
             records = list(self.records)
