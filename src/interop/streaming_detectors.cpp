@@ -1,8 +1,8 @@
 #include "interop/streaming_detectors.hpp"
 
 #include <algorithm>
-#include <compare>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 #include "core/word.hpp"
@@ -11,7 +11,7 @@
 namespace sparsecast {
 namespace {
 
-constexpr std::uint64_t kReleaseEveryBytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t kReleaseEveryBytes = std::uint64_t{8} << 20;
 
 class ReleasingDetector : public Detector {
  public:
@@ -19,51 +19,51 @@ class ReleasingDetector : public Detector {
       : inner_(std::move(inner)), checkpoints_(std::move(checkpoints)) {}
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
-    const TileView view = inner_->detect(tensor, first, count, workspace);
     const std::uint64_t size = element_size(checkpoints_.front()->table()[tensor].dtype);
-    passed({tensor, (first + count) * size}, count * size);
-    return view;
+    pass(run_of(workspace), tensor, first * size, (first + count) * size);
+    return inner_->detect(tensor, first, count, workspace);
   }
   ConstTensorBytes current(std::size_t tensor) const override { return inner_->current(tensor); }
   bool knows_old() const noexcept override { return inner_->knows_old(); }
-  void finish() override { inner_->finish(); }
-
- private:
-  struct Mark {
-    std::size_t tensor = 0;
-    std::uint64_t byte = 0;
-    friend auto operator<=>(const Mark&, const Mark&) = default;
-  };
-
-  void passed(const Mark& here, std::uint64_t bytes) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    furthest_ = std::max(furthest_, here);
-    since_release_ += bytes;
-    if (since_release_ < kReleaseEveryBytes) return;
-    since_release_ = 0;
-    release(older_, furthest_);
-    // Each range is let go twice: slower threads have touched some of it again after the first time.
-    older_ = newer_;
-    newer_ = furthest_;
+  void finish() override {
+    for (auto& [workspace, run] : runs_) release(run);
+    runs_.clear();
+    inner_->finish();
   }
 
-  void release(const Mark& from, const Mark& to) const {
-    for (const Checkpoint* checkpoint : checkpoints_) {
-      for (std::size_t t = from.tensor; t <= to.tensor; ++t) {
-        const std::uint64_t begin = t == from.tensor ? from.byte : 0;
-        const std::uint64_t end = t == to.tensor ? to.byte : checkpoint->table()[t].bytes();
-        if (end > begin) checkpoint->release(t, begin, end - begin);
-      }
+ private:
+  /// Bytes that one thread has asked for since it last let go. Its last tile may still be in use.
+  struct Run {
+    std::size_t tensor = 0;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+
+  /// The run of the thread whose workspace this is; references into the map stay valid.
+  Run& run_of(const TileWorkspace& workspace) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return runs_[&workspace];
+  }
+
+  /// A thread that asks for its next tile is done with those before.
+  void pass(Run& run, std::size_t tensor, std::uint64_t begin, std::uint64_t end) const {
+    const bool goes_on = run.tensor == tensor && run.end == begin;
+    if (!goes_on || begin - run.begin >= kReleaseEveryBytes) {
+      release(run);
+      run = {tensor, begin, begin};
     }
+    run.end = end;
+  }
+
+  void release(const Run& run) const {
+    if (run.end == run.begin) return;
+    for (const Checkpoint* checkpoint : checkpoints_) checkpoint->release(run.tensor, run.begin, run.end - run.begin);
   }
 
   std::unique_ptr<Detector> inner_;
   std::vector<const Checkpoint*> checkpoints_;
   std::mutex mutex_;
-  Mark older_;
-  Mark newer_;
-  Mark furthest_;
-  std::uint64_t since_release_ = 0;
+  std::map<const TileWorkspace*, Run> runs_;
 };
 
 class SparseStepDetector : public Detector {

@@ -112,6 +112,8 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
   DigestSum sum;
+  // Room for a section that goes dense: growing by halves would hold it twice. What is not written takes no memory.
+  out.payload.reserve(task.elements * sizeof(T) + task.elements / kTileElems * kBlockEntryBytes + kBlockEntryBytes);
   builder.begin(spec.elements(), out);
   for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
     tile.first = task.first + offset;
