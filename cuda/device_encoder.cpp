@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <thread>
 
 #include "codec/block.hpp"
 #include "codec/record_layout.hpp"
 #include "device_memory.hpp"
+#include "device_stream.hpp"
 #include "launchers.hpp"
 #include "tile_plan.hpp"
 
@@ -20,14 +20,6 @@ std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
   // Every frame but the last is full but for less than its next block and that one's entries; twice is safe.
   const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
   return 2 * bytes / capacity + 2;
-}
-
-unsigned multiprocessors() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return static_cast<unsigned>(count);
 }
 
 }  // namespace
@@ -185,17 +177,7 @@ void DeviceEncoder::State::start(cudaStream_t stream) {
   enqueue_frames();
 }
 
-void DeviceEncoder::State::wait_for_counts() {
-  const auto end = std::chrono::steady_clock::now() + device_.deadline;
-  for (;;) {
-    const cudaError_t state = cudaStreamQuery(device_stream_.stream);
-    if (state != cudaErrorNotReady) return check(state, "cudaStreamQuery");
-    if (std::chrono::steady_clock::now() > end) {
-      throw Error(ErrorCode::kTimeout, fmt::format("the device did not encode within {} ms", device_.deadline.count()));
-    }
-    std::this_thread::yield();
-  }
-}
+void DeviceEncoder::State::wait_for_counts() { wait_for(device_stream_.stream, device_.deadline, "encode"); }
 
 void DeviceEncoder::State::grow_arena() {
   const std::uint64_t needed = counts().arena_used + plan_.chunks[counts().next_chunk].worst_bytes;

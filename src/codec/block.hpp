@@ -25,7 +25,7 @@ struct Coding {
     return static_cast<std::uint32_t>(positions) | static_cast<std::uint32_t>(values) << 3 | kp << 5 | kv << 10 |
            ke << 16 | (lengths ? 1U << 21 : 0U);
   }
-  static Coding unpack(std::uint32_t word) {
+  static constexpr Coding unpack(std::uint32_t word) {
     return {static_cast<PositionCodec>(word & 7),
             static_cast<ValueCodec>(word >> 3 & 3),
             word >> 5 & 31,

@@ -1,0 +1,410 @@
+#include "device_applier.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "apply_launchers.hpp"
+#include "codec/frame_reader.hpp"
+#include "codec/record_layout.hpp"
+#include "device_memory.hpp"
+#include "device_stream.hpp"
+#include "tile_plan.hpp"
+
+namespace sparsecast::cuda {
+
+using layout::corrupt;
+
+namespace {
+
+/// Memory for `count` things; what was there is gone when it has to grow, with a half more than needed.
+template <MemoryKind kKind>
+void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
+  if (bytes <= memory.bytes()) return;
+  memory = Memory<kKind>();
+  memory = Memory<kKind>(bytes + bytes / 2);
+}
+
+/// The checks of parse_frame_header, from what the device has gathered.
+FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record_bytes) {
+  Bytes fixed(layout::kFramePrefix);
+  std::memcpy(fixed.data(), inspection.header, fixed.size());
+  if (layout::get<std::uint32_t>(fixed, 0) != layout::kFrameMagic) corrupt("not a frame record");
+  FrameHeader frame;
+  frame.delta_id = layout::get<std::uint64_t>(fixed, 8);
+  frame.sequence = layout::get<std::uint32_t>(fixed, 16);
+  frame.groups = layout::get<std::uint32_t>(fixed, 20);
+  frame.blocks = layout::get<std::uint32_t>(fixed, 24);
+  const auto flags = layout::get<std::uint32_t>(fixed, 28);
+  frame.stored_bytes = layout::get<std::uint32_t>(fixed, 32);
+  frame.body_bytes = layout::get<std::uint32_t>(fixed, 36);
+  frame.changed = layout::get<std::uint64_t>(fixed, 40);
+  frame.version = layout::get<std::uint64_t>(fixed, 48);
+  frame.checksum = layout::get<std::uint64_t>(fixed, 56);
+  if (layout::get<std::uint32_t>(fixed, 4) != record_bytes ||
+      record_bytes != layout::pad8(layout::kFramePrefix + std::size_t{frame.stored_bytes})) {
+    corrupt(fmt::format("frame record has {} bytes, but says {}", record_bytes, layout::get<std::uint32_t>(fixed, 4)));
+  }
+  const StateDigest words{{inspection.sum_lo, inspection.sum_hi}};
+  if (frame.checksum != layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), words)) {
+    corrupt("frame checksum does not match");
+  }
+  if (flags > layout::kCompressedFlag) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("frame asks for unknown features {:#x}", flags));
+  }
+  frame.compressed = flags != 0;
+  if (!frame.compressed && frame.stored_bytes != frame.body_bytes) corrupt("frame lengths disagree");
+  const unsigned used = frame.stored_bytes % 8;
+  if (used != 0 && inspection.last_word >> 8 * used != 0) corrupt("padding of the frame record must be zero");
+  return frame;
+}
+
+const char* describe_refusal(Refusal refusal) {
+  switch (refusal) {
+    case Refusal::kGroup:
+      return "a group of the directory is wrong";
+    case Refusal::kExtent:
+      return "a block reaches beyond the tensor";
+    case Refusal::kCoding:
+      return "impossible coding";
+    case Refusal::kPayloadRange:
+      return "a payload lies outside the frame";
+    case Refusal::kOrder:
+      return "blocks of two frames are out of order or overlap";
+    case Refusal::kChanged:
+      return "the blocks do not add up to the frame's changes";
+    case Refusal::kPosition:
+      return "a position lies outside its block";
+    case Refusal::kOverrun:
+      return "a code runs past the end of its block";
+    case Refusal::kLength:
+      return "a block's payload has the wrong length";
+    case Refusal::kPadding:
+      return "padding bits of a block are set";
+    case Refusal::kQuotient:
+      return "a quotient has too many zeros";
+    case Refusal::kBitmapCount:
+      return "a bitmap has not as many bits set as its block has changes";
+    case Refusal::kMagnitude:
+      return "a distance in ULP does not fit its element";
+    case Refusal::kExceptions:
+      return "the exceptions of a block are wrong";
+    case Refusal::kNone:
+      break;
+  }
+  return "a block is wrong";
+}
+
+LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEntry& entry, const ApplyTensor& tensor,
+                         StridedView& view) {
+  LiveTensor live;
+  live.data = static_cast<std::byte*>(tensor.d_data);
+  live.elements = entry.elements;
+  live.key_lo = entry.key_lo;
+  live.key_hi = entry.key_hi;
+  live.element_shift = entry.element_shift;
+  live.floating = entry.floating;
+  if (live.elements == 0) return live;
+  const TensorSpec& spec = table[t];
+  const auto require = [&](bool holds, const char* sentence) {
+    if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
+  };
+  require(tensor.d_data != nullptr, "a device pointer is null");
+  require(reinterpret_cast<std::uintptr_t>(tensor.d_data) % element_size(spec.dtype) == 0,
+          "it is not aligned to its elements");
+  if (tensor.strides.empty()) return live;
+  require(tensor.strides.size() == spec.shape.size(), "it has not one stride for each dimension");
+  require(spec.shape.size() <= kMostDims, "a strided tensor has at most 8 dimensions");
+  live.strided = true;
+  view.rank = static_cast<std::uint32_t>(spec.shape.size());
+  for (std::size_t d = 0; d < spec.shape.size(); ++d) {
+    view.shape[d] = spec.shape[d];
+    view.strides[d] = tensor.strides[d];
+  }
+  return live;
+}
+
+}  // namespace
+
+class DeviceApplier::State {
+ public:
+  State(const TensorTable& table, const std::vector<ApplyTensor>& tensors, const DeviceApplierOptions& options);
+
+  void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, cudaStream_t stream);
+  void enqueue(Pass pass, cudaStream_t stream);
+  void apply(Direction direction, cudaStream_t stream);
+  void restore(cudaStream_t stream);
+  StateDigest digest_change();
+  std::vector<StateDigest> digests(cudaStream_t stream);
+  const std::vector<FrameHeader>& headers() const noexcept { return headers_; }
+
+ private:
+  void upload_tables();
+  void upload_frames();
+  void inspect(std::span<const DeviceRecord> frames);
+  void check_headers(const DeltaHeader& header, std::span<const DeviceRecord> frames);
+  void validate(const DeltaHeader& header);
+  [[noreturn]] void explain(std::uint64_t refusal, const DeltaHeader& header);
+  void require_staged() const {
+    if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
+  }
+  ReceivedFrame* frames() const { return h_frames_.as<ReceivedFrame>(); }
+  const ReceiveControl& verdict() const { return *h_control_.as<ReceiveControl>(); }
+  void read_control() {
+    copy_async(h_control_.as(), control_.as(), sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device_stream_.stream);
+  }
+
+  const TensorTable& table_;
+  DeviceApplierOptions options_;
+  TilePlan plan_;
+  std::vector<LiveTensor> live_;
+  std::vector<StridedView> views_;
+  Received received_;
+  DeviceStream device_stream_;
+  std::vector<FrameHeader> headers_;
+  bool uploaded_ = false;
+  bool staged_ = false;
+  bool replaced_ = false;  ///< The undo record is that of the last apply.
+
+  DeviceMemory tensors_, view_table_, sections_, sums_, control_;
+  DeviceMemory frames_, inspections_, frame_undo_, group_begins_, blocks_, undo_;
+  PinnedMemory h_frames_, h_inspections_, h_control_, h_sums_;
+};
+
+DeviceApplier::State::State(const TensorTable& table, const std::vector<ApplyTensor>& tensors,
+                            const DeviceApplierOptions& options)
+    : table_(table), options_(options), plan_(plan_tiles(table, ~std::uint64_t{0})) {
+  if (tensors.size() != table.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors.size(), table.size()));
+  }
+  plan_.tiles = {};
+  views_.resize(table.size());
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    live_.push_back(describe_live(table, t, plan_.tensors[t], tensors[t], views_[t]));
+  }
+  device_stream_.multiprocessors = multiprocessors();
+  tensors_ = DeviceMemory(live_.size() * sizeof(LiveTensor));
+  view_table_ = DeviceMemory(views_.size() * sizeof(StridedView));
+  sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
+  sums_ = DeviceMemory(table.size() * 16);
+  h_sums_ = PinnedMemory(table.size() * 16);
+  control_ = DeviceMemory(sizeof(ReceiveControl));
+  h_control_ = PinnedMemory(sizeof(ReceiveControl));
+  received_.tensors = tensors_.as<LiveTensor>();
+  received_.views = view_table_.as<StridedView>();
+  received_.control = control_.as<ReceiveControl>();
+  received_.tensor_count = static_cast<std::uint32_t>(table.size());
+}
+
+void DeviceApplier::State::upload_tables() {
+  if (uploaded_) return;
+  // In the order of the stream that uses them; the tables stay as long as this object.
+  const auto upload = [this](const DeviceMemory& to, const void* from) {
+    copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
+  };
+  upload(tensors_, live_.data());
+  upload(view_table_, views_.data());
+  upload(sections_, plan_.sections.data());
+  uploaded_ = true;
+}
+
+void DeviceApplier::State::upload_frames() {
+  copy_async(frames_.as(), h_frames_.as(), headers_.size() * sizeof(ReceivedFrame), cudaMemcpyHostToDevice,
+             device_stream_.stream);
+}
+
+void DeviceApplier::State::inspect(std::span<const DeviceRecord> records) {
+  const std::uint64_t count = records.size();
+  reserve(frames_, count * sizeof(ReceivedFrame));
+  reserve(h_frames_, count * sizeof(ReceivedFrame));
+  reserve(inspections_, count * sizeof(FrameInspection));
+  reserve(h_inspections_, count * sizeof(FrameInspection));
+  reserve(frame_undo_, count * 8);
+  received_.frames = frames_.as<ReceivedFrame>();
+  received_.inspections = inspections_.as<FrameInspection>();
+  received_.frame_undo = frame_undo_.as<std::uint64_t>();
+  received_.frame_count = static_cast<std::uint32_t>(count);
+  std::uint32_t longest = 0;
+  for (std::size_t f = 0; f < count; ++f) {
+    const DeviceRecord& record = records[f];
+    if (record.d_record == nullptr || reinterpret_cast<std::uintptr_t>(record.d_record) % 8 != 0) {
+      throw Error(ErrorCode::kUsage, fmt::format("record {} is not 8-byte aligned device memory", f));
+    }
+    if (record.record_bytes < layout::kFramePrefix || record.record_bytes % 8 != 0) corrupt("not a frame record");
+    ReceivedFrame frame;
+    frame.record = record.d_record;
+    frame.record_bytes = record.record_bytes;
+    frames()[f] = frame;
+    longest = std::max(longest, record.record_bytes);
+  }
+  upload_frames();
+  check(cudaMemsetAsync(inspections_.as(), 0, count * sizeof(FrameInspection), device_stream_.stream),
+        "cudaMemsetAsync");
+  launch_inspect_frames(received_, longest, device_stream_);
+  copy_async(h_inspections_.as(), inspections_.as(), count * sizeof(FrameInspection), cudaMemcpyDeviceToHost,
+             device_stream_.stream);
+  wait_for(device_stream_.stream, options_.deadline, "read the frames");
+}
+
+void DeviceApplier::State::check_headers(const DeltaHeader& header, std::span<const DeviceRecord> records) {
+  std::uint64_t blocks = 0;
+  for (std::size_t f = 0; f < records.size(); ++f) {
+    const std::uint32_t record_bytes = records[f].record_bytes;
+    const FrameHeader frame = check_header(h_inspections_.as<FrameInspection>()[f], record_bytes);
+    try {
+      if (frame.delta_id != header.delta_id || frame.version != header.version) {
+        throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
+      }
+      if (record_bytes > header.frame_capacity || frame.body_bytes > header.frame_capacity - layout::kFramePrefix) {
+        corrupt("the frame is larger than the announced capacity");
+      }
+      if (frame.compressed) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+      if (frame.groups == 0 || frame.blocks < frame.groups ||
+          std::uint64_t{frame.groups} * kGroupBytes + std::uint64_t{frame.blocks} * kBlockEntryBytes >
+              frame.body_bytes) {
+        corrupt(fmt::format("{} groups and {} blocks do not fit", frame.groups, frame.blocks));
+      }
+      if (frame.sequence != f) corrupt(fmt::format("it stands where frame {} belongs", f));
+    } catch (const Error& error) {
+      throw error.within(fmt::format("frame {}", frame.sequence));
+    }
+    ReceivedFrame& received = frames()[f];
+    received.changed = frame.changed;
+    received.body_bytes = frame.body_bytes;
+    received.groups = frame.groups;
+    received.blocks = frame.blocks;
+    received.first_block = static_cast<std::uint32_t>(blocks);
+    headers_[f] = frame;
+    blocks += frame.blocks;
+  }
+  if (blocks >> 32 != 0) throw Error(ErrorCode::kUnsupported, "the delta has too many blocks for one device");
+  received_.block_count = static_cast<std::uint32_t>(blocks);
+}
+
+void DeviceApplier::State::validate(const DeltaHeader& header) {
+  received_.values = header.values;
+  reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
+  reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
+  received_.group_begins = group_begins_.as<std::uint32_t>();
+  received_.blocks = blocks_.as<ReceivedBlock>();
+  upload_frames();
+  *h_control_.as<ReceiveControl>() = ReceiveControl{};
+  copy_async(control_.as(), h_control_.as(), sizeof(ReceiveControl), cudaMemcpyHostToDevice, device_stream_.stream);
+  launch_read_directories(received_, device_stream_);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) launch_decode_blocks(size, received_, Pass::kValidate, device_stream_);
+  }
+  read_control();
+  wait_for(device_stream_.stream, options_.deadline, "validate");
+  const std::uint64_t refusal = std::min(verdict().directory_refusal, verdict().block_refusal);
+  if (refusal != kNoRefusal) explain(refusal, header);
+  if (options_.keep_replaced) reserve(undo_, verdict().undo_bytes);
+}
+
+/// The frame is taken apart again on the CPU, whose words say what is wrong and where.
+void DeviceApplier::State::explain(std::uint64_t refusal, const DeltaHeader& header) {
+  const auto number = static_cast<std::uint32_t>(refusal >> 8);
+  std::size_t f = headers_.size() - 1;
+  while (frames()[f].first_block > number) --f;
+  Bytes record(frames()[f].record_bytes);
+  copy_async(record.data(), frames()[f].record, record.size(), cudaMemcpyDeviceToHost, device_stream_.stream);
+  wait_for(device_stream_.stream, options_.deadline, "hand back a frame");
+  const FrameReader frame(record, header, table_);
+  const BlockRef& block = frame.blocks()[number - frames()[f].first_block];
+  ApplyScratch scratch;
+  try {
+    validate_block(block, table_[block.tensor].dtype, scratch);
+    corrupt(describe_refusal(static_cast<Refusal>(refusal & 0xFF)));
+  } catch (const Error& error) {
+    throw error.within(describe(frame.header(), block, table_));
+  }
+}
+
+void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const DeviceRecord> records,
+                                 cudaStream_t stream) {
+  staged_ = false;
+  replaced_ = false;
+  device_stream_.stream = stream;
+  if (header.table_hash != table_.hash()) {
+    throw Error(ErrorCode::kTableMismatch, "the delta is for another tensor table");
+  }
+  upload_tables();
+  headers_.assign(records.size(), {});
+  received_.frame_count = received_.block_count = 0;
+  if (!records.empty()) {
+    inspect(records);
+    check_headers(header, records);
+    validate(header);
+  }
+  received_.values = header.values;
+  staged_ = true;
+}
+
+void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
+  device_stream_.stream = stream;
+  check(cudaMemsetAsync(&received_.control->digest_lo, 0, 16, stream), "cudaMemsetAsync");
+  received_.undo = options_.keep_replaced ? undo_.as() : nullptr;
+  for (unsigned size = 0; size < 4 && received_.block_count != 0; ++size) {
+    if (plan_.has_size[size]) launch_decode_blocks(size, received_, pass, device_stream_);
+  }
+  read_control();
+}
+
+void DeviceApplier::State::apply(Direction direction, cudaStream_t stream) {
+  require_staged();
+  if (direction == Direction::kInverse && received_.values == ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a raw block cannot be inverted without the bits it replaced");
+  }
+  enqueue(direction == Direction::kForward ? Pass::kForward : Pass::kInverse, stream);
+  replaced_ = options_.keep_replaced;
+}
+
+void DeviceApplier::State::restore(cudaStream_t stream) {
+  require_staged();
+  if (!replaced_) throw Error(ErrorCode::kUsage, "no replaced bits are kept");
+  enqueue(Pass::kRestore, stream);
+}
+
+StateDigest DeviceApplier::State::digest_change() {
+  require_staged();
+  wait_for(device_stream_.stream, options_.deadline, "apply");
+  if (received_.block_count == 0) return {};
+  if (verdict().block_refusal != kNoRefusal) {
+    throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
+  }
+  return {{verdict().digest_lo, verdict().digest_hi}};
+}
+
+std::vector<StateDigest> DeviceApplier::State::digests(cudaStream_t stream) {
+  device_stream_.stream = stream;
+  upload_tables();
+  std::vector<StateDigest> out(table_.size());
+  if (out.empty()) return out;
+  check(cudaMemsetAsync(sums_.as(), 0, sums_.bytes(), stream), "cudaMemsetAsync");
+  launch_digest(received_, sections_.as<SectionEntry>(), static_cast<std::uint32_t>(plan_.sections.size()),
+                sums_.as<std::uint64_t>(), device_stream_);
+  copy_async(h_sums_.as(), sums_.as(), sums_.bytes(), cudaMemcpyDeviceToHost, stream);
+  wait_for(stream, options_.deadline, "compute the digest");
+  for (std::size_t t = 0; t < out.size(); ++t) {
+    out[t] = {{h_sums_.as<std::uint64_t>()[2 * t], h_sums_.as<std::uint64_t>()[2 * t + 1]}};
+  }
+  return out;
+}
+
+DeviceApplier::DeviceApplier(const TensorTable& table, const std::vector<ApplyTensor>& tensors,
+                             const DeviceApplierOptions& options)
+    : state_(std::make_unique<State>(table, tensors, options)) {}
+DeviceApplier::DeviceApplier(DeviceApplier&&) noexcept = default;
+DeviceApplier::~DeviceApplier() = default;
+void DeviceApplier::stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream) {
+  state_->stage(header, frames, stream);
+}
+const std::vector<FrameHeader>& DeviceApplier::frames() const noexcept { return state_->headers(); }
+void DeviceApplier::apply(Direction direction, CUstream_st* stream) { state_->apply(direction, stream); }
+void DeviceApplier::restore(CUstream_st* stream) { state_->restore(stream); }
+StateDigest DeviceApplier::digest_change() { return state_->digest_change(); }
+std::vector<StateDigest> DeviceApplier::digests(CUstream_st* stream) { return state_->digests(stream); }
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,76 @@
+#pragma once
+
+// Decode and apply on a device: what the CPU's FrameReader and apply_block do, with its verdicts and its words. Plain
+// C++, no CUDA header: for the code that chooses a backend.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "codec/apply.hpp"
+#include "sparsecast/delta.hpp"
+#include "sparsecast/digest.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+struct CUstream_st;
+
+namespace sparsecast::cuda {
+
+/// A live tensor in device memory, aligned to its elements. Without `strides` it is contiguous; with them, element
+/// (i, j, ...) of the table's shape lies at i * strides[0] + j * strides[1] + ... elements from d_data, rank at most 8.
+struct ApplyTensor {
+  void* d_data = nullptr;
+  std::vector<std::int64_t> strides;
+};
+
+/// A FRAME record in device memory, 8-byte aligned.
+struct DeviceRecord {
+  const std::byte* d_record = nullptr;
+  std::uint32_t record_bytes = 0;
+};
+
+struct DeviceApplierOptions {
+  /// Keep the bits that apply() replaces, for restore().
+  bool keep_replaced = false;
+  /// The longest that one wait for the device takes.
+  std::chrono::milliseconds deadline{60'000};
+};
+
+/// Built once for a table and the memory of its tensors; allocates then, and later only when a delta is larger than any
+/// before. Not for concurrent use; streams of successive calls are the same or ordered. Throws Error{kUnsupported} when
+/// the device or its memory does not suffice, {kUsage} for arguments that do not fit together, {kTimeout} at the
+/// deadline, {kIo} for other failures of the device.
+class DeviceApplier {
+ public:
+  /// `tensors` are parallel to the table, which outlives the applier.
+  DeviceApplier(const TensorTable& table, const std::vector<ApplyTensor>& tensors,
+                const DeviceApplierOptions& options = {});
+  DeviceApplier(DeviceApplier&&) noexcept;
+  ~DeviceApplier();
+
+  /// Verifies all FRAMEs of a delta, in order of sequence: checksums, fields, directories, every block. Waits for the
+  /// verdict, twice. Nothing is written to the tensors. The records stay as they are until their last use. Throws
+  /// Error{kCorrupt | kForeignStream} as the CPU does, kUnsupported for a body compressed with zstd.
+  void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
+  /// Of the staged frames; the caller compares them with the COMMIT.
+  const std::vector<FrameHeader>& frames() const noexcept;
+
+  /// Enqueues writing the staged delta to the tensors, one launch for each element size of the table, and returns.
+  /// kInverse needs `xor` or `ulp` words (Error{kUsage}).
+  void apply(Direction direction, CUstream_st* stream);
+  /// Enqueues putting back what the last apply(), of whichever direction, has replaced.
+  void restore(CUstream_st* stream);
+  /// Waits; what the digest gained by the last apply() or restore().
+  StateDigest digest_change();
+
+  /// Reads all tensors in full and waits: equal to digest_tensors.
+  std::vector<StateDigest> digests(CUstream_st* stream);
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sparsecast::cuda

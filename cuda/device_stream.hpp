@@ -1,0 +1,35 @@
+#pragma once
+
+// What host code asks of the device that it runs on, and how it waits for it.
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <thread>
+
+#include "runtime.hpp"
+
+namespace sparsecast::cuda {
+
+inline unsigned multiprocessors() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return static_cast<unsigned>(count);
+}
+
+/// Waits for everything enqueued on the stream; `verb` is what the device did not do when Error{kTimeout} is thrown.
+inline void wait_for(cudaStream_t stream, std::chrono::milliseconds deadline, const char* verb) {
+  const auto end = std::chrono::steady_clock::now() + deadline;
+  for (;;) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state != cudaErrorNotReady) return check(state, "cudaStreamQuery");
+    if (std::chrono::steady_clock::now() > end) {
+      throw Error(ErrorCode::kTimeout, fmt::format("the device did not {} within {} ms", verb, deadline.count()));
+    }
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace sparsecast::cuda
