@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cuda/differential.hpp"
@@ -179,6 +180,10 @@ std::optional<ErrorCode> apply_on_cpu(const std::vector<Bytes>& records, const T
     ApplyScratch scratch;
     std::uint32_t sequence = 0;
     for (const Bytes& record : frames_of(records)) {
+      // What only seems to be compressed is corrupt for the CPU; the device does not look.
+      if (field<std::uint32_t>(record, at::kFrameFlags) == 1 && parse_frame_header(record).compressed) {
+        return ErrorCode::kUnsupported;
+      }
       const FrameReader frame(record, header, table);
       // A delta's rule, not a frame's.
       if (frame.header().sequence != sequence++) layout::corrupt("out of sequence");
@@ -224,7 +229,7 @@ TEST_P(DeviceApplierTest, AnySingleByteOfASmallFrameMayBeWrong) {
     std::vector<Bytes> records = encode_records(*delta.table, delta.old_state, delta.new_state, delta.options);
     records.erase(records.begin() + 1);
     if (records.size() < 3) return;
-    const std::size_t step = 1 + records[1].size() / 200;
+    const std::size_t step = 1 + records[1].size() / 500;  // Every byte of most.
     for (std::size_t at = random.below(step); at < records[1].size() && !testing::Test::HasFailure(); at += step) {
       SCOPED_TRACE(testing::Message() << "byte " << at);
       std::vector<Bytes> altered = records;
@@ -280,38 +285,31 @@ TensorState load(const std::string& path, const TensorTable& table) {
 TEST(DeviceApplierGolden, GoodVectorsApply) {
   if (!device_present()) GTEST_SKIP() << "no device";
   int applied = 0;
-  for (const std::string& path : FileSystem::posix().list(kGolden + "good")) {
-    const std::string name = path.substr(path.rfind('/') + 1);
-    SCOPED_TRACE(name);
-    const DeltaFile file = DeltaFile::open(FileSystem::posix(), kGolden + "good/" + name);
+  const auto text = FileSystem::posix().map(kGolden + "manifest.json");
+  const auto* begin = reinterpret_cast<const char*>(text->bytes().data());
+  const nlohmann::json manifest = nlohmann::json::parse(begin, begin + text->bytes().size());
+  for (const nlohmann::json& vector : manifest.at("good")) {
+    SCOPED_TRACE(vector.at("name").get<std::string>());
+    const DeltaFile file = DeltaFile::open(FileSystem::posix(), kGolden + vector.at("delta").get<std::string>());
     std::vector<Bytes> frames;
     bool compressed = false;
     for (std::size_t f = 0; f < file.frames(); ++f) {
       frames.emplace_back(file.frame(f).begin(), file.frame(f).end());
       compressed = compressed || parse_frame_header(frames.back()).compressed;
     }
-    // States are named after the part of the delta's name that stands for the table.
-    std::string base;
-    for (std::size_t end = name.size(); base.empty() && end != std::string::npos; end = name.rfind('_', end - 1)) {
-      std::string state = kGolden + "states/" + name.substr(0, end);
-      if (const std::size_t dot = state.rfind(".scd"); dot != std::string::npos) state.resize(dot);
-      if (FileSystem::posix().exists(state + ".base.safetensors")) base = state;
-      if (end == 0) break;
-    }
-    if (base.empty()) continue;
-    const TensorState before = load(base + ".base.safetensors", file.table());
-    Receiver receiver(file.table(), before);
+    Receiver receiver(file.table(), load(kGolden + vector.at("base").get<std::string>(), file.table()));
     if (compressed) {
       expect_error(ErrorCode::kUnsupported, [&] { receiver.stage(file.header(), frames); }, {"zstd"});
       continue;
     }
     receiver.stage(file.header(), frames);
     receiver.apply();
-    EXPECT_EQ(first_difference(file.table(), receiver.state(), load(base + ".result.safetensors", file.table())), "");
+    const TensorState result = load(kGolden + vector.at("result").get<std::string>(), file.table());
+    EXPECT_EQ(first_difference(file.table(), receiver.state(), result), "");
     EXPECT_EQ(receiver.digest(), file.commit().result_digest);
     ++applied;
   }
-  EXPECT_GE(applied, 40);
+  EXPECT_GE(applied, 50);
 }
 
 TEST(DeviceApplierGolden, BadVectorsThatOnlyBlocksBetrayAreRefused) {
