@@ -2,16 +2,16 @@
 
 // Decodes the blocks of a delta and validates them, or writes them to the live tensors. Validation reads the payloads
 // once. Apply reads them again, reads and writes the changed elements, and sums the change of the digest on the way; it
-// writes nothing when anything in the delta was refused. Grid: some blocks of threads a multiprocessor, each takes block
-// after block of its element size.
+// writes nothing when anything in the delta was refused. Grid: some blocks of threads a multiprocessor, each takes
+// block after block of its element size.
 
 #include "decode_blocks.cuh"
 #include "directories.cuh"
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads on a multiprocessor, as many as registers allow: decoding waits for barriers, and several hide each
-/// other's waits.
+/// Blocks of threads on a multiprocessor, as many as registers allow: decoding waits for barriers, and several hide
+/// each other's waits.
 inline constexpr unsigned kValidateBlocks = 4;
 inline constexpr unsigned kApplyBlocks = 3;
 
@@ -41,7 +41,8 @@ struct ApplyShared {
 };
 
 template <class T, bool kWrite>
-__global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlocks) decode_blocks(Received received, Pass pass) {
+__global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlocks)
+    decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   constexpr std::uint32_t kShift = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
   ReceiveControl& control = *received.control;
@@ -92,8 +93,7 @@ static __global__ void __launch_bounds__(kThreads)
   for (std::uint64_t item = blockIdx.x; item < all; item += gridDim.x) {
     const SectionEntry section = sections[item / kSlices];
     const LiveTensor& tensor = received.tensors[section.tensor];
-    const std::uint64_t begin =
-        (std::uint64_t{section.first_tile} + item % kSlices * kDigestTiles) * kTileElems;
+    const std::uint64_t begin = (std::uint64_t{section.first_tile} + item % kSlices * kDigestTiles) * kTileElems;
     if (begin >= tensor.elements) continue;
     const std::uint64_t most = begin + std::uint64_t{kDigestTiles} * kTileElems;
     const std::uint64_t end = most < tensor.elements ? most : tensor.elements;

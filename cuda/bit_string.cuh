@@ -31,8 +31,9 @@ struct BitString {
   __device__ bool padded_at(std::uint32_t bit) const { return get(bit, (32 - bit % 32) % 32) == 0; }
 };
 
-/// Puts where the next ones from bit `from` on are into `ones`, at most `wanted` of them, and returns their number: less
-/// than `wanted` when the string ends, or when about `most_zeros` zeros follow one another. One block scan for 8192 bits.
+/// Puts where the next ones from bit `from` on are into `ones`, at most `wanted` of them, and returns their number:
+/// less than `wanted` when the string ends, or when about `most_zeros` zeros follow one another. One block scan for
+/// 8192 bits.
 __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t from, std::uint32_t wanted,
                                           std::uint32_t most_zeros, std::uint32_t* ones, ScanShared& scan) {
   std::uint32_t found = 0;

@@ -21,10 +21,10 @@ struct ValuePlan {
   std::uint32_t ke = 0;
   bool lengths = false;
   std::uint32_t exceptions = 0;
-  std::uint32_t bytes = 0;         ///< Padded.
-  std::uint32_t unary_bit = 0;     ///< Where this thread's exceptions' gaps,
-  std::uint32_t width_bit = 0;     ///< the widths of their high parts,
-  std::uint32_t high_bit = 0;      ///< and these start.
+  std::uint32_t bytes = 0;      ///< Padded.
+  std::uint32_t unary_bit = 0;  ///< Where this thread's exceptions' gaps,
+  std::uint32_t width_bit = 0;  ///< the widths of their high parts,
+  std::uint32_t high_bit = 0;   ///< and these start.
 };
 
 /// Lists the entries whose magnitude has a bit at or above `low_bits`, in order, and returns their number.

@@ -16,7 +16,7 @@ struct TileView {
   const std::byte* current = nullptr;
   std::byte* old = nullptr;
   const std::uint32_t* mask = nullptr;
-  std::uint64_t first = 0;   ///< Element of the tensor.
+  std::uint64_t first = 0;  ///< Element of the tensor.
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
   std::uint32_t count = 0;
@@ -66,8 +66,8 @@ __device__ T new_element(const TileView& tile, std::uint32_t index) {
 __device__ inline std::uint32_t nonzero_elements(std::uint32_t bits, std::uint32_t element_shift) {
   switch (element_shift) {
     case 0:
-      return ((bits & 0xFFU) != 0 ? 1U : 0U) | ((bits & 0xFF00U) != 0 ? 2U : 0U) |
-             ((bits & 0xFF0000U) != 0 ? 4U : 0U) | ((bits & 0xFF000000U) != 0 ? 8U : 0U);
+      return ((bits & 0xFFU) != 0 ? 1U : 0U) | ((bits & 0xFF00U) != 0 ? 2U : 0U) | ((bits & 0xFF0000U) != 0 ? 4U : 0U) |
+             ((bits & 0xFF000000U) != 0 ? 8U : 0U);
     case 1:
       return ((bits & 0xFFFFU) != 0 ? 1U : 0U) | ((bits & 0xFFFF0000U) != 0 ? 2U : 0U);
     default:

@@ -361,8 +361,7 @@ class BlockDecoder {
       const std::uint64_t next = at.next + block_scan(shared_.scan, step).before + step;
       const std::uint32_t bits =
           threadIdx.x < wanted ? zeros_before(shared_.width_ones, threadIdx.x, at.width_bit) % 64 : 0;
-      const std::uint32_t high_bit =
-          at.high_bit + static_cast<std::uint32_t>(block_scan(shared_.scan, bits).before);
+      const std::uint32_t high_bit = at.high_bit + static_cast<std::uint32_t>(block_scan(shared_.scan, bits).before);
       const bool here = threadIdx.x < wanted && next <= end;
       if (here) {
         const auto index = static_cast<std::uint32_t>(next - 1);
@@ -419,10 +418,10 @@ class BlockDecoder {
   std::uint32_t count_;
   BitString payload_;
   BitString values_;
-  std::uint32_t ones_bit_ = 0;       ///< packed, bitmap: where the next chunk's ones are,
-  std::uint32_t tail_bit_ = 0;       ///< and packed's tails.
+  std::uint32_t ones_bit_ = 0;  ///< packed, bitmap: where the next chunk's ones are,
+  std::uint32_t tail_bit_ = 0;  ///< and packed's tails.
   std::uint64_t next_position_ = 0;
-  ExceptionCursor exceptions_;       ///< Of the form with lengths only high_bit.
+  ExceptionCursor exceptions_;  ///< Of the form with lengths only high_bit.
   Refusal refusal_ = Refusal::kNone;
 };
 

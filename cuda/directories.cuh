@@ -149,9 +149,8 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       Refusal refusal = read_entry(entry, received.tensors[block.tensor], received.values, block);
       const std::uint32_t begin = b == 0 ? 0 : entry[2 - 4];
       const std::uint32_t end = entry[2];
-      if (refusal == Refusal::kNone &&
-          (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
-           (b + 1 == frame.blocks && end != payload_bytes))) {
+      if (refusal == Refusal::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
+                                        (b + 1 == frame.blocks && end != payload_bytes))) {
         refusal = Refusal::kPayloadRange;
       }
       bool follows = true;

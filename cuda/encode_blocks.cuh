@@ -69,8 +69,7 @@ __device__ void read_tile_again(const Pipeline& pipeline, const TileView& tile, 
   list_own_changes(shared.mask, entries.positions + own.before);
   __syncthreads();
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
-    entries.words[i] =
-        code_change<kSource, T>(tile, entries.positions[i], pipeline.values, pipeline.refresh, sum);
+    entries.words[i] = code_change<kSource, T>(tile, entries.positions[i], pipeline.values, pipeline.refresh, sum);
   }
   __syncthreads();
 }

@@ -53,8 +53,8 @@ static __global__ void __launch_bounds__(kThreads) assemble_frames(Pipeline pipe
                                                         (index + 1) * kBlockEntryBytes);
     auto* body = reinterpret_cast<std::uint32_t*>(pipeline.frame_memory + frame.offset + kFrameHeaderBytes);
     std::uint32_t* entry = body + (frame.groups * kGroupBytes + index * kBlockEntryBytes) / 4;
-    std::uint32_t* payload = body + (frame.groups * kGroupBytes + frame.blocks * kBlockEntryBytes + payload_end -
-                                     record.payload_bytes) / 4;
+    std::uint32_t* payload =
+        body + (frame.groups * kGroupBytes + frame.blocks * kBlockEntryBytes + payload_end - record.payload_bytes) / 4;
     const auto* from = reinterpret_cast<const std::uint32_t*>(pipeline.arena + record.payload);
     for (std::uint32_t w = lane; w < record.payload_bytes / 4; w += 32) payload[w] = from[w];
     if (lane != 0) continue;
@@ -95,8 +95,8 @@ static __global__ void __launch_bounds__(kThreads) sum_frames(Pipeline pipeline)
 }
 
 /// Puts the sealed headers, one after another in `headers`, before their frames.
-static __global__ void __launch_bounds__(kThreads) place_headers(Pipeline pipeline, const std::uint64_t* headers,
-                                                                 std::uint32_t frames) {
+static __global__ void __launch_bounds__(kThreads)
+    place_headers(Pipeline pipeline, const std::uint64_t* headers, std::uint32_t frames) {
   constexpr std::uint32_t kWords = kFrameHeaderBytes / 8;
   for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < frames * kWords; i += gridDim.x * kThreads) {
     auto* record = reinterpret_cast<std::uint64_t*>(pipeline.frame_memory + pipeline.frames[i / kWords].offset);

@@ -66,7 +66,7 @@ struct BlockRecord {
   std::uint32_t extent = 0;      ///< As in the block entry.
   std::uint32_t payload_bytes = 0;
   std::uint32_t coding = 0;
-  std::uint64_t payload = 0;     ///< Offset in the arena.
+  std::uint64_t payload = 0;  ///< Offset in the arena.
 };
 
 /// A block to encode.
@@ -114,8 +114,8 @@ struct Control {
   std::uint32_t items[4] = {};     ///< Of the chunk, by element size.
   std::uint32_t blocks = 0;
   std::uint32_t frames = 0;
-  std::uint32_t next_chunk = 0;    ///< The first chunk that has not run.
-  std::uint32_t stopped = 0;       ///< The arena had no room for `next_chunk`, which and all after did nothing.
+  std::uint32_t next_chunk = 0;  ///< The first chunk that has not run.
+  std::uint32_t stopped = 0;     ///< The arena had no room for `next_chunk`, which and all after did nothing.
 };
 
 /// Kernels' common argument. Pointers are device memory.
@@ -128,8 +128,8 @@ struct Pipeline {
   std::uint32_t* tile_offsets = nullptr;  ///< Changes in the section before the tile.
   std::uint16_t* slot_positions = nullptr;
   std::byte* slot_words = nullptr;
-  std::uint32_t slot_word_bytes = 0;      ///< From one slot's words to the next's.
-  WorkItem* items[4] = {};                ///< By the logarithm of the element size.
+  std::uint32_t slot_word_bytes = 0;  ///< From one slot's words to the next's.
+  WorkItem* items[4] = {};            ///< By the logarithm of the element size.
   // By tile of the table.
   BlockRecord* records = nullptr;
   OrderedBlock* order = nullptr;
@@ -137,7 +137,7 @@ struct Pipeline {
   std::uint32_t* section_blocks = nullptr;
   SectionSums* section_sums = nullptr;
 
-  std::byte* scratch = nullptr;           ///< encode_blocks: scratch_stride bytes a block of threads.
+  std::byte* scratch = nullptr;  ///< encode_blocks: scratch_stride bytes a block of threads.
   std::uint64_t scratch_stride = 0;
   std::byte* arena = nullptr;
   std::uint64_t arena_bytes = 0;

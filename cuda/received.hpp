@@ -19,21 +19,21 @@ namespace sparsecast::cuda {
 enum class Refusal : std::uint8_t {
   kNone = 0,
   // Of the directory.
-  kGroup,         ///< Tensor index, order of groups, or their counts of blocks.
-  kExtent,        ///< A block reaches beyond its tensor or section, or has an impossible number of changes.
+  kGroup,   ///< Tensor index, order of groups, or their counts of blocks.
+  kExtent,  ///< A block reaches beyond its tensor or section, or has an impossible number of changes.
   kCoding,
   kPayloadRange,
-  kOrder,         ///< Blocks overlap or are out of order, within a frame or from one to the next.
-  kChanged,       ///< The blocks do not add up to the frame's changes.
+  kOrder,    ///< Blocks overlap or are out of order, within a frame or from one to the next.
+  kChanged,  ///< The blocks do not add up to the frame's changes.
   // Of a payload.
   kPosition,
-  kOverrun,       ///< A code runs past the payload's end.
-  kLength,        ///< The payload is longer than its codes, or not as long as its words.
+  kOverrun,  ///< A code runs past the payload's end.
+  kLength,   ///< The payload is longer than its codes, or not as long as its words.
   kPadding,
-  kQuotient,      ///< More zeros than any gap has.
+  kQuotient,  ///< More zeros than any gap has.
   kBitmapCount,
   kMagnitude,
-  kExceptions,    ///< Their number, parameter or indices.
+  kExceptions,  ///< Their number, parameter or indices.
 };
 
 inline constexpr std::uint64_t kNoRefusal = ~std::uint64_t{0};
@@ -54,7 +54,7 @@ struct LiveTensor {
   std::uint64_t key_hi = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
-  bool strided = false;            ///< Its view is the one of the same index.
+  bool strided = false;  ///< Its view is the one of the same index.
 };
 
 /// A FRAME record in device memory, 8-byte aligned. What comes from its header has been checked by the host before a
@@ -108,8 +108,8 @@ struct Received {
   FrameInspection* inspections = nullptr;
   std::uint32_t* group_begins = nullptr;  ///< A frame's from its first_block on: it has no more groups than blocks.
   ReceivedBlock* blocks = nullptr;
-  std::uint64_t* frame_undo = nullptr;    ///< Bytes of each frame's undo, then where it begins.
-  std::byte* undo = nullptr;              ///< Null: replaced bits are not kept.
+  std::uint64_t* frame_undo = nullptr;  ///< Bytes of each frame's undo, then where it begins.
+  std::byte* undo = nullptr;            ///< Null: replaced bits are not kept.
   ReceiveControl* control = nullptr;
   std::uint32_t tensor_count = 0;
   std::uint32_t frame_count = 0;

@@ -15,12 +15,12 @@ struct TilePlan {
   std::vector<SectionEntry> sections;
   std::vector<TileEntry> tiles;
   std::vector<Chunk> chunks;
-  std::uint32_t chunk_tiles = 0;      ///< Most of any chunk.
+  std::uint32_t chunk_tiles = 0;  ///< Most of any chunk.
   std::uint32_t chunk_sections = 0;
   std::uint64_t chunk_worst_bytes = 0;
-  std::uint64_t worst_bytes = 0;      ///< Of all payloads.
-  std::uint32_t widest = 1;           ///< Bytes of an element.
-  bool has_size[4] = {};              ///< By logarithm of the element size.
+  std::uint64_t worst_bytes = 0;  ///< Of all payloads.
+  std::uint32_t widest = 1;       ///< Bytes of an element.
+  bool has_size[4] = {};          ///< By logarithm of the element size.
 };
 
 /// Chunks have `chunk_bytes` of elements, or one section when that is more. Throws Error{kUnsupported} when there are

@@ -132,7 +132,8 @@ void decode_sparse(ConstBytes bytes, const std::vector<DType>& dtypes, const std
       for (std::uint32_t i = 0; i < count; ++i) {
         const std::uint32_t code = wide ? places.get<std::uint32_t>() : places.get<std::uint16_t>();
         const std::uint32_t position = form.positions == Positions::kIndex32 ? code : next + code;
-        if (position >= tensors[t].size() / sizeof(T)) throw Error(ErrorCode::kCorrupt, "a baseline's position is too big");
+        if (position >= tensors[t].size() / sizeof(T))
+          throw Error(ErrorCode::kCorrupt, "a baseline's position is too big");
         next = position + 1;
         const auto value = values.get<T>();
         const T before = load_word<T>(tensors[t].data(), position);

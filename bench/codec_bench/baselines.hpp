@@ -1,7 +1,8 @@
 #pragma once
 
-// The codings that other systems ship, written here from their public descriptions, to compare sizes with. Positions are flat
-// within each tensor; the streams of all tensors of a step are concatenated before compression, which favours the baseline.
+// The codings that other systems ship, written here from their public descriptions, to compare sizes with. Positions
+// are flat within each tensor; the streams of all tensors of a step are concatenated before compression, which favours
+// the baseline.
 
 #include <cstdint>
 #include <functional>

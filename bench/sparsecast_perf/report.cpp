@@ -12,10 +12,13 @@ namespace sparsecast::perf {
 namespace {
 
 double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
-double per_change(const Row& row) { return ratio(static_cast<double>(row.wire_bytes), static_cast<double>(row.changed)); }
+double per_change(const Row& row) {
+  return ratio(static_cast<double>(row.wire_bytes), static_cast<double>(row.changed));
+}
 double density(const Row& row) { return ratio(static_cast<double>(row.changed), static_cast<double>(row.elements)); }
-double compression(const Row& row) { return ratio(static_cast<double>(row.dense_bytes), static_cast<double>(row.wire_bytes)); }
-
+double compression(const Row& row) {
+  return ratio(static_cast<double>(row.dense_bytes), static_cast<double>(row.wire_bytes));
+}
 
 Row add_up(const std::vector<Row>& rows) {
   Row sum;
@@ -63,18 +66,21 @@ void print_header(const Header& header, const Options& options) {
   fmt::print("# encoding   detector {}, positions {}, values {}, zstd {}, frames of {} MiB\n", header.detector,
              to_string(options.encode.positions), to_string(options.encode.values), options.encode.zstd_level,
              options.encode.frame_capacity >> 20);
-  fmt::print("#\n# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "step", "density",
-             "changed", "dense", "wire", "B/change", "ratio", "encode", "wire", "apply", "total", "dense", "speed-up", "#wrong");
-  fmt::print("# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "", "(%)", "(elems)",
-             "(bytes)", "(bytes)", "", "(x)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(x)", "");
+  fmt::print("#\n# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "step",
+             "density", "changed", "dense", "wire", "B/change", "ratio", "encode", "wire", "apply", "total", "dense",
+             "speed-up", "#wrong");
+  fmt::print("# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "", "(%)",
+             "(elems)", "(bytes)", "(bytes)", "", "(x)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(x)", "");
   std::fflush(stdout);
 }
 
 void print_row(const Row& row) {
-  fmt::print("  {:>14} {:>8.3f} {:>10} {:>11} {:>10} {:>8.3f} {:>7.1f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.2f} {:>6}\n",
-             row.step, 100 * density(row), row.changed, row.dense_bytes, row.wire_bytes, per_change(row), compression(row),
-             1e3 * row.encode, 1e3 * row.wire, 1e3 * row.apply, 1e3 * row.total, 1e3 * row.dense,
-             ratio(row.dense, row.total), row.wrong);
+  fmt::print(
+      "  {:>14} {:>8.3f} {:>10} {:>11} {:>10} {:>8.3f} {:>7.1f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.2f} "
+      "{:>6}\n",
+      row.step, 100 * density(row), row.changed, row.dense_bytes, row.wire_bytes, per_change(row), compression(row),
+      1e3 * row.encode, 1e3 * row.wire, 1e3 * row.apply, 1e3 * row.total, 1e3 * row.dense, ratio(row.dense, row.total),
+      row.wrong);
   std::fflush(stdout);
 }
 
@@ -83,10 +89,10 @@ bool print_summary(const std::vector<Row>& rows) {
   sum.step = "all";
   if (rows.size() > 1) print_row(sum);
   const bool good = sum.wrong == 0 && !rows.empty();
-  fmt::print("# {} steps, {:.3f} bytes per change, {:.1f} times fewer bytes than dense, {:.2f} times its speed here, "
-             "#wrong {}: {}\n",
-             rows.size(), per_change(sum), compression(sum), ratio(sum.dense, sum.total), sum.wrong,
-             good ? "OK" : "FAILED");
+  fmt::print(
+      "# {} steps, {:.3f} bytes per change, {:.1f} times fewer bytes than dense, {:.2f} times its speed here, "
+      "#wrong {}: {}\n",
+      rows.size(), per_change(sum), compression(sum), ratio(sum.dense, sum.total), sum.wrong, good ? "OK" : "FAILED");
   std::fflush(stdout);
   return good;
 }

@@ -54,9 +54,9 @@ inline constexpr std::uint32_t kMaxFrameCapacity = 1U << 30;
 struct EncodeOptions {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
-  int zstd_level = 0;                         ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
-  std::uint32_t frame_capacity = 16U << 20;   ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
-  int threads = 1;                            ///< 0: all cores. Never changes the bytes.
+  int zstd_level = 0;                        ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
+  std::uint32_t frame_capacity = 16U << 20;  ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
+  int threads = 1;                           ///< 0: all cores. Never changes the bytes.
 };
 
 }  // namespace sparsecast

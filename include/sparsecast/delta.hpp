@@ -30,12 +30,12 @@ struct DeltaHeader {
   std::uint64_t base_version = 0;
   Hash128 table_hash;
   StateDigest base_digest;
-  std::uint64_t elements = 0;   ///< Of the whole table.
-  std::uint32_t tensors = 0;    ///< Of the whole table.
+  std::uint64_t elements = 0;  ///< Of the whole table.
+  std::uint32_t tensors = 0;   ///< Of the whole table.
   std::uint32_t frame_capacity = 0;
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
-  std::uint64_t delta_id = 0;   ///< The header's checksum; every other record of the delta repeats it.
+  std::uint64_t delta_id = 0;  ///< The header's checksum; every other record of the delta repeats it.
 };
 
 /// Last record of a delta: without it there is no version.
@@ -43,10 +43,10 @@ struct CommitRecord {
   std::uint64_t delta_id = 0;
   std::uint64_t version = 0;
   std::uint32_t frames = 0;
-  std::uint64_t changed = 0;       ///< Elements, over all frames.
-  std::uint64_t frame_bytes = 0;   ///< Sum of the frame records' sizes.
+  std::uint64_t changed = 0;      ///< Elements, over all frames.
+  std::uint64_t frame_bytes = 0;  ///< Sum of the frame records' sizes.
   StateDigest result_digest;
-  std::uint64_t frames_hash = 0;   ///< XXH3-64 of the frames' checksums in order.
+  std::uint64_t frames_hash = 0;  ///< XXH3-64 of the frames' checksums in order.
 };
 
 /// The fixed fields of a frame record.
@@ -168,6 +168,5 @@ SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& sec
 /// Error{kUsage}. `xor` and `ulp` ignore `base`.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    std::optional<std::span<const ConstTensorBytes>> base = std::nullopt);
-
 
 }  // namespace sparsecast

@@ -40,8 +40,7 @@ SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uin
 
 /// Digest of each tensor of a table, read in full, on `threads` threads (0: all cores).
 SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
-                                                       std::span<const ConstTensorBytes> tensors,
-                                                       int threads = 1);
+                                                       std::span<const ConstTensorBytes> tensors, int threads = 1);
 
 /// Sum of parts.
 SPARSECAST_API StateDigest sum(std::span<const StateDigest> parts) noexcept;

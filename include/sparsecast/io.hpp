@@ -52,11 +52,11 @@ class SPARSECAST_API FileSystem {
   virtual std::unique_ptr<FileMapping> map(const std::string& path) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
-  virtual void make_directory(const std::string& path) = 0;         ///< Parent must exist; an existing directory is fine.
+  virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
   virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  virtual void remove(const std::string& path) = 0;                 ///< File or empty directory.
-  virtual void sync_directory(const std::string& path) = 0;         ///< Makes creations and renames in it durable.
+  virtual void remove(const std::string& path) = 0;          ///< File or empty directory.
+  virtual void sync_directory(const std::string& path) = 0;  ///< Makes creations and renames in it durable.
   virtual std::chrono::steady_clock::time_point now() = 0;
 
   /// The operating system's own (POSIX).

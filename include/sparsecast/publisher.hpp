@@ -13,8 +13,8 @@
 namespace sparsecast {
 
 struct PublisherOptions {
-  StreamId stream;                ///< All zero: derived from the table's hash.
-  std::uint64_t version = 0;      ///< The version that receivers hold when the publisher is made.
+  StreamId stream;            ///< All zero: derived from the table's hash.
+  std::uint64_t version = 0;  ///< The version that receivers hold when the publisher is made.
   EncodeOptions encode;
 };
 
@@ -24,9 +24,10 @@ struct PublisherOptions {
 ///                                       \---> anything else:            abort(version)
 ///
 /// Every publish has a version number of its own, so that a delta whose fate is unknown can never be taken for its
-/// successor. After abort with a detector that keeps a snapshot, the snapshot is taken back by the inverse delta, so that the
-/// next publish covers everything since the last commit. With one whose detection uses the old bits up (FusedCast), the
-/// aborted delta is kept and joined with the next one (compose), so that nothing is lost. Not thread-safe; `encode.threads` works inside.
+/// successor. After abort with a detector that keeps a snapshot, the snapshot is taken back by the inverse delta, so
+/// that the next publish covers everything since the last commit. With one whose detection uses the old bits up
+/// (FusedCast), the aborted delta is kept and joined with the next one (compose), so that nothing is lost. Not
+/// thread-safe; `encode.threads` works inside.
 class SPARSECAST_API Publisher {
  public:
   /// `table` is shared with the detector. Reads all of detector.current() once for the base digest, unless
@@ -38,16 +39,16 @@ class SPARSECAST_API Publisher {
   Publisher& operator=(Publisher&&) noexcept;
 
   /// Detects and encodes what changed since the committed version. The delta stays owned by the publisher, and
-  /// valid, until commit or abort. Throws Error{kUsage} while one is pending. Should it fail half-way (no memory), every
-  /// later publish is Error{kDirty}: the detector's knowledge of the base is gone.
+  /// valid, until commit or abort. Throws Error{kUsage} while one is pending. Should it fail half-way (no memory),
+  /// every later publish is Error{kDirty}: the detector's knowledge of the base is gone.
   const Delta& publish();
   /// The pending delta has been proved by every receiver; it becomes the base.
   void commit(std::uint64_t version);
   /// The pending delta has failed or its fate is unknown; the base stays.
   void abort(std::uint64_t version);
 
-  std::uint64_t version() const noexcept;        ///< Last committed.
-  const StateDigest& digest() const noexcept;    ///< Of the last committed version.
+  std::uint64_t version() const noexcept;      ///< Last committed.
+  const StateDigest& digest() const noexcept;  ///< Of the last committed version.
   bool pending() const noexcept;
   Detector& detector() noexcept;
 

@@ -97,9 +97,9 @@ class SPARSECAST_API SafetensorsWriter {
 class SPARSECAST_API SparseStep {
  public:
   struct Entry {
-    std::size_t tensor = 0;                   ///< Index into the base's table.
-    std::span<const std::byte> indices;       ///< count * 4 bytes, little-endian; may be unaligned.
-    std::span<const std::byte> values;        ///< count * element size.
+    std::size_t tensor = 0;              ///< Index into the base's table.
+    std::span<const std::byte> indices;  ///< count * 4 bytes, little-endian; may be unaligned.
+    std::span<const std::byte> values;   ///< count * element size.
     std::uint64_t count = 0;
   };
   /// True when every entry of the file is such a pair, and there is at least one, or metadata says sparse=True.

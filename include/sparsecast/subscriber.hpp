@@ -12,9 +12,9 @@
 namespace sparsecast {
 
 struct SubscriberOptions {
-  StreamId stream;             ///< All zero: derived from the table's hash.
-  std::uint64_t version = 0;   ///< The version that the live tensors hold now.
-  int threads = 1;             ///< For apply and digests; 0: all cores.
+  StreamId stream;            ///< All zero: derived from the table's hash.
+  std::uint64_t version = 0;  ///< The version that the live tensors hold now.
+  int threads = 1;            ///< For apply and digests; 0: all cores.
   /// audit_next() re-reads so much that the whole state is read once in this many calls; 0 switches it off.
   std::uint32_t audit_versions = 64;
   /// Accept deltas that lead to an older version (the inverse of one that was applied). Off: never back by accident.
@@ -23,8 +23,8 @@ struct SubscriberOptions {
 
 struct ApplyReport {
   std::uint64_t version = 0;
-  std::uint64_t changed = 0;      ///< Elements that the delta names.
-  StateDigest digest;             ///< Reached and proved.
+  std::uint64_t changed = 0;  ///< Elements that the delta names.
+  StateDigest digest;         ///< Reached and proved.
 };
 
 /// The engine's end: stage, verify, apply, prove.
@@ -64,8 +64,8 @@ class SPARSECAST_API Subscriber {
   /// in which another rank failed. Throws Error{kUsage} when there is none.
   void undo_last();
 
-  /// Rolling audit, to be called after each version when the engine runs again: re-reads some whole tensors, in turn, and
-  /// compares them with their running digests, so that a flipped bit that no delta touches is found within
+  /// Rolling audit, to be called after each version when the engine runs again: re-reads some whole tensors, in turn,
+  /// and compares them with their running digests, so that a flipped bit that no delta touches is found within
   /// `audit_versions` calls. Returns the bytes read. Throws Error{kDirty} that names the tensor, and marks dirty.
   std::uint64_t audit_next();
   /// Re-reads every byte. Throws Error{kDirty} that names the first tensor that differs, and marks dirty.

@@ -17,7 +17,7 @@ namespace sparsecast {
 
 /// One tensor of a stream as the checkpoint names it: row-major, flat 64-bit element index.
 struct SPARSECAST_API TensorSpec {
-  std::string name;                  ///< UTF-8, 1 to 65535 bytes.
+  std::string name;  ///< UTF-8, 1 to 65535 bytes.
   DType dtype = DType::kBF16;
   std::vector<std::uint64_t> shape;  ///< Empty for a scalar (one element); a zero makes the tensor empty.
 

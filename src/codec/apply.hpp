@@ -29,11 +29,11 @@ struct ApplyScratch {
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 
 struct ApplyTarget {
-  std::byte* window = nullptr;     ///< Bits of the block's `span` elements; any alignment.
+  std::byte* window = nullptr;  ///< Bits of the block's `span` elements; any alignment.
   DType dtype = DType::kBF16;
-  Hash128 key;                     ///< The tensor's digest key.
-  StateDigest* change = nullptr;   ///< Gains the change of the digest; null: no digest is computed.
-  Bytes* replaced = nullptr;       ///< The bits that were overwritten are appended, in order; null: not kept.
+  Hash128 key;                    ///< The tensor's digest key.
+  StateDigest* change = nullptr;  ///< Gains the change of the digest; null: no digest is computed.
+  Bytes* replaced = nullptr;      ///< The bits that were overwritten are appended, in order; null: not kept.
 };
 
 /// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written. Direction

@@ -84,20 +84,21 @@ DeltaFile DeltaFile::scan(ConstBytes bytes, const std::string& name, std::shared
     std::uint64_t frame_bytes = 0;
     Bytes checksums;
     while (!scanner.at_end() && scanner.peek() == RecordKind::kFrame) {
-      expect(scanner, RecordKind::kFrame, fmt::format("frame {}:", file.frames_.size()).c_str(), [&](ConstBytes record) {
-        const FrameHeader frame = parse_frame_header(record);
-        if (frame.delta_id != file.header_.delta_id) {
-          throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
-        }
-        if (frame.sequence != file.frames_.size()) corrupt(fmt::format("frame {} stands here", frame.sequence));
-        changed += frame.changed;
-        frame_bytes += record.size();
-        const auto* checksum = reinterpret_cast<const std::byte*>(&frame.checksum);
-        checksums.insert(checksums.end(), checksum, checksum + 8);
-        file.frames_.push_back(record);
-        file.release_frame(file.frames_.size() - 1);
-        return 0;
-      });
+      expect(scanner, RecordKind::kFrame, fmt::format("frame {}:", file.frames_.size()).c_str(),
+             [&](ConstBytes record) {
+               const FrameHeader frame = parse_frame_header(record);
+               if (frame.delta_id != file.header_.delta_id) {
+                 throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
+               }
+               if (frame.sequence != file.frames_.size()) corrupt(fmt::format("frame {} stands here", frame.sequence));
+               changed += frame.changed;
+               frame_bytes += record.size();
+               const auto* checksum = reinterpret_cast<const std::byte*>(&frame.checksum);
+               checksums.insert(checksums.end(), checksum, checksum + 8);
+               file.frames_.push_back(record);
+               file.release_frame(file.frames_.size() - 1);
+               return 0;
+             });
     }
     expect(scanner, RecordKind::kCommit, "commit", [&](ConstBytes record) {
       file.commit_record_ = record;
@@ -115,7 +116,8 @@ DeltaFile DeltaFile::scan(ConstBytes bytes, const std::string& name, std::shared
       }
       return 0;
     });
-    if (!scanner.at_end()) throw Error(ErrorCode::kCorrupt, "bytes follow the commit record", scanner.where("trailing"));
+    if (!scanner.at_end())
+      throw Error(ErrorCode::kCorrupt, "bytes follow the commit record", scanner.where("trailing"));
     return file;
   } catch (const Error& error) {
     throw error.within(name);

@@ -15,7 +15,7 @@ struct BlockRef {
   std::uint64_t first_element = 0;
   std::uint32_t first_tile = 0;
   std::uint32_t tiles = 0;
-  std::uint32_t span = 0;     ///< Elements covered.
+  std::uint32_t span = 0;  ///< Elements covered.
   std::uint32_t changed = 0;
   Coding coding;
   ConstBytes payload;
@@ -42,7 +42,7 @@ class FrameReader {
 /// True when block `next` lies after block `previous` in the order of the format (tensor, then tile, no overlap).
 inline bool follows(const BlockRef& previous, const BlockRef& next) {
   return next.tensor > previous.tensor ||
-         (next.tensor == previous.tensor && next.first_tile >= previous.first_tile + previous.tiles);
+         (next.tensor == previous.tensor && next.first_tile >= std::uint64_t{previous.first_tile} + previous.tiles);
 }
 
 /// "frame 3: tensor 'lm_head.weight': block at element 49152", for errors.

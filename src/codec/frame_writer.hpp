@@ -25,7 +25,7 @@ class FrameWriter {
   DeltaHeader header_;
   int zstd_level_;
   RecordSink sink_;
-  std::vector<std::uint32_t> groups_;  ///< Pairs: tensor, blocks.
+  std::vector<std::uint32_t> groups_;   ///< Pairs: tensor, blocks.
   std::vector<std::uint32_t> entries_;  ///< Four words a block.
   Bytes payload_;
   std::uint64_t changed_ = 0;

@@ -90,8 +90,8 @@ class FusedCast : public Detector {
       if (masters_[i].empty()) continue;
       if (table_[i].dtype != DType::kBF16) throw Error(ErrorCode::kUsage, "only bf16 has a fused cast", where);
       if (masters_[i].size() != table_[i].elements()) {
-        throw Error(ErrorCode::kUsage, fmt::format("{} masters for {} elements", masters_[i].size(), table_[i].elements()),
-                    where);
+        throw Error(ErrorCode::kUsage,
+                    fmt::format("{} masters for {} elements", masters_[i].size(), table_[i].elements()), where);
       }
       if (reinterpret_cast<std::uintptr_t>(bf16_[i].data()) % 2 != 0) {
         throw Error(ErrorCode::kUsage, "the bf16 tensor is not aligned to its elements", where);
@@ -152,7 +152,8 @@ void MaskDetector::mark(std::size_t tensor, std::span<const std::uint64_t> words
   }
   const std::uint64_t tail = table_[tensor].elements() % 64;
   if (tail != 0 && (words.back() >> tail) != 0) {
-    throw Error(ErrorCode::kUsage, "bits beyond the last element are set", fmt::format("tensor '{}'", table_[tensor].name));
+    throw Error(ErrorCode::kUsage, "bits beyond the last element are set",
+                fmt::format("tensor '{}'", table_[tensor].name));
   }
   for (std::size_t w = 0; w < words.size(); ++w) mask[w] |= words[w];
 }

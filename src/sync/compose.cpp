@@ -21,7 +21,9 @@ class BlockCursor {
 
   bool done() const { return !frame_; }
   const BlockRef& block() const { return frame_->blocks()[index_]; }
-  std::string where() const { return fmt::format("{}: {}", file_.name(), describe(frame_->header(), block(), file_.table())); }
+  std::string where() const {
+    return fmt::format("{}: {}", file_.name(), describe(frame_->header(), block(), file_.table()));
+  }
 
   void next() {
     const BlockRef previous = block();
@@ -175,15 +177,15 @@ void require_composable(const DeltaFile& first, const DeltaFile& second) {
     throw Error(ErrorCode::kTableMismatch, "the deltas carry different tensor tables", where);
   }
   if (a.version != b.base_version) {
-    throw Error(ErrorCode::kVersionGap, fmt::format("it starts from version {}, the one before ends at {}",
-                                                    b.base_version, a.version), where);
+    throw Error(ErrorCode::kVersionGap,
+                fmt::format("it starts from version {}, the one before ends at {}", b.base_version, a.version), where);
   }
   if (first.commit().result_digest != b.base_digest) {
     throw Error(ErrorCode::kWrongBase, "its base digest is not the result of the delta before", where);
   }
   if (a.values != b.values) {
-    throw Error(ErrorCode::kUsage, fmt::format("'{}' values cannot be joined with '{}'", to_string(a.values),
-                                               to_string(b.values)), where);
+    throw Error(ErrorCode::kUsage,
+                fmt::format("'{}' values cannot be joined with '{}'", to_string(a.values), to_string(b.values)), where);
   }
 }
 
@@ -254,7 +256,8 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
         for (std::size_t i = 0; i < changes.coded.size(); ++i) {
           T& word = changes.coded[i];
           if (raw) {
-            word = load_word<T>((*base)[id.tensor].data(), std::uint64_t{id.section} * kSectionElems + changes.positions[i]);
+            word = load_word<T>((*base)[id.tensor].data(),
+                                std::uint64_t{id.section} * kSectionElems + changes.positions[i]);
           } else if (effective.values == ValueCodec::kUlp) {
             word = static_cast<T>(T{0} - word);
           }

@@ -159,8 +159,9 @@ void check_encode_options(const EncodeOptions& options, const Detector& detector
   if (options.zstd_level < 0 || options.zstd_level > 19) throw Error(ErrorCode::kUsage, "zstd level is not 0 to 19");
   if (options.threads < 0) throw Error(ErrorCode::kUsage, "a negative number of threads");
   if (!detector.knows_old() && options.values != ValueCodec::kRaw) {
-    throw Error(ErrorCode::kUsage, fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",
-                                               to_string(options.values)));
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",
+                            to_string(options.values)));
   }
 }
 
@@ -228,7 +229,8 @@ CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHea
   header = filled;
   sink(pack_header(header));
   if (with_table) sink(pack_table(table, header.delta_id));
-  EncodedFrames encoded = encode_frames(table, detector, header, options, !detector.snapshot().empty(), true, sink, progress);
+  EncodedFrames encoded =
+      encode_frames(table, detector, header, options, !detector.snapshot().empty(), true, sink, progress);
   if (detector.knows_old()) {
     encoded.commit.result_digest = header.base_digest;
     encoded.commit.result_digest += encoded.digest_change;

@@ -55,8 +55,8 @@ struct Publisher::State {
   std::uint64_t last_attempt = 0;  // Highest version number ever given to a delta.
   StateDigest digest;              // Of the committed version.
   std::optional<Delta> pending;
-  std::optional<Delta> aborted;    // Consumed from the detector, but never committed: joined with the next.
-  bool broken = false;             // An encode failed half-way: what the detector holds is not known any more.
+  std::optional<Delta> aborted;  // Consumed from the detector, but never committed: joined with the next.
+  bool broken = false;           // An encode failed half-way: what the detector holds is not known any more.
 
   std::vector<ConstTensorBytes> current() const {
     std::vector<ConstTensorBytes> tensors;
@@ -65,17 +65,14 @@ struct Publisher::State {
   }
 
   // A raw delta cannot be taken back from its own bytes, so its snapshot is refreshed at the commit instead.
-  bool refresh_in_pass() const {
-    return !detector->snapshot().empty() && options.encode.values != ValueCodec::kRaw;
-  }
+  bool refresh_in_pass() const { return !detector->snapshot().empty() && options.encode.values != ValueCodec::kRaw; }
 
   Delta encode(std::uint64_t base_version, const StateDigest& base_digest) {
     Delta delta;
     delta.info = make_header(*table, options.encode, options.stream, base_version, ++last_attempt, base_digest);
     delta.header = pack_header(delta.info);
-    const EncodedFrames encoded =
-        encode_frames(*table, *detector, delta.info, options.encode, refresh_in_pass(), true,
-                      [&](Bytes&& record) { delta.frames.push_back(std::move(record)); });
+    const EncodedFrames encoded = encode_frames(*table, *detector, delta.info, options.encode, refresh_in_pass(), true,
+                                                [&](Bytes&& record) { delta.frames.push_back(std::move(record)); });
     delta.result = encoded.commit;
     if (detector->knows_old()) {
       delta.result.result_digest = base_digest;
@@ -139,11 +136,12 @@ Publisher& Publisher::operator=(Publisher&&) noexcept = default;
 const Delta& Publisher::publish() {
   State& state = *state_;
   if (state.pending) {
-    throw Error(ErrorCode::kUsage, fmt::format("version {} is still pending: commit or abort it first",
-                                               state.pending->info.version));
+    throw Error(ErrorCode::kUsage,
+                fmt::format("version {} is still pending: commit or abort it first", state.pending->info.version));
   }
   if (state.broken) {
-    throw Error(ErrorCode::kDirty, "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
+    throw Error(ErrorCode::kDirty,
+                "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
   }
   // Detection refreshes the snapshot, or uses the old bits up, as it goes.
   state.broken = state.refresh_in_pass() || state.detector->consumes_changes();

@@ -91,12 +91,13 @@ struct Subscriber::State {
 void Subscriber::State::stage_header(ConstBytes record) {
   const DeltaHeader header = parse_header(record);
   if (header.stream != options.stream) {
-    throw Error(ErrorCode::kForeignStream, fmt::format("stream {} is not ours, {}", to_hex(header.stream),
-                                                       to_hex(options.stream)));
+    throw Error(ErrorCode::kForeignStream,
+                fmt::format("stream {} is not ours, {}", to_hex(header.stream), to_hex(options.stream)));
   }
   if (header.table_hash != table->hash() || header.elements != table->elements() || header.tensors != table->size()) {
-    throw Error(ErrorCode::kTableMismatch, fmt::format("the delta carries another tensor table ({} tensors, {} elements)",
-                                                       header.tensors, header.elements));
+    throw Error(ErrorCode::kTableMismatch,
+                fmt::format("the delta carries another tensor table ({} tensors, {} elements)", header.tensors,
+                            header.elements));
   }
   const bool forward = header.version > version;
   if (header.version == version || (!forward && !options.allow_rollback)) {
@@ -134,7 +135,8 @@ void Subscriber::State::stage_frame(ConstBytes record) {
   }
   const std::uint64_t size = record.size() + (peeked.compressed ? peeked.body_bytes : 0);
   if (staging->bytes + size > byte_limit) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("the delta is larger than {} bytes, more than its table allows", byte_limit));
+    throw Error(ErrorCode::kCorrupt,
+                fmt::format("the delta is larger than {} bytes, more than its table allows", byte_limit));
   }
   auto frame = std::make_unique<StagedFrame>(record, staging->header, *table);
   ApplyScratch scratch;
@@ -184,7 +186,8 @@ void Subscriber::State::check_complete() {
     consistent = consistent && (previous == nullptr || follows(*previous, blocks.front()));
     previous = &blocks.back();
   }
-  if (!consistent || changed != commit.changed || bytes != commit.frame_bytes || xxh3_64(checksums) != commit.frames_hash) {
+  if (!consistent || changed != commit.changed || bytes != commit.frame_bytes ||
+      xxh3_64(checksums) != commit.frames_hash) {
     throw Error(ErrorCode::kCorrupt, "the commit record does not match the frames");
   }
   staging->complete = true;
@@ -245,7 +248,8 @@ void Subscriber::State::audit_tensor(std::size_t tensor) {
   const StateDigest found = digest_span(table->digest_key(tensor), (*table)[tensor].dtype, 0, live[tensor]);
   if (found == tensor_digests[tensor]) return;
   dirty = true;
-  throw Error(ErrorCode::kDirty, fmt::format("its bytes have changed without a delta since version {} or before", version),
+  throw Error(ErrorCode::kDirty,
+              fmt::format("its bytes have changed without a delta since version {} or before", version),
               fmt::format("tensor '{}'", (*table)[tensor].name));
 }
 
@@ -259,7 +263,8 @@ Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<Ten
   state.options.stream = resolve_stream(options.stream, *state.table);
   state.version = options.version;
   if (state.live.size() != state.table->size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} live tensors for a table of {}", state.live.size(), state.table->size()));
+    throw Error(ErrorCode::kUsage,
+                fmt::format("{} live tensors for a table of {}", state.live.size(), state.table->size()));
   }
   std::uint64_t tiles = 0;
   for (std::size_t t = 0; t < state.live.size(); ++t) {
@@ -399,8 +404,8 @@ void Subscriber::reset(std::uint64_t version, const StateDigest& expected) {
   std::vector<StateDigest> digests = digest_tensors(*state.table, state.tensors(), state.options.threads);
   const StateDigest found = sum(digests);
   if (found != expected) {
-    throw Error(ErrorCode::kDigestMismatch, fmt::format("the anchor has digest {}, not {}", to_hex(found.value),
-                                                        to_hex(expected.value)));
+    throw Error(ErrorCode::kDigestMismatch,
+                fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)));
   }
   state.tensor_digests = std::move(digests);
   state.digest = found;

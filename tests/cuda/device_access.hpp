@@ -24,11 +24,11 @@ inline bool device_present() { return true; }
 inline void set_thread_order(std::uint64_t seed) { emulation::set_order(seed); }
 
 struct FreeShared {
-  void operator()(std::byte* at) const { ::operator delete(at, std::align_val_t{16}); }
+  void operator()(std::byte* at) const { ::operator delete (at, std::align_val_t{16}); }
 };
 /// Memory that host and device reach, 16-byte aligned; exactly as large as asked, for AddressSanitizer's sake.
 inline std::byte* allocate_shared(std::size_t bytes) {
-  return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{16}));
+  return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{16}));
 }
 
 #else

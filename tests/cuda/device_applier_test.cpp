@@ -164,7 +164,8 @@ TEST_P(DeviceApplierTest, EveryCodecOfEveryWidthAtEveryDensity) {
           if (!on) continue;
           const std::uint64_t distance = 1 + (random.next() >> random.between(most_shift, 63));
           const std::uint64_t old_bits = read_element(delta.old_state[0].data(), size, i);
-          write_element(delta.new_state[0].data(), size, i, random.chance(0.5) ? old_bits + distance : old_bits - distance);
+          write_element(delta.new_state[0].data(), size, i,
+                        random.chance(0.5) ? old_bits + distance : old_bits - distance);
         }
         expect_applies(delta);
         if (HasFatalFailure()) return;
@@ -339,8 +340,8 @@ TEST(DeviceApplierGolden, BadVectorsThatOnlyBlocksBetrayAreRefused) {
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), expected.code()) << error.what();
           // The CPU's words, but for the name of the file.
-          EXPECT_NE(std::string(expected.what()).find(error.what()), std::string::npos)
-              << error.what() << "\n" << expected.what();
+          EXPECT_NE(std::string(expected.what()).find(error.what()), std::string::npos) << error.what() << "\n"
+                                                                                        << expected.what();
         }
         EXPECT_EQ(receiver.state(), base);
         ++refused;
@@ -359,8 +360,8 @@ TEST(DeviceApplierShapes, ABlockOfManyTilesAndChangesIsDecoded) {
   const TensorTable table({{"t", DType::kBF16, {elements}}});
   const TensorState base = {Bytes(2 * elements, std::byte{0x3C})};
   Random random(5);
-  for (const Parameters parameters : {Parameters{0, 0, 0, false}, Parameters{3, 2, 1, false}, Parameters{1, 0, 4, false},
-                                      Parameters{2, 0, 0, true}}) {
+  for (const Parameters parameters : {Parameters{0, 0, 0, false}, Parameters{3, 2, 1, false},
+                                      Parameters{1, 0, 4, false}, Parameters{2, 0, 0, true}}) {
     std::vector<std::uint64_t> positions;
     std::vector<UlpStep> steps;
     for (std::uint64_t at = random.below(20); at < elements; at += 1 + random.below(random.chance(0.01) ? 500 : 6)) {

@@ -70,8 +70,8 @@ TEST_P(DeviceBlocks, SectionsBoundBlocks) {
 }
 
 TEST_P(DeviceBlocks, EveryCodecOfEveryWidthAtEveryDensity) {
-  for (const DType dtype : {DType::kF8E4M3, DType::kI8, DType::kBF16, DType::kI16, DType::kF32, DType::kI32,
-                            DType::kF64, DType::kI64}) {
+  for (const DType dtype :
+       {DType::kF8E4M3, DType::kI8, DType::kBF16, DType::kI16, DType::kF32, DType::kI32, DType::kF64, DType::kI64}) {
     const double density = random_.log_uniform(1e-3, 1.0);
     SCOPED_TRACE(density);
     const std::uint64_t elements = kTileElems + random_.between(1, 900);
@@ -200,13 +200,17 @@ TEST(DeviceEncoderErrors, AreTypedAndNameWhatIsWrong) {
   expect_error(ErrorCode::kUsage, [&] { compare(nullptr, memory); }, {"weights", "null"});
   expect_error(ErrorCode::kUsage, [&] { compare(memory + 1, memory); }, {"weights", "aligned"});
   expect_error(ErrorCode::kUsage, [&] { static_cast<void>(cuda::DeviceEncoder::compare(table, {}, true, options)); });
-  expect_error(ErrorCode::kUsage, [&] {
-    static_cast<void>(cuda::DeviceEncoder::fused_cast(
-        table, {{nullptr, memory}, {reinterpret_cast<const float*>(memory), memory}}, options));
-  }, {"scale", "bf16"});
-  expect_error(ErrorCode::kUsage, [&] {
-    static_cast<void>(cuda::DeviceEncoder::mask(table, {{memory, nullptr}, {memory, nullptr}}, options));
-  }, {"raw"});
+  expect_error(ErrorCode::kUsage,
+               [&] {
+                 static_cast<void>(cuda::DeviceEncoder::fused_cast(
+                     table, {{nullptr, memory}, {reinterpret_cast<const float*>(memory), memory}}, options));
+               },
+               {"scale", "bf16"});
+  expect_error(ErrorCode::kUsage,
+               [&] {
+                 static_cast<void>(cuda::DeviceEncoder::mask(table, {{memory, nullptr}, {memory, nullptr}}, options));
+               },
+               {"raw"});
   EncodeOptions zstd;
   zstd.zstd_level = 1;
   expect_error(ErrorCode::kUnsupported, [&] {

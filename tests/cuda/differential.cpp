@@ -129,8 +129,8 @@ void expect_mask_agrees(const RandomDelta& delta, Random& random, const cuda::De
     const std::size_t size = element_size(table[t].dtype);
     std::vector<std::uint64_t>& mask = masks.emplace_back((table[t].elements() + 63) / 64);
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
-      const bool changed = read_element(delta.new_state[t].data(), size, i) !=
-                           read_element(delta.old_state[t].data(), size, i);
+      const bool changed =
+          read_element(delta.new_state[t].data(), size, i) != read_element(delta.old_state[t].data(), size, i);
       if (changed || random.chance(flagged_too)) mask[i / 64] |= std::uint64_t{1} << i % 64;
     }
     detector.mark(t, mask);

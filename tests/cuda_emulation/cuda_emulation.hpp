@@ -62,7 +62,8 @@ T exchange(unsigned lanes, T value, const Lane& lane, const std::source_location
 
 template <class T>
 T __shfl_sync(unsigned lanes, T value, int lane, const std::source_location& where = std::source_location::current()) {
-  return sparsecast::emulation::exchange(lanes, value, [lane](int) { return lane % 32; }, where);
+  return sparsecast::emulation::exchange(
+      lanes, value, [lane](int) { return lane % 32; }, where);
 }
 template <class T>
 T __shfl_up_sync(unsigned lanes, T value, unsigned delta,
@@ -79,7 +80,8 @@ T __shfl_down_sync(unsigned lanes, T value, unsigned delta,
 template <class T>
 T __shfl_xor_sync(unsigned lanes, T value, int flip,
                   const std::source_location& where = std::source_location::current()) {
-  return sparsecast::emulation::exchange(lanes, value, [flip](int own) { return own ^ flip; }, where);
+  return sparsecast::emulation::exchange(
+      lanes, value, [flip](int own) { return own ^ flip; }, where);
 }
 inline unsigned __ballot_sync(unsigned lanes, int predicate,
                               const std::source_location& where = std::source_location::current()) {

@@ -59,9 +59,7 @@ std::string describe(const Fiber& fiber) {
   return std::string(fiber.where.file_name()) + ":" + std::to_string(fiber.where.line());
 }
 
-void switch_to_scheduler(Fiber& fiber) {
-  swapcontext(&fiber.context, &block.scheduler);
-}
+void switch_to_scheduler(Fiber& fiber) { swapcontext(&fiber.context, &block.scheduler); }
 
 void run_fiber() {
   Fiber& fiber = *block.fibers[block.running];
