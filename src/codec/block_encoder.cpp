@@ -154,12 +154,12 @@ void put_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint32_
   for (; i < count; ++i) writer.put(gaps[i] & mask, kp);
 }
 
-/// The quotients of all gaps, several in one store. Returns whether any is escaped.
-bool put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
-  bool escaped = false;
+/// The quotients of all gaps, several in one store; lists those that are escaped.
+void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
+                   std::vector<std::uint32_t>& escaped) {
   const auto put_one = [&](std::uint32_t quotient) {
     writer.put_unary(quotient_zeros(quotient));
-    escaped = escaped || quotient >= kEscape;
+    if (quotient >= kEscape) escaped.push_back(quotient);
   };
   std::uint32_t i = 0;
   for (; i + 4 <= count; i += 4) {
@@ -177,21 +177,17 @@ bool put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t
     }
   }
   for (; i < count; ++i) put_one(gaps[i] >> kp);
-  return escaped;
 }
 
-void put_tails(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t quotient = gaps[i] >> kp;
-    if (quotient < kEscape) continue;
-    writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
-  }
-}
-
-void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::byte* out) {
+void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp,
+                  std::vector<std::uint32_t>& escaped, std::byte* out) {
   BitWriter writer(out, 0);
   if (kp != 0) put_remainders(gaps, count, kp, writer);
-  if (put_quotients(gaps, count, kp, writer)) put_tails(gaps, count, kp, writer);
+  escaped.clear();
+  put_quotients(gaps, count, kp, writer, escaped);
+  for (const std::uint32_t quotient : escaped) {
+    writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
+  }
 }
 
 template <class Gap>
@@ -233,7 +229,7 @@ std::uint64_t plan_positions(const std::uint32_t* positions, const std::uint32_t
 }
 
 void write_positions(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
-                     const Coding& coding, std::byte* out) {
+                     const Coding& coding, EncodeScratch& scratch, std::byte* out) {
   switch (coding.positions) {
     case PositionCodec::kIndex32:
       std::memcpy(out, positions, std::size_t{count} * 4);
@@ -249,7 +245,7 @@ void write_positions(const std::uint32_t* positions, const std::uint32_t* gaps, 
       write_bitmap(positions, count, out);
       break;
     default:
-      write_packed(gaps, count, coding.kp, out);
+      write_packed(gaps, count, coding.kp, scratch.escaped, out);
   }
 }
 
@@ -287,7 +283,7 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
   }
   const std::size_t begin = payload.size();
   payload.resize(begin + position_bytes + scratch.values.size() + kSlack);
-  write_positions(block.positions, gaps, block.count, coding, payload.data() + begin);
+  write_positions(block.positions, gaps, block.count, coding, scratch, payload.data() + begin);
   payload.resize(begin + position_bytes);
   payload.insert(payload.end(), scratch.values.begin(), scratch.values.end());
   return coding;

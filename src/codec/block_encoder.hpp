@@ -23,6 +23,7 @@ struct BlockChanges {
 struct EncodeScratch {
   std::vector<std::uint32_t> gaps;
   std::vector<std::uint32_t> exceptions;
+  std::vector<std::uint32_t> escaped;  ///< Quotients.
   Bytes values;
 };
 
