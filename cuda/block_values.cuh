@@ -104,9 +104,7 @@ struct Exceptions {
 
   __device__ std::uint32_t gap(std::uint32_t j) const { return j == 0 ? index[0] : index[j] - index[j - 1] - 1U; }
   __device__ std::uint64_t high(std::uint32_t j) const { return std::uint64_t{ulp_magnitude(words[index[j]])} >> kv; }
-  __device__ std::uint32_t high_bits(std::uint32_t j) const {
-    return static_cast<std::uint32_t>(bit_width64(high(j)) - 1);
-  }
+  __device__ std::uint32_t high_bits(std::uint32_t j) const { return bits_below_highest(high(j)); }
 };
 
 template <class T>

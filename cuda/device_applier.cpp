@@ -27,35 +27,11 @@ void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
   memory = Memory<kKind>(bytes + bytes / 2);
 }
 
-/// The checks of parse_frame_header, from what the device has gathered.
+/// What parse_frame_header checks, from what the device has gathered.
 FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record_bytes) {
-  Bytes fixed(layout::kFramePrefix);
-  std::memcpy(fixed.data(), inspection.header, fixed.size());
-  if (layout::get<std::uint32_t>(fixed, 0) != layout::kFrameMagic) corrupt("not a frame record");
-  FrameHeader frame;
-  frame.delta_id = layout::get<std::uint64_t>(fixed, 8);
-  frame.sequence = layout::get<std::uint32_t>(fixed, 16);
-  frame.groups = layout::get<std::uint32_t>(fixed, 20);
-  frame.blocks = layout::get<std::uint32_t>(fixed, 24);
-  const auto flags = layout::get<std::uint32_t>(fixed, 28);
-  frame.stored_bytes = layout::get<std::uint32_t>(fixed, 32);
-  frame.body_bytes = layout::get<std::uint32_t>(fixed, 36);
-  frame.changed = layout::get<std::uint64_t>(fixed, 40);
-  frame.version = layout::get<std::uint64_t>(fixed, 48);
-  frame.checksum = layout::get<std::uint64_t>(fixed, 56);
-  if (layout::get<std::uint32_t>(fixed, 4) != record_bytes ||
-      record_bytes != layout::pad8(layout::kFramePrefix + std::size_t{frame.stored_bytes})) {
-    corrupt(fmt::format("frame record has {} bytes, but says {}", record_bytes, layout::get<std::uint32_t>(fixed, 4)));
-  }
-  const StateDigest words{{inspection.sum_lo, inspection.sum_hi}};
-  if (frame.checksum != layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), words)) {
-    corrupt("frame checksum does not match");
-  }
-  if (flags > layout::kCompressedFlag) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("frame asks for unknown features {:#x}", flags));
-  }
-  frame.compressed = flags != 0;
-  if (!frame.compressed && frame.stored_bytes != frame.body_bytes) corrupt("frame lengths disagree");
+  const FrameHeader frame = check_frame_fields(std::as_bytes(std::span(inspection.header)), record_bytes, [&] {
+    return StateDigest{{inspection.sum_lo, inspection.sum_hi}};
+  });
   const unsigned used = frame.stored_bytes % 8;
   if (used != 0 && inspection.last_word >> 8 * used != 0) corrupt("padding of the frame record must be zero");
   return frame;
@@ -254,12 +230,7 @@ void DeviceApplier::State::check_headers(const DeltaHeader& header, std::span<co
     const std::uint32_t record_bytes = records[f].record_bytes;
     const FrameHeader frame = check_header(h_inspections_.as<FrameInspection>()[f], record_bytes);
     try {
-      if (frame.delta_id != header.delta_id || frame.version != header.version) {
-        throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
-      }
-      if (record_bytes > header.frame_capacity || frame.body_bytes > header.frame_capacity - layout::kFramePrefix) {
-        corrupt("the frame is larger than the announced capacity");
-      }
+      require_frame_of(header, frame, record_bytes);
       if (frame.compressed) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
       if (frame.groups == 0 || frame.blocks < frame.groups ||
           std::uint64_t{frame.groups} * kGroupBytes + std::uint64_t{frame.blocks} * kBlockEntryBytes >

@@ -9,7 +9,6 @@
 
 namespace sparsecast::cuda {
 
-inline constexpr std::uint32_t kReceivedHeaderBytes = 64;
 /// Words of a frame that a block of threads adds up at a time.
 inline constexpr std::uint32_t kInspectWords = 8192;
 
@@ -25,16 +24,16 @@ static __global__ void __launch_bounds__(kThreads) inspect_frames(Received recei
     const ReceivedFrame& frame = received.frames[item / slices];
     FrameInspection& inspection = received.inspections[item / slices];
     const auto* record = reinterpret_cast<const std::uint64_t*>(frame.record);
-    const std::uint32_t words = (frame.record_bytes - kReceivedHeaderBytes) / 8;
+    const std::uint32_t words = (frame.record_bytes - kFrameHeaderBytes) / 8;
     const std::uint32_t slice = static_cast<std::uint32_t>(item % slices);
     if (slice == 0) {
-      if (threadIdx.x < kReceivedHeaderBytes / 8) inspection.header[threadIdx.x] = record[threadIdx.x];
-      if (threadIdx.x == 0) inspection.last_word = record[kReceivedHeaderBytes / 8 + words - 1];
+      if (threadIdx.x < kFrameHeaderBytes / 8) inspection.header[threadIdx.x] = record[threadIdx.x];
+      if (threadIdx.x == 0) inspection.last_word = record[kFrameHeaderBytes / 8 + words - 1];
     }
     const std::uint32_t begin = slice * kInspectWords;
     if (begin >= words) continue;
     const std::uint32_t end = words - begin < kInspectWords ? words : begin + kInspectWords;
-    const std::uint64_t* body = record + kReceivedHeaderBytes / 8;
+    const std::uint64_t* body = record + kFrameHeaderBytes / 8;
     DigestSum sum;
     for (std::uint32_t w = begin + threadIdx.x; w < end; w += kThreads) {
       digest_add(sum, digest_multiplier(0, w), digest_multiplicand(0, body[w]));
@@ -54,7 +53,7 @@ struct DirectoryShared {
 
 /// Groups of a frame: their rules, and where their blocks begin. False for all threads when a rule is broken.
 __device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, DirectoryShared& shared) {
-  const auto* groups = reinterpret_cast<const std::uint32_t*>(frame.record + kReceivedHeaderBytes);
+  const auto* groups = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
   std::uint32_t* begins = received.group_begins + frame.first_block;
   std::uint64_t before = 0;
   bool holds = true;
@@ -91,37 +90,25 @@ __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint3
 /// The rules for one entry by itself; fills in what does not depend on other entries.
 __device__ inline Refusal read_entry(const std::uint32_t* entry, const LiveTensor& tensor, ValueCodec values,
                                      ReceivedBlock& block) {
-  const std::uint64_t first_tile = entry[0];
-  const std::uint64_t tiles = (entry[1] >> 24) + 1;
-  const std::uint64_t last_tile = first_tile + tiles - 1;
+  const std::uint32_t tiles = (entry[1] >> 24) + 1;
   block.first_tile = entry[0];
   block.changed = entry[1] & 0xFFFFFFU;
   block.coding = entry[3];
   block.element_shift = tensor.element_shift;
-  if (last_tile * kTileElems >= tensor.elements || last_tile / kTilesPerSection != first_tile / kTilesPerSection) {
+  if (!run_is_in_tensor(tensor.elements, block.first_tile, tiles) || !run_is_in_section(block.first_tile, tiles)) {
     return Refusal::kExtent;
   }
-  const std::uint64_t left = tensor.elements - first_tile * kTileElems;
-  block.span = static_cast<std::uint32_t>(left < tiles * kTileElems ? left : tiles * kTileElems);
+  block.span = block_span(tensor.elements, block.first_tile, tiles);
   if (block.changed == 0 || block.changed > block.span) return Refusal::kExtent;
-  const Coding c = Coding::unpack(entry[3]);
-  const std::uint32_t width = 8U << tensor.element_shift;
-  const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;
-  const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked  ? kMaxRiceParameter
-                                 : c.positions == PositionCodec::kGap16 ? 1
-                                                                        : 0;
-  const bool possible = entry[3] >> 22 == 0 && (!c.lengths || (ulp_bits && c.kv == 0 && c.ke == 0)) &&
-                        c.positions <= PositionCodec::kDense && c.values == values && c.kp <= kp_limit &&
-                        c.kv <= (ulp_bits ? width - 1 : 0) && c.ke <= (ulp_bits ? kMaxRiceParameter : 0);
-  return possible ? Refusal::kNone : Refusal::kCoding;
+  return coding_is_possible(block.coding, values, 8U << tensor.element_shift) ? Refusal::kNone : Refusal::kCoding;
 }
 
 /// True when a frame's first block lies after the last of the frame before, as far as that one has its counts right.
 __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t tensor, std::uint32_t first_tile) {
-  const auto* body = reinterpret_cast<const std::uint32_t*>(before.record + kReceivedHeaderBytes);
+  const auto* body = reinterpret_cast<const std::uint32_t*>(before.record + kFrameHeaderBytes);
   const std::uint32_t last_tensor = body[2 * (before.groups - 1)];
   const std::uint32_t* last = body + 2 * before.groups + 4 * (before.blocks - 1);
-  return tensor > last_tensor || (tensor == last_tensor && first_tile >= std::uint64_t{last[0]} + (last[1] >> 24) + 1);
+  return tensor > last_tensor || (tensor == last_tensor && run_follows(first_tile, last[0], (last[1] >> 24) + 1));
 }
 
 __device__ inline void read_directory(const Received& received, std::uint32_t f, DirectoryShared& shared) {
@@ -130,7 +117,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
     if (threadIdx.x == 0) refuse_block(&received.control->directory_refusal, frame.first_block, Refusal::kGroup);
     return;
   }
-  const auto* body = reinterpret_cast<const std::uint32_t*>(frame.record + kReceivedHeaderBytes);
+  const auto* body = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
   const std::uint32_t* entries = body + 2 * frame.groups;
   const std::uint32_t* payload = entries + 4 * frame.blocks;
   const std::uint32_t payload_bytes = frame.body_bytes - 8 * frame.groups - 16 * frame.blocks;
@@ -155,7 +142,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       }
       bool follows = true;
       if (b > begins[group]) {
-        follows = entry[0] >= std::uint64_t{entry[0 - 4]} + (entry[1 - 4] >> 24) + 1;
+        follows = run_follows(entry[0], entry[0 - 4], (entry[1 - 4] >> 24) + 1);
       } else if (b == 0 && f > 0) {
         follows = follows_frame(received.frames[f - 1], block.tensor, entry[0]);
       }

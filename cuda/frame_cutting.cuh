@@ -8,7 +8,6 @@
 
 namespace sparsecast::cuda {
 
-inline constexpr std::uint32_t kFrameHeaderBytes = 64;
 /// Where a frame's record may start in the frames' memory.
 inline constexpr std::uint32_t kFrameAlignment = 256;
 

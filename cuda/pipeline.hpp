@@ -13,9 +13,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/block.hpp"
 #include "sparsecast/codec.hpp"
 
 namespace sparsecast::cuda {
+
+inline constexpr std::uint32_t kFrameHeaderBytes = kFramePrefix;
 
 inline constexpr unsigned kThreads = 256;
 /// Mask words of 32 elements in a tile; each thread has two.

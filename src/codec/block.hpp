@@ -2,14 +2,16 @@
 
 // The directory entry of a block and its coding word (docs/wire-format.md §4).
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
+#include "core/host_device.hpp"
 #include "sparsecast/codec.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
 
+inline constexpr std::size_t kFramePrefix = 64;  ///< The fixed fields of a frame.
 inline constexpr std::size_t kGroupBytes = 8;
 inline constexpr std::size_t kBlockEntryBytes = 16;
 
@@ -49,9 +51,39 @@ struct EncodedBlock {
 };
 
 /// Elements from the first of `first_tile` to the last of the run, cut at the end of the tensor.
-inline std::uint32_t block_span(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
-  return static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(std::uint64_t{tiles} * kTileElems, tensor_elements - first_tile * kTileElems));
+SPARSECAST_HD std::uint32_t block_span(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
+  const std::uint64_t whole = std::uint64_t{tiles} * kTileElems;
+  const std::uint64_t left = tensor_elements - first_tile * kTileElems;
+  return static_cast<std::uint32_t>(left < whole ? left : whole);
+}
+
+// The rules of docs/wire-format.md §4 for a directory entry; every reader, on the host or on a device, asks these.
+
+/// The run of tiles ends within the tensor.
+SPARSECAST_HD bool run_is_in_tensor(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
+  return (first_tile + tiles - 1) * kTileElems < tensor_elements;
+}
+
+/// ... and within the section of its first tile.
+SPARSECAST_HD bool run_is_in_section(std::uint64_t first_tile, std::uint32_t tiles) {
+  return (first_tile + tiles - 1) / kTilesPerSection == first_tile / kTilesPerSection;
+}
+
+/// A run that starts at `first_tile` lies after the run before it, of the same tensor.
+SPARSECAST_HD bool run_follows(std::uint64_t first_tile, std::uint64_t previous_tile, std::uint32_t previous_tiles) {
+  return first_tile >= previous_tile + previous_tiles;
+}
+
+/// The coding word means something for elements of `width` bits in a delta whose value codec is `values`.
+SPARSECAST_HD bool coding_is_possible(std::uint32_t word, ValueCodec values, std::uint32_t width) {
+  const Coding c = Coding::unpack(word);
+  const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;
+  const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked  ? kMaxRiceParameter
+                                 : c.positions == PositionCodec::kGap16 ? 1
+                                                                        : 0;
+  return (word >> 22) == 0 && (!c.lengths || (ulp_bits && c.kv == 0 && c.ke == 0)) &&
+         c.positions <= PositionCodec::kDense && c.values == values && c.kp <= kp_limit &&
+         c.kv <= (ulp_bits ? width - 1 : 0) && c.ke <= (ulp_bits ? kMaxRiceParameter : 0);
 }
 
 }  // namespace sparsecast

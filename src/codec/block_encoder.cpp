@@ -94,7 +94,7 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Cod
   writer.put_exp_golomb(exceptions);
   const auto gap = [index](std::uint32_t e) { return e == 0 ? index[0] : index[e] - index[e - 1] - 1; };
   const auto high = [&](std::uint32_t e) { return std::uint64_t{ulp_magnitude(coded[index[e]])} >> kv; };
-  const auto high_width = [&](std::uint32_t e) { return static_cast<std::uint32_t>(bit_width64(high(e)) - 1); };
+  const auto high_width = [&](std::uint32_t e) { return bits_below_highest(high(e)); };
   for (std::uint32_t e = 0; e < exceptions; ++e) writer.put(gap(e) & ((1U << ke) - 1), ke);
   for (std::uint32_t e = 0; e < exceptions; ++e) writer.put_unary(gap(e) >> ke);
   for (std::uint32_t e = 0; e < exceptions; ++e) writer.put_unary(high_width(e));
@@ -179,8 +179,8 @@ void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t
   for (; i < count; ++i) put_one(gaps[i] >> kp);
 }
 
-void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp,
-                  std::vector<std::uint32_t>& escaped, std::byte* out) {
+void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::vector<std::uint32_t>& escaped,
+                  std::byte* out) {
   BitWriter writer(out, 0);
   if (kp != 0) put_remainders(gaps, count, kp, writer);
   escaped.clear();

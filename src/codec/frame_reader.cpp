@@ -24,27 +24,17 @@ BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& sp
   block.first_element = std::uint64_t{block.first_tile} * kTileElems;
 
   const std::uint64_t elements = spec.elements();
-  const std::uint64_t last_tile = std::uint64_t{block.first_tile} + block.tiles - 1;
-  if (block.first_element >= elements || last_tile * kTileElems >= elements) {
+  if (!run_is_in_tensor(elements, block.first_tile, block.tiles)) {
     corrupt(fmt::format("a block at tile {} reaches beyond the tensor", block.first_tile));
   }
-  if (last_tile / kTilesPerSection != block.first_tile / kTilesPerSection) {
+  if (!run_is_in_section(block.first_tile, block.tiles)) {
     corrupt(fmt::format("the block at tile {} crosses a section", block.first_tile));
   }
   block.span = block_span(elements, block.first_tile, block.tiles);
   if (block.changed == 0 || block.changed > block.span) {
     corrupt(fmt::format("{} changes in a block of {} elements", block.changed, block.span));
   }
-
-  const Coding& c = block.coding;
-  const std::uint32_t width = static_cast<std::uint32_t>(8 * element_size(spec.dtype));
-  const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;
-  const std::uint32_t kp_limit = c.positions == PositionCodec::kPacked  ? kMaxRiceParameter
-                                 : c.positions == PositionCodec::kGap16 ? 1
-                                                                        : 0;
-  if ((coding >> 22) != 0 || (c.lengths && (!ulp_bits || c.kv != 0 || c.ke != 0)) ||
-      c.positions > PositionCodec::kDense || c.values != values || c.kp > kp_limit ||
-      c.kv > (ulp_bits ? width - 1 : 0) || c.ke > (ulp_bits ? kMaxRiceParameter : 0)) {
+  if (!coding_is_possible(coding, values, static_cast<std::uint32_t>(8 * element_size(spec.dtype)))) {
     corrupt(fmt::format("impossible coding {:#x}", coding));
   }
   return block;
@@ -52,44 +42,53 @@ BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& sp
 
 }  // namespace
 
-FrameHeader parse_frame_header(ConstBytes record) {
-  if (record.size() < kFramePrefix || get<std::uint32_t>(record, 0) != kFrameMagic) corrupt("not a frame record");
+FrameHeader check_frame_fields(ConstBytes fixed, std::size_t record_bytes, const std::function<StateDigest()>& words) {
+  if (get<std::uint32_t>(fixed, 0) != kFrameMagic) corrupt("not a frame record");
   FrameHeader frame;
-  frame.delta_id = get<std::uint64_t>(record, 8);
-  frame.sequence = get<std::uint32_t>(record, 16);
-  frame.groups = get<std::uint32_t>(record, 20);
-  frame.blocks = get<std::uint32_t>(record, 24);
-  const auto flags = get<std::uint32_t>(record, 28);
-  frame.stored_bytes = get<std::uint32_t>(record, 32);
-  frame.body_bytes = get<std::uint32_t>(record, 36);
-  frame.changed = get<std::uint64_t>(record, 40);
-  frame.version = get<std::uint64_t>(record, 48);
-  frame.checksum = get<std::uint64_t>(record, 56);
-  if (get<std::uint32_t>(record, 4) != record.size() ||
-      record.size() != pad8(kFramePrefix + std::size_t{frame.stored_bytes})) {
-    corrupt(fmt::format("frame record has {} bytes, but says {}", record.size(), get<std::uint32_t>(record, 4)));
+  frame.delta_id = get<std::uint64_t>(fixed, 8);
+  frame.sequence = get<std::uint32_t>(fixed, 16);
+  frame.groups = get<std::uint32_t>(fixed, 20);
+  frame.blocks = get<std::uint32_t>(fixed, 24);
+  const auto flags = get<std::uint32_t>(fixed, 28);
+  frame.stored_bytes = get<std::uint32_t>(fixed, 32);
+  frame.body_bytes = get<std::uint32_t>(fixed, 36);
+  frame.changed = get<std::uint64_t>(fixed, 40);
+  frame.version = get<std::uint64_t>(fixed, 48);
+  frame.checksum = get<std::uint64_t>(fixed, 56);
+  if (get<std::uint32_t>(fixed, 4) != record_bytes ||
+      record_bytes != pad8(kFramePrefix + std::size_t{frame.stored_bytes})) {
+    corrupt(fmt::format("frame record has {} bytes, but says {}", record_bytes, get<std::uint32_t>(fixed, 4)));
   }
-  if (frame.checksum != seal_frame(record)) {
-    corrupt("frame checksum does not match");
-  }
+  if (frame.checksum != seal_frame(fixed.first(kFramePrefix - 8), words())) corrupt("frame checksum does not match");
   if (flags > kCompressedFlag) {
     throw Error(ErrorCode::kUnsupported, fmt::format("frame asks for unknown features {:#x}", flags));
   }
   frame.compressed = flags != 0;
   if (!frame.compressed && frame.stored_bytes != frame.body_bytes) corrupt("frame lengths disagree");
+  return frame;
+}
+
+FrameHeader parse_frame_header(ConstBytes record) {
+  if (record.size() < kFramePrefix) corrupt("not a frame record");
+  const FrameHeader frame =
+      check_frame_fields(record.first(kFramePrefix), record.size(), [&] { return sum_of_frame_words(record); });
   require_zero(record.subspan(kFramePrefix + frame.stored_bytes), "padding of the frame record");
   return frame;
+}
+
+void require_frame_of(const DeltaHeader& delta, const FrameHeader& frame, std::size_t record_bytes) {
+  if (frame.delta_id != delta.delta_id || frame.version != delta.version) {
+    throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
+  }
+  if (record_bytes > delta.frame_capacity || frame.body_bytes > delta.frame_capacity - kFramePrefix) {
+    corrupt("the frame is larger than the announced capacity");
+  }
 }
 
 FrameReader::FrameReader(ConstBytes record, const DeltaHeader& delta, const TensorTable& table) {
   header_ = parse_frame_header(record);
   try {
-    if (header_.delta_id != delta.delta_id || header_.version != delta.version) {
-      throw Error(ErrorCode::kForeignStream, "the frame belongs to another delta");
-    }
-    if (record.size() > delta.frame_capacity || header_.body_bytes > delta.frame_capacity - kFramePrefix) {
-      corrupt("the frame is larger than the announced capacity");
-    }
+    require_frame_of(delta, header_, record.size());
     ConstBytes body = record.subspan(kFramePrefix, header_.stored_bytes);
     if (header_.compressed) {
       decompressed_ = decompress_exact(body, header_.body_bytes);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "codec/block.hpp"
@@ -20,6 +21,14 @@ struct BlockRef {
   Coding coding;
   ConstBytes payload;
 };
+
+/// The rules of docs/wire-format.md §2.3 for the fixed fields of a frame, its first kFramePrefix bytes, wherever the
+/// rest of its `record_bytes` lies; `words` gives the sum over the words after them. The padding is left to the caller.
+/// Throws Error{kCorrupt | kUnsupported}.
+FrameHeader check_frame_fields(ConstBytes fixed, std::size_t record_bytes, const std::function<StateDigest()>& words);
+
+/// The frame is one of `delta` and keeps to its capacity; throws Error{kForeignStream | kCorrupt}.
+void require_frame_of(const DeltaHeader& delta, const FrameHeader& frame, std::size_t record_bytes);
 
 /// A frame record, checked and taken apart: checksum, bounds, order, reserved fields. Blocks point into the record, or
 /// into the reader's own buffer when the frame was compressed; move the reader freely, but keep the record alive.
@@ -42,7 +51,7 @@ class FrameReader {
 /// True when block `next` lies after block `previous` in the order of the format (tensor, then tile, no overlap).
 inline bool follows(const BlockRef& previous, const BlockRef& next) {
   return next.tensor > previous.tensor ||
-         (next.tensor == previous.tensor && next.first_tile >= std::uint64_t{previous.first_tile} + previous.tiles);
+         (next.tensor == previous.tensor && run_follows(next.first_tile, previous.first_tile, previous.tiles));
 }
 
 /// "frame 3: tensor 'lm_head.weight': block at element 49152", for errors.

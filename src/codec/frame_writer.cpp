@@ -18,7 +18,8 @@ FrameWriter::FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink s
   commit_.delta_id = header.delta_id;
   commit_.version = header.version;
   // Growing by halves would copy, and touch, the payload twice.
-  payload_.reserve(std::min(header.frame_capacity, EncodeOptions{}.frame_capacity));
+  payload_.reserve(std::min<std::uint64_t>(
+      {header.frame_capacity, EncodeOptions{}.frame_capacity, header.elements * sizeof(std::uint64_t)}));
 }
 
 void FrameWriter::append(std::uint32_t tensor, const SectionBlocks& section) {

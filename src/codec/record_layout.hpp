@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 
+#include "codec/block.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
 
@@ -25,7 +26,7 @@ inline constexpr std::uint32_t kCommitMagic = magic("SCC1");
 
 inline constexpr std::size_t kHeaderBytes = 128;
 inline constexpr std::size_t kTablePrefix = 48;
-inline constexpr std::size_t kFramePrefix = 64;
+using sparsecast::kFramePrefix;
 inline constexpr std::size_t kCommitBytes = 96;
 inline constexpr std::uint16_t kFormatMajor = 1;
 inline constexpr std::uint16_t kFormatMinor = 0;
@@ -70,10 +71,12 @@ inline std::uint64_t seal_frame(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
   return xxh3_64(sum, xxh3_64(fixed));
 }
+inline StateDigest sum_of_frame_words(ConstBytes record) {
+  return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
+}
 /// The same from the whole record.
 inline std::uint64_t seal_frame(ConstBytes record) {
-  return seal_frame(record.first(kFramePrefix - 8),
-                    digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix)));
+  return seal_frame(record.first(kFramePrefix - 8), sum_of_frame_words(record));
 }
 
 /// The fixed fields of a FRAME record but its checksum.
