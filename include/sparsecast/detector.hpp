@@ -12,9 +12,9 @@
 
 namespace sparsecast {
 
-/// What a detector found in one tile of `count` elements.
+/// What a detector found in a tile, or a part of one, of `count` elements.
 struct TileView {
-  const std::byte* current = nullptr;  ///< The new bits of the tile's elements.
+  const std::byte* current = nullptr;  ///< The new bits of its elements.
   const std::byte* old = nullptr;      ///< Their bits before; null when the detector does not know them (Mask alone).
   std::byte* refresh = nullptr;        ///< Where the encoder stores the new bits of what changed; may be null.
   std::uint32_t changed = 0;           ///< Entries of TileWorkspace::positions.
@@ -22,18 +22,22 @@ struct TileView {
 
 /// Scratch of one encoding thread: the positions a detector found, and room for one that has to keep old bits aside.
 struct TileWorkspace {
-  /// Changed elements of the tile, relative to its first, strictly increasing. The slack is for vector stores.
+  /// Changed elements, relative to the first one asked for, strictly increasing. The slack is for vector stores.
   alignas(64) std::uint32_t positions[kTileElems + 64];
   alignas(64) std::byte kept[kTileElems * 8];
 };
 
 /// Answers, tile by tile, "which elements differ from what receivers hold, and what were they". Comparisons are of
 /// storage bits: a NaN that stays is unchanged, +0 and -0 differ. Distinct tiles may be asked for concurrently,
-/// each with its own workspace; each tile once a delta.
+/// each with its own workspace; each tile once a delta, its parts one after another.
 class SPARSECAST_API Detector {
  public:
   virtual ~Detector() = default;
-  /// Elements [first, first + count) of `tensor`; count <= kTileElems, first a multiple of kTileElems.
+  /// How many elements it is best asked for at a time, a divisor of kTileElems and multiple of 64: what is coded soon
+  /// after it was read is still in the nearest cache. With less than kTileElems, `current` of a tile's parts must be
+  /// contiguous.
+  virtual std::uint32_t part() const noexcept { return kTileElems; }
+  /// Elements [first, first + count) of `tensor`; count <= kTileElems, first a multiple of part().
   /// The view is valid until the workspace is used again.
   virtual TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) = 0;
   /// The bits that the next receivers' state will have, for a full digest.

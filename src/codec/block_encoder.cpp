@@ -140,19 +140,48 @@ std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gap
   return bits;
 }
 
-/// The remainders of all gaps, `kp` bits each, several in one store.
+/// Two neighbouring gaps, the first in the low half.
+std::uint64_t gap_pair(const std::uint32_t* gaps) {
+  std::uint64_t pair;
+  std::memcpy(&pair, gaps, sizeof(pair));
+  return pair;
+}
+
+/// The remainders of all gaps, `kp` bits each, eight in one store where they fit.
 void put_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
   const std::uint64_t mask = (std::uint64_t{1} << kp) - 1;
+  const std::uint64_t both = mask | mask << 32;
+  const auto two = [&](const std::uint32_t* at) {
+    const std::uint64_t pair = gap_pair(at) & both;
+    return (pair | pair >> (32 - kp)) & (mask | mask << kp);
+  };
   std::uint32_t i = 0;
-  if (4 * kp <= 56) {
-    for (; i + 4 <= count; i += 4) {
-      const std::uint64_t low = (gaps[i] & mask) | (gaps[i + 1] & mask) << kp;
-      const std::uint64_t high = (gaps[i + 2] & mask) | (gaps[i + 3] & mask) << kp;
-      writer.put(low | high << (2 * kp), 4 * kp);
+  if (8 * kp <= 56) {
+    for (; i + 8 <= count; i += 8) {
+      const std::uint64_t low = two(gaps + i) | two(gaps + i + 2) << (2 * kp);
+      const std::uint64_t high = two(gaps + i + 4) | two(gaps + i + 6) << (2 * kp);
+      writer.put(low | high << (4 * kp), 8 * kp);
     }
+  }
+  if (4 * kp <= 56) {
+    for (; i + 4 <= count; i += 4) writer.put(two(gaps + i) | two(gaps + i + 2) << (2 * kp), 4 * kp);
   }
   for (; i < count; ++i) writer.put(gaps[i] & mask, kp);
 }
+
+/// The codes of two quotients below kEscape: at [first + kEscape * second] bits, and their number from bit 24 on.
+struct QuotientPairs {
+  constexpr QuotientPairs() {
+    for (std::uint32_t first = 0; first < kEscape; ++first) {
+      for (std::uint32_t second = 0; second < kEscape; ++second) {
+        const std::uint32_t end = first + 1 + second;
+        codes[first + kEscape * second] = 1U << first | 1U << end | (end + 1) << 24;
+      }
+    }
+  }
+  std::uint32_t codes[kEscape * kEscape] = {};
+};
+constexpr QuotientPairs kQuotientPairs;
 
 /// The quotients of all gaps, several in one store; lists those that are escaped.
 void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
@@ -161,19 +190,20 @@ void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t
     writer.put_unary(quotient_zeros(quotient));
     if (quotient >= kEscape) escaped.push_back(quotient);
   };
+  static_assert(std::has_single_bit(kEscape), "so that one comparison tells of all four");
+  const auto two = [&](const std::uint32_t* at) {
+    return std::uint64_t{kQuotientPairs.codes[(at[0] >> kp) + kEscape * (at[1] >> kp)]};
+  };
   std::uint32_t i = 0;
   for (; i + 4 <= count; i += 4) {
-    const std::uint32_t q[4] = {gaps[i] >> kp, gaps[i + 1] >> kp, gaps[i + 2] >> kp, gaps[i + 3] >> kp};
-    static_assert(std::has_single_bit(kEscape), "so that one comparison tells of all four");
-    if ((q[0] | q[1] | q[2] | q[3]) < kEscape) {
-      const std::uint32_t second = q[0] + 1 + q[1];
-      const std::uint32_t third = second + 1 + q[2];
-      const std::uint32_t fourth = third + 1 + q[3];
-      const std::uint64_t ones = std::uint64_t{1} << q[0] | std::uint64_t{1} << second | std::uint64_t{1} << third |
-                                 std::uint64_t{1} << fourth;
-      writer.put(ones, fourth + 1);
+    if ((gaps[i] | gaps[i + 1] | gaps[i + 2] | gaps[i + 3]) >> kp < kEscape) {
+      const std::uint64_t low = two(gaps + i);
+      const std::uint64_t high = two(gaps + i + 2);
+      const std::uint64_t low_bits = low >> 24;
+      writer.put((low & 0xFFFFFFU) | (high & 0xFFFFFFU) << low_bits,
+                 static_cast<std::uint32_t>(low_bits + (high >> 24)));
     } else {
-      for (const std::uint32_t quotient : q) put_one(quotient);
+      for (std::uint32_t j = 0; j < 4; ++j) put_one(gaps[i + j] >> kp);
     }
   }
   for (; i < count; ++i) put_one(gaps[i] >> kp);

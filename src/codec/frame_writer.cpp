@@ -1,5 +1,7 @@
 #include "codec/frame_writer.hpp"
 
+#include <utility>
+
 #include "codec/compression.hpp"
 #include "codec/record_layout.hpp"
 
@@ -17,9 +19,6 @@ FrameWriter::FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink s
     : header_(header), zstd_level_(zstd_level), sink_(std::move(sink)) {
   commit_.delta_id = header.delta_id;
   commit_.version = header.version;
-  // Growing by halves would copy, and touch, the payload twice.
-  payload_.reserve(std::min<std::uint64_t>(
-      {header.frame_capacity, EncodeOptions{}.frame_capacity, header.elements * sizeof(std::uint64_t)}));
 }
 
 void FrameWriter::append(std::uint32_t tensor, const SectionBlocks& section) {
@@ -37,6 +36,11 @@ void FrameWriter::append_block(std::uint32_t tensor, const EncodedBlock& block, 
     append_block(tensor, block, payload);
     return;
   }
+  if (payload_.capacity() == 0) {
+    // Growing by halves would copy, and touch, the payload twice.
+    payload_.reserve(std::min<std::uint64_t>(
+        {header_.frame_capacity, EncodeOptions{}.frame_capacity, header_.elements * sizeof(std::uint64_t)}));
+  }
   if (new_group) groups_.insert(groups_.end(), {tensor, 0});
   ++groups_.back();
   payload_.insert(payload_.end(), payload.begin(), payload.end());
@@ -49,12 +53,11 @@ void FrameWriter::flush() {
   if (entries_.empty()) return;
   const std::size_t body_bytes = (groups_.size() + entries_.size()) * 4 + payload_.size();
   const std::size_t record_bytes = pad8(kFramePrefix + body_bytes);
-  Bytes record;
-  record.reserve(record_bytes);
-  record.resize(kFramePrefix);
-  append_to(record, std::as_bytes(std::span(groups_)));
-  append_to(record, std::as_bytes(std::span(entries_)));
-  append_to(record, payload_);
+  Bytes head(kFramePrefix);
+  append_to(head, std::as_bytes(std::span(groups_)));
+  append_to(head, std::as_bytes(std::span(entries_)));
+  Bytes record = std::exchange(payload_, {});  // In place: a second buffer would be touched page by page.
+  record.insert(record.begin(), head.begin(), head.end());
   record.resize(record_bytes);
 
   std::size_t stored_bytes = body_bytes;
@@ -90,7 +93,6 @@ void FrameWriter::flush() {
   sink_(std::move(record));
   groups_.clear();
   entries_.clear();
-  payload_.clear();
   changed_ = 0;
 }
 

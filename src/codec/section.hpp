@@ -2,6 +2,7 @@
 
 // Turns the changes of one section, tile by tile, into blocks (docs/wire-format.md §5.1).
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -34,8 +35,7 @@ class SectionBuilder {
     coded_.resize(kBuffer);
   }
 
-  /// Where the changes of the next tile go: `count` positions (of the element within the tile, plus `base`) and
-  /// coded words.
+  /// Where the changes of a tile go: positions (of the element within the tile, plus `base`) and coded words.
   struct Slot {
     std::uint32_t* positions;
     T* coded;
@@ -49,27 +49,28 @@ class SectionBuilder {
     seen_ = 0;
   }
 
-  /// `tile` grows from call to call; `count` is at least 1.
-  Slot next_tile(std::uint32_t tile, std::uint32_t count) {
-    const std::uint64_t bucket = seen_ / kBlockChanges;
-    alone_ = count >= kBlockChanges;
-    if (pending_ != 0 && (alone_ || bucket != bucket_)) flush(nullptr);
+  /// `tile` grows from call to call. The slot has room for all elements of the tile, and is valid until end_tile.
+  Slot begin_tile(std::uint32_t tile) {
+    if (pending_ != 0 && seen_ / kBlockChanges != bucket_) flush(nullptr);
     if (pending_ == 0) {
       first_tile_ = tile;
-      bucket_ = bucket;
+      bucket_ = seen_ / kBlockChanges;
     }
-    last_tile_ = tile;
-    const Slot slot{positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
-    pending_ += count;
-    seen_ += count;
-    return slot;
+    tile_ = tile;
+    return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
   }
 
-  /// The slot is filled. `current`: the new bits of the whole tile, or null when unknown.
-  void end_tile(const std::byte* current) {
+  /// The slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null when unknown.
+  void end_tile(std::uint32_t count, const std::byte* current) {
+    if (count == 0) return;
+    const bool alone = count >= kBlockChanges;
+    if (alone && pending_ != 0) start_block_here(count);
+    last_tile_ = tile_;
+    pending_ += count;
+    seen_ += count;
     // The tensor's last tile may be so short that its block has to go dense, for which a raw block needs all its bits.
     const bool last_alone = first_tile_ == last_tile_ && (std::uint64_t{last_tile_} + 1) * kTileElems >= elements_;
-    if (alone_ || last_alone) flush(current);
+    if (alone || last_alone) flush(current);
   }
 
   void end() {
@@ -79,6 +80,17 @@ class SectionBuilder {
 
  private:
   static constexpr std::size_t kBuffer = kBlockChanges + kTileElems;
+
+  /// Ends the block of the tiles before, so that the current one begins a block of its own.
+  void start_block_here(std::uint32_t count) {
+    const std::uint32_t before = pending_;
+    const std::uint32_t base = (tile_ - first_tile_) * kTileElems;
+    flush(nullptr);
+    for (std::uint32_t i = 0; i < count; ++i) positions_[i] = positions_[before + i] - base;
+    std::copy_n(coded_.begin() + before, count, coded_.begin());
+    first_tile_ = tile_;
+    bucket_ = seen_ / kBlockChanges;
+  }
 
   void flush(const std::byte* current) {
     EncodedBlock block;
@@ -106,7 +118,7 @@ class SectionBuilder {
   std::uint64_t bucket_ = 0;
   std::uint32_t first_tile_ = 0;
   std::uint32_t last_tile_ = 0;
-  bool alone_ = false;
+  std::uint32_t tile_ = 0;
 };
 
 }  // namespace sparsecast

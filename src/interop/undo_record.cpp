@@ -73,12 +73,12 @@ class UndoBuilder {
       const std::byte* new_bits = new_.data() + begin * sizeof(T);
       const std::uint32_t changed = cpu::compare_tile(new_bits, old_bits, count, sizeof(T), positions_.data());
       if (changed == 0) continue;
-      const auto slot = out.next_tile(block.first_tile + tile, changed);
+      const auto slot = out.begin_tile(block.first_tile + tile);
       for (std::uint32_t i = 0; i < changed; ++i) {
         slot.positions[i] = slot.base + positions_[i];
         slot.coded[i] = load_word<T>(old_bits, positions_[i]);
       }
-      out.end_tile(old_bits);
+      out.end_tile(changed, old_bits);
     }
   }
 

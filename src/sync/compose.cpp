@@ -143,12 +143,12 @@ void encode_changes(const SectionChanges<T>& changes, const TensorSpec& spec, co
     const std::uint32_t tile = changes.positions[begin] / kTileElems;
     std::size_t end = begin;
     while (end < changes.positions.size() && changes.positions[end] / kTileElems == tile) ++end;
-    const auto slot = builder.next_tile(id.section * kTilesPerSection + tile, static_cast<std::uint32_t>(end - begin));
+    const auto slot = builder.begin_tile(id.section * kTilesPerSection + tile);
     for (std::size_t i = begin; i < end; ++i) {
       slot.positions[i - begin] = slot.base + changes.positions[i] % kTileElems;
       slot.coded[i - begin] = changes.coded[i];
     }
-    builder.end_tile(nullptr);
+    builder.end_tile(static_cast<std::uint32_t>(end - begin), nullptr);
     begin = end;
   }
   builder.end();

@@ -45,26 +45,19 @@ struct Worker {
 };
 
 struct TileContext {
-  std::uint64_t first = 0;  ///< Element of the tensor at which the tile starts.
+  std::uint64_t first = 0;  ///< Element of the tensor at which the view starts.
+  std::uint32_t base = 0;   ///< Added to positions within the view: those within the block.
   Hash128 key;
   bool floating = false;
 };
 
-constexpr std::uint32_t kPrefetchLines = 256;
-
 /// Gathers the changed elements' bits, turns them into coded words, refreshes the snapshot and sums the digest.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
-void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* positions, T* coded,
-                  DigestSum& sum) {
-  // While changes are coded the memory bus would idle: each change asks for one line of what the next tile will read.
-  const std::byte* next_current = view.current + kTileElems * sizeof(T);
-  const std::byte* next_old = view.old + kTileElems * sizeof(T);
+void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* found, std::uint32_t* positions,
+                  T* coded, DigestSum& sum) {
   for (std::uint32_t i = 0; i < view.changed; ++i) {
-    if (i < kPrefetchLines) {
-      __builtin_prefetch(next_current + i * 64, 0, 2);
-      __builtin_prefetch(next_old + i * 64, 0, 2);
-    }
-    const std::uint32_t at = positions[i];
+    const std::uint32_t at = found[i];
+    positions[i] = tile.base + at;
     const T new_bits = load_word<T>(view.current, at);
     T old_bits = 0;
     if constexpr (kCodec != ValueCodec::kRaw || kDigest) old_bits = load_word<T>(view.old, at);
@@ -77,7 +70,7 @@ void code_changes(const TileView& view, const TileContext& tile, const std::uint
 }
 
 template <class T>
-using CodeChanges = void (*)(const TileView&, const TileContext&, const std::uint32_t*, T*, DigestSum&);
+using CodeChanges = void (*)(const TileView&, const TileContext&, const std::uint32_t*, std::uint32_t*, T*, DigestSum&);
 
 template <class T, ValueCodec kCodec>
 CodeChanges<T> select_coder(bool refresh, bool digest) {
@@ -103,12 +96,32 @@ struct Job {
   const EncodeOptions& options;
   bool refresh;
   bool digest;
+  std::uint32_t part;  ///< Elements asked of the detector at a time.
 };
+
+/// Detects and codes one tile of `count` elements, part by part while each is in the nearest cache.
+template <class T>
+void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32_t count, TileWorkspace& workspace,
+                 CodeChanges<T> code, SectionBuilder<T>& builder, DigestSum& sum) {
+  const std::uint64_t first = tile.first;
+  const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
+  const std::byte* current = nullptr;
+  std::uint32_t changed = 0;
+  for (std::uint32_t at = 0; at < count; at += job.part) {
+    tile.first = first + at;
+    tile.base = slot.base + at;
+    const TileView view = job.detector.detect(task.tensor, tile.first, std::min(job.part, count - at), workspace);
+    if (at == 0) current = view.current;
+    code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, sum);
+    changed += view.changed;
+  }
+  builder.end_tile(changed, current);
+}
 
 template <class T>
 void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlocks& out) {
   const TensorSpec& spec = job.table[task.tensor];
-  TileContext tile{0, job.table.digest_key(task.tensor), is_floating(spec.dtype)};
+  TileContext tile{0, 0, job.table.digest_key(task.tensor), is_floating(spec.dtype)};
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
   DigestSum sum;
@@ -118,12 +131,7 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
     tile.first = task.first + offset;
     const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, task.elements - offset));
-    const TileView view = job.detector.detect(task.tensor, tile.first, count, *worker.workspace);
-    if (view.changed == 0) continue;
-    const auto slot = builder.next_tile(static_cast<std::uint32_t>(tile.first / kTileElems), view.changed);
-    for (std::uint32_t i = 0; i < view.changed; ++i) slot.positions[i] = slot.base + worker.workspace->positions[i];
-    code(view, tile, worker.workspace->positions, slot.coded, sum);
-    builder.end_tile(view.current);
+    encode_tile(job, task, tile, count, *worker.workspace, code, builder, sum);
   }
   builder.end();
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
@@ -175,7 +183,7 @@ EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const 
   const std::size_t batch = parallel ? batch_of(table, threads) : 1;
   std::vector<Worker> workers(parallel ? threads : 1);
   std::vector<SectionBlocks> results(batch);
-  const Job job{table, detector, options, refresh, digest && detector.knows_old()};
+  const Job job{table, detector, options, refresh, digest && detector.knows_old(), detector.part()};
 
   FrameWriter writer(header, options.zstd_level, sink);
   EncodedFrames encoded;
