@@ -12,6 +12,7 @@
   static ::sparsecast::emulation::Shared<Type> name##_storage; \
   Type& name = name##_storage.value()
 #define SPARSECAST_UNROLL
+#define SPARSECAST_NO_UNROLL
 
 #else
 
@@ -22,5 +23,6 @@
 
 #define SPARSECAST_SHARED(Type, name) __shared__ Type name
 #define SPARSECAST_UNROLL _Pragma("unroll")
+#define SPARSECAST_NO_UNROLL _Pragma("unroll 1")
 
 #endif

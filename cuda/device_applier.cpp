@@ -93,12 +93,8 @@ LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEn
   if (tensor.strides.empty()) return live;
   require(tensor.strides.size() == spec.shape.size(), "it has not one stride for each dimension");
   require(spec.shape.size() <= kMostDims, "a strided tensor has at most 8 dimensions");
-  live.strided = true;
-  view.rank = static_cast<std::uint32_t>(spec.shape.size());
-  for (std::size_t d = 0; d < spec.shape.size(); ++d) {
-    view.shape[d] = spec.shape[d];
-    view.strides[d] = tensor.strides[d];
-  }
+  view = make_strided_view(spec.shape, tensor.strides);
+  live.strided = !is_contiguous(view);
   return live;
 }
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/strided_view.hpp"
 #include "pipeline.hpp"
 
 namespace sparsecast::cuda {
@@ -37,15 +38,6 @@ enum class Refusal : std::uint8_t {
 };
 
 inline constexpr std::uint64_t kNoRefusal = ~std::uint64_t{0};
-
-inline constexpr unsigned kMostDims = 8;
-
-/// Elements of a live tensor that are not contiguous: row-major index to offset.
-struct StridedView {
-  std::uint64_t shape[kMostDims] = {};
-  std::int64_t strides[kMostDims] = {};  ///< In elements.
-  std::uint32_t rank = 0;                ///< 0: contiguous.
-};
 
 struct LiveTensor {
   std::byte* data = nullptr;
