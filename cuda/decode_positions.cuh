@@ -7,27 +7,13 @@
 #include "bit_string.cuh"
 #include "codec/block.hpp"
 #include "codec/codec_common.hpp"
-#include "received.hpp"
+#include "refusal.cuh"
 
 namespace sparsecast::cuda {
 
 /// Changes that a thread decodes at a time, and all threads together.
 inline constexpr std::uint32_t kEachDecoded = 4;
 inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
-
-/// The first refusal that a thread has found; others may have found another.
-struct FirstRefusal {
-  Refusal refusal = Refusal::kNone;
-
-  __device__ void refuse(Refusal reason) {
-    if (refusal == Refusal::kNone) refusal = reason;
-  }
-  __device__ void require(bool holds, Refusal reason) {
-    if (!holds) refuse(reason);
-  }
-  /// A barrier: true for all threads when any of them has found one.
-  __device__ bool any() const { return __syncthreads_or(refusal != Refusal::kNone ? 1 : 0) != 0; }
-};
 
 /// Where the next chunk goes on. It is the same for all threads, and in shared memory because registers decide how many
 /// blocks of threads a multiprocessor takes. Thread 0 writes it, behind a barrier that all have read it before.

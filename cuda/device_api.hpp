@@ -12,7 +12,6 @@
   static ::sparsecast::emulation::Shared<Type> name##_storage; \
   Type& name = name##_storage.value()
 #define SPARSECAST_UNROLL
-#define SPARSECAST_NO_UNROLL
 
 #else
 
@@ -23,6 +22,5 @@
 
 #define SPARSECAST_SHARED(Type, name) __shared__ Type name
 #define SPARSECAST_UNROLL _Pragma("unroll")
-#define SPARSECAST_NO_UNROLL _Pragma("unroll 1")
 
 #endif

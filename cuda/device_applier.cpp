@@ -11,6 +11,8 @@
 #include "codec/record_layout.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
+#include "nan_expansion.hpp"
+#include "refusal_text.hpp"
 #include "tile_plan.hpp"
 
 namespace sparsecast::cuda {
@@ -37,42 +39,6 @@ FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record
   return frame;
 }
 
-const char* describe_refusal(Refusal refusal) {
-  switch (refusal) {
-    case Refusal::kGroup:
-      return "a group of the directory is wrong";
-    case Refusal::kExtent:
-      return "a block reaches beyond the tensor";
-    case Refusal::kCoding:
-      return "impossible coding";
-    case Refusal::kPayloadRange:
-      return "a payload lies outside the frame";
-    case Refusal::kOrder:
-      return "blocks of two frames are out of order or overlap";
-    case Refusal::kChanged:
-      return "the blocks do not add up to the frame's changes";
-    case Refusal::kPosition:
-      return "a position lies outside its block";
-    case Refusal::kOverrun:
-      return "a code runs past the end of its block";
-    case Refusal::kLength:
-      return "a block's payload has the wrong length";
-    case Refusal::kPadding:
-      return "padding bits of a block are set";
-    case Refusal::kQuotient:
-      return "a quotient has too many zeros";
-    case Refusal::kBitmapCount:
-      return "a bitmap has not as many bits set as its block has changes";
-    case Refusal::kMagnitude:
-      return "a distance in ULP does not fit its element";
-    case Refusal::kExceptions:
-      return "the exceptions of a block are wrong";
-    case Refusal::kNone:
-      break;
-  }
-  return "a block is wrong";
-}
-
 LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEntry& entry, const ApplyTensor& tensor,
                          StridedView& view) {
   LiveTensor live;
@@ -84,6 +50,7 @@ LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEn
   live.floating = entry.floating;
   if (live.elements == 0) return live;
   const TensorSpec& spec = table[t];
+  live.nan = nan_pattern(spec.dtype);
   const auto require = [&](bool holds, const char* sentence) {
     if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
   };
@@ -110,6 +77,9 @@ class DeviceApplier::State {
   void restore(cudaStream_t stream);
   StateDigest digest_change();
   std::vector<StateDigest> digests(cudaStream_t stream);
+  StateDigest prepare_expansion(Direction direction, cudaStream_t stream);
+  void expand(std::size_t tensor, void* d_out, cudaStream_t stream);
+  const std::vector<std::size_t>& expansion_tensors() const noexcept { return expansion_.tensors(); }
   const std::vector<FrameHeader>& headers() const noexcept { return headers_; }
 
  private:
@@ -135,6 +105,7 @@ class DeviceApplier::State {
   std::vector<StridedView> views_;
   Received received_;
   DeviceStream device_stream_;
+  NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
   bool uploaded_ = false;
   bool staged_ = false;
@@ -293,6 +264,7 @@ void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const Devi
                                  cudaStream_t stream) {
   staged_ = false;
   replaced_ = false;
+  expansion_.forget();
   device_stream_.stream = stream;
   if (header.table_hash != table_.hash()) {
     throw Error(ErrorCode::kTableMismatch, "the delta is for another tensor table");
@@ -310,6 +282,7 @@ void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const Devi
 }
 
 void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
+  expansion_.forget();
   device_stream_.stream = stream;
   check(cudaMemsetAsync(&received_.control->digest_lo, 0, 16, stream), "cudaMemsetAsync");
   received_.undo = options_.keep_replaced ? undo_.as() : nullptr;
@@ -344,6 +317,17 @@ StateDigest DeviceApplier::State::digest_change() {
   return {{verdict().digest_lo, verdict().digest_hi}};
 }
 
+StateDigest DeviceApplier::State::prepare_expansion(Direction direction, cudaStream_t stream) {
+  require_staged();
+  device_stream_.stream = stream;
+  return expansion_.prepare(table_, received_, plan_.has_size, direction, options_.deadline, device_stream_);
+}
+
+void DeviceApplier::State::expand(std::size_t tensor, void* d_out, cudaStream_t stream) {
+  device_stream_.stream = stream;
+  expansion_.expand(table_, received_, tensor, d_out, device_stream_);
+}
+
 std::vector<StateDigest> DeviceApplier::State::digests(cudaStream_t stream) {
   device_stream_.stream = stream;
   upload_tables();
@@ -372,6 +356,15 @@ const std::vector<FrameHeader>& DeviceApplier::frames() const noexcept { return 
 void DeviceApplier::apply(Direction direction, CUstream_st* stream) { state_->apply(direction, stream); }
 void DeviceApplier::restore(CUstream_st* stream) { state_->restore(stream); }
 StateDigest DeviceApplier::digest_change() { return state_->digest_change(); }
+StateDigest DeviceApplier::prepare_expansion(Direction direction, CUstream_st* stream) {
+  return state_->prepare_expansion(direction, stream);
+}
+const std::vector<std::size_t>& DeviceApplier::expansion_tensors() const noexcept {
+  return state_->expansion_tensors();
+}
+void DeviceApplier::expand(std::size_t tensor, void* d_out, CUstream_st* stream) {
+  state_->expand(tensor, d_out, stream);
+}
 std::vector<StateDigest> DeviceApplier::digests(CUstream_st* stream) { return state_->digests(stream); }
 
 }  // namespace sparsecast::cuda

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/nan_pattern.hpp"
 #include "core/strided_view.hpp"
 #include "pipeline.hpp"
 
@@ -47,6 +48,7 @@ struct LiveTensor {
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
   bool strided = false;  ///< Its view is the one of the same index.
+  NanPattern nan;
 };
 
 /// A FRAME record in device memory, 8-byte aligned. What comes from its header has been checked by the host before a

@@ -50,8 +50,9 @@ inline StridedView make_strided_view(std::span<const std::uint64_t> shape, std::
   std::uint64_t extent = 1;
   for (std::size_t d = shape.size(); d > 0; --d) {
     if (shape[d - 1] == 1) continue;
-    const bool follows =
-        view.rank != 0 && strides[d - 1] == view.strides[view.rank - 1] * static_cast<std::int64_t>(extent);
+    // Unsigned: strides are a caller's, and may be anything.
+    const bool follows = view.rank != 0 && static_cast<std::uint64_t>(strides[d - 1]) ==
+                                               static_cast<std::uint64_t>(view.strides[view.rank - 1]) * extent;
     extent = follows ? extent * shape[d - 1] : shape[d - 1];
     if (!follows) view.strides[view.rank++] = strides[d - 1];
     view.extents[view.rank - 1] = make_divisor(extent);
