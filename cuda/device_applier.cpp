@@ -9,6 +9,7 @@
 #include "apply_launchers.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
+#include "core/trace.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
 #include "nan_expansion.hpp"
@@ -107,6 +108,7 @@ class DeviceApplier::State {
   DeviceStream device_stream_;
   NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
+  TracePayload of_delta_;
   bool uploaded_ = false;
   bool staged_ = false;
   bool replaced_ = false;  ///< The undo record is that of the last apply.
@@ -159,6 +161,7 @@ void DeviceApplier::State::upload_frames() {
 }
 
 void DeviceApplier::State::inspect(std::span<const DeviceRecord> records) {
+  const TraceRange<"device_stage.inspect"> range;
   const std::uint64_t count = records.size();
   reserve(frames_, count * sizeof(ReceivedFrame));
   reserve(h_frames_, count * sizeof(ReceivedFrame));
@@ -222,6 +225,7 @@ void DeviceApplier::State::check_headers(const DeltaHeader& header, std::span<co
 }
 
 void DeviceApplier::State::validate(const DeltaHeader& header) {
+  const TraceRange<"device_stage.validate"> range;
   received_.values = header.values;
   reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
@@ -264,6 +268,9 @@ void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const Devi
                                  cudaStream_t stream) {
   staged_ = false;
   replaced_ = false;
+  of_delta_ = {.version = header.version};
+  for (const DeviceRecord& record : records) of_delta_.bytes += record.record_bytes;
+  const TraceRange<"device_stage"> range(of_delta_);
   expansion_.forget();
   device_stream_.stream = stream;
   if (header.table_hash != table_.hash()) {
@@ -278,10 +285,13 @@ void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const Devi
     validate(header);
   }
   received_.values = header.values;
+  for (const FrameHeader& frame : headers_) of_delta_.changed += frame.changed;
+  of_delta_.density = trace_density(of_delta_.changed, table_.elements());
   staged_ = true;
 }
 
 void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
+  const TraceRange<"device_apply"> range(of_delta_);
   expansion_.forget();
   device_stream_.stream = stream;
   check(cudaMemsetAsync(&received_.control->digest_lo, 0, 16, stream), "cudaMemsetAsync");
@@ -309,6 +319,7 @@ void DeviceApplier::State::restore(cudaStream_t stream) {
 
 StateDigest DeviceApplier::State::digest_change() {
   require_staged();
+  const TraceRange<"device_apply.wait"> range;
   wait_for(device_stream_.stream, options_.deadline, "apply");
   if (received_.block_count == 0) return {};
   if (verdict().block_refusal != kNoRefusal) {
@@ -329,6 +340,7 @@ void DeviceApplier::State::expand(std::size_t tensor, void* d_out, cudaStream_t 
 }
 
 std::vector<StateDigest> DeviceApplier::State::digests(cudaStream_t stream) {
+  const TraceRange<"device_digest"> range({.bytes = table_.bytes()});
   device_stream_.stream = stream;
   upload_tables();
   std::vector<StateDigest> out(table_.size());

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "core/masked_copy.hpp"
+#include "core/trace.hpp"
 #include "device_stream.hpp"
 
 namespace sparsecast::cuda {
@@ -31,6 +32,7 @@ StateDigest NanExpansion::prepare(const TensorTable& table, const Received& rece
   pass_ = direction == Direction::kForward ? Pass::kForward : Pass::kInverse;
   tensors_.clear();
   block_ranges_.assign(table.size(), {});
+  const TraceRange<"device_expand.check"> range;
   prepared_ = received.block_count == 0;
   if (prepared_) return {};
   if (h_ranges_.bytes() == 0) {
@@ -96,9 +98,10 @@ void NanExpansion::expand(const TensorTable& table, const Received& received, st
   }
   const auto size = static_cast<unsigned>(std::countr_zero(element_bytes));
   auto* const out = static_cast<std::byte*>(d_out);
+  const TraceRange<"device_expand"> range({.bytes = spec.bytes()});
   launch_fill_elements(size, nan_pattern(spec.dtype).fill, out, spec.elements(), device);
-  const BlockRange& range = block_ranges_[tensor];
-  if (range.begin != range.end) launch_expand_blocks(size, received, pass_, range, out, device);
+  const BlockRange& blocks = block_ranges_[tensor];
+  if (blocks.begin != blocks.end) launch_expand_blocks(size, received, pass_, blocks, out, device);
 }
 
 }  // namespace sparsecast::cuda

@@ -8,6 +8,7 @@
 #include "core/digest_common.hpp"
 #include "core/masked_copy.hpp"
 #include "core/parallel.hpp"
+#include "core/trace.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
@@ -44,6 +45,7 @@ NanMaskedDelta::NanMaskedDelta(const TensorTable& table, std::vector<const Frame
       throw error.within(name_of(table[t]));
     }
   }
+  const TraceRange<"expand.check"> range;
   std::mutex changes_mutex;
   std::vector<ApplyScratch> scratch(static_cast<std::size_t>(resolve_threads(threads_)));
   parallel_for(threads_, tasks.size(), [&](std::size_t worker, std::size_t i) {
@@ -139,6 +141,7 @@ void NanMaskedDelta::expand(std::size_t tensor, TensorBytes out) const {
   if (out.size() != spec.bytes()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} bytes for {}", out.size(), spec.bytes()), name_of(spec));
   }
+  const TraceRange<"expand"> range({.bytes = spec.bytes()});
   nan_fill(spec.dtype, out);
   const std::vector<Run>& runs = runs_[tensor];
   std::vector<ApplyScratch> scratch(static_cast<std::size_t>(resolve_threads(threads_)));
