@@ -42,8 +42,8 @@ void launch_find_tensor_blocks(const Received& received, BlockRange* d_ranges, c
 void launch_check_new_values(unsigned size, const Received& received, Pass pass, ExpansionControl* d_control,
                              const DeviceStream& device) {
   with_size(size, [&]<class T>() {
-    launch(check_new_values<T>, grid_for(received.block_count, kExpandBlocks, device), kThreads, device.stream,
-           received, pass, d_control);
+    launch(check_new_values<T>, grid_for(received.block_count, kCheckBlocks, device), kThreads, device.stream, received,
+           pass, d_control);
   });
 }
 

@@ -10,8 +10,9 @@
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads on a multiprocessor that decode values against live elements.
+/// Blocks of threads on a multiprocessor, as many as registers allow; a check needs more of them for the digest.
 inline constexpr unsigned kExpandBlocks = 3;
+inline constexpr unsigned kCheckBlocks = 2;
 
 static __global__ void __launch_bounds__(kThreads) find_tensor_blocks(Received received, BlockRange* ranges) {
   for (std::uint64_t b = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; b < received.block_count;
@@ -30,21 +31,16 @@ struct CheckShared {
     DecodeShared<T> decode;
     BlockDigest::TempStorage digest;
   };
-  // Each thread's sum: registers beside the decoder's would spill.
-  std::uint64_t sum_lo[kThreads];
-  std::uint64_t sum_hi[kThreads];
 };
 
 /// Every element that the delta names must not become a NaN; one that stays as it is may be one.
 template <class T>
-__global__ void __launch_bounds__(kThreads, kExpandBlocks)
+__global__ void __launch_bounds__(kThreads, kCheckBlocks)
     check_new_values(Received received, Pass pass, ExpansionControl* control) {
   SPARSECAST_SHARED(CheckShared<T>, shared);
-  const std::uint32_t own = threadIdx.x;
-  shared.sum_lo[own] = shared.sum_hi[own] = 0;
+  DigestSum sum;
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t, std::uint32_t entries) {
     const LiveTensor& tensor = received.tensors[block.tensor];
-    DigestSum sum{shared.sum_lo[own], shared.sum_hi[own]};
     for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
       const std::uint32_t position = shared.decode.positions[i];
       if (position >= block.span) continue;
@@ -59,11 +55,9 @@ __global__ void __launch_bounds__(kThreads, kExpandBlocks)
       }
       digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
     }
-    shared.sum_lo[own] = sum.lo;
-    shared.sum_hi[own] = sum.hi;
   };
   decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, sink);
-  add_to_digest(shared.digest, {shared.sum_lo[own], shared.sum_hi[own]}, &control->digest_lo, &control->digest_hi);
+  add_to_digest(shared.digest, sum, &control->digest_lo, &control->digest_hi);
 }
 
 template <class T>
