@@ -48,6 +48,9 @@ if(SPARSECAST_CUDA)
     find_package(NCCL 2.20 QUIET)
   endif()
 endif()
+if(SPARSECAST_NVTX)
+  find_package(NVTX QUIET)
+endif()
 if(SPARSECAST_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)  # The C interface is all we use.
   find_package(MPI QUIET COMPONENTS CXX)
@@ -58,6 +61,7 @@ sparsecast_resolve(BENCH "the benchmarks" CLI11_FOUND benchmark_FOUND)
 sparsecast_resolve(TESTS "the tests" GTest_FOUND)
 sparsecast_resolve(MPI "the MPI transport" MPI_CXX_FOUND)
 sparsecast_resolve(NCCL "the NCCL transport" CUDAToolkit_FOUND NCCL_FOUND)
+sparsecast_resolve(NVTX "ranges for profilers" NVTX_FOUND)
 sparsecast_resolve(RENDEZVOUS "the TCP rendezvous" sodium_FOUND)
 
 # The CUDA runtime alone tells which devices there are. The static one asks for the driver only when it is used, so that

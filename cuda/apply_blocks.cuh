@@ -15,23 +15,6 @@ namespace sparsecast::cuda {
 inline constexpr unsigned kValidateBlocks = 4;
 inline constexpr unsigned kApplyBlocks = 3;
 
-/// Offset of row-major element `index`, in elements.
-__device__ inline std::int64_t strided_offset(const StridedView& view, std::uint64_t index) {
-  std::int64_t offset = 0;
-  for (std::uint32_t d = view.rank; d > 0; --d) {
-    offset += static_cast<std::int64_t>(index % view.shape[d - 1]) * view.strides[d - 1];
-    index /= view.shape[d - 1];
-  }
-  return offset;
-}
-
-template <class T>
-__device__ T changed_bits(T old_bits, T coded, Pass pass, ValueCodec values, bool floating) {
-  if (pass == Pass::kRestore || values == ValueCodec::kRaw) return coded;
-  if (values == ValueCodec::kXor) return static_cast<T>(old_bits ^ coded);
-  return ulp_advance(old_bits, pass == Pass::kForward ? coded : static_cast<T>(T{0} - coded), floating);
-}
-
 template <class T>
 struct ApplyShared {
   union {
@@ -44,40 +27,31 @@ template <class T, bool kWrite>
 __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlocks)
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
-  constexpr std::uint32_t kShift = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
   ReceiveControl& control = *received.control;
   if (control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal)) return;
   DigestSum sum;
-  for (std::uint32_t b = blockIdx.x; b < received.block_count; b += gridDim.x) {
-    if (received.blocks[b].element_shift != kShift) continue;
-    const ReceivedBlock& block = received.blocks[b];
-    BlockDecoder<T> decoder(block, shared.decode);
-    const Refusal refusal = decoder.decode([&](std::uint32_t first, std::uint32_t entries) {
-      if constexpr (kWrite) {
-        const LiveTensor& tensor = received.tensors[block.tensor];
-        auto* const live = reinterpret_cast<T*>(tensor.data);
-        const std::uint64_t first_element = std::uint64_t{block.first_tile} * kTileElems;
-        T* const undo = received.undo == nullptr
-                            ? nullptr
-                            : reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo);
-        for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
-          const std::uint32_t position = shared.decode.positions[i];
-          if (position >= block.span) continue;
-          const std::uint64_t index = first_element + position;
-          T& element = live[tensor.strided ? strided_offset(received.views[block.tensor], index)
-                                           : static_cast<std::int64_t>(index)];
-          const T old_bits = element;
-          const T coded = pass == Pass::kRestore ? undo[first + i] : shared.decode.coded[i];
-          const T new_bits = changed_bits(old_bits, coded, pass, received.values, tensor.floating);
-          element = new_bits;
-          digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
-          if (undo != nullptr && pass != Pass::kRestore) undo[first + i] = old_bits;
-        }
+  const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
+    if constexpr (kWrite) {
+      const LiveTensor& tensor = received.tensors[block.tensor];
+      T* const undo = received.undo == nullptr
+                          ? nullptr
+                          : reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo);
+      for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
+        const std::uint32_t position = shared.decode.positions[i];
+        if (position >= block.span) continue;
+        const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
+        T& element = live_element<T>(received, tensor, block.tensor, index);
+        const T old_bits = element;
+        const T coded = pass == Pass::kRestore ? undo[first + i] : shared.decode.coded[i];
+        const T new_bits = changed_bits(old_bits, coded, pass == Pass::kRestore ? ValueCodec::kRaw : received.values,
+                                        tensor.floating, pass == Pass::kInverse);
+        element = new_bits;
+        digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
+        if (undo != nullptr && pass != Pass::kRestore) undo[first + i] = old_bits;
       }
-    });
-    if (refusal != Refusal::kNone) refuse_block(&control.block_refusal, b, refusal);
-    __syncthreads();
-  }
+    }
+  };
+  decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, sink);
   if constexpr (kWrite) add_to_digest(shared.digest, sum, &control.digest_lo, &control.digest_hi);
 }
 

@@ -9,8 +9,11 @@
 #include "apply_launchers.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
+#include "core/trace.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
+#include "nan_expansion.hpp"
+#include "refusal_text.hpp"
 #include "tile_plan.hpp"
 
 namespace sparsecast::cuda {
@@ -37,42 +40,6 @@ FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record
   return frame;
 }
 
-const char* describe_refusal(Refusal refusal) {
-  switch (refusal) {
-    case Refusal::kGroup:
-      return "a group of the directory is wrong";
-    case Refusal::kExtent:
-      return "a block reaches beyond the tensor";
-    case Refusal::kCoding:
-      return "impossible coding";
-    case Refusal::kPayloadRange:
-      return "a payload lies outside the frame";
-    case Refusal::kOrder:
-      return "blocks of two frames are out of order or overlap";
-    case Refusal::kChanged:
-      return "the blocks do not add up to the frame's changes";
-    case Refusal::kPosition:
-      return "a position lies outside its block";
-    case Refusal::kOverrun:
-      return "a code runs past the end of its block";
-    case Refusal::kLength:
-      return "a block's payload has the wrong length";
-    case Refusal::kPadding:
-      return "padding bits of a block are set";
-    case Refusal::kQuotient:
-      return "a quotient has too many zeros";
-    case Refusal::kBitmapCount:
-      return "a bitmap has not as many bits set as its block has changes";
-    case Refusal::kMagnitude:
-      return "a distance in ULP does not fit its element";
-    case Refusal::kExceptions:
-      return "the exceptions of a block are wrong";
-    case Refusal::kNone:
-      break;
-  }
-  return "a block is wrong";
-}
-
 LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEntry& entry, const ApplyTensor& tensor,
                          StridedView& view) {
   LiveTensor live;
@@ -84,6 +51,7 @@ LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEn
   live.floating = entry.floating;
   if (live.elements == 0) return live;
   const TensorSpec& spec = table[t];
+  live.nan = nan_pattern(spec.dtype);
   const auto require = [&](bool holds, const char* sentence) {
     if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
   };
@@ -93,12 +61,8 @@ LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEn
   if (tensor.strides.empty()) return live;
   require(tensor.strides.size() == spec.shape.size(), "it has not one stride for each dimension");
   require(spec.shape.size() <= kMostDims, "a strided tensor has at most 8 dimensions");
-  live.strided = true;
-  view.rank = static_cast<std::uint32_t>(spec.shape.size());
-  for (std::size_t d = 0; d < spec.shape.size(); ++d) {
-    view.shape[d] = spec.shape[d];
-    view.strides[d] = tensor.strides[d];
-  }
+  view = make_strided_view(spec.shape, tensor.strides);
+  live.strided = !is_contiguous(view);
   return live;
 }
 
@@ -114,6 +78,9 @@ class DeviceApplier::State {
   void restore(cudaStream_t stream);
   StateDigest digest_change();
   std::vector<StateDigest> digests(cudaStream_t stream);
+  StateDigest prepare_expansion(Direction direction, cudaStream_t stream);
+  void expand(std::size_t tensor, void* d_out, cudaStream_t stream);
+  const std::vector<std::size_t>& expansion_tensors() const noexcept { return expansion_.tensors(); }
   const std::vector<FrameHeader>& headers() const noexcept { return headers_; }
 
  private:
@@ -139,7 +106,9 @@ class DeviceApplier::State {
   std::vector<StridedView> views_;
   Received received_;
   DeviceStream device_stream_;
+  NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
+  TracePayload of_delta_;
   bool uploaded_ = false;
   bool staged_ = false;
   bool replaced_ = false;  ///< The undo record is that of the last apply.
@@ -192,6 +161,7 @@ void DeviceApplier::State::upload_frames() {
 }
 
 void DeviceApplier::State::inspect(std::span<const DeviceRecord> records) {
+  const TraceRange<"device_stage.inspect"> range;
   const std::uint64_t count = records.size();
   reserve(frames_, count * sizeof(ReceivedFrame));
   reserve(h_frames_, count * sizeof(ReceivedFrame));
@@ -255,6 +225,7 @@ void DeviceApplier::State::check_headers(const DeltaHeader& header, std::span<co
 }
 
 void DeviceApplier::State::validate(const DeltaHeader& header) {
+  const TraceRange<"device_stage.validate"> range;
   received_.values = header.values;
   reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
@@ -297,6 +268,10 @@ void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const Devi
                                  cudaStream_t stream) {
   staged_ = false;
   replaced_ = false;
+  of_delta_ = {.version = header.version};
+  for (const DeviceRecord& record : records) of_delta_.bytes += record.record_bytes;
+  const TraceRange<"device_stage"> range(of_delta_);
+  expansion_.forget();
   device_stream_.stream = stream;
   if (header.table_hash != table_.hash()) {
     throw Error(ErrorCode::kTableMismatch, "the delta is for another tensor table");
@@ -310,10 +285,14 @@ void DeviceApplier::State::stage(const DeltaHeader& header, std::span<const Devi
     validate(header);
   }
   received_.values = header.values;
+  for (const FrameHeader& frame : headers_) of_delta_.changed += frame.changed;
+  of_delta_.density = trace_density(of_delta_.changed, table_.elements());
   staged_ = true;
 }
 
 void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
+  const TraceRange<"device_apply"> range(of_delta_);
+  expansion_.forget();
   device_stream_.stream = stream;
   check(cudaMemsetAsync(&received_.control->digest_lo, 0, 16, stream), "cudaMemsetAsync");
   received_.undo = options_.keep_replaced ? undo_.as() : nullptr;
@@ -340,6 +319,7 @@ void DeviceApplier::State::restore(cudaStream_t stream) {
 
 StateDigest DeviceApplier::State::digest_change() {
   require_staged();
+  const TraceRange<"device_apply.wait"> range;
   wait_for(device_stream_.stream, options_.deadline, "apply");
   if (received_.block_count == 0) return {};
   if (verdict().block_refusal != kNoRefusal) {
@@ -348,7 +328,19 @@ StateDigest DeviceApplier::State::digest_change() {
   return {{verdict().digest_lo, verdict().digest_hi}};
 }
 
+StateDigest DeviceApplier::State::prepare_expansion(Direction direction, cudaStream_t stream) {
+  require_staged();
+  device_stream_.stream = stream;
+  return expansion_.prepare(table_, received_, plan_.has_size, direction, options_.deadline, device_stream_);
+}
+
+void DeviceApplier::State::expand(std::size_t tensor, void* d_out, cudaStream_t stream) {
+  device_stream_.stream = stream;
+  expansion_.expand(table_, received_, tensor, d_out, device_stream_);
+}
+
 std::vector<StateDigest> DeviceApplier::State::digests(cudaStream_t stream) {
+  const TraceRange<"device_digest"> range({.bytes = table_.bytes()});
   device_stream_.stream = stream;
   upload_tables();
   std::vector<StateDigest> out(table_.size());
@@ -376,6 +368,15 @@ const std::vector<FrameHeader>& DeviceApplier::frames() const noexcept { return 
 void DeviceApplier::apply(Direction direction, CUstream_st* stream) { state_->apply(direction, stream); }
 void DeviceApplier::restore(CUstream_st* stream) { state_->restore(stream); }
 StateDigest DeviceApplier::digest_change() { return state_->digest_change(); }
+StateDigest DeviceApplier::prepare_expansion(Direction direction, CUstream_st* stream) {
+  return state_->prepare_expansion(direction, stream);
+}
+const std::vector<std::size_t>& DeviceApplier::expansion_tensors() const noexcept {
+  return state_->expansion_tensors();
+}
+void DeviceApplier::expand(std::size_t tensor, void* d_out, CUstream_st* stream) {
+  state_->expand(tensor, d_out, stream);
+}
 std::vector<StateDigest> DeviceApplier::digests(CUstream_st* stream) { return state_->digests(stream); }
 
 }  // namespace sparsecast::cuda

@@ -65,6 +65,18 @@ class DeviceApplier {
   /// Waits; what the digest gained by the last apply() or restore().
   StateDigest digest_change();
 
+  /// Instead of apply(), for engines whose loader takes NaN-masked tensors (sparsecast/nan_masked.hpp): checks that the
+  /// staged delta can be carried so, writes nothing, and waits. Returns what the digest gains once every tensor of
+  /// expansion_tensors() has been copied. Throws Error{kUnsupported} that names the tensor when it has no NaNs, and the
+  /// element that would become one; {kUsage} for kInverse of `raw` words.
+  StateDigest prepare_expansion(Direction direction, CUstream_st* stream);
+  /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
+  const std::vector<std::size_t>& expansion_tensors() const noexcept;
+  /// Enqueues writing the tensor in full shape to `d_out`, table[tensor].bytes() bytes aligned to its elements: NaNs,
+  /// and the new values, decoded against the live tensor, which is still as it was in prepare_expansion() when this
+  /// runs. Throws Error{kUsage} after a stage() or apply() without prepare_expansion().
+  void expand(std::size_t tensor, void* d_out, CUstream_st* stream);
+
   /// Reads all tensors in full and waits: equal to digest_tensors.
   std::vector<StateDigest> digests(CUstream_st* stream);
 

@@ -8,6 +8,7 @@
 
 #include "codec/block.hpp"
 #include "codec/record_layout.hpp"
+#include "core/trace.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
 #include "launchers.hpp"
@@ -52,6 +53,8 @@ class DeviceEncoder::State {
   TilePlan plan_;
   Pipeline pipeline_;
   DeviceStream device_stream_;
+  std::uint64_t table_bytes_ = 0;
+  std::uint64_t table_elements_ = 0;
   bool uploaded_ = false;
   bool started_ = false;
 
@@ -68,6 +71,8 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
                             bool refresh, const EncodeOptions& options, const DeviceEncoderOptions& device)
     : source_(source), device_(device), plan_(plan_tiles(table, device.chunk_bytes)) {
   device_stream_.multiprocessors = multiprocessors();
+  table_bytes_ = table.bytes();
+  table_elements_ = table.elements();
   for (std::size_t t = 0; t < table.size(); ++t) {
     TensorEntry& entry = plan_.tensors[t];
     entry.current = pointers[t].current;
@@ -169,6 +174,7 @@ void DeviceEncoder::State::upload_tables() {
 }
 
 void DeviceEncoder::State::start(cudaStream_t stream) {
+  const TraceRange<"device_encode.enqueue"> range({.bytes = table_bytes_});
   device_stream_.stream = stream;
   started_ = true;
   if (!uploaded_) upload_tables();
@@ -177,9 +183,13 @@ void DeviceEncoder::State::start(cudaStream_t stream) {
   enqueue_frames();
 }
 
-void DeviceEncoder::State::wait_for_counts() { wait_for(device_stream_.stream, device_.deadline, "encode"); }
+void DeviceEncoder::State::wait_for_counts() {
+  const TraceRange<"device_encode.wait"> range;
+  wait_for(device_stream_.stream, device_.deadline, "encode");
+}
 
 void DeviceEncoder::State::grow_arena() {
+  const TraceRange<"device_encode.grow"> range({.bytes = counts().arena_used});
   const std::uint64_t needed = counts().arena_used + plan_.chunks[counts().next_chunk].worst_bytes;
   DeviceMemory larger(std::min(std::max(needed, 2 * pipeline_.arena_bytes), plan_.worst_bytes));
   copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
@@ -194,6 +204,7 @@ void DeviceEncoder::State::grow_arena() {
 DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
   if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
   started_ = false;
+  const TraceRange<"device_encode.finish"> range({.version = header.version});
   wait_for_counts();
   while (counts().stopped != 0) {
     grow_arena();
@@ -210,10 +221,16 @@ DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
     enqueue_assembly();
     wait_for_counts();
   }
-  return seal(header);
+  DeviceFrames sealed = seal(header);
+  range.mark({.version = header.version,
+              .bytes = sealed.commit.frame_bytes,
+              .changed = sealed.commit.changed,
+              .density = trace_density(sealed.commit.changed, table_elements_)});
+  return sealed;
 }
 
 DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
+  const TraceRange<"device_encode.seal"> range({.bytes = counts().frames_bytes});
   DeviceFrames out;
   out.digest_change = {{counts().digest_lo, counts().digest_hi}};
   out.commit.delta_id = header.delta_id;

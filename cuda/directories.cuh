@@ -6,6 +6,7 @@
 #include "block_primitives.cuh"
 #include "codec/block.hpp"
 #include "received.hpp"
+#include "refusal.cuh"
 
 namespace sparsecast::cuda {
 
@@ -40,11 +41,6 @@ static __global__ void __launch_bounds__(kThreads) inspect_frames(Received recei
     }
     add_to_digest(shared.digest, sum, &inspection.sum_lo, &inspection.sum_hi);
   }
-}
-
-__device__ inline void refuse_block(std::uint64_t* refusal, std::uint32_t block, Refusal reason) {
-  atomicMin(reinterpret_cast<unsigned long long*>(refusal),
-            static_cast<unsigned long long>(std::uint64_t{block} << 8 | static_cast<std::uint64_t>(reason)));
 }
 
 struct DirectoryShared {

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/nan_pattern.hpp"
+#include "core/strided_view.hpp"
 #include "pipeline.hpp"
 
 namespace sparsecast::cuda {
@@ -38,15 +40,6 @@ enum class Refusal : std::uint8_t {
 
 inline constexpr std::uint64_t kNoRefusal = ~std::uint64_t{0};
 
-inline constexpr unsigned kMostDims = 8;
-
-/// Elements of a live tensor that are not contiguous: row-major index to offset.
-struct StridedView {
-  std::uint64_t shape[kMostDims] = {};
-  std::int64_t strides[kMostDims] = {};  ///< In elements.
-  std::uint32_t rank = 0;                ///< 0: contiguous.
-};
-
 struct LiveTensor {
   std::byte* data = nullptr;
   std::uint64_t elements = 0;
@@ -55,6 +48,7 @@ struct LiveTensor {
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
   bool strided = false;  ///< Its view is the one of the same index.
+  NanPattern nan;
 };
 
 /// A FRAME record in device memory, 8-byte aligned. What comes from its header has been checked by the host before a

@@ -2,6 +2,22 @@
 # without a device; a program of its own, because the library may hold the same functions for a real one. It has one
 # thread, and fibers that ThreadSanitizer does not follow, so that one leaves it out.
 
+# Ranges are seen by a library that NVTX loads as it would a profiler.
+if(SPARSECAST_WITH_NVTX)
+  add_library(trace_recorder MODULE trace/recorder.cpp)
+  target_link_libraries(trace_recorder PRIVATE sparsecast_test_settings NVTX::headers)
+  target_compile_definitions(trace_recorder PRIVATE SPARSECAST_HAVE_NVTX=1)
+  set_target_properties(trace_recorder PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib/test_modules")
+endif()
+function(sparsecast_record_traces program)
+  if(SPARSECAST_WITH_NVTX)
+    target_link_libraries(${program} PRIVATE NVTX::headers)
+    target_compile_definitions(${program} PRIVATE SPARSECAST_HAVE_NVTX=1
+                                                  SPARSECAST_TEST_RECORDER="$<TARGET_FILE:trace_recorder>")
+    add_dependencies(${program} trace_recorder)
+  endif()
+endfunction()
+
 if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp")
   file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
@@ -13,6 +29,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   target_compile_definitions(sparsecast_cuda_tests PRIVATE SPARSECAST_CUDA_EMULATION)
   target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
   target_link_libraries(sparsecast_cuda_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
+  sparsecast_record_traces(sparsecast_cuda_tests)
   gtest_discover_tests(sparsecast_cuda_tests DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit
                        TIMEOUT 600)
 endif()
@@ -26,6 +43,7 @@ if(SPARSECAST_WITH_CUDA)
   target_include_directories(sparsecast_gpu_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
   target_link_libraries(sparsecast_gpu_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock
                                                      CUDA::cudart_static)
+  sparsecast_record_traces(sparsecast_gpu_tests)
   add_test(NAME gpu COMMAND sparsecast_gpu_tests)
   set_tests_properties(gpu PROPERTIES LABELS gpu TIMEOUT 600 SKIP_REGULAR_EXPRESSION "no device")
 endif()

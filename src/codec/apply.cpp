@@ -12,23 +12,12 @@ namespace {
 /// How far ahead of the writes cache lines are asked for: positions are random within the block.
 constexpr std::uint32_t kPrefetchDistance = 24;
 
-template <class T, ValueCodec kCodec>
-T next_bits(T old_bits, T coded, bool floating, Direction direction) {
-  if constexpr (kCodec == ValueCodec::kRaw) {
-    return coded;
-  } else if constexpr (kCodec == ValueCodec::kXor) {
-    return static_cast<T>(old_bits ^ coded);
-  } else {
-    const T difference = direction == Direction::kForward ? coded : static_cast<T>(T{0} - coded);
-    return ulp_advance(old_bits, difference, floating);
-  }
-}
-
 template <class T, ValueCodec kCodec, bool kDigest>
 void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
                    Direction direction, DigestSum& sum) {
   std::byte* const window = target.window;
   const bool floating = is_floating(target.dtype);
+  const bool inverse = direction == Direction::kInverse;
   const std::uint32_t* positions = decoded.dense ? nullptr : decoded.positions.data();
   for (std::uint32_t i = 0; i < decoded.count; ++i) {
     const std::uint32_t at = positions != nullptr ? positions[i] : i;
@@ -36,7 +25,7 @@ void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const 
       __builtin_prefetch(window + positions[std::min(i + kPrefetchDistance, decoded.count - 1)] * sizeof(T), 1);
     }
     const T old_bits = load_word<T>(window, at);
-    const T new_bits = next_bits<T, kCodec>(old_bits, decoded.coded[i], floating, direction);
+    const T new_bits = changed_bits(old_bits, decoded.coded[i], kCodec, floating, inverse);
     store_word(window, at, new_bits);
     if constexpr (kDigest) {
       digest_replace(sum, target.key.lo, target.key.hi, block.first_element + at, old_bits, new_bits);

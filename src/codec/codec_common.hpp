@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/host_device.hpp"
+#include "sparsecast/codec.hpp"
 
 namespace sparsecast {
 
@@ -45,6 +46,14 @@ SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, bool floating) {
 template <class T>
 SPARSECAST_HD T ulp_advance(T old_bits, T difference, bool floating) {
   return from_ordered(static_cast<T>(ordered(old_bits, floating) + difference), floating);
+}
+
+/// The bits that a change leads to, or with `inverse` leads away from, which needs `xor` or `ulp`.
+template <class T>
+SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, bool floating, bool inverse) {
+  if (values == ValueCodec::kRaw) return coded;
+  if (values == ValueCodec::kXor) return static_cast<T>(old_bits ^ coded);
+  return ulp_advance(old_bits, inverse ? static_cast<T>(T{0} - coded) : coded, floating);
 }
 
 /// Distance in ULP minus one, and the direction, of a coded word that is not 0.

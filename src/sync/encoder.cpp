@@ -7,11 +7,13 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "codec/codec_common.hpp"
 #include "codec/frame_writer.hpp"
 #include "core/digest_common.hpp"
 #include "core/parallel.hpp"
+#include "core/trace.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
@@ -137,6 +139,20 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
 }
 
+/// Encodes the tasks' sections, by `threads` threads.
+void encode_sections(const Job& job, std::span<const Task> tasks, int threads, std::vector<Worker>& workers,
+                     std::vector<SectionBlocks>& results) {
+  std::uint64_t bytes = 0;
+  for (const Task& task : tasks) bytes += task.elements * element_size(job.table[task.tensor].dtype);
+  const TraceRange<"encode.sections"> range({.bytes = bytes});
+  parallel_for(threads, tasks.size(), [&](std::size_t worker, std::size_t i) {
+    const Task& task = tasks[i];
+    results[i].clear();
+    with_word(element_size(job.table[task.tensor].dtype),
+              [&]<class T>() { encode_section<T>(job, task, workers[worker], results[i]); });
+  });
+}
+
 /// Sections between two turns of the frame writer: many, so that threads rarely wait for one another, but bounded in
 /// bytes, because a section that went dense is as large as its elements.
 std::size_t batch_of(const TensorTable& table, std::size_t threads) {
@@ -176,6 +192,7 @@ void check_encode_options(const EncodeOptions& options, const Detector& detector
 EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
                             const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
                             const std::function<void(std::uint64_t)>& progress) {
+  const TraceRange<"encode"> range({.version = header.version, .bytes = table.bytes()});
   const std::vector<Task> tasks = list_tasks(table);
   const auto threads = static_cast<std::size_t>(resolve_threads(options.threads));
   // Small tables are not worth a thread each.
@@ -190,12 +207,9 @@ EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const 
   std::uint64_t done = 0;
   for (std::size_t begin = 0; begin < tasks.size(); begin += batch) {
     const std::size_t count = std::min(batch, tasks.size() - begin);
-    parallel_for(parallel ? static_cast<int>(threads) : 1, count, [&](std::size_t worker, std::size_t i) {
-      const Task& task = tasks[begin + i];
-      results[i].clear();
-      with_word(element_size(table[task.tensor].dtype),
-                [&]<class T>() { encode_section<T>(job, task, workers[worker], results[i]); });
-    });
+    encode_sections(job, std::span(tasks).subspan(begin, count), parallel ? static_cast<int>(threads) : 1, workers,
+                    results);
+    const TraceRange<"encode.frames"> frames;
     for (std::size_t i = 0; i < count; ++i) {
       writer.append(tasks[begin + i].tensor, results[i]);
       encoded.digest_change += results[i].digest_change;
@@ -205,6 +219,10 @@ EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const 
   }
   detector.finish();
   encoded.commit = writer.finish();
+  range.mark({.version = header.version,
+              .bytes = encoded.commit.frame_bytes,
+              .changed = encoded.commit.changed,
+              .density = trace_density(encoded.commit.changed, table.elements())});
   return encoded;
 }
 

@@ -1,0 +1,55 @@
+#pragma once
+
+// NaN-masked tensors, for engines whose loader must see tensors of full shape: a NaN says "this element did not
+// change". A tensor is filled with NaNs, the new values are written into it, the loader takes it apart as it would any
+// checkpoint tensor, and the copy at its end is a masked one, which keeps what it finds where the source is a NaN.
+// Floating dtypes only, and no element that changed may be a real NaN. Pointers to device memory are named d_;
+// CUstream_st* is a cudaStream_t.
+
+#include <cstdint>
+#include <vector>
+
+#include "sparsecast/dtype.hpp"
+#include "sparsecast/export.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+struct CUstream_st;
+
+namespace sparsecast {
+
+/// True for the floating dtypes: the others have no NaN to mark what did not change.
+SPARSECAST_API bool is_nan_fillable(DType dtype) noexcept;
+
+/// True when the storage bits of an element, in the low bits of `bits`, are a NaN of `dtype`, quiet or signalling.
+/// Never for an integer dtype.
+SPARSECAST_API bool is_nan(DType dtype, std::uint64_t bits) noexcept;
+
+/// Fills whole elements, at any alignment, with the positive quiet NaN of `dtype`. Throws Error{kUnsupported} for a
+/// dtype without NaNs, {kUsage} for a number of bytes that is not one of whole elements.
+SPARSECAST_API void nan_fill(DType dtype, TensorBytes elements);
+
+/// The two views of a masked copy: the same shape of at most 8 dimensions, and for each the distance from an element to
+/// the next along every dimension, in elements. Empty strides: row-major without gaps. The elements of the destination
+/// do not overlap one another, nor the source's.
+struct MaskedCopyLayout {
+  DType dtype = DType::kBF16;
+  std::vector<std::uint64_t> shape;  ///< Empty: one element. A zero: nothing is copied.
+  std::vector<std::int64_t> source_strides;
+  std::vector<std::int64_t> destination_strides;
+};
+
+/// Copies the elements of the source that are no NaN, bit for bit; the others of the destination are not written. Any
+/// alignment. Throws Error{kUnsupported} for a dtype without NaNs, {kUsage} for a null pointer or a layout that is not
+/// as above.
+SPARSECAST_API void masked_copy(const MaskedCopyLayout& layout, const void* source, void* destination);
+
+/// The same on the current device, for memory that it reaches, aligned to its elements (Error{kUsage}). Each enqueues
+/// one kernel on `stream` (null: the default stream), neither waits nor allocates, and returns; the memory stays as it
+/// is until the kernel has run. Reads the source at full speed when both views are without gaps and the source is
+/// 16-byte aligned. Throws Error{kUnsupported} in a build without the device backend or without a device, {kIo} when
+/// the launch fails.
+SPARSECAST_API void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* stream);
+SPARSECAST_API void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, void* d_destination,
+                                       CUstream_st* stream);
+
+}  // namespace sparsecast

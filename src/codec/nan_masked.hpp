@@ -1,0 +1,67 @@
+#pragma once
+
+// A staged delta as NaN-masked tensors (sparsecast/nan_masked.hpp): what apply_block writes in place is written into a
+// tensor of full shape instead, for the engine's own loader.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "codec/apply.hpp"
+#include "core/strided_view.hpp"
+
+namespace sparsecast {
+
+/// Where a live tensor lies that `xor` and `ulp` words refer to; it is only read. Without `strides` it is contiguous;
+/// with them, as MaskedCopyLayout's. A null pointer: unknown, for `raw` deltas.
+struct LiveElements {
+  const std::byte* data = nullptr;  ///< Any alignment.
+  std::vector<std::int64_t> strides;
+};
+
+/// Built for one delta before anything is written: the constructor refuses what NaN-masked tensors cannot carry. A
+/// block may name elements that do not change, NaNs among them: their new bits are the live ones, and a masked copy
+/// keeps those. Without live bits nothing tells them apart, and every NaN is refused.
+class NanMaskedDelta {
+ public:
+  /// `frames`: all of the delta, in order of sequence, validated by validate_block; `live` is parallel to the table.
+  /// All outlive this object, and the live tensors hold the base version until the last expand(). kInverse leads back
+  /// to it from the version of the delta. Throws Error{kUnsupported} that names the tensor when it has no NaNs, and the
+  /// element that would become one; {kUsage} when live tensors do not fit the table, or `xor` and `ulp` words have
+  /// none, or `raw` words are to be inverted.
+  NanMaskedDelta(const TensorTable& table, std::vector<const FrameReader*> frames, std::vector<LiveElements> live,
+                 Direction direction, int threads = 1);
+
+  /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
+  const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
+  /// By tensor of the table: what each digest gains once the loader has written everything. Of a tensor whose live bits
+  /// are unknown, zero.
+  const std::vector<StateDigest>& digest_changes() const noexcept { return changes_; }
+
+  /// Fills the table[tensor].bytes() bytes at `out`, of any alignment, with NaNs and the tensor's new values.
+  void expand(std::size_t tensor, TensorBytes out) const;
+
+ private:
+  /// Consecutive blocks of one tensor in one frame.
+  struct Run {
+    const FrameReader* frame = nullptr;
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
+  void find_runs(std::vector<const FrameReader*> frames);
+  StridedView view_of(std::size_t tensor) const;
+  template <class Visit>
+  void visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const;
+  StateDigest check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const;
+
+  const TensorTable& table_;
+  std::vector<LiveElements> live_;
+  std::vector<StridedView> views_;  ///< By tensor; only those with strides count.
+  bool inverse_ = false;
+  int threads_ = 1;
+  std::vector<std::vector<Run>> runs_;  ///< By tensor.
+  std::vector<std::size_t> tensors_;
+  std::vector<StateDigest> changes_;
+};
+
+}  // namespace sparsecast

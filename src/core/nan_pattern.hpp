@@ -1,0 +1,46 @@
+#pragma once
+
+// Which storage bits of a float are a NaN, shared by host and device.
+
+#include <cstdint>
+
+#include "core/host_device.hpp"
+#include "sparsecast/dtype.hpp"
+
+namespace sparsecast {
+
+/// In every format that sparsecast carries, the NaNs are the magnitudes above one: infinity's, or, in the E4M3 that has
+/// no infinity, that of the greatest number.
+struct NanPattern {
+  std::uint64_t magnitude_bits = 0;            ///< All but the sign.
+  std::uint64_t greatest = ~std::uint64_t{0};  ///< Magnitudes above this are NaNs; of a dtype without NaNs, none is.
+  std::uint64_t fill =
+      0;  ///< Positive and quiet, so that no conversion on the way to a masked copy turns it into a number.
+};
+
+constexpr NanPattern nan_pattern(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {0x7FFF, 0x7F80, 0x7FC0};
+    case DType::kF16:
+      return {0x7FFF, 0x7C00, 0x7E00};
+    case DType::kF32:
+      return {0x7FFFFFFF, 0x7F800000, 0x7FC00000};
+    case DType::kF64:
+      return {0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000, 0x7FF8000000000000};
+    case DType::kF8E4M3:
+      return {0x7F, 0x7E, 0x7F};
+    case DType::kF8E5M2:
+      return {0x7F, 0x7C, 0x7E};
+    default:
+      return {};
+  }
+}
+
+/// `T`: the unsigned word of an element.
+template <class T>
+SPARSECAST_HD bool is_nan_bits(const NanPattern& pattern, T bits) {
+  return static_cast<T>(bits & static_cast<T>(pattern.magnitude_bits)) > static_cast<T>(pattern.greatest);
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,80 @@
+#pragma once
+
+// Where the elements of a tensor lie that is a view of larger memory, shared by host and device.
+
+#include <cstdint>
+#include <span>
+
+#include "core/digest_common.hpp"
+#include "core/host_device.hpp"
+
+namespace sparsecast {
+
+inline constexpr unsigned kMostDims = 8;
+
+/// Divides by a number that is known beforehand: a product and a shift instead of a 64-bit division, which a device
+/// does in some hundred instructions. Exact for dividends below 2^63 and divisors from 2 to 2^63: with
+/// m = ceil(2^(64 + shift) / d), the error of n * m / 2^(64 + shift) is below n / 2^64 * d / 2^shift / d <= 1 / d.
+struct Divisor {
+  std::uint64_t divisor = 2;
+  std::uint64_t multiplier = std::uint64_t{1} << 63;
+  std::uint32_t shift = 0;
+};
+
+inline Divisor make_divisor(std::uint64_t divisor) {
+  __extension__ using Wide = unsigned __int128;
+  Divisor made{divisor, 0, 0};
+  while ((std::uint64_t{2} << made.shift) < divisor) ++made.shift;
+  made.multiplier = static_cast<std::uint64_t>(((Wide{1} << (64 + made.shift)) + divisor - 1) / divisor);
+  return made;
+}
+
+SPARSECAST_HD std::uint64_t divide(std::uint64_t dividend, const Divisor& by) {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  multiply_wide(dividend, by.multiplier, low, high);
+  return high >> by.shift;
+}
+
+/// Row-major index to offset: dimensions from the last to the first, none of extent 1. Element (i, j, ...) lies at the
+/// sum of index times stride over the dimensions.
+struct StridedView {
+  Divisor extents[kMostDims];
+  std::int64_t strides[kMostDims] = {};  ///< In elements.
+  std::uint32_t rank = 0;
+};
+
+/// Of at most kMostDims dimensions, none of which is 0. Dimensions that follow one another in memory become one.
+inline StridedView make_strided_view(std::span<const std::uint64_t> shape, std::span<const std::int64_t> strides) {
+  StridedView view;
+  std::uint64_t extent = 1;
+  for (std::size_t d = shape.size(); d > 0; --d) {
+    if (shape[d - 1] == 1) continue;
+    // Unsigned: strides are a caller's, and may be anything.
+    const bool follows = view.rank != 0 && static_cast<std::uint64_t>(strides[d - 1]) ==
+                                               static_cast<std::uint64_t>(view.strides[view.rank - 1]) * extent;
+    extent = follows ? extent * shape[d - 1] : shape[d - 1];
+    if (!follows) view.strides[view.rank++] = strides[d - 1];
+    view.extents[view.rank - 1] = make_divisor(extent);
+  }
+  return view;
+}
+
+/// Offset of row-major element `index`, in elements.
+SPARSECAST_HD std::int64_t strided_offset(const StridedView& view, std::uint64_t index) {
+  std::int64_t offset = 0;
+  for (std::uint32_t d = 0; d + 1 < view.rank; ++d) {
+    const std::uint64_t quotient = divide(index, view.extents[d]);
+    offset += static_cast<std::int64_t>(index - quotient * view.extents[d].divisor) * view.strides[d];
+    index = quotient;
+  }
+  // What is left is the index in the first dimension.
+  return view.rank == 0 ? 0 : offset + static_cast<std::int64_t>(index) * view.strides[view.rank - 1];
+}
+
+/// The elements of the view follow one another, so that their indices are their offsets.
+inline bool is_contiguous(const StridedView& view) {
+  return view.rank == 0 || (view.rank == 1 && view.strides[0] == 1);
+}
+
+}  // namespace sparsecast
