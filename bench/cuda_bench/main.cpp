@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "cuda_bench/cases.hpp"
+#include "cuda_bench/machine.hpp"
 #include "sparsecast/devices.hpp"
 
 namespace {
@@ -37,6 +40,10 @@ int main(int argc, char** argv) {
     return 4;
   }
   try {
+    if (options.machine) {
+      fmt::print("{}\n", describe_machine().dump(1));
+      return 0;
+    }
     Workbench bench(options);
     if (options.trace.empty()) {
       run_generated(bench);

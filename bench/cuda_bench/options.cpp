@@ -36,6 +36,7 @@ std::optional<int> parse_options(int argc, char** argv, CudaBenchOptions& option
   app.add_option("--json", options.json, "File for the results");
   app.add_option("--commit", options.commit, "For the record");
   app.add_option("--sources", options.sources, "Hash of cuda/, for the record");
+  app.add_flag("--machine", options.machine, "Only print what the device is, as JSON; exit code 4 without one");
   app.add_flag("--quick", quick, "1 GiB, 0.1, 1 and 20 %, 5 rounds");
   try {
     app.parse(argc, argv);

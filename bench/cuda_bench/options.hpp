@@ -18,6 +18,7 @@ struct CudaBenchOptions {
   std::uint64_t seed = 1;
   std::uint64_t chunk_mib = 1024;
   int l2_fetch_bytes = 0;  ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0: as it is.
+  bool machine = false;    ///< Only describe the device.
   std::string trace;
   std::string json;
   std::string commit = "unknown";
