@@ -12,7 +12,8 @@
 #   --debs DIRECTORY   *.deb files of what the machine lacks, unpacked below the build tree, not installed
 #   --commit ID        for the record, where there is no git
 # A step that fails does not stop the others. Stages may run one after another in separate calls: rows of earlier stages
-# are kept in the build tree until the stage runs again. Every step has a time limit. SPARSECAST_JOBS: build processes.
+# are kept in the build tree until the stage runs again. Every step has a time limit, which the environment's
+# SPARSECAST_PATIENCE multiplies on a slow machine. SPARSECAST_JOBS: build processes.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 set +e
 
@@ -102,7 +103,7 @@ begin_stage() {
 
 # try STEP SECONDS COMMAND...: runs the command for at most so long, and notes how it ended.
 try() {
-  local name=$1 limit=$2 start=$SECONDS code verdict=PASS note=
+  local name=$1 limit=$(($2 * ${SPARSECAST_PATIENCE:-1})) start=$SECONDS code verdict=PASS note=
   shift 2
   local log=$raw/logs/$stage-${name//[^a-zA-Z0-9_]/-}.log
   timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null
