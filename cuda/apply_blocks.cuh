@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   constexpr std::uint32_t kShift = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
   ReceiveControl& control = *received.control;
-  if (control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal)) return;
+  // One verdict for all threads of the block, because another block may refuse something while they look.
+  const bool refused = control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal);
+  if (__syncthreads_or(refused ? 1 : 0) != 0) return;
   DigestSum sum;
   for (std::uint32_t b = blockIdx.x; b < received.block_count; b += gridDim.x) {
     if (received.blocks[b].element_shift != kShift) continue;
@@ -57,21 +59,35 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
         const LiveTensor& tensor = received.tensors[block.tensor];
         auto* const live = reinterpret_cast<T*>(tensor.data);
         const std::uint64_t first_element = std::uint64_t{block.first_tile} * kTileElems;
+        const std::uint32_t span = block.span;
         T* const undo = received.undo == nullptr
                             ? nullptr
                             : reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo);
-        for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
-          const std::uint32_t position = shared.decode.positions[i];
-          if (position >= block.span) continue;
-          const std::uint64_t index = first_element + position;
-          T& element = live[tensor.strided ? strided_offset(received.views[block.tensor], index)
-                                           : static_cast<std::int64_t>(index)];
-          const T old_bits = element;
-          const T coded = pass == Pass::kRestore ? undo[first + i] : shared.decode.coded[i];
-          const T new_bits = changed_bits(old_bits, coded, pass, received.values, tensor.floating);
-          element = new_bits;
-          digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
-          if (undo != nullptr && pass != Pass::kRestore) undo[first + i] = old_bits;
+        // Two elements are on their way before the first is written: the loads miss every cache, and would else wait
+        // for one another. With four the registers do not suffice.
+        for (std::uint32_t begin = 0; begin < entries; begin += 2 * kThreads) {
+          T* at[2] = {};
+          T old_bits[2] = {};
+          SPARSECAST_UNROLL
+          for (std::uint32_t e = 0; e < 2; ++e) {
+            const std::uint32_t i = begin + e * kThreads + threadIdx.x;
+            if (i >= entries || shared.decode.positions[i] >= span) continue;
+            const std::uint64_t index = first_element + shared.decode.positions[i];
+            at[e] = live + (tensor.strided ? strided_offset(received.views[block.tensor], index)
+                                           : static_cast<std::int64_t>(index));
+            old_bits[e] = *at[e];
+          }
+          SPARSECAST_UNROLL
+          for (std::uint32_t e = 0; e < 2; ++e) {
+            if (at[e] == nullptr) continue;
+            const std::uint32_t i = begin + e * kThreads + threadIdx.x;
+            const T coded = pass == Pass::kRestore ? undo[first + i] : shared.decode.coded[i];
+            const T new_bits = changed_bits(old_bits[e], coded, pass, received.values, tensor.floating);
+            *at[e] = new_bits;
+            digest_replace(sum, tensor.key_lo, tensor.key_hi, first_element + shared.decode.positions[i], old_bits[e],
+                           new_bits);
+            if (undo != nullptr && pass != Pass::kRestore) undo[first + i] = old_bits[e];
+          }
         }
       }
     });
