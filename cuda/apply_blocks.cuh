@@ -28,26 +28,44 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   ReceiveControl& control = *received.control;
-  if (control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal)) return;
+  // One verdict for all threads of the block, because another block may refuse something while they look.
+  const bool refused = control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal);
+  if (__syncthreads_or(refused ? 1 : 0) != 0) return;
   DigestSum sum;
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {
       const LiveTensor& tensor = received.tensors[block.tensor];
-      T* const undo = received.undo == nullptr
-                          ? nullptr
-                          : reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo);
-      for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
-        const std::uint32_t position = shared.decode.positions[i];
-        if (position >= block.span) continue;
-        const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
-        T& element = live_element<T>(received, tensor, block.tensor, index);
-        const T old_bits = element;
-        const T coded = pass == Pass::kRestore ? undo[first + i] : shared.decode.coded[i];
-        const T new_bits = changed_bits(old_bits, coded, pass == Pass::kRestore ? ValueCodec::kRaw : received.values,
-                                        tensor.floating, pass == Pass::kInverse);
-        element = new_bits;
-        digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
-        if (undo != nullptr && pass != Pass::kRestore) undo[first + i] = old_bits;
+      const std::uint64_t first_element = std::uint64_t{block.first_tile} * kTileElems;
+      // Found again for each element: kept, it would cost registers that two loads in flight need.
+      const auto undo = [&](std::uint32_t i) -> T& {
+        return reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo)[first + i];
+      };
+      // Two elements are on their way before the first is written: the loads miss every cache, and would else wait for
+      // one another. With four, or with two of 8 bytes, the registers do not suffice.
+      constexpr std::uint32_t kInFlight = sizeof(T) < 8 ? 2 : 1;
+      for (std::uint32_t begin = threadIdx.x; begin < entries; begin += kInFlight * kThreads) {
+        T* at[kInFlight] = {};
+        T old_bits[kInFlight] = {};
+        SPARSECAST_UNROLL
+        for (std::uint32_t e = 0; e < kInFlight; ++e) {
+          const std::uint32_t i = begin + e * kThreads;
+          if (i >= entries || shared.decode.positions[i] >= block.span) continue;
+          at[e] = &live_element<T>(received, tensor, block.tensor, first_element + shared.decode.positions[i]);
+          old_bits[e] = *at[e];
+        }
+        SPARSECAST_UNROLL
+        for (std::uint32_t e = 0; e < kInFlight; ++e) {
+          if (at[e] == nullptr) continue;
+          const std::uint32_t i = begin + e * kThreads;
+          const T coded = pass == Pass::kRestore ? undo(i) : shared.decode.coded[i];
+          const T new_bits =
+              changed_bits(old_bits[e], coded, pass == Pass::kRestore ? ValueCodec::kRaw : received.values,
+                           tensor.floating, pass == Pass::kInverse);
+          *at[e] = new_bits;
+          digest_replace(sum, tensor.key_lo, tensor.key_hi, first_element + shared.decode.positions[i], old_bits[e],
+                         new_bits);
+          if (received.undo != nullptr && pass != Pass::kRestore) undo(i) = old_bits[e];
+        }
       }
     }
   };

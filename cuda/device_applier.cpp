@@ -94,6 +94,9 @@ class DeviceApplier::State {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
   }
   ReceivedFrame* frames() const { return h_frames_.as<ReceivedFrame>(); }
+  void tell(const char* step) const {
+    if (options_.after_step) options_.after_step(step);
+  }
   const ReceiveControl& verdict() const { return *h_control_.as<ReceiveControl>(); }
   void read_control() {
     copy_async(h_control_.as(), control_.as(), sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device_stream_.stream);
@@ -188,7 +191,9 @@ void DeviceApplier::State::inspect(std::span<const DeviceRecord> records) {
   upload_frames();
   check(cudaMemsetAsync(inspections_.as(), 0, count * sizeof(FrameInspection), device_stream_.stream),
         "cudaMemsetAsync");
+  tell("");
   launch_inspect_frames(received_, longest, device_stream_);
+  tell("inspect");
   copy_async(h_inspections_.as(), inspections_.as(), count * sizeof(FrameInspection), cudaMemcpyDeviceToHost,
              device_stream_.stream);
   wait_for(device_stream_.stream, options_.deadline, "read the frames");
@@ -234,10 +239,13 @@ void DeviceApplier::State::validate(const DeltaHeader& header) {
   upload_frames();
   *h_control_.as<ReceiveControl>() = ReceiveControl{};
   copy_async(control_.as(), h_control_.as(), sizeof(ReceiveControl), cudaMemcpyHostToDevice, device_stream_.stream);
+  tell("");
   launch_read_directories(received_, device_stream_);
+  tell("directories");
   for (unsigned size = 0; size < 4; ++size) {
     if (plan_.has_size[size]) launch_decode_blocks(size, received_, Pass::kValidate, device_stream_);
   }
+  tell("validate");
   read_control();
   wait_for(device_stream_.stream, options_.deadline, "validate");
   const std::uint64_t refusal = std::min(verdict().directory_refusal, verdict().block_refusal);
@@ -296,9 +304,11 @@ void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
   device_stream_.stream = stream;
   check(cudaMemsetAsync(&received_.control->digest_lo, 0, 16, stream), "cudaMemsetAsync");
   received_.undo = options_.keep_replaced ? undo_.as() : nullptr;
+  tell("");
   for (unsigned size = 0; size < 4 && received_.block_count != 0; ++size) {
     if (plan_.has_size[size]) launch_decode_blocks(size, received_, pass, device_stream_);
   }
+  tell("apply");
   read_control();
 }
 
@@ -346,8 +356,10 @@ std::vector<StateDigest> DeviceApplier::State::digests(cudaStream_t stream) {
   std::vector<StateDigest> out(table_.size());
   if (out.empty()) return out;
   check(cudaMemsetAsync(sums_.as(), 0, sums_.bytes(), stream), "cudaMemsetAsync");
+  tell("");
   launch_digest(received_, sections_.as<SectionEntry>(), static_cast<std::uint32_t>(plan_.sections.size()),
                 sums_.as<std::uint64_t>(), device_stream_);
+  tell("digest");
   copy_async(h_sums_.as(), sums_.as(), sums_.bytes(), cudaMemcpyDeviceToHost, stream);
   wait_for(stream, options_.deadline, "compute the digest");
   for (std::size_t t = 0; t < out.size(); ++t) {

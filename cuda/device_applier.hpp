@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -36,6 +37,9 @@ struct DeviceApplierOptions {
   bool keep_replaced = false;
   /// The longest that one wait for the device takes.
   std::chrono::milliseconds deadline{60'000};
+  /// For benchmarks: called behind each step that has been enqueued ("inspect", "directories", "validate", "apply",
+  /// "digest"), and with "" where the host has done something in between. Whoever sets it records an event there.
+  std::function<void(const char* step)> after_step = nullptr;
 };
 
 /// Built once for a table and the memory of its tensors; allocates then, and later only when a delta is larger than any

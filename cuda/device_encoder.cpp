@@ -39,6 +39,9 @@ class DeviceEncoder::State {
   void enqueue_frames();
   void enqueue_assembly();
   void enqueue_counts();
+  void tell(const char* step) const {
+    if (device_.after_step) device_.after_step(step);
+  }
   void wait_for_counts();
   void grow_arena();
   DeviceFrames seal(const DeltaHeader& header);
@@ -142,19 +145,23 @@ void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
   for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
     const Chunk& chunk = plan_.chunks[c];
     launch_detect(source_, pipeline_, chunk, device_stream_);
+    tell("detect");
     for (unsigned size = 0; size < 4; ++size) {
       if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, chunk, device_stream_);
     }
+    tell("encode");
   }
 }
 
 void DeviceEncoder::State::enqueue_frames() {
   launch_cut_frames(pipeline_, device_stream_);
+  tell("cut");
   enqueue_assembly();
 }
 
 void DeviceEncoder::State::enqueue_assembly() {
   launch_assemble_frames(pipeline_, plan_.tiles.size(), plan_.worst_bytes, device_stream_);
+  tell("assemble");
   enqueue_counts();
 }
 
@@ -179,6 +186,7 @@ void DeviceEncoder::State::start(cudaStream_t stream) {
   started_ = true;
   if (!uploaded_) upload_tables();
   check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), device_stream_.stream), "cudaMemsetAsync");
+  tell("");
   enqueue_chunks(0);
   enqueue_frames();
 }

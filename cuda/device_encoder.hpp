@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -41,6 +42,9 @@ struct DeviceEncoderOptions {
   std::uint64_t frame_bytes = 0;
   /// The longest that finish() waits for the device.
   std::chrono::milliseconds deadline{60'000};
+  /// For benchmarks: called behind each step of start() that has been enqueued ("detect" and "encode" for each chunk,
+  /// "cut", "assemble"), and first with "" before all of them. Whoever sets it records an event there.
+  std::function<void(const char* step)> after_step = nullptr;
 };
 
 /// A complete FRAME record in device memory, valid until the next start().

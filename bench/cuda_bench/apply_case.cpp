@@ -1,0 +1,38 @@
+#include "apply_case.hpp"
+
+namespace sparsecast::bench {
+
+void run_apply(Workbench& bench, const ApplyCase& apply) {
+  StepTimer steps(bench.stream());
+  cuda::DeviceApplierOptions options;
+  options.after_step = steps.hook();
+  std::vector<cuda::ApplyTensor> tensors;
+  for (std::byte* d_data : apply.d_live) tensors.push_back({d_data, {}});
+  cuda::DeviceApplier applier(apply.table, tensors, options);
+  std::vector<cuda::DeviceRecord> records;
+  for (const cuda::DeviceFrame& frame : apply.frames.frames) records.push_back({frame.d_record, frame.record_bytes});
+  const std::uint64_t frame_bytes = apply.frames.commit.frame_bytes;
+
+  apply.reset();
+  const Workbench::Times stage = bench.time(
+      nullptr, [&] { applier.stage(apply.header, records, bench.stream()); }, &steps);
+  const Row staged{"stage", apply.what, apply.percent, 2 * frame_bytes, stage.device_ms, stage.wall_ms, {}};
+  bench.add(staged, apply.bytes);
+  add_steps(bench, steps, staged, apply.bytes);
+
+  const Workbench::Times written = bench.time(apply.reset, [&] { applier.apply(Direction::kForward, bench.stream()); });
+  bench.require(applier.digest_change() == apply.frames.digest_change, "the digest's change, " + apply.what);
+  Row row{"apply", apply.what, apply.percent, apply.sectors * 64 + frame_bytes, written.device_ms, written.wall_ms, {}};
+  if (apply.sectors != 0) {
+    const double floor_ms = static_cast<double>(apply.sectors) * 64 / bench.copy_bandwidth(apply.bytes) * 1e3;
+    row.more["sectors"] = static_cast<double>(apply.sectors);
+    row.more["floor_ms"] = floor_ms;
+    row.more["times_floor"] = written.device_ms / floor_ms;
+  }
+  bench.add(row, apply.bytes);
+
+  const Workbench::Times digest = bench.time(nullptr, [&] { static_cast<void>(applier.digests(bench.stream())); });
+  bench.add({"digest", apply.what, apply.percent, apply.bytes, digest.device_ms, digest.wall_ms, {}}, apply.bytes);
+}
+
+}  // namespace sparsecast::bench

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparsecast/dtype.hpp"
+
+namespace sparsecast::bench {
+
+struct CudaBenchOptions {
+  std::vector<double> gib = {4};  ///< Size of each array.
+  std::vector<double> percent = {0.1, 0.3, 1, 2, 5, 20};
+  std::vector<DType> dtypes = {DType::kBF16, DType::kF8E4M3, DType::kF32};
+  int warm_up = 2;
+  int repeat = 7;
+  std::uint64_t seed = 1;
+  std::uint64_t chunk_mib = 1024;
+  int l2_fetch_bytes = 0;  ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0: as it is.
+  bool machine = false;    ///< Only describe the device.
+  std::string trace;
+  std::string json;
+  std::string commit = "unknown";
+  std::string sources = "unknown";  ///< Hash of cuda/.
+};
+
+/// The exit code when the program ends here: --help, or wrong arguments.
+std::optional<int> parse_options(int argc, char** argv, CudaBenchOptions& options);
+
+}  // namespace sparsecast::bench

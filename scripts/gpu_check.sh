@@ -1,0 +1,315 @@
+#!/usr/bin/env bash
+# Everything that only a device can show, in one run: builds with device code, runs the device tests, the sanitizers of
+# CUDA, the benchmarks and a group of ranks over NCCL on one GPU, and prints a short table last.
+#   scripts/gpu_check.sh                     all stages; exit code 0 when every step passed
+#   scripts/gpu_check.sh --stage STAGE       one stage (may be repeated): build, test, sanitize, bench, nccl
+#   scripts/gpu_check.sh --fetch DIRECTORY   nothing but download the Debian packages that --debs unpacks
+# Options:
+#   --quick            smaller benchmarks, fewer sanitizers
+#   --out DIRECTORY    results.json, table.txt, logs.txt (default: build/gpu_check/results)
+#   --build DIRECTORY  build tree, used again when it is there (default: build/gpu_check)
+#   --arch LIST        CUDA architectures (default: the device's, else 90)
+#   --debs DIRECTORY   *.deb files of what the machine lacks, unpacked below the build tree, not installed
+#   --commit ID        for the record, where there is no git
+# A step that fails does not stop the others. Stages may run one after another in separate calls: rows of earlier stages
+# are kept in the build tree until the stage runs again. Every step has a time limit, which the environment's
+# SPARSECAST_PATIENCE multiplies on a slow machine. SPARSECAST_JOBS: build processes.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+set +e
+
+all_stages=(build test sanitize bench nccl)
+# The development packages that a build without MPI needs, and the shared libraries that its programs load.
+carried=(
+  libbenchmark-dev libbenchmark1debian libcli11-dev libfmt-dev libfmt9 libgmock-dev libgtest-dev googletest
+  libhwy-dev libhwy1 libsodium-dev libsodium23 libxxhash-dev libxxhash0 libzstd-dev libzstd1 nlohmann-json3-dev
+)
+
+quick=0
+stages=()
+build=build/gpu_check
+out=
+arch=
+debs=${SPARSECAST_DEBS:-}
+commit=
+fetch=
+while (($#)); do
+  case $1 in
+    --quick) quick=1 ;;
+    --stage | --out | --build | --arch | --debs | --commit | --fetch)
+      (($# > 1)) || die "$1 needs a value"
+      case $1 in
+        --stage) stages+=("$2") ;;
+        --out) out=$2 ;;
+        --build) build=$2 ;;
+        --arch) arch=$2 ;;
+        --debs) debs=$2 ;;
+        --commit) commit=$2 ;;
+        --fetch) fetch=$2 ;;
+      esac
+      shift
+      ;;
+    -h | --help)
+      sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+      exit 0
+      ;;
+    *) die "unknown argument $1 (--help)" ;;
+  esac
+  shift
+done
+
+if [[ -n $fetch ]]; then
+  mkdir -p "$fetch" && cd "$fetch" && exec apt-get download "${carried[@]}"
+fi
+
+((${#stages[@]})) || stages=("${all_stages[@]}")
+for stage in "${stages[@]}"; do
+  [[ " ${all_stages[*]} " == *" $stage "* ]] || die "no stage '$stage'; there are: ${all_stages[*]}"
+done
+out=${out:-$build/results}
+mkdir -p "$build" "$out" || die "cannot create $build and $out"
+build=$(cd "$build" && pwd)
+out=$(cd "$out" && pwd)
+raw=$build/raw # Everything that the report is made of.
+mkdir -p "$raw/logs"
+prefix=$build/prefix
+bin=$build/bin
+python=${PYTHON:-python3}
+
+if [[ -z $commit ]]; then
+  commit=$(git rev-parse HEAD 2>/dev/null) || commit=unknown
+  [[ $commit == unknown ]] || git diff --quiet HEAD 2>/dev/null || commit+=-modified
+fi
+sources=$(find cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1)
+
+export LD_LIBRARY_PATH=$prefix/usr/lib/x86_64-linux-gnu:$prefix/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# The wheel's library, unless the caller has chosen one: it is the one that torch loads, and whose headers are used.
+if [[ -z ${SPARSECAST_NCCL_LIBRARY:-} ]]; then
+  wheel=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) &&
+    [[ -f $wheel/lib/libnccl.so.2 ]] && export SPARSECAST_NCCL_LIBRARY=$wheel/lib/libnccl.so.2
+fi
+
+# --- Steps ---
+
+# record STAGE STEP VERDICT SECONDS NOTE
+record() {
+  printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$raw/steps.$1.tsv"
+  printf '%-9s %-28s %-7s %5d s  %s\n' "$@"
+}
+
+begin_stage() {
+  stage=$1
+  : >"$raw/steps.$1.tsv"
+}
+
+# try STEP SECONDS COMMAND...: runs the command for at most so long, and notes how it ended.
+try() {
+  local name=$1 limit=$(($2 * ${SPARSECAST_PATIENCE:-1})) start=$SECONDS code verdict=PASS note=
+  shift 2
+  local log=$raw/logs/$stage-${name//[^a-zA-Z0-9_]/-}.log
+  timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null
+  code=$?
+  if ((code == 124 || code == 137)); then
+    verdict=FAIL note="ran past $limit s"
+  elif ((code != 0)); then
+    verdict=FAIL note="exit code $code"
+  fi
+  record "$stage" "$name" "$verdict" $((SECONDS - start)) "$note"
+  [[ $verdict == PASS ]] || tail -n 25 "$log"
+  return "$code"
+}
+
+skip() { record "$stage" "$1" SKIPPED 0 "$2"; }
+
+# needs PROGRAM STEP: records the step as failed when the program was not built.
+needs() {
+  [[ -x $bin/$1 ]] && return
+  record "$stage" "$2" FAIL 0 "$1 is not built; run --stage build"
+  return 1
+}
+
+# A device that answers. Its description goes to machine.json.
+has_device() {
+  [[ -x $bin/cuda_bench ]] && timeout 60 "$bin/cuda_bench" --machine >"$raw/machine.json" 2>"$raw/machine.txt"
+}
+
+smi() { timeout 30 nvidia-smi "$@" 2>/dev/null; }
+
+# --- Stages ---
+
+unpack_debs() {
+  local deb
+  compgen -G "$debs/*.deb" >/dev/null || { echo "no *.deb in $debs"; return 1; }
+  mkdir -p "$prefix" || return 1
+  for deb in "$debs"/*.deb; do
+    if command -v dpkg-deb >/dev/null; then
+      dpkg-deb -x "$deb" "$prefix" || return 1
+    else
+      # Without dpkg: an ar archive whose data member is a tar.
+      "$python" - "$deb" "$prefix/data.tar" <<'PYTHON' && tar -xf "$prefix/data.tar" -C "$prefix" || return 1
+import sys
+data = open(sys.argv[1], "rb").read()
+at = 8
+while at < len(data):
+    name, size = data[at:at + 16].decode().strip(), int(data[at + 48:at + 58])
+    if name.startswith("data.tar"):
+        open(sys.argv[2], "wb").write(data[at + 60:at + 60 + size])
+    at += 60 + size + size % 2
+PYTHON
+      rm -f "$prefix/data.tar"
+    fi
+  done
+}
+
+configure() {
+  local flags=(-S "$repository" -B "$build" -DCMAKE_BUILD_TYPE=Release -DSPARSECAST_CUDA=ON -DSPARSECAST_MPI=OFF
+    -DSPARSECAST_S3=OFF -DSPARSECAST_PYTHON=OFF -DSPARSECAST_TESTS=ON -DSPARSECAST_BENCH=ON
+    "-DCMAKE_CUDA_ARCHITECTURES=$arch" "-DSPARSECAST_NCCL_PYTHON=$(command -v "$python")")
+  command -v ninja >/dev/null && flags+=(-G Ninja)
+  [[ -d $prefix ]] && flags+=("-DCMAKE_PREFIX_PATH=$prefix/usr")
+  cmake "${flags[@]}"
+}
+
+stage_build() {
+  begin_stage build
+  if [[ -z $arch ]]; then
+    arch=$(smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
+    [[ $arch =~ ^[0-9]+$ ]] || arch=90
+  fi
+  if [[ -n $debs ]]; then
+    export -f unpack_debs
+    export debs prefix python
+    try "unpack packages" 60 bash -c unpack_debs || return
+  fi
+  export -f configure
+  export repository build arch python prefix
+  try "configure for sm_$arch" 120 bash -c configure || return
+  local target targets=(cuda_bench sparsecast_gpu_tests sparsecast_cli sparsecast_tests gpu_group_test)
+  for target in "${targets[@]}"; do
+    # Each for itself: what does not compile does not keep the others from being tried.
+    if cmake --build "$build" --target help | grep -q "^$target\b"; then
+      try "build $target" 540 cmake --build "$build" --parallel "$jobs" --target "$target"
+    else
+      skip "build $target" "not part of this configuration"
+    fi
+  done
+}
+
+# Every test with the label gpu but the group of ranks, which has a stage of its own. None may be skipped.
+device_tests() {
+  ctest --test-dir "$build" -L gpu -E gpu_group --no-tests=error --output-on-failure --timeout 280 | tee "$raw/ctest.txt"
+  ((PIPESTATUS[0] == 0)) && ! grep -q 'Skipped' "$raw/ctest.txt"
+}
+
+stage_test() {
+  begin_stage test
+  export -f device_tests
+  export build raw
+  try "tests with the label gpu" 300 bash -c device_tests
+  needs sparsecast_tests "CPU codec and golden tests" && try "CPU codec and golden tests" 200 "$bin/sparsecast_tests" \
+    --gtest_brief=1 "--gtest_filter=Bf16FromF32*:*Property*:Golden*:OrderedForm*:Quotient*:RiceParameter*:Size*:UlpDifference*"
+}
+
+stage_sanitize() {
+  begin_stage sanitize
+  if ! command -v compute-sanitizer >/dev/null; then
+    skip compute-sanitizer "not on the PATH"
+    return
+  fi
+  needs sparsecast_gpu_tests memcheck || return
+  # One pass over each kernel and codec; the rest of the random cases would take hours here.
+  local few='DeviceApplierGolden.GoodVectorsApply:DeviceApplierShapes.*:Order/DeviceBlocks.*/0'
+  few+=':Random/DeviceEncoderTest.*/0:Random/DeviceApplierTest.AppliesAnyStepAndTakesItBack/0'
+  local tools=(memcheck racecheck) tool hostile=
+  ((quick)) || tools+=(synccheck initcheck)
+  for tool in "${tools[@]}"; do
+    # Corrupt frames must not be read or written out of bounds.
+    hostile=
+    [[ $tool != memcheck ]] || hostile=:DeviceApplierGolden.*:Random/DeviceApplierTest.DirectoriesMayBeWrongInAnyWay/0
+    SPARSECAST_SEED=1 try "$tool" 135 compute-sanitizer --tool "$tool" --error-exitcode 77 --print-limit 20 \
+      "$bin/sparsecast_gpu_tests" --gtest_brief=1 "--gtest_filter=$few$hostile"
+  done
+}
+
+bench() { "$bin/cuda_bench" --commit "$commit" --sources "$sources" "$@"; }
+
+stage_bench() {
+  begin_stage bench
+  needs cuda_bench cuda_bench || return
+  rm -f "$raw"/bench*.json "$raw/torch.json"
+  smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv >"$raw/smi.txt"
+  export -f bench
+  export bin commit sources
+  if ((quick)); then
+    try "cuda_bench" 180 bash -c 'bench "$@"' - --quick --json "$raw/bench.json"
+  else
+    try "cuda_bench" 270 bash -c 'bench "$@"' - --gib 4 --json "$raw/bench.json"
+    try "cuda_bench 16 GiB" 90 bash -c 'bench "$@"' - --gib 16 --percent 1 --dtypes BF16 --json "$raw/bench_16gib.json"
+    local chunk fetch_bytes
+    for chunk in 128 256 4096; do
+      try "cuda_bench chunks of $chunk MiB" 40 bash -c 'bench "$@"' - --percent 1 --dtypes BF16 --chunk-mib "$chunk" \
+        --json "$raw/bench_chunk_$chunk.json"
+    done
+    for fetch_bytes in 32 64 128; do
+      try "cuda_bench L2 fetch $fetch_bytes" 40 bash -c 'bench "$@"' - --percent 1 --dtypes BF16 --l2-fetch "$fetch_bytes" \
+        --json "$raw/bench_l2_$fetch_bytes.json"
+    done
+  fi
+  if ! "$python" -c 'import torch' 2>/dev/null; then
+    skip "torch baseline" "no torch for $python"
+  elif ((quick)); then
+    try "torch baseline" 120 "$python" bench/torch_baseline.py --gib 1 --percent 0.1,1,20 --repeat 5 --json "$raw/torch.json"
+  else
+    try "torch baseline" 180 "$python" bench/torch_baseline.py --gib 4 --json "$raw/torch.json"
+  fi
+}
+
+# Two ranks of `doctor` that share the device: what docs/nccl.md asks for, ended within a minute.
+doctor_pair() {
+  local rank codes=0 port=$((20000 + RANDOM % 20000)) pids=()
+  export SPARSECAST_SECRET
+  SPARSECAST_SECRET=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
+  for rank in 0 1; do
+    NCCL_HOSTID=r$rank timeout --kill-after=5 60 "$bin/sparsecast" doctor --rendezvous "127.0.0.1:$port" --rank $rank \
+      --size 2 --device 0 --timeout 45 &
+    pids+=($!)
+  done
+  for rank in 0 1; do wait "${pids[rank]}" || codes=1; done
+  return $codes
+}
+
+stage_nccl() {
+  begin_stage nccl
+  export NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+  export NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
+  if needs sparsecast "doctor, two ranks"; then
+    export -f doctor_pair
+    export bin
+    try "doctor, two ranks" 90 bash -c doctor_pair
+  fi
+  if needs gpu_group_test "group of ranks"; then
+    try "two ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 2 --kill 0
+    try "four ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 4 --kill 0
+    try "a rank is killed" 180 "$bin/gpu_group_test" --ranks 4 --kill 1
+  fi
+}
+
+report() {
+  local name
+  {
+    for name in "${all_stages[@]}"; do
+      [[ ! -f $raw/steps.$name.tsv ]] || cat "$raw/steps.$name.tsv"
+    done
+  } >"$raw/steps.tsv"
+  (cd "$raw/logs" && tail -n +1 -- *.log) >"$out/logs.txt" 2>/dev/null
+  "$python" scripts/gpu_report.py --raw "$raw" --out "$out" --commit "$commit" --sources "$sources"
+}
+
+for stage_name in "${stages[@]}"; do
+  if [[ $stage_name != build ]] && ! has_device; then
+    report
+    cat "$raw/machine.txt" 2>/dev/null
+    die "no device answers here (or --stage build has not been run): stage $stage_name needs one"
+  fi
+  "stage_$stage_name"
+done
+report

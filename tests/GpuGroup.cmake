@@ -1,0 +1,16 @@
+# Several ranks on one GPU, each a process (tests/gpu_group). Over NCCL it is skipped without a device; over the control
+# channel alone it runs anywhere, so that the program itself is tested.
+
+file(GLOB gpu_group_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/gpu_group/*.cpp")
+add_executable(gpu_group_test ${gpu_group_sources})
+set_target_properties(gpu_group_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+target_link_libraries(gpu_group_test PRIVATE ${test_libraries})
+
+add_test(NAME gpu_group.over_control COMMAND gpu_group_test --over control --width 64)
+set_tests_properties(gpu_group.over_control PROPERTIES LABELS unit TIMEOUT 200 SKIP_REGULAR_EXPRESSION "without libsodium")
+if(SPARSECAST_WITH_NCCL)
+  add_test(NAME gpu_group.syncs COMMAND gpu_group_test --kill 0)
+  add_test(NAME gpu_group.a_rank_is_killed COMMAND gpu_group_test --versions 3)
+  set_tests_properties(gpu_group.syncs gpu_group.a_rank_is_killed
+                       PROPERTIES LABELS gpu TIMEOUT 200 RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "no device")
+endif()

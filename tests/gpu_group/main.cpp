@@ -1,0 +1,162 @@
+// Several ranks on one GPU, each a process: whole syncs over NCCL, checked against dense broadcasts, and then the loss
+// of a rank. Times mean nothing here: NCCL goes through sockets on the loopback interface (docs/nccl.md).
+//   gpu_group_test [--ranks N] [--versions N] [--kill 0|1] [--over nccl|control] [--memory host|device] [--width W]
+//                  [--seed S]
+// Exit code 0 when every rank did what it should; "no device" is printed, and 0 returned, where there is none.
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+#include "gpu_group/member.hpp"
+#include "sparsecast/devices.hpp"
+#include "sparsecast/rendezvous.hpp"
+
+namespace {
+
+using namespace sparsecast;
+using namespace sparsecast::test;
+
+/// The longest that the whole group takes; ranks that still run are killed then.
+constexpr std::chrono::seconds kMostSeconds{150};
+
+struct Arguments {
+  GroupPlan plan;
+  int member = -1;  ///< This process is that rank.
+};
+
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments arguments;
+  GroupPlan& plan = arguments.plan;
+  if (words.size() % 2 != 0) throw std::invalid_argument("arguments come in pairs");
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    const std::string& name = words[i];
+    const std::string& value = words[i + 1];
+    if (name == "--ranks") {
+      plan.ranks = std::stoi(value);
+    } else if (name == "--versions") {
+      plan.versions = std::stoi(value);
+    } else if (name == "--kill") {
+      plan.kill = value != "0";
+    } else if (name == "--over") {
+      plan.over_nccl = value == "nccl";
+    } else if (name == "--memory") {
+      plan.memory = value;
+    } else if (name == "--width") {
+      plan.width = std::stoull(value);
+    } else if (name == "--seed") {
+      plan.seed = std::stoull(value);
+    } else if (name == "--member") {
+      arguments.member = std::stoi(value);
+    } else if (name == "--directory") {
+      plan.directory = value;
+    } else {
+      throw std::invalid_argument("unknown argument " + name);
+    }
+  }
+  if (plan.ranks < 2 || (plan.kill && plan.ranks < 3)) throw std::invalid_argument("too few ranks");
+  if (const char* secret = std::getenv("SPARSECAST_SECRET")) plan.secret = secret;
+  return arguments;
+}
+
+/// Distinct host names, or NCCL refuses ranks that share a GPU; and nothing but sockets between them.
+void set_environment(int rank) {
+  setenv("NCCL_HOSTID", fmt::format("r{}", rank).c_str(), 1);
+  const std::pair<const char*, const char*> settings[] = {
+      {"NCCL_NET", "Socket"},    {"NCCL_SOCKET_IFNAME", "lo"}, {"NCCL_IB_DISABLE", "1"},  {"NCCL_P2P_DISABLE", "1"},
+      {"NCCL_SHM_DISABLE", "1"}, {"NCCL_MNNVL_ENABLE", "0"},   {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_MAX_CTAS", "4"}};
+  for (const auto& [name, value] : settings) setenv(name, value, 0);
+}
+
+/// Starts this program again as rank `rank`: a process that has never touched CUDA.
+pid_t spawn(std::vector<std::string> words, int rank, const std::string& directory) {
+  const pid_t parent = getpid();
+  const pid_t process = fork();
+  if (process != 0) return process;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(99);
+  set_environment(rank);
+  words.insert(words.end(), {"--member", std::to_string(rank), "--directory", directory});
+  std::vector<char*> pointers{const_cast<char*>("gpu_group_test")};
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  execv("/proc/self/exe", pointers.data());
+  _exit(98);
+}
+
+/// Waits for all; a status of -1 is a process that had to be killed here.
+std::vector<int> wait_for_all(const std::vector<pid_t>& processes) {
+  std::vector<int> statuses(processes.size(), -1);
+  std::size_t running = processes.size();
+  std::vector<bool> ended(processes.size());
+  const auto end = std::chrono::steady_clock::now() + kMostSeconds;
+  while (running != 0) {
+    const bool late = std::chrono::steady_clock::now() > end;
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      if (ended[i]) continue;
+      if (late) ::kill(processes[i], SIGKILL);
+      int status = 0;
+      if (waitpid(processes[i], &status, late ? 0 : WNOHANG) != processes[i]) continue;
+      ended[i] = true;
+      --running;
+      if (!late) statuses[i] = status;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return statuses;
+}
+
+int run_group(const Arguments& arguments, const std::vector<std::string>& words) {
+  std::string directory = (std::filesystem::temp_directory_path() / "gpu_group_XXXXXX").string();
+  if (mkdtemp(directory.data()) == nullptr) throw std::runtime_error("cannot make a temporary directory");
+  std::random_device random;
+  setenv("SPARSECAST_SECRET", fmt::format("{:08x}{:08x}{:08x}", random(), random(), random()).c_str(), 1);
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < arguments.plan.ranks; ++rank) processes.push_back(spawn(words, rank, directory));
+  const std::vector<int> statuses = wait_for_all(processes);
+  std::filesystem::remove_all(directory);
+
+  int failures = 0;
+  for (int rank = 0; rank < arguments.plan.ranks; ++rank) {
+    const int status = statuses[static_cast<std::size_t>(rank)];
+    const bool victim = arguments.plan.kill && rank + 1 == arguments.plan.ranks;
+    const bool right = status != -1 && (victim ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+                                               : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (right) continue;
+    ++failures;
+    fmt::print("rank {}: {}\n", rank, status == -1 ? "did not end in time" : fmt::format("status {:#x}", status));
+  }
+  fmt::print("{} of {} ranks did what they should\n", arguments.plan.ranks - failures, arguments.plan.ranks);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  try {
+    const Arguments arguments = parse(words);
+    if (arguments.member >= 0) return run_member(arguments.plan, arguments.member);
+    if (!rendezvous_available()) {
+      fmt::print("built without libsodium: no device group can meet\n");
+      return 0;
+    }
+    if (arguments.plan.over_nccl && survey_devices().devices.empty()) {
+      fmt::print("no device: {}\n", survey_devices().why_none);
+      return 0;
+    }
+    return run_group(arguments, words);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "gpu_group_test: {}\n", error.what());
+    return 2;
+  }
+}

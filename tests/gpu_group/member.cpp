@@ -1,0 +1,137 @@
+#include "gpu_group/member.hpp"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "gpu_group/replica.hpp"
+#include "sparsecast/rendezvous.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// A wait in NCCL may end so much later than the sync's timeout: the abort has a bound of its own.
+constexpr milliseconds kGrace{15'000};
+/// Syncs that may still succeed before the killed rank is gone.
+constexpr int kMostSyncsWithVictim = 200;
+constexpr int kVersionsAfterwards = 3;
+
+class Member {
+ public:
+  Member(const GroupPlan& plan, int rank)
+      : plan_(plan),
+        rank_(rank),
+        channel_(plan.over_nccl ? make_nccl_channel() : make_control_channel()),
+        replica_(make_host_replica(rank, plan.seed, plan.width)) {}
+
+  void run() {
+    channel_->open(meet(plan_.ranks, 0), deadline());
+    if (channel_->nccl() != nullptr) say("formed by " + channel_->nccl()->report().formed_by);
+    for (int v = 0; v < plan_.versions; ++v) sync_and_compare();
+    if (!plan_.kill) return;
+    lose_the_last_rank();
+    channel_->reform(meet(plan_.ranks - 1, 1), deadline());
+    if (channel_->nccl() != nullptr) say("formed again by " + channel_->nccl()->report().formed_by);
+    for (int v = 0; v < kVersionsAfterwards; ++v) sync_and_compare();
+  }
+  void say(const std::string& text) const { fmt::print(stderr, "rank {}: {}\n", rank_, text); }
+
+ private:
+  Deadline deadline() const { return Clock::now() + plan_.timeout; }
+
+  std::shared_ptr<ControlChannel> meet(int size, std::uint32_t generation) {
+    RendezvousOptions options;
+    options.rank = rank_;
+    options.size = size;
+    options.secret = plan_.secret;
+    options.generation = generation;
+    options.timeout = plan_.timeout;
+    options.max_blob_bytes = std::uint64_t{256} << 20;
+    const std::string file = plan_.directory + "/port";
+    if (rank_ == 0) {
+      if (!listener_) {
+        listener_.emplace(options);
+        std::ofstream(file + ".new") << listener_->port();
+        if (std::rename((file + ".new").c_str(), file.c_str()) != 0) throw std::runtime_error("cannot write " + file);
+      }
+      options.port = listener_->port();
+      return Rendezvous::meet(options, *listener_);
+    }
+    for (const Deadline end = deadline(); !(std::ifstream(file) >> options.port);) {
+      if (Clock::now() > end) throw std::runtime_error("rank 0 has not said its port");
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+    return Rendezvous::meet(options);
+  }
+
+  SyncReport sync() {
+    if (rank_ == 0) replica_->train();
+    return replica_->sync(*channel_, plan_.timeout);
+  }
+
+  /// One version, then the sender's weights as they are, which must be this rank's.
+  void sync_and_compare() {
+    const SyncReport report = sync();
+    Storage own = replica_->weights();
+    std::vector<Bytes> records;
+    if (rank_ == 0) records.assign(own.begin(), own.end());
+    channel_->transport().broadcast(records, 0, deadline());
+    const std::uint64_t wrong = count_wrong(replica_->table(), own, records);
+    if (report.changed == 0) throw std::runtime_error("a step changed nothing");
+    if (wrong != 0) throw std::runtime_error(fmt::format("version {}: {} wrong elements", report.version, wrong));
+    if (rank_ == 1)
+      say(fmt::format("version {}, {} changes, {} bytes", report.version, report.changed, report.wire_bytes));
+  }
+
+  void lose_the_last_rank() {
+    std::thread killer;
+    if (rank_ + 1 == plan_.ranks) {
+      // Somewhere within the syncs that follow; nothing of this process runs afterwards.
+      killer = std::thread([this] {
+        std::this_thread::sleep_for(milliseconds(5 + plan_.seed % 50));
+        ::kill(getpid(), SIGKILL);
+      });
+      killer.detach();
+    }
+    for (int i = 0; i < kMostSyncsWithVictim; ++i) {
+      const auto begin = Clock::now();
+      try {
+        sync();
+      } catch (const Error& error) {
+        const auto took = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
+        say(fmt::format("after {} ms: {}: {}", took.count(), to_string(error.code()), error.what()));
+        if (error.code() != ErrorCode::kPeerFailed && error.code() != ErrorCode::kTimeout) throw;
+        if (took > plan_.timeout + kGrace) throw std::runtime_error("the loss was noticed too late");
+        return;
+      }
+    }
+    throw std::runtime_error("the loss of a rank was not noticed");
+  }
+
+  const GroupPlan& plan_;
+  int rank_;
+  std::unique_ptr<GroupChannel> channel_;
+  std::unique_ptr<Replica> replica_;
+  std::optional<RendezvousListener> listener_;
+};
+
+}  // namespace
+
+int run_member(const GroupPlan& plan, int rank) {
+  try {
+    Member(plan, rank).run();
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "rank {} failed: {}\n", rank, error.what());
+    return 1;
+  }
+}
+
+}  // namespace sparsecast::test

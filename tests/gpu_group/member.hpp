@@ -1,0 +1,28 @@
+#pragma once
+
+// One rank of the group, a process of its own.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace sparsecast::test {
+
+struct GroupPlan {
+  int ranks = 4;
+  int versions = 10;
+  bool kill = true;       ///< The last rank kills itself during a sync; the others go on without it.
+  bool over_nccl = true;  ///< Else over the control channel, without a device.
+  std::string memory = "host";
+  std::uint64_t seed = 1;
+  std::uint64_t width = 512;  ///< Of the model: some 6 * width^2 weights.
+  std::string directory;      ///< Where rank 0 leaves its port.
+  std::string secret;
+  std::chrono::milliseconds timeout{20'000};  ///< Of a meeting and of a sync.
+};
+
+/// The exit code of rank `rank`: 0 when every version was bit for bit the sender's, and a killed rank was noticed by
+/// the deadline. What went wrong goes to the standard error.
+int run_member(const GroupPlan& plan, int rank);
+
+}  // namespace sparsecast::test

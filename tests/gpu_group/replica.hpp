@@ -1,0 +1,27 @@
+#pragma once
+
+// A rank's end of the syncs: a trainer on rank 0, a receiver elsewhere.
+
+#include <memory>
+
+#include "gpu_group/channel.hpp"
+#include "tests/support/training_model.hpp"
+
+namespace sparsecast::test {
+
+class Replica {
+ public:
+  virtual ~Replica() = default;
+  /// Rank 0: one step of training.
+  virtual void train() = 0;
+  /// One sync as sender (rank 0) or receiver.
+  virtual SyncReport sync(GroupChannel& channel, std::chrono::milliseconds timeout) = 0;
+  /// The live weights as they are now, on the host.
+  virtual Storage weights() const = 0;
+  virtual const TensorTable& table() const = 0;
+};
+
+/// Weights in host memory; every rank makes the same model from `seed`.
+std::unique_ptr<Replica> make_host_replica(int rank, std::uint64_t seed, std::uint64_t width);
+
+}  // namespace sparsecast::test
