@@ -107,4 +107,12 @@ class SPARSECAST_API NcclTransport final : public Transport {
   std::unique_ptr<Channel> channel_;
 };
 
+/// sync_send and sync_receive (transport.hpp) with frames that never leave device memory: one small broadcast carries
+/// header, commit and the frames' sizes, then each frame is one broadcast, which receivers take to where they stage it.
+/// Publisher and subscriber have their tensors on the transport's device.
+SPARSECAST_API SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
+                                    CUevent_st* weights_ready);
+SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source,
+                                       std::chrono::milliseconds timeout, const ApplyOrder& order);
+
 }  // namespace sparsecast
