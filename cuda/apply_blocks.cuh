@@ -40,6 +40,8 @@ struct ApplyShared {
   };
 };
 
+inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
+
 template <class T, bool kWrite>
 __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlocks)
     decode_blocks(Received received, Pass pass) {
@@ -48,9 +50,20 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
   ReceiveControl& control = *received.control;
   if (control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal)) return;
   DigestSum sum;
+  std::uint32_t summed = kNoTensor;  // The tensor that `sum` belongs to; the same for all threads.
+  const auto pass_sum_on = [&] {
+    if (summed == kNoTensor) return;
+    std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{summed};
+    add_to_digest(shared.digest, sum, words, words + 1);
+  };
   for (std::uint32_t b = blockIdx.x; b < received.block_count; b += gridDim.x) {
     if (received.blocks[b].element_shift != kShift) continue;
     const ReceivedBlock& block = received.blocks[b];
+    if (kWrite && block.tensor != summed) {
+      pass_sum_on();
+      sum = {};
+      summed = block.tensor;
+    }
     BlockDecoder<T> decoder(block, shared.decode);
     const Refusal refusal = decoder.decode([&](std::uint32_t first, std::uint32_t entries) {
       if constexpr (kWrite) {
@@ -78,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
     if (refusal != Refusal::kNone) refuse_block(&control.block_refusal, b, refusal);
     __syncthreads();
   }
-  if constexpr (kWrite) add_to_digest(shared.digest, sum, &control.digest_lo, &control.digest_hi);
+  if (kWrite) pass_sum_on();
 }
 
 /// Tiles of a section that a block of threads adds up at a time.
