@@ -3,7 +3,9 @@
 # thread, and fibers that ThreadSanitizer does not follow, so that one leaves it out.
 
 if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
-  file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp")
+  file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp"
+       "${PROJECT_SOURCE_DIR}/src/sync/device/*.cpp")
+  list(FILTER cuda_launchers EXCLUDE REGEX "/absent\\.cpp$")
   file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
        "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
   set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)

@@ -63,8 +63,10 @@ struct DeviceDelta {
 };
 
 /// The device's counterpart of Detector: made by one of the functions below and given to a Publisher, which shares the
-/// table with it. Vectors of device pointers are parallel to the table; one may be null where its tensor has no
-/// elements. The memory stays where it is while the detector lives.
+/// table with it, and works on its device and stream. Vectors of device pointers are parallel to the table; one may be
+/// null where its tensor has no elements. The memory stays where it is while the detector lives. What makes or uses one
+/// throws Error{kUsage} for pointers that do not fit the table, kUnsupported when the device or its memory does not
+/// suffice, kTimeout at the deadline, and kDevice for other failures of the device.
 class SPARSECAST_API DeviceDetector {
  public:
   class Implementation;  ///< Internal.
@@ -76,14 +78,15 @@ class SPARSECAST_API DeviceDetector {
   std::unique_ptr<Implementation> implementation_;
 };
 
-/// Takes a copy of `d_live` now (the bytes that receivers hold), in device memory, and refreshes it only where something
-/// changed, in the same pass. 16-byte aligned tensors are read at full speed.
+/// Takes a copy of `d_live` now (the bytes that receivers hold; they must be complete), in device memory, and refreshes
+/// it only where something changed, in the same pass. 16-byte aligned tensors are read at full speed.
 SPARSECAST_API std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_ptr<const TensorTable> table,
                                                                     std::vector<const void*> d_live,
                                                                     const DeviceOptions& options = {});
 
 /// The same for trainers without spare device memory: the copy lies in pinned host memory, and comes to the device in
-/// chunks of options.chunk_bytes, each on its way while the kernels work on the one before.
+/// chunks of options.chunk_bytes (two buffers of that), each on its way while the kernels work on the one before. New
+/// bits go back element by element, straight from the kernels, only where something changed.
 SPARSECAST_API std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable> table,
                                                                     std::vector<const void*> d_live,
                                                                     const DeviceOptions& options = {});
@@ -100,8 +103,9 @@ class SPARSECAST_API DeviceMaskDetector final : public DeviceDetector {
  public:
   DeviceMaskDetector(std::shared_ptr<const TensorTable> table, std::vector<const void*> d_live,
                      const DeviceOptions& options = {});
-  /// Ors ceil(elements / 64) words at `d_words` into the flags of `tensor`, on `stream`, which the next publish waits
-  /// for. Not during a publish.
+  /// Ors ceil(elements / 64) words at `d_words`, 8-byte aligned, into the flags of `tensor`, on `stream` (null: the
+  /// default stream), which the next publish waits for; `d_words` may be changed behind it. Bits beyond the last
+  /// element are ignored. Not during a publish.
   void mark(std::size_t tensor, const std::uint64_t* d_words, CUstream_st* stream);
 };
 

@@ -56,6 +56,9 @@ class SPARSECAST_API Publisher {
   /// The pending delta has been proved by every receiver; it becomes the base.
   void commit(std::uint64_t version);
   /// The pending delta has failed or its fate is unknown; the base stays.
+  ///
+  /// Should the device fail while either of the two brings its snapshot along, the error is thrown, what was decided
+  /// holds, and every later publish is Error{kDirty}.
   void abort(std::uint64_t version);
 
   std::uint64_t version() const noexcept;      ///< Last committed.

@@ -51,22 +51,30 @@ class SPARSECAST_API Subscriber {
   /// `live[i]` are the bytes of table tensor i, owned by the caller, alive and unmoved while the subscriber is.
   /// Reads all of them once for the digest.
   Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live, SubscriberOptions options);
+  /// The same for tensors in device memory, parallel to the table; one without elements may have a null pointer.
+  /// `options.threads` is of no use there. Throws Error{kUnsupported} without a device backend or a device, or when
+  /// its memory does not suffice.
+  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<DeviceTensor> live, SubscriberOptions options,
+             const DeviceOptions& device = {});
   ~Subscriber();
   Subscriber(Subscriber&&) noexcept;
   Subscriber& operator=(Subscriber&&) noexcept;
 
   /// Takes one record (copied). A header starts a new staging and drops an unfinished one.
   /// Throws Error{kForeignStream | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty};
-  /// after any of them the live state is untouched. A frame that arrives twice is ignored.
+  /// after any of them the live state is untouched. A frame that arrives twice is ignored. With tensors on a device,
+  /// checksums are verified as frames arrive, but blocks only with the last record: that call may throw for any frame,
+  /// and the delta must be staged anew.
   void stage(ConstBytes record);
   void stage(const Delta& delta);
   /// Takes all frames of the delta whose header has been staged, in order of sequence, in device memory; the header's
   /// and the commit's records are staged as ever. They are read behind what is on `stream` now (null: they are complete
-  /// already), and stay as they are until the next header is staged, or the object goes away (an undo needs them). Needs
-  /// tensors on the device (Error{kUsage}); errors as above, each with the CPU's words.
+  /// already), and stay as they are until the next header is staged, or the object goes away (an undo needs them).
+  /// Needs tensors on the device (Error{kUsage}); errors as above, each with the CPU's words.
   void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* stream = nullptr);
   /// Memory on the device for frames of so many bytes, 256-byte aligned: for transports that bring them there. Valid
-  /// until the next call.
+  /// until the next call. Drops what is staged, and what undo_last() would need: the memory is the same one. Throws
+  /// Error{kCorrupt} for more bytes than a delta of the table can have, kUsage without tensors on a device.
   std::byte* reserve_frames(std::uint64_t bytes);
   /// All frames that the commit record promises are here, and the whole is consistent.
   bool ready() const noexcept;
