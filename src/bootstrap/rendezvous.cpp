@@ -1,5 +1,5 @@
-// A group over TCP: rank 0 lets in who knows the secret (meeting.hpp, handshake.hpp); from then on the group is a star
-// of sealed connections (star.hpp).
+// A group over TCP: rank 0 lets in who knows the secret (admission.hpp, handshake.hpp); from then on the group is a
+// star of sealed connections (star.hpp).
 
 #include "sparsecast/rendezvous.hpp"
 
@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
+#include "bootstrap/admission.hpp"
 #include "bootstrap/blobs.hpp"
 #include "bootstrap/handshake.hpp"
 #include "bootstrap/listener.hpp"
-#include "bootstrap/meeting.hpp"
 #include "bootstrap/parts.hpp"
 #include "bootstrap/star.hpp"
 #include "bootstrap/unique_id.hpp"
@@ -76,9 +76,9 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
   auto impl = std::make_unique<Impl>(options);
   impl->own_host = listener.host();
   impl->place = listener.impl_->socket.local().text();
-  Meeting meeting(options, listener.impl_->socket, key, impl->star.max_body_bytes());
-  impl->star.connect_members(meeting.gather(deadline));
-  impl->turned_away = meeting.turned_away();
+  Admission admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
+  impl->star.connect_members(admission.gather(deadline));
+  impl->turned_away = admission.turned_away();
   impl->star.tell_all(MessageType::kStart, {}, deadline);
   return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
 }

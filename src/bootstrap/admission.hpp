@@ -11,9 +11,10 @@
 
 namespace sparsecast {
 
-class Meeting {
+class Admission {
  public:
-  Meeting(const RendezvousOptions& options, const Socket& listener, const SecretKey& key, std::uint64_t max_body_bytes);
+  Admission(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
+            std::uint64_t max_body_bytes);
 
   /// The links to the members, by rank. Throws Error{kTimeout | kGroupMismatch}; who is here by then is told why.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);

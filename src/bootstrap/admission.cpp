@@ -1,4 +1,4 @@
-#include "bootstrap/meeting.hpp"
+#include "bootstrap/admission.hpp"
 
 #include <fmt/format.h>
 
@@ -35,14 +35,14 @@ void say_why(const std::vector<Connection*>& peers, const Error& error) {
 
 }  // namespace
 
-Meeting::Meeting(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
-                 std::uint64_t max_body_bytes)
+Admission::Admission(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
+                     std::uint64_t max_body_bytes)
     : options_(options),
       door_(listener, key, options.size, max_body_bytes),
       size_(options.size),
       members_(static_cast<std::size_t>(options.size)) {}
 
-std::vector<int> Meeting::missing() const {
+std::vector<int> Admission::missing() const {
   std::vector<int> ranks;
   for (int r = 1; r < size_; ++r) {
     if (!members_[static_cast<std::size_t>(r)]) ranks.push_back(r);
@@ -50,7 +50,7 @@ std::vector<int> Meeting::missing() const {
   return ranks;
 }
 
-void Meeting::fail(const Error& error, Connection* newcomer) {
+void Admission::fail(const Error& error, Connection* newcomer) {
   std::vector<Connection*> peers;
   if (newcomer != nullptr) peers.push_back(newcomer);
   for (const auto& member : members_) {
@@ -60,7 +60,7 @@ void Meeting::fail(const Error& error, Connection* newcomer) {
   throw error.within("rendezvous, rank 0");
 }
 
-void Meeting::drop_the_gone() {
+void Admission::drop_the_gone() {
   for (auto& member : members_) {
     if (!member) continue;
     if (const auto why = member->given_up()) {
@@ -70,7 +70,7 @@ void Meeting::drop_the_gone() {
   }
 }
 
-void Meeting::admit(Authenticated& peer) {
+void Admission::admit(Authenticated& peer) {
   const Hello& hello = peer.hello;
   Connection& connection = *peer.connection;
   if (hello.generation != options_.generation) {
@@ -99,7 +99,7 @@ void Meeting::admit(Authenticated& peer) {
   place_of_rank = std::move(peer.connection);
 }
 
-std::vector<std::unique_ptr<Link>> Meeting::gather(Deadline deadline) {
+std::vector<std::unique_ptr<Link>> Admission::gather(Deadline deadline) {
   const Deadline close = close_of_step(deadline);
   while (!missing().empty()) {
     std::vector<int> descriptors;
