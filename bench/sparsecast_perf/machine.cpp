@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
+#include "sparsecast/device.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/nccl_transport.hpp"
 
@@ -88,6 +89,7 @@ std::string read_all(int descriptor, steady_clock::time_point deadline) {
 
 Machine survey_machine() {
   Machine machine;
+  machine.device_backend = device_backend_available();
   machine.survey = survey_devices();
   if (!nccl_available()) {
     machine.why_no_nccl = "this build has no NCCL transport";

@@ -2,10 +2,6 @@
 
 namespace sparsecast::perf {
 
-void Wire::broadcast_device(void*, std::uint64_t, Deadline) {
-  throw Error(ErrorCode::kUsage, "this transport broadcasts host memory only");
-}
-
 std::unique_ptr<Wire> make_wire(Carrier carrier, Group& group, const Options& options, int device) {
   switch (carrier) {
     case Carrier::kMpi:

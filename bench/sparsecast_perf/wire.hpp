@@ -26,7 +26,9 @@ class Wire {
   /// The dense broadcast of memory of the host. On receivers the records have their sizes already.
   virtual void broadcast(std::vector<Bytes>& records, Deadline deadline) = 0;
   /// The same of memory of the device, in place, where device_transport() is not null.
-  virtual void broadcast_device(void* d_data, std::uint64_t bytes, Deadline deadline);
+  virtual void broadcast_device(void* /*d_data*/, std::uint64_t /*bytes*/, Deadline /*deadline*/) {
+    throw Error(ErrorCode::kUsage, "this transport broadcasts host memory only");
+  }
 
   /// Names and versions, for the table's head.
   virtual std::vector<std::string> libraries() const = 0;
