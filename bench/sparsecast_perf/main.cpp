@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "sparsecast_perf/run.hpp"
 
@@ -17,6 +19,13 @@ constexpr std::chrono::seconds kProbeTimeout{60};
 
 int complain(const std::string& sentence) {
   fmt::print(stderr, "sparsecast_perf: {}\n", sentence);
+  return kUsageExit;
+}
+
+/// On ranks of an MPI launcher that leave the complaint to rank 0: the launcher ends all when one ends, and rank 0 is
+/// to speak first.
+int leave_quietly() {
+  std::this_thread::sleep_for(std::chrono::seconds(1));
   return kUsageExit;
 }
 
@@ -58,7 +67,9 @@ int start(int argc, char** argv) {
   Options options;
   int exit_code = 0;
   const bool speaks = surroundings.launcher_rank == 0;
-  if (!parse_options(argc, argv, speaks, options, exit_code)) return exit_code;
+  if (!parse_options(argc, argv, speaks, options, exit_code)) {
+    return speaks || exit_code == 0 ? exit_code : leave_quietly();
+  }
   Plan plan;
   std::optional<Place> place;
   try {
@@ -66,7 +77,7 @@ int start(int argc, char** argv) {
     if (needs_device(options, plan)) require_machine(options, plan, probe_machine(kProbeTimeout));
     if (plan.start == Start::kJoin) place = place_by_hand(options);
   } catch (const Error& error) {
-    return speaks ? complain(error.what()) : kUsageExit;
+    return speaks ? complain(error.what()) : leave_quietly();
   }
   if (plan.start == Start::kHere) {
     const auto limit = std::chrono::milliseconds(static_cast<std::int64_t>(options.limit_seconds * 1000));
