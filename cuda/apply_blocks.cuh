@@ -21,7 +21,10 @@ struct ApplyShared {
     DecodeShared<T> decode;
     BlockDigest::TempStorage digest;
   };
+  std::uint32_t summed;  ///< The tensor whose change of digest the threads are adding up.
 };
+
+inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
 template <class T, bool kWrite>
 __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlocks)
@@ -29,9 +32,23 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   ReceiveControl& control = *received.control;
   // One verdict for all threads of the block, because another block may refuse something while they look.
+  if (threadIdx.x == 0) shared.summed = kNoTensor;
   const bool refused = control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal);
   if (__syncthreads_or(refused ? 1 : 0) != 0) return;
   DigestSum sum;
+  const auto pass_sum_on = [&] {
+    if (shared.summed == kNoTensor) return;
+    std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{shared.summed};
+    add_to_digest(shared.digest, sum, words, words + 1);
+  };
+  const auto enter = [&](const ReceivedBlock& block) {
+    if (!kWrite || block.tensor == shared.summed) return;
+    pass_sum_on();
+    sum = {};
+    __syncthreads();
+    if (threadIdx.x == 0) shared.summed = block.tensor;
+    __syncthreads();
+  };
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {
       const LiveTensor& tensor = received.tensors[block.tensor];
@@ -69,8 +86,8 @@ __global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlo
       }
     }
   };
-  decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, sink);
-  if constexpr (kWrite) add_to_digest(shared.digest, sum, &control.digest_lo, &control.digest_hi);
+  decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, enter, sink);
+  if constexpr (kWrite) pass_sum_on();
 }
 
 /// Tiles of a section that a block of threads adds up at a time.

@@ -11,10 +11,11 @@
 
 namespace sparsecast::cuda {
 
-/// One tile of a tensor. `current` and `old` point to its first element.
+/// One tile of a tensor. `current`, `old` and `refresh` point to its first element.
 struct TileView {
   const std::byte* current = nullptr;
-  std::byte* old = nullptr;
+  const std::byte* old = nullptr;
+  std::byte* refresh = nullptr;
   const std::uint32_t* mask = nullptr;
   std::uint64_t first = 0;  ///< Element of the tensor.
   std::uint64_t key_lo = 0;
@@ -43,7 +44,10 @@ __device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
     return tile;
   }
   tile.current = tensor.current + (tile.first << (kSource == Source::kFusedCast ? 2 : tile.element_shift));
-  if (kSource != Source::kMask) tile.old = tensor.old + (tile.first << tile.element_shift);
+  if (kSource != Source::kMask) {
+    tile.old = tensor.old + (tile.first << tile.element_shift);
+    tile.refresh = tensor.refresh + (tile.first << tile.element_shift);
+  }
   if (kSource == Source::kMask) tile.mask = tensor.mask + tile.first / 32;
   return tile;
 }
@@ -226,7 +230,7 @@ __device__ T code_change(const TileView& tile, std::uint32_t at, ValueCodec valu
   } else {
     const T old_bits = load_element<T>(tile.old, at);
     digest_replace(sum, tile.key_lo, tile.key_hi, tile.first + at, old_bits, new_bits);
-    if (refresh) reinterpret_cast<T*>(tile.old)[at] = new_bits;
+    if (refresh) reinterpret_cast<T*>(tile.refresh)[at] = new_bits;
     if (values == ValueCodec::kRaw) return new_bits;
     if (values == ValueCodec::kXor) return static_cast<T>(new_bits ^ old_bits);
     return ulp_difference(new_bits, old_bits, tile.floating);

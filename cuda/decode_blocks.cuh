@@ -39,16 +39,18 @@ __device__ Refusal decode_block(const ReceivedBlock& block, DecodeShared<T>& sha
   return found.refusal;
 }
 
-/// Decodes the blocks of elements of T in [at, end), the n-th by block of threads n % gridDim.x, and calls
-/// sink(block, first, entries) for each chunk as above. What is refused goes into the control's error word.
-template <class T, class Sink>
+/// Decodes the blocks of elements of T in [at, end), the n-th by block of threads n % gridDim.x: calls enter(block),
+/// while `shared` is free for other uses, then sink(block, first, entries) for each chunk as above. What is refused
+/// goes into the control's error word.
+template <class T, class Enter, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
-                             DecodeShared<T>& shared, const Sink& sink) {
+                             DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
   constexpr std::uint32_t kShift = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
   // By pointer alone: a number beside it would be a register too many.
   for (at += blockIdx.x; at < end; at += gridDim.x) {
     const ReceivedBlock& block = *at;
     if (block.element_shift != kShift) continue;
+    enter(block);
     const Refusal refusal = decode_block<T>(
         block, shared, [&](std::uint32_t first, std::uint32_t entries) { sink(block, first, entries); });
     if (refusal != Refusal::kNone) {

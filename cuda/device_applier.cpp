@@ -22,14 +22,6 @@ using layout::corrupt;
 
 namespace {
 
-/// Memory for `count` things; what was there is gone when it has to grow, with a half more than needed.
-template <MemoryKind kKind>
-void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
-  if (bytes <= memory.bytes()) return;
-  memory = Memory<kKind>();
-  memory = Memory<kKind>(bytes + bytes / 2);
-}
-
 /// What parse_frame_header checks, from what the device has gathered.
 FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record_bytes) {
   const FrameHeader frame = check_frame_fields(std::as_bytes(std::span(inspection.header)), record_bytes, [&] {
@@ -40,7 +32,7 @@ FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record
   return frame;
 }
 
-LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEntry& entry, const ApplyTensor& tensor,
+LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEntry& entry, const DeviceTensor& tensor,
                          StridedView& view) {
   LiveTensor live;
   live.data = static_cast<std::byte*>(tensor.d_data);
@@ -70,14 +62,14 @@ LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEn
 
 class DeviceApplier::State {
  public:
-  State(const TensorTable& table, const std::vector<ApplyTensor>& tensors, const DeviceApplierOptions& options);
+  State(const TensorTable& table, const std::vector<DeviceTensor>& tensors, const DeviceApplierOptions& options);
 
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, cudaStream_t stream);
   void enqueue(Pass pass, cudaStream_t stream);
   void apply(Direction direction, cudaStream_t stream);
   void restore(cudaStream_t stream);
-  StateDigest digest_change();
-  std::vector<StateDigest> digests(cudaStream_t stream);
+  std::vector<StateDigest> digest_changes();
+  std::vector<StateDigest> digests(std::size_t first, std::size_t count, cudaStream_t stream);
   StateDigest prepare_expansion(Direction direction, cudaStream_t stream);
   void expand(std::size_t tensor, void* d_out, cudaStream_t stream);
   const std::vector<std::size_t>& expansion_tensors() const noexcept { return expansion_.tensors(); }
@@ -92,6 +84,15 @@ class DeviceApplier::State {
   [[noreturn]] void explain(std::uint64_t refusal, const DeltaHeader& header);
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
+  }
+  bool keeps_replaced() const {
+    return options_.keep_replaced == KeepReplaced::kAll ||
+           (options_.keep_replaced == KeepReplaced::kRaw && received_.values == ValueCodec::kRaw);
+  }
+  std::uint64_t bytes_of(std::size_t first, std::size_t count) const {
+    std::uint64_t bytes = 0;
+    for (std::size_t t = first; t < first + count; ++t) bytes += table_[t].bytes();
+    return bytes;
   }
   ReceivedFrame* frames() const { return h_frames_.as<ReceivedFrame>(); }
   void tell(const char* step) const {
@@ -116,12 +117,12 @@ class DeviceApplier::State {
   bool staged_ = false;
   bool replaced_ = false;  ///< The undo record is that of the last apply.
 
-  DeviceMemory tensors_, view_table_, sections_, sums_, control_;
+  DeviceMemory tensors_, view_table_, sections_, sums_, changes_, control_;
   DeviceMemory frames_, inspections_, frame_undo_, group_begins_, blocks_, undo_;
-  PinnedMemory h_frames_, h_inspections_, h_control_, h_sums_;
+  PinnedMemory h_frames_, h_inspections_, h_control_, h_sums_, h_changes_;
 };
 
-DeviceApplier::State::State(const TensorTable& table, const std::vector<ApplyTensor>& tensors,
+DeviceApplier::State::State(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
                             const DeviceApplierOptions& options)
     : table_(table), options_(options), plan_(plan_tiles(table, ~std::uint64_t{0})) {
   if (tensors.size() != table.size()) {
@@ -138,11 +139,14 @@ DeviceApplier::State::State(const TensorTable& table, const std::vector<ApplyTen
   sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
   sums_ = DeviceMemory(table.size() * 16);
   h_sums_ = PinnedMemory(table.size() * 16);
+  changes_ = DeviceMemory(table.size() * 16);
+  h_changes_ = PinnedMemory(table.size() * 16);
   control_ = DeviceMemory(sizeof(ReceiveControl));
   h_control_ = PinnedMemory(sizeof(ReceiveControl));
   received_.tensors = tensors_.as<LiveTensor>();
   received_.views = view_table_.as<StridedView>();
   received_.control = control_.as<ReceiveControl>();
+  received_.digest_changes = changes_.as<std::uint64_t>();
   received_.tensor_count = static_cast<std::uint32_t>(table.size());
 }
 
@@ -250,7 +254,7 @@ void DeviceApplier::State::validate(const DeltaHeader& header) {
   wait_for(device_stream_.stream, options_.deadline, "validate");
   const std::uint64_t refusal = std::min(verdict().directory_refusal, verdict().block_refusal);
   if (refusal != kNoRefusal) explain(refusal, header);
-  if (options_.keep_replaced) reserve(undo_, verdict().undo_bytes);
+  if (keeps_replaced()) reserve(undo_, verdict().undo_bytes);
 }
 
 /// The frame is taken apart again on the CPU, whose words say what is wrong and where.
@@ -302,13 +306,15 @@ void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
   const TraceRange<"device_apply"> range(of_delta_);
   expansion_.forget();
   device_stream_.stream = stream;
-  check(cudaMemsetAsync(&received_.control->digest_lo, 0, 16, stream), "cudaMemsetAsync");
-  received_.undo = options_.keep_replaced ? undo_.as() : nullptr;
   tell("");
-  for (unsigned size = 0; size < 4 && received_.block_count != 0; ++size) {
+  if (received_.block_count == 0) return;
+  check(cudaMemsetAsync(changes_.as(), 0, changes_.bytes(), stream), "cudaMemsetAsync");
+  received_.undo = keeps_replaced() ? undo_.as() : nullptr;
+  for (unsigned size = 0; size < 4; ++size) {
     if (plan_.has_size[size]) launch_decode_blocks(size, received_, pass, device_stream_);
   }
   tell("apply");
+  copy_async(h_changes_.as(), changes_.as(), changes_.bytes(), cudaMemcpyDeviceToHost, stream);
   read_control();
 }
 
@@ -318,7 +324,7 @@ void DeviceApplier::State::apply(Direction direction, cudaStream_t stream) {
     throw Error(ErrorCode::kUsage, "a raw block cannot be inverted without the bits it replaced");
   }
   enqueue(direction == Direction::kForward ? Pass::kForward : Pass::kInverse, stream);
-  replaced_ = options_.keep_replaced;
+  replaced_ = keeps_replaced();
 }
 
 void DeviceApplier::State::restore(cudaStream_t stream) {
@@ -327,15 +333,25 @@ void DeviceApplier::State::restore(cudaStream_t stream) {
   enqueue(Pass::kRestore, stream);
 }
 
-StateDigest DeviceApplier::State::digest_change() {
+namespace {
+
+StateDigest digest_at(const PinnedMemory& sums, std::size_t tensor) {
+  return {{sums.as<std::uint64_t>()[2 * tensor], sums.as<std::uint64_t>()[2 * tensor + 1]}};
+}
+
+}  // namespace
+
+std::vector<StateDigest> DeviceApplier::State::digest_changes() {
   require_staged();
   const TraceRange<"device_apply.wait"> range;
   wait_for(device_stream_.stream, options_.deadline, "apply");
-  if (received_.block_count == 0) return {};
+  std::vector<StateDigest> out(table_.size());
+  if (received_.block_count == 0) return out;
   if (verdict().block_refusal != kNoRefusal) {
     throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
-  return {{verdict().digest_lo, verdict().digest_hi}};
+  for (std::size_t t = 0; t < out.size(); ++t) out[t] = digest_at(h_changes_, t);
+  return out;
 }
 
 StateDigest DeviceApplier::State::prepare_expansion(Direction direction, cudaStream_t stream) {
@@ -349,26 +365,27 @@ void DeviceApplier::State::expand(std::size_t tensor, void* d_out, cudaStream_t 
   expansion_.expand(table_, received_, tensor, d_out, device_stream_);
 }
 
-std::vector<StateDigest> DeviceApplier::State::digests(cudaStream_t stream) {
-  const TraceRange<"device_digest"> range({.bytes = table_.bytes()});
+std::vector<StateDigest> DeviceApplier::State::digests(std::size_t first, std::size_t count, cudaStream_t stream) {
+  const TraceRange<"device_digest"> range({.bytes = bytes_of(first, count)});
   device_stream_.stream = stream;
   upload_tables();
-  std::vector<StateDigest> out(table_.size());
-  if (out.empty()) return out;
-  check(cudaMemsetAsync(sums_.as(), 0, sums_.bytes(), stream), "cudaMemsetAsync");
+  std::vector<StateDigest> out(count);
+  if (count == 0) return out;
+  const std::uint32_t begin = plan_.tensors[first].first_section;
+  const TensorEntry& last = plan_.tensors[first + count - 1];
+  const std::uint64_t offset = 16 * first;
+  check(cudaMemsetAsync(sums_.as() + offset, 0, 16 * count, stream), "cudaMemsetAsync");
   tell("");
-  launch_digest(received_, sections_.as<SectionEntry>(), static_cast<std::uint32_t>(plan_.sections.size()),
+  launch_digest(received_, sections_.as<SectionEntry>() + begin, last.first_section + last.sections - begin,
                 sums_.as<std::uint64_t>(), device_stream_);
   tell("digest");
-  copy_async(h_sums_.as(), sums_.as(), sums_.bytes(), cudaMemcpyDeviceToHost, stream);
+  copy_async(h_sums_.as() + offset, sums_.as() + offset, 16 * count, cudaMemcpyDeviceToHost, stream);
   wait_for(stream, options_.deadline, "compute the digest");
-  for (std::size_t t = 0; t < out.size(); ++t) {
-    out[t] = {{h_sums_.as<std::uint64_t>()[2 * t], h_sums_.as<std::uint64_t>()[2 * t + 1]}};
-  }
+  for (std::size_t i = 0; i < count; ++i) out[i] = digest_at(h_sums_, first + i);
   return out;
 }
 
-DeviceApplier::DeviceApplier(const TensorTable& table, const std::vector<ApplyTensor>& tensors,
+DeviceApplier::DeviceApplier(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
                              const DeviceApplierOptions& options)
     : state_(std::make_unique<State>(table, tensors, options)) {}
 DeviceApplier::DeviceApplier(DeviceApplier&&) noexcept = default;
@@ -379,7 +396,6 @@ void DeviceApplier::stage(const DeltaHeader& header, std::span<const DeviceRecor
 const std::vector<FrameHeader>& DeviceApplier::frames() const noexcept { return state_->headers(); }
 void DeviceApplier::apply(Direction direction, CUstream_st* stream) { state_->apply(direction, stream); }
 void DeviceApplier::restore(CUstream_st* stream) { state_->restore(stream); }
-StateDigest DeviceApplier::digest_change() { return state_->digest_change(); }
 StateDigest DeviceApplier::prepare_expansion(Direction direction, CUstream_st* stream) {
   return state_->prepare_expansion(direction, stream);
 }
@@ -389,6 +405,9 @@ const std::vector<std::size_t>& DeviceApplier::expansion_tensors() const noexcep
 void DeviceApplier::expand(std::size_t tensor, void* d_out, CUstream_st* stream) {
   state_->expand(tensor, d_out, stream);
 }
-std::vector<StateDigest> DeviceApplier::digests(CUstream_st* stream) { return state_->digests(stream); }
+std::vector<StateDigest> DeviceApplier::digest_changes() { return state_->digest_changes(); }
+std::vector<StateDigest> DeviceApplier::digests(std::size_t first, std::size_t count, CUstream_st* stream) {
+  return state_->digests(first, count, stream);
+}
 
 }  // namespace sparsecast::cuda

@@ -12,29 +12,21 @@
 
 #include "codec/apply.hpp"
 #include "sparsecast/delta.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/digest.hpp"
 #include "sparsecast/tensor_table.hpp"
 
-struct CUstream_st;
-
 namespace sparsecast::cuda {
 
-/// A live tensor in device memory, aligned to its elements. Without `strides` it is contiguous; with them, element
-/// (i, j, ...) of the table's shape lies at i * strides[0] + j * strides[1] + ... elements from d_data, rank at most 8.
-struct ApplyTensor {
-  void* d_data = nullptr;
-  std::vector<std::int64_t> strides;
-};
-
-/// A FRAME record in device memory, 8-byte aligned.
-struct DeviceRecord {
-  const std::byte* d_record = nullptr;
-  std::uint32_t record_bytes = 0;
+/// Of which deltas the bits that apply() replaces are kept, for restore().
+enum class KeepReplaced : std::uint8_t {
+  kNone,
+  kRaw,  ///< Of those that have no inverse.
+  kAll,
 };
 
 struct DeviceApplierOptions {
-  /// Keep the bits that apply() replaces, for restore().
-  bool keep_replaced = false;
+  KeepReplaced keep_replaced = KeepReplaced::kNone;
   /// The longest that one wait for the device takes.
   std::chrono::milliseconds deadline{60'000};
   /// For benchmarks: called behind each step that has been enqueued ("inspect", "directories", "validate", "apply",
@@ -45,11 +37,11 @@ struct DeviceApplierOptions {
 /// Built once for a table and the memory of its tensors; allocates then, and later only when a delta is larger than any
 /// before. Not for concurrent use; streams of successive calls are the same or ordered. Throws Error{kUnsupported} when
 /// the device or its memory does not suffice, {kUsage} for arguments that do not fit together, {kTimeout} at the
-/// deadline, {kIo} for other failures of the device.
+/// deadline, {kDevice} for other failures of the device.
 class DeviceApplier {
  public:
   /// `tensors` are parallel to the table, which outlives the applier.
-  DeviceApplier(const TensorTable& table, const std::vector<ApplyTensor>& tensors,
+  DeviceApplier(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
                 const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
@@ -66,8 +58,8 @@ class DeviceApplier {
   void apply(Direction direction, CUstream_st* stream);
   /// Enqueues putting back what the last apply(), of whichever direction, has replaced.
   void restore(CUstream_st* stream);
-  /// Waits; what the digest gained by the last apply() or restore().
-  StateDigest digest_change();
+  /// Waits; what each tensor's digest gained by the last apply() or restore().
+  std::vector<StateDigest> digest_changes();
 
   /// Instead of apply(), for engines whose loader takes NaN-masked tensors (sparsecast/nan_masked.hpp): checks that the
   /// staged delta can be carried so, writes nothing, and waits. Returns what the digest gains once every tensor of
@@ -81,8 +73,8 @@ class DeviceApplier {
   /// runs. Throws Error{kUsage} after a stage() or apply() without prepare_expansion().
   void expand(std::size_t tensor, void* d_out, CUstream_st* stream);
 
-  /// Reads all tensors in full and waits: equal to digest_tensors.
-  std::vector<StateDigest> digests(CUstream_st* stream);
+  /// Reads tensors [first, first + count) in full and waits: their part of digest_tensors.
+  std::vector<StateDigest> digests(std::size_t first, std::size_t count, CUstream_st* stream);
 
  private:
   class State;

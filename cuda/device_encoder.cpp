@@ -12,6 +12,7 @@
 #include "device_memory.hpp"
 #include "device_stream.hpp"
 #include "launchers.hpp"
+#include "snapshot_prefetch.hpp"
 #include "tile_plan.hpp"
 
 namespace sparsecast::cuda {
@@ -29,6 +30,9 @@ class DeviceEncoder::State {
  public:
   State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers, bool refresh,
         const EncodeOptions& options, const DeviceEncoderOptions& device);
+
+  /// The old bits lie in pinned host memory.
+  void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_); }
 
   void start(cudaStream_t stream);
   DeviceFrames finish(const DeltaHeader& header);
@@ -58,6 +62,7 @@ class DeviceEncoder::State {
   DeviceStream device_stream_;
   std::uint64_t table_bytes_ = 0;
   std::uint64_t table_elements_ = 0;
+  std::unique_ptr<SnapshotPrefetch> prefetch_;
   bool uploaded_ = false;
   bool started_ = false;
 
@@ -80,6 +85,7 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
     TensorEntry& entry = plan_.tensors[t];
     entry.current = pointers[t].current;
     entry.old = pointers[t].old;
+    entry.refresh = pointers[t].old;
     entry.mask = pointers[t].mask;
     entry.vectors = pointers[t].vectors;
   }
@@ -142,14 +148,18 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
 }
 
 void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
+  if (prefetch_) prefetch_->begin(first, device_stream_.stream);
   for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
     const Chunk& chunk = plan_.chunks[c];
-    launch_detect(source_, pipeline_, chunk, device_stream_);
+    Pipeline pipeline = pipeline_;
+    if (prefetch_) pipeline.tensors = prefetch_->enter(c, device_stream_.stream);
+    launch_detect(source_, pipeline, chunk, device_stream_);
     tell("detect");
     for (unsigned size = 0; size < 4; ++size) {
-      if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, chunk, device_stream_);
+      if (plan_.has_size[size]) launch_encode(source_, size, pipeline, chunk, device_stream_);
     }
     tell("encode");
+    if (prefetch_) prefetch_->leave(c, device_stream_.stream);
   }
 }
 
@@ -177,6 +187,7 @@ void DeviceEncoder::State::upload_tables() {
   upload(tensors_, plan_.tensors.data());
   upload(sections_, plan_.sections.data());
   upload(tiles_, plan_.tiles.data());
+  if (prefetch_) prefetch_->upload_tables(device_stream_.stream);
   uploaded_ = true;
 }
 
@@ -303,22 +314,43 @@ DeviceEncoder::~DeviceEncoder() = default;
 void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
 DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->finish(header); }
 
+namespace {
+
+TensorEntry compared(const TensorSpec& spec, const void* d_current, void* snapshot) {
+  TensorEntry entry;
+  if (spec.elements() == 0) return entry;
+  const std::size_t size = element_size(spec.dtype);
+  require(d_current != nullptr && snapshot != nullptr, "a device pointer is null", spec);
+  require(aligned(d_current, size) && aligned(snapshot, size), "it is not aligned to its elements", spec);
+  entry.current = static_cast<const std::byte*>(d_current);
+  entry.old = static_cast<std::byte*>(snapshot);
+  entry.vectors = aligned(d_current, 16) && aligned(snapshot, 16);
+  return entry;
+}
+
+}  // namespace
+
 DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
                                      const EncodeOptions& options, const DeviceEncoderOptions& device) {
   check_options(table, tensors.size(), options);
-  std::vector<TensorEntry> pointers(tensors.size());
+  std::vector<TensorEntry> pointers;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const CompareTensor& tensor = tensors[t];
-    if (table[t].elements() == 0) continue;
-    const std::size_t size = element_size(table[t].dtype);
-    require(tensor.d_current != nullptr && tensor.d_snapshot != nullptr, "a device pointer is null", table[t]);
-    require(aligned(tensor.d_current, size) && aligned(tensor.d_snapshot, size), "it is not aligned to its elements",
-            table[t]);
-    pointers[t].current = static_cast<const std::byte*>(tensor.d_current);
-    pointers[t].old = static_cast<std::byte*>(tensor.d_snapshot);
-    pointers[t].vectors = aligned(tensor.d_current, 16) && aligned(tensor.d_snapshot, 16);
+    pointers.push_back(compared(table[t], tensors[t].d_current, tensors[t].d_snapshot));
   }
   return DeviceEncoder(std::make_unique<State>(table, Source::kCompare, pointers, refresh, options, device));
+}
+
+DeviceEncoder DeviceEncoder::compare_pinned(const TensorTable& table, const std::vector<PinnedTensor>& tensors,
+                                            bool refresh, const EncodeOptions& options,
+                                            const DeviceEncoderOptions& device) {
+  check_options(table, tensors.size(), options);
+  std::vector<TensorEntry> pointers;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    pointers.push_back(compared(table[t], tensors[t].d_current, tensors[t].h_snapshot));
+  }
+  auto state = std::make_unique<State>(table, Source::kCompare, pointers, refresh, options, device);
+  state->prefetch_old_bits();
+  return DeviceEncoder(std::move(state));
 }
 
 DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,

@@ -24,6 +24,13 @@ struct CompareTensor {
   const void* d_current = nullptr;
   void* d_snapshot = nullptr;  ///< What receivers hold.
 };
+/// The same with the snapshot in pinned host memory. It is read in chunks of whole sections, each copied to the device
+/// while the kernels work on the one before; new bits are stored from the kernels straight to the host, only where
+/// something changed.
+struct PinnedTensor {
+  const void* d_current = nullptr;
+  void* h_snapshot = nullptr;
+};
 struct CastTensor {
   const float* d_masters = nullptr;  ///< Null: the tensor does not change.
   void* d_bf16 = nullptr;            ///< What receivers hold; becomes the cast of the masters.
@@ -63,7 +70,7 @@ struct DeviceFrames {
 /// Built once for a table and the memory of its tensors; allocates everything then, and later only when a delta is
 /// larger than any before. One delta at a time; not for concurrent use; streams of successive deltas are the same or
 /// ordered. Throws Error{kUnsupported} when the device or its memory does not suffice, {kUsage} for arguments that do
-/// not fit together, {kIo} for other failures of the device. When finish() throws, the old bits may be refreshed in
+/// not fit together, {kDevice} for other failures of the device. When finish() throws, the old bits may be refreshed in
 /// part: they are no longer what receivers hold, and the object must not be used again.
 class DeviceEncoder {
  public:
@@ -71,6 +78,9 @@ class DeviceEncoder {
   /// With `refresh`, the snapshot takes on the new bits in the same pass.
   static DeviceEncoder compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
                                const EncodeOptions& options, const DeviceEncoderOptions& device = {});
+  /// Takes two chunks of device memory more, and a stream of its own for the copies.
+  static DeviceEncoder compare_pinned(const TensorTable& table, const std::vector<PinnedTensor>& tensors, bool refresh,
+                                      const EncodeOptions& options, const DeviceEncoderOptions& device = {});
   static DeviceEncoder fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
                                   const EncodeOptions& options, const DeviceEncoderOptions& device = {});
   /// Needs ValueCodec::kRaw.

@@ -56,6 +56,14 @@ class Memory {
 using DeviceMemory = Memory<MemoryKind::kDevice>;
 using PinnedMemory = Memory<MemoryKind::kPinnedHost>;
 
+/// At least so many bytes; what was there is gone when it has to grow, with a half more than needed.
+template <MemoryKind kKind>
+void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
+  if (bytes <= memory.bytes()) return;
+  memory = Memory<kKind>();
+  memory = Memory<kKind>(bytes + bytes / 2);
+}
+
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");
 }

@@ -30,6 +30,9 @@ void launch_assemble_frames(const Pipeline& pipeline, std::uint64_t tiles, std::
 void launch_place_headers(const Pipeline& pipeline, const std::uint64_t* d_headers, std::uint32_t frames,
                           const DeviceStream& device);
 
+/// Ors `count` words at `words` into those at `flags`; 64-bit aligned.
+void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count, const DeviceStream& device);
+
 /// Enough blocks of threads for `items`, but no more than `per_multiprocessor` on each.
 inline unsigned grid_for(std::uint64_t items, unsigned per_multiprocessor, const DeviceStream& device) {
   const std::uint64_t most = std::uint64_t{device.multiprocessors} * per_multiprocessor;

@@ -56,7 +56,9 @@ __global__ void __launch_bounds__(kThreads, kCheckBlocks)
       digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
     }
   };
-  decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, sink);
+  decode_range<T>(
+      received, received.blocks, received.blocks + received.block_count, shared.decode, [](const ReceivedBlock&) {},
+      sink);
   add_to_digest(shared.digest, sum, &control->digest_lo, &control->digest_hi);
 }
 
@@ -74,7 +76,8 @@ __global__ void __launch_bounds__(kThreads, kExpandBlocks)
       out[index] = changed_bits(old_bits, shared.coded[i], received.values, tensor.floating, pass == Pass::kInverse);
     }
   };
-  decode_range<T>(received, received.blocks + range.begin, received.blocks + range.end, shared, sink);
+  decode_range<T>(
+      received, received.blocks + range.begin, received.blocks + range.end, shared, [](const ReceivedBlock&) {}, sink);
 }
 
 /// Elements of T in 16 bytes.

@@ -41,6 +41,7 @@ enum class Source : std::uint8_t {
 struct TensorEntry {
   const std::byte* current = nullptr;  ///< Null: the tensor does not change (FusedCast).
   std::byte* old = nullptr;            ///< What receivers hold; null with kMask.
+  std::byte* refresh = nullptr;        ///< Where new bits go: `old`, or what that is a passing copy of.
   const std::uint32_t* mask = nullptr;
   std::uint64_t elements = 0;
   std::uint64_t key_lo = 0;

@@ -90,8 +90,6 @@ struct ReceiveControl {
   std::uint64_t directory_refusal = kNoRefusal;
   std::uint64_t block_refusal = kNoRefusal;
   std::uint64_t undo_bytes = 0;
-  std::uint64_t digest_lo = 0;
-  std::uint64_t digest_hi = 0;
 };
 
 /// Kernels' common argument. Pointers are device memory.
@@ -102,8 +100,9 @@ struct Received {
   FrameInspection* inspections = nullptr;
   std::uint32_t* group_begins = nullptr;  ///< A frame's from its first_block on: it has no more groups than blocks.
   ReceivedBlock* blocks = nullptr;
-  std::uint64_t* frame_undo = nullptr;  ///< Bytes of each frame's undo, then where it begins.
-  std::byte* undo = nullptr;            ///< Null: replaced bits are not kept.
+  std::uint64_t* frame_undo = nullptr;      ///< Bytes of each frame's undo, then where it begins.
+  std::byte* undo = nullptr;                ///< Null: replaced bits are not kept.
+  std::uint64_t* digest_changes = nullptr;  ///< Low and high word of each tensor's.
   ReceiveControl* control = nullptr;
   std::uint32_t tensor_count = 0;
   std::uint32_t frame_count = 0;

@@ -15,12 +15,12 @@
 namespace sparsecast::cuda {
 
 /// Throws Error naming `call` unless it succeeded: kUnsupported when the device or its memory does not suffice, so that
-/// a caller may fall back to the CPU, else kIo.
+/// a caller may fall back to the CPU, else kDevice.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   const bool lacking = result == cudaErrorMemoryAllocation || result == cudaErrorNoDevice ||
                        result == cudaErrorInsufficientDriver || result == cudaErrorNoKernelImageForDevice;
-  throw Error(lacking ? ErrorCode::kUnsupported : ErrorCode::kIo,
+  throw Error(lacking ? ErrorCode::kUnsupported : ErrorCode::kDevice,
               std::string(call) + ": " + cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ")");
 }
 

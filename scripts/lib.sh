@@ -12,9 +12,11 @@ logs=$repository/build/logs
 packages=(
   cmake g++ make ninja-build pkg-config
   libfmt-dev libhwy-dev libsodium-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
-  libbenchmark-dev libcli11-dev libgmock-dev libgtest-dev libopenmpi-dev openmpi-bin
+  libbenchmark-dev libcli11-dev libgmock-dev libgtest-dev
   python3-venv
 )
+# Everything but what is about MPI works without these.
+mpi_packages=(libopenmpi-dev openmpi-bin)
 
 # Open MPI refuses root unless it is told twice. One machine needs no remote shell, and containers often forbid the
 # kernel's cross-process copy, of which Open MPI would complain. Other launchers ignore all of these.
@@ -63,20 +65,34 @@ apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
-# install_packages [PACKAGE...]: what `packages` and the arguments name and this machine lacks.
-install_packages() {
-  if ! command -v dpkg-query >/dev/null; then
-    echo "no dpkg here: install by hand what is missing of: ${packages[*]} $*" >&2
-    return
-  fi
-  local package missing=()
-  for package in "${packages[@]}" "$@"; do
+# missing_of PACKAGE...: those that this machine lacks.
+missing_of() {
+  local package
+  for package in "$@"; do
     if [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) != installed ]]; then
-      missing+=("$package")
+      printf '%s\n' "$package"
     fi
   done
+}
+
+# install_packages [PACKAGE...]: what `packages`, `mpi_packages` and the arguments name and this machine lacks. Where
+# there is an MPI of another origin, or none to be had, it goes on without Open MPI.
+install_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    echo "no dpkg here: install by hand what is missing of: ${packages[*]} ${mpi_packages[*]} $*" >&2
+    return
+  fi
+  local missing
+  mapfile -t missing < <(missing_of "${packages[@]}" "$@")
   if ((${#missing[@]})); then
     step "install ${#missing[@]} packages" apt_install "${missing[@]}"
+  fi
+  if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
+    return
+  fi
+  mapfile -t missing < <(missing_of "${mpi_packages[@]}")
+  if ((${#missing[@]})); then
+    (step "install Open MPI" apt_install "${missing[@]}") || echo "going on without MPI" >&2
   fi
 }
 

@@ -19,10 +19,18 @@ function(sparsecast_record_traces program)
 endfunction()
 
 if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
-  file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp")
+  file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp"
+       "${PROJECT_SOURCE_DIR}/src/sync/device/*.cpp")
   file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
        "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
   set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)
+  # What sparsecast_perf does on a device, over the emulated one.
+  if(TARGET sparsecast_perf_objects)
+    list(APPEND cuda_launchers "${PROJECT_SOURCE_DIR}/bench/sparsecast_perf/device_weights.cpp"
+         "${PROJECT_SOURCE_DIR}/bench/sparsecast_perf/synthetic.cpp")
+  else()
+    list(FILTER emulated_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
+  endif()
 
   add_executable(sparsecast_cuda_tests ${emulated_sources} ${cuda_launchers})
   set_target_properties(sparsecast_cuda_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
@@ -30,6 +38,10 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
   target_link_libraries(sparsecast_cuda_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
   sparsecast_record_traces(sparsecast_cuda_tests)
+  if(TARGET sparsecast_perf_objects)
+    target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/bench")
+    target_link_libraries(sparsecast_cuda_tests PRIVATE bench_common)
+  endif()
   gtest_discover_tests(sparsecast_cuda_tests DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit
                        TIMEOUT 600)
 endif()
@@ -37,6 +49,9 @@ endif()
 # The same tests on a real device, where there is one; without, they are skipped.
 if(SPARSECAST_WITH_CUDA)
   file(GLOB gpu_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp")
+  if(NOT TARGET sparsecast_perf_objects)
+    list(FILTER gpu_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
+  endif()
   add_executable(sparsecast_gpu_tests ${gpu_sources} $<TARGET_OBJECTS:sparsecast_cuda>)
   set_target_properties(sparsecast_gpu_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
                                                         LINKER_LANGUAGE CXX)
@@ -44,6 +59,9 @@ if(SPARSECAST_WITH_CUDA)
   target_link_libraries(sparsecast_gpu_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock
                                                      CUDA::cudart_static)
   sparsecast_record_traces(sparsecast_gpu_tests)
+  if(TARGET sparsecast_perf_objects)
+    target_link_libraries(sparsecast_gpu_tests PRIVATE sparsecast_perf_objects bench_common)
+  endif()
   add_test(NAME gpu COMMAND sparsecast_gpu_tests)
   set_tests_properties(gpu PROPERTIES LABELS gpu TIMEOUT 600 SKIP_REGULAR_EXPRESSION "no device")
 endif()

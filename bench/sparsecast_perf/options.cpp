@@ -2,17 +2,29 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 namespace sparsecast::perf {
+namespace {
 
-bool parse_options(int argc, char** argv, bool print, Options& options, int& exit_code) {
-  CLI::App app{
-      "Broadcasts a training run step by step from rank 0 to all other ranks: only the changed weights, then all\n"
-      "of them by a dense broadcast for comparison, and proves that every receiver holds the same bits.\n\n"
-      "  mpirun -np 4 sparsecast_perf --checkpoints testdata/trace\n"
-      "  mpirun -np 4 sparsecast_perf --synthetic --learning-rate 3e-6 --steps 20\n",
-      "sparsecast_perf"};
+/// Options that are names on the command line.
+struct Names {
+  std::string backend = "cpu";
+  std::string transport;
+  std::string detector = "snapshot";
+  std::string positions = "auto";
+  std::string values = "ulp";
+  std::uint32_t frame_mib = 16;
+};
+
+const std::map<std::string, Backend> kBackends = {{"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}};
+const std::map<std::string, Carrier> kCarriers = {
+    {"mpi", Carrier::kMpi}, {"nccl", Carrier::kNccl}, {"tcp", Carrier::kTcp}};
+const std::map<std::string, DetectorKind> kDetectors = {
+    {"snapshot", DetectorKind::kSnapshot}, {"pinned", DetectorKind::kPinned}, {"fused", DetectorKind::kFused}};
+
+void add_source(CLI::App& app, Options& options) {
   auto* directory =
       app.add_option("--checkpoints", options.checkpoints,
                      "Directory of successive checkpoints, or of an anchor and sparse steps, in order of name");
@@ -29,38 +41,119 @@ bool parse_options(int argc, char** argv, bool print, Options& options, int& exi
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--seed", options.model.seed, "Synthetic: seed")->capture_default_str();
-  std::string detector = "snapshot";
-  app.add_option("--detector", detector, "snapshot, or fused (synthetic only: detection inside the fp32 to bf16 cast)")
-      ->check(CLI::IsMember({"snapshot", "fused"}))
+}
+
+void add_group(CLI::App& app, Options& options, Names& names) {
+  app.add_option("--backend", names.backend, "Where the weights lie: cpu or cuda")
+      ->check(CLI::IsMember(kBackends))
       ->capture_default_str();
-  std::string positions = "auto";
-  std::string values = "ulp";
-  app.add_option("--positions", positions, "auto, packed, gap16, index32 or bitmap")
+  app.add_option("--transport", names.transport,
+                 "mpi, nccl or tcp. Unless given: mpi under mpirun, else nccl with --backend cuda, else tcp")
+      ->check(CLI::IsMember(kCarriers));
+  app.add_option("--ranks", options.ranks, "Start so many ranks here, without mpirun")->check(CLI::Range(2, 1 << 10));
+  app.add_option("--rank", options.rank,
+                 "This process is one rank of --ranks, started by hand; needs --rendezvous, and the group's secret in "
+                 "SPARSECAST_SECRET")
+      ->check(CLI::Range(0, 1 << 10));
+  app.add_option("--rendezvous", options.rendezvous, "HOST:PORT of rank 0, with --rank");
+  app.add_flag("--share-gpu", options.share_gpu,
+               "nccl: all ranks of a machine on its first device, over sockets; shows correctness, not speed");
+  app.add_option("--timeout", options.timeout_seconds, "Deadline of one sync in seconds")
+      ->check(CLI::Range(0.1, 1e6))
+      ->capture_default_str();
+  app.add_option("--limit", options.limit_seconds, "Deadline of the whole run in seconds, without mpirun")
+      ->check(CLI::Range(0.1, 1e7))
+      ->capture_default_str();
+}
+
+void add_coding(CLI::App& app, Options& options, Names& names) {
+  app.add_option("--detector", names.detector,
+                 "snapshot, pinned (cuda: the copy is in pinned host memory), or fused (synthetic only: detection "
+                 "inside the fp32 to bf16 cast)")
+      ->check(CLI::IsMember(kDetectors))
+      ->capture_default_str();
+  app.add_option("--positions", names.positions, "auto, packed, gap16, index32 or bitmap")
       ->check(CLI::IsMember({"auto", "packed", "gap16", "index32", "bitmap"}))
       ->capture_default_str();
-  app.add_option("--values", values, "ulp, xor or raw")
+  app.add_option("--values", names.values, "ulp, xor or raw")
       ->check(CLI::IsMember({"ulp", "xor", "raw"}))
       ->capture_default_str();
   app.add_option("--zstd", options.encode.zstd_level, "zstd level of frame bodies, 0: none")
       ->check(CLI::Range(0, 19))
       ->capture_default_str();
-  std::uint32_t frame_mib = 16;
-  app.add_option("--frame-mb", frame_mib, "Frame capacity in MiB")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--frame-mb", names.frame_mib, "Frame capacity in MiB")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   app.add_option("--threads", options.encode.threads, "Threads of each rank for codec and digest")
       ->capture_default_str();
+}
+
+void add_run(CLI::App& app, Options& options) {
   app.add_option("--warmup", options.warmup, "Untimed rounds before the first row")->capture_default_str();
   app.add_option("--check", options.check, "Compare all weights bit by bit after each step")->capture_default_str();
-  app.add_option("--timeout", options.timeout_seconds, "Deadline of one sync in seconds")->capture_default_str();
   app.add_option("--json", options.json, "Also write rows and summary to this file");
+}
+
+void take(const Names& names, Options& options) {
+  options.backend = kBackends.at(names.backend);
+  if (!names.transport.empty()) options.transport = kCarriers.at(names.transport);
+  options.detector = kDetectors.at(names.detector);
+  options.encode.frame_capacity = names.frame_mib << 20;
+  options.encode.positions = *position_mode_from_name(names.positions);
+  options.encode.values = *value_codec_from_name(names.values);
+}
+
+void require(bool holds, const char* sentence) {
+  if (!holds) throw CLI::ValidationError(sentence);
+}
+
+void check_combinations(const Options& options) {
+  const bool cuda = options.backend == Backend::kCuda;
+  const bool by_hand = options.rank >= 0;
+  require(options.synthetic || !options.checkpoints.empty(), "one of --checkpoints and --synthetic is needed");
+  require(options.detector != DetectorKind::kFused || options.synthetic,
+          "--detector fused needs the fp32 masters that only --synthetic has");
+  require(options.detector != DetectorKind::kPinned || cuda, "--detector pinned needs --backend cuda");
+  require(!cuda || options.encode.zstd_level == 0, "--zstd is not possible with --backend cuda");
+  require(!by_hand || options.ranks != 0, "--rank needs --ranks");
+  require(!by_hand || options.rank < options.ranks, "--rank must be less than --ranks");
+  require(by_hand == !options.rendezvous.empty(), "--rank and --rendezvous belong together");
+  require(options.ranks == 0 || options.transport != Carrier::kMpi, "--transport mpi needs mpirun instead of --ranks");
+}
+
+}  // namespace
+
+std::string_view to_string(Backend backend) noexcept { return backend == Backend::kCpu ? "cpu" : "cuda"; }
+
+std::string_view to_string(Carrier carrier) noexcept {
+  switch (carrier) {
+    case Carrier::kMpi:
+      return "mpi";
+    case Carrier::kNccl:
+      return "nccl";
+    case Carrier::kTcp:
+      return "tcp";
+  }
+  return "unknown";
+}
+
+bool parse_options(int argc, char** argv, bool print, Options& options, int& exit_code) {
+  CLI::App app{
+      "Broadcasts a training run step by step from rank 0 to all other ranks: only the changed weights, then all\n"
+      "of them by a dense broadcast for comparison, and proves that every receiver holds the same bits.\n\n"
+      "  sparsecast_perf --ranks 4 --checkpoints testdata/trace\n"
+      "  sparsecast_perf --ranks 8 --backend cuda --synthetic --learning-rate 3e-6 --steps 20\n"
+      "  mpirun -np 4 sparsecast_perf --checkpoints testdata/trace\n",
+      "sparsecast_perf"};
+  Names names;
+  add_source(app, options);
+  add_group(app, options, names);
+  add_coding(app, options, names);
+  add_run(app, options);
   try {
     app.parse(argc, argv);
-    if (options.checkpoints.empty() && !options.synthetic) {
-      throw CLI::ValidationError("one of --checkpoints and --synthetic is needed");
-    }
-    options.fused = detector == "fused";
-    if (options.fused && !options.synthetic) {
-      throw CLI::ValidationError("--detector fused needs the fp32 masters that only --synthetic has");
-    }
+    take(names, options);
+    check_combinations(options);
   } catch (const CLI::ParseError& error) {
     std::ostringstream out;
     std::ostringstream problems;
@@ -72,9 +165,6 @@ bool parse_options(int argc, char** argv, bool print, Options& options, int& exi
     exit_code = code == 0 ? 0 : 2;
     return false;
   }
-  options.encode.frame_capacity = frame_mib << 20;
-  options.encode.positions = *position_mode_from_name(positions);
-  options.encode.values = *value_codec_from_name(values);
   return true;
 }
 

@@ -1,27 +1,50 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/training.hpp"
 #include "sparsecast/codec.hpp"
 
 namespace sparsecast::perf {
 
+/// Where the weights lie, and who detects, encodes and applies.
+enum class Backend { kCpu, kCuda };
+/// What carries the deltas, and the dense weights next to them.
+enum class Carrier { kMpi, kNccl, kTcp };
+enum class DetectorKind {
+  kSnapshot,  ///< A copy beside the weights.
+  kPinned,    ///< A copy in pinned host memory; device backend only.
+  kFused,     ///< Inside the cast of fp32 masters; synthetic only.
+};
+
+std::string_view to_string(Backend backend) noexcept;
+std::string_view to_string(Carrier carrier) noexcept;
+
 struct Options {
   std::string checkpoints;  ///< Directory; empty: synthetic.
   bool synthetic = false;
   bench::TrainingOptions model;  ///< The AdamW simulation of `--synthetic`.
   std::uint64_t steps = 10;      ///< 0: all that the directory holds.
-  bool fused = false;            ///< FusedCast instead of HostSnapshot; synthetic only.
+  Backend backend = Backend::kCpu;
+  std::optional<Carrier> transport;  ///< Empty: as plan.hpp says.
+  DetectorKind detector = DetectorKind::kSnapshot;
+  int ranks = 0;           ///< 0: as many as the MPI launcher started.
+  int rank = -1;           ///< -1: all ranks are started here.
+  std::string rendezvous;  ///< Where rank 0 listens, for ranks that are started one by one.
+  bool share_gpu = false;  ///< Several ranks of NCCL on one device.
   EncodeOptions encode;
   int warmup = 1;
   bool check = true;
-  double timeout_seconds = 60;
+  double timeout_seconds = 60;  ///< Of one sync, one broadcast, or the meeting.
+  double limit_seconds = 3600;  ///< Of the whole run, where there is no MPI launcher.
   std::string json;
 };
 
-/// Parses the command line; returns false when the program should end with `exit_code` (help or wrong usage).
+/// Parses the command line; returns false when the program should end with `exit_code` (help or wrong usage). With
+/// `print`, says why.
 bool parse_options(int argc, char** argv, bool print, Options& options, int& exit_code);
 
 }  // namespace sparsecast::perf

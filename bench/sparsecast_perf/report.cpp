@@ -58,14 +58,19 @@ nlohmann::ordered_json to_json(const Row& row) {
 }  // namespace
 
 void print_header(const Header& header, const Options& options) {
-  fmt::print("# sparsecast {}  {}\n", version_string(), header.mpi);
-  fmt::print("# source     {}\n", header.source);
+  fmt::print("# sparsecast {}  backend {}, transport {}", version_string(), to_string(options.backend),
+             header.transport);
+  for (const std::string& library : header.libraries) fmt::print(", {}", library);
+  fmt::print("\n# source     {}\n", header.source);
+  if (!header.device.empty()) fmt::print("# device     {}\n", header.device);
+  if (options.share_gpu) fmt::print("# all ranks of a machine share one device: this shows correctness, not speed\n");
   fmt::print("# ranks      {} (1 publisher, {} receivers), {} thread(s) each\n", header.ranks, header.ranks - 1,
              options.encode.threads);
   fmt::print("# model      {} tensors, {} elements\n", header.tensors, header.elements);
   fmt::print("# encoding   detector {}, positions {}, values {}, zstd {}, frames of {} MiB\n", header.detector,
              to_string(options.encode.positions), to_string(options.encode.values), options.encode.zstd_level,
              options.encode.frame_capacity >> 20);
+  fmt::print("# dense      {}\n", header.dense_call);
   fmt::print("#\n# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "step",
              "density", "changed", "dense", "wire", "B/change", "ratio", "encode", "wire", "apply", "total", "dense",
              "speed-up", "#wrong");
@@ -101,7 +106,12 @@ void write_json(const std::string& path, const Header& header, const Options& op
   nlohmann::ordered_json json = {{"program", "sparsecast_perf"},
                                  {"version", version_string()},
                                  {"source", header.source},
-                                 {"mpi", header.mpi},
+                                 {"backend", to_string(options.backend)},
+                                 {"transport", header.transport},
+                                 {"libraries", header.libraries},
+                                 {"device", header.device},
+                                 {"share_gpu", options.share_gpu},
+                                 {"dense_call", header.dense_call},
                                  {"ranks", header.ranks},
                                  {"threads", options.encode.threads},
                                  {"detector", header.detector},

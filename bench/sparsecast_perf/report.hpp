@@ -26,7 +26,10 @@ struct Row {
 struct Header {
   std::string source;
   int ranks = 0;
-  std::string mpi;
+  std::string transport;
+  std::vector<std::string> libraries;  ///< Names and versions.
+  std::string dense_call;              ///< What the dense broadcast calls.
+  std::string device;                  ///< Its name; empty for a run without one.
   std::string detector;
   std::size_t tensors = 0;
   std::uint64_t elements = 0;

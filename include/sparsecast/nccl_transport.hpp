@@ -100,11 +100,24 @@ class SPARSECAST_API NcclTransport final : public Transport {
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept;
 
-  class Channel;  ///< Internal.
+  class Channel;     ///< Internal.
+  class DeviceSync;  ///< Internal.
   explicit NcclTransport(std::unique_ptr<Channel> channel);
 
  private:
+  std::uint64_t bucket_bytes() const noexcept;  ///< The largest of broadcast_device.
+  void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream);
+
   std::unique_ptr<Channel> channel_;
 };
+
+/// sync_send and sync_receive (transport.hpp) with frames that never leave device memory: one small broadcast carries
+/// header, commit and the frames' sizes, then each frame is one broadcast (several, if it is longer than
+/// staging_bytes), which receivers take to where they stage it. Publisher and subscriber have their tensors on the
+/// transport's device. `weights_ready` as in Publisher::publish, `order` as in Subscriber::apply.
+SPARSECAST_API SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
+                                    CUevent_st* weights_ready);
+SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source,
+                                       std::chrono::milliseconds timeout, const ApplyOrder& order);
 
 }  // namespace sparsecast

@@ -8,6 +8,7 @@
 
 #include "sparsecast/delta.hpp"
 #include "sparsecast/detector.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
 
 namespace sparsecast {
@@ -34,6 +35,10 @@ class SPARSECAST_API Publisher {
   /// `base_digest` is given. Throws Error{kUsage} when the value codec needs old bits that the detector lacks.
   Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
+  /// The same for weights in device memory; frames are byte for byte those of the CPU. zstd_level must be 0
+  /// (Error{kUnsupported}). Without `base_digest`, one kernel reads all tensors.
+  Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<DeviceDetector> detector,
+            PublisherOptions options, std::optional<StateDigest> base_digest = std::nullopt);
   ~Publisher();
   Publisher(Publisher&&) noexcept;
   Publisher& operator=(Publisher&&) noexcept;
@@ -41,16 +46,27 @@ class SPARSECAST_API Publisher {
   /// Detects and encodes what changed since the committed version. The delta stays owned by the publisher, and
   /// valid, until commit or abort. Throws Error{kUsage} while one is pending. Should it fail half-way (no memory),
   /// every later publish is Error{kDirty}: the detector's knowledge of the base is gone.
-  const Delta& publish();
+  ///
+  /// With a device detector: the device begins when `weights_ready` has been reached (null: at once), and has read the
+  /// weights when this returns; the frames are copied to the host.
+  const Delta& publish(CUevent_st* weights_ready = nullptr);
+  /// The same with the frames left in device memory, for transports that send from there; owned by the publisher and
+  /// valid until commit or abort. Needs a device detector (Error{kUsage}).
+  const DeviceDelta& publish_on_device(CUevent_st* weights_ready = nullptr);
   /// The pending delta has been proved by every receiver; it becomes the base.
   void commit(std::uint64_t version);
   /// The pending delta has failed or its fate is unknown; the base stays.
+  ///
+  /// Should the device fail while either of the two brings its snapshot along, the error is thrown, what was decided
+  /// holds, and every later publish is Error{kDirty}.
   void abort(std::uint64_t version);
 
   std::uint64_t version() const noexcept;      ///< Last committed.
   const StateDigest& digest() const noexcept;  ///< Of the last committed version.
   bool pending() const noexcept;
-  Detector& detector() noexcept;
+  /// The one that it was made with; null when that was of the other kind.
+  Detector* detector() noexcept;
+  DeviceDetector* device_detector() noexcept;
 
  private:
   struct State;

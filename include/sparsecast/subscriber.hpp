@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sparsecast/delta.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/tensor_table.hpp"
 
@@ -27,6 +28,15 @@ struct ApplyReport {
   StateDigest digest;         ///< Reached and proved.
 };
 
+/// How an apply on a device is ordered with the engine's own streams.
+struct ApplyOrder {
+  /// Nothing is written before this event has been reached (the engine's last read of the old weights); null: at once.
+  CUevent_st* after = nullptr;
+  /// Recorded behind the last write, for streams of the engine to wait on; null: none. They may wait on it before
+  /// apply() returns, but the version is proved only then.
+  CUevent_st* written = nullptr;
+};
+
 /// The engine's end: stage, verify, apply, prove.
 ///
 ///     clean(v) --stage*--> staged --apply--> clean(v+1)
@@ -41,15 +51,31 @@ class SPARSECAST_API Subscriber {
   /// `live[i]` are the bytes of table tensor i, owned by the caller, alive and unmoved while the subscriber is.
   /// Reads all of them once for the digest.
   Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live, SubscriberOptions options);
+  /// The same for tensors in device memory, parallel to the table; one without elements may have a null pointer.
+  /// `options.threads` is of no use there. Throws Error{kUnsupported} without a device backend or a device, or when
+  /// its memory does not suffice.
+  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<DeviceTensor> live, SubscriberOptions options,
+             const DeviceOptions& device = {});
   ~Subscriber();
   Subscriber(Subscriber&&) noexcept;
   Subscriber& operator=(Subscriber&&) noexcept;
 
   /// Takes one record (copied). A header starts a new staging and drops an unfinished one.
   /// Throws Error{kForeignStream | kStaleVersion | kVersionGap | kTableMismatch | kWrongBase | kCorrupt | kDirty};
-  /// after any of them the live state is untouched. A frame that arrives twice is ignored.
+  /// after any of them the live state is untouched. A frame that arrives twice is ignored. With tensors on a device,
+  /// checksums are verified as frames arrive, but blocks only with the last record: that call may throw for any frame,
+  /// and the delta must be staged anew.
   void stage(ConstBytes record);
   void stage(const Delta& delta);
+  /// Takes all frames of the delta whose header has been staged, in order of sequence, in device memory; the header's
+  /// and the commit's records are staged as ever. They are read behind what is on `stream` now (null: they are complete
+  /// already), and stay as they are until the next header is staged, or the object goes away (an undo needs them).
+  /// Needs tensors on the device (Error{kUsage}); errors as above, each with the CPU's words.
+  void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* stream = nullptr);
+  /// Memory on the device for frames of so many bytes, 256-byte aligned: for transports that bring them there. Valid
+  /// until the next call. Drops what is staged, and what undo_last() would need: the memory is the same one. Throws
+  /// Error{kCorrupt} for more bytes than a delta of the table can have, kUsage without tensors on a device.
+  std::byte* reserve_frames(std::uint64_t bytes);
   /// All frames that the commit record promises are here, and the whole is consistent.
   bool ready() const noexcept;
   /// Forgets what is staged.
@@ -58,7 +84,8 @@ class SPARSECAST_API Subscriber {
   /// Applies the staged delta and proves the result. Throws Error{kIncomplete} when not ready(). On
   /// Error{kDigestMismatch} every write has been undone and the old version stands; if the undo cannot be proved
   /// the error is kDirty and dirty() holds.
-  ApplyReport apply();
+  /// On a device: begins and ends as `order` says, and returns when the result is proved.
+  ApplyReport apply(const ApplyOrder& order = {});
 
   /// Takes the last applied delta back (once, until the next stage), to the version before it: for an engine group
   /// in which another rank failed. Throws Error{kUsage} when there is none.

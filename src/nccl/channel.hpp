@@ -39,6 +39,12 @@ class NcclTransport::Channel {
   std::unique_ptr<Channel> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept { return report_; }
+  /// The largest bucket of broadcast_device.
+  std::uint64_t bucket_bytes() const noexcept { return options_.staging_bytes; }
+  /// For consumers, on the stream that they are given.
+  void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
+    staging_->api().copy_on_device(d_to, d_from, bytes, stream);
+  }
 
  private:
   /// Copies between staging and host records, from where it last stopped.

@@ -48,6 +48,8 @@ class NcclTransport::Channel {
   std::unique_ptr<Channel> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
   void abort(const std::string&) noexcept {}
   const NcclChannelReport& report() const noexcept { return report_; }
+  std::uint64_t bucket_bytes() const noexcept { return 1; }
+  void copy_on_device(void*, const void*, std::uint64_t, void*) {}
 
  private:
   NcclChannelReport report_;
@@ -93,6 +95,11 @@ std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, Deadline
 
 std::unique_ptr<NcclTransport> NcclTransport::reform(std::shared_ptr<ControlChannel> members, Deadline deadline) {
   return std::make_unique<NcclTransport>(channel_->reform(std::move(members), deadline));
+}
+
+std::uint64_t NcclTransport::bucket_bytes() const noexcept { return channel_->bucket_bytes(); }
+void NcclTransport::copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
+  channel_->copy_on_device(d_to, d_from, bytes, stream);
 }
 
 void NcclTransport::abort(const std::string& reason) noexcept { channel_->abort(reason); }

@@ -175,14 +175,14 @@ std::vector<Task> list_tasks(const TensorTable& table) {
 
 }  // namespace
 
-void check_encode_options(const EncodeOptions& options, const Detector& detector) {
+void check_encode_options(const EncodeOptions& options, bool knows_old) {
   if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
     throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is not between {} and {}", options.frame_capacity,
                                                kMinFrameCapacity, kMaxFrameCapacity));
   }
   if (options.zstd_level < 0 || options.zstd_level > 19) throw Error(ErrorCode::kUsage, "zstd level is not 0 to 19");
   if (options.threads < 0) throw Error(ErrorCode::kUsage, "a negative number of threads");
-  if (!detector.knows_old() && options.values != ValueCodec::kRaw) {
+  if (!knows_old && options.values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",
                             to_string(options.values)));
@@ -249,7 +249,7 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
 CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHeader header,
                           const EncodeOptions& options, bool with_table, const RecordSink& sink,
                           const std::function<void(std::uint64_t)>& progress) {
-  check_encode_options(options, detector);
+  check_encode_options(options, detector.knows_old());
   const DeltaHeader filled =
       make_header(table, options, header.stream, header.base_version, header.version, header.base_digest);
   header = filled;

@@ -6,8 +6,8 @@
 
 namespace sparsecast {
 
-/// Throws Error{kUsage} for options out of range, or when the detector cannot serve the value codec.
-void check_encode_options(const EncodeOptions& options, const Detector& detector);
+/// Throws Error{kUsage} for options out of range, or when the value codec needs old bits that the detector lacks.
+void check_encode_options(const EncodeOptions& options, bool knows_old);
 
 struct EncodedFrames {
   CommitRecord commit;        ///< Without the result digest.

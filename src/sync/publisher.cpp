@@ -1,9 +1,10 @@
+// The publisher's rules, the same wherever the weights are; what depends on that is behind PublisherBackend.
+
 #include "sparsecast/publisher.hpp"
 
 #include <fmt/format.h>
 
-#include "codec/apply.hpp"
-#include "sync/encoder.hpp"
+#include "sync/publisher_backend.hpp"
 
 namespace sparsecast {
 namespace {
@@ -48,141 +49,180 @@ class DeltaCollector {
 }  // namespace
 
 struct Publisher::State {
+  State(std::shared_ptr<const TensorTable> its_table, const PublisherOptions& its_options)
+      : table(std::move(its_table)), options(its_options), version(options.version), last_attempt(options.version) {}
+
   std::shared_ptr<const TensorTable> table;
-  std::unique_ptr<Detector> detector;
+  std::unique_ptr<Detector> detector;  // One of the two.
+  std::unique_ptr<DeviceDetector> device_detector;
+  std::unique_ptr<PublisherBackend> backend;
   PublisherOptions options;
-  std::uint64_t version = 0;       // Committed.
-  std::uint64_t last_attempt = 0;  // Highest version number ever given to a delta.
-  StateDigest digest;              // Of the committed version.
-  std::optional<Delta> pending;
-  std::optional<Delta> aborted;  // Consumed from the detector, but never committed: joined with the next.
-  bool broken = false;           // An encode failed half-way: what the detector holds is not known any more.
+  std::uint64_t version;       // Committed.
+  std::uint64_t last_attempt;  // Highest version number ever given to a delta.
+  StateDigest digest;          // Of the committed version.
 
-  std::vector<ConstTensorBytes> current() const {
-    std::vector<ConstTensorBytes> tensors;
-    for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back(detector->current(t));
-    return tensors;
-  }
-
-  // A raw delta cannot be taken back from its own bytes, so its snapshot is refreshed at the commit instead.
-  bool refresh_in_pass() const { return !detector->snapshot().empty() && options.encode.values != ValueCodec::kRaw; }
-
-  Delta encode(std::uint64_t base_version, const StateDigest& base_digest) {
+  /// A delta whose frames are here, on the device, or both.
+  struct Encoded {
     Delta delta;
+    bool frames_taken = false;
+    DeviceDelta on_device;
+  };
+  std::optional<Encoded> pending;
+  std::optional<Encoded> aborted;  // Consumed from the detector, but never committed: joined with the next.
+  bool broken = false;             // A step failed half-way: what the detector holds is not known any more.
+
+  void set_base(const std::optional<StateDigest>& given) { digest = given ? *given : backend->digest(); }
+
+  Encoded encode(std::uint64_t base_version, const StateDigest& base_digest, CUevent_st* weights_ready) {
+    Encoded out;
+    Delta& delta = out.delta;
     delta.info = make_header(*table, options.encode, options.stream, base_version, ++last_attempt, base_digest);
     delta.header = pack_header(delta.info);
-    const EncodedFrames encoded = encode_frames(*table, *detector, delta.info, options.encode, refresh_in_pass(), true,
-                                                [&](Bytes&& record) { delta.frames.push_back(std::move(record)); });
+    const EncodedFrames encoded = backend->encode(delta.info, weights_ready);
     delta.result = encoded.commit;
-    if (detector->knows_old()) {
+    if (backend->abilities().knows_old) {
       delta.result.result_digest = base_digest;
       delta.result.result_digest += encoded.digest_change;
     } else {
-      delta.result.result_digest = sum(digest_tensors(*table, current(), options.encode.threads));
+      delta.result.result_digest = backend->digest();
     }
     delta.commit = pack_commit(delta.result);
-    return delta;
+    return out;
   }
 
-  Delta join(const Delta& first, const Delta& second) const {
+  void take_frames(Encoded& encoded) {
+    if (encoded.frames_taken) return;
+    encoded.delta.frames = backend->take_frames();
+    encoded.frames_taken = true;
+  }
+
+  Encoded join(const Delta& first, const Delta& second) const {
     const Bytes first_file = as_file(*table, first);
     const Bytes second_file = as_file(*table, second);
-    Delta joined;
+    Encoded joined;
     compose(DeltaFile::over(first_file, "aborted delta"), DeltaFile::over(second_file, "delta after it"),
-            options.encode, DeltaCollector(joined));
+            options.encode, DeltaCollector(joined.delta));
+    joined.frames_taken = true;
     return joined;
   }
 
-  void apply_to_snapshot(const Delta& delta, Direction direction) {
-    const std::span<const TensorBytes> snapshot = detector->snapshot();
-    ApplyScratch scratch;
-    for (const Bytes& record : delta.frames) {
-      const FrameReader frame(record, delta.info, *table);
-      for (const BlockRef& block : frame.blocks()) {
-        const TensorSpec& spec = (*table)[block.tensor];
-        ApplyTarget target;
-        target.window = snapshot[block.tensor].data() + block.first_element * element_size(spec.dtype);
-        target.dtype = spec.dtype;
-        apply_block(block, target, direction, scratch);
-      }
+  /// Detects, encodes, and lets `deliver` bring the frames to where they are wanted.
+  template <class Deliver>
+  void publish(CUevent_st* weights_ready, const Deliver& deliver) {
+    if (pending) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("version {} is still pending: commit or abort it first", pending->delta.info.version));
     }
+    if (broken) {
+      throw Error(ErrorCode::kDirty,
+                  "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
+    }
+    if (aborted) take_frames(*aborted);  // The next encode needs their place.
+    // Detection refreshes the snapshot, or uses the old bits up, as it goes.
+    broken = backend->abilities().refreshes_in_pass || backend->abilities().consumes_changes;
+    Encoded next;
+    if (aborted) {
+      next = encode(aborted->delta.info.version, aborted->delta.result.result_digest, weights_ready);
+      take_frames(next);
+      next = join(aborted->delta, next.delta);
+    } else {
+      next = encode(version, digest, weights_ready);
+    }
+    deliver(next);
+    aborted.reset();
+    pending = std::move(next);
+    broken = false;
   }
 
-  void require_pending(std::uint64_t asked, const char* verb) const {
-    if (!pending || pending->info.version != asked) {
-      throw Error(ErrorCode::kUsage, fmt::format("cannot {} version {}: {}", verb, asked,
-                                                 pending ? fmt::format("version {} is pending", pending->info.version)
-                                                         : std::string("no version is pending")));
+  /// Leaves the publisher broken if `step` throws.
+  template <class Step>
+  void guarded(const Step& step) {
+    broken = true;
+    step();
+    broken = false;
+  }
+
+  Encoded take_pending(std::uint64_t asked, const char* verb) {
+    if (!pending || pending->delta.info.version != asked) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("cannot {} version {}: {}", verb, asked,
+                              pending ? fmt::format("version {} is pending", pending->delta.info.version)
+                                      : std::string("no version is pending")));
     }
+    Encoded taken = std::move(*pending);
+    pending.reset();
+    return taken;
   }
 };
 
 Publisher::Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector,
                      PublisherOptions options, std::optional<StateDigest> base_digest)
-    : state_(std::make_unique<State>()) {
-  check_encode_options(options.encode, *detector);
-  state_->table = std::move(table);
+    : state_(std::make_unique<State>(std::move(table), options)) {
+  state_->backend = make_host_publisher_backend(*state_->table, *detector, options.encode);
   state_->detector = std::move(detector);
-  state_->options = options;
-  state_->version = state_->last_attempt = options.version;
-  state_->digest =
-      base_digest ? *base_digest : sum(digest_tensors(*state_->table, state_->current(), options.encode.threads));
+  state_->set_base(base_digest);
+}
+
+Publisher::Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<DeviceDetector> detector,
+                     PublisherOptions options, std::optional<StateDigest> base_digest)
+    : state_(std::make_unique<State>(std::move(table), options)) {
+  state_->backend = make_device_publisher_backend(*state_->table, *detector, options.encode);
+  state_->device_detector = std::move(detector);
+  state_->set_base(base_digest);
 }
 
 Publisher::~Publisher() = default;
 Publisher::Publisher(Publisher&&) noexcept = default;
 Publisher& Publisher::operator=(Publisher&&) noexcept = default;
 
-const Delta& Publisher::publish() {
+const Delta& Publisher::publish(CUevent_st* weights_ready) {
   State& state = *state_;
-  if (state.pending) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("version {} is still pending: commit or abort it first", state.pending->info.version));
-  }
-  if (state.broken) {
-    throw Error(ErrorCode::kDirty,
-                "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
-  }
-  // Detection refreshes the snapshot, or uses the old bits up, as it goes.
-  state.broken = state.refresh_in_pass() || state.detector->consumes_changes();
-  if (state.aborted) {
-    const Delta next = state.encode(state.aborted->info.version, state.aborted->result.result_digest);
-    state.pending = state.join(*state.aborted, next);
-    state.aborted.reset();
-  } else {
-    state.pending = state.encode(state.version, state.digest);
-  }
-  state.broken = false;
-  return *state.pending;
+  state.publish(weights_ready, [&](State::Encoded& encoded) { state.take_frames(encoded); });
+  return state.pending->delta;
+}
+
+const DeviceDelta& Publisher::publish_on_device(CUevent_st* weights_ready) {
+  State& state = *state_;
+  if (!state.backend->on_device()) throw Error(ErrorCode::kUsage, "frames on a device need a device detector");
+  state.publish(weights_ready, [&](State::Encoded& encoded) {
+    const Delta& delta = encoded.delta;
+    // What was joined, was joined on the host.
+    encoded.on_device = {
+        delta.info,   delta.result,
+        delta.header, encoded.frames_taken ? state.backend->upload(delta.frames) : state.backend->frames_on_device(),
+        delta.commit, state.backend->stream()};
+  });
+  return state.pending->on_device;
 }
 
 void Publisher::commit(std::uint64_t version) {
   State& state = *state_;
-  state.require_pending(version, "commit");
-  if (!state.detector->snapshot().empty() && !state.refresh_in_pass()) {
-    state.apply_to_snapshot(*state.pending, Direction::kForward);
-  }
-  state.detector->committed();
+  const State::Encoded committed = state.take_pending(version, "commit");
   state.version = version;
-  state.digest = state.pending->result.result_digest;
-  state.pending.reset();
+  state.digest = committed.delta.result.result_digest;
+  state.guarded([&] {
+    if (state.backend->abilities().keeps_snapshot && !state.backend->abilities().refreshes_in_pass) {
+      state.backend->apply_to_snapshot(committed.delta, Direction::kForward);
+    }
+    state.backend->committed();
+  });
 }
 
 void Publisher::abort(std::uint64_t version) {
   State& state = *state_;
-  state.require_pending(version, "abort");
-  if (state.refresh_in_pass()) {
-    state.apply_to_snapshot(*state.pending, Direction::kInverse);
-  } else if (state.detector->consumes_changes()) {
-    state.aborted = std::move(state.pending);
-  }
-  state.detector->aborted();
-  state.pending.reset();
+  State::Encoded aborted = state.take_pending(version, "abort");
+  state.guarded([&] {
+    if (state.backend->abilities().refreshes_in_pass)
+      state.backend->apply_to_snapshot(aborted.delta, Direction::kInverse);
+    state.backend->aborted();
+  });
+  if (state.backend->abilities().consumes_changes) state.aborted = std::move(aborted);
 }
 
 std::uint64_t Publisher::version() const noexcept { return state_->version; }
 const StateDigest& Publisher::digest() const noexcept { return state_->digest; }
 bool Publisher::pending() const noexcept { return state_->pending.has_value(); }
-Detector& Publisher::detector() noexcept { return *state_->detector; }
+Detector* Publisher::detector() noexcept { return state_->detector.get(); }
+DeviceDetector* Publisher::device_detector() noexcept { return state_->device_detector.get(); }
 
 }  // namespace sparsecast

@@ -31,7 +31,7 @@
 #include <exception>
 #include <optional>
 
-#include "sparsecast/transport.hpp"
+#include "transport/sync_steps.hpp"
 
 namespace sparsecast {
 namespace {
@@ -91,38 +91,22 @@ void require_consent(const Outcome& own, int worst, const char* verb) {
               fmt::format("another rank could not {} the delta: {}", verb, to_string(static_cast<ErrorCode>(worst))));
 }
 
-/// Copies: a transport must own what it sends, because after a failure it may go on reading it.
-std::vector<Bytes> records_of(const Delta& delta) {
-  std::vector<Bytes> records;
-  records.reserve(delta.frames.size() + 2);
-  records.push_back(delta.header);
-  records.insert(records.end(), delta.frames.begin(), delta.frames.end());
-  records.push_back(delta.commit);
-  return records;
-}
-
-std::uint64_t total_bytes(const std::vector<Bytes>& records) {
-  std::uint64_t total = 0;
-  for (const Bytes& record : records) total += record.size();
-  return total;
-}
-
 /// True when the subscriber proves that it already holds what these records lead to.
-bool already_held(const Subscriber& subscriber, const std::vector<Bytes>& records) {
-  if (subscriber.dirty() || records.size() < 2) return false;
-  const DeltaHeader header = parse_header(records.front());
-  const CommitRecord commit = parse_commit(records.back());
+bool already_held(const Subscriber& subscriber, const ReceiverSteps& steps) {
+  if (subscriber.dirty() || steps.header().empty() || steps.commit().empty()) return false;
+  const DeltaHeader header = parse_header(steps.header());
+  const CommitRecord commit = parse_commit(steps.commit());
   return commit.delta_id == header.delta_id && commit.version == subscriber.version() &&
          commit.result_digest == subscriber.digest();
 }
 
-/// Stages all records. False when they are a duplicate.
-bool stage_records(Subscriber& subscriber, const std::vector<Bytes>& records) {
-  if (records.empty()) throw Error(ErrorCode::kPeerFailed, "the source had nothing to send");
+/// Stages what has come. False when it is a duplicate.
+bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
+  if (!steps.any()) throw Error(ErrorCode::kPeerFailed, "the source had nothing to send");
   try {
-    for (const Bytes& record : records) subscriber.stage(record);
+    steps.stage(subscriber);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kStaleVersion && already_held(subscriber, records)) return false;
+    if (error.code() == ErrorCode::kStaleVersion && already_held(subscriber, steps)) return false;
     throw;
   }
   if (!subscriber.ready()) throw Error(ErrorCode::kIncomplete, "records of the delta are missing");
@@ -140,25 +124,71 @@ bool stage_records(Subscriber& subscriber, const std::vector<Bytes>& records) {
   throw reason.within(fmt::format("version {} was applied and taken back, {} stands", applied, subscriber.version()));
 }
 
+/// Records through Transport::broadcast, as the source's publisher has made them on the host.
+class HostSource final : public SourceSteps {
+ public:
+  explicit HostSource(Transport& transport) : transport_(transport) {}
+
+  Published publish(Publisher& publisher) override {
+    const Delta& delta = publisher.publish();
+    // Copies: a transport must own what it sends, because after a failure it may go on reading it.
+    records_.reserve(delta.frames.size() + 2);
+    records_.push_back(delta.header);
+    records_.insert(records_.end(), delta.frames.begin(), delta.frames.end());
+    records_.push_back(delta.commit);
+    return {delta.info.version, delta.result.changed, delta.wire_bytes()};
+  }
+  void send(bool refused, Deadline deadline) override {
+    if (refused) records_.clear();
+    transport_.broadcast(records_, transport_.rank(), deadline);
+  }
+
+ private:
+  Transport& transport_;
+  std::vector<Bytes> records_;
+};
+
+class HostReceiver final : public ReceiverSteps {
+ public:
+  explicit HostReceiver(Transport& transport) : transport_(transport) {}
+
+  std::uint64_t receive(int source, Deadline deadline) override {
+    transport_.broadcast(records_, source, deadline);
+    std::uint64_t total = 0;
+    for (const Bytes& record : records_) total += record.size();
+    return total;
+  }
+  bool any() const override { return !records_.empty(); }
+  ConstBytes header() const override { return records_.size() < 2 ? ConstBytes{} : ConstBytes(records_.front()); }
+  ConstBytes commit() const override { return records_.size() < 2 ? ConstBytes{} : ConstBytes(records_.back()); }
+  void stage(Subscriber& subscriber) override {
+    for (const Bytes& record : records_) subscriber.stage(record);
+  }
+  void forget() override { records_.clear(); }
+  ApplyReport apply(Subscriber& subscriber) override { return subscriber.apply(); }
+
+ private:
+  Transport& transport_;
+  std::vector<Bytes> records_;
+};
+
 }  // namespace
 
-SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout) {
+SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
+                      SourceSteps& steps) {
   const Deadline deadline = steady_clock::now() + timeout;
   Stopwatch watch;
   SyncReport report;
-  std::vector<Bytes> records;
   std::optional<std::uint64_t> version;
   const Outcome encoded = Outcome::of([&] {
-    const Delta& delta = publisher.publish();
-    version = delta.info.version;
-    report.changed = delta.result.changed;
-    report.wire_bytes = delta.wire_bytes();
-    records = records_of(delta);
+    const SourceSteps::Published published = steps.publish(publisher);
+    version = published.version;
+    report.changed = published.changed;
+    report.wire_bytes = published.wire_bytes;
   });
   report.encode_seconds = watch.lap();
-  if (!encoded.ok()) records.clear();
   try {
-    transport.broadcast(records, transport.rank(), deadline);
+    steps.send(!encoded.ok(), deadline);
     report.wire_seconds = watch.lap();
     require_consent(encoded, transport.agree(encoded.status(), deadline), "stage");
     require_consent(encoded, transport.agree(0, deadline), "apply");
@@ -173,26 +203,25 @@ SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::mi
   return report;
 }
 
-SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout) {
+SyncReport run_receiver(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout,
+                        ReceiverSteps& steps) {
   const Deadline deadline = steady_clock::now() + timeout;
   Stopwatch watch;
   SyncReport report;
-  std::vector<Bytes> records;
   bool staged = false;
   bool applied = false;
   try {
-    transport.broadcast(records, source, deadline);
+    report.wire_bytes = steps.receive(source, deadline);
     report.wire_seconds = watch.lap();
-    report.wire_bytes = total_bytes(records);
-    const Outcome staging = Outcome::of([&] { staged = stage_records(subscriber, records); });
-    records.clear();
+    const Outcome staging = Outcome::of([&] { staged = stage_all(subscriber, steps); });
+    steps.forget();
     report.stage_seconds = watch.lap();
     require_consent(staging, transport.agree(staging.status(), deadline), "stage");
 
     watch.lap();
     const Outcome applying = Outcome::of([&] {
       if (!staged) return;
-      report.changed = subscriber.apply().changed;
+      report.changed = steps.apply(subscriber).changed;
       applied = true;
     });
     report.apply_seconds = watch.lap();
@@ -209,6 +238,16 @@ SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source
   report.version = subscriber.version();
   report.total_seconds = watch.total();
   return report;
+}
+
+SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout) {
+  HostSource steps(transport);
+  return run_source(publisher, transport, timeout, steps);
+}
+
+SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout) {
+  HostReceiver steps(transport);
+  return run_receiver(subscriber, transport, source, timeout, steps);
 }
 
 }  // namespace sparsecast

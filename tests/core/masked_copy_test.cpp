@@ -125,7 +125,6 @@ TEST(MaskedCopy, ErrorsAreTyped) {
   masked_copy({DType::kF32, {0, 3}, {}, {}}, nullptr, nullptr);
 }
 
-#if defined(SPARSECAST_TEST_WITHOUT_DEVICE)
 TEST(MaskedCopy, OnADeviceIsUnsupportedWithoutTheBackend) {
   Bytes memory(8);
   expect_error(ErrorCode::kUnsupported, [&] { device_nan_fill(DType::kF32, memory.data(), 2, nullptr); }, {"device"});
@@ -135,7 +134,6 @@ TEST(MaskedCopy, OnADeviceIsUnsupportedWithoutTheBackend) {
                },
                {"device"});
 }
-#endif
 
 TEST(StridedView, DividesExactly) {
   Random random(run_seed());

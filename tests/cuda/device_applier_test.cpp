@@ -27,13 +27,13 @@ std::vector<std::size_t> element_sizes(const TensorTable& table) {
 class Receiver {
  public:
   Receiver(const TensorTable& table, const TensorState& state, std::size_t skew = 0,
-           const cuda::DeviceApplierOptions& options = {.keep_replaced = true})
+           const cuda::DeviceApplierOptions& options = {.keep_replaced = cuda::KeepReplaced::kAll})
       : table_(table), live_(element_sizes(table), state, skew), applier_(table, tensors(), options) {}
 
   /// Copies the frames to memory exactly as large, and stages them.
   void stage(const DeltaHeader& header, const std::vector<Bytes>& frames) {
     storage_.clear();
-    std::vector<cuda::DeviceRecord> records;
+    std::vector<DeviceRecord> records;
     for (const Bytes& frame : frames) {
       storage_.emplace_back(allocate_shared(frame.size()));
       std::memcpy(storage_.back().get(), frame.data(), frame.size());
@@ -43,13 +43,13 @@ class Receiver {
   }
   StateDigest apply(Direction direction = Direction::kForward) {
     applier_.apply(direction, nullptr);
-    return applier_.digest_change();
+    return sum(applier_.digest_changes());
   }
   StateDigest restore() {
     applier_.restore(nullptr);
-    return applier_.digest_change();
+    return sum(applier_.digest_changes());
   }
-  StateDigest digest() { return sum(applier_.digests(nullptr)); }
+  StateDigest digest() { return sum(applier_.digests(0, table_.size(), nullptr)); }
   TensorState state() const {
     TensorState out;
     for (std::size_t t = 0; t < table_.size(); ++t) out.push_back(live_.bytes(t));
@@ -58,8 +58,8 @@ class Receiver {
   cuda::DeviceApplier& applier() { return applier_; }
 
  private:
-  std::vector<cuda::ApplyTensor> tensors() {
-    std::vector<cuda::ApplyTensor> out;
+  std::vector<DeviceTensor> tensors() {
+    std::vector<DeviceTensor> out;
     for (std::size_t t = 0; t < table_.size(); ++t) out.push_back({live_[t], {}});
     return out;
   }
@@ -410,17 +410,17 @@ TEST(DeviceApplierShapes, StridedTensorsApply) {
   place(before, live.get());
   place(after, expected.data());
   cuda::DeviceApplier applier(table, {{live.get(), strides}});
-  EXPECT_EQ(sum(applier.digests(nullptr)), digest_of(table, before));
+  EXPECT_EQ(sum(applier.digests(0, table.size(), nullptr)), digest_of(table, before));
   const std::vector<Bytes> frames = frames_of(records);
   ASSERT_EQ(frames.size(), 1U);
   SharedBytes record(allocate_shared(frames[0].size()));
   std::memcpy(record.get(), frames[0].data(), frames[0].size());
-  const std::vector<cuda::DeviceRecord> device_records = {{record.get(), static_cast<std::uint32_t>(frames[0].size())}};
+  const std::vector<DeviceRecord> device_records = {{record.get(), static_cast<std::uint32_t>(frames[0].size())}};
   applier.stage(parse_header(records.front()), device_records, nullptr);
   applier.apply(Direction::kForward, nullptr);
-  EXPECT_EQ(applier.digest_change(), minus(digest_of(table, after), digest_of(table, before)));
+  EXPECT_EQ(sum(applier.digest_changes()), minus(digest_of(table, after), digest_of(table, before)));
   EXPECT_EQ(std::memcmp(live.get(), expected.data(), bytes), 0);
-  EXPECT_EQ(sum(applier.digests(nullptr)), digest_of(table, after));
+  EXPECT_EQ(sum(applier.digests(0, table.size(), nullptr)), digest_of(table, after));
 }
 
 TEST(DeviceApplierErrors, AreTypedAndNameWhatIsWrong) {

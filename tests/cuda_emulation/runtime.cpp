@@ -1,12 +1,22 @@
 #include "cuda_emulation/runtime.hpp"
 
+#include "cuda_emulation/events.hpp"
+
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
+/// Something to point to.
+struct CUstream_st {};
+
 namespace {
 
-sparsecast::emulation::RuntimeCounts counts;
-int successes_left = -1;
+struct {
+  std::atomic<std::size_t> allocations{0}, live_allocations{0}, objects{0}, copied_bytes{0}, stream_queries{0};
+} counts;
+std::atomic<int> successes_left = -1;
+thread_local int current_device = 0;
+constexpr int kDevices = 2;
 
 cudaError_t allocate(void** at, std::size_t bytes) {
   if (successes_left == 0) return cudaErrorMemoryAllocation;
@@ -30,8 +40,15 @@ cudaError_t release(void* at) {
 
 namespace sparsecast::emulation {
 
-RuntimeCounts runtime_counts() { return counts; }
+RuntimeCounts runtime_counts() {
+  return {counts.allocations, counts.live_allocations, counts.objects, counts.copied_bytes, counts.stream_queries};
+}
 void fail_allocation_after(int successes) { successes_left = successes; }
+
+TestEvent::TestEvent() : event_(new CUevent_st) {}
+TestEvent::~TestEvent() { delete event_; }
+int TestEvent::records() const { return event_->records; }
+int TestEvent::waits() const { return event_->waits; }
 
 }  // namespace sparsecast::emulation
 
@@ -41,8 +58,17 @@ const char* cudaGetErrorName(cudaError_t error) {
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
 }
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = kDevices;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  current_device = device;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
@@ -55,6 +81,7 @@ cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, b
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
   if (bytes != 0) std::memcpy(to, from, bytes);
+  counts.copied_bytes += bytes;
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t) {
@@ -63,5 +90,31 @@ cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
   ++counts.stream_queries;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st;
+  ++counts.objects;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  ++counts.objects;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  ++event->records;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
+  ++event->waits;
   return cudaSuccess;
 }

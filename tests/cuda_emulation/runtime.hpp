@@ -1,11 +1,17 @@
 #pragma once
 
-// The calls of the CUDA runtime that the launchers make, on host memory and all of them synchronous.
+// The calls of the CUDA runtime that host code makes, on host memory and all of them synchronous. Any thread may call.
 
 #include <cstddef>
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
+/// What tests ask about: how often it was recorded, and waited for by a stream.
+struct CUevent_st {
+  int records = 0;
+  int waits = 0;
+};
+using cudaEvent_t = CUevent_st*;
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -13,15 +19,22 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorNotReady = 600
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEventDisableTiming = 2;
+
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
+/// There are two devices, of one memory.
+cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 
 /// New memory holds noise.
@@ -32,6 +45,12 @@ cudaError_t cudaFreeHost(void* at);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 
 namespace sparsecast::emulation {
 
@@ -39,6 +58,8 @@ namespace sparsecast::emulation {
 struct RuntimeCounts {
   std::size_t allocations = 0;
   std::size_t live_allocations = 0;
+  std::size_t objects = 0;         ///< Streams and events that were made.
+  std::size_t copied_bytes = 0;    ///< By cudaMemcpyAsync.
   std::size_t stream_queries = 0;  ///< Each answers at once, so these are the host's waits.
 };
 RuntimeCounts runtime_counts();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -194,6 +195,9 @@ void set_order(std::uint64_t seed) {
 void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   if (blocks == 0 || threads == 0 || threads > 1024) throw EmulationError("an impossible grid");
   if (block.active) throw EmulationError("a launch from within a kernel");
+  // Kernels' shared variables are static: threads that launch take turns.
+  static std::mutex turn;
+  const std::lock_guard lock(turn);
   block.threads = threads;
   block.kernel = &kernel;
   block.failure = nullptr;

@@ -1,0 +1,185 @@
+#include "sparsecast/error.hpp"
+#include "sparsecast_perf/weights.hpp"
+
+#if defined(SPARSECAST_HAVE_CUDART) || defined(SPARSECAST_CUDA_EMULATION)
+
+#include <cstring>
+#include <optional>
+
+#include "common/count_differing.hpp"
+#include "sparsecast/device.hpp"
+#include "sparsecast/nccl_transport.hpp"
+#include "sparsecast_perf/bounce.hpp"
+
+namespace sparsecast::perf {
+namespace {
+
+/// What cudaMalloc itself promises: vector loads at full speed.
+constexpr std::uint64_t kAlignment = 256;
+
+/// All tensors of a table in one allocation.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const TensorTable& table, std::size_t bytes_of_element) {
+    std::uint64_t end = 0;
+    for (const TensorSpec& spec : table) {
+      offsets_.push_back(end);
+      const std::uint64_t size = bytes_of_element == 0 ? element_size(spec.dtype) : bytes_of_element;
+      end = (end + spec.elements() * size + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    memory_ = cuda::DeviceMemory(end);
+  }
+
+  std::byte* d_data() const { return memory_.as(); }
+  std::uint64_t bytes() const { return memory_.bytes(); }
+  std::byte* d_tensor(std::size_t tensor) const { return memory_.as() + offsets_[tensor]; }
+
+  template <class Pointer>
+  std::vector<Pointer> d_tensors() const {
+    std::vector<Pointer> pointers;
+    for (std::size_t t = 0; t < offsets_.size(); ++t) pointers.push_back(reinterpret_cast<Pointer>(d_tensor(t)));
+    return pointers;
+  }
+
+ private:
+  std::vector<std::uint64_t> offsets_;
+  cuda::DeviceMemory memory_;
+};
+
+class DeviceWeights final : public Weights {
+ public:
+  DeviceWeights(const WeightsSetting& setting, int device)
+      : setting_(setting),
+        guard_(device),
+        patience_(static_cast<std::int64_t>(setting.options.timeout_seconds * 1000)),
+        bounce_(patience_),
+        live_(*setting.table, 0),
+        dense_(*setting.table, 0) {
+    settings_.device = device;
+    settings_.deadline = patience_;
+    if (setting_.source != nullptr && fused()) masters_ = Arena(*setting_.table, sizeof(float));
+    if (setting_.wire.device_transport() == nullptr) record_ = {Bytes(dense_.bytes())};
+  }
+
+  /// The fused cast makes the weights of each step itself, on the device; the dense buffer gets those that the source
+  /// has cast on the host, so that a wrong cast is found as well.
+  void take_step() override {
+    if (!fused()) return upload(setting_.source->weights(), live_);
+    const std::vector<std::span<const float>> masters = setting_.source->masters();
+    for (std::size_t t = 0; t < masters.size(); ++t) bounce_.upload(masters_.d_tensor(t), std::as_bytes(masters[t]));
+  }
+
+  void fill_dense() override { upload(setting_.source->weights(), dense_); }
+
+  void broadcast_dense(Deadline deadline) override {
+    if (setting_.wire.device_transport() != nullptr) {
+      setting_.wire.broadcast_device(dense_.d_data(), dense_.bytes(), deadline);
+      return;
+    }
+    const bool publishes = setting_.source != nullptr;
+    if (publishes) bounce_.download(record_[0], dense_.d_data());
+    setting_.wire.broadcast(record_, deadline);
+    if (!publishes) bounce_.upload(dense_.d_data(), record_[0]);
+  }
+
+  void open() override {
+    cuda::Stream stream;
+    cuda::copy_async(live_.d_data(), dense_.d_data(), live_.bytes(), cudaMemcpyDeviceToDevice, stream.get());
+    cuda::wait_for(stream.get(), patience_, "copy");
+    if (setting_.source != nullptr) {
+      PublisherOptions options;
+      options.encode = setting_.options.encode;
+      publisher_.emplace(setting_.table, make_detector(), options);
+      return;
+    }
+    std::vector<DeviceTensor> tensors;
+    for (void* const d_tensor : live_.d_tensors<void*>()) tensors.push_back({d_tensor, {}});
+    subscriber_.emplace(setting_.table, std::move(tensors), SubscriberOptions{}, settings_);
+  }
+
+  SyncReport sync(std::chrono::milliseconds timeout) override {
+    NcclTransport* const nccl = setting_.wire.device_transport();
+    if (publisher_) {
+      return nccl != nullptr ? sync_send(*publisher_, *nccl, timeout, nullptr)
+                             : sync_send(*publisher_, setting_.wire.transport(), timeout);
+    }
+    return nccl != nullptr ? sync_receive(*subscriber_, *nccl, kPublisher, timeout, ApplyOrder{})
+                           : sync_receive(*subscriber_, setting_.wire.transport(), kPublisher, timeout);
+  }
+
+  std::uint64_t count_wrong() override {
+    if (publisher_) return 0;
+    const TensorTable& table = *setting_.table;
+    std::uint64_t wrong = 0;
+    for (std::size_t t = 0; t < table.size(); ++t) {
+      const std::size_t size = element_size(table[t].dtype);
+      bounce_.compare(live_.d_tensor(t), dense_.d_tensor(t), table[t].bytes(),
+                      [&](ConstTensorBytes found, ConstTensorBytes expected) {
+                        wrong += bench::count_differing(found, expected, size);
+                      });
+    }
+    return wrong;
+  }
+
+  bool wants_cast() const noexcept override { return true; }
+  const char* detector() const noexcept override {
+    if (fused()) return "fused cast on the device";
+    return pinned() ? "snapshot in pinned host memory" : "device snapshot";
+  }
+
+ private:
+  bool fused() const noexcept { return setting_.options.detector == DetectorKind::kFused; }
+  bool pinned() const noexcept { return setting_.options.detector == DetectorKind::kPinned; }
+
+  void upload(const std::vector<TensorBytes>& weights, const Arena& arena) {
+    for (std::size_t t = 0; t < weights.size(); ++t) bounce_.upload(arena.d_tensor(t), weights[t]);
+  }
+
+  std::unique_ptr<DeviceDetector> make_detector() {
+    if (fused()) {
+      take_step();
+      auto d_masters = masters_.d_tensors<const float*>();
+      const std::vector<std::span<const float>> masters = setting_.source->masters();
+      for (std::size_t t = 0; t < masters.size(); ++t) {
+        if (masters[t].empty()) d_masters[t] = nullptr;
+      }
+      return make_device_fused_cast(setting_.table, std::move(d_masters), live_.d_tensors<void*>(), settings_);
+    }
+    const auto d_live = live_.d_tensors<const void*>();
+    return pinned() ? make_pinned_snapshot(setting_.table, d_live, settings_)
+                    : make_device_snapshot(setting_.table, d_live, settings_);
+  }
+
+  WeightsSetting setting_;
+  cuda::DeviceGuard guard_;
+  std::chrono::milliseconds patience_;
+  DeviceOptions settings_;
+  Bounce bounce_;
+  Arena live_;                 ///< Publisher: what the detector looks at.
+  Arena dense_;                ///< Of the same layout, padding included, so that one broadcast carries it.
+  Arena masters_;              ///< Publisher, fused cast.
+  std::vector<Bytes> record_;  ///< The dense buffer on its way through the host, where the wire needs that.
+  std::optional<Publisher> publisher_;
+  std::optional<Subscriber> subscriber_;
+};
+
+}  // namespace
+
+std::unique_ptr<Weights> make_device_weights(const WeightsSetting& setting, int device) {
+  return std::make_unique<DeviceWeights>(setting, device);
+}
+
+}  // namespace sparsecast::perf
+
+#else
+
+namespace sparsecast::perf {
+
+std::unique_ptr<Weights> make_device_weights(const WeightsSetting&, int) {
+  throw Error(ErrorCode::kUnsupported, "this build has no device backend");
+}
+
+}  // namespace sparsecast::perf
+
+#endif

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sparsecast/transport.hpp"
+#include "sparsecast_perf/group.hpp"
+#include "sparsecast_perf/options.hpp"
+
+namespace sparsecast {
+class NcclTransport;
+}
+
+namespace sparsecast::perf {
+
+/// The transport that is measured, and the plain broadcast of the same library to measure it against. Every call is
+/// collective.
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  virtual Transport& transport() noexcept = 0;
+  /// The transport, where it takes frames in device memory; null otherwise.
+  virtual NcclTransport* device_transport() noexcept { return nullptr; }
+
+  /// The dense broadcast of memory of the host. On receivers the records have their sizes already.
+  virtual void broadcast(std::vector<Bytes>& records, Deadline deadline) = 0;
+  /// The same of memory of the device, in place, where device_transport() is not null.
+  virtual void broadcast_device(void* /*d_data*/, std::uint64_t /*bytes*/, Deadline /*deadline*/) {
+    throw Error(ErrorCode::kUsage, "this transport broadcasts host memory only");
+  }
+
+  /// Names and versions, for the table's head.
+  virtual std::vector<std::string> libraries() const = 0;
+  /// What the dense broadcast calls.
+  virtual const char* dense_call() const noexcept = 0;
+};
+
+/// `device` is the CUDA ordinal of this rank, for NCCL.
+std::unique_ptr<Wire> make_wire(Carrier carrier, Group& group, const Options& options, int device);
+
+/// One for each carrier.
+std::unique_ptr<Wire> make_mpi_wire();
+std::unique_ptr<Wire> make_nccl_wire(Group& group, const Options& options, int device);
+std::unique_ptr<Wire> make_tcp_wire(Group& group);
+
+}  // namespace sparsecast::perf

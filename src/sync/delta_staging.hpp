@@ -1,0 +1,59 @@
+#pragma once
+
+// A delta on its way in. Everything that can be refused is refused here, before the first byte of live state changes.
+
+#include <map>
+#include <optional>
+
+#include "sync/subscriber_backend.hpp"
+
+namespace sparsecast {
+
+/// What the live tensors hold: what a header is compared with.
+struct HeldState {
+  StreamId stream;
+  std::uint64_t version = 0;
+  StateDigest digest;
+  bool allow_rollback = false;
+};
+
+class DeltaStaging {
+ public:
+  /// Both outlive the staging.
+  DeltaStaging(const TensorTable& table, SubscriberBackend& backend);
+
+  /// One record, of whatever kind. True when it was a header that was accepted: a new staging has begun.
+  bool take(ConstBytes record, const HeldState& held);
+  /// All frames at once, on the device.
+  void take_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream);
+  std::byte* reserve(std::uint64_t bytes);
+  void discard() noexcept;
+
+  bool complete() const noexcept { return delta_ && delta_->complete; }
+  /// Of a complete staging, which is none any more.
+  CommitRecord release();
+
+ private:
+  struct Delta {
+    DeltaHeader header;
+    std::map<std::uint32_t, FrameHeader> frames;  ///< By sequence.
+    std::optional<CommitRecord> commit;
+    std::uint64_t bytes = 0;  ///< Records and decompressed bodies.
+    bool on_device = false;   ///< The frames came all at once.
+    bool complete = false;
+  };
+
+  void take_header(ConstBytes record, const HeldState& held);
+  void take_frame(ConstBytes record);
+  void take_commit(ConstBytes record);
+  void require_room(std::uint64_t bytes) const;
+  void check_complete();
+
+  const TensorTable& table_;
+  SubscriberBackend& backend_;
+  std::uint64_t byte_limit_ = 0;
+  std::uint64_t block_limit_ = 0;
+  std::optional<Delta> delta_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,58 @@
+#pragma once
+
+// What a publisher asks of the place where its weights are: the host, or a device. The publisher's rules (versions, the
+// pending and the aborted delta) are in publisher.cpp, once.
+
+#include <memory>
+#include <vector>
+
+#include "codec/apply.hpp"
+#include "sparsecast/device.hpp"
+#include "sync/encoder.hpp"
+
+namespace sparsecast {
+
+class PublisherBackend {
+ public:
+  /// What the detector can do.
+  struct Abilities {
+    bool knows_old = false;
+    bool keeps_snapshot = false;
+    bool consumes_changes = false;
+    /// A raw delta cannot be taken back from its own bytes, so its snapshot is refreshed at the commit instead.
+    bool refreshes_in_pass = false;
+  };
+
+  virtual ~PublisherBackend() = default;
+  virtual Abilities abilities() const noexcept = 0;
+
+  /// Of the weights as they are now, read in full; before the first delta, of the snapshot where there is one.
+  virtual StateDigest digest() = 0;
+
+  /// Detects and encodes, once `weights_ready` has been reached. The frames stay here until the next call.
+  virtual EncodedFrames encode(const DeltaHeader& header, CUevent_st* weights_ready) = 0;
+  /// The frames of the last encode() on the host.
+  virtual std::vector<Bytes> take_frames() = 0;
+
+  /// Brings the snapshot forward or back by the last encoded delta; `delta` has its frames if they were taken.
+  virtual void apply_to_snapshot(const Delta& delta, Direction direction) = 0;
+  /// The fate of the last encoded delta.
+  virtual void committed() = 0;
+  virtual void aborted() = 0;
+
+  /// False on the host, and the three below are never called.
+  virtual bool on_device() const noexcept { return false; }
+  virtual std::vector<DeviceRecord> frames_on_device() { return {}; }
+  /// Other frames, brought to the device; they stay there until the next call.
+  virtual std::vector<DeviceRecord> upload(const std::vector<Bytes>&) { return {}; }
+  virtual CUstream_st* stream() const noexcept { return nullptr; }
+};
+
+/// `detector` outlives the backend.
+std::unique_ptr<PublisherBackend> make_host_publisher_backend(const TensorTable& table, Detector& detector,
+                                                              const EncodeOptions& options);
+/// The same for a device, in device/; throws Error{kUnsupported} in a build without.
+std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable& table, DeviceDetector& detector,
+                                                                const EncodeOptions& options);
+
+}  // namespace sparsecast

@@ -1,0 +1,51 @@
+#pragma once
+
+// What a subscriber asks of the place where its tensors are: the host, or a device. The subscriber's rules are in
+// delta_staging.cpp (what may be staged) and subscriber.cpp (what may be applied), once.
+
+#include <memory>
+#include <vector>
+
+#include "sparsecast/subscriber.hpp"
+
+namespace sparsecast {
+
+class SubscriberBackend {
+ public:
+  virtual ~SubscriberBackend() = default;
+
+  /// Digests of tensors [first, first + count), read in full.
+  virtual std::vector<StateDigest> digests(std::size_t first, std::size_t count) = 0;
+
+  /// A new staging. Drops what was staged before, and what the last apply needs to be taken back.
+  virtual void begin(const DeltaHeader& header) = 0;
+  /// Keeps a frame, whose fixed fields have been parsed to `frame`. Throws, and keeps nothing, when something about it
+  /// is wrong; a device may leave its blocks to complete().
+  virtual void add(const FrameHeader& frame, ConstBytes record) = 0;
+  /// All frames were added: whatever is left to verify. Throws Error{kCorrupt}. May be called again.
+  virtual void complete() = 0;
+  /// Drops what is staged.
+  virtual void discard() noexcept = 0;
+
+  /// Writes the completed delta, which is not staged any more; the change of each tensor's digest.
+  virtual std::vector<StateDigest> apply(const ApplyOrder& order) = 0;
+  /// Takes the last apply() back; the change of each tensor's digest.
+  virtual std::vector<StateDigest> take_back() = 0;
+
+  /// False on the host, and the two below are never called.
+  virtual bool on_device() const noexcept { return false; }
+  /// Instead of add() and complete(), for all frames at once; their headers.
+  virtual std::vector<FrameHeader> add_on_device(std::vector<DeviceRecord>, CUstream_st*) { return {}; }
+  /// Drops as begin() does.
+  virtual std::byte* reserve(std::uint64_t) { return nullptr; }
+};
+
+/// Both check `live` against the table (Error{kUsage}), which outlives the backend.
+std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<TensorBytes> live,
+                                                                int threads);
+/// In device/; throws Error{kUnsupported} in a build without.
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable& table,
+                                                                  std::vector<DeviceTensor> live,
+                                                                  const DeviceOptions& options);
+
+}  // namespace sparsecast
