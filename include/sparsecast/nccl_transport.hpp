@@ -112,9 +112,9 @@ class SPARSECAST_API NcclTransport final : public Transport {
 };
 
 /// sync_send and sync_receive (transport.hpp) with frames that never leave device memory: one small broadcast carries
-/// header, commit and the frames' sizes, then each frame is one broadcast (several, if it is longer than staging_bytes),
-/// which receivers take to where they stage it. Publisher and subscriber have their tensors on the transport's device.
-/// `weights_ready` as in Publisher::publish, `order` as in Subscriber::apply.
+/// header, commit and the frames' sizes, then each frame is one broadcast (several, if it is longer than
+/// staging_bytes), which receivers take to where they stage it. Publisher and subscriber have their tensors on the
+/// transport's device. `weights_ready` as in Publisher::publish, `order` as in Subscriber::apply.
 SPARSECAST_API SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
                                     CUevent_st* weights_ready);
 SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source,
