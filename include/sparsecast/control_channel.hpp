@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,8 @@ class SPARSECAST_API ControlChannel {
   virtual ~ControlChannel() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
+  /// The longest part of one rank in all_gather, and of broadcast; more is Error{kUsage} and breaks the channel.
+  virtual std::uint64_t max_blob_bytes() const noexcept { return std::uint64_t{1} << 20; }
 
   /// Every rank's bytes, in the order of ranks, on every rank.
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) = 0;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -50,6 +52,28 @@ class SPARSECAST_API RendezvousListener {
   std::unique_ptr<Impl> impl_;
 };
 
+/// All that a rank needs to join a group, in the shape of NCCL's unique id: 128 bytes to be copied to every rank by any
+/// means that keeps them confidential. Whoever holds the id can join the group in the place of a rank, until the group
+/// is complete. It names rank 0's address and port, and holds a random 32-byte secret and a generation.
+struct UniqueId {
+  std::array<std::byte, 128> bytes{};
+  friend bool operator==(const UniqueId&, const UniqueId&) = default;
+};
+
+struct UniqueIdOptions {
+  /// Name or address of the interface to listen on, which the other ranks must reach; empty: the first that is up and
+  /// neither loopback nor a bridge, and loopback on a machine without any.
+  std::string interface;
+  std::uint16_t port = 0;  ///< 0: the system chooses.
+  std::uint32_t generation = 0;
+};
+
+/// On the process that will be rank 0: opens a port, which stays open until rank 0 meets on the id or it is forgotten.
+/// Throws Error{kUsage | kIo | kUnsupported}.
+SPARSECAST_API UniqueId make_unique_id(const UniqueIdOptions& options = {});
+/// Closes the port of an id on which nobody will meet. False when this process has none for it.
+SPARSECAST_API bool forget_unique_id(const UniqueId& id) noexcept;
+
 /// A group that has met: N ranks that proved to each other that they know the secret. Rank 0 is the hub of a star;
 /// everything after the handshake is encrypted and authenticated, each way with a key of its own.
 class SPARSECAST_API Rendezvous final : public ControlChannel {
@@ -65,6 +89,10 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
   static std::shared_ptr<Rendezvous> meet(const RendezvousOptions& options);
   /// The same on rank 0 with a port that is open already. The listener can be used again afterwards.
   static std::shared_ptr<Rendezvous> meet(const RendezvousOptions& options, RendezvousListener& listener);
+  /// The same with an id that make_unique_id() made in the process of rank 0. A group meets on an id once, in success
+  /// or failure. Throws Error{kCorrupt} for bytes that are no id, Error{kUsage} on a rank 0 that did not make it.
+  static std::shared_ptr<Rendezvous> meet(const UniqueId& id, int rank, int size,
+                                          std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
   ~Rendezvous() override;
   Rendezvous(const Rendezvous&) = delete;
@@ -72,6 +100,7 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
 
   int rank() const noexcept override;
   int size() const noexcept override;
+  std::uint64_t max_blob_bytes() const noexcept override;
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override;
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override;
   int agree(int status, int coordinator, Deadline deadline) override;

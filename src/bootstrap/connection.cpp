@@ -21,40 +21,9 @@ static_assert(sizeof(MessageHeader) == 16);
 /// Both ends are in lockstep: a peer is never further ahead than a message or two.
 constexpr std::size_t kMostWaiting = 8;
 constexpr std::chrono::seconds kLeaveGrace{2};
-constexpr std::size_t kMostText = 600;
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 
 }  // namespace
-
-const char* to_string(MessageType type) {
-  switch (type) {
-    case MessageType::kStart:
-      return "start";
-    case MessageType::kBlob:
-    case MessageType::kGathered:
-      return "all_gather";
-    case MessageType::kBroadcast:
-      return "broadcast";
-    case MessageType::kVote:
-      return "vote";
-    case MessageType::kVerdict:
-      return "verdict";
-    case MessageType::kAbort:
-      return "abort";
-    case MessageType::kLeave:
-      return "leave";
-  }
-  return "unknown message";
-}
-
-std::string printable(std::span<const std::byte> text) {
-  std::string line;
-  for (const std::byte b : text.first(std::min(text.size(), kMostText))) {
-    const char c = static_cast<char>(b);
-    line += c >= ' ' && c <= '~' ? c : '?';
-  }
-  return line;
-}
 
 Connection::Connection(Socket socket, const SecretKey& send_key, const SecretKey& receive_key, std::string name,
                        std::uint64_t max_body_bytes)
@@ -183,26 +152,6 @@ ControlMessage Connection::receive(Deadline deadline) {
       throw Error(ErrorCode::kTimeout, "silent until the deadline", name_);
     }
   }
-}
-
-Bytes abort_body(const Error& error) {
-  const auto code = static_cast<std::uint32_t>(error.code());
-  const std::string text = error.what();
-  const std::size_t bytes = std::min(text.size(), kMostText);
-  Bytes body(sizeof(code) + bytes);
-  std::memcpy(body.data(), &code, sizeof(code));
-  std::memcpy(body.data() + sizeof(code), text.data(), bytes);
-  return body;
-}
-
-Error abort_of(const ControlMessage& message) {
-  std::uint32_t code = 0;
-  if (message.body.size() < sizeof(code)) return {ErrorCode::kPeerFailed, "no reason given"};
-  std::memcpy(&code, message.body.data(), sizeof(code));
-  const bool known = code == static_cast<std::uint32_t>(ErrorCode::kTimeout) ||
-                     code == static_cast<std::uint32_t>(ErrorCode::kGroupMismatch);
-  return {known ? static_cast<ErrorCode>(code) : ErrorCode::kPeerFailed,
-          printable(std::span(message.body).subspan(sizeof(code)))};
 }
 
 }  // namespace sparsecast
