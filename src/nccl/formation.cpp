@@ -14,6 +14,7 @@ namespace sparsecast {
 namespace {
 
 constexpr int kRanksPerRoot = 128;
+constexpr int kMostRanks = 1 << 20;  ///< Of a group that anybody could have had.
 constexpr int kMultiRankVersion = 23003;
 /// A mismatch of these leads to hangs or to crashes, not to errors.
 constexpr const char* kMustAgree[] = {
@@ -60,14 +61,16 @@ bool all(const std::vector<Presence>& presences, std::uint32_t Presence::*abilit
 /// All ranks were in one channel, stay in their order, and some of it are lost.
 bool shrinks(const std::vector<Presence>& presences, std::vector<int>& lost) {
   const Presence& first = presences[0];
-  if (first.old_channel == 0 || !all(presences, &Presence::can_shrink)) return false;
+  if (first.old_channel == 0 || first.old_size > kMostRanks || !all(presences, &Presence::can_shrink)) return false;
   int next = 0;
   for (const Presence& p : presences) {
-    if (p.old_channel != first.old_channel || p.old_size != first.old_size || p.old_rank < next) return false;
+    if (p.old_channel != first.old_channel || p.old_size != first.old_size || p.old_rank < next ||
+        p.old_rank >= first.old_size) {
+      return false;
+    }
     for (; next < p.old_rank; ++next) lost.push_back(next);
     ++next;
   }
-  if (next > first.old_size) return false;
   for (; next < first.old_size; ++next) lost.push_back(next);
   return !lost.empty();
 }
@@ -125,6 +128,12 @@ std::vector<std::string> relevant_environment() {
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+std::vector<Presence> parse_presences(const std::vector<Bytes>& all) {
+  std::vector<Presence> presences;
+  for (std::size_t r = 0; r < all.size(); ++r) presences.push_back(value_of_rank<Presence>(all[r], r));
+  return presences;
 }
 
 void check_presences(const std::vector<Presence>& presences) {

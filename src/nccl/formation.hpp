@@ -3,8 +3,12 @@
 // How a communicator comes to be: every rank says what it has and what it was, all look at the same table, and all come
 // to the same decision. Nothing is created before that.
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,7 +54,22 @@ std::string nccl_settings();
 /// Every set variable that concerns NCCL or the choice of devices, "NAME=value".
 std::vector<std::string> relevant_environment();
 
-/// Throws Error{kGroupMismatch} that names two ranks and what differs.
+/// What one rank sent, by its bytes. Throws Error{kGroupMismatch} for another length: another version of sparsecast.
+template <class Value>
+Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
+  Value value;
+  if (bytes.size() != sizeof(Value)) {
+    throw Error(ErrorCode::kGroupMismatch, fmt::format("rank {} sent {} bytes where {} belong: another version of "
+                                                       "sparsecast?",
+                                                       rank, bytes.size(), sizeof(Value)));
+  }
+  std::memcpy(&value, bytes.data(), sizeof(Value));
+  return value;
+}
+
+/// What every rank sent, in the order of ranks.
+std::vector<Presence> parse_presences(const std::vector<Bytes>& all);
+/// Throws Error{kGroupMismatch} that names two ranks and what differs. There is at least one.
 void check_presences(const std::vector<Presence>& presences);
 FormationPlan plan_formation(const std::vector<Presence>& presences);
 

@@ -44,4 +44,11 @@ struct NcclFunctions {
   bool has_grow() const { return comm_grow && comm_get_unique_id; }
 };
 
+/// For communicators that can be stopped at any point.
+inline ncclConfig_t nonblocking_config() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
 }  // namespace sparsecast
