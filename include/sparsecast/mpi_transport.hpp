@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "sparsecast/control_channel.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/transport.hpp"
 
@@ -17,5 +18,10 @@ SPARSECAST_API bool mpi_available() noexcept;
 /// A channel that broke leaves its outstanding requests behind: the job can go on without it, but cannot call
 /// MPI_Finalize; end with MPI_Abort, as docs/errors.md explains.
 SPARSECAST_API std::unique_ptr<Transport> make_mpi_transport(const void* communicator = nullptr);
+
+/// A control channel over the ranks of an MPI communicator, for example for NcclTransport::open; opened like the
+/// transport above, with the same arguments and the same rule after a failure. A star over rank 0, by plain messages.
+/// MPI does not say when a rank dies: one that neither speaks nor calls abort() is noticed at the deadline, and named.
+SPARSECAST_API std::shared_ptr<ControlChannel> make_mpi_control_channel(const void* communicator = nullptr);
 
 }  // namespace sparsecast

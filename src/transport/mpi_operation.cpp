@@ -32,6 +32,16 @@ void Backoff::pause() {
   std::this_thread::sleep_for(sleep_);
 }
 
+void require_running_mpi(const char* who) {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized == 0 || finalized != 0) {
+    throw Error(ErrorCode::kUsage, initialized == 0 ? "MPI is not initialised" : "MPI is finalised", who);
+  }
+}
+
 void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = {};

@@ -51,6 +51,9 @@ class Backoff {
   std::chrono::microseconds sleep_{0};
 };
 
+/// Throws Error{kUsage} before MPI_Init and after MPI_Finalize.
+void require_running_mpi(const char* who);
+
 /// Throws Error{kPeerFailed} with MPI's own words unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 

@@ -238,22 +238,12 @@ int MpiTransport::agree(int status, Deadline deadline) {
   return worst;
 }
 
-void require_running_mpi() {
-  int initialized = 0;
-  int finalized = 0;
-  MPI_Initialized(&initialized);
-  MPI_Finalized(&finalized);
-  if (initialized == 0 || finalized != 0) {
-    throw Error(ErrorCode::kUsage, initialized == 0 ? "MPI is not initialised" : "MPI is finalised", "mpi channel");
-  }
-}
-
 }  // namespace
 
 bool mpi_available() noexcept { return true; }
 
 std::unique_ptr<Transport> make_mpi_transport(const void* communicator, const WireLimits& limits) {
-  require_running_mpi();
+  require_running_mpi("mpi channel");
   return std::make_unique<MpiTransport>(
       communicator == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(communicator), limits);
 }

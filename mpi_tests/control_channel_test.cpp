@@ -1,0 +1,124 @@
+// The control channel over MPI: all of ControlChannel, parts of it, and ranks that are silent or give up.
+
+#include <thread>
+
+#include "harness.hpp"
+#include "sparsecast/mpi_transport.hpp"
+#include "sparsecast/tcp_transport.hpp"
+
+namespace sparsecast::mpi_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+Bytes blob_of(int rank, std::size_t bytes) { return Bytes(bytes, static_cast<std::byte>(rank + 1)); }
+
+/// Polls as a rank does that waits for something else.
+std::optional<std::string> news_of_failure(ControlChannel& channel) {
+  std::optional<std::string> why;
+  for (const Deadline deadline = in(30s); !why && std::chrono::steady_clock::now() < deadline;) {
+    why = channel.aborted();
+    std::this_thread::sleep_for(1ms);
+  }
+  return why;
+}
+
+void control_channel(Case& running) {
+  const auto channel = make_mpi_control_channel();
+  running.expect_equal(channel->rank(), running.rank(), "rank");
+  running.expect_equal(channel->size(), running.size(), "size");
+  const int last = running.size() - 1;
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{5000}, std::size_t{1} << 20}) {
+    // Parts of different lengths; the last rank has the longest.
+    const auto all = channel->all_gather(blob_of(running.rank(), running.rank() == last ? bytes : bytes / 2), in(60s));
+    for (int r = 0; r <= last; ++r) {
+      running.expect(all[static_cast<std::size_t>(r)] == blob_of(r, r == last ? bytes : bytes / 2), "the part");
+    }
+    running.expect(channel->broadcast(blob_of(running.rank(), bytes), in(60s)) == blob_of(0, bytes), "rank 0's bytes");
+  }
+  for (int coordinator = 0; coordinator <= last; ++coordinator) {
+    running.expect_equal(channel->agree(running.rank(), coordinator, in(60s)), last, "the worst status");
+  }
+  running.expect(!channel->aborted().has_value(), "nobody has given up");
+}
+const Registration kControl{"control_channel", control_channel};
+
+void control_parts(Case& running) {
+  const auto channel = make_mpi_control_channel();
+  // Even ranks in reverse, odd ones in order; the last rank takes no part.
+  const bool out = running.rank() == running.size() - 1;
+  const int color = out ? -1 : running.rank() % 2;
+  for (int round = 0; round < 3; ++round) {
+    const auto part = channel->split(color, color == 0 ? -running.rank() : running.rank(), in(60s));
+    running.expect_equal(part == nullptr, out, "no part");
+    if (part) {
+      const auto all = part->all_gather(blob_of(running.rank(), 10), in(60s));
+      running.expect(all[static_cast<std::size_t>(part->rank())] == blob_of(running.rank(), 10), "own part");
+      const int first = part->size() - 1;
+      const int leader = color == 0 ? 2 * first : 1;
+      running.expect(part->broadcast(blob_of(running.rank(), 4), in(60s)) == blob_of(leader, 4), "the leader's bytes");
+      // A part of a part.
+      const auto inner = part->split(0, 0, in(60s));
+      running.expect_equal(inner->agree(part->rank(), inner->size() - 1, in(60s)), part->size() - 1, "agree inside");
+    }
+    running.expect_equal(channel->agree(0, 0, in(60s)), 0, "the whole group");
+  }
+}
+const Registration kParts{"control_parts", control_parts};
+
+void records_over_control(Case& running) {
+  const auto transport = make_tcp_transport(make_mpi_control_channel());
+  for (int source = 0; source < running.size(); ++source) {
+    const std::vector<Bytes> expected = {blob_of(source, 3 << 20), {}, blob_of(source, 7)};
+    std::vector<Bytes> records = running.rank() == source ? expected : std::vector<Bytes>{};
+    transport->broadcast(records, source, in(60s));
+    running.expect(records == expected, "the records");
+    running.expect_equal(transport->agree(running.rank(), in(60s)), running.size() - 1, "agree");
+  }
+}
+const Registration kRecords{"records_over_control", records_over_control};
+
+void silent_rank(Case& running) {
+  running.ends_by_abort();
+  const auto channel = make_mpi_control_channel();
+  const int silent = running.size() - 1;
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (running.rank() == silent) {
+    std::this_thread::sleep_for(3s);
+    running.expect(news_of_failure(*channel).has_value(), "the silent rank learns of it");
+    return;
+  }
+  const auto name = fmt::format("rank {}", silent);
+  running.expect_error(outcome_of([&] { channel->all_gather({}, in(1500ms)); }), ErrorCode::kTimeout, name,
+                       "all_gather without it");
+  running.expect_error(outcome_of([&] { channel->agree(0, 0, in(1s)); }), ErrorCode::kPeerFailed, "broken",
+                       "the next call");
+}
+const Registration kSilent{"control_silent_rank", silent_rank};
+
+void giving_up(Case& running) {
+  running.ends_by_abort();
+  const auto channel = make_mpi_control_channel();
+  channel->all_gather({}, in(60s));
+  if (running.rank() == running.size() - 1) {
+    channel->abort("the device burns");
+    return;
+  }
+  const auto why = news_of_failure(*channel);
+  running.expect(why && why->find("the device burns") != std::string::npos, "the reason of the rank that gave up");
+}
+const Registration kGivingUp{"control_giving_up", giving_up};
+
+void different_steps(Case& running) {
+  running.ends_by_abort();
+  const auto channel = make_mpi_control_channel();
+  const Outcome outcome = outcome_of(
+      [&] { running.rank() == 0 ? void(channel->all_gather({}, in(30s))) : void(channel->agree(0, 0, in(30s))); });
+  running.expect_error(outcome, ErrorCode::kGroupMismatch, "another step", "different calls");
+}
+const Registration kSteps{"control_different_steps", different_steps};
+
+}  // namespace
+}  // namespace sparsecast::mpi_test
