@@ -14,6 +14,7 @@ sparsecast_tristate(SPARSECAST_NCCL "NCCL transport (headers at build time, the 
 sparsecast_tristate(SPARSECAST_RENDEZVOUS "Meeting over TCP with a shared secret")
 sparsecast_tristate(SPARSECAST_TOOLS "The sparsecast command")
 sparsecast_tristate(SPARSECAST_TESTS "Tests and soak programs")
+sparsecast_tristate(SPARSECAST_EXAMPLES "The examples in C, and the test that sparsecast.h is C")
 sparsecast_tristate(SPARSECAST_BENCH "sparsecast_perf and codec_bench")
 
 option(BUILD_SHARED_LIBS "Build the shared library, else the static one" ON)

@@ -23,5 +23,5 @@ for directory in include src cuda tools bench tests mpi_tests fuzz examples; do
     directories+=("$directory")
   fi
 done
-find "${directories[@]}" -type f \( -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' \) -print0 |
+find "${directories[@]}" -type f \( -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.c' \) -print0 |
   xargs -0 -r "$formatter" --style=file "${mode[@]}"

@@ -25,9 +25,12 @@ foreach(component IN ITEMS runtime development)
 endforeach()
 step("configure" "${CMAKE_COMMAND}" -S "${SOURCE_DIRECTORY}" -B "${build}" -G "${GENERATOR}"
      "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_BUILD_TYPE=${CONFIGURATION}"
-     "-DEXPECTED_VERSION=${VERSION}")
+     "-DCMAKE_C_COMPILER=${C_COMPILER}" "-DWITH_C=${WITH_C}" "-DEXPECTED_VERSION=${VERSION}")
 step("build" "${CMAKE_COMMAND}" --build "${build}")
 run("${build}/consumer")
+if(WITH_C)
+  run("${build}/consumer_in_c")
+endif()
 
 find_program(pkg_config pkg-config)
 if(pkg_config)

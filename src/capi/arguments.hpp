@@ -1,0 +1,24 @@
+#pragma once
+
+// What a C program passes, checked and translated.
+
+#include <memory>
+#include <vector>
+
+#include "sparsecast/sparsecast.h"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast::capi {
+
+/// The configuration, or the defaults for null. Throws Error{kUsage}.
+scConfig_t checked(const scConfig_t* config);
+
+struct TensorArguments {
+  std::shared_ptr<const TensorTable> table;
+  std::vector<void*> data;  ///< By tensor.
+};
+
+/// Throws Error{kUsage} for what cannot be registered.
+TensorArguments checked(const scTensor_t* tensors, int count, const scMemory_t& memory);
+
+}  // namespace sparsecast::capi

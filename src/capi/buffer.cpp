@@ -1,0 +1,157 @@
+#include "capi/buffer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace sparsecast::capi {
+namespace {
+
+using std::chrono::steady_clock;
+
+/// Runs a step of this rank alone; its failure is kept, for the others to be told first.
+template <class Step>
+std::optional<Error> failure_of(const Step& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::kPeerFailed, error.what());
+  }
+  return std::nullopt;
+}
+
+/// The bytes here are not what was proved: somebody else has written into them.
+bool shows_foreign_writes(ErrorCode code) {
+  return code == ErrorCode::kDirty || code == ErrorCode::kDigestMismatch || code == ErrorCode::kWrongBase;
+}
+
+}  // namespace
+
+Buffer::Buffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
+               std::unique_ptr<BufferMemory> memory, const Error* failure)
+    : comm_(std::move(comm)),
+      number_(comm_->next_buffer()),
+      table_(std::move(table)),
+      kind_(kind),
+      memory_(std::move(memory)) {
+  comm_->exchange(notice(Notice::kRegister, -1), failure, comm_->deadline());
+  stats_.dense_bytes = table_->bytes();
+}
+
+Notice Buffer::notice(Notice::Kind kind, int root) const {
+  Notice own;
+  own.kind = kind;
+  own.buffer = number_;
+  own.root = root;
+  own.memory = static_cast<std::uint32_t>(kind_);
+  if (table_) own.table = table_->hash();
+  own.version = stats_.version;
+  own.base_root = base_root_;
+  if (publisher_) own.digest = publisher_->digest();
+  if (subscriber_) own.digest = subscriber_->digest();
+  return own;
+}
+
+void Buffer::broadcast(int root, CUstream_st* stream) {
+  const auto start = steady_clock::now();
+  const Deadline deadline = comm_->deadline();
+  const auto failure = failure_of([&] {
+    if (root < 0 || root >= comm_->size()) {
+      throw Error(ErrorCode::kUsage, fmt::format("root {} of {} ranks", root, comm_->size()), "scBroadcast");
+    }
+    memory_->begin_behind(stream);
+  });
+  const std::vector<Notice> all =
+      comm_->exchange(notice(Notice::kBroadcast, root), failure ? &*failure : nullptr, deadline);
+  const bool follow = std::all_of(all.begin(), all.end(), [&](const Notice& other) {
+    return other.base_root == root && other.version == all[0].version && other.digest == all[0].digest;
+  });
+  std::uint64_t version = 0;
+  for (const Notice& other : all) version = std::max(version, other.version);
+  // Set again when all is proved: whatever fails in between, the next broadcast is an anchor.
+  base_root_ = -1;
+  try {
+    if (follow) {
+      send_changes(root, deadline);
+    } else {
+      anchor(root, version + 1, deadline);
+    }
+  } catch (const Error& error) {
+    if (subscriber_ && (subscriber_->dirty() || shows_foreign_writes(error.code()))) stats_.dirty = 1;
+    throw error.within(fmt::format("scBroadcast of buffer {} from rank {}", number_, root));
+  }
+  base_root_ = root;
+  stats_.dirty = 0;
+  stats_.anchor = follow ? 0 : 1;
+  stats_.anchors += follow ? 0 : 1;
+  ++stats_.broadcasts;
+  stats_.seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
+}
+
+void Buffer::send_changes(int root, Deadline deadline) {
+  const SyncReport report = comm_->rank() == root ? memory_->send_changes(*publisher_, *comm_, deadline)
+                                                  : memory_->receive_changes(*subscriber_, *comm_, root, deadline);
+  stats_.version = report.version;
+  stats_.changed = report.changed;
+  stats_.wire_bytes = report.wire_bytes;
+}
+
+void Buffer::anchor(int root, std::uint64_t version, Deadline deadline) {
+  publisher_.reset();  // Its memory first.
+  subscriber_.reset();
+  const auto failure = failure_of([&] {
+    if (comm_->rank() == root) {
+      publisher_ = memory_->make_publisher(version);
+    } else {
+      subscriber_ = memory_->make_subscriber(version);
+    }
+  });
+  const std::vector<Notice> all =
+      comm_->exchange(notice(Notice::kAnchor, root), failure ? &*failure : nullptr, deadline);
+  const StateDigest expected = all[static_cast<std::size_t>(root)].digest;
+  const bool equal = std::all_of(all.begin(), all.end(), [&](const Notice& other) { return other.digest == expected; });
+  if (!equal) overwrite(root, expected, deadline);
+  stats_.version = version;
+  stats_.changed = equal ? 0 : table_->elements();
+  stats_.wire_bytes = equal ? 0 : table_->bytes();
+}
+
+void Buffer::overwrite(int root, const StateDigest& expected, Deadline deadline) {
+  std::optional<Error> failure;
+  if (comm_->rank() == root) {
+    memory_->send_all(*comm_, deadline);
+  } else {
+    stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and proved.
+    memory_->receive_all(*comm_, root, deadline);
+    failure = failure_of([&] { subscriber_->reset(subscriber_->version(), expected); });
+    if (!failure) stats_.dirty = 0;
+  }
+  const int worst = comm_->transport().agree(failure ? static_cast<int>(failure->code()) : 0, deadline);
+  if (failure) throw Error(*failure);
+  if (worst != 0) {
+    throw Error(ErrorCode::kPeerFailed,
+                fmt::format("another rank could not prove the anchor: {}", to_string(static_cast<ErrorCode>(worst))));
+  }
+}
+
+void Buffer::audit() {
+  if (stats_.dirty != 0) {
+    throw Error(ErrorCode::kDirty, "the content is known to be wrong since an earlier failure; broadcast it anew",
+                "scAudit");
+  }
+  if (!subscriber_) return;
+  try {
+    subscriber_->audit();
+  } catch (const Error& error) {
+    if (shows_foreign_writes(error.code())) {
+      stats_.dirty = 1;
+      base_root_ = -1;
+    }
+    throw error.within("scAudit");
+  }
+}
+
+}  // namespace sparsecast::capi

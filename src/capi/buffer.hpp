@@ -1,0 +1,48 @@
+#pragma once
+
+// What a scBuffer_t stands for: a publisher on the rank that was the last root, a subscriber on the others.
+//
+//     new --anchor--> following(root, version) --changes of that root--> following(root, version + n)
+//        \                 |  another root, any failure, a failed audit
+//         \----------------+--> the next broadcast is an anchor
+//
+// Before each broadcast the ranks tell each other what they follow. Only when all follow the same version of the very
+// root that sends now are changes enough; so a rank that was left behind, by whatever, brings everybody to an anchor.
+
+#include <memory>
+
+#include "capi/buffer_memory.hpp"
+#include "capi/communicator.hpp"
+
+namespace sparsecast::capi {
+
+class Buffer {
+ public:
+  /// Collective. `failure`: this rank cannot register, and tells the others; `table` and `memory` may be null then.
+  Buffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
+         std::unique_ptr<BufferMemory> memory, const Error* failure);
+
+  Communicator& comm() noexcept { return *comm_; }
+  void broadcast(int root, CUstream_st* stream);
+  void audit();
+  const scStats_t& stats() const noexcept { return stats_; }
+
+ private:
+  Notice notice(Notice::Kind kind, int root) const;
+  void send_changes(int root, Deadline deadline);
+  void anchor(int root, std::uint64_t version, Deadline deadline);
+  /// The dense bytes and their proof, on ranks whose digests differ.
+  void overwrite(int root, const StateDigest& expected, Deadline deadline);
+
+  std::shared_ptr<Communicator> comm_;
+  std::uint64_t number_;
+  std::shared_ptr<const TensorTable> table_;
+  scMemory_t kind_;
+  std::unique_ptr<BufferMemory> memory_;
+  std::unique_ptr<Publisher> publisher_;
+  std::unique_ptr<Subscriber> subscriber_;
+  int base_root_ = -1;  ///< Whose deltas fit what is here; -1: an anchor is needed.
+  scStats_t stats_{};
+};
+
+}  // namespace sparsecast::capi

@@ -1,0 +1,191 @@
+#include "capi/communicator.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "bootstrap/blobs.hpp"
+#include "sparsecast/devices.hpp"
+#include "sparsecast/mpi_transport.hpp"
+#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
+#ifdef SPARSECAST_HAVE_NCCL
+#include "nccl/device_api.hpp"
+#endif
+
+namespace sparsecast::capi {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// What a rank could use, and was told to.
+struct Ability {
+  std::int32_t wanted = 0;
+  std::int32_t timeout_ms = 0;
+  std::uint32_t nccl = 0;
+  std::uint32_t reserved = 0;
+  std::array<char, 64> device{};  ///< UUID.
+};
+
+/// The UUID of the device that NCCL would use; empty when there is no NCCL or no device.
+std::string nccl_device(int wanted) {
+#ifdef SPARSECAST_HAVE_NCCL
+  try {
+    if (survey_devices().devices.empty()) return {};
+    nccl_library();
+    DeviceApi& device = cuda_device_api();
+    return device.uuid(wanted < 0 ? device.current_device() : wanted);
+  } catch (const Error&) {
+  }
+#endif
+  (void)wanted;
+  return {};
+}
+
+/// A transport whose own failures do not reach the control channel by themselves.
+class ReportingTransport final : public Transport {
+ public:
+  ReportingTransport(std::unique_ptr<Transport> inner, std::shared_ptr<ControlChannel> control)
+      : inner_(std::move(inner)), control_(std::move(control)) {}
+
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override {
+    report([&] { inner_->broadcast(records, source, deadline); });
+  }
+  int agree(int status, Deadline deadline) override {
+    int worst = 0;
+    report([&] { worst = inner_->agree(status, deadline); });
+    return worst;
+  }
+
+ private:
+  template <class Body>
+  void report(const Body& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      control_->abort(error.what());
+      throw;
+    }
+  }
+
+  std::unique_ptr<Transport> inner_;
+  std::shared_ptr<ControlChannel> control_;
+};
+
+const char* name_of(std::uint32_t kind) {
+  switch (kind) {
+    case Notice::kRegister:
+      return "scRegister";
+    case Notice::kBroadcast:
+      return "scBroadcast";
+    case Notice::kAnchor:
+      return "an anchor";
+  }
+  return "something unknown";
+}
+
+/// What two ranks' notices differ in; empty when they may go together.
+std::string difference(const Notice& a, const Notice& b) {
+  if (a.kind != b.kind) return fmt::format("calls {}, rank 0 {}", name_of(a.kind), name_of(b.kind));
+  if (a.buffer != b.buffer) return fmt::format("means buffer {}, rank 0 buffer {}", a.buffer, b.buffer);
+  if (a.root != b.root) return fmt::format("takes rank {} for the root, rank 0 takes {}", a.root, b.root);
+  if (a.memory != b.memory) {
+    const auto kind = [](std::uint32_t memory) { return memory == scMemoryHost ? "host" : "device"; };
+    return fmt::format("has {} memory, rank 0 {} memory", kind(a.memory), kind(b.memory));
+  }
+  if (a.table != b.table) return "has another count, dtype, name or shape than rank 0";
+  return {};
+}
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config)
+    : control_(std::move(control)), config_(config) {}
+
+std::shared_ptr<Communicator> Communicator::over_tcp(const UniqueId& id, int rank, int size, const scConfig_t& config) {
+  const Deadline deadline = steady_clock::now() + milliseconds(config.timeout_ms);
+  auto control = Rendezvous::meet(id, rank, size, milliseconds(config.timeout_ms));
+  auto comm = std::make_shared<Communicator>(std::move(control), config);
+  comm->choose_transport(false, nullptr, deadline);
+  return comm;
+}
+
+std::shared_ptr<Communicator> Communicator::over_mpi(const void* communicator, const scConfig_t& config) {
+  auto comm = std::make_shared<Communicator>(make_mpi_control_channel(communicator), config);
+  comm->choose_transport(true, communicator, comm->deadline());
+  return comm;
+}
+
+Deadline Communicator::deadline() const { return steady_clock::now() + milliseconds(config_.timeout_ms); }
+
+void Communicator::choose_transport(bool over_mpi, const void* communicator, Deadline deadline) {
+  Ability own;
+  own.wanted = config_.transport;
+  own.timeout_ms = config_.timeout_ms;
+  const bool asks = config_.transport == scTransportAuto || config_.transport == scTransportNccl;
+  const std::string device = asks ? nccl_device(config_.device) : std::string();
+  own.nccl = device.empty() ? 0 : 1;
+  device.copy(own.device.data(), own.device.size() - 1);
+  bool all_nccl = true;
+  std::set<std::array<char, 64>> devices;
+  const std::vector<Bytes> all = control_->all_gather(bytes_of(own), deadline);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const auto ability = value_of<Ability>(all[r], fmt::format("rank {}", r));
+    if (ability.wanted != own.wanted || ability.timeout_ms != own.timeout_ms) {
+      throw Error(
+          ErrorCode::kGroupMismatch,
+          fmt::format("the ranks' configurations differ: rank {} has transport {} and {} ms, rank {} has {} and "
+                      "{} ms",
+                      r, ability.wanted, ability.timeout_ms, rank(), own.wanted, own.timeout_ms));
+    }
+    all_nccl = all_nccl && ability.nccl != 0 && devices.insert(ability.device).second;
+  }
+  kind_ = config_.transport;
+  if (kind_ == scTransportAuto) kind_ = all_nccl ? scTransportNccl : over_mpi ? scTransportMpi : scTransportTcp;
+  if (kind_ == scTransportNccl) {
+    NcclOptions options;
+    options.device = config_.device;
+    auto transport = NcclTransport::open(control_, options, deadline);
+    nccl_ = transport.get();
+    transport_ = std::move(transport);
+  } else if (kind_ == scTransportMpi) {
+    transport_ = std::make_unique<ReportingTransport>(make_mpi_transport(communicator), control_);
+  } else {
+    transport_ = make_tcp_transport(control_);
+  }
+}
+
+const char* Communicator::transport_name() const noexcept {
+  return kind_ == scTransportNccl ? "nccl" : kind_ == scTransportMpi ? "mpi" : "tcp";
+}
+
+std::vector<Notice> Communicator::exchange(Notice own, const Error* failure, Deadline deadline) {
+  if (failure != nullptr) own.status = static_cast<std::int32_t>(failure->code());
+  const std::vector<Bytes> all = control_->all_gather(bytes_of(own), deadline);
+  std::vector<Notice> notices;
+  for (std::size_t r = 0; r < all.size(); ++r) notices.push_back(value_of<Notice>(all[r], fmt::format("rank {}", r)));
+  if (failure != nullptr) throw Error(*failure);
+  for (std::size_t r = 0; r < notices.size(); ++r) {
+    if (notices[r].status != 0) {
+      throw Error(ErrorCode::kPeerFailed, fmt::format("rank {} could not take part in {}: {}", r, name_of(own.kind),
+                                                      to_string(static_cast<ErrorCode>(notices[r].status))));
+    }
+  }
+  for (std::size_t r = 1; r < notices.size(); ++r) {
+    const std::string what = difference(notices[r], notices[0]);
+    if (!what.empty()) throw Error(ErrorCode::kGroupMismatch, fmt::format("the ranks disagree: rank {} {}", r, what));
+  }
+  return notices;
+}
+
+void Communicator::abort(const std::string& reason) noexcept {
+  if (nccl_ != nullptr) nccl_->abort(reason);
+  control_->abort(reason);
+}
+
+}  // namespace sparsecast::capi

@@ -1,0 +1,78 @@
+#pragma once
+
+// What a scComm_t stands for: a control channel, and the transport that carries records beside it.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "sparsecast/digest.hpp"
+#include "sparsecast/nccl_transport.hpp"
+#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/sparsecast.h"
+#include "sparsecast/transport.hpp"
+
+namespace sparsecast::capi {
+
+/// What each rank says at the beginning of a step, so that all come to the same decision, and a rank that does
+/// something else is found at once. Plain numbers; the ranks run on machines of one byte order.
+struct Notice {
+  enum Kind : std::uint32_t { kRegister = 1, kBroadcast = 2, kAnchor = 3 };
+  std::uint32_t kind = 0;
+  std::int32_t status = 0;  ///< An ErrorCode: this rank cannot take part.
+  std::uint64_t buffer = 0;
+  std::int32_t root = -1;
+  std::uint32_t memory = 0;
+  Hash128 table;
+  // From here on the ranks may differ.
+  std::uint64_t version = 0;
+  std::int32_t base_root = -1;  ///< Whose deltas fit what is here; -1: nobody's.
+  std::uint32_t reserved = 0;
+  StateDigest digest;
+};
+static_assert(sizeof(Notice) == 72);
+
+class Communicator {
+ public:
+  /// Throws what Rendezvous::meet and NcclTransport::open do.
+  static std::shared_ptr<Communicator> over_tcp(const UniqueId& id, int rank, int size, const scConfig_t& config);
+  static std::shared_ptr<Communicator> over_mpi(const void* communicator, const scConfig_t& config);
+
+  Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config);
+
+  int rank() const noexcept { return control_->rank(); }
+  int size() const noexcept { return control_->size(); }
+  const scConfig_t& config() const noexcept { return config_; }
+  Deadline deadline() const;
+  Transport& transport() noexcept { return *transport_; }
+  /// Null when another transport is used.
+  NcclTransport* nccl() noexcept { return nccl_; }
+  const char* transport_name() const noexcept;
+
+  /// Collective: every rank's notice, once all are known to do the same and nobody has refused. Throws
+  /// Error{kGroupMismatch} that names two ranks, Error{kPeerFailed} that names one, or this rank's own `failure`.
+  std::vector<Notice> exchange(Notice own, const Error* failure, Deadline deadline);
+
+  /// The number of the next buffer: the same on every rank, because registering is collective.
+  std::uint64_t next_buffer() noexcept { return ++buffers_; }
+  /// Tells the others that this rank gives up.
+  void abort(const std::string& reason) noexcept;
+
+  std::mutex in_use;       ///< Held during a call: a second thread is refused.
+  std::string last_error;  ///< The sentence of the last failure.
+
+ private:
+  void choose_transport(bool over_mpi, const void* communicator, Deadline deadline);
+
+  std::shared_ptr<ControlChannel> control_;
+  scConfig_t config_;
+  std::unique_ptr<Transport> transport_;
+  NcclTransport* nccl_ = nullptr;
+  scTransport_t kind_ = scTransportTcp;
+  std::uint64_t buffers_ = 0;
+};
+
+}  // namespace sparsecast::capi

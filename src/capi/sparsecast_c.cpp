@@ -1,0 +1,228 @@
+// The functions of sparsecast.h: handles and arguments are checked here, and no exception leaves.
+
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "capi/arguments.hpp"
+#include "capi/buffer.hpp"
+#include "capi/communicator.hpp"
+#include "capi/handles.hpp"
+#include "capi/result.hpp"
+#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/version.hpp"
+
+namespace sparsecast::capi {
+namespace {
+
+using Communicators = HandleTable<scComm_t, Communicator>;
+using Buffers = HandleTable<scBuffer_t, Buffer>;
+
+static_assert(sizeof(scUniqueId) == sizeof(UniqueId));
+
+std::shared_ptr<Communicator> find(scComm_t handle) {
+  auto comm = Communicators::instance().find(handle);
+  require_usage(comm != nullptr, "this is no communicator, or it was destroyed");
+  return comm;
+}
+
+std::shared_ptr<Buffer> find(scBuffer_t handle) {
+  auto buffer = Buffers::instance().find(handle);
+  require_usage(buffer != nullptr, "this is no buffer, or it was deregistered, or its communicator was destroyed");
+  return buffer;
+}
+
+/// Runs `body` as the only one in the communicator; its failure stays with it.
+template <class Body>
+scResult_t alone_in(Communicator& comm, const Body& body) noexcept {
+  const std::unique_lock lock(comm.in_use, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return guarded([] { throw Error(ErrorCode::kUsage, "another thread is using this communicator"); });
+  }
+  try {
+    body();
+    return scSuccess;
+  } catch (...) {
+    return take_exception(&comm.last_error);
+  }
+}
+
+template <class Handle, class Body>
+scResult_t with(Handle handle, const Body& body) noexcept {
+  return guarded_result([&] {
+    const auto object = find(handle);
+    if constexpr (std::is_same_v<Handle, scComm_t>) {
+      return alone_in(*object, [&] { body(object); });
+    } else {
+      return alone_in(object->comm(), [&] { body(object); });
+    }
+  });
+}
+
+std::unique_ptr<BufferMemory> memory_of(const TensorArguments& arguments, scMemory_t kind, Communicator& comm) {
+  if (kind == scMemoryHost) return make_host_memory(arguments.table, arguments.data, comm.config());
+  return make_device_memory(arguments.table, arguments.data, comm);
+}
+
+/// Collective whatever the arguments are: so a wrong one on this rank is an error on the others, not a silence.
+scResult_t register_tensors(scComm_t handle, const scTensor_t* tensors, int count, scMemory_t kind,
+                            scBuffer_t* result) noexcept {
+  if (result != nullptr) *result = nullptr;
+  return with(handle, [&](const std::shared_ptr<Communicator>& comm) {
+    TensorArguments arguments;
+    std::unique_ptr<BufferMemory> memory;
+    std::optional<Error> failure;
+    try {
+      require_usage(result != nullptr, "no place for the buffer's handle");
+      arguments = checked(tensors, count, kind);
+      memory = memory_of(arguments, kind, *comm);
+    } catch (const Error& error) {
+      failure = error.within("scRegister");
+    } catch (const std::exception& error) {
+      failure = Error(ErrorCode::kPeerFailed, error.what(), "scRegister");
+    }
+    const scMemory_t known = failure ? scMemoryHost : kind;
+    auto buffer =
+        std::make_shared<Buffer>(comm, arguments.table, known, std::move(memory), failure ? &*failure : nullptr);
+    *result = Buffers::instance().add(std::move(buffer));
+  });
+}
+
+/// Takes the handles of a communicator and of its buffers away.
+std::shared_ptr<Communicator> forget(scComm_t handle) {
+  auto comm = Communicators::instance().remove(handle);
+  require_usage(comm != nullptr, "this is no communicator, or it was destroyed already");
+  Buffers::instance().remove_if([&](Buffer& buffer) { return &buffer.comm() == comm.get(); });
+  return comm;
+}
+
+template <class Make>
+scResult_t init(scComm_t* result, const scConfig_t* config, const Make& make) noexcept {
+  if (result != nullptr) *result = nullptr;
+  return guarded([&] {
+    require_usage(result != nullptr, "no place for the communicator's handle");
+    *result = Communicators::instance().add(make(checked(config)));
+  });
+}
+
+scResult_t get_unique_id(scUniqueId* id, const UniqueIdOptions& options) noexcept {
+  return guarded([&] {
+    require_usage(id != nullptr, "no place for the unique id");
+    const UniqueId made = make_unique_id(options);
+    std::memcpy(id->internal, made.bytes.data(), sizeof(id->internal));
+  });
+}
+
+}  // namespace
+}  // namespace sparsecast::capi
+
+using namespace sparsecast;
+using namespace sparsecast::capi;
+
+extern "C" {
+
+const char* scGetLastError(scComm_t comm) {
+  const auto found = Communicators::instance().find(comm);
+  return found ? found->last_error.c_str() : "";
+}
+
+scResult_t scGetVersion(int* version) {
+  return guarded([&] {
+    require_usage(version != nullptr, "no place for the version");
+    *version = kVersionMajor * 10000 + kVersionMinor * 100 + kVersionPatch;
+  });
+}
+
+scResult_t scGetUniqueId(scUniqueId* id) { return get_unique_id(id, {}); }
+
+scResult_t scGetUniqueIdOn(scUniqueId* id, const char* network_interface) {
+  return guarded_result([&] {
+    require_usage(network_interface != nullptr, "no network interface");
+    UniqueIdOptions options;
+    options.interface = network_interface;
+    return get_unique_id(id, options);
+  });
+}
+
+scResult_t scCommInitRank(scComm_t* comm, int nranks, scUniqueId id, int rank, const scConfig_t* config) {
+  return init(comm, config, [&](const scConfig_t& known) {
+    require_usage(known.transport != scTransportMpi, "the MPI transport is for scCommInitMPI");
+    UniqueId own;
+    std::memcpy(own.bytes.data(), id.internal, sizeof(id.internal));
+    return Communicator::over_tcp(own, rank, nranks, known);
+  });
+}
+
+scResult_t scCommInitMPI(scComm_t* comm, const void* mpi_comm, const scConfig_t* config) {
+  return init(comm, config, [&](const scConfig_t& known) { return Communicator::over_mpi(mpi_comm, known); });
+}
+
+scResult_t scCommCount(scComm_t comm, int* count) {
+  return with(comm, [&](const std::shared_ptr<Communicator>& found) {
+    require_usage(count != nullptr, "no place for the count");
+    *count = found->size();
+  });
+}
+
+scResult_t scCommUserRank(scComm_t comm, int* rank) {
+  return with(comm, [&](const std::shared_ptr<Communicator>& found) {
+    require_usage(rank != nullptr, "no place for the rank");
+    *rank = found->rank();
+  });
+}
+
+scResult_t scCommTransport(scComm_t comm, const char** name) {
+  return with(comm, [&](const std::shared_ptr<Communicator>& found) {
+    require_usage(name != nullptr, "no place for the name");
+    *name = found->transport_name();
+  });
+}
+
+scResult_t scCommDestroy(scComm_t comm) {
+  return guarded([&] {
+    if (comm != nullptr) forget(comm);
+  });
+}
+
+scResult_t scCommAbort(scComm_t comm) {
+  return guarded([&] {
+    if (comm == nullptr) return;
+    const auto found = forget(comm);
+    found->abort("scCommAbort was called");
+  });
+}
+
+scResult_t scRegister(scComm_t comm, void* data, size_t count, scDataType_t dtype, scMemory_t memory,
+                      scBuffer_t* buffer) {
+  const std::uint64_t shape = count;
+  const scTensor_t tensor = {"buffer", data, dtype, 1, &shape};
+  return register_tensors(comm, &tensor, 1, memory, buffer);
+}
+
+scResult_t scRegisterTensors(scComm_t comm, const scTensor_t* tensors, int ntensors, scMemory_t memory,
+                             scBuffer_t* buffer) {
+  return register_tensors(comm, tensors, ntensors, memory, buffer);
+}
+
+scResult_t scDeregister(scBuffer_t buffer) {
+  return guarded([&] {
+    if (buffer == nullptr) return;
+    require_usage(Buffers::instance().remove(buffer) != nullptr, "this is no buffer, or it was deregistered already");
+  });
+}
+
+scResult_t scBroadcast(scBuffer_t buffer, int root, struct CUstream_st* stream) {
+  return with(buffer, [&](const std::shared_ptr<Buffer>& found) { found->broadcast(root, stream); });
+}
+
+scResult_t scAudit(scBuffer_t buffer) {
+  return with(buffer, [&](const std::shared_ptr<Buffer>& found) { found->audit(); });
+}
+
+scResult_t scGetStats(scBuffer_t buffer, scStats_t* stats) {
+  return with(buffer, [&](const std::shared_ptr<Buffer>& found) {
+    require_usage(stats != nullptr, "no place for the statistics");
+    *stats = found->stats();
+  });
+}
+}
