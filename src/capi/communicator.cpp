@@ -107,6 +107,15 @@ std::string difference(const Notice& a, const Notice& b) {
 Communicator::Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config)
     : control_(std::move(control)), config_(config) {}
 
+Communicator::Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config,
+                           std::unique_ptr<NcclTransport> transport, DeviceApi& device)
+    : control_(std::move(control)),
+      config_(config),
+      transport_(std::move(transport)),
+      nccl_(static_cast<NcclTransport*>(transport_.get())),
+      device_(&device),
+      kind_(scTransportNccl) {}
+
 std::shared_ptr<Communicator> Communicator::over_tcp(const UniqueId& id, int rank, int size, const scConfig_t& config) {
   const Deadline deadline = steady_clock::now() + milliseconds(config.timeout_ms);
   auto control = Rendezvous::meet(id, rank, size, milliseconds(config.timeout_ms));
@@ -153,6 +162,9 @@ void Communicator::choose_transport(bool over_mpi, const void* communicator, Dea
     auto transport = NcclTransport::open(control_, options, deadline);
     nccl_ = transport.get();
     transport_ = std::move(transport);
+#ifdef SPARSECAST_HAVE_NCCL
+    device_ = &cuda_device_api();
+#endif
   } else if (kind_ == scTransportMpi) {
     transport_ = std::make_unique<ReportingTransport>(make_mpi_transport(communicator), control_);
   } else {

@@ -15,6 +15,10 @@
 #include "sparsecast/sparsecast.h"
 #include "sparsecast/transport.hpp"
 
+namespace sparsecast {
+class DeviceApi;
+}
+
 namespace sparsecast::capi {
 
 /// What each rank says at the beginning of a step, so that all come to the same decision, and a rank that does
@@ -42,6 +46,9 @@ class Communicator {
   static std::shared_ptr<Communicator> over_mpi(const void* communicator, const scConfig_t& config);
 
   Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config);
+  /// Over an NCCL channel that is open already, on whatever device. Both belong together.
+  Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config,
+               std::unique_ptr<NcclTransport> transport, DeviceApi& device);
 
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
@@ -50,6 +57,8 @@ class Communicator {
   Transport& transport() noexcept { return *transport_; }
   /// Null when another transport is used.
   NcclTransport* nccl() noexcept { return nccl_; }
+  /// The device of the NCCL transport; null when another one is used.
+  DeviceApi* device_api() noexcept { return device_; }
   const char* transport_name() const noexcept;
 
   /// Collective: every rank's notice, once all are known to do the same and nobody has refused. Throws
@@ -71,6 +80,7 @@ class Communicator {
   scConfig_t config_;
   std::unique_ptr<Transport> transport_;
   NcclTransport* nccl_ = nullptr;
+  DeviceApi* device_ = nullptr;
   scTransport_t kind_ = scTransportTcp;
   std::uint64_t buffers_ = 0;
 };

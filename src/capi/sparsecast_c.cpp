@@ -187,7 +187,10 @@ scResult_t scCommDestroy(scComm_t comm) {
 scResult_t scCommAbort(scComm_t comm) {
   return guarded([&] {
     if (comm == nullptr) return;
-    const auto found = forget(comm);
+    const auto found = find(comm);
+    const std::unique_lock lock(found->in_use, std::try_to_lock);
+    require_usage(lock.owns_lock(), "another thread is using this communicator");
+    forget(comm);
     found->abort("scCommAbort was called");
   });
 }

@@ -38,6 +38,12 @@ class CudaDeviceApi final : public DeviceApi {
     check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
     return uuid_text(properties.uuid);
   }
+  bool holds(const void* d_pointer, int device) override {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, d_pointer), "cudaPointerGetAttributes");
+    return (attributes.type == cudaMemoryTypeDevice && attributes.device == device) ||
+           attributes.type == cudaMemoryTypeManaged;
+  }
 
   void* allocate(std::uint64_t bytes) override {
     void* pointer = nullptr;

@@ -18,6 +18,8 @@ class DeviceApi {
   /// For the calling thread.
   virtual void use_device(int device) = 0;
   virtual std::string uuid(int device) = 0;
+  /// True when kernels on `device` may use this address as device memory (managed memory too).
+  virtual bool holds(const void* d_pointer, int device) = 0;
 
   virtual void* allocate(std::uint64_t bytes) = 0;
   virtual void free(void* d_pointer) noexcept = 0;

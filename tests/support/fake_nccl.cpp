@@ -122,6 +122,7 @@ struct FakeNccl::State final : public DeviceApi {
   // The device.
   int current_device() override { return sparsecast::test::current_device; }
   void use_device(int device) override { sparsecast::test::current_device = device; }
+  bool holds(const void*, int) override { return true; }  // Device memory is host memory here.
   std::string uuid(int device) override {
     return "GPU-" + std::to_string(fake.faults.same_gpu.count(device) != 0 ? 77 : device);
   }
