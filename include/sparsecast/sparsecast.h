@@ -114,6 +114,7 @@ SC_API scResult_t scCommInitRank(scComm_t* comm, int nranks, scUniqueId id, int 
  * scUnsupported in a build without MPI. */
 SC_API scResult_t scCommInitMPI(scComm_t* comm, const void* mpi_comm, const scConfig_t* config);
 
+/* How many ranks there are, and which one this is. Local. */
 SC_API scResult_t scCommCount(scComm_t comm, int* count);
 SC_API scResult_t scCommUserRank(scComm_t comm, int* rank);
 /* "nccl", "tcp" or "mpi" in *name. Static. */
