@@ -1,11 +1,144 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
 #include "capi/buffer_memory.hpp"
+#include "nccl/device_api.hpp"
+#include "sparsecast/device.hpp"
 
 namespace sparsecast::capi {
+
+#ifdef SPARSECAST_HAVE_NCCL
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// Some bytes of a tensor, as long as a staging buffer of the transport at most.
+struct Piece {
+  std::byte* d_data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+class DeviceMemory final : public BufferMemory {
+ public:
+  DeviceMemory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& d_data, Communicator& comm)
+      : table_(std::move(table)), d_data_(d_data), api_(*comm.device_api()) {
+    options_.device = comm.nccl()->report().device;
+    options_.deadline = milliseconds(comm.config().timeout_ms);
+    api_.use_device(options_.device);
+    const std::uint64_t longest = NcclOptions{}.staging_bytes;
+    for (std::size_t t = 0; t < table_->size(); ++t) {
+      const std::uint64_t bytes = (*table_)[t].bytes();
+      if (bytes != 0 && !api_.holds(d_data_[t], options_.device)) {
+        throw Error(ErrorCode::kUsage,
+                    fmt::format("tensor '{}' does not lie in memory of device {}", (*table_)[t].name, options_.device));
+      }
+      for (std::uint64_t at = 0; at < bytes; at += longest) {
+        pieces_.push_back({static_cast<std::byte*>(d_data_[t]) + at, std::min(longest, bytes - at)});
+      }
+    }
+    ready_ = api_.create_event();
+  }
+  ~DeviceMemory() override { api_.destroy_event(ready_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::unique_ptr<Publisher> make_publisher(std::uint64_t version) override {
+    wait_until_ready();
+    PublisherOptions publishing;
+    publishing.version = version;
+    return std::make_unique<Publisher>(
+        table_, make_device_snapshot(table_, std::vector<const void*>(d_data_.begin(), d_data_.end()), options_),
+        publishing);
+  }
+  std::unique_ptr<Subscriber> make_subscriber(std::uint64_t version) override {
+    wait_until_ready();
+    SubscriberOptions subscribing;
+    subscribing.version = version;
+    std::vector<DeviceTensor> tensors;
+    for (void* const d_tensor : d_data_) tensors.push_back({d_tensor, {}});
+    return std::make_unique<Subscriber>(table_, std::move(tensors), subscribing, options_);
+  }
+
+  void begin_behind(CUstream_st* stream) override {
+    api_.use_device(options_.device);
+    api_.record(ready_, stream);
+  }
+  void send_all(Communicator& comm, Deadline deadline) override {
+    std::vector<DeviceBucket> buckets;
+    for (const Piece& piece : pieces_) buckets.push_back({piece.d_data, piece.bytes});
+    comm.nccl()->broadcast_device(buckets, comm.rank(), {}, deadline);
+  }
+  void receive_all(Communicator& comm, int root, Deadline deadline) override {
+    const Error wrong(ErrorCode::kCorrupt,
+                      fmt::format("rank {} sent other pieces of the buffer than belong here", root));
+    const auto sizes = comm.nccl()->broadcast_device(
+        {}, root,
+        [&](std::size_t index, const void* d_bucket, std::uint64_t bytes, void* stream) {
+          if (index >= pieces_.size() || pieces_[index].bytes != bytes) throw wrong;
+          api_.copy_on_device(pieces_[index].d_data, d_bucket, bytes, stream);
+        },
+        deadline);
+    if (sizes.size() != pieces_.size()) throw wrong;
+  }
+
+  SyncReport send_changes(Publisher& publisher, Communicator& comm, Deadline deadline) override {
+    return sync_send(publisher, *comm.nccl(), time_left(deadline), static_cast<CUevent_st*>(ready_));
+  }
+  SyncReport receive_changes(Subscriber& subscriber, Communicator& comm, int root, Deadline deadline) override {
+    ApplyOrder order;
+    order.after = static_cast<CUevent_st*>(ready_);
+    return sync_receive(subscriber, *comm.nccl(), root, time_left(deadline), order);
+  }
+
+ private:
+  /// What reads all tensors at once knows no events.
+  void wait_until_ready() {
+    const Deadline deadline = steady_clock::now() + options_.deadline;
+    while (!api_.finished(ready_)) {
+      if (steady_clock::now() >= deadline) {
+        throw Error(ErrorCode::kTimeout, "what was on the stream before did not end by the deadline");
+      }
+      std::this_thread::sleep_for(microseconds(20));
+    }
+  }
+
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<void*> d_data_;
+  DeviceApi& api_;
+  DeviceOptions options_;
+  std::vector<Piece> pieces_;
+  void* ready_ = nullptr;  ///< What was on the caller's stream when the call began.
+};
+
+}  // namespace
+
+std::unique_ptr<BufferMemory> make_device_memory(std::shared_ptr<const TensorTable> table,
+                                                 const std::vector<void*>& d_data, Communicator& comm) {
+  if (!device_backend_available()) {
+    throw Error(ErrorCode::kUnsupported,
+                "this build of the library broadcasts host memory only: it has no device backend");
+  }
+  if (comm.nccl() == nullptr) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("device memory needs the NCCL transport, this communicator uses {}", comm.transport_name()));
+  }
+  return std::make_unique<DeviceMemory>(std::move(table), d_data, comm);
+}
+
+#else
 
 std::unique_ptr<BufferMemory> make_device_memory(std::shared_ptr<const TensorTable>, const std::vector<void*>&,
                                                  Communicator&) {
   throw Error(ErrorCode::kUnsupported,
-              "this build of the library broadcasts host memory only: it has no device backend");
+              "this build of the library broadcasts host memory only: device memory needs NCCL and a device backend");
 }
+
+#endif
 
 }  // namespace sparsecast::capi
