@@ -183,7 +183,7 @@ stage_build() {
   export -f configure
   export repository build arch python prefix
   try "configure for sm_$arch" 120 bash -c configure || return
-  local target targets=(cuda_bench sparsecast_gpu_tests sparsecast_cli sparsecast_tests gpu_group_test)
+  local target targets=(cuda_bench sparsecast_gpu_tests sparsecast_cli sparsecast_tests gpu_group_test sparsecast_perf)
   for target in "${targets[@]}"; do
     # Each for itself: what does not compile does not keep the others from being tried.
     if cmake --build "$build" --target help | grep -q "^$target\b"; then
@@ -289,7 +289,17 @@ stage_nccl() {
   if needs gpu_group_test "group of ranks"; then
     try "two ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 2 --kill 0
     try "four ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 4 --kill 0
-    try "a rank is killed" 180 "$bin/gpu_group_test" --ranks 4 --kill 1
+    try "four ranks, device memory" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --memory device
+    try "a rank is killed" 180 "$bin/gpu_group_test" --ranks 4 --kill 1 --memory device
+  fi
+  if needs sparsecast_perf "sparsecast_perf over NCCL"; then
+    local detector
+    for detector in snapshot pinned fused; do
+      try "perf, 4 ranks, $detector" 90 "$bin/sparsecast_perf" --ranks 4 --share-gpu --backend cuda --transport nccl \
+        --detector "$detector" --synthetic --steps 5 --json "$raw/perf_$detector.json"
+    done
+    try "perf, 4 ranks, trace" 90 "$bin/sparsecast_perf" --ranks 4 --share-gpu --backend cuda --transport nccl \
+      --checkpoints testdata/trace --json "$raw/perf_trace.json"
   fi
 }
 

@@ -2,15 +2,23 @@
 # channel alone it runs anywhere, so that the program itself is tested.
 
 file(GLOB gpu_group_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/gpu_group/*.cpp")
+if(NOT SPARSECAST_WITH_CUDA)
+  list(FILTER gpu_group_sources EXCLUDE REGEX "/device_replica\\.cpp$")
+endif()
 add_executable(gpu_group_test ${gpu_group_sources})
 set_target_properties(gpu_group_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
-target_link_libraries(gpu_group_test PRIVATE ${test_libraries})
+target_link_libraries(gpu_group_test PRIVATE ${test_libraries} sparsecast_device)
+if(SPARSECAST_WITH_CUDA)
+  target_include_directories(gpu_group_test PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
+  target_compile_definitions(gpu_group_test PRIVATE SPARSECAST_TEST_WITH_DEVICE)
+endif()
 
 add_test(NAME gpu_group.over_control COMMAND gpu_group_test --over control --width 64)
 set_tests_properties(gpu_group.over_control PROPERTIES LABELS unit TIMEOUT 200 SKIP_REGULAR_EXPRESSION "without libsodium")
 if(SPARSECAST_WITH_NCCL)
   add_test(NAME gpu_group.syncs COMMAND gpu_group_test --kill 0)
-  add_test(NAME gpu_group.a_rank_is_killed COMMAND gpu_group_test --versions 3)
-  set_tests_properties(gpu_group.syncs gpu_group.a_rank_is_killed
+  add_test(NAME gpu_group.syncs_on_device COMMAND gpu_group_test --kill 0 --memory device)
+  add_test(NAME gpu_group.a_rank_is_killed COMMAND gpu_group_test --versions 3 --memory device)
+  set_tests_properties(gpu_group.syncs gpu_group.syncs_on_device gpu_group.a_rank_is_killed
                        PROPERTIES LABELS gpu TIMEOUT 200 RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "no device")
 endif()

@@ -29,7 +29,7 @@ struct DeviceBytes {
 /// Live tensors, each a view of larger memory, and an applier over them.
 struct Engine {
   Engine(const TensorTable& of, const TensorState& state, Random& random, bool strided) : table(of) {
-    std::vector<cuda::ApplyTensor> tensors;
+    std::vector<DeviceTensor> tensors;
     for (std::size_t t = 0; t < table.size(); ++t) {
       const std::size_t size = element_size(table[t].dtype);
       const bool view = strided && table[t].shape.size() <= 8;
@@ -44,7 +44,7 @@ struct Engine {
   }
   void stage(const std::vector<Bytes>& records) {
     frames.clear();
-    std::vector<cuda::DeviceRecord> device_records;
+    std::vector<DeviceRecord> device_records;
     for (const Bytes& record : records) {
       if (peek_record(record).kind != RecordKind::kFrame) continue;
       frames.emplace_back(record, 0);
@@ -116,7 +116,7 @@ TEST_P(DeviceNanMasked, ExpandsAsTheCpuAndCopyingItIsApplying) {
                          engine.live[t].at, nullptr);
       ASSERT_EQ(engine.state(t), result[t]) << "case " << n << ", tensor " << t;
     }
-    ASSERT_EQ(sum(engine.applier->digests(nullptr)), sum(digest_tensors(table, views(result))));
+    ASSERT_EQ(sum(engine.applier->digests(0, table.size(), nullptr)), sum(digest_tensors(table, views(result))));
   }
 }
 
@@ -169,7 +169,7 @@ TEST_P(DeviceNanMasked, IntegersAreRefusedByNameAndMisuseIsTyped) {
   expect_error(ErrorCode::kUsage, [&] { engine.applier->expand(2, out.at, nullptr); }, {"2"});
   expect_error(ErrorCode::kUsage, [&] { engine.applier->expand(1, out.at + 1, nullptr); }, {"weights", "aligned"});
   engine.applier->apply(Direction::kForward, nullptr);
-  engine.applier->digest_change();
+  engine.applier->digest_changes();
   expect_error(ErrorCode::kUsage, [&] { engine.applier->expand(1, out.at, nullptr); }, {"prepared"});
 }
 

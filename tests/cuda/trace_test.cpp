@@ -105,14 +105,14 @@ TEST_F(Trace, ThePhasesOnADeviceAreRanges) {
   const Bytes& frame = step.records[2];
   const SharedBytes record(allocate_shared(frame.size()));
   std::memcpy(record.get(), frame.data(), frame.size());
-  const std::vector<cuda::DeviceRecord> frames = {{record.get(), static_cast<std::uint32_t>(frame.size())}};
+  const std::vector<DeviceRecord> frames = {{record.get(), static_cast<std::uint32_t>(frame.size())}};
   applier.stage(parse_header(step.records.front()), frames, nullptr);
   applier.prepare_expansion(Direction::kForward, nullptr);
   const SharedBytes full(allocate_shared(60'000));
   applier.expand(0, full.get(), nullptr);
   applier.apply(Direction::kForward, nullptr);
-  applier.digest_change();
-  applier.digests(nullptr);
+  applier.digest_changes();
+  applier.digests(0, 1, nullptr);
   expect_ranges({"device_stage", "device_stage.inspect", "device_stage.validate", "device_expand.check",
                  "device_expand", "device_apply", "device_apply.wait", "device_digest"});
   EXPECT_EQ(payload(Kind::kPush, "device_stage").version, 7U);

@@ -50,7 +50,8 @@ Arguments parse(const std::vector<std::string>& words) {
     } else if (name == "--over") {
       plan.over_nccl = value == "nccl";
     } else if (name == "--memory") {
-      plan.memory = value;
+      if (value != "host" && value != "device") throw std::invalid_argument("memory is host or device");
+      plan.on_device = value == "device";
     } else if (name == "--width") {
       plan.width = std::stoull(value);
     } else if (name == "--seed") {
@@ -150,7 +151,7 @@ int main(int argc, char** argv) {
       fmt::print("built without libsodium: no device group can meet\n");
       return 0;
     }
-    if (arguments.plan.over_nccl && survey_devices().devices.empty()) {
+    if ((arguments.plan.over_nccl || arguments.plan.on_device) && survey_devices().devices.empty()) {
       fmt::print("no device: {}\n", survey_devices().why_none);
       return 0;
     }

@@ -23,13 +23,22 @@ constexpr milliseconds kGrace{15'000};
 constexpr int kMostSyncsWithVictim = 200;
 constexpr int kVersionsAfterwards = 3;
 
+std::unique_ptr<Replica> make_replica(const GroupPlan& plan, int rank) {
+  if (!plan.on_device) return make_host_replica(rank, plan.seed, plan.width);
+#ifdef SPARSECAST_TEST_WITH_DEVICE
+  return make_device_replica(rank, plan.seed, plan.width);
+#else
+  throw Error(ErrorCode::kUnsupported, "built without the device backend");
+#endif
+}
+
 class Member {
  public:
   Member(const GroupPlan& plan, int rank)
       : plan_(plan),
         rank_(rank),
         channel_(plan.over_nccl ? make_nccl_channel() : make_control_channel()),
-        replica_(make_host_replica(rank, plan.seed, plan.width)) {}
+        replica_(make_replica(plan, rank)) {}
 
   void run() {
     channel_->open(meet(plan_.ranks, 0), deadline());

@@ -11,9 +11,9 @@ namespace sparsecast::test {
 struct GroupPlan {
   int ranks = 4;
   int versions = 10;
-  bool kill = true;       ///< The last rank kills itself during a sync; the others go on without it.
-  bool over_nccl = true;  ///< Else over the control channel, without a device.
-  std::string memory = "host";
+  bool kill = true;        ///< The last rank kills itself during a sync; the others go on without it.
+  bool over_nccl = true;   ///< Else over the control channel, without a device.
+  bool on_device = false;  ///< Weights in device memory.
   std::uint64_t seed = 1;
   std::uint64_t width = 512;  ///< Of the model: some 6 * width^2 weights.
   std::string directory;      ///< Where rank 0 leaves its port.

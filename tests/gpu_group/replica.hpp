@@ -23,5 +23,7 @@ class Replica {
 
 /// Weights in host memory; every rank makes the same model from `seed`.
 std::unique_ptr<Replica> make_host_replica(int rank, std::uint64_t seed, std::uint64_t width);
+/// The same in device memory of the current device; over NCCL the frames stay there.
+std::unique_ptr<Replica> make_device_replica(int rank, std::uint64_t seed, std::uint64_t width);
 
 }  // namespace sparsecast::test

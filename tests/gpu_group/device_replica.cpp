@@ -1,0 +1,73 @@
+#include <optional>
+
+#include "device_memory.hpp"
+#include "device_stream.hpp"
+#include "gpu_group/replica.hpp"
+#include "streams.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+constexpr std::chrono::milliseconds kCopyDeadline{10'000};
+
+class DeviceReplica final : public Replica {
+ public:
+  DeviceReplica(int rank, std::uint64_t seed, std::uint64_t width) : model_(seed, width) {
+    for (const Bytes& tensor : model_.weights()) live_.emplace_back(tensor.size());
+    upload();
+    if (rank == 0) {
+      std::vector<const void*> d_live;
+      for (const cuda::DeviceMemory& tensor : live_) d_live.push_back(tensor.as());
+      publisher_.emplace(model_.table(), make_device_snapshot(model_.table(), d_live), PublisherOptions{});
+    } else {
+      std::vector<DeviceTensor> d_live;
+      for (const cuda::DeviceMemory& tensor : live_) d_live.push_back({tensor.as(), {}});
+      subscriber_.emplace(model_.table(), d_live, SubscriberOptions{});
+    }
+  }
+  void train() override {
+    model_.train();
+    upload();
+  }
+  SyncReport sync(GroupChannel& channel, std::chrono::milliseconds timeout) override {
+    NcclTransport* const nccl = channel.nccl();
+    if (publisher_) {
+      return nccl != nullptr ? sync_send(*publisher_, *nccl, timeout, nullptr)
+                             : sync_send(*publisher_, channel.transport(), timeout);
+    }
+    return nccl != nullptr ? sync_receive(*subscriber_, *nccl, 0, timeout, ApplyOrder{})
+                           : sync_receive(*subscriber_, channel.transport(), 0, timeout);
+  }
+  Storage weights() const override {
+    Storage found = model_.weights();
+    for (std::size_t t = 0; t < live_.size(); ++t) {
+      cuda::copy_async(found[t].data(), live_[t].as(), live_[t].bytes(), cudaMemcpyDeviceToHost, stream_.get());
+    }
+    cuda::wait_for(stream_.get(), kCopyDeadline, "copy weights");
+    return found;
+  }
+  const TensorTable& table() const override { return *model_.table(); }
+
+ private:
+  void upload() {
+    for (std::size_t t = 0; t < live_.size(); ++t) {
+      const Bytes& tensor = model_.weights()[t];
+      cuda::copy_async(live_[t].as(), tensor.data(), tensor.size(), cudaMemcpyHostToDevice, stream_.get());
+    }
+    cuda::wait_for(stream_.get(), kCopyDeadline, "copy weights");
+  }
+
+  TrainingModel model_;
+  cuda::Stream stream_;
+  std::vector<cuda::DeviceMemory> live_;
+  std::optional<Publisher> publisher_;
+  std::optional<Subscriber> subscriber_;
+};
+
+}  // namespace
+
+std::unique_ptr<Replica> make_device_replica(int rank, std::uint64_t seed, std::uint64_t width) {
+  return std::make_unique<DeviceReplica>(rank, seed, width);
+}
+
+}  // namespace sparsecast::test
