@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -36,6 +37,12 @@ struct ApplyOrder {
   /// apply() returns, but the version is proved only then.
   CUevent_st* written = nullptr;
 };
+
+/// Takes one tensor of a NaN-masked delta (nan_masked.hpp): `tensor` has the full shape of number `index` in the table,
+/// contiguous, NaN where nothing changes. It must leave the new value of every other element in the live tensor, and
+/// write no other tensor. Valid until it returns. On a device the tensor is complete for what follows on `stream` (null
+/// on the host), and what the loader enqueues there is waited for.
+using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* tensor, CUstream_st* stream)>;
 
 /// The engine's end: stage, verify, apply, prove.
 ///
@@ -86,6 +93,15 @@ class SPARSECAST_API Subscriber {
   /// the error is kDirty and dirty() holds.
   /// On a device: begins and ends as `order` says, and returns when the result is proved.
   ApplyReport apply(const ApplyOrder& order = {});
+
+  /// The same through the engine's own loader, for engines that must see tensors of full shape: checks that NaN-masked
+  /// tensors can carry the staged delta, then calls `load` for each tensor that it names, in order of the table, and
+  /// reads those live tensors in full to prove the result. Needs memory for the largest of them. Throws
+  /// Error{kUnsupported} that names the tensor when it has no NaNs, and the element that would become one: nothing was
+  /// written then, and the delta stays staged, for apply(). Error{kDigestMismatch} before the first load leaves the old
+  /// version; whatever goes wrong later is Error{kDirty}, or the loader's own exception with dirty() set. Cannot be
+  /// taken back by undo_last(). On a device `order` holds for the loader's writes.
+  ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order = {});
 
   /// Takes the last applied delta back (once, until the next stage), to the version before it: for an engine group
   /// in which another rank failed. Throws Error{kUsage} when there is none.

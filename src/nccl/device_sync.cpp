@@ -84,7 +84,7 @@ class NcclTransport::DeviceSync {
         failure_ = std::current_exception();
       }
       const auto take = [this](std::size_t, const void* d_data, std::uint64_t bytes, void* stream) {
-        if (!failure_ && bytes <= expected_ - arrived_) {
+        if (!failure_ && arrived_ <= expected_ && bytes <= expected_ - arrived_) {
           transport_.copy_on_device(d_frames_ + arrived_, d_data, bytes, stream);
         }
         arrived_ += bytes;

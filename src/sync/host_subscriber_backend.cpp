@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "codec/apply.hpp"
+#include "codec/nan_masked.hpp"
 #include "codec/record_layout.hpp"
 #include "core/parallel.hpp"
 #include "sync/subscriber_backend.hpp"
@@ -41,9 +43,15 @@ class HostSubscriberBackend final : public SubscriberBackend {
   void begin(const DeltaHeader& header) override;
   void add(const FrameHeader& frame, ConstBytes record) override;
   void complete() override;
-  void discard() noexcept override { staged_.clear(); }
+  void discard() noexcept override {
+    nan_masked_.reset();
+    staged_.clear();
+  }
   std::vector<StateDigest> apply(const ApplyOrder& order) override;
   std::vector<StateDigest> take_back() override { return run(Direction::kInverse); }
+  NanMasked prepare_nan_masked() override;
+  void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
+                       const ApplyOrder& order) override;
 
  private:
   void cut_runs();
@@ -55,6 +63,7 @@ class HostSubscriberBackend final : public SubscriberBackend {
   int threads_;
   DeltaHeader header_;
   StagedFrames staged_;
+  std::optional<NanMaskedDelta> nan_masked_;  ///< Of what is staged.
   StagedFrames applied_;
   std::vector<BlockRun> runs_;  ///< Of the applied frames.
 };
@@ -86,7 +95,7 @@ std::vector<StateDigest> HostSubscriberBackend::digests(std::size_t first, std::
 void HostSubscriberBackend::begin(const DeltaHeader& header) {
   runs_.clear();
   applied_.clear();
-  staged_.clear();
+  discard();
   header_ = header;
 }
 
@@ -117,9 +126,28 @@ void HostSubscriberBackend::complete() {
 
 std::vector<StateDigest> HostSubscriberBackend::apply(const ApplyOrder&) {
   applied_ = std::move(staged_);
-  staged_.clear();
+  discard();
   cut_runs();
   return run(Direction::kForward);
+}
+
+SubscriberBackend::NanMasked HostSubscriberBackend::prepare_nan_masked() {
+  std::vector<const FrameReader*> frames;
+  for (const auto& [sequence, frame] : staged_) frames.push_back(&frame->reader);
+  std::vector<LiveElements> live;
+  for (const TensorBytes tensor : live_) live.push_back({tensor.data(), {}});
+  nan_masked_.emplace(table_, std::move(frames), std::move(live), Direction::kForward, threads_);
+  return {nan_masked_->tensors(), sum(nan_masked_->digest_changes())};
+}
+
+void HostSubscriberBackend::load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
+                                            const ApplyOrder&) {
+  Bytes full;
+  for (const std::size_t t : tensors) {
+    full.resize(std::max<std::size_t>(full.size(), table_[t].bytes()));
+    nan_masked_->expand(t, TensorBytes(full).first(table_[t].bytes()));
+    load(t, full.data(), nullptr);
+  }
 }
 
 void HostSubscriberBackend::cut_runs() {

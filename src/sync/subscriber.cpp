@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/trace.hpp"
 #include "sync/delta_staging.hpp"
 #include "sync/encoder.hpp"
 
@@ -38,6 +39,26 @@ struct Subscriber::State {
   void require_clean() const {
     if (dirty) throw Error(ErrorCode::kDirty, "the live state is known to be wrong; write an anchor and reset()");
   }
+  void require_ready(const ApplyOrder& order) const {
+    require_clean();
+    if (!backend->on_device() && (order.after != nullptr || order.written != nullptr)) {
+      throw Error(ErrorCode::kUsage, "events that order an apply need tensors on a device");
+    }
+    if (!staging.complete()) throw Error(ErrorCode::kIncomplete, "the delta is not complete yet");
+  }
+  std::string mismatch(const CommitRecord& commit, const StateDigest& reached) const {
+    return fmt::format("version {} came out with digest {}, not {}", commit.version, to_hex(reached.value),
+                       to_hex(commit.result_digest.value));
+  }
+  TracePayload trace_of(const CommitRecord& commit) const {
+    return {commit.version, commit.frame_bytes, commit.changed, trace_density(commit.changed, table->elements())};
+  }
+  ApplyReport accept(const CommitRecord& commit) {
+    held.digest = commit.result_digest;
+    held.version = commit.version;
+    dirty = false;
+    return {commit.version, commit.changed, held.digest};
+  }
   void audit(std::size_t first, std::size_t count);
 };
 
@@ -53,6 +74,7 @@ Subscriber::State::State(std::shared_ptr<const TensorTable> its_table, std::uniq
 
 void Subscriber::State::audit(std::size_t first, std::size_t count) {
   if (count == 0) return;
+  const TraceRange<"audit"> range({.version = held.version});
   const std::vector<StateDigest> found = backend->digests(first, count);
   for (std::size_t i = 0; i < count; ++i) {
     if (found[i] == tensor_digests[first + i]) continue;
@@ -107,12 +129,9 @@ void Subscriber::discard() noexcept { state_->staging.discard(); }
 
 ApplyReport Subscriber::apply(const ApplyOrder& order) {
   State& state = *state_;
-  state.require_clean();
-  if (!state.backend->on_device() && (order.after != nullptr || order.written != nullptr)) {
-    throw Error(ErrorCode::kUsage, "events that order an apply need tensors on a device");
-  }
-  if (!ready()) throw Error(ErrorCode::kIncomplete, "the delta is not complete yet");
+  state.require_ready(order);
   const CommitRecord commit = state.staging.release();
+  const TraceRange<"apply"> range(state.trace_of(commit));
   // Until the proof is through, the state counts as dirty: an exception in between must not leave it looking clean.
   state.dirty = true;
   State::Applied applied{state.backend->apply(order), state.held.version};
@@ -127,21 +146,49 @@ ApplyReport Subscriber::apply(const ApplyOrder& order) {
     }
     state.dirty = false;
     throw Error(ErrorCode::kDigestMismatch,
-                fmt::format("version {} came out with digest {}, not {}; version {} stands as it was", commit.version,
-                            to_hex(reached.value), to_hex(commit.result_digest.value), state.held.version));
+                fmt::format("{}; version {} stands as it was", state.mismatch(commit, reached), state.held.version));
   }
   for (std::size_t t = 0; t < applied.changes.size(); ++t) state.tensor_digests[t] += applied.changes[t];
-  state.held.digest = reached;
-  state.held.version = commit.version;
-  state.dirty = false;
   state.applied = std::move(applied);
-  return {commit.version, commit.changed, reached};
+  return state.accept(commit);
+}
+
+ApplyReport Subscriber::apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order) {
+  State& state = *state_;
+  state.require_ready(order);
+  const SubscriberBackend::NanMasked prepared = state.backend->prepare_nan_masked();
+  const CommitRecord commit = state.staging.release();
+  const TraceRange<"apply"> range(state.trace_of(commit));
+  StateDigest expected = state.held.digest;
+  expected += prepared.change;
+  if (expected != commit.result_digest) {
+    state.backend->discard();
+    throw Error(ErrorCode::kDigestMismatch, fmt::format("{}; nothing was written, version {} stands",
+                                                        state.mismatch(commit, expected), state.held.version));
+  }
+  state.dirty = true;
+  state.backend->load_nan_masked(prepared.tensors, load, order);
+  state.backend->discard();
+  StateDigest reached = state.held.digest;
+  std::vector<StateDigest> found;
+  for (const std::size_t t : prepared.tensors) {
+    found.push_back(state.backend->digests(t, 1).front());
+    reached -= state.tensor_digests[t];
+    reached += found.back();
+  }
+  if (reached != commit.result_digest) {
+    throw Error(ErrorCode::kDirty,
+                fmt::format("{}: the loader left other bytes; an anchor is needed", state.mismatch(commit, reached)));
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) state.tensor_digests[prepared.tensors[i]] = found[i];
+  return state.accept(commit);
 }
 
 void Subscriber::undo_last() {
   State& state = *state_;
   state.require_clean();
   if (!state.applied) throw Error(ErrorCode::kUsage, "there is no applied delta to take back");
+  const TraceRange<"undo"> range({.version = state.held.version});
   const State::Applied applied = std::move(*state.applied);
   state.applied.reset();
   state.dirty = true;

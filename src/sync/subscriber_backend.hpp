@@ -32,6 +32,16 @@ class SubscriberBackend {
   /// Takes the last apply() back; the change of each tensor's digest.
   virtual std::vector<StateDigest> take_back() = 0;
 
+  /// What the completed delta, still staged, does as NaN-masked tensors; writes nothing. Throws Error{kUnsupported}.
+  struct NanMasked {
+    std::vector<std::size_t> tensors;  ///< That it names, ascending.
+    StateDigest change;
+  };
+  virtual NanMasked prepare_nan_masked() = 0;
+  /// Expands these tensors one after another for `load`, directly after the call above; ends when all are loaded.
+  virtual void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
+                               const ApplyOrder& order) = 0;
+
   /// False on the host, and the two below are never called.
   virtual bool on_device() const noexcept { return false; }
   /// Instead of add() and complete(), for all frames at once; their headers.

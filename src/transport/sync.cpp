@@ -31,6 +31,7 @@
 #include <exception>
 #include <optional>
 
+#include "core/trace.hpp"
 #include "transport/sync_steps.hpp"
 
 namespace sparsecast {
@@ -82,6 +83,11 @@ class Outcome {
   int status_ = 0;
   std::exception_ptr failure_;
 };
+
+int vote(Transport& transport, int status, Deadline deadline) {
+  const TraceRange<"sync.vote"> range;
+  return transport.agree(status, deadline);
+}
 
 /// Throws this rank's own error, or that of the others, unless all agreed.
 void require_consent(const Outcome& own, int worst, const char* verb) {
@@ -181,6 +187,7 @@ SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::m
   SyncReport report;
   std::optional<std::uint64_t> version;
   const Outcome encoded = Outcome::of([&] {
+    const TraceRange<"sync.publish"> range;
     const SourceSteps::Published published = steps.publish(publisher);
     version = published.version;
     report.changed = published.changed;
@@ -188,10 +195,13 @@ SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::m
   });
   report.encode_seconds = watch.lap();
   try {
-    steps.send(!encoded.ok(), deadline);
+    {
+      const TraceRange<"sync.wire"> range({.version = version.value_or(0), .bytes = report.wire_bytes});
+      steps.send(!encoded.ok(), deadline);
+    }
     report.wire_seconds = watch.lap();
-    require_consent(encoded, transport.agree(encoded.status(), deadline), "stage");
-    require_consent(encoded, transport.agree(0, deadline), "apply");
+    require_consent(encoded, vote(transport, encoded.status(), deadline), "stage");
+    require_consent(encoded, vote(transport, 0, deadline), "apply");
   } catch (...) {
     if (version) publisher.abort(*version);
     encoded.rethrow();
@@ -211,12 +221,19 @@ SyncReport run_receiver(Subscriber& subscriber, Transport& transport, int source
   bool staged = false;
   bool applied = false;
   try {
-    report.wire_bytes = steps.receive(source, deadline);
+    {
+      const TraceRange<"sync.wire"> range;
+      report.wire_bytes = steps.receive(source, deadline);
+      range.mark({.bytes = report.wire_bytes});
+    }
     report.wire_seconds = watch.lap();
-    const Outcome staging = Outcome::of([&] { staged = stage_all(subscriber, steps); });
+    const Outcome staging = Outcome::of([&] {
+      const TraceRange<"sync.stage"> range({.bytes = report.wire_bytes});
+      staged = stage_all(subscriber, steps);
+    });
     steps.forget();
     report.stage_seconds = watch.lap();
-    require_consent(staging, transport.agree(staging.status(), deadline), "stage");
+    require_consent(staging, vote(transport, staging.status(), deadline), "stage");
 
     watch.lap();
     const Outcome applying = Outcome::of([&] {
@@ -225,7 +242,7 @@ SyncReport run_receiver(Subscriber& subscriber, Transport& transport, int source
       applied = true;
     });
     report.apply_seconds = watch.lap();
-    require_consent(applying, transport.agree(applying.status(), deadline), "apply");
+    require_consent(applying, vote(transport, applying.status(), deadline), "apply");
   } catch (const Error& error) {
     subscriber.discard();
     if (applied) undo_and_throw(subscriber, error);

@@ -1,4 +1,4 @@
-// Stands in for the other files of this folder in programs without device code.
+// Publisher and Subscriber of programs without device code: what would need a device throws.
 
 #include "sparsecast/error.hpp"
 #include "sync/publisher_backend.hpp"

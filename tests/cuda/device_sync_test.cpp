@@ -171,6 +171,33 @@ TEST(DeviceSync, AReceiverThatCannotStageThemTakesPartAllTheSame) {
   EXPECT_EQ(host, group.state);
 }
 
+TEST(DeviceSync, MoreBytesThanWereAnnouncedAreNotWrittenAnywhere) {
+  NEEDS_RENDEZVOUS();
+  FakeNccl fake;
+  Group group;
+  const TensorState before = group.receiver(1);
+  group.train(1);
+  group.run(fake, [&](int rank, NcclTransport& transport) {
+    if (rank == 0) {
+      const DeviceDelta& delta = group.publisher->publish_on_device();
+      Bytes sizes(4);
+      const std::uint32_t announced = 64;
+      std::memcpy(sizes.data(), &announced, 4);
+      std::vector<Bytes> records = {delta.header, delta.commit, sizes};
+      transport.broadcast(records, 0, in(20s));
+      // The first goes past the end of the announced 64 bytes, the second begins there.
+      const std::vector<DeviceBucket> buckets = {{delta.frames[0].d_record, 128}, {delta.frames[0].d_record, 8192}};
+      transport.broadcast_device(buckets, 0, {}, in(20s), delta.stream);
+      EXPECT_EQ(transport.agree(0, in(20s)), static_cast<int>(ErrorCode::kCorrupt));
+      group.publisher->abort(1);
+    } else {
+      expect_error(ErrorCode::kCorrupt, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); },
+                   {"64", "8320"});
+    }
+  });
+  EXPECT_EQ(group.receiver(1), before);
+}
+
 TEST(DeviceSync, ASourceThatCannotPublishLeavesNobodyWaiting) {
   NEEDS_RENDEZVOUS();
   FakeNccl fake;

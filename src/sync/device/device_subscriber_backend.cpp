@@ -32,7 +32,8 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
  public:
   /// With the context's device set.
   DeviceSubscriberBackend(const TensorTable& table, const std::vector<DeviceTensor>& live, DeviceContext context)
-      : context_(std::move(context)),
+      : table_(table),
+        context_(std::move(context)),
         applier_(table, live, {.keep_replaced = cuda::KeepReplaced::kRaw, .deadline = context_.deadline()}),
         store_(std::min(kMostSegmentBytes, table.bytes() / 16 + kMinFrameCapacity)) {}
 
@@ -89,6 +90,28 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     return applier_.digest_changes();
   }
 
+  NanMasked prepare_nan_masked() override {
+    const cuda::DeviceGuard guard = context_.enter();
+    const StateDigest change = applier_.prepare_expansion(Direction::kForward, context_.stream());
+    return {applier_.expansion_tensors(), change};
+  }
+
+  void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
+                       const ApplyOrder& order) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    std::uint64_t largest = 1;
+    for (const std::size_t t : tensors) largest = std::max(largest, table_[t].bytes());
+    if (expanded_.bytes() < largest) cuda::reserve(expanded_, largest);
+    if (order.after != nullptr) cuda::wait_behind(context_.stream(), order.after);
+    for (const std::size_t t : tensors) {
+      // The next tensor takes the same memory, behind what the loader has enqueued.
+      applier_.expand(t, expanded_.as(), context_.stream());
+      load(t, expanded_.as(), context_.stream());
+    }
+    if (order.written != nullptr) cuda::record(order.written, context_.stream());
+    cuda::wait_for(context_.stream(), context_.deadline(), "load the tensors");
+  }
+
   bool on_device() const noexcept override { return true; }
 
   std::vector<FrameHeader> add_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream) override {
@@ -109,12 +132,14 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   }
 
  private:
+  const TensorTable& table_;
   const DeviceContext context_;
   cuda::DeviceApplier applier_;
   DeltaHeader header_;  ///< Of the staged delta, or the applied one.
   std::map<std::uint32_t, DeviceRecord> staged_;
   FrameStore store_;
   cuda::DeviceMemory reserved_;
+  cuda::DeviceMemory expanded_;  ///< The NaN-masked tensor.
   cuda::Event arrived_;
 };
 
