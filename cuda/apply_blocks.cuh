@@ -27,7 +27,7 @@ struct ApplyShared {
 inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
 template <class T, bool kWrite>
-__global__ void __launch_bounds__(kThreads, kWrite ? kApplyBlocks : kValidateBlocks)
+__global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlocks : kValidateBlocks))
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   ReceiveControl& control = *received.control;

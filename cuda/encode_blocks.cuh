@@ -156,7 +156,8 @@ __device__ void encode_block(const Pipeline& pipeline, const TileView& first_til
 }
 
 template <Source kSource, class T>
-__global__ void __launch_bounds__(kThreads, kEncodeBlocks) encode_blocks(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, resident_blocks(kEncodeBlocks))
+    encode_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(EncodeShared<T>, shared);
   if (pipeline.control->stopped != 0) return;
   constexpr std::uint32_t kSize = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;

@@ -21,6 +21,17 @@ namespace sparsecast::cuda {
 inline constexpr std::uint32_t kFrameHeaderBytes = kFramePrefix;
 
 inline constexpr unsigned kThreads = 256;
+
+/// Registers are cut so that a kernel which is launched with `blocks` blocks of threads on each multiprocessor has them
+/// resident. With three, ptxas spills for sm_100; there one less has to do.
+constexpr unsigned resident_blocks(unsigned blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return blocks == 3 ? 2 : blocks;
+#else
+  return blocks;
+#endif
+}
+
 /// Mask words of 32 elements in a tile; each thread has two.
 inline constexpr std::uint32_t kMaskWords = kTileElems / 32;
 static_assert(kMaskWords == 2 * kThreads && kTilesPerSection == kThreads);
