@@ -17,12 +17,6 @@
 namespace sparsecast::test {
 namespace {
 
-std::vector<std::size_t> element_sizes(const TensorTable& table) {
-  std::vector<std::size_t> sizes;
-  for (const TensorSpec& spec : table) sizes.push_back(element_size(spec.dtype));
-  return sizes;
-}
-
 /// Live tensors on the device, with an applier over them.
 class Receiver {
  public:

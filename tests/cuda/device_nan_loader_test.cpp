@@ -16,9 +16,7 @@ class DeviceNanLoader : public testing::TestWithParam<ValueCodec> {
   void SetUp() override {
     if (!device_present()) GTEST_SKIP() << "no device";
     step.emplace(GetParam());
-    std::vector<std::size_t> sizes;
-    for (const TensorSpec& spec : *step->table) sizes.push_back(element_size(spec.dtype));
-    live.emplace(sizes, step->before, 0);
+    live.emplace(element_sizes(*step->table), step->before, 0);
     std::vector<DeviceTensor> tensors;
     for (std::size_t t = 0; t < step->table->size(); ++t) tensors.push_back({(*live)[t], {}});
     subscriber.emplace(step->table, tensors, SubscriberOptions{});

@@ -10,15 +10,15 @@
 namespace sparsecast::test {
 namespace {
 
+std::size_t random_skew(Random& random) { return random.chance(0.7) ? 0 : random.between(1, 15); }
+
+}  // namespace
+
 std::vector<std::size_t> element_sizes(const TensorTable& table) {
   std::vector<std::size_t> sizes;
   for (const TensorSpec& spec : table) sizes.push_back(element_size(spec.dtype));
   return sizes;
 }
-
-std::size_t random_skew(Random& random) { return random.chance(0.7) ? 0 : random.between(1, 15); }
-
-}  // namespace
 
 DeviceState::DeviceState(const std::vector<std::size_t>& element_bytes,
                          const std::vector<std::vector<std::byte>>& tensors, std::size_t skew) {

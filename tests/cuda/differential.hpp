@@ -12,6 +12,9 @@
 
 namespace sparsecast::test {
 
+/// Bytes of an element, by tensor.
+std::vector<std::size_t> element_sizes(const TensorTable& table);
+
 /// Tensors as a device would hold them: each 16-byte aligned, or `skew` elements beyond that.
 class DeviceState {
  public:
