@@ -17,11 +17,11 @@ run_tests() {
   results=("$preset: $(grep -E 'tests passed' "$(log_of "test $preset")")" "${results[@]}")
 }
 
-# build PRESET [TARGET]
+# build PRESET
 build() {
   step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}" \
     -DSPARSECAST_NCCL_PYTHON="$repository/.venv/bin/python3"
-  step "build $1" cmake --build "build/$1" --parallel "$jobs" --target "${2:-all}"
+  step "build $1" cmake --build "build/$1" --parallel "$jobs"
 }
 
 install_packages
@@ -33,7 +33,7 @@ run_tests release "$@"
 for sanitizer in asan tsan; do
   wanted=SPARSECAST_TEST_${sanitizer^^}
   if [[ ${!wanted:-0} == 1 ]]; then
-    build "$sanitizer" sparsecast_tests
+    build "$sanitizer"
     run_tests "$sanitizer"
   fi
 done
