@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   ReceiveControl& control = *received.control;
-  // One verdict for all threads of the block, because another block may refuse something while they look.
   if (threadIdx.x == 0) shared.summed = kNoTensor;
+  // One verdict for all threads of the block, because another block may refuse something while they look.
   const bool refused = control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal);
   if (__syncthreads_or(refused ? 1 : 0) != 0) return;
   DigestSum sum;

@@ -9,6 +9,7 @@
 #include "apply_launchers.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
+#include "core/tensor_view.hpp"
 #include "core/trace.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
@@ -50,10 +51,7 @@ LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEn
   require(tensor.d_data != nullptr, "a device pointer is null");
   require(reinterpret_cast<std::uintptr_t>(tensor.d_data) % element_size(spec.dtype) == 0,
           "it is not aligned to its elements");
-  if (tensor.strides.empty()) return live;
-  require(tensor.strides.size() == spec.shape.size(), "it has not one stride for each dimension");
-  require(spec.shape.size() <= kMostDims, "a strided tensor has at most 8 dimensions");
-  view = make_strided_view(spec.shape, tensor.strides);
+  view = view_of_tensor(spec, tensor.strides);
   live.strided = !is_contiguous(view);
   return live;
 }

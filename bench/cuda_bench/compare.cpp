@@ -32,6 +32,22 @@ DeltaHeader bench_header(const TensorTable& table, const EncodeOptions& options)
   return header;
 }
 
+cuda::DeviceEncoderOptions encoder_options(const Workbench& bench, StepTimer& steps) {
+  cuda::DeviceEncoderOptions options;
+  options.chunk_bytes = bench.options().chunk_mib << 20;
+  options.after_step = steps.hook();
+  return options;
+}
+
+Workbench::Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
+                              const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames) {
+  const auto encode = [&] {
+    encoder.start(bench.stream());
+    frames = encoder.finish(header);
+  };
+  return bench.time(reset, encode, &steps);
+}
+
 void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::uint64_t copied) {
   for (const auto& [step, ms] : steps.medians()) {
     Row row = whole;
@@ -55,22 +71,15 @@ void run_compare(Workbench& bench, const Weights& weights) {
 
   StepTimer steps(bench.stream());
   const EncodeOptions options;
-  cuda::DeviceEncoderOptions device;
-  device.chunk_bytes = bench.options().chunk_mib << 20;
-  device.after_step = steps.hook();
   std::vector<cuda::CompareTensor> tensors;
   const auto old = weights.cut(snapshot.as(), size);
   for (const std::byte* d_current : weights.cut(static_cast<const std::byte*>(current.as()), size)) {
     tensors.push_back({d_current, old[tensors.size()]});
   }
-  auto encoder = cuda::DeviceEncoder::compare(table, tensors, true, options, device);
+  auto encoder = cuda::DeviceEncoder::compare(table, tensors, true, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const auto encode = [&] {
-    encoder.start(bench.stream());
-    frames = encoder.finish(header);
-  };
-  const Workbench::Times times = bench.time(reset, encode, &steps);
+  const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
   bench.require(count_wrong(snapshot.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
                 "the refreshed snapshot, " + weights.what);
   bench.require(frames.commit.changed == weights.touched.changed, "the number of changes, " + weights.what);

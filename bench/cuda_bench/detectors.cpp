@@ -22,24 +22,15 @@ void run_fused_cast(Workbench& bench, const Weights& weights) {
 
   StepTimer steps(bench.stream());
   const EncodeOptions options;
-  cuda::DeviceEncoderOptions device;
-  device.chunk_bytes = bench.options().chunk_mib << 20;
-  device.after_step = steps.hook();
   std::vector<cuda::CastTensor> tensors;
   const auto old = weights.cut(bf16.as(), 2);
   for (const float* d_masters : weights.cut(static_cast<const float*>(masters.as<float>()), sizeof(float))) {
     tensors.push_back({d_masters, old[tensors.size()]});
   }
-  auto encoder = cuda::DeviceEncoder::fused_cast(table, tensors, options, device);
+  auto encoder = cuda::DeviceEncoder::fused_cast(table, tensors, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Workbench::Times times = bench.time(
-      reset,
-      [&] {
-        encoder.start(bench.stream());
-        frames = encoder.finish(header);
-      },
-      &steps);
+  const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
   bench.require(count_wrong(bf16.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
                 "the fused cast, " + weights.what);
   bench.require(frames.commit.changed == weights.touched.changed, "the fused cast's changes, " + weights.what);
@@ -60,25 +51,16 @@ void run_mask(Workbench& bench, const Weights& weights) {
   StepTimer steps(bench.stream());
   EncodeOptions options;
   options.values = ValueCodec::kRaw;
-  cuda::DeviceEncoderOptions device;
-  device.chunk_bytes = bench.options().chunk_mib << 20;
-  device.after_step = steps.hook();
   std::vector<cuda::MaskTensor> tensors;
   std::uint64_t first = 0;
   for (const std::byte* d_current : weights.cut(static_cast<const std::byte*>(current.as()), size)) {
     tensors.push_back({d_current, mask.as<const std::uint64_t>() + first / 64});
     first += weights.tensor_elements;
   }
-  auto encoder = cuda::DeviceEncoder::mask(table, tensors, options, device);
+  auto encoder = cuda::DeviceEncoder::mask(table, tensors, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Workbench::Times times = bench.time(
-      nullptr,
-      [&] {
-        encoder.start(bench.stream());
-        frames = encoder.finish(header);
-      },
-      &steps);
+  const Workbench::Times times = time_encoder(bench, encoder, header, nullptr, steps, frames);
   bench.require(frames.commit.changed == weights.touched.changed, "the mask's changes, " + weights.what);
   const Row row{"mask",
                 weights.what,

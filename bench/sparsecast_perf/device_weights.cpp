@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "common/count_differing.hpp"
+#include "cuda/tensor_memory.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast_perf/bounce.hpp"
@@ -14,38 +15,18 @@
 namespace sparsecast::perf {
 namespace {
 
-/// What cudaMalloc itself promises: vector loads at full speed.
-constexpr std::uint64_t kAlignment = 256;
+using Arena = cuda::TensorMemory<cuda::MemoryKind::kDevice>;
 
-/// All tensors of a table in one allocation.
-class Arena {
- public:
-  Arena() = default;
-  Arena(const TensorTable& table, std::size_t bytes_of_element) {
-    std::uint64_t end = 0;
-    for (const TensorSpec& spec : table) {
-      offsets_.push_back(end);
-      const std::uint64_t size = bytes_of_element == 0 ? element_size(spec.dtype) : bytes_of_element;
-      end = (end + spec.elements() * size + kAlignment - 1) / kAlignment * kAlignment;
-    }
-    memory_ = cuda::DeviceMemory(end);
-  }
+template <class Pointer>
+std::vector<Pointer> d_tensors(const Arena& arena) {
+  std::vector<Pointer> pointers;
+  for (std::size_t t = 0; t < arena.size(); ++t) pointers.push_back(reinterpret_cast<Pointer>(arena[t]));
+  return pointers;
+}
 
-  std::byte* d_data() const { return memory_.as(); }
-  std::uint64_t bytes() const { return memory_.bytes(); }
-  std::byte* d_tensor(std::size_t tensor) const { return memory_.as() + offsets_[tensor]; }
-
-  template <class Pointer>
-  std::vector<Pointer> d_tensors() const {
-    std::vector<Pointer> pointers;
-    for (std::size_t t = 0; t < offsets_.size(); ++t) pointers.push_back(reinterpret_cast<Pointer>(d_tensor(t)));
-    return pointers;
-  }
-
- private:
-  std::vector<std::uint64_t> offsets_;
-  cuda::DeviceMemory memory_;
-};
+Arena weights_arena(const TensorTable& table) {
+  return {table, [](const TensorSpec& spec) { return spec.bytes(); }};
+}
 
 class DeviceWeights final : public Weights {
  public:
@@ -54,11 +35,13 @@ class DeviceWeights final : public Weights {
         guard_(device),
         patience_(static_cast<std::int64_t>(setting.options.timeout_seconds * 1000)),
         bounce_(patience_),
-        live_(*setting.table, 0),
-        dense_(*setting.table, 0) {
+        live_(weights_arena(*setting.table)),
+        dense_(weights_arena(*setting.table)) {
     settings_.device = device;
     settings_.deadline = patience_;
-    if (setting_.source != nullptr && fused()) masters_ = Arena(*setting_.table, sizeof(float));
+    if (setting_.source != nullptr && fused()) {
+      masters_ = {*setting_.table, [](const TensorSpec& spec) { return spec.elements() * sizeof(float); }};
+    }
     if (setting_.wire.device_transport() == nullptr) record_ = {Bytes(dense_.bytes())};
   }
 
@@ -67,25 +50,25 @@ class DeviceWeights final : public Weights {
   void take_step() override {
     if (!fused()) return upload(setting_.source->weights(), live_);
     const std::vector<std::span<const float>> masters = setting_.source->masters();
-    for (std::size_t t = 0; t < masters.size(); ++t) bounce_.upload(masters_.d_tensor(t), std::as_bytes(masters[t]));
+    for (std::size_t t = 0; t < masters.size(); ++t) bounce_.upload(masters_[t], std::as_bytes(masters[t]));
   }
 
   void fill_dense() override { upload(setting_.source->weights(), dense_); }
 
   void broadcast_dense(Deadline deadline) override {
     if (setting_.wire.device_transport() != nullptr) {
-      setting_.wire.broadcast_device(dense_.d_data(), dense_.bytes(), deadline);
+      setting_.wire.broadcast_device(dense_.begin(), dense_.bytes(), deadline);
       return;
     }
     const bool publishes = setting_.source != nullptr;
-    if (publishes) bounce_.download(record_[0], dense_.d_data());
+    if (publishes) bounce_.download(record_[0], dense_.begin());
     setting_.wire.broadcast(record_, deadline);
-    if (!publishes) bounce_.upload(dense_.d_data(), record_[0]);
+    if (!publishes) bounce_.upload(dense_.begin(), record_[0]);
   }
 
   void open() override {
     cuda::Stream stream;
-    cuda::copy_async(live_.d_data(), dense_.d_data(), live_.bytes(), cudaMemcpyDeviceToDevice, stream.get());
+    cuda::copy_async(live_.begin(), dense_.begin(), live_.bytes(), cudaMemcpyDeviceToDevice, stream.get());
     cuda::wait_for(stream.get(), patience_, "copy");
     if (setting_.source != nullptr) {
       PublisherOptions options;
@@ -94,7 +77,7 @@ class DeviceWeights final : public Weights {
       return;
     }
     std::vector<DeviceTensor> tensors;
-    for (void* const d_tensor : live_.d_tensors<void*>()) tensors.push_back({d_tensor, {}});
+    for (void* const d_tensor : d_tensors<void*>(live_)) tensors.push_back({d_tensor, {}});
     subscriber_.emplace(setting_.table, std::move(tensors), SubscriberOptions{}, settings_);
   }
 
@@ -114,10 +97,9 @@ class DeviceWeights final : public Weights {
     std::uint64_t wrong = 0;
     for (std::size_t t = 0; t < table.size(); ++t) {
       const std::size_t size = element_size(table[t].dtype);
-      bounce_.compare(live_.d_tensor(t), dense_.d_tensor(t), table[t].bytes(),
-                      [&](ConstTensorBytes found, ConstTensorBytes expected) {
-                        wrong += bench::count_differing(found, expected, size);
-                      });
+      bounce_.compare(live_[t], dense_[t], table[t].bytes(), [&](ConstTensorBytes found, ConstTensorBytes expected) {
+        wrong += bench::count_differing(found, expected, size);
+      });
     }
     return wrong;
   }
@@ -133,20 +115,20 @@ class DeviceWeights final : public Weights {
   bool pinned() const noexcept { return setting_.options.detector == DetectorKind::kPinned; }
 
   void upload(const std::vector<TensorBytes>& weights, const Arena& arena) {
-    for (std::size_t t = 0; t < weights.size(); ++t) bounce_.upload(arena.d_tensor(t), weights[t]);
+    for (std::size_t t = 0; t < weights.size(); ++t) bounce_.upload(arena[t], weights[t]);
   }
 
   std::unique_ptr<DeviceDetector> make_detector() {
     if (fused()) {
       take_step();
-      auto d_masters = masters_.d_tensors<const float*>();
+      auto d_masters = d_tensors<const float*>(masters_);
       const std::vector<std::span<const float>> masters = setting_.source->masters();
       for (std::size_t t = 0; t < masters.size(); ++t) {
         if (masters[t].empty()) d_masters[t] = nullptr;
       }
-      return make_device_fused_cast(setting_.table, std::move(d_masters), live_.d_tensors<void*>(), settings_);
+      return make_device_fused_cast(setting_.table, std::move(d_masters), d_tensors<void*>(live_), settings_);
     }
-    const auto d_live = live_.d_tensors<const void*>();
+    const auto d_live = d_tensors<const void*>(live_);
     return pinned() ? make_pinned_snapshot(setting_.table, d_live, settings_)
                     : make_device_snapshot(setting_.table, d_live, settings_);
   }

@@ -59,9 +59,8 @@ void Connection::throw_if_given_up() {
     fill();
   } catch (const Error&) {
   }
-  for (const ControlMessage& message : waiting_) {
-    if (message.type != MessageType::kAbort) continue;
-    const Error reason = abort_of(message);
+  if (const ControlMessage* abort = find_abort(waiting_)) {
+    const Error reason = abort_of(*abort);
     throw Error(reason.code(), fmt::format("gave up: {}", reason.message()), name_);
   }
 }
@@ -134,8 +133,8 @@ std::optional<std::string> Connection::given_up() {
   } catch (const Error& error) {
     return error.what();
   }
-  for (const ControlMessage& message : waiting_) {
-    if (message.type == MessageType::kAbort) return fmt::format("{} gave up: {}", name_, abort_of(message).message());
+  if (const ControlMessage* abort = find_abort(waiting_)) {
+    return fmt::format("{} gave up: {}", name_, abort_of(*abort).message());
   }
   if (left_) {
     if (std::chrono::steady_clock::now() - *left_ < kLeaveGrace) return std::nullopt;

@@ -60,4 +60,9 @@ Error abort_of(const ControlMessage& message) {
           printable(std::span(message.body).subspan(sizeof(code)))};
 }
 
+const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting) {
+  const auto found = std::ranges::find(waiting, MessageType::kAbort, &ControlMessage::type);
+  return found == waiting.end() ? nullptr : &*found;
+}
+
 }  // namespace sparsecast

@@ -3,6 +3,7 @@
 // One end of a two-way stream of messages between the hub of a group and one of its members, whatever carries it.
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -55,6 +56,8 @@ class Link {
 /// rank alike and keep their code; all else is a failed peer.
 Bytes abort_body(const Error& error);
 Error abort_of(const ControlMessage& message);
+/// The first kAbort among messages that wait; null when there is none.
+const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting);
 
 /// Text of a peer, fit for a log: bounded, printable.
 std::string printable(std::span<const std::byte> text);

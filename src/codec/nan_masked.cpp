@@ -8,6 +8,7 @@
 #include "core/digest_common.hpp"
 #include "core/masked_copy.hpp"
 #include "core/parallel.hpp"
+#include "core/tensor_view.hpp"
 #include "core/trace.hpp"
 #include "core/word.hpp"
 
@@ -32,7 +33,7 @@ NanMaskedDelta::NanMaskedDelta(const TensorTable& table, std::vector<const Frame
   if (live_.size() != table.size()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} live tensors for a table of {}", live_.size(), table.size()));
   }
-  for (std::size_t t = 0; t < table.size(); ++t) views_.push_back(view_of(t));
+  for (std::size_t t = 0; t < table.size(); ++t) views_.push_back(view_of_tensor(table[t], live_[t].strides));
   find_runs(std::move(frames));
   std::vector<std::pair<std::size_t, const Run*>> tasks;
   for (std::size_t t = 0; t < table.size(); ++t) {
@@ -54,19 +55,6 @@ NanMaskedDelta::NanMaskedDelta(const TensorTable& table, std::vector<const Frame
     const std::lock_guard<std::mutex> lock(changes_mutex);
     changes_[tensor] += change;
   });
-}
-
-StridedView NanMaskedDelta::view_of(std::size_t tensor) const {
-  const TensorSpec& spec = table_[tensor];
-  const std::vector<std::int64_t>& strides = live_[tensor].strides;
-  if (strides.empty() || spec.elements() == 0) return {};
-  if (strides.size() != spec.shape.size()) {
-    throw Error(ErrorCode::kUsage, "it has not one stride for each dimension", name_of(spec));
-  }
-  if (strides.size() > kMostDims) {
-    throw Error(ErrorCode::kUsage, fmt::format("a strided tensor has at most {} dimensions", kMostDims), name_of(spec));
-  }
-  return make_strided_view(spec.shape, strides);
 }
 
 void NanMaskedDelta::find_runs(std::vector<const FrameReader*> frames) {

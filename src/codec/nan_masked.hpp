@@ -49,7 +49,6 @@ class NanMaskedDelta {
     std::size_t end = 0;
   };
   void find_runs(std::vector<const FrameReader*> frames);
-  StridedView view_of(std::size_t tensor) const;
   template <class Visit>
   void visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const;
   StateDigest check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const;

@@ -169,18 +169,20 @@ ApplyReport Subscriber::apply_nan_masked(const NanMaskedLoader& load, const Appl
   state.dirty = true;
   state.backend->load_nan_masked(prepared.tensors, load, order);
   state.backend->discard();
-  StateDigest reached = state.held.digest;
-  std::vector<StateDigest> found;
-  for (const std::size_t t : prepared.tensors) {
-    found.push_back(state.backend->digests(t, 1).front());
-    reached -= state.tensor_digests[t];
-    reached += found.back();
+  std::vector<StateDigest> found = state.tensor_digests;
+  for (std::size_t i = 0; i < prepared.tensors.size();) {
+    // Neighbours at once: on a device each call is a wait.
+    const std::size_t first = prepared.tensors[i];
+    std::size_t count = 0;
+    while (i < prepared.tensors.size() && prepared.tensors[i] == first + count) ++i, ++count;
+    std::ranges::copy(state.backend->digests(first, count), found.begin() + static_cast<std::ptrdiff_t>(first));
   }
+  const StateDigest reached = sum(found);
   if (reached != commit.result_digest) {
     throw Error(ErrorCode::kDirty,
                 fmt::format("{}: the loader left other bytes; an anchor is needed", state.mismatch(commit, reached)));
   }
-  for (std::size_t i = 0; i < found.size(); ++i) state.tensor_digests[prepared.tensors[i]] = found[i];
+  state.tensor_digests = std::move(found);
   return state.accept(commit);
 }
 

@@ -142,8 +142,8 @@ std::optional<std::string> MpiLink::given_up() {
   } catch (const Error& error) {
     return error.what();
   }
-  for (const ControlMessage& message : waiting_) {
-    if (message.type == MessageType::kAbort) return fmt::format("{} gave up: {}", name_, abort_of(message).message());
+  if (const ControlMessage* abort = find_abort(waiting_)) {
+    return fmt::format("{} gave up: {}", name_, abort_of(*abort).message());
   }
   return std::nullopt;
 }

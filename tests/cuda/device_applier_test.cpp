@@ -104,24 +104,9 @@ void expect_applies(const RandomDelta& delta, std::size_t skew = 0) {
 
 constexpr int kCases = 30;
 
-class DeviceApplierTest : public testing::TestWithParam<int> {
+class DeviceApplierTest : public DeviceCases {
  protected:
-  void SetUp() override {
-    if (!device_present()) GTEST_SKIP() << "no device";
-  }
-  ~DeviceApplierTest() override { set_thread_order(0); }
-
-  /// Calls body(case's generator) for kCases cases of this test's parameter, mostly with threads in random order.
-  template <class Body>
-  void for_cases(int cases, const Body& body) {
-    for (int i = 0; i < cases && !HasFailure(); ++i) {
-      const int number = GetParam() * cases + i;
-      SCOPED_TRACE(seed_note() + ", case " + std::to_string(number));
-      Random random(case_seed(run_seed(), static_cast<std::uint64_t>(number)));
-      set_thread_order(random.chance(0.75) ? random.next() : 0);
-      body(random);
-    }
-  }
+  DeviceApplierTest() : DeviceCases(0.75) {}
 };
 INSTANTIATE_TEST_SUITE_P(Random, DeviceApplierTest, testing::Range(0, 6));
 

@@ -94,23 +94,9 @@ void stage_shuffled(Subscriber& subscriber, const Delta& delta, Random& random) 
   for (const Bytes* record : records) subscriber.stage(*record);
 }
 
-class DeviceSubscriberTest : public testing::TestWithParam<int> {
+class DeviceSubscriberTest : public DeviceCases {
  protected:
-  void SetUp() override {
-    if (!device_present()) GTEST_SKIP() << "no device";
-  }
-  ~DeviceSubscriberTest() override { set_thread_order(0); }
-
-  template <class Body>
-  void for_cases(int cases, const Body& body) {
-    for (int i = 0; i < cases && !HasFailure(); ++i) {
-      const int number = GetParam() * cases + i;
-      SCOPED_TRACE(seed_note() + ", case " + std::to_string(number));
-      Random random(case_seed(run_seed(), static_cast<std::uint64_t>(number)));
-      set_thread_order(random.chance(0.5) ? random.next() : 0);
-      body(random);
-    }
-  }
+  DeviceSubscriberTest() : DeviceCases(0.5) {}
 };
 INSTANTIATE_TEST_SUITE_P(Random, DeviceSubscriberTest, testing::Range(0, 6));
 

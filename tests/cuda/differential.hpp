@@ -2,6 +2,8 @@
 
 // The device's encoder against the CPU's, on the same step: frames byte for byte, counts, digest, old bits after.
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <vector>
 
@@ -11,6 +13,32 @@
 #include "support/random_delta.hpp"
 
 namespace sparsecast::test {
+
+/// Random cases on a device, numbered through all of a test's parameters.
+class DeviceCases : public testing::TestWithParam<int> {
+ protected:
+  /// `shuffled`: the share of cases whose threads run in random order.
+  explicit DeviceCases(double shuffled) : shuffled_(shuffled) {}
+  ~DeviceCases() override { set_thread_order(0); }
+  void SetUp() override {
+    if (!device_present()) GTEST_SKIP() << "no device";
+  }
+
+  /// Calls body(case's generator) for so many cases of this test's parameter.
+  template <class Body>
+  void for_cases(int cases, const Body& body) {
+    for (int i = 0; i < cases && !HasFailure(); ++i) {
+      const int number = GetParam() * cases + i;
+      SCOPED_TRACE(seed_note() + ", case " + std::to_string(number));
+      Random random(case_seed(run_seed(), static_cast<std::uint64_t>(number)));
+      set_thread_order(random.chance(shuffled_) ? random.next() : 0);
+      body(random);
+    }
+  }
+
+ private:
+  double shuffled_;
+};
 
 /// Bytes of an element, by tensor.
 std::vector<std::size_t> element_sizes(const TensorTable& table);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cuda/launchers.hpp"
+#include "cuda/tensor_memory.hpp"
 #include "sync/device/device_detector.hpp"
 
 namespace sparsecast {
@@ -43,28 +44,6 @@ std::vector<Pointer> fitting(const TensorTable& table, std::vector<Pointer> poin
   }
   return pointers;
 }
-
-/// One range of memory for something of every tensor, each part 256-byte aligned.
-template <MemoryKind kKind>
-class Parts {
- public:
-  template <class BytesOf>
-  Parts(const TensorTable& table, const BytesOf& bytes_of) {
-    std::uint64_t used = 0;
-    for (const TensorSpec& spec : table) {
-      offsets_.push_back(used);
-      used += (bytes_of(spec) + 255) / 256 * 256;
-    }
-    memory_ = cuda::Memory<kKind>(used);
-  }
-  std::byte* operator[](std::size_t t) const { return memory_.as() + offsets_[t]; }
-  std::byte* begin() const { return memory_.as(); }
-  std::uint64_t bytes() const { return memory_.bytes(); }
-
- private:
-  std::vector<std::uint64_t> offsets_;
-  cuda::Memory<kKind> memory_;
-};
 
 /// Makes a `Kind` with its device set.
 template <class Kind, class... Pointers>
@@ -117,7 +96,7 @@ class Snapshot final : public Implementation {
 
  private:
   std::vector<const void*> d_live_;
-  Parts<kKind> copy_;
+  cuda::TensorMemory<kKind> copy_;
 };
 
 class FusedCast final : public Implementation {
@@ -211,7 +190,7 @@ class Mask final : public Implementation {
   }
 
  private:
-  using Flags = Parts<MemoryKind::kDevice>;
+  using Flags = cuda::TensorMemory<MemoryKind::kDevice>;
 
   static std::uint64_t mask_bytes(const TensorSpec& spec) { return (spec.elements() + 63) / 64 * 8; }
   static std::uint64_t* words(const Flags& flags) { return reinterpret_cast<std::uint64_t*>(flags.begin()); }
