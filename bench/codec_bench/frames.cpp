@@ -22,7 +22,7 @@ Frames encode(const TensorTable& table, const Pair& pair, const EncodeOptions& o
 
 void apply(const Frames& frames, const TensorTable& table, std::span<std::byte> live, int threads, bool digest) {
   constexpr std::size_t kRun = 64;
-  const std::size_t size = element_size(table[0].dtype);
+  const DigestIndex index = digest_index_of(table, 0);
   std::vector<ApplyScratch> scratch(static_cast<std::size_t>(resolve_threads(threads)));
   for (const Bytes& record : frames.records) {
     const FrameReader frame(record, frames.header, table);
@@ -31,10 +31,8 @@ void apply(const Frames& frames, const TensorTable& table, std::span<std::byte> 
       StateDigest change;
       for (std::size_t b = run * kRun; b < std::min(frame.blocks().size(), (run + 1) * kRun); ++b) {
         const BlockRef& block = frame.blocks()[b];
-        ApplyTarget target;
-        target.window = live.data() + block.first_element * size;
-        target.dtype = table[0].dtype;
-        target.key = table.digest_key(0);
+        ApplyTarget target = target_in(live.data(), nullptr, table[0].dtype, block);
+        target.index = &index;
         target.change = digest ? &change : nullptr;
         apply_block(block, target, Direction::kForward, scratch[worker]);
       }

@@ -12,12 +12,18 @@
 
 namespace sparsecast {
 
+struct StridedView;
+
 /// What a detector found in a tile, or a part of one, of `count` elements.
 struct TileView {
   const std::byte* current = nullptr;  ///< The new bits of its elements.
   const std::byte* old = nullptr;      ///< Their bits before; null when the detector does not know them (Mask alone).
   std::byte* refresh = nullptr;        ///< Where the encoder stores the new bits of what changed; may be null.
   std::uint32_t changed = 0;           ///< Entries of TileWorkspace::positions.
+  /// Of the library's own detectors over strided memory, else null: `current` is then that of the tensor's first
+  /// element, and this says where the others lie.
+  const StridedView* current_view = nullptr;
+  const StridedView* old_view = nullptr;  ///< The same for `old` and `refresh`.
 };
 
 /// Scratch of one encoding thread: the positions a detector found, and room for one that has to keep old bits aside.
@@ -41,10 +47,10 @@ class SPARSECAST_API Detector {
   /// The view is valid until the workspace is used again.
   virtual TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) = 0;
   /// The bits that the next receivers' state will have, for a full digest.
-  virtual ConstTensorBytes current(std::size_t tensor) const = 0;
-  /// The bytes that receivers hold now, to be taken back by the inverse delta when a sync fails;
-  /// empty when this detector keeps none (FusedCast, Mask): then the failed delta is joined with the next.
-  virtual std::span<const TensorBytes> snapshot() const noexcept { return {}; }
+  virtual ConstHostTensor current(std::size_t tensor) const = 0;
+  /// The elements that receivers hold now, parallel to the table, to be taken back by the inverse delta when a sync
+  /// fails; empty when this detector keeps none (FusedCast, Mask): then the failed delta is joined with the next.
+  virtual std::span<const HostTensor> snapshot() const noexcept { return {}; }
   /// True when `detect` gives old bits, so that every value codec and the incremental digest can be used.
   virtual bool knows_old() const noexcept = 0;
   /// True when detecting replaces the old bits (FusedCast): an aborted delta must then be joined with the next one.
@@ -65,6 +71,13 @@ SPARSECAST_API std::unique_ptr<Detector> make_compare_detector(const TensorTable
 SPARSECAST_API std::unique_ptr<Detector> make_host_snapshot(const TensorTable& table,
                                                             std::vector<ConstTensorBytes> live);
 
+/// The same with a snapshot in the caller's memory, which holds what receivers hold; nothing is copied. Each tensor of
+/// either may be a view of larger memory, with strides of its own; frames are those of contiguous tensors. Between
+/// publishes the caller leaves the snapshot alone. `table` outlives the detector. Throws Error{kUsage} for tensors that
+/// do not fit the table, and a snapshot whose elements overlap.
+SPARSECAST_API std::unique_ptr<Detector> make_snapshot_over(const TensorTable& table, std::vector<HostTensor> live,
+                                                            std::vector<HostTensor> snapshot);
+
 /// No snapshot: casts fp32 masters to the bf16 tensors in place (round to nearest, ties to even; a NaN becomes the
 /// quiet NaN of the same sign and upper payload) and detects in the same pass, because the bf16 about to be
 /// overwritten is what receivers hold. `masters[i]` has table[i].elements() floats, or is empty: then tensor i must
@@ -80,13 +93,13 @@ SPARSECAST_API std::unique_ptr<Detector> make_fused_cast(const TensorTable& tabl
 class SPARSECAST_API MaskDetector : public Detector {
  public:
   /// `table` outlives the detector; the caller owns `live`.
-  MaskDetector(const TensorTable& table, std::vector<ConstTensorBytes> live);
+  MaskDetector(const TensorTable& table, const std::vector<ConstTensorBytes>& live);
   ~MaskDetector() override;
   /// Ors `words` (ceil(elements / 64) words) into the flags of `tensor`. Not during a publish.
   void mark(std::size_t tensor, std::span<const std::uint64_t> words);
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override;
-  ConstTensorBytes current(std::size_t tensor) const override;
+  ConstHostTensor current(std::size_t tensor) const override;
   bool knows_old() const noexcept override { return false; }
   void finish() override;
   void committed() override;
@@ -96,7 +109,7 @@ class SPARSECAST_API MaskDetector : public Detector {
   using Masks = std::vector<std::vector<std::uint64_t>>;
 
   const TensorTable& table_;
-  std::vector<ConstTensorBytes> live_;
+  std::vector<ConstHostTensor> live_;
   Masks flags_;      ///< Marked since the last publish.
   Masks in_flight_;  ///< Taken by the publish whose fate is open.
 };

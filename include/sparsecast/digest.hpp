@@ -38,9 +38,13 @@ struct StateDigest {
 SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
                                        std::span<const std::byte> bits);
 
-/// Digest of each tensor of a table, read in full, on `threads` threads (0: all cores).
+/// Digest of each tensor of a table, read in full, on `threads` threads (0: all cores); elements count as
+/// TensorTable::digest_origin says.
 SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
                                                        std::span<const ConstTensorBytes> tensors, int threads = 1);
+/// The same for tensors that may be views of larger memory. Throws Error{kUsage} for those that do not fit the table.
+SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
+                                                       const std::vector<ConstHostTensor>& tensors, int threads = 1);
 
 /// Sum of parts.
 SPARSECAST_API StateDigest sum(std::span<const StateDigest> parts) noexcept;

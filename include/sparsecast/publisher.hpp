@@ -17,6 +17,8 @@ struct PublisherOptions {
   StreamId stream;            ///< All zero: derived from the table's hash.
   std::uint64_t version = 0;  ///< The version that receivers hold when the publisher is made.
   EncodeOptions encode;
+  /// The highest number that any delta of the stream has had; the next one gets a higher one than this and `version`.
+  std::uint64_t last_attempt = 0;
 };
 
 /// The trainer's end. Its base is what the receivers have *committed*, never what was merely sent:
@@ -31,8 +33,9 @@ struct PublisherOptions {
 /// thread-safe; `encode.threads` works inside.
 class SPARSECAST_API Publisher {
  public:
-  /// `table` is shared with the detector. Reads all of detector.current() once for the base digest, unless
-  /// `base_digest` is given. Throws Error{kUsage} when the value codec needs old bits that the detector lacks.
+  /// `table` is shared with the detector. Reads all of the detector's snapshot once for the base digest, or where it
+  /// keeps none, of current(), unless `base_digest` is given. Throws Error{kUsage} when the value codec needs old bits
+  /// that the detector lacks.
   Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
   /// The same for weights in device memory; frames are byte for byte those of the CPU. zstd_level must be 0

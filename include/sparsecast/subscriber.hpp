@@ -56,8 +56,11 @@ using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* t
 class SPARSECAST_API Subscriber {
  public:
   /// `live[i]` are the bytes of table tensor i, owned by the caller, alive and unmoved while the subscriber is.
-  /// Reads all of them once for the digest.
+  /// Reads all of them once for the digest. The same as tensors without strides.
   Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live, SubscriberOptions options);
+  /// The same for tensors that may be views of larger memory: nothing outside their elements is written. Throws
+  /// Error{kUsage} that names the tensor when one does not fit the table, or its elements overlap by a stride of 0.
+  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<HostTensor> live, SubscriberOptions options);
   /// The same for tensors in device memory, parallel to the table; one without elements may have a null pointer.
   /// `options.threads` is of no use there. Throws Error{kUnsupported} without a device backend or a device, or when
   /// its memory does not suffice.

@@ -26,6 +26,14 @@ struct SPARSECAST_API TensorSpec {
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
+/// What the elements of a tensor count as in the state digest: those of the tensor itself, unless it is a box of
+/// another one. Then the parts of all boxes that tile that one add up to its digest.
+struct DigestOrigin {
+  Hash128 key;
+  std::uint64_t first = 0;            ///< Element of the other tensor that element (0, 0, ...) counts as.
+  std::vector<std::int64_t> strides;  ///< And (i, j, ...): first + i * strides[0] + ...; empty: element i is first + i.
+};
+
 /// The ordered list of tensors that a stream carries. Both ends must agree on it: they compare `hash()`.
 /// Immutable, so it may be shared between threads.
 class SPARSECAST_API TensorTable {
@@ -37,6 +45,10 @@ class SPARSECAST_API TensorTable {
   TensorTable() = default;
   /// Throws Error{kUsage} for repeated or empty names and for anything over the limits above.
   explicit TensorTable(std::vector<TensorSpec> specs);
+  /// A table of boxes, with the origin of each. Error{kUsage} also for other numbers of origins than tensors, or of
+  /// strides than dimensions, and for strides of more than 8 dimensions. `hash()` and `serialize()` know nothing of
+  /// origins: both ends have them from their plan.
+  TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin> origins);
 
   std::size_t size() const noexcept { return specs_.size(); }
   const TensorSpec& operator[](std::size_t i) const { return specs_[i]; }
@@ -49,8 +61,9 @@ class SPARSECAST_API TensorTable {
 
   /// XXH3-128 of `serialize()`.
   const Hash128& hash() const noexcept { return hash_; }
-  /// The key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`.
-  const Hash128& digest_key(std::size_t i) const { return keys_[i]; }
+  /// The key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`, or its origin's.
+  const Hash128& digest_key(std::size_t i) const { return origins_[i].key; }
+  const DigestOrigin& digest_origin(std::size_t i) const { return origins_[i]; }
 
   /// The canonical bytes of docs/wire-format.md, "Tensor table".
   std::vector<std::byte> serialize() const;
@@ -59,7 +72,7 @@ class SPARSECAST_API TensorTable {
 
  private:
   std::vector<TensorSpec> specs_;
-  std::vector<Hash128> keys_;
+  std::vector<DigestOrigin> origins_;
   std::unordered_map<std::string, std::size_t> by_name_;
   Hash128 hash_;
   std::uint64_t elements_ = 0;
@@ -70,5 +83,19 @@ class SPARSECAST_API TensorTable {
 /// aligned to its element size. The caller owns the memory.
 using TensorBytes = std::span<std::byte>;
 using ConstTensorBytes = std::span<const std::byte>;
+
+/// A tensor in host memory that may be a view of larger memory. Without `strides` it is contiguous; with them, element
+/// (i, j, ...) of the table's shape lies at i * strides[0] + j * strides[1] + ... elements from `data`, rank at most 8.
+/// The caller owns the memory, which neither moves nor goes away while an object of the library knows it.
+struct HostTensor {
+  std::byte* data = nullptr;  ///< Any alignment; null only for a tensor without elements.
+  std::vector<std::int64_t> strides;
+};
+
+/// The same, only read.
+struct ConstHostTensor {
+  const std::byte* data = nullptr;
+  std::vector<std::int64_t> strides;
+};
 
 }  // namespace sparsecast

@@ -12,24 +12,81 @@ namespace {
 /// How far ahead of the writes cache lines are asked for: positions are random within the block.
 constexpr std::uint32_t kPrefetchDistance = 24;
 
-template <class T, ValueCodec kCodec, bool kDigest>
-void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
-                   Direction direction, DigestSum& sum) {
-  std::byte* const window = target.window;
+/// Elements that follow one another in memory, and in the digest.
+class FlatPlaces {
+ public:
+  FlatPlaces(const BlockRef& block, const ApplyTarget& target)
+      : window_(target.window), first_(block.first_element + (target.index != nullptr ? target.index->first : 0)) {}
+
+  template <class T>
+  std::byte* word(std::uint32_t at) const {
+    return window_ + at * sizeof(T);
+  }
+  template <class T>
+  std::byte* word_ahead(std::uint32_t at) const {
+    return word<T>(at);
+  }
+  std::uint64_t index(std::uint32_t at) const { return first_ + at; }
+
+ private:
+  std::byte* window_;
+  std::uint64_t first_;
+};
+
+/// Elements of views. What is prefetched is in a later run than what is written, so each has a walk of its own.
+class StridedPlaces {
+ public:
+  StridedPlaces(const BlockRef& block, const ApplyTarget& target)
+      : data_(target.window),
+        first_(block.first_element),
+        digest_first_(target.index != nullptr ? target.index->first : 0),
+        places_(target.view),
+        ahead_(target.view),
+        indices_(target.index != nullptr ? target.index->walk() : ElementWalk(nullptr)) {
+    // Without a view the window starts at the block.
+    if (target.view == nullptr) window_first_ = first_;
+  }
+
+  template <class T>
+  std::byte* word(std::uint32_t at) {
+    return data_ + places_.offset(first_ - window_first_ + at) * static_cast<std::int64_t>(sizeof(T));
+  }
+  template <class T>
+  std::byte* word_ahead(std::uint32_t at) {
+    return data_ + ahead_.offset(first_ - window_first_ + at) * static_cast<std::int64_t>(sizeof(T));
+  }
+  std::uint64_t index(std::uint32_t at) {
+    return digest_first_ + static_cast<std::uint64_t>(indices_.offset(first_ + at));
+  }
+
+ private:
+  std::byte* data_;
+  std::uint64_t first_;
+  std::uint64_t window_first_ = 0;
+  std::uint64_t digest_first_;
+  ElementWalk places_;
+  ElementWalk ahead_;
+  ElementWalk indices_;
+};
+
+template <class T, ValueCodec kCodec, bool kDigest, class Places>
+void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Direction direction, Places places,
+                   DigestSum& sum) {
   const bool floating = is_floating(target.dtype);
   const bool inverse = direction == Direction::kInverse;
   const std::uint32_t* positions = decoded.dense ? nullptr : decoded.positions.data();
+  const Hash128 key = kDigest ? target.index->key : Hash128{};
   for (std::uint32_t i = 0; i < decoded.count; ++i) {
     const std::uint32_t at = positions != nullptr ? positions[i] : i;
     if (positions != nullptr) {
-      __builtin_prefetch(window + positions[std::min(i + kPrefetchDistance, decoded.count - 1)] * sizeof(T), 1);
+      const std::uint32_t ahead = positions[std::min(i + kPrefetchDistance, decoded.count - 1)];
+      __builtin_prefetch(places.template word_ahead<T>(ahead), 1);
     }
-    const T old_bits = load_word<T>(window, at);
+    std::byte* const word = places.template word<T>(at);
+    const T old_bits = load_word<T>(word);
     const T new_bits = changed_bits(old_bits, decoded.coded[i], kCodec, floating, inverse);
-    store_word(window, at, new_bits);
-    if constexpr (kDigest) {
-      digest_replace(sum, target.key.lo, target.key.hi, block.first_element + at, old_bits, new_bits);
-    }
+    store_word(word, 0, new_bits);
+    if constexpr (kDigest) digest_replace(sum, key.lo, key.hi, places.index(at), old_bits, new_bits);
     if (target.replaced != nullptr) {
       const auto* bytes = reinterpret_cast<const std::byte*>(&old_bits);
       target.replaced->insert(target.replaced->end(), bytes, bytes + sizeof(T));
@@ -37,26 +94,37 @@ void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const 
   }
 }
 
+template <class T, ValueCodec kCodec>
+void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
+                   Direction direction, DigestSum& sum) {
+  const bool flat = target.view == nullptr && (target.index == nullptr || target.index->flat);
+  const auto run = [&]<bool kDigest>() {
+    if (flat) {
+      write_changes<T, kCodec, kDigest>(decoded, target, direction, FlatPlaces(block, target), sum);
+    } else {
+      write_changes<T, kCodec, kDigest>(decoded, target, direction, StridedPlaces(block, target), sum);
+    }
+  };
+  if (target.change != nullptr) {
+    run.template operator()<true>();
+  } else {
+    run.template operator()<false>();
+  }
+}
+
 template <class T>
 void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
                    Direction direction) {
   DigestSum sum;
-  const auto run = [&]<ValueCodec kCodec>() {
-    if (target.change != nullptr) {
-      write_changes<T, kCodec, true>(decoded, block, target, direction, sum);
-    } else {
-      write_changes<T, kCodec, false>(decoded, block, target, direction, sum);
-    }
-  };
   switch (block.coding.values) {
     case ValueCodec::kRaw:
-      run.template operator()<ValueCodec::kRaw>();
+      write_changes<T, ValueCodec::kRaw>(decoded, block, target, direction, sum);
       break;
     case ValueCodec::kXor:
-      run.template operator()<ValueCodec::kXor>();
+      write_changes<T, ValueCodec::kXor>(decoded, block, target, direction, sum);
       break;
     case ValueCodec::kUlp:
-      run.template operator()<ValueCodec::kUlp>();
+      write_changes<T, ValueCodec::kUlp>(decoded, block, target, direction, sum);
       break;
   }
   if (target.change != nullptr) *target.change += StateDigest{{sum.lo, sum.hi}};

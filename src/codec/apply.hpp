@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "codec/block_decoder.hpp"
+#include "core/tensor_view.hpp"
 #include "sparsecast/digest.hpp"
 
 namespace sparsecast {
@@ -29,12 +30,22 @@ struct ApplyScratch {
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 
 struct ApplyTarget {
-  std::byte* window = nullptr;  ///< Bits of the block's `span` elements; any alignment.
+  std::byte* window = nullptr;  ///< Bits of the block's `span` elements, or with `view`, of the tensor; any alignment.
   DType dtype = DType::kBF16;
-  Hash128 key;                    ///< The tensor's digest key.
-  StateDigest* change = nullptr;  ///< Gains the change of the digest; null: no digest is computed.
-  Bytes* replaced = nullptr;      ///< The bits that were overwritten are appended, in order; null: not kept.
+  const StridedView* view = nullptr;   ///< Where the tensor's elements lie; null: they follow one another.
+  const DigestIndex* index = nullptr;  ///< Where they count in the digest; needed with `change` only.
+  StateDigest* change = nullptr;       ///< Gains the change of the digest; null: no digest is computed.
+  Bytes* replaced = nullptr;           ///< The bits that were overwritten are appended, in order; null: not kept.
 };
+
+/// The target of a block of a whole tensor at `data`, without digest.
+inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dtype, const BlockRef& block) {
+  ApplyTarget target;
+  target.window = view != nullptr ? data : data + block.first_element * element_size(dtype);
+  target.dtype = dtype;
+  target.view = view;
+  return target;
+}
 
 /// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written. Direction
 /// kInverse needs `xor` or `ulp` words (Error{kUsage}). Returns the number of elements that the block names.

@@ -86,7 +86,8 @@ template <class Visit>
 void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const {
   const DType dtype = table_[tensor].dtype;
   const bool floating = is_floating(dtype);
-  const LiveElements& live = live_[tensor];
+  const std::byte* const live = live_[tensor].data;
+  ElementWalk places(live_[tensor].strides.empty() ? nullptr : &views_[tensor]);
   with_word(element_size(dtype), [&]<class T>() {
     DecodedBlock<T>& decoded = scratch.get<T>();
     for (std::size_t b = run.begin; b < run.end; ++b) {
@@ -95,10 +96,8 @@ void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch&
       for (std::uint32_t i = 0; i < decoded.count; ++i) {
         const std::uint64_t element = block.first_element + (decoded.dense ? i : decoded.positions[i]);
         T old_bits = decoded.coded[i];
-        if (live.data != nullptr) {
-          const std::int64_t offset =
-              live.strides.empty() ? static_cast<std::int64_t>(element) : strided_offset(views_[tensor], element);
-          old_bits = load_word<T>(live.data + offset * static_cast<std::int64_t>(sizeof(T)));
+        if (live != nullptr) {
+          old_bits = load_word<T>(live + places.offset(element) * static_cast<std::int64_t>(sizeof(T)));
         }
         visit(element, old_bits, changed_bits(old_bits, decoded.coded[i], block.coding.values, floating, inverse_));
       }
@@ -108,7 +107,8 @@ void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch&
 
 StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const {
   const NanPattern pattern = nan_pattern(table_[tensor].dtype);
-  const Hash128& key = table_.digest_key(tensor);
+  const DigestIndex index = digest_index_of(table_, tensor);
+  ElementWalk indices = index.walk();
   const bool known = live_[tensor].data != nullptr;
   DigestSum sum;
   visit_run(run, tensor, scratch, [&]<class T>(std::uint64_t element, T old_bits, T new_bits) {
@@ -118,7 +118,9 @@ StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyS
                               element, new_bits),
                   name_of(table_[tensor]));
     }
-    if (known) digest_replace(sum, key.lo, key.hi, element, old_bits, new_bits);
+    if (!known) return;
+    const std::uint64_t at = index.first + static_cast<std::uint64_t>(indices.offset(element));
+    digest_replace(sum, index.key.lo, index.key.hi, at, old_bits, new_bits);
   });
   return StateDigest{{sum.lo, sum.hi}};
 }

@@ -12,12 +12,9 @@
 
 namespace sparsecast {
 
-/// Where a live tensor lies that `xor` and `ulp` words refer to; it is only read. Without `strides` it is contiguous;
-/// with them, as MaskedCopyLayout's. A null pointer: unknown, for `raw` deltas.
-struct LiveElements {
-  const std::byte* data = nullptr;  ///< Any alignment.
-  std::vector<std::int64_t> strides;
-};
+/// Where a live tensor lies that `xor` and `ulp` words refer to; it is only read. A null pointer: unknown, for `raw`
+/// deltas.
+using LiveElements = ConstHostTensor;
 
 /// Built for one delta before anything is written: the constructor refuses what NaN-masked tensors cannot carry. A
 /// block may name elements that do not change, NaNs among them: their new bits are the live ones, and a masked copy

@@ -154,13 +154,25 @@ SealedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::u
   return {record.bytes(), checksum};
 }
 
+/// What element `i` of a tensor counts as.
+std::uint64_t reference_index(const TensorSpec& spec, const DigestOrigin& origin, std::uint64_t i) {
+  if (origin.strides.empty()) return origin.first + i;
+  std::uint64_t index = origin.first;
+  for (std::size_t d = spec.shape.size(); d > 0; --d) {
+    index += i % spec.shape[d - 1] * static_cast<std::uint64_t>(origin.strides[d - 1]);
+    i /= spec.shape[d - 1];
+  }
+  return index;
+}
+
 }  // namespace
 
 StateDigest reference_digest(const TensorTable& table, std::span<const ConstTensorBytes> tensors) {
   Wide digest = 0;
   for (std::size_t t = 0; t < table.size(); ++t) {
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
-      digest += mix(table.digest_key(t), i, reference_element(tensors[t], table[t].dtype, i));
+      const std::uint64_t index = reference_index(table[t], table.digest_origin(t), i);
+      digest += mix(table.digest_key(t), index, reference_element(tensors[t], table[t].dtype, i));
     }
   }
   return {{static_cast<std::uint64_t>(digest), static_cast<std::uint64_t>(digest >> 64)}};

@@ -60,6 +60,12 @@ class SectionBuilder {
     return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
   }
 
+  /// Whether end_tile(count, ...) may make use of the tile's new bits.
+  bool needs_current(std::uint32_t count) const {
+    if (values_ != ValueCodec::kRaw || count == 0) return false;
+    return count >= kBlockChanges || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;
+  }
+
   /// The slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null when unknown.
   void end_tile(std::uint32_t count, const std::byte* current) {
     if (count == 0) return;

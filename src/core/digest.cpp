@@ -1,30 +1,59 @@
 #include "sparsecast/digest.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/digest_common.hpp"
 #include "core/parallel.hpp"
+#include "core/tensor_digest.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
 namespace {
 
-template <class T>
-DigestSum sum_span(const Hash128& key, std::uint64_t first, const std::byte* bits, std::size_t count) {
+/// `count` elements, each `step` elements of memory behind the one before, and `index_step` behind it in the digest.
+/// Steps are numbers, or kOne where the compiler is to know.
+template <class T, class IndexStep, class Step>
+DigestSum sum_run(const Hash128& key, std::uint64_t first, IndexStep index_step, const std::byte* bits, Step step,
+                  std::uint64_t count) {
+  const auto add = [&](DigestSum& sum, std::uint64_t i) {
+    const auto at = static_cast<std::int64_t>(i) * step * static_cast<std::int64_t>(sizeof(T));
+    digest_add(sum, digest_multiplier(key.lo, first + i * static_cast<std::uint64_t>(std::int64_t{index_step})),
+               digest_multiplicand(key.hi, load_word<T>(bits + at)));
+  };
   // Two accumulators: the additions with carry are the longest dependency chain.
   DigestSum even;
   DigestSum odd;
-  std::size_t i = 0;
+  std::uint64_t i = 0;
   for (; i + 2 <= count; i += 2) {
-    digest_add(even, digest_multiplier(key.lo, first + i), digest_multiplicand(key.hi, load_word<T>(bits, i)));
-    digest_add(odd, digest_multiplier(key.lo, first + i + 1), digest_multiplicand(key.hi, load_word<T>(bits, i + 1)));
+    add(even, i);
+    add(odd, i + 1);
   }
-  if (i < count) {
-    digest_add(even, digest_multiplier(key.lo, first + i), digest_multiplicand(key.hi, load_word<T>(bits, i)));
-  }
+  if (i < count) add(even, i);
   StateDigest total{{even.lo, even.hi}};
   total += StateDigest{{odd.lo, odd.hi}};
   return {total.value.lo, total.value.hi};
+}
+
+constexpr std::integral_constant<std::int64_t, 1> kOne;
+
+/// Run by run: those of the memory and those of the digest need not end together.
+template <class T>
+StateDigest sum_strided(const DigestIndex& index, const TensorView& tensor, std::uint64_t first, std::uint64_t count) {
+  ElementWalk places(tensor.view);
+  ElementWalk indices = index.walk();
+  StateDigest total;
+  for (const std::uint64_t end = first + count; first < end;) {
+    const std::byte* bits = tensor.data + places.offset(first) * static_cast<std::int64_t>(sizeof(T));
+    const std::uint64_t at = index.first + static_cast<std::uint64_t>(indices.offset(first));
+    const std::uint64_t length = std::min({places.left(first), indices.left(first), end - first});
+    const DigestSum run = places.step() == 1 && indices.step() == 1
+                              ? sum_run<T>(index.key, at, kOne, bits, kOne, length)
+                              : sum_run<T>(index.key, at, indices.step(), bits, places.step(), length);
+    total += StateDigest{{run.lo, run.hi}};
+    first += length;
+  }
+  return total;
 }
 
 }  // namespace
@@ -32,35 +61,57 @@ DigestSum sum_span(const Hash128& key, std::uint64_t first, const std::byte* bit
 StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first, std::span<const std::byte> bits) {
   const std::size_t bytes = element_size(dtype);
   const DigestSum total =
-      with_word(bytes, [&]<class T>() { return sum_span<T>(key, first, bits.data(), bits.size() / bytes); });
+      with_word(bytes, [&]<class T>() { return sum_run<T>(key, first, kOne, bits.data(), kOne, bits.size() / bytes); });
   return {{total.lo, total.hi}};
 }
 
-std::vector<StateDigest> digest_tensors(const TensorTable& table, std::span<const ConstTensorBytes> tensors,
-                                        int threads) {
+StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,
+                            std::uint64_t count) {
+  const std::size_t bytes = element_size(dtype);
+  if (index.flat && tensor.view == nullptr) {
+    return digest_span(index.key, dtype, index.first + first, {tensor.data + first * bytes, count * bytes});
+  }
+  return with_word(bytes, [&]<class T>() { return sum_strided<T>(index, tensor, first, count); });
+}
+
+std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t first_tensor,
+                                        std::span<const TensorView> tensors, int threads) {
   struct Slice {
-    std::size_t tensor;
+    std::size_t tensor;  // Of `tensors`.
     std::uint64_t first;
     std::uint64_t count;
     StateDigest digest;
   };
   constexpr std::uint64_t kSliceElems = std::uint64_t{1} << 20;
   std::vector<Slice> slices;
-  for (std::size_t t = 0; t < table.size(); ++t) {
-    const std::uint64_t elements = table[t].elements();
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::uint64_t elements = table[first_tensor + t].elements();
     for (std::uint64_t first = 0; first < elements; first += kSliceElems) {
       slices.push_back({t, first, std::min(kSliceElems, elements - first), {}});
     }
   }
   parallel_for(threads, slices.size(), [&](std::size_t, std::size_t i) {
     Slice& slice = slices[i];
-    const std::size_t size = element_size(table[slice.tensor].dtype);
-    slice.digest = digest_span(table.digest_key(slice.tensor), table[slice.tensor].dtype, slice.first,
-                               tensors[slice.tensor].subspan(slice.first * size, slice.count * size));
+    const std::size_t tensor = first_tensor + slice.tensor;
+    slice.digest = digest_elements(digest_index_of(table, tensor), table[tensor].dtype, tensors[slice.tensor],
+                                   slice.first, slice.count);
   });
-  std::vector<StateDigest> digests(table.size());
+  std::vector<StateDigest> digests(tensors.size());
   for (const Slice& slice : slices) digests[slice.tensor] += slice.digest;
   return digests;
+}
+
+std::vector<StateDigest> digest_tensors(const TensorTable& table, std::span<const ConstTensorBytes> tensors,
+                                        int threads) {
+  std::vector<TensorView> views;
+  for (const ConstTensorBytes tensor : tensors) views.push_back({tensor.data(), nullptr});
+  return digest_tensors(table, 0, views, threads);
+}
+
+std::vector<StateDigest> digest_tensors(const TensorTable& table, const std::vector<ConstHostTensor>& tensors,
+                                        int threads) {
+  const auto places = place_tensors(table, tensors, "host");
+  return digest_tensors(table, 0, std::vector<TensorView>(places.begin(), places.end()), threads);
 }
 
 StateDigest sum(std::span<const StateDigest> parts) noexcept {

@@ -63,6 +63,9 @@ inline StridedView make_strided_view(std::span<const std::uint64_t> shape, std::
 /// Offset of row-major element `index`, in elements.
 SPARSECAST_HD std::int64_t strided_offset(const StridedView& view, std::uint64_t index) {
   std::int64_t offset = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1  // Kernels have no registers for several dimensions at a time.
+#endif
   for (std::uint32_t d = 0; d + 1 < view.rank; ++d) {
     const std::uint64_t quotient = divide(index, view.extents[d]);
     offset += static_cast<std::int64_t>(index - quotient * view.extents[d].divisor) * view.strides[d];

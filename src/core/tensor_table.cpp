@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/tensor_view.hpp"
 #include "core/utf8.hpp"
 #include "sparsecast/error.hpp"
 
@@ -111,9 +112,25 @@ TensorTable::TensorTable(std::vector<TensorSpec> specs) : specs_(std::move(specs
     if (elements_ > kMaxTotalElements) throw Error(ErrorCode::kUsage, "the table has more than 2^60 elements");
     const std::size_t begin = bytes.size();
     append_entry(bytes, spec);
-    keys_.push_back(xxh3_128(std::span(bytes).subspan(begin)));
+    origins_.push_back({xxh3_128(std::span(bytes).subspan(begin)), 0, {}});
   }
   hash_ = xxh3_128(bytes);
+}
+
+TensorTable::TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin> origins)
+    : TensorTable(std::move(specs)) {
+  if (origins.size() != specs_.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} digest origins for {} tensors", origins.size(), specs_.size()));
+  }
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    if (!origins[i].strides.empty() && origins[i].strides.size() != specs_[i].shape.size()) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("{} strides for {} dimensions", origins[i].strides.size(), specs_[i].shape.size()),
+                  fmt::format("tensor '{}'", excerpt(specs_[i].name)));
+    }
+    view_of_tensor(specs_[i], origins[i].strides);  // Refuses what no digest could follow.
+  }
+  origins_ = std::move(origins);
 }
 
 std::optional<std::size_t> TensorTable::find(std::string_view name) const {

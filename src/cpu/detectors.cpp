@@ -1,10 +1,11 @@
-// The CPU detectors (DESIGN §4): compare, host snapshot, fused cast, caller's mask.
+// The CPU detectors that keep no snapshot (DESIGN §4): compare, fused cast, caller's mask.
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "core/tensor_view.hpp"
+#include "cpu/detector_parts.hpp"
 #include "cpu/kernels.hpp"
 #include "sparsecast/detector.hpp"
 #include "sparsecast/error.hpp"
@@ -12,92 +13,36 @@
 namespace sparsecast {
 namespace {
 
-template <class Span>
-void require_sizes(const TensorTable& table, const std::vector<Span>& tensors, const char* what) {
-  if (tensors.size() != table.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} {} tensors for a table of {}", tensors.size(), what, table.size()));
-  }
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    if (tensors[i].size_bytes() != table[i].bytes()) {
-      throw Error(ErrorCode::kUsage,
-                  fmt::format("{} bytes of {} for {} bytes", tensors[i].size_bytes(), what, table[i].bytes()),
-                  fmt::format("tensor '{}'", table[i].name));
-    }
-  }
-}
-
-/// Long enough that asking costs little, short enough that the processor goes on fetching the arrays ahead while
-/// changes are coded (bench/results).
-constexpr std::uint32_t kPart = 1024;
-
-/// Bytes of an element, by tensor.
-std::vector<std::size_t> element_sizes(const TensorTable& table) {
-  std::vector<std::size_t> sizes;
-  for (const TensorSpec& spec : table) sizes.push_back(element_size(spec.dtype));
-  return sizes;
-}
-
 class CompareDetector : public Detector {
  public:
-  CompareDetector(const TensorTable& table, std::vector<ConstTensorBytes> current, std::vector<ConstTensorBytes> base)
-      : sizes_(element_sizes(table)), current_(std::move(current)), base_(std::move(base)) {
-    require_sizes(table, current_, "current");
-    require_sizes(table, base_, "base");
-  }
+  CompareDetector(const TensorTable& table, const std::vector<ConstTensorBytes>& current,
+                  const std::vector<ConstTensorBytes>& base)
+      : sizes_(element_sizes(table)),
+        current_(host_tensors(table, current, "current")),
+        base_(host_tensors(table, base, "base")) {}
 
-  std::uint32_t part() const noexcept override { return kPart; }
+  std::uint32_t part() const noexcept override { return kDetectorPart; }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     const std::size_t size = sizes_[tensor];
     TileView view;
-    view.current = current_[tensor].data() + first * size;
-    view.old = base_[tensor].data() + first * size;
+    view.current = current_[tensor].data + first * size;
+    view.old = base_[tensor].data + first * size;
     view.changed = cpu::compare_tile(view.current, view.old, count, size, workspace.positions);
     return view;
   }
-  ConstTensorBytes current(std::size_t tensor) const override { return current_[tensor]; }
+  ConstHostTensor current(std::size_t tensor) const override { return current_[tensor]; }
   bool knows_old() const noexcept override { return true; }
 
  private:
   std::vector<std::size_t> sizes_;
-  std::vector<ConstTensorBytes> current_;
-  std::vector<ConstTensorBytes> base_;
-};
-
-class HostSnapshot : public Detector {
- public:
-  HostSnapshot(const TensorTable& table, std::vector<ConstTensorBytes> live)
-      : sizes_(element_sizes(table)), live_(std::move(live)) {
-    require_sizes(table, live_, "live");
-    for (const ConstTensorBytes tensor : live_) copies_.emplace_back(tensor.begin(), tensor.end());
-    for (auto& copy : copies_) views_.emplace_back(copy);
-  }
-
-  std::uint32_t part() const noexcept override { return kPart; }
-  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
-    const std::size_t size = sizes_[tensor];
-    TileView view;
-    view.current = live_[tensor].data() + first * size;
-    view.refresh = views_[tensor].data() + first * size;
-    view.old = view.refresh;
-    view.changed = cpu::compare_tile(view.current, view.old, count, size, workspace.positions);
-    return view;
-  }
-  ConstTensorBytes current(std::size_t tensor) const override { return live_[tensor]; }
-  std::span<const TensorBytes> snapshot() const noexcept override { return views_; }
-  bool knows_old() const noexcept override { return true; }
-
- private:
-  std::vector<std::size_t> sizes_;
-  std::vector<ConstTensorBytes> live_;
-  std::vector<std::vector<std::byte>> copies_;
-  std::vector<TensorBytes> views_;
+  std::vector<ConstHostTensor> current_;
+  std::vector<ConstHostTensor> base_;
 };
 
 class FusedCast : public Detector {
  public:
-  FusedCast(const TensorTable& table, std::vector<std::span<const float>> masters, std::vector<TensorBytes> bf16)
-      : table_(table), masters_(std::move(masters)), bf16_(std::move(bf16)) {
-    require_sizes(table_, bf16_, "bf16");
+  FusedCast(const TensorTable& table, std::vector<std::span<const float>> masters, const std::vector<TensorBytes>& bf16)
+      : table_(table), masters_(std::move(masters)), bf16_(host_tensors(table, bf16, "bf16")) {
     if (masters_.size() != table_.size()) throw Error(ErrorCode::kUsage, "one span of masters a tensor is needed");
     for (std::size_t i = 0; i < table_.size(); ++i) {
       const std::string where = fmt::format("tensor '{}'", table_[i].name);
@@ -107,52 +52,47 @@ class FusedCast : public Detector {
         throw Error(ErrorCode::kUsage,
                     fmt::format("{} masters for {} elements", masters_[i].size(), table_[i].elements()), where);
       }
-      if (reinterpret_cast<std::uintptr_t>(bf16_[i].data()) % 2 != 0) {
+      if (reinterpret_cast<std::uintptr_t>(bf16_[i].data) % 2 != 0) {
         throw Error(ErrorCode::kUsage, "the bf16 tensor is not aligned to its elements", where);
       }
     }
   }
 
-  std::uint32_t part() const noexcept override { return kPart; }
+  std::uint32_t part() const noexcept override { return kDetectorPart; }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     TileView view;
-    view.current = bf16_[tensor].data() + first * 2;
+    view.current = bf16_[tensor].data + first * 2;
     view.old = workspace.kept;
     if (masters_[tensor].empty()) return view;
     view.changed = cpu::cast_tile(masters_[tensor].data() + first, count,
-                                  reinterpret_cast<std::uint16_t*>(bf16_[tensor].data()) + first,
+                                  reinterpret_cast<std::uint16_t*>(bf16_[tensor].data) + first,
                                   reinterpret_cast<std::uint16_t*>(workspace.kept), workspace.positions);
     return view;
   }
-  ConstTensorBytes current(std::size_t tensor) const override { return bf16_[tensor]; }
+  ConstHostTensor current(std::size_t tensor) const override { return {bf16_[tensor].data, {}}; }
   bool knows_old() const noexcept override { return true; }
   bool consumes_changes() const noexcept override { return true; }
 
  private:
   const TensorTable& table_;
   std::vector<std::span<const float>> masters_;
-  std::vector<TensorBytes> bf16_;
+  std::vector<HostTensor> bf16_;
 };
 
 }  // namespace
 
 std::unique_ptr<Detector> make_compare_detector(const TensorTable& table, std::vector<ConstTensorBytes> current,
                                                 std::vector<ConstTensorBytes> base) {
-  return std::make_unique<CompareDetector>(table, std::move(current), std::move(base));
-}
-
-std::unique_ptr<Detector> make_host_snapshot(const TensorTable& table, std::vector<ConstTensorBytes> live) {
-  return std::make_unique<HostSnapshot>(table, std::move(live));
+  return std::make_unique<CompareDetector>(table, current, base);
 }
 
 std::unique_ptr<Detector> make_fused_cast(const TensorTable& table, std::vector<std::span<const float>> masters,
                                           std::vector<TensorBytes> bf16) {
-  return std::make_unique<FusedCast>(table, std::move(masters), std::move(bf16));
+  return std::make_unique<FusedCast>(table, std::move(masters), bf16);
 }
 
-MaskDetector::MaskDetector(const TensorTable& table, std::vector<ConstTensorBytes> live)
-    : table_(table), live_(std::move(live)) {
-  require_sizes(table_, live_, "live");
+MaskDetector::MaskDetector(const TensorTable& table, const std::vector<ConstTensorBytes>& live)
+    : table_(table), live_(host_tensors(table, live, "live")) {
   for (const TensorSpec& spec : table_) flags_.emplace_back((spec.elements() + 63) / 64);
   in_flight_ = flags_;
 }
@@ -188,11 +128,11 @@ void MaskDetector::aborted() {
 
 TileView MaskDetector::detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) {
   TileView view;
-  view.current = live_[tensor].data() + first * element_size(table_[tensor].dtype);
+  view.current = live_[tensor].data + first * element_size(table_[tensor].dtype);
   view.changed = cpu::expand_tile(flags_[tensor].data() + first / 64, count, workspace.positions);
   return view;
 }
 
-ConstTensorBytes MaskDetector::current(std::size_t tensor) const { return live_[tensor]; }
+ConstHostTensor MaskDetector::current(std::size_t tensor) const { return live_[tensor]; }
 
 }  // namespace sparsecast

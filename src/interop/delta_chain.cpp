@@ -61,8 +61,8 @@ struct Window {
     before.resize(block.span * element_size(dtype));
     store.read(block.tensor, block.first_element * element_size(dtype), before);
     after = before;
-    apply_block(block, {after.data(), dtype, store.table().digest_key(block.tensor), change, nullptr},
-                Direction::kForward, scratch);
+    const DigestIndex index = digest_index_of(store.table(), block.tensor);
+    apply_block(block, {after.data(), dtype, nullptr, &index, change, nullptr}, Direction::kForward, scratch);
   }
 };
 

@@ -23,7 +23,7 @@ class ReleasingDetector : public Detector {
     pass(run_of(workspace), tensor, first * size, (first + count) * size);
     return inner_->detect(tensor, first, count, workspace);
   }
-  ConstTensorBytes current(std::size_t tensor) const override { return inner_->current(tensor); }
+  ConstHostTensor current(std::size_t tensor) const override { return inner_->current(tensor); }
   bool knows_old() const noexcept override { return inner_->knows_old(); }
   void finish() override {
     for (auto& [workspace, run] : runs_) release(run);
@@ -94,7 +94,7 @@ class SparseStepDetector : public Detector {
     view.current = workspace.kept;
     return view;
   }
-  ConstTensorBytes current(std::size_t) const override {
+  ConstHostTensor current(std::size_t) const override {
     throw Error(ErrorCode::kUsage, "a sparse step has no full tensors; its result digest is computed from the changes");
   }
   bool knows_old() const noexcept override { return true; }

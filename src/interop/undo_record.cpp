@@ -37,7 +37,8 @@ class UndoBuilder {
     old_.resize(block.span * size);
     store_.read(block.tensor, block.first_element * size, old_);
     new_ = old_;
-    const ApplyTarget target{new_.data(), spec.dtype, store_.table().digest_key(block.tensor), &change_, nullptr};
+    const DigestIndex index = digest_index_of(store_.table(), block.tensor);
+    const ApplyTarget target{new_.data(), spec.dtype, nullptr, &index, &change_, nullptr};
     apply_block(block, target, Direction::kForward, scratch_);
     with_word(size, [&]<class T>() { add_tiles<T>(block, builder<T>(block)); });
   }

@@ -13,6 +13,7 @@
 #include "codec/frame_writer.hpp"
 #include "core/digest_common.hpp"
 #include "core/parallel.hpp"
+#include "core/tensor_view.hpp"
 #include "core/trace.hpp"
 #include "core/word.hpp"
 
@@ -49,25 +50,98 @@ struct Worker {
 struct TileContext {
   std::uint64_t first = 0;  ///< Element of the tensor at which the view starts.
   std::uint32_t base = 0;   ///< Added to positions within the view: those within the block.
-  Hash128 key;
+  const DigestIndex* index = nullptr;
   bool floating = false;
 };
 
+/// Elements that follow one another in all memory, and in the digest.
+class FlatElements {
+ public:
+  FlatElements(const TileView& view, const TileContext& tile)
+      : current_(view.current), first_(tile.index->first + tile.first) {}
+
+  template <class T>
+  const std::byte* current(std::uint32_t at) const {
+    return current_ + at * sizeof(T);
+  }
+  template <class T>
+  std::int64_t old_offset(std::uint32_t at) const {
+    return static_cast<std::int64_t>(at * sizeof(T));
+  }
+  std::uint64_t index(std::uint32_t at) const { return first_ + at; }
+
+ private:
+  const std::byte* current_;
+  std::uint64_t first_;
+};
+
+/// Elements of views.
+class StridedElements {
+ public:
+  StridedElements(const TileView& view, const TileContext& tile)
+      : current_(view.current),
+        // A pointer without a view is that of the tile's part.
+        current_first_(view.current_view != nullptr ? tile.first : 0),
+        old_first_(view.old_view != nullptr ? tile.first : 0),
+        first_(tile.first),
+        digest_first_(tile.index->first),
+        current_walk_(view.current_view),
+        old_walk_(view.old_view),
+        index_walk_(tile.index->walk()) {}
+
+  template <class T>
+  const std::byte* current(std::uint32_t at) {
+    return current_ + current_walk_.offset(current_first_ + at) * static_cast<std::int64_t>(sizeof(T));
+  }
+  template <class T>
+  std::int64_t old_offset(std::uint32_t at) {
+    return old_walk_.offset(old_first_ + at) * static_cast<std::int64_t>(sizeof(T));
+  }
+  std::uint64_t index(std::uint32_t at) {
+    return digest_first_ + static_cast<std::uint64_t>(index_walk_.offset(first_ + at));
+  }
+
+ private:
+  const std::byte* current_;
+  std::uint64_t current_first_;
+  std::uint64_t old_first_;
+  std::uint64_t first_;
+  std::uint64_t digest_first_;
+  ElementWalk current_walk_;
+  ElementWalk old_walk_;
+  ElementWalk index_walk_;
+};
+
 /// Gathers the changed elements' bits, turns them into coded words, refreshes the snapshot and sums the digest.
-template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
-void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* found, std::uint32_t* positions,
-                  T* coded, DigestSum& sum) {
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
+void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
+                   std::uint32_t* positions, T* coded, DigestSum& sum) {
+  const Hash128 key = tile.index->key;
   for (std::uint32_t i = 0; i < view.changed; ++i) {
     const std::uint32_t at = found[i];
     positions[i] = tile.base + at;
-    const T new_bits = load_word<T>(view.current, at);
+    const T new_bits = load_word<T>(elements.template current<T>(at));
     T old_bits = 0;
-    if constexpr (kCodec != ValueCodec::kRaw || kDigest) old_bits = load_word<T>(view.old, at);
+    [[maybe_unused]] const std::int64_t old_offset = elements.template old_offset<T>(at);
+    if constexpr (kCodec != ValueCodec::kRaw || kDigest) old_bits = load_word<T>(view.old + old_offset);
     if constexpr (kCodec == ValueCodec::kRaw) coded[i] = new_bits;
     if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
     if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
-    if constexpr (kRefresh) store_word(view.refresh, at, new_bits);
-    if constexpr (kDigest) digest_replace(sum, tile.key.lo, tile.key.hi, tile.first + at, old_bits, new_bits);
+    if constexpr (kRefresh) store_word(view.refresh + old_offset, 0, new_bits);
+    if constexpr (kDigest) digest_replace(sum, key.lo, key.hi, elements.index(at), old_bits, new_bits);
+  }
+}
+
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
+void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* found, std::uint32_t* positions,
+                  T* coded, DigestSum& sum) {
+  const auto code = [&](auto elements) {
+    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, positions, coded, sum);
+  };
+  if (view.current_view == nullptr && view.old_view == nullptr && tile.index->flat) {
+    code(FlatElements(view, tile));
+  } else {
+    code(StridedElements(view, tile));
   }
 }
 
@@ -101,6 +175,20 @@ struct Job {
   std::uint32_t part;  ///< Elements asked of the detector at a time.
 };
 
+/// The bits of a tile of a strided tensor, one after another.
+template <class T>
+const std::byte* gather_tile(const TileView& view, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) {
+  ElementWalk places(view.current_view);
+  for (std::uint32_t at = 0; at < count;) {
+    const std::byte* from = view.current + places.offset(first + at) * static_cast<std::int64_t>(sizeof(T));
+    const auto length = static_cast<std::uint32_t>(std::min<std::uint64_t>(places.left(first + at), count - at));
+    const std::int64_t step = places.step() * static_cast<std::int64_t>(sizeof(T));
+    for (std::uint32_t i = 0; i < length; ++i, from += step) store_word(workspace.kept, at + i, load_word<T>(from));
+    at += length;
+  }
+  return workspace.kept;
+}
+
 /// Detects and codes one tile of `count` elements, part by part while each is in the nearest cache.
 template <class T>
 void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32_t count, TileWorkspace& workspace,
@@ -109,13 +197,17 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
   const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
   const std::byte* current = nullptr;
   std::uint32_t changed = 0;
+  TileView view;
   for (std::uint32_t at = 0; at < count; at += job.part) {
     tile.first = first + at;
     tile.base = slot.base + at;
-    const TileView view = job.detector.detect(task.tensor, tile.first, std::min(job.part, count - at), workspace);
+    view = job.detector.detect(task.tensor, tile.first, std::min(job.part, count - at), workspace);
     if (at == 0) current = view.current;
     code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, sum);
     changed += view.changed;
+  }
+  if (view.current_view != nullptr) {
+    current = builder.needs_current(changed) ? gather_tile<T>(view, first, count, workspace) : nullptr;
   }
   builder.end_tile(changed, current);
 }
@@ -123,7 +215,8 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
 template <class T>
 void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlocks& out) {
   const TensorSpec& spec = job.table[task.tensor];
-  TileContext tile{0, 0, job.table.digest_key(task.tensor), is_floating(spec.dtype)};
+  const DigestIndex index = digest_index_of(job.table, task.tensor);
+  TileContext tile{0, 0, &index, is_floating(spec.dtype)};
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
   DigestSum sum;
@@ -261,7 +354,7 @@ CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHea
     encoded.commit.result_digest = header.base_digest;
     encoded.commit.result_digest += encoded.digest_change;
   } else {
-    std::vector<ConstTensorBytes> current;
+    std::vector<ConstHostTensor> current;
     for (std::size_t t = 0; t < table.size(); ++t) current.push_back(detector.current(t));
     encoded.commit.result_digest = sum(digest_tensors(table, current, options.threads));
   }

@@ -17,8 +17,10 @@ class HostPublisherBackend final : public PublisherBackend {
   }
 
   StateDigest digest() override {
-    std::vector<ConstTensorBytes> tensors;
-    for (std::size_t t = 0; t < table_.size(); ++t) tensors.push_back(detector_.current(t));
+    // The live weights may have moved on from what receivers hold, which a snapshot knows.
+    std::vector<ConstHostTensor> tensors;
+    for (const HostTensor& tensor : detector_.snapshot()) tensors.push_back({tensor.data, tensor.strides});
+    for (std::size_t t = tensors.size(); t < table_.size(); ++t) tensors.push_back(detector_.current(t));
     return sum(digest_tensors(table_, tensors, options_.threads));
   }
 
@@ -31,15 +33,14 @@ class HostPublisherBackend final : public PublisherBackend {
   std::vector<Bytes> take_frames() override { return std::move(frames_); }
 
   void apply_to_snapshot(const Delta& delta, Direction direction) override {
-    const std::span<const TensorBytes> snapshot = detector_.snapshot();
+    const std::span<const HostTensor> tensors = detector_.snapshot();
+    const auto snapshot = place_tensors(table_, std::vector<HostTensor>(tensors.begin(), tensors.end()), "snapshot");
     ApplyScratch scratch;
     for (const Bytes& record : delta.frames) {
       const FrameReader frame(record, delta.info, table_);
       for (const BlockRef& block : frame.blocks()) {
-        const TensorSpec& spec = table_[block.tensor];
-        ApplyTarget target;
-        target.window = snapshot[block.tensor].data() + block.first_element * element_size(spec.dtype);
-        target.dtype = spec.dtype;
+        const auto& place = snapshot[block.tensor];
+        const ApplyTarget target = target_in(place.data, place.view.get(), table_[block.tensor].dtype, block);
         apply_block(block, target, direction, scratch);
       }
     }

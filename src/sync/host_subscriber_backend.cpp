@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -9,6 +7,7 @@
 #include "codec/nan_masked.hpp"
 #include "codec/record_layout.hpp"
 #include "core/parallel.hpp"
+#include "core/tensor_digest.hpp"
 #include "sync/subscriber_backend.hpp"
 
 namespace sparsecast {
@@ -37,7 +36,7 @@ constexpr std::size_t kBlocksPerRun = 64;
 
 class HostSubscriberBackend final : public SubscriberBackend {
  public:
-  HostSubscriberBackend(const TensorTable& table, std::vector<TensorBytes> live, int threads);
+  HostSubscriberBackend(const TensorTable& table, std::vector<HostTensor> live, int threads);
 
   std::vector<StateDigest> digests(std::size_t first, std::size_t count) override;
   void begin(const DeltaHeader& header) override;
@@ -56,10 +55,10 @@ class HostSubscriberBackend final : public SubscriberBackend {
  private:
   void cut_runs();
   std::vector<StateDigest> run(Direction direction);
-  ApplyTarget target_of(const BlockRef& block) const;
 
   const TensorTable& table_;
-  std::vector<TensorBytes> live_;
+  std::vector<HostTensor> live_;
+  std::vector<TensorPlace<std::byte>> places_;  ///< Of `live_`.
   int threads_;
   DeltaHeader header_;
   StagedFrames staged_;
@@ -68,28 +67,13 @@ class HostSubscriberBackend final : public SubscriberBackend {
   std::vector<BlockRun> runs_;  ///< Of the applied frames.
 };
 
-HostSubscriberBackend::HostSubscriberBackend(const TensorTable& table, std::vector<TensorBytes> live, int threads)
-    : table_(table), live_(std::move(live)), threads_(threads) {
-  if (live_.size() != table.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} live tensors for a table of {}", live_.size(), table.size()));
-  }
-  for (std::size_t t = 0; t < live_.size(); ++t) {
-    if (live_[t].size() == table[t].bytes()) continue;
-    throw Error(ErrorCode::kUsage, fmt::format("{} bytes for {}", live_[t].size(), table[t].bytes()),
-                fmt::format("tensor '{}'", table[t].name));
-  }
-}
+HostSubscriberBackend::HostSubscriberBackend(const TensorTable& table, std::vector<HostTensor> live, int threads)
+    : table_(table), live_(std::move(live)), places_(place_tensors(table, live_, "live")), threads_(threads) {}
 
 std::vector<StateDigest> HostSubscriberBackend::digests(std::size_t first, std::size_t count) {
-  if (count == table_.size()) {
-    return digest_tensors(table_, std::vector<ConstTensorBytes>(live_.begin(), live_.end()), threads_);
-  }
-  std::vector<StateDigest> out(count);
-  parallel_for(threads_, count, [&](std::size_t, std::size_t i) {
-    const std::size_t t = first + i;
-    out[i] = digest_span(table_.digest_key(t), table_[t].dtype, 0, live_[t]);
-  });
-  return out;
+  const auto begin = places_.begin() + static_cast<std::ptrdiff_t>(first);
+  const std::vector<TensorView> views(begin, begin + static_cast<std::ptrdiff_t>(count));
+  return digest_tensors(table_, first, views, threads_);
 }
 
 void HostSubscriberBackend::begin(const DeltaHeader& header) {
@@ -135,7 +119,7 @@ SubscriberBackend::NanMasked HostSubscriberBackend::prepare_nan_masked() {
   std::vector<const FrameReader*> frames;
   for (const auto& [sequence, frame] : staged_) frames.push_back(&frame->reader);
   std::vector<LiveElements> live;
-  for (const TensorBytes tensor : live_) live.push_back({tensor.data(), {}});
+  for (const HostTensor& tensor : live_) live.push_back({tensor.data, tensor.strides});
   nan_masked_.emplace(table_, std::move(frames), std::move(live), Direction::kForward, threads_);
   return {nan_masked_->tensors(), sum(nan_masked_->digest_changes())};
 }
@@ -160,15 +144,6 @@ void HostSubscriberBackend::cut_runs() {
   }
 }
 
-ApplyTarget HostSubscriberBackend::target_of(const BlockRef& block) const {
-  const TensorSpec& spec = table_[block.tensor];
-  ApplyTarget target;
-  target.window = live_[block.tensor].data() + block.first_element * element_size(spec.dtype);
-  target.dtype = spec.dtype;
-  target.key = table_.digest_key(block.tensor);
-  return target;
-}
-
 /// Applies all runs, remembering what raw blocks replace, or takes them back.
 std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
   std::vector<StateDigest> changes(table_.size());
@@ -178,9 +153,14 @@ std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
     BlockRun& blocks = runs_[i];
     std::size_t restored = 0;
     StateDigest change;
+    DigestIndex index;
     for (std::size_t b = blocks.begin; b < blocks.end; ++b) {
       const BlockRef& block = blocks.frame->blocks()[b];
-      ApplyTarget target = target_of(block);
+      const bool first_of_tensor = b == blocks.begin || blocks.frame->blocks()[b - 1].tensor != block.tensor;
+      if (first_of_tensor) index = digest_index_of(table_, block.tensor);
+      const auto& place = places_[block.tensor];
+      ApplyTarget target = target_in(place.data, place.view.get(), table_[block.tensor].dtype, block);
+      target.index = &index;
       target.change = &change;
       const bool raw = block.coding.values == ValueCodec::kRaw;
       if (direction == Direction::kInverse && raw) {
@@ -202,7 +182,7 @@ std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
 
 }  // namespace
 
-std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<TensorBytes> live,
+std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<HostTensor> live,
                                                                 int threads) {
   return std::make_unique<HostSubscriberBackend>(table, std::move(live), threads);
 }

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "sync/publisher_backend.hpp"
 
 namespace sparsecast {
@@ -50,7 +52,10 @@ class DeltaCollector {
 
 struct Publisher::State {
   State(std::shared_ptr<const TensorTable> its_table, const PublisherOptions& its_options)
-      : table(std::move(its_table)), options(its_options), version(options.version), last_attempt(options.version) {}
+      : table(std::move(its_table)),
+        options(its_options),
+        version(options.version),
+        last_attempt(std::max(options.version, options.last_attempt)) {}
 
   std::shared_ptr<const TensorTable> table;
   std::unique_ptr<Detector> detector;  // One of the two.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/tensor_view.hpp"
 #include "core/trace.hpp"
 #include "sync/delta_staging.hpp"
 #include "sync/encoder.hpp"
@@ -86,6 +87,10 @@ void Subscriber::State::audit(std::size_t first, std::size_t count) {
 }
 
 Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live,
+                       SubscriberOptions options)
+    : Subscriber(table, host_tensors(*table, live, "live"), options) {}
+
+Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<HostTensor> live,
                        SubscriberOptions options) {
   auto backend = make_host_subscriber_backend(*table, std::move(live), options.threads);
   state_ = std::make_unique<State>(std::move(table), std::move(backend), options);

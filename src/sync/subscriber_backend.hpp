@@ -51,7 +51,7 @@ class SubscriberBackend {
 };
 
 /// Both check `live` against the table (Error{kUsage}), which outlives the backend.
-std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<TensorBytes> live,
+std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<HostTensor> live,
                                                                 int threads);
 /// In device/; throws Error{kUnsupported} in a build without.
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable& table,

@@ -7,6 +7,7 @@
 #include "core/digest_common.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/strided_state.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -103,6 +104,38 @@ TEST(StateDigest, OfATableIsTheSameForAnyNumberOfThreadsAndTheSumOverItsElements
                  digest_multiplicand(key.hi, read_element(state[t].data(), size, i)));
     }
     EXPECT_EQ(found[t], (StateDigest{{slow.lo, slow.hi}})) << table[t].name;
+  }
+}
+
+TEST(StateDigest, OfABoxCountsItsElementsAsThoseOfTheTensorItIsPartOf) {
+  SCOPED_TRACE(seed_note());
+  for (std::uint64_t round = 0; round < 200; ++round) {
+    Random random(case_seed(run_seed(), round));
+    const TensorTable plain(random_specs(random));
+    const TensorState state = random_state(random, plain);
+    std::vector<DigestOrigin> origins;
+    std::vector<Placement> counts;
+    for (const TensorSpec& spec : plain) {
+      counts.push_back(random_placement(random, spec.shape));
+      origins.push_back({random_key(random), random.below(1'000), counts.back().strides});
+      if (random.chance(0.3)) origins.back().strides.clear();
+    }
+    const TensorTable table({plain.begin(), plain.end()}, origins);
+    std::vector<StateDigest> expected;
+    for (std::size_t t = 0; t < table.size(); ++t) {
+      StateDigest& digest = expected.emplace_back();
+      const std::size_t size = element_size(table[t].dtype);
+      for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
+        const std::uint64_t at = origins[t].first + (origins[t].strides.empty() ? i : counts[t].offset(i));
+        digest += digest_span(origins[t].key, table[t].dtype, at, ConstBytes(state[t]).subspan(i * size, size));
+      }
+    }
+    EXPECT_EQ(table.hash(), plain.hash());
+    ASSERT_EQ(digest_tensors(table, views(state), 1), expected) << "round " << round;
+    const StridedState strided(random, table, state);
+    std::vector<ConstHostTensor> tensors;
+    for (const HostTensor& tensor : strided.tensors()) tensors.push_back({tensor.data, tensor.strides});
+    ASSERT_EQ(digest_tensors(table, tensors, 3), expected) << "round " << round;
   }
 }
 

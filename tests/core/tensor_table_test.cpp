@@ -143,5 +143,17 @@ TEST(TensorTable, CountIsCheckedBeforeAnythingIsAllocated) {
   expect_error(ErrorCode::kCorrupt, [&] { TensorTable::parse(bytes); }, {"4294967295"});
 }
 
+TEST(TensorTable, OriginsOfBoxesThatNoDigestCouldFollowAreRefused) {
+  const std::vector<TensorSpec> specs = {{"box", DType::kBF16, {2, 3}}};
+  const TensorTable table(specs, {{{1, 2}, 7, {10, 1}}});
+  EXPECT_EQ(table.digest_key(0), (Hash128{1, 2}));
+  EXPECT_EQ(table.hash(), TensorTable(specs).hash());
+  expect_error(ErrorCode::kUsage, [&] { TensorTable(specs, {}); }, {"0 digest origins"});
+  expect_error(ErrorCode::kUsage, [&] { TensorTable(specs, {{{1, 2}, 0, {1}}}); }, {"1 strides", "'box'"});
+  const std::vector<TensorSpec> deep = {{"deep", DType::kI8, std::vector<std::uint64_t>(9, 2)}};
+  expect_error(ErrorCode::kUsage, [&] { TensorTable(deep, {{{}, 0, std::vector<std::int64_t>(9, 1)}}); }, {"'deep'"});
+  TensorTable(deep, {{{}, 5, {}}});
+}
+
 }  // namespace
 }  // namespace sparsecast::test
