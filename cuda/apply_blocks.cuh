@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
         for (std::uint32_t e = 0; e < kInFlight; ++e) {
           const std::uint32_t i = begin + e * kThreads;
           if (i >= entries || shared.decode.positions[i] >= block.span) continue;
-          at[e] = &live_element<T>(received, tensor, block.tensor, first_element + shared.decode.positions[i]);
+          at[e] = &live_element<T>(received, tensor, first_element + shared.decode.positions[i]);
           old_bits[e] = *at[e];
         }
         SPARSECAST_UNROLL
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
               changed_bits(old_bits[e], coded, pass == Pass::kRestore ? ValueCodec::kRaw : received.values,
                            tensor.floating, pass == Pass::kInverse);
           *at[e] = new_bits;
-          digest_replace(sum, tensor.key_lo, tensor.key_hi, first_element + shared.decode.positions[i], old_bits[e],
+          digest_replace(sum, tensor.key_lo, tensor.key_hi,
+                         digest_index(received, tensor, first_element + shared.decode.positions[i]), old_bits[e],
                          new_bits);
           if (received.undo != nullptr && pass != Pass::kRestore) undo(i) = old_bits[e];
         }
@@ -102,14 +103,15 @@ static __global__ void __launch_bounds__(kThreads)
   for (std::uint64_t item = blockIdx.x; item < all; item += gridDim.x) {
     const SectionEntry section = sections[item / kSlices];
     const LiveTensor& tensor = received.tensors[section.tensor];
+    const StridedView* const view = view_at(received.views, tensor.view);
+    const StridedView* const digest_view = view_at(received.views, tensor.digest_view);
     const std::uint64_t begin = (std::uint64_t{section.first_tile} + item % kSlices * kDigestTiles) * kTileElems;
     if (begin >= tensor.elements) continue;
     const std::uint64_t most = begin + std::uint64_t{kDigestTiles} * kTileElems;
     const std::uint64_t end = most < tensor.elements ? most : tensor.elements;
     DigestSum sum;
     for (std::uint64_t i = begin + threadIdx.x; i < end; i += kThreads) {
-      const std::int64_t at =
-          tensor.strided ? strided_offset(received.views[section.tensor], i) : static_cast<std::int64_t>(i);
+      const std::int64_t at = place_of(view, i);
       std::uint64_t bits = 0;
       switch (tensor.element_shift) {
         case 0:
@@ -124,7 +126,8 @@ static __global__ void __launch_bounds__(kThreads)
         default:
           bits = reinterpret_cast<const std::uint64_t*>(tensor.data)[at];
       }
-      digest_add(sum, digest_multiplier(tensor.key_lo, i), digest_multiplicand(tensor.key_hi, bits));
+      digest_add(sum, digest_multiplier(tensor.key_lo, digest_place(digest_view, i)),
+                 digest_multiplicand(tensor.key_hi, bits));
     }
     add_to_digest(shared.digest, sum, &sums[2 * section.tensor], &sums[2 * section.tensor + 1]);
   }

@@ -8,15 +8,20 @@
 #include "core/digest_common.hpp"
 #include "device_api.hpp"
 #include "pipeline.hpp"
+#include "views.cuh"
 
 namespace sparsecast::cuda {
 
-/// One tile of a tensor. `current`, `old` and `refresh` point to its first element.
+/// One tile of a tensor. `current`, `old` and `refresh` point to its first element, those with a view to the tensor's.
 struct TileView {
   const std::byte* current = nullptr;
   const std::byte* old = nullptr;
   std::byte* refresh = nullptr;
   const std::uint32_t* mask = nullptr;
+  // Of the pipeline's views; numbers, because pointers take the registers of loads in flight.
+  std::uint32_t current_view = kNoView;
+  std::uint32_t old_view = kNoView;  ///< Of `refresh`, too.
+  std::uint32_t digest_view = kNoView;
   std::uint64_t first = 0;  ///< Element of the tensor.
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
@@ -37,32 +42,52 @@ __device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
   tile.vectors = tensor.vectors;
   tile.key_lo = tensor.key_lo;
   tile.key_hi = tensor.key_hi;
+  tile.digest_view = tensor.digest_view;
   const std::uint64_t left = tensor.elements - tile.first;
   tile.count = static_cast<std::uint32_t>(left < kTileElems ? left : kTileElems);
   if (tensor.current == nullptr) {
     tile.count = 0;
     return tile;
   }
-  tile.current = tensor.current + (tile.first << (kSource == Source::kFusedCast ? 2 : tile.element_shift));
-  if (kSource != Source::kMask) {
-    tile.old = tensor.old + (tile.first << tile.element_shift);
-    tile.refresh = tensor.refresh + (tile.first << tile.element_shift);
+  tile.current = tensor.current;
+  if constexpr (kSource == Source::kStrided) {
+    tile.current_view = tensor.current_view;
+    tile.old_view = tensor.old_view;
+  }
+  if (tile.current_view == kNoView) {
+    tile.current += tile.first << (kSource == Source::kFusedCast ? 2 : tile.element_shift);
+  }
+  if constexpr (kSource != Source::kMask) {
+    const std::uint64_t skipped = tile.old_view == kNoView ? tile.first << tile.element_shift : 0;
+    tile.old = tensor.old + skipped;
+    tile.refresh = tensor.refresh + skipped;
   }
   if (kSource == Source::kMask) tile.mask = tensor.mask + tile.first / 32;
   return tile;
 }
 
-template <class T>
-__device__ T load_element(const std::byte* base, std::uint32_t index) {
+template <class T, class Index>
+__device__ T load_element(const std::byte* base, Index index) {
   return reinterpret_cast<const T*>(base)[index];
 }
 
+/// Where element `index` of the tile lies behind the tile's pointer that has this view.
+template <Source kSource>
+__device__ auto place_in(const Pipeline& pipeline, const TileView& tile, std::uint32_t view, std::uint32_t index) {
+  if constexpr (kSource == Source::kStrided) {
+    return view == kNoView ? static_cast<std::int64_t>(index)
+                           : strided_offset(pipeline.views[view], tile.first + index);
+  } else {
+    return index;
+  }
+}
+
 template <Source kSource, class T>
-__device__ T new_element(const TileView& tile, std::uint32_t index) {
+__device__ T new_element(const Pipeline& pipeline, const TileView& tile, std::uint32_t index) {
   if constexpr (kSource == Source::kFusedCast) {
     return bf16_from_f32_bits(load_element<std::uint32_t>(tile.current, index));
   } else {
-    return load_element<T>(tile.current, index);
+    return load_element<T>(tile.current, place_in<kSource>(pipeline, tile, tile.current_view, index));
   }
 }
 
@@ -125,6 +150,36 @@ __device__ inline void compare_vectors(const TileView& tile, std::uint32_t vecto
   }
 }
 
+/// Vector `at` of the tile.
+__device__ inline const uint4& vector_in(const Pipeline& pipeline, const TileView& tile, const std::byte* base,
+                                         std::uint32_t view, std::uint32_t at) {
+  const std::int64_t place = place_in<Source::kStrided>(pipeline, tile, view, at << (4 - tile.element_shift));
+  return *reinterpret_cast<const uint4*>(base + (place << tile.element_shift));
+}
+
+/// The same where at least one is a view: a division for each of its dimensions but the first, a vector.
+__device__ inline void compare_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
+                                               std::uint32_t* mask) {
+  constexpr std::uint32_t kInFlight = 2;
+  for (std::uint32_t begin = threadIdx.x; begin < vectors; begin += kInFlight * kThreads) {
+    uint4 a[kInFlight];
+    uint4 b[kInFlight];
+    std::uint32_t at[kInFlight];
+    SPARSECAST_UNROLL
+    for (std::uint32_t j = 0; j < kInFlight; ++j) {
+      const std::uint32_t wanted = begin + j * kThreads;
+      at[j] = wanted < vectors ? wanted : vectors - 1;
+      a[j] = vector_in(pipeline, tile, tile.current, tile.current_view, at[j]);
+      b[j] = vector_in(pipeline, tile, tile.old, tile.old_view, at[j]);
+    }
+    SPARSECAST_UNROLL
+    for (std::uint32_t j = 0; j < kInFlight; ++j) {
+      const uint4 difference = exclusive_or(a[j], b[j]);
+      if (any_bit(difference)) mark_vector(mask, at[j], difference, tile.element_shift);
+    }
+  }
+}
+
 __device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high) {
   return bf16_from_f32_bits(low) | std::uint32_t{bf16_from_f32_bits(high)} << 16;
 }
@@ -159,16 +214,18 @@ __device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors,
 }
 
 template <Source kSource, class T>
-__device__ void compare_elements(const TileView& tile, std::uint32_t begin, std::uint32_t* mask) {
+__device__ void compare_elements(const Pipeline& pipeline, const TileView& tile, std::uint32_t begin,
+                                 std::uint32_t* mask) {
   for (std::uint32_t i = begin + threadIdx.x; i < tile.count; i += kThreads) {
-    if (new_element<kSource, T>(tile, i) != load_element<T>(tile.old, i)) atomicOr(&mask[i / 32], 1U << i % 32);
+    const T old_bits = load_element<T>(tile.old, place_in<kSource>(pipeline, tile, tile.old_view, i));
+    if (new_element<kSource, T>(pipeline, tile, i) != old_bits) atomicOr(&mask[i / 32], 1U << i % 32);
   }
 }
 
 /// Sets the bits of the changed elements in `mask` (kMaskWords words that the block shares). Barriers: none is needed
 /// before but for uses of `mask`; it is complete after.
 template <Source kSource>
-__device__ void find_changes(const TileView& tile, std::uint32_t* mask) {
+__device__ void find_changes(const Pipeline& pipeline, const TileView& tile, std::uint32_t* mask) {
   if constexpr (kSource == Source::kMask) {
     const std::uint32_t words = (tile.count + 31) / 32;
     for (std::uint32_t w = threadIdx.x; w < kMaskWords; w += kThreads) {
@@ -183,22 +240,26 @@ __device__ void find_changes(const TileView& tile, std::uint32_t* mask) {
     const std::uint32_t rest = vectors << 4 >> tile.element_shift;
     if constexpr (kSource == Source::kFusedCast) {
       cast_vectors(tile, vectors, mask);
-      compare_elements<kSource, std::uint16_t>(tile, rest, mask);
+      compare_elements<kSource, std::uint16_t>(pipeline, tile, rest, mask);
     } else {
-      compare_vectors(tile, vectors, mask);
+      if (kSource == Source::kStrided && (tile.current_view != kNoView || tile.old_view != kNoView)) {
+        compare_strided_vectors(pipeline, tile, vectors, mask);
+      } else {
+        compare_vectors(tile, vectors, mask);
+      }
       if (rest != tile.count) {
         switch (tile.element_shift) {
           case 0:
-            compare_elements<kSource, std::uint8_t>(tile, rest, mask);
+            compare_elements<kSource, std::uint8_t>(pipeline, tile, rest, mask);
             break;
           case 1:
-            compare_elements<kSource, std::uint16_t>(tile, rest, mask);
+            compare_elements<kSource, std::uint16_t>(pipeline, tile, rest, mask);
             break;
           case 2:
-            compare_elements<kSource, std::uint32_t>(tile, rest, mask);
+            compare_elements<kSource, std::uint32_t>(pipeline, tile, rest, mask);
             break;
           default:
-            compare_elements<kSource, std::uint64_t>(tile, rest, mask);
+            compare_elements<kSource, std::uint64_t>(pipeline, tile, rest, mask);
         }
       }
     }
@@ -223,16 +284,18 @@ __device__ void list_own_changes(const std::uint32_t* mask, Position* out) {
 
 /// The coded word of a changed element; refreshes the old bits and adds to the digest's change.
 template <Source kSource, class T>
-__device__ T code_change(const TileView& tile, std::uint32_t at, ValueCodec values, bool refresh, DigestSum& sum) {
-  const T new_bits = new_element<kSource, T>(tile, at);
+__device__ T code_change(const Pipeline& pipeline, const TileView& tile, std::uint32_t at, DigestSum& sum) {
+  const T new_bits = new_element<kSource, T>(pipeline, tile, at);
   if constexpr (kSource == Source::kMask) {
     return new_bits;
   } else {
-    const T old_bits = load_element<T>(tile.old, at);
-    digest_replace(sum, tile.key_lo, tile.key_hi, tile.first + at, old_bits, new_bits);
-    if (refresh) reinterpret_cast<T*>(tile.refresh)[at] = new_bits;
-    if (values == ValueCodec::kRaw) return new_bits;
-    if (values == ValueCodec::kXor) return static_cast<T>(new_bits ^ old_bits);
+    const auto place = place_in<kSource>(pipeline, tile, tile.old_view, at);
+    const T old_bits = load_element<T>(tile.old, place);
+    digest_replace(sum, tile.key_lo, tile.key_hi,
+                   digest_place(view_at(pipeline.views, tile.digest_view), tile.first + at), old_bits, new_bits);
+    if (pipeline.refresh) reinterpret_cast<T*>(tile.refresh)[place] = new_bits;
+    if (pipeline.values == ValueCodec::kRaw) return new_bits;
+    if (pipeline.values == ValueCodec::kXor) return static_cast<T>(new_bits ^ old_bits);
     return ulp_difference(new_bits, old_bits, tile.floating);
   }
 }

@@ -5,6 +5,7 @@
 // through BitString, shared memory is indexed by counts that were clipped, elements are written below `span` only.
 
 #include "decode_values.cuh"
+#include "views.cuh"
 
 namespace sparsecast::cuda {
 
@@ -62,10 +63,13 @@ __device__ void decode_range(const Received& received, const ReceivedBlock* at, 
 
 /// Row-major element `index` of the live tensor.
 template <class T>
-__device__ T& live_element(const Received& received, const LiveTensor& tensor, std::uint32_t number,
-                           std::uint64_t index) {
-  auto* const live = reinterpret_cast<T*>(tensor.data);
-  return live[tensor.strided ? strided_offset(received.views[number], index) : static_cast<std::int64_t>(index)];
+__device__ T& live_element(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
+  return reinterpret_cast<T*>(tensor.data)[place_of(view_at(received.views, tensor.view), index)];
+}
+
+/// The same element's index in the digest.
+__device__ inline std::uint64_t digest_index(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
+  return digest_place(view_at(received.views, tensor.digest_view), index);
 }
 
 }  // namespace sparsecast::cuda

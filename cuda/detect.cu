@@ -24,6 +24,8 @@ void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, 
   switch (source) {
     case Source::kCompare:
       return enqueue<Source::kCompare>(pipeline, chunk, device);
+    case Source::kStrided:
+      return enqueue<Source::kStrided>(pipeline, chunk, device);
     case Source::kFusedCast:
       return enqueue<Source::kFusedCast>(pipeline, chunk, device);
     case Source::kMask:

@@ -28,7 +28,7 @@ __device__ void fill_slot(const Pipeline& pipeline, const TileView& tile, std::u
   T* slot_words = reinterpret_cast<T*>(pipeline.slot_words + std::uint64_t{slot} * pipeline.slot_word_bytes);
   for (std::uint32_t i = threadIdx.x; i < changed; i += kThreads) {
     slot_positions[i] = positions[i];
-    slot_words[i] = code_change<kSource, T>(tile, positions[i], pipeline.values, pipeline.refresh, sum);
+    slot_words[i] = code_change<kSource, T>(pipeline, tile, positions[i], sum);
   }
 }
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipel
   for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
     const TileView tile = open_tile<kSource>(pipeline, index);
     const std::uint32_t slot = index - chunk.tile_begin;
-    find_changes<kSource>(tile, shared.mask);
+    find_changes<kSource>(pipeline, tile, shared.mask);
     const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));
     const auto changed = static_cast<std::uint32_t>(own.total);
     if (threadIdx.x == 0) pipeline.tile_counts[slot] = changed;

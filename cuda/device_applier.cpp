@@ -9,13 +9,12 @@
 #include "apply_launchers.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
-#include "core/tensor_view.hpp"
 #include "core/trace.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
+#include "live_tensors.hpp"
 #include "nan_expansion.hpp"
 #include "refusal_text.hpp"
-#include "tile_plan.hpp"
 
 namespace sparsecast::cuda {
 
@@ -31,29 +30,6 @@ FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record
   const unsigned used = frame.stored_bytes % 8;
   if (used != 0 && inspection.last_word >> 8 * used != 0) corrupt("padding of the frame record must be zero");
   return frame;
-}
-
-LiveTensor describe_live(const TensorTable& table, std::size_t t, const TensorEntry& entry, const DeviceTensor& tensor,
-                         StridedView& view) {
-  LiveTensor live;
-  live.data = static_cast<std::byte*>(tensor.d_data);
-  live.elements = entry.elements;
-  live.key_lo = entry.key_lo;
-  live.key_hi = entry.key_hi;
-  live.element_shift = entry.element_shift;
-  live.floating = entry.floating;
-  if (live.elements == 0) return live;
-  const TensorSpec& spec = table[t];
-  live.nan = nan_pattern(spec.dtype);
-  const auto require = [&](bool holds, const char* sentence) {
-    if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
-  };
-  require(tensor.d_data != nullptr, "a device pointer is null");
-  require(reinterpret_cast<std::uintptr_t>(tensor.d_data) % element_size(spec.dtype) == 0,
-          "it is not aligned to its elements");
-  view = view_of_tensor(spec, tensor.strides);
-  live.strided = !is_contiguous(view);
-  return live;
 }
 
 }  // namespace
@@ -105,7 +81,6 @@ class DeviceApplier::State {
   DeviceApplierOptions options_;
   TilePlan plan_;
   std::vector<LiveTensor> live_;
-  std::vector<StridedView> views_;
   Received received_;
   DeviceStream device_stream_;
   NanExpansion expansion_;
@@ -115,7 +90,7 @@ class DeviceApplier::State {
   bool staged_ = false;
   bool replaced_ = false;  ///< The undo record is that of the last apply.
 
-  DeviceMemory tensors_, view_table_, sections_, sums_, changes_, control_;
+  DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
   DeviceMemory frames_, inspections_, frame_undo_, group_begins_, blocks_, undo_;
   PinnedMemory h_frames_, h_inspections_, h_control_, h_sums_, h_changes_;
 };
@@ -123,17 +98,11 @@ class DeviceApplier::State {
 DeviceApplier::State::State(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
                             const DeviceApplierOptions& options)
     : table_(table), options_(options), plan_(plan_tiles(table, ~std::uint64_t{0})) {
-  if (tensors.size() != table.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors.size(), table.size()));
-  }
   plan_.tiles = {};
-  views_.resize(table.size());
-  for (std::size_t t = 0; t < table.size(); ++t) {
-    live_.push_back(describe_live(table, t, plan_.tensors[t], tensors[t], views_[t]));
-  }
+  live_ = describe_live(table, tensors, plan_);
   device_stream_.multiprocessors = multiprocessors();
   tensors_ = DeviceMemory(live_.size() * sizeof(LiveTensor));
-  view_table_ = DeviceMemory(views_.size() * sizeof(StridedView));
+  views_ = DeviceMemory(plan_.views.size() * sizeof(StridedView));
   sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
   sums_ = DeviceMemory(table.size() * 16);
   h_sums_ = PinnedMemory(table.size() * 16);
@@ -142,7 +111,7 @@ DeviceApplier::State::State(const TensorTable& table, const std::vector<DeviceTe
   control_ = DeviceMemory(sizeof(ReceiveControl));
   h_control_ = PinnedMemory(sizeof(ReceiveControl));
   received_.tensors = tensors_.as<LiveTensor>();
-  received_.views = view_table_.as<StridedView>();
+  received_.views = views_.as<StridedView>();
   received_.control = control_.as<ReceiveControl>();
   received_.digest_changes = changes_.as<std::uint64_t>();
   received_.tensor_count = static_cast<std::uint32_t>(table.size());
@@ -155,7 +124,7 @@ void DeviceApplier::State::upload_tables() {
     copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
   };
   upload(tensors_, live_.data());
-  upload(view_table_, views_.data());
+  upload(views_, plan_.views.data());
   upload(sections_, plan_.sections.data());
   uploaded_ = true;
 }

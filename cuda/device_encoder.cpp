@@ -11,9 +11,9 @@
 #include "core/trace.hpp"
 #include "device_memory.hpp"
 #include "device_stream.hpp"
+#include "encoder_tensors.hpp"
 #include "launchers.hpp"
 #include "snapshot_prefetch.hpp"
-#include "tile_plan.hpp"
 
 namespace sparsecast::cuda {
 namespace {
@@ -28,8 +28,9 @@ std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
 
 class DeviceEncoder::State {
  public:
-  State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers, bool refresh,
-        const EncodeOptions& options, const DeviceEncoderOptions& device);
+  /// With the tensors in the plan.
+  State(const TensorTable& table, Source source, TilePlan plan, bool refresh, const EncodeOptions& options,
+        const DeviceEncoderOptions& device);
 
   /// The old bits lie in pinned host memory.
   void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_); }
@@ -66,7 +67,7 @@ class DeviceEncoder::State {
   bool uploaded_ = false;
   bool started_ = false;
 
-  DeviceMemory tensors_, sections_, tiles_;
+  DeviceMemory tensors_, sections_, tiles_, views_;
   DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
   std::array<DeviceMemory, 4> items_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
@@ -75,20 +76,12 @@ class DeviceEncoder::State {
   PinnedMemory h_counts_, h_headers_;
 };
 
-DeviceEncoder::State::State(const TensorTable& table, Source source, const std::vector<TensorEntry>& pointers,
-                            bool refresh, const EncodeOptions& options, const DeviceEncoderOptions& device)
-    : source_(source), device_(device), plan_(plan_tiles(table, device.chunk_bytes)) {
+DeviceEncoder::State::State(const TensorTable& table, Source source, TilePlan plan, bool refresh,
+                            const EncodeOptions& options, const DeviceEncoderOptions& device)
+    : source_(source), device_(device), plan_(std::move(plan)) {
   device_stream_.multiprocessors = multiprocessors();
   table_bytes_ = table.bytes();
   table_elements_ = table.elements();
-  for (std::size_t t = 0; t < table.size(); ++t) {
-    TensorEntry& entry = plan_.tensors[t];
-    entry.current = pointers[t].current;
-    entry.old = pointers[t].old;
-    entry.refresh = pointers[t].old;
-    entry.mask = pointers[t].mask;
-    entry.vectors = pointers[t].vectors;
-  }
   pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
   pipeline_.frame_capacity = options.frame_capacity;
   pipeline_.positions = options.positions;
@@ -98,9 +91,11 @@ DeviceEncoder::State::State(const TensorTable& table, Source source, const std::
   tensors_ = DeviceMemory(plan_.tensors.size() * sizeof(TensorEntry));
   sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
   tiles_ = DeviceMemory(plan_.tiles.size() * sizeof(TileEntry));
+  views_ = DeviceMemory(plan_.views.size() * sizeof(StridedView));
   pipeline_.tensors = tensors_.as<TensorEntry>();
   pipeline_.sections = sections_.as<SectionEntry>();
   pipeline_.tiles = tiles_.as<TileEntry>();
+  pipeline_.views = views_.as<StridedView>();
 
   const std::size_t slots = plan_.chunk_tiles;
   tile_counts_ = DeviceMemory(slots * sizeof(std::uint32_t));
@@ -187,6 +182,7 @@ void DeviceEncoder::State::upload_tables() {
   upload(tensors_, plan_.tensors.data());
   upload(sections_, plan_.sections.data());
   upload(tiles_, plan_.tiles.data());
+  upload(views_, plan_.views.data());
   if (prefetch_) prefetch_->upload_tables(device_stream_.stream);
   uploaded_ = true;
 }
@@ -290,13 +286,9 @@ DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
 
 namespace {
 
-bool aligned(const void* at, std::size_t to) { return reinterpret_cast<std::uintptr_t>(at) % to == 0; }
-
-void require(bool holds, const char* sentence, const TensorSpec& spec) {
-  if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
-}
-
-void check_options(const TensorTable& table, std::size_t tensors, const EncodeOptions& options) {
+/// For a table and so many tensors of the caller's.
+TilePlan make_plan(const TensorTable& table, std::size_t tensors, const EncodeOptions& options,
+                   const DeviceEncoderOptions& device) {
   if (tensors != table.size()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, table.size()));
   }
@@ -304,6 +296,7 @@ void check_options(const TensorTable& table, std::size_t tensors, const EncodeOp
   if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
     throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
   }
+  return plan_tiles(table, device.chunk_bytes);
 }
 
 }  // namespace
@@ -314,78 +307,38 @@ DeviceEncoder::~DeviceEncoder() = default;
 void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
 DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->finish(header); }
 
-namespace {
-
-TensorEntry compared(const TensorSpec& spec, const void* d_current, void* snapshot) {
-  TensorEntry entry;
-  if (spec.elements() == 0) return entry;
-  const std::size_t size = element_size(spec.dtype);
-  require(d_current != nullptr && snapshot != nullptr, "a device pointer is null", spec);
-  require(aligned(d_current, size) && aligned(snapshot, size), "it is not aligned to its elements", spec);
-  entry.current = static_cast<const std::byte*>(d_current);
-  entry.old = static_cast<std::byte*>(snapshot);
-  entry.vectors = aligned(d_current, 16) && aligned(snapshot, 16);
-  return entry;
-}
-
-}  // namespace
-
 DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
                                      const EncodeOptions& options, const DeviceEncoderOptions& device) {
-  check_options(table, tensors.size(), options);
-  std::vector<TensorEntry> pointers;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    pointers.push_back(compared(table[t], tensors[t].d_current, tensors[t].d_snapshot));
-  }
-  return DeviceEncoder(std::make_unique<State>(table, Source::kCompare, pointers, refresh, options, device));
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  const Source source = enter_tensors(plan, table, tensors);
+  return DeviceEncoder(std::make_unique<State>(table, source, std::move(plan), refresh, options, device));
 }
 
 DeviceEncoder DeviceEncoder::compare_pinned(const TensorTable& table, const std::vector<PinnedTensor>& tensors,
                                             bool refresh, const EncodeOptions& options,
                                             const DeviceEncoderOptions& device) {
-  check_options(table, tensors.size(), options);
-  std::vector<TensorEntry> pointers;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    pointers.push_back(compared(table[t], tensors[t].d_current, tensors[t].h_snapshot));
-  }
-  auto state = std::make_unique<State>(table, Source::kCompare, pointers, refresh, options, device);
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  enter_tensors(plan, table, tensors);
+  auto state = std::make_unique<State>(table, Source::kCompare, std::move(plan), refresh, options, device);
   state->prefetch_old_bits();
   return DeviceEncoder(std::move(state));
 }
 
 DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
                                         const EncodeOptions& options, const DeviceEncoderOptions& device) {
-  check_options(table, tensors.size(), options);
-  std::vector<TensorEntry> pointers(tensors.size());
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const CastTensor& tensor = tensors[t];
-    if (tensor.d_masters == nullptr || table[t].elements() == 0) continue;
-    require(table[t].dtype == DType::kBF16, "only bf16 has a fused cast", table[t]);
-    require(tensor.d_bf16 != nullptr, "a device pointer is null", table[t]);
-    require(aligned(tensor.d_masters, 4) && aligned(tensor.d_bf16, 2), "it is not aligned to its elements", table[t]);
-    pointers[t].current = reinterpret_cast<const std::byte*>(tensor.d_masters);
-    pointers[t].old = static_cast<std::byte*>(tensor.d_bf16);
-    pointers[t].vectors = aligned(tensor.d_masters, 16) && aligned(tensor.d_bf16, 16);
-  }
-  return DeviceEncoder(std::make_unique<State>(table, Source::kFusedCast, pointers, true, options, device));
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  enter_tensors(plan, table, tensors);
+  return DeviceEncoder(std::make_unique<State>(table, Source::kFusedCast, std::move(plan), true, options, device));
 }
 
 DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
                                   const EncodeOptions& options, const DeviceEncoderOptions& device) {
-  check_options(table, tensors.size(), options);
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
   if (options.values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
   }
-  std::vector<TensorEntry> pointers(tensors.size());
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const MaskTensor& tensor = tensors[t];
-    if (table[t].elements() == 0) continue;
-    require(tensor.d_current != nullptr && tensor.d_mask != nullptr, "a device pointer is null", table[t]);
-    require(aligned(tensor.d_current, element_size(table[t].dtype)), "it is not aligned to its elements", table[t]);
-    pointers[t].current = static_cast<const std::byte*>(tensor.d_current);
-    pointers[t].mask = reinterpret_cast<const std::uint32_t*>(tensor.d_mask);
-  }
-  return DeviceEncoder(std::make_unique<State>(table, Source::kMask, pointers, false, options, device));
+  enter_tensors(plan, table, tensors);
+  return DeviceEncoder(std::make_unique<State>(table, Source::kMask, std::move(plan), false, options, device));
 }
 
 }  // namespace sparsecast::cuda

@@ -20,13 +20,16 @@ namespace sparsecast::cuda {
 
 /// What a detector compares; the device pointers of one tensor, each aligned to its elements. For 16-byte aligned ones
 /// detect runs at full speed. The caller owns the memory and does not change it from start() until its work is done.
+/// Strides are those of DeviceTensor, none for contiguous memory; no two elements of a snapshot lie at one place.
 struct CompareTensor {
   const void* d_current = nullptr;
   void* d_snapshot = nullptr;  ///< What receivers hold.
+  std::vector<std::int64_t> current_strides = {};
+  std::vector<std::int64_t> snapshot_strides = {};
 };
-/// The same with the snapshot in pinned host memory. It is read in chunks of whole sections, each copied to the device
-/// while the kernels work on the one before; new bits are stored from the kernels straight to the host, only where
-/// something changed.
+/// Contiguous, with the snapshot in pinned host memory. It is read in chunks of whole sections, each copied to the
+/// device while the kernels work on the one before; new bits are stored from the kernels straight to the host, only
+/// where something changed.
 struct PinnedTensor {
   const void* d_current = nullptr;
   void* h_snapshot = nullptr;

@@ -64,7 +64,9 @@ void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
   memory = Memory<kKind>(bytes + bytes / 2);
 }
 
+/// Of nothing, to or from null: does nothing.
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");
 }
 

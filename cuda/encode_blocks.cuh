@@ -64,28 +64,28 @@ __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::ui
 template <Source kSource, class T>
 __device__ void read_tile_again(const Pipeline& pipeline, const TileView& tile, std::uint32_t count,
                                 const Entries<T>& entries, EncodeShared<T>& shared, DigestSum& sum) {
-  find_changes<kSource>(tile, shared.mask);
+  find_changes<kSource>(pipeline, tile, shared.mask);
   const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));
   list_own_changes(shared.mask, entries.positions + own.before);
   __syncthreads();
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
-    entries.words[i] = code_change<kSource, T>(tile, entries.positions[i], pipeline.values, pipeline.refresh, sum);
+    entries.words[i] = code_change<kSource, T>(pipeline, tile, entries.positions[i], sum);
   }
   __syncthreads();
 }
 
 /// Every element's new bits, a word of the payload at a time.
 template <Source kSource, class T>
-__device__ void write_dense_raw(const TileView& tile, std::uint32_t* out) {
+__device__ void write_dense_raw(const Pipeline& pipeline, const TileView& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
   for (std::uint32_t w = threadIdx.x; w < words; w += kThreads) {
     if constexpr (sizeof(T) == 8) {
-      out[w] = static_cast<std::uint32_t>(new_element<kSource, T>(tile, w / 2) >> w % 2 * 32);
+      out[w] = static_cast<std::uint32_t>(new_element<kSource, T>(pipeline, tile, w / 2) >> w % 2 * 32);
     } else {
       constexpr std::uint32_t kEach = 4 / sizeof(T);
       std::uint32_t bits = 0;
       for (std::uint32_t e = 0; e < kEach && w * kEach + e < tile.count; ++e) {
-        bits |= std::uint32_t{new_element<kSource, T>(tile, w * kEach + e)} << e * kWidthOf<T>;
+        bits |= std::uint32_t{new_element<kSource, T>(pipeline, tile, w * kEach + e)} << e * kWidthOf<T>;
       }
       out[w] = bits;
     }
@@ -144,7 +144,7 @@ __device__ void encode_block(const Pipeline& pipeline, const TileView& first_til
       write_words(entries.words, list.count, out + positions.bytes / 4);
     }
   } else if (pipeline.values == ValueCodec::kRaw) {
-    write_dense_raw<kSource, T>(first_tile, out);
+    write_dense_raw<kSource, T>(pipeline, first_tile, out);
   } else {
     write_dense_coded(entries, list.count, out);
   }

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, kCheckBlocks)
       const std::uint32_t position = shared.decode.positions[i];
       if (position >= block.span) continue;
       const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
-      const T old_bits = live_element<T>(received, tensor, block.tensor, index);
+      const T old_bits = live_element<T>(received, tensor, index);
       const T new_bits =
           changed_bits(old_bits, shared.decode.coded[i], received.values, tensor.floating, pass == Pass::kInverse);
       if (new_bits != old_bits && is_nan_bits(tensor.nan, new_bits)) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, kCheckBlocks)
         atomicMin(reinterpret_cast<unsigned long long*>(&control->nan_refusal),
                   static_cast<unsigned long long>(number << 24 | position));
       }
-      digest_replace(sum, tensor.key_lo, tensor.key_hi, index, old_bits, new_bits);
+      digest_replace(sum, tensor.key_lo, tensor.key_hi, digest_index(received, tensor, index), old_bits, new_bits);
     }
   };
   decode_range<T>(
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, kExpandBlocks)
       const std::uint32_t position = shared.positions[i];
       if (position >= block.span) continue;
       const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
-      const T old_bits = live_element<T>(received, tensor, block.tensor, index);
+      const T old_bits = live_element<T>(received, tensor, index);
       out[index] = changed_bits(old_bits, shared.coded[i], received.values, tensor.floating, pass == Pass::kInverse);
     }
   };

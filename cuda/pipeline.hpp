@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "codec/block.hpp"
+#include "core/strided_view.hpp"
 #include "sparsecast/codec.hpp"
 
 namespace sparsecast::cuda {
@@ -44,10 +45,14 @@ inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileElems * (element_bytes + 4 + 2); }
 
 enum class Source : std::uint8_t {
-  kCompare,    ///< `current` against `old`.
+  kCompare,    ///< `current` against `old`, both contiguous.
+  kStrided,    ///< The same where some tensor is a view of larger memory.
   kFusedCast,  ///< `current` are fp32 masters, cast onto the bf16 at `old`.
   kMask,       ///< A caller's mask; no old bits.
 };
+
+/// The number of no view: row-major indices are offsets.
+inline constexpr std::uint32_t kNoView = ~std::uint32_t{0};
 
 struct TensorEntry {
   const std::byte* current = nullptr;  ///< Null: the tensor does not change (FusedCast).
@@ -57,11 +62,14 @@ struct TensorEntry {
   std::uint64_t elements = 0;
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
+  std::uint32_t digest_view = kNoView;   ///< Where its elements count in the digest, as with the views below.
+  std::uint32_t current_view = kNoView;  ///< Number of the view of `current`; only with kStrided.
+  std::uint32_t old_view = kNoView;      ///< Of `old` and `refresh`.
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
-  bool vectors = false;  ///< All pointers are aligned for 16-byte loads.
+  bool vectors = false;  ///< All pointers are aligned for 16-byte loads, and no run of a view ends within one.
 };
 
 struct TileEntry {
@@ -138,6 +146,7 @@ struct Pipeline {
   const TensorEntry* tensors = nullptr;
   const SectionEntry* sections = nullptr;
   const TileEntry* tiles = nullptr;
+  const StridedView* views = nullptr;  ///< Of the tensors that have one.
   // By tile of the chunk.
   std::uint32_t* tile_counts = nullptr;
   std::uint32_t* tile_offsets = nullptr;  ///< Changes in the section before the tile.

@@ -47,7 +47,8 @@ struct LiveTensor {
   std::uint64_t key_hi = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
-  bool strided = false;  ///< Its view is the one of the same index.
+  std::uint32_t view = kNoView;         ///< Number of its view.
+  std::uint32_t digest_view = kNoView;  ///< Where its elements count in the digest.
   NanPattern nan;
 };
 
@@ -95,7 +96,7 @@ struct ReceiveControl {
 /// Kernels' common argument. Pointers are device memory.
 struct Received {
   const LiveTensor* tensors = nullptr;
-  const StridedView* views = nullptr;
+  const StridedView* views = nullptr;  ///< Of the tensors that have one.
   const ReceivedFrame* frames = nullptr;
   FrameInspection* inspections = nullptr;
   std::uint32_t* group_begins = nullptr;  ///< A frame's from its first_block on: it has no more groups than blocks.

@@ -3,16 +3,20 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/tensor_view.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::cuda {
 namespace {
 
-TensorEntry describe(const TensorTable& table, std::size_t t) {
+TensorEntry describe(const TensorTable& table, std::size_t t, TilePlan& plan) {
   TensorEntry entry;
   entry.elements = table[t].elements();
-  entry.key_lo = table.digest_key(t).lo;
-  entry.key_hi = table.digest_key(t).hi;
+  const DigestIndex digest = digest_index_of(table, t);
+  // Multipliers depend on key and index by this sum alone, so that an offset costs the kernels nothing.
+  entry.key_lo = digest.key.lo + digest.first * kDigestStep;
+  entry.key_hi = digest.key.hi;
+  if (!digest.flat) entry.digest_view = add_view(plan, digest.view);
   entry.element_shift = static_cast<std::uint8_t>(std::countr_zero(element_size(table[t].dtype)));
   entry.floating = is_floating(table[t].dtype);
   return entry;
@@ -46,10 +50,16 @@ std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section
 
 }  // namespace
 
+std::uint32_t add_view(TilePlan& plan, const StridedView& view) {
+  if (is_contiguous(view)) return kNoView;
+  plan.views.push_back(view);
+  return static_cast<std::uint32_t>(plan.views.size() - 1);
+}
+
 TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes) {
   TilePlan plan;
   for (std::size_t t = 0; t < table.size(); ++t) {
-    plan.tensors.push_back(describe(table, t));
+    plan.tensors.push_back(describe(table, t, plan));
     TensorEntry& tensor = plan.tensors.back();
     append_sections(plan, tensor, static_cast<std::uint32_t>(t));
     if (tensor.elements == 0) continue;

@@ -12,6 +12,7 @@ namespace sparsecast::cuda {
 
 struct TilePlan {
   std::vector<TensorEntry> tensors;  ///< Without pointers.
+  std::vector<StridedView> views;    ///< To which entries refer by number.
   std::vector<SectionEntry> sections;
   std::vector<TileEntry> tiles;
   std::vector<Chunk> chunks;
@@ -23,8 +24,12 @@ struct TilePlan {
   bool has_size[4] = {};          ///< By logarithm of the element size.
 };
 
-/// Chunks have `chunk_bytes` of elements, or one section when that is more. Throws Error{kUnsupported} when there are
-/// 2^31 tiles or more.
+/// Chunks have `chunk_bytes` of elements, or one section when that is more. Keys are those of the digest origins, with
+/// the origin's first element in them already: what is digested is the row-major index, or its place in the digest
+/// view. Throws Error{kUnsupported} when there are 2^31 tiles or more, {kUsage} as digest_index_of.
 TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes);
+
+/// The view's number in the plan, or kNoView when its elements follow one another.
+std::uint32_t add_view(TilePlan& plan, const StridedView& view);
 
 }  // namespace sparsecast::cuda

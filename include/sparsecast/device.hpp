@@ -84,9 +84,20 @@ SPARSECAST_API std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_
                                                                     std::vector<const void*> d_live,
                                                                     const DeviceOptions& options = {});
 
-/// The same for trainers without spare device memory: the copy lies in pinned host memory, and comes to the device in
-/// chunks of options.chunk_bytes (two buffers of that), each on its way while the kernels work on the one before. New
-/// bits go back element by element, straight from the kernels, only where something changed.
+/// The same with a snapshot that the caller keeps: memory that holds, when it is given, what receivers hold, and
+/// belongs to the detector from then on. Nothing is copied at the start, and the base digest of a Publisher over it is
+/// that of the snapshot. Tensors of both may be views of larger memory, each with strides of its own: what lies between
+/// their elements is neither read nor written. No two elements of a snapshot lie at one place, and `live` is only read.
+/// A view is read 16 bytes at a time where its innermost run (dimensions that follow one another in memory are one) is
+/// a multiple of that and begins at one, in live tensor and snapshot; else element by element.
+SPARSECAST_API std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const TensorTable> table,
+                                                                         std::vector<DeviceTensor> live,
+                                                                         std::vector<DeviceTensor> snapshot,
+                                                                         const DeviceOptions& options = {});
+
+/// make_device_snapshot for trainers without spare device memory: the copy lies in pinned host memory, and comes to the
+/// device in chunks of options.chunk_bytes (two buffers of that), each on its way while the kernels work on the one
+/// before. New bits go back element by element, straight from the kernels, only where something changed.
 SPARSECAST_API std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable> table,
                                                                     std::vector<const void*> d_live,
                                                                     const DeviceOptions& options = {});

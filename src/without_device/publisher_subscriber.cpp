@@ -26,6 +26,10 @@ std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_ptr<const Tenso
                                                      const DeviceOptions&) {
   refuse();
 }
+std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const TensorTable>, std::vector<DeviceTensor>,
+                                                          std::vector<DeviceTensor>, const DeviceOptions&) {
+  refuse();
+}
 std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable>, std::vector<const void*>,
                                                      const DeviceOptions&) {
   refuse();

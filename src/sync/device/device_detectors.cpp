@@ -1,7 +1,9 @@
-// The detectors of devices: a snapshot in device memory or in pinned host memory, the fused cast, a caller's mask.
+// The detectors of devices: a snapshot in device memory (the library's own or the caller's) or in pinned host memory,
+// the fused cast, a caller's mask.
 
 #include <fmt/format.h>
 
+#include "core/tensor_view.hpp"
 #include "cuda/launchers.hpp"
 #include "cuda/tensor_memory.hpp"
 #include "sync/device/device_detector.hpp"
@@ -26,23 +28,41 @@ cuda::DeviceEncoderOptions Implementation::encoder_options() const {
 
 namespace {
 
+void require_one_each(const TensorTable& table, std::size_t tensors, const char* what) {
+  if (tensors == table.size()) return;
+  throw Error(ErrorCode::kUsage, fmt::format("{} {} tensors for a table of {}", tensors, what, table.size()));
+}
+
+/// `multiple`: of bytes.
+void check_pointer(const TensorSpec& spec, const void* d_data, std::size_t multiple, const char* what) {
+  const std::string where = fmt::format("tensor '{}'", spec.name);
+  if (d_data == nullptr) throw Error(ErrorCode::kUsage, fmt::format("its {} pointer is null", what), where);
+  if (reinterpret_cast<std::uintptr_t>(d_data) % multiple != 0) {
+    throw Error(ErrorCode::kUsage, fmt::format("its {} pointer is not aligned to its elements", what), where);
+  }
+}
+
 /// Returns the pointers if they fit the table. `optional`: null pointers are allowed everywhere.
 template <class Pointer>
 std::vector<Pointer> fitting(const TensorTable& table, std::vector<Pointer> pointers, const char* what,
                              std::size_t alignment = 0, bool optional = false) {
-  if (pointers.size() != table.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} {} tensors for a table of {}", pointers.size(), what, table.size()));
-  }
+  require_one_each(table, pointers.size(), what);
   for (std::size_t t = 0; t < table.size(); ++t) {
     if (table[t].elements() == 0 || (optional && pointers[t] == nullptr)) continue;
-    const std::string where = fmt::format("tensor '{}'", table[t].name);
-    if (pointers[t] == nullptr) throw Error(ErrorCode::kUsage, fmt::format("its {} pointer is null", what), where);
-    const std::size_t multiple = alignment != 0 ? alignment : element_size(table[t].dtype);
-    if (reinterpret_cast<std::uintptr_t>(pointers[t]) % multiple != 0) {
-      throw Error(ErrorCode::kUsage, fmt::format("its {} pointer is not aligned to its elements", what), where);
-    }
+    check_pointer(table[t], pointers[t], alignment != 0 ? alignment : element_size(table[t].dtype), what);
   }
   return pointers;
+}
+
+/// The same for tensors that may be views.
+std::vector<DeviceTensor> fitting(const TensorTable& table, std::vector<DeviceTensor> tensors, const char* what) {
+  require_one_each(table, tensors.size(), what);
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (table[t].elements() == 0) continue;
+    check_pointer(table[t], tensors[t].d_data, element_size(table[t].dtype), what);
+    static_cast<void>(view_of_tensor(table[t], tensors[t].strides));
+  }
+  return tensors;
 }
 
 /// Makes a `Kind` with its device set.
@@ -52,6 +72,10 @@ std::unique_ptr<Kind> make(std::shared_ptr<const TensorTable> table, const Devic
   Origin origin{std::move(table), DeviceContext(options), options.chunk_bytes};
   const cuda::DeviceGuard guard = origin.context.enter();
   return std::make_unique<Kind>(std::move(origin), std::forward<Pointers>(pointers)...);
+}
+
+Abilities snapshot_abilities(const EncodeOptions& options) noexcept {
+  return {.knows_old = true, .keeps_snapshot = true, .refreshes_in_pass = options.values != ValueCodec::kRaw};
 }
 
 template <MemoryKind kKind>
@@ -70,9 +94,7 @@ class Snapshot final : public Implementation {
     context.wait("copy the tensors");
   }
 
-  Abilities abilities(const EncodeOptions& options) const noexcept override {
-    return {.knows_old = true, .keeps_snapshot = true, .refreshes_in_pass = options.values != ValueCodec::kRaw};
-  }
+  Abilities abilities(const EncodeOptions& options) const noexcept override { return snapshot_abilities(options); }
 
   cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
     const bool refresh = abilities(options).refreshes_in_pass;
@@ -97,6 +119,38 @@ class Snapshot final : public Implementation {
  private:
   std::vector<const void*> d_live_;
   cuda::TensorMemory<kKind> copy_;
+};
+
+/// A snapshot in device memory that the caller keeps.
+class CallerSnapshot final : public Implementation {
+ public:
+  CallerSnapshot(Origin origin, std::vector<DeviceTensor> live, std::vector<DeviceTensor> snapshot)
+      : Implementation(std::move(origin)),
+        live_(fitting(*table, std::move(live), "live")),
+        snapshot_(fitting(*table, std::move(snapshot), "snapshot")) {
+    for (std::size_t t = 0; t < table->size(); ++t) {
+      if ((*table)[t].elements() == 0 || live_[t].d_data != snapshot_[t].d_data) continue;
+      throw Error(ErrorCode::kUsage, "its snapshot is the live tensor itself",
+                  fmt::format("tensor '{}'", (*table)[t].name));
+    }
+  }
+
+  Abilities abilities(const EncodeOptions& options) const noexcept override { return snapshot_abilities(options); }
+
+  cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
+    std::vector<cuda::CompareTensor> tensors;
+    for (std::size_t t = 0; t < table->size(); ++t) {
+      tensors.push_back({live_[t].d_data, snapshot_[t].d_data, live_[t].strides, snapshot_[t].strides});
+    }
+    return cuda::DeviceEncoder::compare(*table, tensors, abilities(options).refreshes_in_pass, options,
+                                        encoder_options());
+  }
+
+  std::vector<DeviceTensor> state() override { return snapshot_; }
+
+ private:
+  std::vector<DeviceTensor> live_;
+  std::vector<DeviceTensor> snapshot_;
 };
 
 class FusedCast final : public Implementation {
@@ -219,6 +273,14 @@ std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_ptr<const Tenso
                                                      std::vector<const void*> d_live, const DeviceOptions& options) {
   return std::make_unique<DeviceDetector>(
       make<Snapshot<MemoryKind::kDevice>>(std::move(table), options, std::move(d_live)));
+}
+
+std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const TensorTable> table,
+                                                          std::vector<DeviceTensor> live,
+                                                          std::vector<DeviceTensor> snapshot,
+                                                          const DeviceOptions& options) {
+  return std::make_unique<DeviceDetector>(
+      make<CallerSnapshot>(std::move(table), options, std::move(live), std::move(snapshot)));
 }
 
 std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable> table,

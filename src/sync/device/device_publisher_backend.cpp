@@ -114,6 +114,16 @@ class DevicePublisherBackend final : public PublisherBackend {
   bool failed_ = false;
 };
 
+/// Of tables with the same hash, which does not cover the origins.
+bool have_same_origins(const TensorTable& a, const TensorTable& b) {
+  for (std::size_t t = 0; &a != &b && t < a.size(); ++t) {
+    const DigestOrigin& ours = a.digest_origin(t);
+    const DigestOrigin& theirs = b.digest_origin(t);
+    if (ours.key != theirs.key || ours.first != theirs.first || ours.strides != theirs.strides) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable& table, DeviceDetector& detector,
@@ -122,6 +132,9 @@ std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTabl
   check_encode_options(options, implementation.abilities(options).knows_old);
   if (implementation.table->hash() != table.hash()) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for another tensor table");
+  }
+  if (!have_same_origins(*implementation.table, table)) {
+    throw Error(ErrorCode::kTableMismatch, "the detector was made for a table with other digest origins");
   }
   const cuda::DeviceGuard guard = implementation.context.enter();
   return std::make_unique<DevicePublisherBackend>(table, implementation, options);
