@@ -16,6 +16,8 @@ install(EXPORT sparsecast-targets NAMESPACE sparsecast:: DESTINATION "${package_
 if(TARGET sparsecast_cli)
   install(TARGETS sparsecast_cli RUNTIME COMPONENT tools)
 endif()
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/layouts" DESTINATION "${CMAKE_INSTALL_DATADIR}/sparsecast" COMPONENT runtime
+        FILES_MATCHING PATTERN "*.json")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT runtime)
 
 # A shared library brings its dependencies along; whoever links the static one must find them.

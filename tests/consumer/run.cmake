@@ -45,6 +45,11 @@ if(pkg_config)
   run("${build}/consumer_by_pkg_config")
 endif()
 
+file(GLOB layouts "${prefix}/share/sparsecast/layouts/*.json")
+if(NOT layouts)
+  message(FATAL_ERROR "consumer: no layout files are installed")
+endif()
+
 file(GLOB_RECURSE installed "${prefix}/*.hpp" "${prefix}/*.cmake")
 foreach(file IN LISTS installed)
   file(READ "${file}" text)

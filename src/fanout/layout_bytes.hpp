@@ -1,0 +1,22 @@
+#pragma once
+
+#include "sparsecast/layout.hpp"
+
+namespace sparsecast {
+
+/// The content of a layout, the same for equal layouts:
+///   u32 bytes of the table, the table as TensorTable::serialize has it; ties (count; names of alias and original);
+///   ranks (count), each: node, local tensors (count; name, u8 dtype, elements), shards (count; tensor, local, u8
+///   has_base, first, then of each dimension offset, extent and stride).
+/// Numbers without a type are LEB128; strings are their length and their bytes.
+Bytes pack_layout(const Layout& layout);
+/// Inverse. Throws Error{kCorrupt} for anything else.
+Layout unpack_layout(ConstBytes content);
+
+/// "SCLY", u32 version, u64 bytes of the content, XXH3-64 of the content, then the content, as one zstd frame if that
+/// is smaller.
+Bytes compress_layout(ConstBytes content);
+/// Inverse. Throws Error{kCorrupt | kUnsupported} for anything else.
+Bytes decompress_layout(ConstBytes bytes);
+
+}  // namespace sparsecast
