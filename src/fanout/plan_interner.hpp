@@ -1,0 +1,60 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sparsecast/hash.hpp"
+
+namespace sparsecast::fanout {
+
+/// Gives equal lists of numbers one id: 0, 1, ... in the order of first sight. All lists lie in one array.
+class ListInterner {
+ public:
+  std::uint32_t intern(std::span<const std::uint32_t> list) {
+    if (2 * (begins_.size() + 1) > table_.size()) grow();
+    std::size_t at = place(list);
+    while (table_[at] != 0) {
+      if (std::ranges::equal((*this)[table_[at] - 1], list)) return table_[at] - 1;
+      at = (at + 1) & (table_.size() - 1);
+    }
+    pool_.insert(pool_.end(), list.begin(), list.end());
+    begins_.push_back(pool_.size());
+    table_[at] = static_cast<std::uint32_t>(size());
+    return table_[at] - 1;
+  }
+
+  /// Valid until the next intern().
+  std::span<const std::uint32_t> operator[](std::uint32_t id) const {
+    return std::span(pool_).subspan(begins_[id], begins_[id + 1] - begins_[id]);
+  }
+  std::size_t size() const { return begins_.size() - 1; }
+
+  void clear() {
+    pool_.clear();
+    begins_.assign(1, 0);
+    table_.assign(kLeastTable, 0);
+  }
+
+ private:
+  static constexpr std::size_t kLeastTable = 16;
+
+  std::size_t place(std::span<const std::uint32_t> list) const {
+    return xxh3_64(std::as_bytes(list)) & (table_.size() - 1);
+  }
+  void grow() {
+    table_.assign(2 * table_.size(), 0);
+    for (std::uint32_t id = 0; id < size(); ++id) {
+      std::size_t at = place((*this)[id]);
+      while (table_[at] != 0) at = (at + 1) & (table_.size() - 1);
+      table_[at] = id + 1;
+    }
+  }
+
+  std::vector<std::uint32_t> pool_;
+  std::vector<std::size_t> begins_{0};
+  std::vector<std::uint32_t> table_ = std::vector<std::uint32_t>(kLeastTable, 0);  ///< Of ids plus 1; 0: free.
+};
+
+}  // namespace sparsecast::fanout
