@@ -1,10 +1,8 @@
 // A rank that is gone: it makes no call, not even into MPI, until the survivors have come back with an error. So a hang
 // of a survivor is a hang of the test. Afterwards the rank is alive again, and a new channel carries the next version.
 
-#include <atomic>
-#include <thread>
-
 #include "party.hpp"
+#include "shared_counter.hpp"
 
 namespace sparsecast::mpi_test {
 namespace {
@@ -13,35 +11,6 @@ constexpr std::chrono::seconds kTimeout{2};
 
 /// Receivers wait longer than the source, so that its word about who is silent reaches them on a busy machine too.
 std::chrono::seconds timeout_of(const Party& party) { return party.is_source() ? kTimeout : 2 * kTimeout; }
-
-/// A counter in memory that all ranks share, so that the dead one need not call MPI to see the others finish.
-class SharedCounter {
- public:
-  SharedCounter() {
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Aint bytes = 0;
-    int unit = 0;
-    MPI_Win_allocate_shared(rank == 0 ? sizeof(Counter) : 0, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &counter_, &window_);
-    MPI_Win_shared_query(window_, 0, &bytes, &unit, &counter_);
-    if (rank == 0) new (counter_) Counter(0);
-    MPI_Barrier(MPI_COMM_WORLD);
-  }
-  SharedCounter(const SharedCounter&) = delete;
-  SharedCounter& operator=(const SharedCounter&) = delete;
-
-  void add_one() { counter_->fetch_add(1); }
-  void wait_for(int count) const {
-    while (counter_->load() < count) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-
- private:
-  using Counter = std::atomic<int>;
-  static_assert(Counter::is_always_lock_free);
-
-  Counter* counter_ = nullptr;
-  MPI_Win window_ = MPI_WIN_NULL;
-};
 
 /// One sync without `dead`, from the survivors' side; what they get is checked by `check`.
 template <class Check>

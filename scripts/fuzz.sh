@@ -62,12 +62,28 @@ printf '\0\0\2\0\7\0\3\0\4\0' >build/fuzz/seeds/channel/count_table
 printf '\1\0\0\2\0\7\0\3\0\4' >build/fuzz/seeds/channel/opening
 printf '\2\2\x2c\0\0\x2c\0\2\x2c\0\3' >build/fuzz/seeds/channel/presences
 
+# layout_seed NAME JSON: a layout file as it stands, and scaled down.
+layout_seed() {
+  printf '\2%s' "$2" >"build/fuzz/seeds/layout/$1"
+  printf '\3%s' "$2" >"build/fuzz/seeds/layout/$1_scaled"
+}
+mkdir -p build/fuzz/seeds/layout
+layout_seed explicit '{"format":"sparsecast-layout","version":1,"tensors":[["a","BF16",[4,2]],["b","BF16",[4,2]]],"ties":[["b","a"]],"ranks":[{"node":"n","tensors":[["l","BF16",9]],"shards":[[0,0,1,[0,0],[4,1],[2,1],false]]}]}'
+layout_seed rules '{"format":"sparsecast-layout","version":1,"sizes":{"h":{"size":4,"scalable":true}},"repeats":{"layer":2,"expert":{"count":2,"scalable":1}},"tensors":[{"name":"e","shape":["h+1","h"]},{"name":"{layer}.q","shape":["2*h","h"]},{"name":"{layer}.k","shape":["h","h"]},{"name":"{layer}.v","shape":["h","h"]},{"name":"n","shape":["h"]},{"name":"{layer}.{expert}.w","dtype":"F32","shape":["h","h"],"for":{"layer":"0-1"}}],"mesh":[[["pp",2],["tp",2]]],"nodes":{"prefix":"n","ranks":2},"stages":{"axis":"pp","repeat":"layer","layers":["0","1"]},"cuts":[{"tensors":"e","rule":"vocab_parallel","axes":["tp"],"multiple":4,"where":{"pp":[0]}},{"local":"{layer}.x","tensors":["{layer}.q","{layer}.k","{layer}.v"],"rule":"qkv_proj","axes":["tp"],"query_heads":"expert*2","kv_heads":"expert"},{"local":"{layer}.w","tensors":"{layer}.{expert}.w","rule":"row_parallel","axes":["tp"],"experts":{"axes":["pp"],"transposed":true,"physical_to_logical":{"0":[1,0]}}},{"tensors":"*","rule":"fsdp2","axes":["tp"]}]}'
+printf '\1\x19\0\0\0\1\0\0\0\1\0\1\2\4\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0a\0\1\0\1\1l\1\x09\1\0\0\1\1\0\4\2\0\1\1' >build/fuzz/seeds/layout/content
+
+mkdir -p build/fuzz/seeds/sharded
+printf '\0\0\0\0\0\1\0\0\0%032d%032d' 0 0 >build/fuzz/seeds/sharded/ballot
+printf '\1\xa2\x66format\1\x65roles\x80' >build/fuzz/seeds/sharded/presences
+
 # seeds_of TARGET: directories of the inputs that it starts from.
 seeds_of() {
   case $1 in
     safetensors_fuzz) printf '%s\n' build/fuzz/seeds/safetensors testdata/golden/states ;;
     bootstrap_fuzz) printf '%s\n' build/fuzz/seeds/bootstrap ;;
     channel_fuzz) printf '%s\n' build/fuzz/seeds/channel ;;
+    sharded_fuzz) printf '%s\n' build/fuzz/seeds/sharded ;;
+    layout_fuzz) printf '%s\n' build/fuzz/seeds/layout ;;
     *) printf '%s\n' testdata/golden/good testdata/golden/bad ;;
   esac
 }

@@ -28,61 +28,16 @@
 
 #include <fmt/format.h>
 
-#include <exception>
 #include <optional>
 
 #include "core/trace.hpp"
+#include "transport/outcome.hpp"
 #include "transport/sync_steps.hpp"
 
 namespace sparsecast {
 namespace {
 
 using std::chrono::steady_clock;
-
-/// Seconds since the last call of lap(), and since the beginning.
-class Stopwatch {
- public:
-  double lap() {
-    const auto now = steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-    return seconds;
-  }
-  double total() const { return std::chrono::duration<double>(steady_clock::now() - start_).count(); }
-
- private:
-  steady_clock::time_point start_ = steady_clock::now();
-  steady_clock::time_point last_ = start_;
-};
-
-/// What this rank has to say in a vote: nothing against, or the exception that stopped it.
-class Outcome {
- public:
-  template <class Step>
-  static Outcome of(const Step& step) {
-    Outcome outcome;
-    try {
-      step();
-    } catch (const Error& error) {
-      outcome.status_ = static_cast<int>(error.code());
-      outcome.failure_ = std::current_exception();
-    } catch (...) {
-      outcome.status_ = static_cast<int>(ErrorCode::kPeerFailed);
-      outcome.failure_ = std::current_exception();
-    }
-    return outcome;
-  }
-
-  int status() const noexcept { return status_; }
-  bool ok() const noexcept { return status_ == 0; }
-  void rethrow() const {
-    if (failure_) std::rethrow_exception(failure_);
-  }
-
- private:
-  int status_ = 0;
-  std::exception_ptr failure_;
-};
 
 int vote(Transport& transport, int status, Deadline deadline) {
   const TraceRange<"sync.vote"> range;

@@ -32,6 +32,7 @@ class DeviceContext {
 
   /// Every public call holds one while it uses the device.
   cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_); }
+  int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }
   std::chrono::milliseconds deadline() const noexcept { return deadline_; }
   void wait(const char* verb) const { cuda::wait_for(stream_, deadline_, verb); }

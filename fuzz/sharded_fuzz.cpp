@@ -1,0 +1,41 @@
+// What the ranks of a sharded stream tell each other, on arbitrary bytes: presences and ballots. Whatever is accepted
+// survives being packed and parsed again.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "sharded/ballot.hpp"
+#include "sharded/meeting.hpp"
+#include "sparsecast/error.hpp"
+
+namespace {
+
+using namespace sparsecast;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void presences(ConstBytes bytes) {
+  const Bytes packed = pack_presences(parse_presences(bytes, "rank 1"));
+  require(pack_presences(parse_presences(packed, "rank 1")) == packed);
+}
+
+void ballot(ConstBytes bytes) {
+  const Bytes packed = pack_ballot(parse_ballot(bytes, "rank 1"));
+  require(pack_ballot(parse_ballot(packed, "rank 1")) == packed);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const ConstBytes bytes = std::as_bytes(std::span(data + 1, size - 1));
+  try {
+    (data[0] & 1) != 0 ? presences(bytes) : ballot(bytes);
+  } catch (const Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,150 @@
+// An anchor is a delta of raw values in which every element is named; its blocks are dense, so it costs what the bytes
+// cost. Each record is a broadcast of its own, and a lane ends with its commit record:
+//
+//     for each transfer of the plan:   for each of its lanes:   HEADER, FRAME*, COMMIT
+
+#include "sharded/anchor.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <numeric>
+
+#include "codec/frame_reader.hpp"
+#include "sharded/lanes.hpp"
+#include "sync/encoder.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// Says of every element that it has changed.
+class WholeTensors final : public Detector {
+ public:
+  WholeTensors(const TensorTable& table, PartReader& reader) : table_(table), reader_(reader) {}
+
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
+    std::iota(workspace.positions, workspace.positions + count, 0U);
+    TileView view;
+    view.changed = count;
+    view.current = reader_.read(tensor, first, count, workspace.kept);
+    return view;
+  }
+  ConstHostTensor current(std::size_t tensor) const override {
+    throw Error(ErrorCode::kUnsupported, "an anchor is read tile by tile",
+                fmt::format("tensor '{}'", table_[tensor].name));
+  }
+  bool knows_old() const noexcept override { return false; }
+
+ private:
+  const TensorTable& table_;
+  PartReader& reader_;
+};
+
+/// One lane of an anchor on its way into the places of this rank, of which there may be none.
+class LaneWriter {
+ public:
+  /// `memory` is null where the rank receives nothing.
+  LaneWriter(const FanoutPlan& plan, std::uint32_t lane, int rank, ShardMemory* memory)
+      : table_(plan.lane_table(lane)) {
+    if (memory == nullptr) return;
+    for (const Slot& slot : own_slots(plan.lanes()[lane], rank)) {
+      places_.push_back(memory->make_writer(table_, slot_tensors(plan, lane, slot, *memory)));
+    }
+  }
+
+  /// False behind the last record.
+  bool take(ConstBytes record, std::uint64_t version) {
+    const RecordPrefix prefix = peek_record(record);
+    if (places_.empty()) return prefix.kind != RecordKind::kCommit;
+    if (prefix.kind == RecordKind::kHeader) {
+      header_ = parse_header(record);
+      if (header_.table_hash != table_.hash() || header_.version != version) {
+        throw Error(ErrorCode::kTableMismatch,
+                    fmt::format("an anchor of version {} and of other tensors came", header_.version));
+      }
+    } else if (prefix.kind == RecordKind::kFrame) {
+      write(record);
+    } else if (prefix.kind == RecordKind::kCommit) {
+      finish(parse_commit(record));
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  void write(ConstBytes record) {
+    const FrameReader frame(record, header_, table_);
+    if (frame.header().sequence != frames_) {
+      throw Error(ErrorCode::kCorrupt,
+                  fmt::format("frame {} of the anchor came as number {}", frame.header().sequence, frames_));
+    }
+    ++frames_;
+    changed_ += frame.header().changed;
+    for (const BlockRef& block : frame.blocks()) {
+      for (const auto& place : places_) place->write(block);
+    }
+  }
+
+  void finish(const CommitRecord& commit) const {
+    if (commit.delta_id != header_.delta_id || commit.frames != frames_ || changed_ != table_.elements()) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("the anchor ended after {} frames and {} of {} elements", frames_,
+                                                   changed_, table_.elements()));
+    }
+    for (const auto& place : places_) place->finish();
+  }
+
+  TensorTable table_;
+  std::vector<std::unique_ptr<PartWriter>> places_;  ///< By slot.
+  DeltaHeader header_;
+  std::uint32_t frames_ = 0;
+  std::uint64_t changed_ = 0;
+};
+
+/// Calls deliver(record) for each record of the lane.
+template <class Deliver>
+void make_records(const TensorTable& table, PartReader& held, std::uint64_t version, const EncodeOptions& options,
+                  const Deliver& deliver) {
+  EncodeOptions encode = options;
+  encode.values = ValueCodec::kRaw;
+  encode.positions = PositionMode::kAuto;
+  encode.threads = 1;  // A section at a time: it is as large as its elements.
+  WholeTensors detector(table, held);
+  DeltaHeader header = make_header(table, encode, {}, version, version, {});
+  deliver(pack_header(header));
+  const EncodedFrames encoded = encode_frames(table, detector, header, encode, false, false, deliver);
+  deliver(pack_commit(encoded.commit));
+}
+
+}  // namespace
+
+void exchange_anchor(Wire& wire, const AnchorRoles& roles, std::uint64_t version, const EncodeOptions& options,
+                     Deadline deadline) {
+  const FanoutPlan& plan = wire.plan();
+  for (const Transfer* const transfer : wire.transfers()) {
+    for (const std::uint32_t lane : transfer->lanes) {
+      LaneWriter writer(plan, lane, wire.rank(), roles.receives);
+      if (wire.is_source(*transfer)) {
+        std::vector<ShardBuffer> scratch;
+        const TensorTable table = plan.lane_table(lane);
+        const auto reader = roles.sends->memory().make_reader(table, roles.sends->held_for_anchor(plan, lane, scratch));
+        make_records(table, *reader, version, options, [&](Bytes&& record) {
+          writer.take(record, version);
+          std::vector<Bytes> records;
+          records.push_back(std::move(record));
+          wire.broadcast(*transfer, records, deadline);
+        });
+        continue;
+      }
+      for (bool more = true; more;) {
+        std::vector<Bytes> records;
+        wire.broadcast(*transfer, records, deadline);
+        if (records.size() != 1) {
+          throw Error(ErrorCode::kCorrupt, fmt::format("{} records of an anchor came at once", records.size()));
+        }
+        more = writer.take(records.front(), version);
+      }
+    }
+  }
+}
+
+}  // namespace sparsecast

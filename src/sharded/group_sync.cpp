@@ -1,0 +1,233 @@
+// One sync of a trainer and its engines, all lanes of all ranks. A rank may be both, and does then both columns.
+//
+//     trainer rank                                    engine rank
+//     publish every own lane                          idle(v-1)
+//        |------- transfers, in the order of the plan: each rank those of its channels -------|
+//        |                                            stage every own lane
+//        |------- agree: all have published, sent and staged ---------------------------------|
+//        |                                            apply every own lane, each proves its digest
+//        |------- ballots: why not, if not; digests; every engine's must add up --------------|
+//        |------- verdict of the coordinator (trainer rank 0) --------------------------------|
+//     commit: idle, base v                            idle(v)
+//
+// Whatever fails before the verdict: publishers abort, subscribers undo, v-1 stands everywhere, and the group is broken
+// until the next regroup. A rank that has given its ballot for v and does not hear the verdict is in doubt: it keeps
+// what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is never
+// in doubt, because it decides. Every attempt has a number of its own, the same in all lanes.
+//
+// A regroup: meet -> settle doubts -> plan, agreed on -> channels -> anchors for engines without a version -> every
+// slot compares its digest with its source's -> ballots -> verdict. Whether the new plan is in force (which ranks know
+// what receivers hold) may be in doubt in the same way, and is settled in the same way.
+
+#include "sharded/group_sync.hpp"
+
+#include <fmt/format.h>
+
+#include "core/trace.hpp"
+#include "sharded/anchor.hpp"
+
+namespace sparsecast {
+
+using std::chrono::steady_clock;
+
+namespace {
+
+std::vector<Presence> presences(const Roles& roles) {
+  std::vector<Presence> own;
+  if (roles.publisher != nullptr) own.push_back(roles.publisher->presence());
+  if (roles.subscriber != nullptr) own.push_back(roles.subscriber->presence());
+  return own;
+}
+
+/// Layouts that this rank has, and need not be sent.
+std::vector<std::shared_ptr<const Layout>> own_layouts(const Roles& roles) {
+  std::vector<std::shared_ptr<const Layout>> own;
+  if (roles.publisher != nullptr) own = {roles.publisher->layout(), roles.publisher->next_layout()};
+  if (roles.subscriber != nullptr) own.push_back(roles.subscriber->layout());
+  std::erase(own, nullptr);
+  return own;
+}
+
+void settle(const Roles& roles, bool committed) {
+  if (roles.publisher != nullptr) roles.publisher->settle(committed);
+  if (roles.subscriber != nullptr) roles.subscriber->settle(committed);
+}
+
+/// Runs a step of a group; when it throws, the other ranks learn of it at once.
+template <class Step>
+void or_abort(ControlChannel& control, const Step& step) {
+  try {
+    step();
+  } catch (const std::exception& error) {
+    control.abort(error.what());
+    throw;
+  }
+}
+
+std::uint64_t last_attempt(const Roles& roles) {
+  return roles.publisher != nullptr ? roles.publisher->last_attempt() : roles.subscriber->last_attempt();
+}
+
+}  // namespace
+
+Membership::Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const ChannelOpener& open,
+                       std::chrono::milliseconds timeout)
+    : world_(std::move(control)) {
+  const Deadline deadline = steady_clock::now() + timeout;
+  or_abort(world_.control(), [&] {
+    world_.meet(presences(roles), own_layouts(roles), deadline);
+    form(roles, open, deadline);
+  });
+}
+
+void Membership::form(const Roles& roles, const ChannelOpener& open, Deadline deadline) {
+  if (roles.publisher != nullptr) roles.publisher->met(world_.meeting());
+  if (roles.subscriber != nullptr) roles.subscriber->met(world_.meeting(), world_.rank());
+  world_.connect(open, deadline);
+  if (roles.publisher != nullptr) roles.publisher->build(world_.plan(), world_.rank());
+  seed(roles, open, deadline);
+  if (roles.subscriber != nullptr) roles.subscriber->build(world_.plan(), world_.rank(), world_.meeting());
+  compare_bases(roles, deadline);
+  if (roles.subscriber != nullptr) roles.subscriber->accept_base();
+  if (roles.publisher != nullptr) roles.publisher->propose(world_.plan());
+  try {
+    world_.decide(deadline);
+  } catch (...) {
+    if (world_.coordinates()) roles.publisher->forget_plan();
+    throw;
+  }
+  if (roles.publisher != nullptr) roles.publisher->adopt();
+}
+
+/// Engines that hold nothing yet are seeded by a plan of their own: its sources are those of the plan, because only
+/// they have a base then.
+void Membership::seed(const Roles& roles, const ChannelOpener& open, Deadline deadline) {
+  const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);
+  if (!plan) return;
+  Wire wire(world_.control(), *plan, open, deadline);
+  AnchorRoles anchor;
+  EncodeOptions options;
+  if (roles.publisher != nullptr) {
+    anchor.sends = &roles.publisher->snapshot();
+    options = roles.publisher->encode_options();
+  }
+  if (roles.subscriber != nullptr) anchor.receives = &roles.subscriber->memory();
+  const Outcome outcome = Outcome::of([&] {
+    const TraceRange<"anchor"> range({.version = world_.meeting().version});
+    exchange_anchor(wire, anchor, world_.meeting().version, options, deadline);
+  });
+  world_.require_all(outcome, deadline);
+}
+
+void Membership::compare_bases(const Roles& roles, Deadline deadline) {
+  Outcome outcome;
+  for (const Transfer* transfer : world_.wire().transfers()) {
+    std::vector<Bytes> records;
+    const bool own = world_.wire().is_source(*transfer);
+    if (own) records = roles.publisher->base_records(*transfer);
+    const std::vector<Bytes> kept = own ? records : std::vector<Bytes>{};
+    world_.wire().broadcast(*transfer, records, deadline);
+    if (roles.subscriber == nullptr) continue;
+    outcome.then([&] {
+      roles.subscriber->check_bases(*transfer, own ? kept : records, world_.meeting().name_of(transfer->source));
+    });
+  }
+  Ballot ballot;
+  if (roles.publisher != nullptr) ballot.promised = roles.publisher->base_digests(world_.plan());
+  if (roles.subscriber != nullptr) ballot.reached = roles.subscriber->digest();
+  const StateDigest digest = world_.exchange(std::move(ballot), outcome, deadline);
+  if (roles.publisher != nullptr) roles.publisher->digest = digest;
+}
+
+/// This rank's part in the transfers. What goes wrong with bytes that have come waits until all have passed, so that no
+/// rank is missed in what follows.
+void Membership::transfer(const Roles& roles, ShardedReport& report, Outcome& outcome, Deadline deadline) {
+  Stopwatch watch;
+  for (const Transfer* transfer : world_.wire().transfers()) {
+    const bool own = world_.wire().is_source(*transfer);
+    std::vector<Bytes> records;
+    std::vector<Bytes> kept;
+    {
+      const TraceRange<"sync.wire"> range({.version = last_attempt(roles)});
+      if (own) records = roles.publisher->records(*transfer, report);
+      if (own && roles.subscriber != nullptr) kept = records;
+      world_.wire().broadcast(*transfer, records, deadline);
+    }
+    report.wire_seconds += watch.lap();
+    if (roles.subscriber == nullptr) {
+      if (own) continue;
+      for (const Bytes& record : records) report.foreign_bytes += record.size();
+      continue;
+    }
+    const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
+    const std::uint64_t foreign = report.foreign_bytes;
+    outcome.then([&] {
+      roles.subscriber->stage(*transfer, own ? std::move(kept) : std::move(records),
+                              world_.meeting().name_of(transfer->source), report);
+    });
+    if (own) report.foreign_bytes = foreign;  // What it has for others alone has not come to it.
+    report.stage_seconds += watch.lap();
+  }
+  if (roles.subscriber != nullptr) outcome.then([&] { roles.subscriber->require_staged(); });
+}
+
+/// Up to the verdict; the digest of all tensors at the new version.
+StateDigest Membership::attempt(const Roles& roles, ShardedReport& report, Deadline deadline) {
+  Stopwatch watch;
+  Outcome outcome;
+  if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
+  if (roles.publisher != nullptr) {
+    const TraceRange<"sync.publish"> range;
+    outcome.then([&] { roles.publisher->publish(); });
+  }
+  report.encode_seconds = watch.lap();
+  transfer(roles, report, outcome, deadline);
+  {
+    const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
+    world_.require_all(outcome, deadline);
+  }
+  Ballot ballot;
+  if (roles.subscriber != nullptr) {
+    watch.lap();
+    outcome.then([&] { roles.subscriber->apply(report); });
+    ballot.reached = roles.subscriber->digest();
+    report.apply_seconds = watch.lap();
+  }
+  if (roles.publisher != nullptr) ballot.promised = roles.publisher->result_digests(world_.plan());
+  return world_.exchange(std::move(ballot), outcome, deadline);
+}
+
+ShardedReport Membership::sync(const Roles& roles, std::chrono::milliseconds timeout) {
+  const Deadline deadline = steady_clock::now() + timeout;
+  if (broken_) throw Error(ErrorCode::kPeerFailed, "the group is broken since an earlier failure: call regroup()");
+  broken_ = true;
+  const Stopwatch watch;
+  ShardedReport report;
+  StateDigest digest;
+  try {
+    or_abort(world_.control(), [&] { digest = attempt(roles, report, deadline); });
+  } catch (...) {
+    settle(roles, false);
+    throw;
+  }
+  try {
+    const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
+    world_.decide(deadline);
+  } catch (const Error& error) {
+    if (world_.coordinates()) {
+      settle(roles, false);
+      throw;
+    }
+    if (roles.publisher != nullptr) roles.publisher->doubt();
+    if (roles.subscriber != nullptr) roles.subscriber->doubt();
+    throw error.within(fmt::format("whether version {} was committed is not known", last_attempt(roles)));
+  }
+  settle(roles, true);
+  if (roles.publisher != nullptr) roles.publisher->digest = digest;
+  broken_ = false;
+  report.version = last_attempt(roles);
+  report.total_seconds = watch.total();
+  return report;
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,144 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "codec/apply.hpp"
+#include "core/element_walk.hpp"
+#include "core/tensor_view.hpp"
+#include "sharded/shard_memory.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// Calls run(element, elements) for each contiguous piece of a strided box; dimensions from the slowest.
+template <class Run>
+void for_each_run(std::uint64_t first, std::span<const std::uint64_t> extents, std::span<const std::int64_t> strides,
+                  const Run& run) {
+  if (extents.empty()) return run(first, std::uint64_t{1});
+  if (extents.size() == 1 && strides.front() == 1) return run(first, extents.front());
+  for (std::uint64_t i = 0; i < extents.front(); ++i) {
+    for_each_run(first + i * static_cast<std::uint64_t>(strides.front()), extents.subspan(1), strides.subspan(1), run);
+  }
+}
+
+std::vector<HostTensor> host_tensors_at(const std::vector<ShardView>& views) {
+  std::vector<HostTensor> tensors;
+  for (const ShardView& view : views) tensors.push_back({view.data, view.strides});
+  return tensors;
+}
+
+std::vector<StridedView> strided_views(const TensorTable& table, const std::vector<ShardView>& parts) {
+  std::vector<StridedView> views;
+  for (std::size_t p = 0; p < table.size(); ++p) views.push_back(view_of_tensor(table[p], parts[p].strides));
+  return views;
+}
+
+class HostPartReader final : public PartReader {
+ public:
+  HostPartReader(const TensorTable& table, const std::vector<ShardView>& parts)
+      : table_(table), parts_(parts), views_(strided_views(table, parts)) {}
+
+  const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte* scratch) override {
+    const std::size_t size = element_size(table_[part].dtype);
+    if (is_contiguous(views_[part])) return parts_[part].data + first * size;
+    ElementWalk walk(&views_[part]);
+    std::byte* out = scratch;
+    for (std::uint64_t at = first; at < first + count;) {
+      const std::byte* from = parts_[part].data + walk.offset(at) * static_cast<std::ptrdiff_t>(size);
+      const std::uint64_t run = walk.step() == 1 ? std::min(walk.left(at), first + count - at) : 1;
+      std::memcpy(out, from, run * size);
+      out += run * size;
+      at += run;
+    }
+    return scratch;
+  }
+
+ private:
+  const TensorTable& table_;
+  std::vector<ShardView> parts_;
+  std::vector<StridedView> views_;
+};
+
+class HostPartWriter final : public PartWriter {
+ public:
+  HostPartWriter(const TensorTable& table, const std::vector<ShardView>& parts)
+      : table_(table), parts_(parts), views_(strided_views(table, parts)) {}
+
+  void write(const BlockRef& block) override {
+    const StridedView& view = views_[block.tensor];
+    const ApplyTarget target =
+        target_in(parts_[block.tensor].data, is_contiguous(view) ? nullptr : &view, table_[block.tensor].dtype, block);
+    apply_block(block, target, Direction::kForward, scratch_);
+  }
+  void finish() override {}
+
+ private:
+  const TensorTable& table_;
+  std::vector<ShardView> parts_;
+  std::vector<StridedView> views_;
+  ApplyScratch scratch_;
+};
+
+class HostShardMemory final : public ShardMemory {
+ public:
+  explicit HostShardMemory(std::vector<TensorBytes> local) : ShardMemory(std::move(local)) {}
+
+  ShardBuffer allocate(std::uint64_t bytes) override {
+    const auto memory = std::make_shared<Bytes>(bytes);
+    return {memory, memory->data()};
+  }
+
+  void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
+    const std::size_t size = box.element_bytes;
+    for_each_run(box.first, box.extents, box.strides, [&](std::uint64_t element, std::uint64_t count) {
+      std::memcpy(to + element * size, from + element * size, count * size);
+    });
+  }
+
+  std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
+                                            const std::vector<ShardView>& live, const std::vector<ShardView>& held,
+                                            const PublisherOptions& options) override {
+    auto detector = make_snapshot_over(*table, host_tensors_at(live), host_tensors_at(held));
+    return std::make_unique<Publisher>(std::move(table), std::move(detector), options);
+  }
+  std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
+                                              const std::vector<ShardView>& live,
+                                              const SubscriberOptions& options) override {
+    return std::make_unique<Subscriber>(std::move(table), host_tensors_at(live), options);
+  }
+
+  std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) override {
+    return std::make_unique<HostPartReader>(table, parts);
+  }
+  std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) override {
+    return std::make_unique<HostPartWriter>(table, parts);
+  }
+};
+
+}  // namespace
+
+const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given) {
+  if (rank >= layout.ranks().size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
+  }
+  const std::vector<LocalTensor>& tensors = layout.ranks()[rank].tensors;
+  if (given == tensors.size()) return tensors;
+  throw Error(ErrorCode::kUsage, fmt::format("{} local tensors for a layout of {}", given, tensors.size()),
+              fmt::format("rank {}", rank));
+}
+
+std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
+                                                    std::vector<TensorBytes> local) {
+  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, local.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::uint64_t bytes = tensors[t].elements * element_size(tensors[t].dtype);
+    if (local[t].size() == bytes) continue;
+    throw Error(ErrorCode::kUsage, fmt::format("{} bytes for {}", local[t].size(), bytes),
+                fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
+  }
+  return std::make_shared<HostShardMemory>(std::move(local));
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,127 @@
+#include "sharded/publisher_side.hpp"
+
+#include <fmt/format.h>
+
+#include "bootstrap/blobs.hpp"
+
+namespace sparsecast {
+
+PublisherSide::PublisherSide(std::shared_ptr<const Layout> layout, std::size_t rank,
+                             std::shared_ptr<ShardMemory> memory, ShardedOptions options)
+    : layout_(std::move(layout)),
+      rank_(rank),
+      options_(std::move(options)),
+      snapshot_(std::move(memory)),
+      version_(options_.version),
+      last_attempt_(options_.version) {}
+
+Presence PublisherSide::presence() const {
+  if (snapshot_lost_) {
+    throw Error(
+        ErrorCode::kDirty,
+        "an earlier publish, commit or abort failed half-way: what receivers hold is not known any more. Make new "
+        "publishers on all ranks of the trainer, and seed all engines");
+  }
+  Presence own;
+  own.role = Role::kTrainer;
+  own.group = "trainer";
+  own.rank = static_cast<std::uint32_t>(rank_);
+  own.version = version_;
+  own.in_doubt = in_doubt_ ? last_attempt_ : 0;
+  own.last_attempt = last_attempt_;
+  own.plan = options_.plan;
+  own.set_layouts(*layout_, next_layout_.get());
+  return own;
+}
+
+void PublisherSide::met(const Meeting& meeting) {
+  if (next_layout_ && next_layout_->hash() == meeting.trainer.group.layout->hash()) adopt();
+  next_layout_.reset();
+  if (in_doubt_) settle(meeting.version == last_attempt_);
+  last_attempt_ = meeting.last_attempt;
+}
+
+void PublisherSide::build(const FanoutPlan& plan, int world_rank) {
+  deltas_.clear();
+  lanes_.clear();
+  PublisherOptions publishing{options_.stream, version_, options_.encode, last_attempt_};
+  lanes_ = make_source_lanes(plan, world_rank, snapshot_, publishing);
+}
+
+void PublisherSide::propose(const FanoutPlan& plan) { next_layout_ = std::make_shared<const Layout>(mark_bases(plan)); }
+
+void PublisherSide::adopt() {
+  layout_ = std::move(next_layout_);
+  next_layout_.reset();
+  snapshot_.adopt();
+}
+
+std::vector<Bytes> PublisherSide::base_records(const Transfer& transfer) {
+  std::vector<Bytes> records;
+  for (const std::uint32_t lane : transfer.lanes) {
+    const auto bytes = bytes_of(find_lane(lanes_, lane).publisher->digest());
+    records.emplace_back(bytes.begin(), bytes.end());
+  }
+  return records;
+}
+
+std::vector<StateDigest> PublisherSide::base_digests(const FanoutPlan& plan) const {
+  std::vector<StateDigest> bases;
+  for (const SourceLane& lane : lanes_) bases.push_back(lane.publisher->digest());
+  return source_digests(plan, lanes_, bases);
+}
+
+void PublisherSide::publish() {
+  deltas_.clear();
+  ++last_attempt_;
+  std::vector<const Delta*> deltas;
+  snapshot_lost_ = true;  // Until all lanes are through.
+  for (SourceLane& lane : lanes_) {
+    deltas.push_back(&lane.publisher->publish());
+    if (deltas.back()->info.version == last_attempt_) continue;
+    throw Error(ErrorCode::kUsage,
+                fmt::format("lane {} made version {}, not {}", lane.lane, deltas.back()->info.version, last_attempt_));
+  }
+  deltas_ = std::move(deltas);
+  snapshot_lost_ = false;
+}
+
+std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedReport& report) {
+  std::vector<Bytes> records;
+  if (deltas_.empty()) return records;
+  for (const std::uint32_t lane : transfer.lanes) {
+    const Delta& delta = *deltas_[static_cast<std::size_t>(&find_lane(lanes_, lane) - lanes_.data())];
+    // Copies: a transport must own what it sends, because after a failure it may go on reading it.
+    records.push_back(delta.header);
+    records.insert(records.end(), delta.frames.begin(), delta.frames.end());
+    records.push_back(delta.commit);
+    report.sent_bytes += delta.wire_bytes();
+    report.changed += delta.result.changed;
+  }
+  return records;
+}
+
+std::vector<StateDigest> PublisherSide::result_digests(const FanoutPlan& plan) const {
+  std::vector<StateDigest> results;
+  for (const Delta* delta : deltas_) results.push_back(delta->result.result_digest);
+  return source_digests(plan, lanes_, results);
+}
+
+void PublisherSide::settle(bool committed) {
+  deltas_.clear();
+  const bool lost = snapshot_lost_;
+  snapshot_lost_ = true;
+  for (SourceLane& lane : lanes_) {
+    if (!lane.publisher->pending()) continue;
+    if (committed) {
+      lane.publisher->commit(last_attempt_);
+    } else {
+      lane.publisher->abort(last_attempt_);
+    }
+  }
+  snapshot_lost_ = lost;
+  if (committed) version_ = last_attempt_;
+  in_doubt_ = false;
+}
+
+}  // namespace sparsecast

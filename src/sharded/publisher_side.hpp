@@ -1,0 +1,68 @@
+#pragma once
+
+// A trainer rank, whatever group it is in at the moment.
+
+#include <memory>
+#include <vector>
+
+#include "sharded/lanes.hpp"
+
+namespace sparsecast {
+
+class PublisherSide {
+ public:
+  /// `memory` is that of the layout's rank.
+  PublisherSide(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
+                ShardedOptions options);
+
+  /// Throws Error{kDirty} when the snapshot is not known any more.
+  Presence presence() const;
+  const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
+  const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
+
+  /// The ranks have met: learns from the coordinator what was in doubt.
+  void met(const Meeting& meeting);
+  /// Makes its lanes of the plan.
+  void build(const FanoutPlan& plan, int world_rank);
+  ShardSnapshot& snapshot() noexcept { return snapshot_; }
+  const EncodeOptions& encode_options() const noexcept { return options_.encode; }
+  /// The plan may be in force; adopt(): it is, forget_plan(): it is not.
+  void propose(const FanoutPlan& plan);
+  void adopt();
+  void forget_plan() { next_layout_.reset(); }
+
+  /// The digests that the lanes of a transfer start from, for the receivers to compare.
+  std::vector<Bytes> base_records(const Transfer& transfer);
+  /// Of the lanes as they are committed, for the ballot.
+  std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
+
+  /// Detects and encodes every lane, as the attempt after the last.
+  void publish();
+  /// The records of a transfer's lanes; none when publish() has failed.
+  std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
+  /// Of the attempt, for the ballot.
+  std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
+  /// The attempt's fate.
+  void settle(bool committed);
+  /// The verdict was not heard.
+  void doubt() noexcept { in_doubt_ = true; }
+
+  std::uint64_t version() const noexcept { return version_; }
+  std::uint64_t last_attempt() const noexcept { return last_attempt_; }
+  StateDigest digest;  ///< Of all tensors at the version.
+
+ private:
+  std::shared_ptr<const Layout> layout_;       ///< With the bases of the plan in force.
+  std::shared_ptr<const Layout> next_layout_;  ///< Of a plan that may be in force.
+  std::size_t rank_;
+  ShardedOptions options_;
+  ShardSnapshot snapshot_;
+  std::uint64_t version_;
+  std::uint64_t last_attempt_;  ///< That of the pending deltas, if there are any.
+  bool in_doubt_ = false;       ///< They are pending for want of the verdict.
+  bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
+  std::vector<SourceLane> lanes_;
+  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the lanes; empty when it failed.
+};
+
+}  // namespace sparsecast

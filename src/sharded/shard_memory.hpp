@@ -1,0 +1,95 @@
+#pragma once
+
+// Where a rank's local tensors lie, and what is done differently in host memory (host_shard_memory.cpp) and on a device
+// (sync/device/device_shard_memory.cpp). Records are in host memory with both.
+
+#include <memory>
+#include <vector>
+
+#include "codec/frame_reader.hpp"
+#include "sparsecast/device.hpp"
+#include "sparsecast/layout.hpp"
+#include "sparsecast/publisher.hpp"
+#include "sparsecast/subscriber.hpp"
+
+namespace sparsecast {
+
+/// Memory that is laid out like a local tensor, and of its kind; null: there is none.
+using ShardBuffer = std::shared_ptr<std::byte>;
+
+/// A part's elements in memory of the kind at hand.
+struct ShardView {
+  std::byte* data = nullptr;
+  std::vector<std::int64_t> strides;  ///< In elements, one a dimension of the part.
+};
+
+/// A box of elements in a local tensor and whatever is laid out like it.
+struct ShardBox {
+  std::uint64_t first = 0;  ///< Element.
+  std::vector<std::uint64_t> extents;
+  std::vector<std::int64_t> strides;  ///< In elements.
+  std::size_t element_bytes = 0;
+};
+
+/// Reads the parts of a lane for an anchor.
+class PartReader {
+ public:
+  virtual ~PartReader() = default;
+  /// Elements [first, first + count) of a part, one after another in host memory; `scratch` has room for them. Valid
+  /// until the next call, and while `scratch` is.
+  virtual const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
+};
+
+/// Writes an anchor's blocks to where the parts of a lane lie.
+class PartWriter {
+ public:
+  virtual ~PartWriter() = default;
+  /// Throws Error{kCorrupt} for a payload that is not valid.
+  virtual void write(const BlockRef& block) = 0;
+  /// Everything is written when it returns.
+  virtual void finish() = 0;
+};
+
+class ShardMemory {
+ public:
+  virtual ~ShardMemory() = default;
+  ShardMemory(const ShardMemory&) = delete;
+  ShardMemory& operator=(const ShardMemory&) = delete;
+
+  /// Addresses and sizes; of what is on a device, the host reads nothing.
+  const std::vector<TensorBytes>& local() const noexcept { return local_; }
+
+  virtual ShardBuffer allocate(std::uint64_t bytes) = 0;
+  /// Between memory that is laid out alike, before anything that is done to it later.
+  virtual void copy(const ShardBox& box, const std::byte* from, std::byte* to) = 0;
+
+  /// Of a lane, with views parallel to its table.
+  virtual std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
+                                                    const std::vector<ShardView>& live,
+                                                    const std::vector<ShardView>& held,
+                                                    const PublisherOptions& options) = 0;
+  virtual std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
+                                                      const std::vector<ShardView>& live,
+                                                      const SubscriberOptions& options) = 0;
+  /// One of each at a time is at work; table and memory outlive it.
+  virtual std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) = 0;
+  virtual std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) = 0;
+
+ protected:
+  explicit ShardMemory(std::vector<TensorBytes> local) : local_(std::move(local)) {}
+
+ private:
+  std::vector<TensorBytes> local_;
+};
+
+/// The tensors of a rank of the layout, of which the caller has given so many: else Error{kUsage}.
+const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given);
+
+/// The caller's tensors, which must fit the rank of the layout: else Error{kUsage} that names the tensor.
+std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
+                                                    std::vector<TensorBytes> local);
+/// Throws Error{kUnsupported} without the device backend, too.
+std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
+                                                      const std::vector<void*>& d_local, const DeviceOptions& options);
+
+}  // namespace sparsecast

@@ -1,0 +1,122 @@
+#include "sparsecast/sharded.hpp"
+
+#include "sharded/group_sync.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// The group that an end is in; two ends of one rank share it.
+class Seat {
+ public:
+  /// A failure leaves the seats empty.
+  static void regroup(std::initializer_list<Seat*> seats, const Roles& roles, std::shared_ptr<ControlChannel> world,
+                      const ChannelOpener& open, std::chrono::milliseconds timeout) {
+    for (Seat* const seat : seats) {
+      seat->left_ = true;
+      seat->group_.reset();
+    }
+    auto group = std::make_shared<Membership>(roles, std::move(world), open, timeout);
+    for (Seat* const seat : seats) seat->group_ = group;
+  }
+
+  Membership& group() const {
+    if (group_) return *group_;
+    if (left_) throw Error(ErrorCode::kPeerFailed, "the last regroup() failed: call it again");
+    throw Error(ErrorCode::kUsage, "no group has met yet: call regroup() first");
+  }
+
+ private:
+  std::shared_ptr<Membership> group_;
+  bool left_ = false;
+};
+
+}  // namespace
+
+struct ShardedPublisher::State {
+  PublisherSide side;
+  Seat seat = {};
+};
+
+ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank,
+                                   std::vector<TensorBytes> local, ShardedOptions options)
+    : state_(new State{
+          PublisherSide(layout, rank, make_host_shard_memory(*layout, rank, std::move(local)), std::move(options))}) {}
+ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
+                                   ShardedOptions options, const DeviceOptions& device) {
+  if (options.encode.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+  state_.reset(new State{
+      PublisherSide(layout, rank, make_device_shard_memory(*layout, rank, d_local, device), std::move(options))});
+}
+ShardedPublisher::~ShardedPublisher() = default;
+ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
+ShardedPublisher& ShardedPublisher::operator=(ShardedPublisher&&) noexcept = default;
+
+void ShardedPublisher::regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open,
+                               std::chrono::milliseconds timeout) {
+  Seat::regroup({&state_->seat}, {&state_->side, nullptr}, std::move(world), open, timeout);
+}
+
+ShardedReport ShardedPublisher::sync(std::chrono::milliseconds timeout) {
+  return state_->seat.group().sync({&state_->side, nullptr}, timeout);
+}
+
+const FanoutPlan& ShardedPublisher::plan() const { return state_->seat.group().plan(); }
+std::uint64_t ShardedPublisher::version() const noexcept { return state_->side.version(); }
+const StateDigest& ShardedPublisher::digest() const noexcept { return state_->side.digest; }
+
+struct ShardedSubscriber::State {
+  SubscriberSide side;
+  Seat seat = {};
+};
+
+ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+                                     std::vector<TensorBytes> local, ShardedOptions options)
+    : state_(new State{SubscriberSide(std::move(engine), layout, rank,
+                                      make_host_shard_memory(*layout, rank, std::move(local)), std::move(options))}) {}
+ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+                                     std::vector<void*> d_local, ShardedOptions options, const DeviceOptions& device)
+    : state_(new State{SubscriberSide(std::move(engine), layout, rank,
+                                      make_device_shard_memory(*layout, rank, d_local, device), std::move(options))}) {}
+ShardedSubscriber::~ShardedSubscriber() = default;
+ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
+ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;
+
+void ShardedSubscriber::regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open,
+                                std::chrono::milliseconds timeout) {
+  Seat::regroup({&state_->seat}, {nullptr, &state_->side}, std::move(world), open, timeout);
+}
+
+void ShardedSubscriber::replace(std::shared_ptr<const Layout> layout, std::vector<TensorBytes> local) {
+  auto memory = make_host_shard_memory(*layout, state_->side.rank(), std::move(local));
+  state_->side.replace(std::move(layout), std::move(memory));
+  state_->seat = {};
+}
+
+void ShardedSubscriber::replace(std::shared_ptr<const Layout> layout, std::vector<void*> d_local,
+                                const DeviceOptions& device) {
+  auto memory = make_device_shard_memory(*layout, state_->side.rank(), d_local, device);
+  state_->side.replace(std::move(layout), std::move(memory));
+  state_->seat = {};
+}
+
+ShardedReport ShardedSubscriber::sync(std::chrono::milliseconds timeout) {
+  return state_->seat.group().sync({nullptr, &state_->side}, timeout);
+}
+
+std::uint64_t ShardedSubscriber::audit_next() { return state_->side.audit_next(); }
+void ShardedSubscriber::audit() { state_->side.audit(); }
+const FanoutPlan& ShardedSubscriber::plan() const { return state_->seat.group().plan(); }
+std::uint64_t ShardedSubscriber::version() const noexcept { return state_->side.version(); }
+
+void ColocatedRank::regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open,
+                            std::chrono::milliseconds timeout) {
+  Seat::regroup({&publisher_.state_->seat, &subscriber_.state_->seat},
+                {&publisher_.state_->side, &subscriber_.state_->side}, std::move(world), open, timeout);
+}
+
+ShardedReport ColocatedRank::sync(std::chrono::milliseconds timeout) {
+  return publisher_.state_->seat.group().sync({&publisher_.state_->side, &subscriber_.state_->side}, timeout);
+}
+
+}  // namespace sparsecast

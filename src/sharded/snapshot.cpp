@@ -1,0 +1,190 @@
+#include "sharded/snapshot.hpp"
+
+#include <algorithm>
+
+namespace sparsecast {
+namespace {
+
+/// What of the box lies in none of the others.
+std::vector<Box> without(const Box& box, const std::vector<Box>& others) {
+  std::vector<Box> missing{box};
+  for (const Box& other : others) {
+    std::vector<Box> left;
+    for (const Box& piece : missing) std::ranges::move(subtract(piece, other), std::back_inserter(left));
+    missing = std::move(left);
+  }
+  return missing;
+}
+
+}  // namespace
+
+std::vector<Box> subtract(const Box& a, const Box& b) {
+  const std::optional<Box> shared = intersect(a, b);
+  if (!shared) return {a};
+  std::vector<Box> out;
+  Box rest = a;
+  for (std::size_t d = 0; d < a.extent.size(); ++d) {
+    const std::uint64_t begin = shared->offset[d];
+    const std::uint64_t end = begin + shared->extent[d];
+    const std::uint64_t rest_end = rest.offset[d] + rest.extent[d];
+    if (begin > rest.offset[d]) {
+      out.push_back(rest);
+      out.back().extent[d] = begin - rest.offset[d];
+    }
+    if (end < rest_end) {
+      out.push_back(rest);
+      out.back().offset[d] = end;
+      out.back().extent[d] = rest_end - end;
+    }
+    rest.offset[d] = begin;
+    rest.extent[d] = end - begin;
+  }
+  return out;
+}
+
+/// The first layer in which nothing of the lane is covered yet.
+std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Lane& lane, const std::vector<PartView>& views) {
+  const auto overlaps = [&](const Layer& layer) {
+    for (std::size_t p = 0; p < views.size(); ++p) {
+      const Box& part = lane.parts[p].box;
+      const auto found = layer.covered.find({plan.table()[lane.parts[p].tensor].name, views[p].local});
+      if (found == layer.covered.end()) continue;
+      if (std::ranges::any_of(found->second, [&](const Box& box) { return intersect(box, part).has_value(); })) {
+        return true;
+      }
+    }
+    return false;
+  };
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (!overlaps(layers_[i])) return i;
+  }
+  layers_.emplace_back().copies.resize(memory_->local().size());
+  return layers_.size() - 1;
+}
+
+/// Copies `box`, which lies in `part`, between memory that is laid out like the part's local tensor.
+void ShardSnapshot::copy_box(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes,
+                             const std::byte* from, std::byte* to) {
+  ShardBox shard{view.first, {}, view.strides, element_bytes};
+  for (std::size_t i = 0; i < part.order.size(); ++i) {
+    const std::size_t d = part.order[i];
+    shard.first += (box.offset[d] - part.box.offset[d]) * static_cast<std::uint64_t>(view.strides[i]);
+    shard.extents.push_back(box.extent[d]);
+  }
+  memory_->copy(shard, from, to);
+}
+
+/// Copies what of the part the layer does not hold: from another layer that does, or as it is in the rank's tensor now.
+void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view) {
+  const TensorSpec& spec = plan.table()[part.tensor];
+  const std::size_t size = element_size(spec.dtype);
+  const TensorBytes local = memory_->local()[view.local];
+  ShardBuffer& copy = layers_[layer].copies[view.local];
+  if (!copy) copy = memory_->allocate(local.size());
+  std::vector<Box> missing{part.box};
+  const auto take_out = [&](const std::vector<Box>& boxes, const std::byte* from) {
+    for (const Box& box : boxes) {
+      std::vector<Box> left;
+      for (const Box& piece : missing) {
+        const std::optional<Box> shared = intersect(piece, box);
+        if (shared && from != nullptr) copy_box(part, view, *shared, size, from, copy.get());
+        std::ranges::move(subtract(piece, box), std::back_inserter(left));
+      }
+      missing = std::move(left);
+    }
+  };
+  take_out(layers_[layer].sent[{spec.name, view.local}], nullptr);
+  for (Layer& other : layers_) {
+    if (&other != &layers_[layer]) take_out(other.sent[{spec.name, view.local}], other.copies[view.local].get());
+  }
+  for (const Box& piece : missing) copy_box(part, view, piece, size, local.data(), copy.get());
+}
+
+void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
+  for (Layer& layer : layers_) layer.covered.clear();
+  layer_of_.clear();
+  for (std::size_t l = 0; l < plan.lanes().size(); ++l) {
+    const Lane& lane = plan.lanes()[l];
+    if (lane.source != rank) continue;
+    const std::vector<PartView> views = plan.source_views(l);
+    const std::size_t layer = layer_for(plan, lane, views);
+    layer_of_[l] = layer;
+    for (std::size_t p = 0; p < lane.parts.size(); ++p) {
+      take(layer, plan, lane.parts[p], views[p]);
+      layers_[layer].covered[{plan.table()[lane.parts[p].tensor].name, views[p].local}].push_back(lane.parts[p].box);
+    }
+  }
+}
+
+/// What was sent before and is not any more grows old from here: should it be sent again, it is taken anew.
+void ShardSnapshot::adopt() {
+  for (Layer& layer : layers_) layer.sent = layer.covered;
+}
+
+std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t lane) const {
+  std::vector<ShardView> views;
+  const std::vector<Part>& parts = plan.lanes()[lane].parts;
+  for (const PartView& view : plan.source_views(lane)) {
+    const std::size_t size = element_size(plan.table()[parts[views.size()].tensor].dtype);
+    views.push_back({memory_->local()[view.local].data() + view.first * size, view.strides});
+  }
+  return views;
+}
+
+std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t lane) {
+  std::vector<ShardView> views;
+  const std::vector<ShardBuffer>& copies = layers_[layer_of_.at(lane)].copies;
+  const std::vector<Part>& parts = plan.lanes()[lane].parts;
+  for (const PartView& view : plan.source_views(lane)) {
+    const std::size_t size = element_size(plan.table()[parts[views.size()].tensor].dtype);
+    views.push_back({copies[view.local].get() + view.first * size, view.strides});
+  }
+  return views;
+}
+
+/// The local tensor's copy in a layer that holds all of the box, or null.
+std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, std::uint32_t local) {
+  for (Layer& layer : layers_) {
+    if (without(box, layer.covered[{tensor, local}]).empty()) return layer.copies[local].get();
+  }
+  return nullptr;
+}
+
+ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Part& part, const PartView& view) {
+  const TensorSpec& spec = plan.table()[part.tensor];
+  ShardBuffer out = memory_->allocate(memory_->local()[view.local].size());
+  for (Layer& layer : layers_) {
+    for (const Box& box : layer.covered[{spec.name, view.local}]) {
+      const std::optional<Box> shared = intersect(part.box, box);
+      if (!shared) continue;
+      copy_box(part, view, *shared, element_size(spec.dtype), layer.copies[view.local].get(), out.get());
+    }
+  }
+  return out;
+}
+
+std::vector<ShardView> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t lane,
+                                                      std::vector<ShardBuffer>& scratch) {
+  std::vector<ShardView> views;
+  const std::vector<Part>& parts = plan.lanes()[lane].parts;
+  for (const PartView& view : plan.source_views(lane)) {
+    const Part& part = parts[views.size()];
+    const TensorSpec& spec = plan.table()[part.tensor];
+    std::byte* copy = find_whole(spec.name, part.box, view.local);
+    if (copy == nullptr) copy = scratch.emplace_back(put_together(plan, part, view)).get();
+    views.push_back({copy + view.first * element_size(spec.dtype), view.strides});
+  }
+  return views;
+}
+
+std::uint64_t ShardSnapshot::bytes() const noexcept {
+  std::uint64_t total = 0;
+  for (const Layer& layer : layers_) {
+    for (std::size_t t = 0; t < layer.copies.size(); ++t) {
+      if (layer.copies[t]) total += memory_->local()[t].size();
+    }
+  }
+  return total;
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,65 @@
+#pragma once
+
+// What receivers hold of a trainer rank's shards: a copy of its local tensors, kept from plan to plan.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sharded/shard_memory.hpp"
+#include "sparsecast/fanout_plan.hpp"
+
+namespace sparsecast {
+
+/// a without b: at most two boxes a dimension, disjoint.
+std::vector<Box> subtract(const Box& a, const Box& b);
+
+/// Lanes detect and refresh one after another, so each needs old bits of its own: where a rank sends an element in
+/// several lanes (engines of different cuts may have their own), there are several copies of it, in layers.
+class ShardSnapshot {
+ public:
+  /// Copies lie in the same memory as the rank's tensors.
+  explicit ShardSnapshot(std::shared_ptr<ShardMemory> memory) : memory_(std::move(memory)) {}
+
+  /// Gets ready for what `rank` (of the world) sends under `plan`. What it sends already stays as it is; of the rest,
+  /// the bytes as they are now are taken for what receivers hold. Local tensors of which nothing is sent take no
+  /// memory.
+  void cover(const FanoutPlan& plan, int rank);
+  /// The plan of the last cover() is in force. Until then the one before is, and nothing of it is lost.
+  void adopt();
+
+  /// Where the parts of a lane of the plan that was covered lie: in the rank's tensors, and in the snapshot.
+  std::vector<ShardView> live(const FanoutPlan& plan, std::size_t lane) const;
+  std::vector<ShardView> held(const FanoutPlan& plan, std::size_t lane);
+  /// The same for a lane of another plan, that of an anchor, which sends nothing that the covered one does not. Parts
+  /// that no layer holds alone are put together in `scratch`.
+  std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t lane, std::vector<ShardBuffer>& scratch);
+
+  ShardMemory& memory() const noexcept { return *memory_; }
+  std::uint64_t bytes() const noexcept;
+
+ private:
+  /// By canonical tensor and local tensor.
+  using Boxes = std::map<std::pair<std::string, std::uint32_t>, std::vector<Box>>;
+
+  struct Layer {
+    std::vector<ShardBuffer> copies;  ///< Parallel to the local tensors; null where nothing is sent.
+    Boxes sent;                       ///< Under the plan in force.
+    Boxes covered;                    ///< Under the one that may come to be.
+  };
+
+  std::size_t layer_for(const FanoutPlan& plan, const Lane& lane, const std::vector<PartView>& views);
+  void take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view);
+  void copy_box(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes,
+                const std::byte* from, std::byte* to);
+  std::byte* find_whole(const std::string& tensor, const Box& box, std::uint32_t local);
+  ShardBuffer put_together(const FanoutPlan& plan, const Part& part, const PartView& view);
+
+  std::shared_ptr<ShardMemory> memory_;
+  std::vector<Layer> layers_;
+  std::map<std::size_t, std::size_t> layer_of_;  ///< By lane of the plan that was covered.
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,148 @@
+#include "sharded/subscriber_side.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "bootstrap/blobs.hpp"
+
+namespace sparsecast {
+
+SubscriberSide::SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+                               std::shared_ptr<ShardMemory> memory, ShardedOptions options)
+    : engine_(std::move(engine)),
+      layout_(std::move(layout)),
+      rank_(rank),
+      memory_(std::move(memory)),
+      options_(std::move(options)),
+      version_(options_.version),
+      last_attempt_(options_.version),
+      needs_anchor_(options_.needs_anchor) {}
+
+Presence SubscriberSide::presence() const {
+  Presence own;
+  own.role = Role::kEngine;
+  own.group = engine_;
+  own.rank = static_cast<std::uint32_t>(rank_);
+  own.version = version_;
+  own.in_doubt = in_doubt_ ? last_attempt_ : 0;
+  own.last_attempt = last_attempt_;
+  own.needs_anchor = needs_anchor_;
+  own.set_layouts(*layout_, nullptr);
+  return own;
+}
+
+void SubscriberSide::met(const Meeting& meeting, int world_rank) {
+  if (in_doubt_) settle(meeting.version == last_attempt_);
+  last_attempt_ = meeting.last_attempt;
+  needs_anchor_ = needs_anchor_ || meeting.seeds(world_rank);
+}
+
+void SubscriberSide::build(const FanoutPlan& plan, int world_rank, const Meeting& meeting) {
+  version_ = meeting.version;
+  lanes_.clear();
+  SubscriberOptions subscribing;
+  subscribing.stream = options_.stream;
+  subscribing.version = version_;
+  subscribing.threads = options_.threads;
+  subscribing.audit_versions = options_.audit_versions;
+  lanes_ = make_slot_lanes(plan, world_rank, *memory_, subscribing);
+}
+
+std::span<SlotLane> SubscriberSide::slots_of(std::uint32_t lane) {
+  return std::ranges::equal_range(lanes_, lane, {}, &SlotLane::lane);
+}
+
+void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Bytes>& records,
+                                 const std::string& source) {
+  if (records.size() != transfer.lanes.size()) {
+    throw Error(ErrorCode::kCorrupt, fmt::format("{} digests of {} lanes", records.size(), transfer.lanes.size()),
+                source);
+  }
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const auto base = value_of<StateDigest>(records[i], source);
+    for (const SlotLane& slot : slots_of(transfer.lanes[i])) {
+      if (slot.subscriber->digest() == base) continue;
+      throw Error(ErrorCode::kWrongBase,
+                  fmt::format("what is here for version {} is not what the trainer holds for it", version_),
+                  fmt::format("lane {} of {}, {} tensors from '{}'", slot.lane, source, slot.table->size(),
+                              (*slot.table)[0].name));
+    }
+  }
+}
+
+void SubscriberSide::stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source,
+                           ShardedReport& report) {
+  if (records.empty()) throw Error(ErrorCode::kPeerFailed, "it had nothing to send", source);
+  std::size_t headers = 0;
+  std::span<SlotLane> slots;
+  for (Bytes& record : records) {
+    if (peek_record(record).kind == RecordKind::kHeader) {
+      if (headers == transfer.lanes.size()) {
+        throw Error(ErrorCode::kCorrupt, fmt::format("more than {} deltas came", headers), source);
+      }
+      slots = slots_of(transfer.lanes[headers++]);
+    } else if (headers == 0) {
+      throw Error(ErrorCode::kCorrupt, "the first record is not a header", source);
+    }
+    (slots.empty() ? report.foreign_bytes : report.received_bytes) += record.size();
+    try {
+      for (const SlotLane& slot : slots) slot.subscriber->stage(record);
+    } catch (const Error& error) {
+      throw error.within(fmt::format("lane {} of {}", transfer.lanes[headers - 1], source));
+    }
+    Bytes().swap(record);
+  }
+}
+
+void SubscriberSide::require_staged() const {
+  for (const SlotLane& lane : lanes_) {
+    if (lane.subscriber->ready()) continue;
+    throw Error(ErrorCode::kIncomplete, "records of the delta are missing", fmt::format("lane {}", lane.lane));
+  }
+}
+
+void SubscriberSide::apply(ShardedReport& report) {
+  for (const SlotLane& lane : lanes_) report.applied += lane.subscriber->apply().changed;
+}
+
+/// The lanes that have applied the attempt keep it, or take it back; those that cannot leave the rank without a
+/// version.
+void SubscriberSide::settle(bool committed) {
+  for (const SlotLane& lane : lanes_) {
+    Subscriber& subscriber = *lane.subscriber;
+    subscriber.discard();
+    if (!committed && !subscriber.dirty() && subscriber.version() != version_) {
+      try {
+        subscriber.undo_last();
+      } catch (const Error&) {
+        needs_anchor_ = true;
+      }
+    }
+    needs_anchor_ = needs_anchor_ || subscriber.dirty();
+  }
+  if (committed) version_ = last_attempt_;
+  in_doubt_ = false;
+}
+
+void SubscriberSide::replace(std::shared_ptr<const Layout> layout, std::shared_ptr<ShardMemory> memory) {
+  if (in_doubt_) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("whether version {} was committed is not known: regroup() before", last_attempt_));
+  }
+  lanes_.clear();
+  layout_ = std::move(layout);
+  memory_ = std::move(memory);
+}
+
+std::uint64_t SubscriberSide::audit_next() {
+  std::uint64_t read = 0;
+  for (const SlotLane& lane : lanes_) read += lane.subscriber->audit_next();
+  return read;
+}
+
+void SubscriberSide::audit() {
+  for (const SlotLane& lane : lanes_) lane.subscriber->audit();
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,68 @@
+#pragma once
+
+// An engine rank, whatever group it is in at the moment.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sharded/lanes.hpp"
+
+namespace sparsecast {
+
+class SubscriberSide {
+ public:
+  /// `memory` is that of the layout's rank.
+  SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+                 std::shared_ptr<ShardMemory> memory, ShardedOptions options);
+
+  Presence presence() const;
+  const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
+
+  /// The ranks have met: learns from the coordinator what was in doubt.
+  void met(const Meeting& meeting, int world_rank);
+  ShardMemory& memory() const noexcept { return *memory_; }
+  /// Makes its lanes of the plan, and reads what they hold.
+  void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
+  /// Throws Error{kWrongBase} unless every slot holds what its lane starts from.
+  void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
+  /// It has been proved that it holds the committed version.
+  void accept_base() noexcept { needs_anchor_ = false; }
+
+  void begin_attempt() noexcept { ++last_attempt_; }
+  /// Verifies and keeps what is its own of a transfer's records: its lanes' one after another, each beginning with its
+  /// header.
+  void stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source, ShardedReport& report);
+  void require_staged() const;
+  void apply(ShardedReport& report);
+  StateDigest digest() const { return slot_digest(lanes_); }
+  /// The attempt's fate.
+  void settle(bool committed);
+  /// The verdict was not heard.
+  void doubt() noexcept { in_doubt_ = true; }
+
+  /// See ShardedSubscriber.
+  std::size_t rank() const noexcept { return rank_; }
+  void replace(std::shared_ptr<const Layout> layout, std::shared_ptr<ShardMemory> memory);
+  std::uint64_t audit_next();
+  void audit();
+
+  std::uint64_t version() const noexcept { return version_; }
+  std::uint64_t last_attempt() const noexcept { return last_attempt_; }
+
+ private:
+  std::span<SlotLane> slots_of(std::uint32_t lane);
+
+  std::string engine_;
+  std::shared_ptr<const Layout> layout_;
+  std::size_t rank_;
+  std::shared_ptr<ShardMemory> memory_;
+  ShardedOptions options_;
+  std::uint64_t version_;
+  std::uint64_t last_attempt_;  ///< The one that is applied, if there is doubt.
+  bool in_doubt_ = false;       ///< It is applied, and the verdict was not heard.
+  bool needs_anchor_;
+  std::vector<SlotLane> lanes_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "bench/common/hashed_weights.hpp"
+
+namespace sparsecast::test {
+
+using bench::HashedWeights;
+using bench::LocalStorage;
+using bench::views_of;
+
+}  // namespace sparsecast::test
