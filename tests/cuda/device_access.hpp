@@ -22,6 +22,14 @@ namespace sparsecast::test {
 inline bool device_present() { return true; }
 /// The order of an emulated device's threads; a real one has its own.
 inline void set_thread_order(std::uint64_t seed) { emulation::set_order(seed); }
+/// While it lives, an emulated device does this thread's copies as late as it may; a real one does as it likes.
+class LateCopies {
+ public:
+  LateCopies() { emulation::defer_copies(true); }
+  LateCopies(const LateCopies&) = delete;
+  LateCopies& operator=(const LateCopies&) = delete;
+  ~LateCopies() { emulation::defer_copies(false); }
+};
 
 struct FreeShared {
   void operator()(std::byte* at) const { ::operator delete (at, std::align_val_t{16}); }
@@ -38,6 +46,10 @@ inline bool device_present() {
   return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
 }
 inline void set_thread_order(std::uint64_t) {}
+class LateCopies {
+ public:
+  LateCopies() {}
+};
 
 struct FreeShared {
   void operator()(std::byte* at) const { static_cast<void>(cudaFree(at)); }

@@ -147,6 +147,19 @@ TEST(Emulation, AtomicsAddUpOverBlocks) {
   EXPECT_EQ(bits, ~0U);
 }
 
+TEST(Emulation, DeferredCopiesAreDoneInOrderWhenTheHostAsksForAStream) {
+  const int from[4] = {1, 2, 3, 4};
+  int to[4] = {};
+  defer_copies(true);
+  cudaMemcpyAsync(to, from, sizeof(from), cudaMemcpyHostToDevice, nullptr);
+  cudaMemcpy2DAsync(to, 2 * sizeof(int), from, sizeof(int), sizeof(int), 2, cudaMemcpyHostToDevice, nullptr);
+  EXPECT_EQ(std::vector<int>(to, to + 4), std::vector<int>(4));
+  cudaStreamQuery(nullptr);
+  EXPECT_EQ(std::vector<int>(to, to + 4), (std::vector<int>{1, 2, 2, 4}));
+  defer_copies(false);
+  EXPECT_EQ(cudaMemcpy2DAsync(to, 4, from, 4, 8, 1, cudaMemcpyHostToDevice, nullptr), cudaErrorInvalidPitchValue);
+}
+
 TEST(Emulation, BitFunctionsAreThoseOfCuda) {
   EXPECT_EQ(__popc(0xF0F0U) + __popcll(1ULL << 63), 9);
   EXPECT_EQ(__clz(1) + __clzll(1), 31 + 63);

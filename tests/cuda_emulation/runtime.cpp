@@ -5,6 +5,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
 
 /// Something to point to.
 struct CUstream_st {};
@@ -16,7 +19,14 @@ struct {
 } counts;
 std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
+thread_local bool deferring = false;
+thread_local std::vector<std::function<void()>> deferred;
 constexpr int kDevices = 2;
+
+void enqueue(std::function<void()> copy) {
+  if (!deferring) return copy();
+  deferred.push_back(std::move(copy));
+}
 
 cudaError_t allocate(void** at, std::size_t bytes) {
   if (successes_left == 0) return cudaErrorMemoryAllocation;
@@ -31,6 +41,7 @@ cudaError_t allocate(void** at, std::size_t bytes) {
 }
 
 cudaError_t release(void* at) {
+  sparsecast::emulation::finish_copies();
   if (at != nullptr) --counts.live_allocations;
   std::free(at);
   return cudaSuccess;
@@ -42,6 +53,13 @@ namespace sparsecast::emulation {
 
 RuntimeCounts runtime_counts() {
   return {counts.allocations, counts.live_allocations, counts.objects, counts.copied_bytes, counts.stream_queries};
+}
+void defer_copies(bool defer) {
+  finish_copies();
+  deferring = defer;
+}
+void finish_copies() {
+  for (const std::function<void()>& copy : std::exchange(deferred, {})) copy();
 }
 void fail_allocation_after(int successes) { successes_left = successes; }
 
@@ -80,16 +98,36 @@ cudaError_t cudaFree(void* at) { return release(at); }
 cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  if (bytes != 0) std::memcpy(to, from, bytes);
   counts.copied_bytes += bytes;
+  enqueue([=] {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t) {
+  constexpr std::size_t kMostPitch = (std::size_t{1} << 31) - 1;
+  if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
+    return cudaErrorInvalidPitchValue;
+  }
+  counts.copied_bytes += width * height;
+  enqueue([=] {
+    for (std::size_t row = 0; row < height && width != 0; ++row) {
+      std::memcpy(static_cast<std::byte*>(to) + row * to_pitch, static_cast<const std::byte*>(from) + row * from_pitch,
+                  width);
+    }
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t) {
-  if (bytes != 0) std::memset(at, value, bytes);
+  enqueue([=] {
+    if (bytes != 0) std::memset(at, value, bytes);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
   ++counts.stream_queries;
+  sparsecast::emulation::finish_copies();
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {

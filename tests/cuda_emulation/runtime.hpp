@@ -1,6 +1,7 @@
 #pragma once
 
-// The calls of the CUDA runtime that host code makes, on host memory and all of them synchronous. Any thread may call.
+// The calls of the CUDA runtime that host code makes, on host memory, and synchronous unless copies are deferred. Any
+// thread may call.
 
 #include <cstddef>
 
@@ -17,6 +18,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidPitchValue = 12,
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
@@ -43,6 +45,8 @@ cudaError_t cudaFree(void* at);
 cudaError_t cudaMallocHost(void** at, std::size_t bytes);
 cudaError_t cudaFreeHost(void* at);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
@@ -59,10 +63,15 @@ struct RuntimeCounts {
   std::size_t allocations = 0;
   std::size_t live_allocations = 0;
   std::size_t objects = 0;         ///< Streams and events that were made.
-  std::size_t copied_bytes = 0;    ///< By cudaMemcpyAsync.
+  std::size_t copied_bytes = 0;    ///< By cudaMemcpyAsync and cudaMemcpy2DAsync.
   std::size_t stream_queries = 0;  ///< Each answers at once, so these are the host's waits.
 };
 RuntimeCounts runtime_counts();
+/// From now on this thread's copies are done as late as they may be: when the host asks for a stream, at a launch, and
+/// before memory is released. What they read or write too early, or too late, is then wrong. Ends deferring when false.
+void defer_copies(bool defer);
+/// Does those that are left.
+void finish_copies();
 /// The allocation after `successes` more fails; a negative number means none.
 void fail_allocation_after(int successes);
 

@@ -1,5 +1,7 @@
 #include "cuda_emulation/scheduler.hpp"
 
+#include "cuda_emulation/runtime.hpp"
+
 #include <ucontext.h>
 
 #include <algorithm>
@@ -195,6 +197,7 @@ void set_order(std::uint64_t seed) {
 void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   if (blocks == 0 || threads == 0 || threads > 1024) throw EmulationError("an impossible grid");
   if (block.active) throw EmulationError("a launch from within a kernel");
+  finish_copies();
   // Kernels' shared variables are static: threads that launch take turns.
   static std::mutex turn;
   const std::lock_guard lock(turn);

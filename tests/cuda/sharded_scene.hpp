@@ -1,0 +1,93 @@
+#pragma once
+
+// Ranks of a small trainer and its engines, as threads, whose local tensors lie in host memory or on a device.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device_memory.hpp"
+#include "sparsecast/layout_builders.hpp"
+#include "sparsecast/sharded.hpp"
+#include "streams.hpp"
+#include "support/hashed_weights.hpp"
+#include "tests/cuda/device_access.hpp"
+
+namespace sparsecast::test {
+
+/// Local tensors of a rank in device memory, beside what the host last knew of them.
+class DeviceStorage {
+ public:
+  explicit DeviceStorage(const LocalStorage& tensors);
+  std::vector<void*> pointers() const;
+  void write(const LocalStorage& tensors);
+  LocalStorage read() const;
+
+ private:
+  std::vector<cuda::DeviceMemory> memory_;
+  std::vector<std::size_t> sizes_;
+};
+
+/// Where the weights lie, and what deltas carry.
+struct ShardedSetting {
+  bool trainer_on_device = true;
+  bool engine_on_device = true;
+  ValueCodec values = ValueCodec::kXor;
+  bool stream_of_the_caller = false;
+  bool same_cut = true;  ///< Both engines'; else the second cuts rows, so that the trainer has layers of snapshots.
+};
+
+/// Two trainer ranks that cut rows, two engines of two ranks that cut columns, pad rows, and transpose experts, or one
+/// of them: world ranks 0, 1; 2, 3; 4, 5.
+struct ShardedScene {
+  static constexpr int kRanks = 6;
+  explicit ShardedScene(ShardedSetting with);
+
+  ShardedSetting setting;
+  std::shared_ptr<const Layout> trainer;
+  std::shared_ptr<const Layout> engine_a;
+  std::shared_ptr<const Layout> engine_b;
+  HashedWeights weights{11, 30};
+};
+
+/// One rank of the scene; on the thread that it was made on.
+class SceneRank {
+ public:
+  SceneRank(const ShardedScene& scene, int rank);
+
+  void regroup(std::shared_ptr<ControlChannel> control);
+  ShardedReport sync();
+  void train(std::uint64_t step);
+  /// An engine's rank that holds no version, in the same memory.
+  void forget();
+  /// An engine's rank: to the other kind of memory, contents included.
+  void move();
+  /// Flips bits of everything that it holds.
+  void spoil(std::byte bits);
+  std::uint64_t version() const { return publisher_ ? publisher_->version() : subscriber_->version(); }
+  /// Elements that are not those of the step, and bytes of the padding that have changed.
+  std::uint64_t wrong(std::uint64_t step) const;
+  std::optional<ShardedPublisher>& publisher() { return publisher_; }
+  std::optional<ShardedSubscriber>& subscriber() { return subscriber_; }
+
+ private:
+  void publish();
+  void subscribe(bool needs_anchor);
+  void write();
+  DeviceOptions device() const;
+
+  const LateCopies late_;
+  const ShardedScene& scene_;
+  int rank_;
+  std::size_t place_;
+  bool on_device_;
+  std::shared_ptr<const Layout> layout_;
+  LocalStorage host_;
+  std::optional<DeviceStorage> device_;
+  std::unique_ptr<cuda::Stream> stream_;
+  std::optional<ShardedPublisher> publisher_;
+  std::optional<ShardedSubscriber> subscriber_;
+};
+
+}  // namespace sparsecast::test
