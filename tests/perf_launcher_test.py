@@ -14,7 +14,9 @@ import tempfile
 import time
 import unittest
 
-TRACE = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "trace"
+TESTDATA = pathlib.Path(__file__).resolve().parent.parent / "testdata"
+TRACE = TESTDATA / "trace"
+SMALL_LAYOUTS = [TESTDATA / "layouts" / name for name in ("small.fsdp2-dp2.json", "small.vllm-tp2.json")]
 SMALL = ["--synthetic", "--layers", "1", "--width", "64", "--vocabulary", "512"]
 PATIENCE = 120
 PERF = ""
@@ -94,6 +96,21 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("fused cast", run.stdout)
 
+    def test_layouts_run_by_a_plan(self):
+        with tempfile.TemporaryDirectory() as directory:
+            record = pathlib.Path(directory) / "record.json"
+            run = perf("--ranks", 6, "--layout", *SMALL_LAYOUTS, "--engines", 2, "--steps", 3, "--json", record)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertIn("2 trainer ranks, 2 engines of 2 ranks", run.stdout)
+            self.assertIn("#wrong 0: OK", run.stdout)
+            written = json.loads(record.read_text())
+        self.assertEqual(written["summary"]["wrong"], 0)
+        for row in written["rows"]:
+            self.assertEqual([len(row[k + "_bytes"]) for k in ("sent", "received", "foreign")], [2, 4, 6])
+            self.assertEqual(sum(row["sent_bytes"]), row["wire_bytes"])
+            self.assertGreater(row["changed"], 0)
+            self.assertGreater(min(row["received_bytes"]), 0)
+
     def test_ranks_started_by_hand_meet(self):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -129,6 +146,14 @@ class Refusals(unittest.TestCase):
         self.assertIn(
             "SPARSECAST_SECRET", self.refused("--ranks", 2, "--rank", 0, "--rendezvous", "127.0.0.1:1", *SMALL)
         )
+
+    def test_layouts_need_a_process_for_each_rank(self):
+        layouts = ["--layout", *SMALL_LAYOUTS, "--engines", 2]
+        self.assertIn("need 6 processes (4 are enough with --colocate); there are 5",
+                      self.refused("--ranks", 5, *layouts))
+        self.assertIn("down to 4; there are 3", self.refused("--ranks", 3, *layouts, "--colocate"))
+        self.assertIn("there are 7", self.refused("--ranks", 7, *layouts))
+        self.assertIn("nowhere.json", self.refused("--ranks", 4, "--layout", "nowhere.json", SMALL_LAYOUTS[1]))
 
     def test_under_an_mpi_launcher_ranks_are_not_started_again(self):
         self.assertIn("mpirun", self.refused("--ranks", 2, *SMALL, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0"))

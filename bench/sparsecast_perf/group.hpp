@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/clock.hpp"
 #include "sparsecast/control_channel.hpp"
 #include "sparsecast_perf/launch.hpp"
 #include "sparsecast_perf/options.hpp"
@@ -32,6 +33,15 @@ class Group {
   virtual void fail(const std::string& reason) noexcept = 0;
 
   double slowest(double seconds);
+  /// Of `work`, which is collective: barrier to barrier, on the slowest rank.
+  template <class Work>
+  double time_of_all(const Work& work) {
+    barrier();
+    return slowest(bench::timed([&] {
+      work();
+      barrier();
+    }));
+  }
   std::uint64_t largest(std::uint64_t value);
   std::uint64_t sum(std::uint64_t value);
 };

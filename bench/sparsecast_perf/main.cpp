@@ -1,5 +1,6 @@
-// sparsecast_perf: one publisher (rank 0), many receivers, real weights. Ranks come from an MPI launcher, are forked
-// here (--ranks N), or meet one by one (--rank R --rendezvous HOST:PORT).
+// sparsecast_perf: one publisher (rank 0) and many receivers, with real weights, or a trainer and engines that cut them
+// differently (--layout). Ranks come from an MPI launcher, are forked here (--ranks N), or meet one by one (--rank R
+// --rendezvous HOST:PORT).
 
 #include <fmt/format.h>
 
@@ -43,17 +44,31 @@ Place place_by_hand(const Options& options) {
   return place;
 }
 
-int run_rank(const Options& options, const Plan& plan, std::optional<Place> place) {
+/// The processes that will take part, where that is known before they meet; else 0.
+int expected_processes(const Options& options, const Surroundings& surroundings) {
+  return options.ranks != 0 ? options.ranks : surroundings.launcher_ranks;
+}
+
+int run_rank(const Options& options, const Plan& plan, const std::optional<LayoutPair>& layouts,
+             std::optional<Place> place) {
   std::unique_ptr<Group> group;
   int rank = place ? place->rank : 0;
   try {
     group = place ? make_rendezvous_group(std::move(*place), options) : make_mpi_group(options);
     rank = group->rank();
-    if (group->size() < 2) {
+    if (!layouts && group->size() < 2) {
       return complain("needs at least 2 ranks: a publisher and a receiver. Try --ranks 4, or mpirun -np 4.");
     }
     if (options.share_gpu) share_device(rank);
-    return run(options, plan, *group) ? 0 : 1;
+    std::optional<Roster> roster;
+    try {
+      if (layouts) roster.emplace(*layouts, options.fanout, group->size());
+    } catch (const Error& error) {
+      return rank == kPublisher ? complain(error.what()) : kUsageExit;
+    }
+    const auto benchmark =
+        roster ? make_fanout(options, plan, *layouts, *roster, *group) : make_broadcast(options, plan, *group);
+    return run(*benchmark, options, *group) ? 0 : 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "rank {}: {}\n", rank, error.what());
     std::fflush(stderr);
@@ -71,9 +86,15 @@ int start(int argc, char** argv) {
     return speaks || exit_code == 0 ? exit_code : leave_quietly();
   }
   Plan plan;
+  std::optional<LayoutPair> layouts;
   std::optional<Place> place;
   try {
     plan = make_plan(options, surroundings);
+    if (options.by_layouts()) {
+      layouts.emplace(options.fanout);
+      const int processes = expected_processes(options, surroundings);
+      if (processes != 0) Roster(*layouts, options.fanout, processes);
+    }
     if (needs_device(options, plan)) require_machine(options, plan, probe_machine(kProbeTimeout));
     if (plan.start == Start::kJoin) place = place_by_hand(options);
   } catch (const Error& error) {
@@ -84,7 +105,7 @@ int start(int argc, char** argv) {
     place = launch(options.ranks, limit, exit_code);
     if (!place) return exit_code;
   }
-  return run_rank(options, plan, std::move(place));
+  return run_rank(options, plan, layouts, std::move(place));
 }
 
 }  // namespace

@@ -23,15 +23,6 @@ void broadcast_bytes(std::span<std::byte> bytes) {
   }
 }
 
-/// "Open MPI v4.1.4"
-std::string mpi_version() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
-  int length = 0;
-  MPI_Get_library_version(text, &length);
-  const std::string all(text, static_cast<std::size_t>(length));
-  return all.substr(0, all.find_first_of(",\n"));
-}
-
 class MpiGroup final : public Group {
  public:
   explicit MpiGroup(const Options& options) : timeout_(static_cast<std::int64_t>(options.timeout_seconds * 1000)) {
@@ -97,7 +88,7 @@ class MpiWire final : public Wire {
   void broadcast(std::vector<Bytes>& records, Deadline) override {
     for (Bytes& record : records) broadcast_bytes(record);
   }
-  std::vector<std::string> libraries() const override { return {mpi_version()}; }
+  std::vector<std::string> libraries() const override { return {mpi_library()}; }
   const char* dense_call() const noexcept override { return "MPI_Bcast"; }
 
  private:
@@ -110,6 +101,14 @@ std::unique_ptr<Group> make_mpi_group(const Options& options) { return std::make
 
 std::unique_ptr<Wire> make_mpi_wire() { return std::make_unique<MpiWire>(); }
 
+std::string mpi_library() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string all(text, static_cast<std::size_t>(length));
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
 }  // namespace sparsecast::perf
 
 #else
@@ -119,6 +118,8 @@ namespace sparsecast::perf {
 std::unique_ptr<Group> make_mpi_group(const Options&) { throw Error(ErrorCode::kUnsupported, "this build has no MPI"); }
 
 std::unique_ptr<Wire> make_mpi_wire() { throw Error(ErrorCode::kUnsupported, "this build has no MPI"); }
+
+std::string mpi_library() { return {}; }
 
 }  // namespace sparsecast::perf
 

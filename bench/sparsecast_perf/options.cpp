@@ -10,6 +10,7 @@ namespace {
 
 /// Options that are names on the command line.
 struct Names {
+  std::vector<std::string> layouts;
   std::string backend = "cpu";
   std::string transport;
   std::string detector = "snapshot";
@@ -40,7 +41,29 @@ void add_source(CLI::App& app, Options& options) {
   app.add_option("--persistence", options.model.persistence, "Synthetic: share of the gradient that persists, 0 to 1")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", options.model.seed, "Synthetic: seed")->capture_default_str();
+  app.add_option("--seed", options.model.seed, "Synthetic, layouts: seed")->capture_default_str();
+}
+
+void add_fanout(CLI::App& app, FanoutOptions& fanout, Names& names) {
+  auto* layouts = app.add_option("--layout", names.layouts,
+                                 "TRAINER.json ENGINE.json: every rank holds, sends and gets its own shards")
+                      ->expected(2)
+                      ->excludes("--checkpoints")
+                      ->excludes("--synthetic");
+  app.add_option("--engines", fanout.engines, "Layouts: engines of that cut")
+      ->needs(layouts)
+      ->check(CLI::Range(1, 1 << 10))
+      ->capture_default_str();
+  app.add_option("--scale-down", fanout.scale_down, "Layouts: divide the sizes that the files declare as scalable")
+      ->needs(layouts)
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--density", fanout.density, "Layouts: share of the weights that changes in a step, 0 to 1")
+      ->needs(layouts)
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_flag("--colocate", fanout.colocate, "Layouts: a process may be a rank of the trainer and of an engine")
+      ->needs(layouts);
 }
 
 void add_group(CLI::App& app, Options& options, Names& names) {
@@ -95,6 +118,10 @@ void add_run(CLI::App& app, Options& options) {
 }
 
 void take(const Names& names, Options& options) {
+  if (!names.layouts.empty()) {
+    options.fanout.trainer = names.layouts[0];
+    options.fanout.engine = names.layouts[1];
+  }
   options.backend = kBackends.at(names.backend);
   if (!names.transport.empty()) options.transport = kCarriers.at(names.transport);
   options.detector = kDetectors.at(names.detector);
@@ -110,7 +137,9 @@ void require(bool holds, const char* sentence) {
 void check_combinations(const Options& options) {
   const bool cuda = options.backend == Backend::kCuda;
   const bool by_hand = options.rank >= 0;
-  require(options.synthetic || !options.checkpoints.empty(), "one of --checkpoints and --synthetic is needed");
+  require(options.synthetic || !options.checkpoints.empty() || options.by_layouts(),
+          "one of --checkpoints, --synthetic and --layout is needed");
+  require(!options.by_layouts() || !cuda, "--layout is for weights in host memory: --backend cpu");
   require(options.detector != DetectorKind::kFused || options.synthetic,
           "--detector fused needs the fp32 masters that only --synthetic has");
   require(options.detector != DetectorKind::kPinned || cuda, "--detector pinned needs --backend cuda");
@@ -143,10 +172,13 @@ bool parse_options(int argc, char** argv, bool print, Options& options, int& exi
       "of them by a dense broadcast for comparison, and proves that every receiver holds the same bits.\n\n"
       "  sparsecast_perf --ranks 4 --checkpoints testdata/trace\n"
       "  sparsecast_perf --ranks 8 --backend cuda --synthetic --learning-rate 3e-6 --steps 20\n"
-      "  mpirun -np 4 sparsecast_perf --checkpoints testdata/trace\n",
+      "  mpirun -np 4 sparsecast_perf --checkpoints testdata/trace\n"
+      "  mpirun -np 8 sparsecast_perf --layout layouts/qwen2.5-7b.fsdp2-dp8.json layouts/qwen2.5-7b.vllm-tp4.json \\\n"
+      "      --scale-down 16 --colocate\n",
       "sparsecast_perf"};
   Names names;
   add_source(app, options);
+  add_fanout(app, options.fanout, names);
   add_group(app, options, names);
   add_coding(app, options, names);
   add_run(app, options);

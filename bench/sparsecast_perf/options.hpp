@@ -23,11 +23,22 @@ enum class DetectorKind {
 std::string_view to_string(Backend backend) noexcept;
 std::string_view to_string(Carrier carrier) noexcept;
 
+/// A trainer and engines that cut one model differently, by layout files.
+struct FanoutOptions {
+  std::string trainer;  ///< Layout file; empty: another source.
+  std::string engine;   ///< Layout file of every engine.
+  int engines = 1;
+  std::uint64_t scale_down = 1;  ///< As LayoutFileOptions.
+  bool colocate = false;         ///< A process may be a trainer's rank and an engine's.
+  double density = 0.01;         ///< Share of the elements that changes in a step.
+};
+
 struct Options {
-  std::string checkpoints;  ///< Directory; empty: synthetic.
+  std::string checkpoints;  ///< Directory; empty: another source.
   bool synthetic = false;
-  bench::TrainingOptions model;  ///< The AdamW simulation of `--synthetic`.
-  std::uint64_t steps = 10;      ///< 0: all that the directory holds.
+  bench::TrainingOptions model;  ///< The AdamW simulation of `--synthetic`; its seed is that of layouts' weights too.
+  FanoutOptions fanout;
+  std::uint64_t steps = 10;  ///< 0: all that the directory holds.
   Backend backend = Backend::kCpu;
   std::optional<Carrier> transport;  ///< Empty: as plan.hpp says.
   DetectorKind detector = DetectorKind::kSnapshot;
@@ -41,6 +52,8 @@ struct Options {
   double timeout_seconds = 60;  ///< Of one sync, one broadcast, or the meeting.
   double limit_seconds = 3600;  ///< Of the whole run, where there is no MPI launcher.
   std::string json;
+
+  bool by_layouts() const noexcept { return !fanout.trainer.empty(); }
 };
 
 /// Parses the command line; returns false when the program should end with `exit_code` (help or wrong usage). With

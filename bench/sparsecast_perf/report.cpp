@@ -20,6 +20,17 @@ double compression(const Row& row) {
   return ratio(static_cast<double>(row.dense_bytes), static_cast<double>(row.wire_bytes));
 }
 
+void add_up(const std::vector<std::uint64_t>& values, std::vector<std::uint64_t>& sums) {
+  sums.resize(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+}
+
+/// "17-4711", the least and the most.
+std::string range_of(const std::vector<std::uint64_t>& values) {
+  const auto [least, most] = std::ranges::minmax_element(values);
+  return least == values.end() ? "" : fmt::format("{}-{}", *least, *most);
+}
+
 Row add_up(const std::vector<Row>& rows) {
   Row sum;
   for (const Row& row : rows) {
@@ -33,26 +44,70 @@ Row add_up(const std::vector<Row>& rows) {
     sum.total += row.total;
     sum.dense += row.dense;
     sum.wrong += row.wrong;
+    add_up(row.by_rank.sent, sum.by_rank.sent);
+    add_up(row.by_rank.received, sum.by_rank.received);
+    add_up(row.by_rank.foreign, sum.by_rank.foreign);
   }
   return sum;
 }
 
 nlohmann::ordered_json to_json(const Row& row) {
-  return {{"step", row.step},
-          {"elements", row.elements},
-          {"changed", row.changed},
-          {"density", density(row)},
-          {"dense_bytes", row.dense_bytes},
-          {"wire_bytes", row.wire_bytes},
-          {"bytes_per_change", per_change(row)},
-          {"ratio", compression(row)},
-          {"encode_seconds", row.encode},
-          {"wire_seconds", row.wire},
-          {"apply_seconds", row.apply},
-          {"total_seconds", row.total},
-          {"dense_seconds", row.dense},
-          {"speed_up", ratio(row.dense, row.total)},
-          {"wrong", row.wrong}};
+  nlohmann::ordered_json json = {{"step", row.step},
+                                 {"elements", row.elements},
+                                 {"changed", row.changed},
+                                 {"density", density(row)},
+                                 {"dense_bytes", row.dense_bytes},
+                                 {"wire_bytes", row.wire_bytes},
+                                 {"bytes_per_change", per_change(row)},
+                                 {"ratio", compression(row)},
+                                 {"encode_seconds", row.encode},
+                                 {"wire_seconds", row.wire},
+                                 {"apply_seconds", row.apply},
+                                 {"total_seconds", row.total},
+                                 {"dense_seconds", row.dense},
+                                 {"speed_up", ratio(row.dense, row.total)},
+                                 {"wrong", row.wrong}};
+  if (row.by_rank.sent.empty()) return json;
+  json["sent_bytes"] = row.by_rank.sent;
+  json["received_bytes"] = row.by_rank.received;
+  json["foreign_bytes"] = row.by_rank.foreign;
+  return json;
+}
+
+nlohmann::ordered_json to_json(const FanoutHeader& fanout, const FanoutOptions& options) {
+  return {{"trainer", options.trainer},
+          {"engine", options.engine},
+          {"engines", options.engines},
+          {"scale_down", options.scale_down},
+          {"density_asked", options.density},
+          {"lanes", fanout.lanes},
+          {"channels", fanout.channels},
+          {"rounds", fanout.rounds},
+          {"transfers", fanout.transfers},
+          {"plan", fanout.hash},
+          {"regroup_seconds", fanout.regroup_seconds}};
+}
+
+void print_plan(const FanoutHeader& fanout) {
+  fmt::print("# plan       {} lanes in {} channels, opened in {} round(s); {} transfers; {}\n", fanout.lanes,
+             fanout.channels, fanout.rounds, fanout.transfers, fanout.hash);
+  fmt::print("# regroup    {:.1f} ms, with the anchors that seed the engines\n", 1e3 * fanout.regroup_seconds);
+}
+
+void print_columns(const Header& header) {
+  constexpr const char* kForm =
+      "# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}";
+  constexpr const char* kByRank = " {:>17} {:>17} {:>17}";
+  const bool by_rank = header.fanout.has_value();
+  fmt::print("#\n");
+  fmt::print(kForm, "step", "density", "changed", "dense", "wire", "B/change", "ratio", "encode", "wire", "apply",
+             "total", "dense", "speed-up", "#wrong");
+  if (by_rank) fmt::print(kByRank, "sent/rank", "received/rank", "foreign/rank");
+  fmt::print("\n");
+  fmt::print(kForm, "", "(%)", "(elems)", "(bytes)", "(bytes)", "", "(x)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)",
+             "(x)", "");
+  if (by_rank) fmt::print(kByRank, "(bytes)", "(bytes)", "(bytes)");
+  fmt::print("\n");
 }
 
 }  // namespace
@@ -64,28 +119,29 @@ void print_header(const Header& header, const Options& options) {
   fmt::print("\n# source     {}\n", header.source);
   if (!header.device.empty()) fmt::print("# device     {}\n", header.device);
   if (options.share_gpu) fmt::print("# all ranks of a machine share one device: this shows correctness, not speed\n");
-  fmt::print("# ranks      {} (1 publisher, {} receivers), {} thread(s) each\n", header.ranks, header.ranks - 1,
-             options.encode.threads);
+  fmt::print("# ranks      {} ({}), {} thread(s) each\n", header.ranks, header.roles, options.encode.threads);
   fmt::print("# model      {} tensors, {} elements\n", header.tensors, header.elements);
+  if (header.fanout) print_plan(*header.fanout);
   fmt::print("# encoding   detector {}, positions {}, values {}, zstd {}, frames of {} MiB\n", header.detector,
              to_string(options.encode.positions), to_string(options.encode.values), options.encode.zstd_level,
              options.encode.frame_capacity >> 20);
   fmt::print("# dense      {}\n", header.dense_call);
-  fmt::print("#\n# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "step",
-             "density", "changed", "dense", "wire", "B/change", "ratio", "encode", "wire", "apply", "total", "dense",
-             "speed-up", "#wrong");
-  fmt::print("# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n", "", "(%)",
-             "(elems)", "(bytes)", "(bytes)", "", "(x)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(x)", "");
+  print_columns(header);
   std::fflush(stdout);
 }
 
 void print_row(const Row& row) {
   fmt::print(
       "  {:>14} {:>8.3f} {:>10} {:>11} {:>10} {:>8.3f} {:>7.1f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.2f} "
-      "{:>6}\n",
+      "{:>6}",
       row.step, 100 * density(row), row.changed, row.dense_bytes, row.wire_bytes, per_change(row), compression(row),
       1e3 * row.encode, 1e3 * row.wire, 1e3 * row.apply, 1e3 * row.total, 1e3 * row.dense, ratio(row.dense, row.total),
       row.wrong);
+  if (!row.by_rank.sent.empty()) {
+    fmt::print(" {:>17} {:>17} {:>17}", range_of(row.by_rank.sent), range_of(row.by_rank.received),
+               range_of(row.by_rank.foreign));
+  }
+  fmt::print("\n");
   std::fflush(stdout);
 }
 
@@ -117,8 +173,9 @@ void write_json(const std::string& path, const Header& header, const Options& op
                                  {"detector", header.detector},
                                  {"positions", to_string(options.encode.positions)},
                                  {"values", to_string(options.encode.values)},
-                                 {"zstd", options.encode.zstd_level},
-                                 {"rows", nlohmann::ordered_json::array()}};
+                                 {"zstd", options.encode.zstd_level}};
+  if (header.fanout) json["fanout"] = to_json(*header.fanout, options.fanout);
+  json["rows"] = nlohmann::ordered_json::array();
   for (const Row& row : rows) json["rows"].push_back(to_json(row));
   Row sum = add_up(rows);
   sum.step = "all";

@@ -1,12 +1,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "sparsecast_perf/options.hpp"
 
 namespace sparsecast::perf {
+
+/// What ranks sent and got in one step, or in all of them; empty for runs without layouts.
+struct RankBytes {
+  std::vector<std::uint64_t> sent;      ///< By trainer rank: its own deltas, each once.
+  std::vector<std::uint64_t> received;  ///< By engine rank, engine after engine: deltas for it.
+  std::vector<std::uint64_t> foreign;   ///< By process: deltas for others of its channels, dropped unread.
+};
 
 /// One step of the run. Times in seconds; what each means: docs/performance.md.
 struct Row {
@@ -21,11 +29,23 @@ struct Row {
   double total = 0;
   double dense = 0;
   std::uint64_t wrong = 0;
+  RankBytes by_rank = {};
+};
+
+/// Of a run by layouts.
+struct FanoutHeader {
+  std::size_t lanes = 0;
+  std::size_t channels = 0;
+  std::uint32_t rounds = 0;
+  std::size_t transfers = 0;
+  std::string hash;            ///< The plan's.
+  double regroup_seconds = 0;  ///< Meeting, plan, channels, and the anchors that seed the engines.
 };
 
 struct Header {
   std::string source;
   int ranks = 0;
+  std::string roles;  ///< "1 publisher, 3 receivers"
   std::string transport;
   std::vector<std::string> libraries;  ///< Names and versions.
   std::string dense_call;              ///< What the dense broadcast calls.
@@ -33,6 +53,7 @@ struct Header {
   std::string detector;
   std::size_t tensors = 0;
   std::uint64_t elements = 0;
+  std::optional<FanoutHeader> fanout;
 };
 
 void print_header(const Header& header, const Options& options);

@@ -39,6 +39,9 @@ class Wire {
 /// `device` is the CUDA ordinal of this rank, for NCCL.
 std::unique_ptr<Wire> make_wire(Carrier carrier, Group& group, const Options& options, int device);
 
+/// "Open MPI v4.1.4"; in a run that MPI has started.
+std::string mpi_library();
+
 /// One for each carrier.
 std::unique_ptr<Wire> make_mpi_wire();
 std::unique_ptr<Wire> make_nccl_wire(Group& group, const Options& options, int device);

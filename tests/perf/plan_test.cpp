@@ -59,6 +59,26 @@ TEST(PerfOptions, ChooseBackendTransportAndDetector) {
   EXPECT_EQ(options.encode.frame_capacity, 4U << 20);
 }
 
+TEST(PerfOptions, OfLayoutsStandWithThemOnly) {
+  const Options options = options_of({"--layout", "trainer.json", "engine.json", "--engines", "3", "--scale-down", "8",
+                                      "--colocate", "--density", "0.02"});
+  EXPECT_TRUE(options.by_layouts());
+  EXPECT_EQ(options.fanout.trainer, "trainer.json");
+  EXPECT_EQ(options.fanout.engine, "engine.json");
+  EXPECT_EQ(options.fanout.engines, 3);
+  EXPECT_EQ(options.fanout.scale_down, 8U);
+  EXPECT_TRUE(options.fanout.colocate);
+  EXPECT_EQ(options.fanout.density, 0.02);
+  options_of({"--layout", "trainer.json"}, 2);
+  options_of({"--layout", "trainer.json", "engine.json", "--synthetic"}, 2);
+  options_of({"--layout", "trainer.json", "engine.json", "--checkpoints", "somewhere"}, 2);
+  options_of({"--layout", "trainer.json", "engine.json", "--backend", "cuda"}, 2);
+  options_of({"--layout", "trainer.json", "engine.json", "--engines", "0"}, 2);
+  options_of({"--layout", "trainer.json", "engine.json", "--density", "1.5"}, 2);
+  for (const char* option : {"--engines", "--scale-down", "--density"}) options_of({"--synthetic", option, "1"}, 2);
+  options_of({"--synthetic", "--colocate"}, 2);
+}
+
 TEST(PerfPlan, TakesMpiUnderItsLauncherAndTcpOrNcclWithout) {
   const Options plain = options_of({"--synthetic"});
   Plan plan = make_plan(plain, kComplete);
