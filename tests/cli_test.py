@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 import numpy as np
 
+LAYOUTS = pathlib.Path(__file__).resolve().parent.parent / "layouts"
 TRACE = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "trace"
 SPARSECAST = ""
 MIB = 1 << 20
@@ -226,6 +228,32 @@ class RealTrace(Folder):
         print(f"{interrupted} of 25 kills left an undo record", file=sys.stderr)
 
 
+class Plans(Folder):
+    PAIR = (LAYOUTS / "qwen2.5-7b.fsdp2-dp8.json", LAYOUTS / "qwen2.5-7b.vllm-tp4.json")
+
+    def test_every_receiver_gets_what_a_sender_sends(self):
+        plan = run_json("plan", *self.PAIR, "--engines", 2)
+        self.assertEqual(sum(lane["dense_bytes"] for lane in plan["lanes"]), plan["dense_bytes"])
+        self.assertAlmostEqual(sum(rank["sent_bytes"] for rank in plan["ranks"]), plan["delta_bytes"], delta=1)
+        for lane in plan["lanes"]:
+            channel = plan["channels"][lane["channel"]]
+            self.assertIn(lane["source"], channel["sources"])
+            self.assertTrue({rank for rank, _ in lane["slots"]} <= set(channel["receivers"]))
+        self.assertEqual(max(transfer["end_seconds"] for transfer in plan["transfers"]), plan["wire_seconds"])
+
+    def test_the_page_is_well_formed_and_needs_nothing_else(self):
+        page = self.path("plan.html")
+        run("plan", *self.PAIR, "--html", page)
+        tree = xml.etree.ElementTree.parse(page)
+        svg = "{http://www.w3.org/2000/svg}"
+        pictures = tree.findall(f".//{svg}svg")
+        self.assertEqual(len(pictures), 2)
+        for picture in pictures:
+            self.assertTrue(picture.find(f"{svg}title").text)
+            self.assertTrue(picture.find(f"{svg}desc").text)
+        self.assertEqual([e for e in tree.iter() if e.get("src") or e.get("href")], [])
+
+
 class Refusals(Folder):
     def test_wrong_use_is_exit_code_2(self):
         write_safetensors(self.path("a.safetensors"), {"w": ("F32", [2], b"\0" * 8)})
@@ -261,7 +289,7 @@ class Refusals(Folder):
 
     def test_help_teaches_with_examples(self):
         self.assertIn("sparsecast diff", run("--help").stdout)
-        for command in ("diff", "apply", "inspect", "compose", "invert", "digest", "compare"):
+        for command in ("diff", "apply", "inspect", "compose", "invert", "digest", "compare", "plan"):
             text = run(command, "--help").stdout
             self.assertIn("Example", text)
             self.assertIn(f"sparsecast {command}", text)

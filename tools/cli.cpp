@@ -58,8 +58,9 @@ int run_cli(const std::vector<std::string>& arguments, Console& console) {
   app.set_version_flag("--version", fmt::format("sparsecast {}", version_string()));
   app.require_subcommand(1);
   const std::vector<AddedCommand> commands = {
-      add_diff(app, console),   add_apply(app, console),  add_inspect(app, console), add_compose(app, console),
-      add_invert(app, console), add_digest(app, console), add_compare(app, console), add_doctor(app, console)};
+      add_diff(app, console),    add_apply(app, console),  add_inspect(app, console),
+      add_compose(app, console), add_invert(app, console), add_digest(app, console),
+      add_compare(app, console), add_doctor(app, console), add_plan(app, console)};
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {

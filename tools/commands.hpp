@@ -23,5 +23,6 @@ AddedCommand add_invert(CLI::App& app, Console& console);
 AddedCommand add_digest(CLI::App& app, Console& console);
 AddedCommand add_compare(CLI::App& app, Console& console);
 AddedCommand add_doctor(CLI::App& app, Console& console);
+AddedCommand add_plan(CLI::App& app, Console& console);
 
 }  // namespace sparsecast::tools

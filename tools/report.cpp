@@ -62,8 +62,12 @@ void Columns::print(std::ostream& out) const {
     for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   }
   for (const auto& row : rows_) {
-    std::string line = fmt::format("{:<{}}", row[0], widths[0]);
-    for (std::size_t c = 1; c < row.size(); ++c) line += fmt::format("  {:>{}}", row[c], widths[c]);
+    std::string line;
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      const bool left = c < left_ || (left_end_ && c + 1 == row.size());
+      if (c > 0) line += "  ";
+      line += left ? fmt::format("{:<{}}", row[c], widths[c]) : fmt::format("{:>{}}", row[c], widths[c]);
+    }
     line.erase(line.find_last_not_of(' ') + 1);
     out << line << '\n';
   }

@@ -36,14 +36,20 @@ class Report {
   nlohmann::ordered_json object_ = nlohmann::ordered_json::object();
 };
 
-/// Rows of text under a heading, each column as wide as it needs; the first is left-aligned, the others right.
+/// Rows of text under a heading, each column as wide as it needs; the first `left` are left-aligned, and the last when
+/// `left_end`, the others right.
 class Columns {
  public:
-  explicit Columns(std::vector<std::string> heading) { rows_.push_back(std::move(heading)); }
+  explicit Columns(std::vector<std::string> heading, std::size_t left = 1, bool left_end = false)
+      : left_(left), left_end_(left_end) {
+    rows_.push_back(std::move(heading));
+  }
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   void print(std::ostream& out) const;
 
  private:
+  std::size_t left_;
+  bool left_end_;
   std::vector<std::vector<std::string>> rows_;
 };
 

@@ -1,0 +1,332 @@
+// sparsecast plan, through the command line: numbers whose right answer is known, pages that are well-formed.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "sparsecast/fanout_plan.hpp"
+#include "sparsecast/layout_json.hpp"
+#include "tools/plan_names.hpp"
+#include "tools/tool_fixture.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+std::string shipped(const std::string& name) { return fmt::format("{}/layouts/{}.json", SPARSECAST_SOURCE_DIR, name); }
+
+/// A start tag opens an element that its end tag closes, in order; everything else is escaped. What is wrong, or an
+/// empty string.
+std::string malformed(const std::string& page) {
+  std::vector<std::string> open;
+  for (std::size_t at = page.find('<'); at != std::string::npos; at = page.find('<', at)) {
+    const std::size_t end = page.find('>', at);
+    if (end == std::string::npos) return "a tag without an end";
+    const std::string tag = page.substr(at + 1, end - at - 1);
+    at = end;
+    if (tag.find('<') != std::string::npos) return "a '<' inside '" + tag + "'";
+    if (tag.starts_with("!") || tag.ends_with("/")) continue;
+    const std::string name = tag.substr(0, tag.find_first_of(" \n"));
+    if (!name.starts_with("/")) {
+      open.push_back(name);
+      continue;
+    }
+    if (open.empty() || "/" + open.back() != name) return "'" + name + "' closes another element";
+    open.pop_back();
+  }
+  for (std::size_t at = page.find('&'); at != std::string::npos; at = page.find('&', at + 1)) {
+    const std::size_t end = page.find(';', at);
+    const std::string entity = end == std::string::npos ? "" : page.substr(at + 1, end - at - 1);
+    const bool known = entity == "amp" || entity == "lt" || entity == "gt" || entity == "quot" || entity == "#39";
+    if (!known) return "an '&' that is no entity";
+  }
+  return open.empty() ? "" : "'" + open.back() + "' is not closed";
+}
+
+class PlanTest : public ToolTest {
+ protected:
+  /// [6, 4] in bf16: rows over three trainer ranks, columns over two engine ranks.
+  void write_rows_and_columns() {
+    write_text(fs_, path("trainer.json"), cut("x.0.w", {{{0, 0}, {2, 4}}, {{2, 0}, {2, 4}}, {{4, 0}, {2, 4}}}));
+    write_text(fs_, path("engine.json"), cut("x.0.w", {{{0, 0}, {6, 2}}, {{0, 2}, {6, 2}}}));
+  }
+
+  /// A bf16 tensor [6, 4] in these boxes, one a rank, two ranks a node.
+  static std::string cut(const std::string& name, const std::vector<Box>& boxes) {
+    std::vector<RankLayout> ranks;
+    for (const Box& box : boxes) {
+      const auto columns = static_cast<std::int64_t>(box.extent[1]);
+      ranks.push_back({fmt::format("<n&{}>", ranks.size() / 2),
+                       {{"local", DType::kBF16, box.elements()}},
+                       {{0, box, 0, 0, {columns, 1}}}});
+    }
+    return layout_to_json(Layout(TensorTable({{name, DType::kBF16, {6, 4}}}), std::move(ranks)));
+  }
+
+  Outcome plan(std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"plan", path("trainer.json"), path("engine.json")});
+    return run(more);
+  }
+};
+
+TEST(RankRanges, AreRunsAndSteps) {
+  EXPECT_EQ(rank_ranges({}), "");
+  EXPECT_EQ(rank_ranges({7}), "7");
+  EXPECT_EQ(rank_ranges({0, 1, 2, 3, 8}), "0-3,8");
+  EXPECT_EQ(rank_ranges({0, 4, 8, 12, 13, 14}), "0-12/4,13-14");
+  EXPECT_EQ(rank_ranges({1, 5}), "1,5");
+  EXPECT_EQ(rank_ranges({1, 2, 4, 5}), "1-2,4-5");
+}
+
+TEST(RankRanges, AreCutAfterWholeRuns) {
+  EXPECT_EQ(short_rank_ranges({0, 1, 2, 3}, 3), "0-3");
+  EXPECT_EQ(short_rank_ranges({0, 1, 4, 5, 8, 9, 13, 14}, 8), "0-1,4-5,... (8)");
+}
+
+TEST(NamePatterns, JoinNumbersAndModules) {
+  const TensorTable table({{"model.layers.0.mlp.experts.0.up.weight", DType::kBF16, {1}},
+                           {"model.layers.0.mlp.experts.1.up.weight", DType::kBF16, {1}},
+                           {"model.layers.1.mlp.experts.0.down.weight", DType::kBF16, {1}},
+                           {"model.norm.weight", DType::kBF16, {1}}});
+  const NamePatterns patterns(table);
+  EXPECT_EQ(join_patterns(patterns.of({5, 5, 0, 0})), "model.layers.*.mlp.experts.*.up.weight");
+  const std::vector<NamePattern> all = patterns.of({5, 5, 5, 1});
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].pattern, "model.layers.*.mlp.experts.*");
+  EXPECT_EQ(all[0].tensors, 3u);
+  EXPECT_EQ(all[0].bytes, 15u);
+  EXPECT_EQ(all[1].pattern, "model.norm.weight");
+}
+
+TEST(NamePatterns, AreFewWhateverTheNames) {
+  std::vector<TensorSpec> specs;
+  for (const char* name : {"a.b", "a.c", "a.d.e", "f.g.1", "f.h.2", "f.i", "j"})
+    specs.push_back({name, DType::kU8, {1}});
+  const NamePatterns patterns{TensorTable(specs)};
+  EXPECT_EQ(join_patterns(patterns.of({1, 1, 1, 9, 9, 9, 2})), "f.*, a.*, j");
+}
+
+TEST(NamePatterns, AreCutAfterWholePatterns) {
+  const std::vector<NamePattern> patterns = {{"aaaa.*", 1, 3}, {"bb", 1, 2}, {"c", 1, 1}};
+  EXPECT_EQ(short_patterns(patterns, 20), "aaaa.*, bb, c");
+  EXPECT_EQ(short_patterns(patterns, 10), "aaaa.*, bb, +1");
+  EXPECT_EQ(short_patterns(patterns, 2), "aaaa.*, +2");
+}
+
+TEST_F(PlanTest, TheExampleOfTheDocumentationHasTheseAddresses) {
+  write_rows_and_columns();
+  const auto trainer = std::make_shared<const Layout>(read_layout_file(fs_, path("trainer.json")));
+  const auto engine = std::make_shared<const Layout>(read_layout_file(fs_, path("engine.json")));
+  const FanoutPlan plan({"trainer", trainer, {0, 1, 2}}, {{"engine", engine, {3, 4}}});
+  ASSERT_EQ(plan.lanes().size(), 6u);
+  for (std::size_t l = 0; l < 6; ++l) {
+    const Lane& lane = plan.lanes()[l];
+    ASSERT_EQ(lane.parts.size(), 1u);
+    ASSERT_EQ(lane.slots.size(), 1u);
+    const auto source = static_cast<std::uint64_t>(lane.source);
+    const auto column = static_cast<std::uint64_t>(lane.slots[0].rank - 3);
+    EXPECT_EQ(lane.parts[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
+    const std::vector<PartView> from = plan.source_views(l);
+    EXPECT_EQ(from[0].first, 2 * column);
+    EXPECT_EQ(from[0].strides, (std::vector<std::int64_t>{4, 1}));
+    const std::vector<PartView> to = plan.slot_views(l, lane.slots[0]);
+    EXPECT_EQ(to[0].first, 4 * source);
+    EXPECT_EQ(to[0].strides, (std::vector<std::int64_t>{2, 1}));
+  }
+}
+
+TEST_F(PlanTest, SaysHowASmallTensorTravels) {
+  write_rows_and_columns();
+  const Outcome outcome = plan();
+  ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("tensors       1, 24 elements, 48 bytes"));
+  EXPECT_THAT(outcome.out, HasSubstr("6 lanes"));
+  EXPECT_THAT(outcome.out, HasSubstr("x.*.w"));
+  EXPECT_THAT(outcome.out, HasSubstr("predicted for 50 GB/s between nodes"));
+}
+
+TEST_F(PlanTest, NumbersForMachinesAddUp) {
+  write_rows_and_columns();
+  const Outcome outcome = plan({"--json", "--engines", "3", "--density", "50", "--bytes-per-change", "2", "--bandwidth",
+                                "1e-9", "--node-bandwidth", "1e-9", "--latency", "0"});
+  ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
+  const json result = json::parse(outcome.out);
+  EXPECT_EQ(result["dense_bytes"], 48);
+  // Half of the elements change, and a change is as large as an element.
+  EXPECT_DOUBLE_EQ(result["delta_bytes"], 24);
+  EXPECT_EQ(result["engines"].size(), 3u);
+  EXPECT_EQ(result["engines"][2]["ranks"], json({7, 8}));
+  double channels = 0;
+  double lanes = 0;
+  double received = 0;
+  double sent = 0;
+  for (const json& channel : result["channels"]) channels += channel["delta_bytes"].get<double>();
+  for (const json& lane : result["lanes"]) lanes += lane["dense_bytes"].get<double>();
+  for (const json& rank : result["ranks"]) {
+    sent += rank["sent_bytes"].get<double>();
+    received += rank["received_bytes"].get<double>();
+  }
+  EXPECT_DOUBLE_EQ(channels, 24);
+  EXPECT_DOUBLE_EQ(lanes, 48);
+  EXPECT_DOUBLE_EQ(sent, 24);
+  EXPECT_DOUBLE_EQ(received, 3 * 24);
+  // An engine rank gets 4 bytes from each of three sources, one after another, at a byte a second.
+  EXPECT_GE(result["wire_seconds"].get<double>(), 12);
+  EXPECT_LT(result["wire_seconds"].get<double>(), 24);
+  double last = 0;
+  for (const json& transfer : result["transfers"]) last = std::max(last, transfer["end_seconds"].get<double>());
+  EXPECT_DOUBLE_EQ(last, result["wire_seconds"]);
+}
+
+TEST_F(PlanTest, ReplicasAreOnNodesOfTheirOwn) {
+  write_rows_and_columns();
+  const json result = json::parse(plan({"--json", "--engines", "2"}).out);
+  EXPECT_EQ(result["ranks"][3]["node"], "<n&0>");
+  EXPECT_EQ(result["ranks"][5]["node"], "engine-1/<n&0>");
+}
+
+TEST_F(PlanTest, PagesAreWellFormedWhateverTheNames) {
+  write_text(fs_, path("trainer.json"), cut("a<b>&\"'\x01.w", {{{0, 0}, {6, 4}}}));
+  write_text(fs_, path("engine.json"), cut("a<b>&\"'\x01.w", {{{0, 0}, {3, 4}}, {{3, 0}, {3, 4}}}));
+  const Outcome outcome = plan({"--html", path("plan.html")});
+  ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
+  const Bytes bytes = read_bytes(fs_, path("plan.html"));
+  const std::string page(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_THAT(page, HasSubstr("a&lt;b&gt;&amp;&quot;&#39;"));
+  EXPECT_THAT(page, HasSubstr("prefers-color-scheme:dark"));
+  EXPECT_THAT(page, HasSubstr("role=\"img\""));
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  EXPECT_THAT(page, Not(HasSubstr("\x01")));
+}
+
+TEST_F(PlanTest, APageIsReplacedAndNothingElseIs) {
+  write_rows_and_columns();
+  EXPECT_EQ(plan({"--html", path("plan.html")}).code, kExitGood);
+  EXPECT_EQ(plan({"--html", path("plan.html")}).code, kExitGood);
+  const Outcome outcome = plan({"--html", path("trainer.json")});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("is no HTML page"));
+  EXPECT_EQ(plan().code, kExitGood);
+  EXPECT_EQ(plan({"--html", path("no/such/folder.html")}).code, kExitIo);
+  EXPECT_EQ(names(), (std::vector<std::string>{"engine.json", "plan.html", "trainer.json"}));
+}
+
+TEST_F(PlanTest, WrongInputsAreNamed) {
+  write_rows_and_columns();
+  Outcome outcome = run({"plan", path("missing.json"), path("engine.json")});
+  EXPECT_EQ(outcome.code, kExitIo);
+  EXPECT_THAT(outcome.err, HasSubstr("missing.json"));
+  write_text(fs_, path("broken.json"), "{\"sparsecast_layout\": 1,");
+  outcome = run({"plan", path("trainer.json"), path("broken.json")});
+  EXPECT_EQ(outcome.code, kExitBadInput);
+  EXPECT_THAT(outcome.err, HasSubstr("broken.json"));
+  write_text(fs_, path("other.json"), cut("another", {{{0, 0}, {6, 4}}}));
+  outcome = run({"plan", path("trainer.json"), path("other.json")});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("'x.0.w'"));
+  EXPECT_THAT(outcome.err, HasSubstr("other.json"));
+}
+
+TEST_F(PlanTest, WhatNoEngineHoldsIsAnErrorUnlessItIsNamed) {
+  const TensorTable table({{"x.0.w", DType::kBF16, {4}}, {"head.w", DType::kBF16, {4}}});
+  const RankLayout rank{"",
+                        {{"x", DType::kBF16, 4}, {"h", DType::kBF16, 4}},
+                        {{0, whole_box({4}), 0, 0, {1}}, {1, whole_box({4}), 1, 0, {1}}}};
+  RankLayout without = rank;
+  without.shards.pop_back();
+  write_text(fs_, path("trainer.json"), layout_to_json(Layout(table, {rank})));
+  write_text(fs_, path("engine.json"), layout_to_json(Layout(table, {without})));
+  const Outcome outcome = plan();
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("head.w"));
+  EXPECT_EQ(plan({"--unsent", "y*", "--unsent", "head*"}).code, kExitGood);
+}
+
+TEST_F(PlanTest, AnEngineThatHoldsNothingIsGood) {
+  write_text(fs_, path("trainer.json"), cut("x.0.w", {{{0, 0}, {6, 4}}}));
+  write_text(fs_, path("engine.json"), cut("x.0.w", {}));
+  for (const char* form : {"--json", "--ranks"}) {
+    const Outcome outcome = plan({"--unsent", "*", form, "--html", path("plan.html")});
+    EXPECT_EQ(outcome.code, kExitGood) << outcome.err;
+  }
+}
+
+TEST_F(PlanTest, WrongNumbersAreUsageErrors) {
+  write_rows_and_columns();
+  for (const auto& [option, value] : std::vector<std::pair<std::string, std::string>>{{"--engines", "0"},
+                                                                                      {"--engines", "-1"},
+                                                                                      {"--engines", "many"},
+                                                                                      {"--scale-down", "0"},
+                                                                                      {"--max-channels", "0"},
+                                                                                      {"--bandwidth", "0"},
+                                                                                      {"--bandwidth", "nan"},
+                                                                                      {"--node-bandwidth", "-1"},
+                                                                                      {"--latency", "-1"},
+                                                                                      {"--density", "101"},
+                                                                                      {"--density", "nan"},
+                                                                                      {"--bytes-per-change", "-1"}}) {
+    const Outcome outcome = plan({option, value});
+    EXPECT_EQ(outcome.code, kExitUsage) << option << ' ' << value << '\n' << outcome.err;
+    EXPECT_TRUE(outcome.out.empty());
+  }
+}
+
+struct Pair {
+  const char* trainer;
+  const char* engine;
+  const char* engines;
+  const char* scale_down;
+};
+
+class ShippedPairs : public ToolTest, public testing::WithParamInterface<Pair> {};
+
+TEST_P(ShippedPairs, PlanAndAreDrawnInFewBoxes) {
+  const Pair& pair = GetParam();
+  const Outcome outcome = run({"plan", shipped(pair.trainer), shipped(pair.engine), "--engines", pair.engines,
+                               "--scale-down", pair.scale_down, "--json", "--html", path("plan.html")});
+  ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
+  const json result = json::parse(outcome.out);
+  double received = 0;
+  double staging = 0;
+  for (const json& rank : result["ranks"]) {
+    received += rank["received_bytes"].get<double>();
+    staging += rank["staging_bytes"].get<double>();
+    EXPECT_LE(rank["received_bytes"].get<double>(), result["delta_bytes"].get<double>() * (1 + 1e-9));
+  }
+  EXPECT_GT(received, 0);
+  EXPECT_NEAR(staging, received + result["delta_bytes"].get<double>(), staging * 1e-9);
+  const Bytes bytes = read_bytes(fs_, path("plan.html"));
+  const std::string page(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  EXPECT_EQ(malformed(page), "");
+  std::size_t boxes = 0;
+  for (std::size_t at = page.find("<g>"); at != std::string::npos; at = page.find("<g>", at + 1)) ++boxes;
+  EXPECT_GE(boxes, 3u);
+  EXPECT_LE(boxes, 120u);
+  EXPECT_EQ(
+      run({"plan", shipped(pair.trainer), shipped(pair.engine), "--scale-down", "64", "--ranks", "--channels"}).code,
+      kExitGood);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, ShippedPairs,
+    testing::Values(Pair{"qwen2.5-7b.fsdp2-dp8", "qwen2.5-7b.vllm-tp4", "2", "1"},
+                    Pair{"llama-3.1-405b.megatron-tp8-pp16", "llama-3.1-405b.sglang-tp16", "2", "1"},
+                    Pair{"qwen3-30b-a3b.megatron-tp4-ep8", "qwen3-30b-a3b.sglang-tp8-ep8", "2", "1"},
+                    Pair{"qwen3-235b-a22b.megatron-tp4-pp4-ep16", "qwen3-235b-a22b.sglang-dp4-ep32", "2", "8"},
+                    Pair{"deepseek-v3.megatron-pp16-ep16", "deepseek-v3.sglang-ep32", "4", "8"},
+                    Pair{"kimi-k2.megatron-tp8-pp8-ep32", "kimi-k2.sglang-ep64", "2", "64"}),
+    [](const auto& test_info) {
+      std::string name = std::string(test_info.param.trainer);
+      name = name.substr(0, name.find(".meg"));
+      std::replace_if(
+          name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
+      return name;
+    });
+
+}  // namespace
+}  // namespace sparsecast::tools
