@@ -32,8 +32,8 @@ SPARSECAST_API ChannelOpener open_control_channels();
 /// the deadline that they are about to. `communicator` points to the MPI_Comm whose ranks are the world's, null for
 /// MPI_COMM_WORLD; it outlives the opener. Throws Error{kUnsupported} without MPI.
 SPARSECAST_API ChannelOpener open_mpi_channels(const void* communicator = nullptr);
-/// One NCCL communicator over the world, split into the channels, once a round of the plan. Each channel that a rank is
-/// a member of takes twice options.staging_bytes of device and of pinned memory. Throws as NcclTransport::open.
+/// One NCCL communicator over the world, split into the channels, once a round of the plan. The channels of a rank
+/// share its staging memory (options.staging_bytes). Throws as NcclTransport::open.
 SPARSECAST_API ChannelOpener open_nccl_channels(const NcclOptions& options);
 
 struct ShardedOptions {

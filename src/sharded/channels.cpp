@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sharded/nccl_channels.hpp"
 #include "sparsecast/sharded.hpp"
 #include "sparsecast/tcp_transport.hpp"
 
@@ -38,13 +39,19 @@ ChannelOpener open_control_channels() {
   };
 }
 
-ChannelOpener open_nccl_channels(const NcclOptions& options) {
-  return [options](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
-    const auto all = NcclTransport::open(world.split(0, world.rank(), deadline), options, deadline);
+ChannelOpener split_nccl_channels(NcclWorldOpener open_world) {
+  return [open_world = std::move(open_world)](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
+    const auto all = open_world(world.split(0, world.rank(), deadline), deadline);
     return split_by_round(plan, world.rank(), [&](int own) -> std::unique_ptr<Transport> {
       return all->split(own, world.rank(), deadline);
     });
   };
+}
+
+ChannelOpener open_nccl_channels(const NcclOptions& options) {
+  return split_nccl_channels([options](std::shared_ptr<ControlChannel> control, Deadline deadline) {
+    return NcclTransport::open(std::move(control), options, deadline);
+  });
 }
 
 }  // namespace sparsecast

@@ -8,6 +8,8 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 namespace sparsecast::test {
 namespace {
@@ -21,10 +23,16 @@ struct Operation {
 };
 
 /// What the communicators of one group share.
+struct SplitChoice {
+  int color = 0;
+  int key = 0;
+};
+
 struct World {
   int size = 0;
   int joined = 0;
   std::map<std::uint64_t, Operation> operations;
+  std::map<std::uint64_t, std::map<int, SplitChoice>> splits;  ///< By their number, then rank.
 };
 
 struct Communicator {
@@ -39,6 +47,8 @@ struct Communicator {
   ncclComm_t* child = nullptr;
   std::shared_ptr<World> child_world;
   int child_rank = 0;
+  std::uint64_t splits = 0;                 ///< That it has taken part in.
+  std::optional<std::uint64_t> unanswered;  ///< The number of one that not all ranks have asked for yet.
 };
 
 Communicator* of(ncclComm_t handle) { return reinterpret_cast<Communicator*>(handle); }
@@ -242,13 +252,34 @@ struct FakeNccl::State final : public DeviceApi {
     return ncclInProgress;
   }
 
+  /// Once all ranks of the parent have said their color and key.
+  bool answer_split(Communicator& parent) {
+    const std::map<int, SplitChoice>& choices = parent.world->splits[*parent.unanswered];
+    if (static_cast<int>(choices.size()) < parent.world->size) return false;
+    const SplitChoice own = choices.at(parent.rank);
+    int size = 0;
+    int before = 0;
+    for (const auto& [rank, choice] : choices) {
+      if (choice.color != own.color) continue;
+      ++size;
+      if (std::pair(choice.key, rank) < std::pair(own.key, parent.rank)) ++before;
+    }
+    const auto id = reinterpret_cast<std::uint64_t>(parent.world.get()) + (*parent.unanswered << 48) +
+                    static_cast<std::uint64_t>(own.color) + 1;
+    parent.unanswered.reset();
+    derive(&parent, id, size, before, parent.child);
+    return true;
+  }
+
   ncclResult_t async_error(ncclComm_t handle, ncclResult_t* state) {
     const std::lock_guard lock(mutex);
     Communicator* const communicator = of(handle);
     if (communicator->freed) misuse("ncclCommGetAsyncError on a freed communicator");
     *state = communicator->async_error;
     if (communicator->world->joined < communicator->world->size || fake.faults.init_hangs) *state = ncclInProgress;
-    if (communicator->child != nullptr) {
+    if (communicator->unanswered && !answer_split(*communicator)) {
+      *state = ncclInProgress;
+    } else if (communicator->child != nullptr) {
       if (communicator->child_world->joined < communicator->child_world->size) {
         *state = ncclInProgress;
       } else {
@@ -353,13 +384,14 @@ void fill_required(NcclFunctions& f) {
   };
   f.comm_split = [](ncclComm_t communicator, int color, int key, ncclComm_t* out, ncclConfig_t*) {
     ++current->counts.splits;
-    static_cast<void>(key);  // The tests split by ranks in order, two colors at most.
-    if (color < 0) return ncclSuccess;
     const std::lock_guard lock(current->state().mutex);
     Communicator* const parent = of(communicator);
-    const int size = (parent->world->size + (color == 0 ? 1 : 0)) / 2;
-    const auto id = reinterpret_cast<std::uint64_t>(parent->world.get()) + static_cast<std::uint64_t>(color) + 1;
-    return current->state().derive(parent, id, size, parent->rank / 2, out);
+    const std::uint64_t number = parent->splits++;
+    parent->world->splits[number][parent->rank] = {color, key};
+    if (color < 0) return ncclSuccess;
+    parent->child = out;
+    parent->unanswered = number;
+    return ncclInProgress;
   };
   f.comm_finalize = [](ncclComm_t) { return ncclSuccess; };
   f.comm_destroy = [](ncclComm_t communicator) {
