@@ -14,11 +14,13 @@ if(SPARSECAST_WITH_CUDA)
 endif()
 
 add_test(NAME gpu_group.over_control COMMAND gpu_group_test --over control --width 64)
-set_tests_properties(gpu_group.over_control PROPERTIES LABELS unit TIMEOUT 200 SKIP_REGULAR_EXPRESSION "without libsodium")
+add_test(NAME gpu_group.sharded_over_control COMMAND gpu_group_test --over control --sharded 1 --kill 0)
+set_tests_properties(gpu_group.over_control gpu_group.sharded_over_control PROPERTIES LABELS unit TIMEOUT 200 SKIP_REGULAR_EXPRESSION "without libsodium")
 if(SPARSECAST_WITH_NCCL)
   add_test(NAME gpu_group.syncs COMMAND gpu_group_test --kill 0)
   add_test(NAME gpu_group.syncs_on_device COMMAND gpu_group_test --kill 0 --memory device)
+  add_test(NAME gpu_group.sharded_syncs COMMAND gpu_group_test --sharded 1 --kill 0)
   add_test(NAME gpu_group.a_rank_is_killed COMMAND gpu_group_test --versions 3 --memory device)
-  set_tests_properties(gpu_group.syncs gpu_group.syncs_on_device gpu_group.a_rank_is_killed
+  set_tests_properties(gpu_group.syncs gpu_group.syncs_on_device gpu_group.sharded_syncs gpu_group.a_rank_is_killed
                        PROPERTIES LABELS gpu TIMEOUT 200 RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "no device")
 endif()

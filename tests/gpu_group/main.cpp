@@ -1,7 +1,7 @@
 // Several ranks on one GPU, each a process: whole syncs over NCCL, checked against dense broadcasts, and then the loss
 // of a rank. Times mean nothing here: NCCL goes through sockets on the loopback interface (docs/nccl.md).
 //   gpu_group_test [--ranks N] [--versions N] [--kill 0|1] [--over nccl|control] [--memory host|device] [--width W]
-//                  [--seed S]
+//                  [--seed S] [--sharded 0|1]
 // Exit code 0 when every rank did what it should; "no device" is printed, and 0 returned, where there is none.
 
 #include <fmt/format.h>
@@ -52,6 +52,8 @@ Arguments parse(const std::vector<std::string>& words) {
     } else if (name == "--memory") {
       if (value != "host" && value != "device") throw std::invalid_argument("memory is host or device");
       plan.on_device = value == "device";
+    } else if (name == "--sharded") {
+      plan.sharded = value != "0";
     } else if (name == "--width") {
       plan.width = std::stoull(value);
     } else if (name == "--seed") {
@@ -65,6 +67,8 @@ Arguments parse(const std::vector<std::string>& words) {
     }
   }
   if (plan.ranks < 2 || (plan.kill && plan.ranks < 3)) throw std::invalid_argument("too few ranks");
+  if (plan.sharded && (plan.kill || plan.on_device))
+    throw std::invalid_argument("a sharded group: --kill 0, host memory");
   if (const char* secret = std::getenv("SPARSECAST_SECRET")) plan.secret = secret;
   return arguments;
 }

@@ -4,12 +4,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <optional>
 #include <thread>
 
+#include "gpu_group/meeting_place.hpp"
 #include "gpu_group/replica.hpp"
-#include "sparsecast/rendezvous.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -37,6 +35,7 @@ class Member {
   Member(const GroupPlan& plan, int rank)
       : plan_(plan),
         rank_(rank),
+        place_(plan, rank),
         channel_(plan.over_nccl ? make_nccl_channel() : make_control_channel()),
         replica_(make_replica(plan, rank)) {}
 
@@ -53,32 +52,8 @@ class Member {
   void say(const std::string& text) const { fmt::print(stderr, "rank {}: {}\n", rank_, text); }
 
  private:
-  Deadline deadline() const { return Clock::now() + plan_.timeout; }
-
-  std::shared_ptr<ControlChannel> meet(int size, std::uint32_t generation) {
-    RendezvousOptions options;
-    options.rank = rank_;
-    options.size = size;
-    options.secret = plan_.secret;
-    options.generation = generation;
-    options.timeout = plan_.timeout;
-    options.max_blob_bytes = std::uint64_t{256} << 20;
-    const std::string file = plan_.directory + "/port";
-    if (rank_ == 0) {
-      if (!listener_) {
-        listener_.emplace(options);
-        std::ofstream(file + ".new") << listener_->port();
-        if (std::rename((file + ".new").c_str(), file.c_str()) != 0) throw std::runtime_error("cannot write " + file);
-      }
-      options.port = listener_->port();
-      return Rendezvous::meet(options, *listener_);
-    }
-    for (const Deadline end = deadline(); !(std::ifstream(file) >> options.port);) {
-      if (Clock::now() > end) throw std::runtime_error("rank 0 has not said its port");
-      std::this_thread::sleep_for(milliseconds(20));
-    }
-    return Rendezvous::meet(options);
-  }
+  Deadline deadline() const { return place_.deadline(); }
+  std::shared_ptr<ControlChannel> meet(int size, std::uint32_t generation) { return place_.meet(size, generation); }
 
   SyncReport sync() {
     if (rank_ == 0) replica_->train();
@@ -126,16 +101,20 @@ class Member {
 
   const GroupPlan& plan_;
   int rank_;
+  MeetingPlace place_;
   std::unique_ptr<GroupChannel> channel_;
   std::unique_ptr<Replica> replica_;
-  std::optional<RendezvousListener> listener_;
 };
 
 }  // namespace
 
 int run_member(const GroupPlan& plan, int rank) {
   try {
-    Member(plan, rank).run();
+    if (plan.sharded) {
+      run_sharded_member(plan, rank);
+    } else {
+      Member(plan, rank).run();
+    }
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "rank {} failed: {}\n", rank, error.what());

@@ -14,6 +14,7 @@ struct GroupPlan {
   bool kill = true;        ///< The last rank kills itself during a sync; the others go on without it.
   bool over_nccl = true;   ///< Else over the control channel, without a device.
   bool on_device = false;  ///< Weights in device memory.
+  bool sharded = false;    ///< The first half of the ranks are a trainer, the others an engine of another cut.
   std::uint64_t seed = 1;
   std::uint64_t width = 512;  ///< Of the model: some 6 * width^2 weights.
   std::string directory;      ///< Where rank 0 leaves its port.
@@ -24,5 +25,8 @@ struct GroupPlan {
 /// The exit code of rank `rank`: 0 when every version was bit for bit the sender's, and a killed rank was noticed by
 /// the deadline. What went wrong goes to the standard error.
 int run_member(const GroupPlan& plan, int rank);
+
+/// The same for a sharded group, on host memory; throws what goes wrong.
+void run_sharded_member(const GroupPlan& plan, int rank);
 
 }  // namespace sparsecast::test

@@ -1,0 +1,37 @@
+#include "gpu_group/meeting_place.hpp"
+
+#include <fstream>
+#include <stdexcept>
+#include <thread>
+
+namespace sparsecast::test {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+std::shared_ptr<ControlChannel> MeetingPlace::meet(int size, std::uint32_t generation) {
+  RendezvousOptions options;
+  options.rank = rank_;
+  options.size = size;
+  options.secret = plan_.secret;
+  options.generation = generation;
+  options.timeout = plan_.timeout;
+  options.max_blob_bytes = std::uint64_t{256} << 20;
+  const std::string file = plan_.directory + "/port";
+  if (rank_ == 0) {
+    if (!listener_) {
+      listener_.emplace(options);
+      std::ofstream(file + ".new") << listener_->port();
+      if (std::rename((file + ".new").c_str(), file.c_str()) != 0) throw std::runtime_error("cannot write " + file);
+    }
+    options.port = listener_->port();
+    return Rendezvous::meet(options, *listener_);
+  }
+  for (const Deadline end = deadline(); !(std::ifstream(file) >> options.port);) {
+    if (Clock::now() > end) throw std::runtime_error("rank 0 has not said its port");
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  return Rendezvous::meet(options);
+}
+
+}  // namespace sparsecast::test

@@ -1,0 +1,26 @@
+#pragma once
+
+// Where the processes of a group meet: a rendezvous on loopback, whose port rank 0 leaves in a file.
+
+#include <memory>
+#include <optional>
+
+#include "gpu_group/member.hpp"
+#include "sparsecast/rendezvous.hpp"
+
+namespace sparsecast::test {
+
+class MeetingPlace {
+ public:
+  MeetingPlace(const GroupPlan& plan, int rank) : plan_(plan), rank_(rank) {}
+
+  std::shared_ptr<ControlChannel> meet(int size, std::uint32_t generation);
+  Deadline deadline() const { return std::chrono::steady_clock::now() + plan_.timeout; }
+
+ private:
+  const GroupPlan& plan_;
+  int rank_;
+  std::optional<RendezvousListener> listener_;
+};
+
+}  // namespace sparsecast::test
