@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,9 @@ class HashedWeights {
  public:
   /// At every version, a share of `density` of the elements changes: 15 of 16 by one ULP, the rest by anything.
   explicit HashedWeights(std::uint64_t seed, double density = 0.01)
-      : seed_(seed), threshold_(static_cast<std::uint64_t>(density * 0x1p32)) {}
+      : seed_(seed), threshold_(static_cast<std::uint64_t>(density * 0x1p32)) {
+    if (!(density >= 0 && density <= 1)) throw std::invalid_argument("a density is a share, 0 to 1");
+  }
 
   /// The local tensors of a rank at a version; what no shard covers is padding, with a pattern of its own.
   LocalStorage make(const Layout& layout, std::size_t rank, std::uint64_t version) const;

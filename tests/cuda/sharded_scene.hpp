@@ -48,7 +48,7 @@ struct ShardedScene {
   std::shared_ptr<const Layout> trainer;
   std::shared_ptr<const Layout> engine_a;
   std::shared_ptr<const Layout> engine_b;
-  HashedWeights weights{11, 30};
+  HashedWeights weights{11, 0.03};
 };
 
 /// One rank of the scene; on the thread that it was made on.

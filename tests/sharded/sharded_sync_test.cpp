@@ -31,7 +31,7 @@ struct Scene {
   static constexpr int kRanks = 6;
   std::shared_ptr<const Layout> trainer = cut({"dp"}, 2, Cut::fsdp2({"dp"}));
   std::shared_ptr<const Layout> engine = cut({"tp"}, 2, Cut::row_parallel({"tp"}));
-  HashedWeights weights{7, 50};
+  HashedWeights weights{7, 0.05};
 };
 
 /// One rank of the scene.
