@@ -19,8 +19,8 @@ void require(bool condition) {
 }
 
 void presences(ConstBytes bytes) {
-  const Bytes packed = pack_presences(parse_presences(bytes, "rank 1"));
-  require(pack_presences(parse_presences(packed, "rank 1")) == packed);
+  const Bytes packed = pack_roles(parse_roles(bytes, "rank 1"));
+  require(pack_roles(parse_roles(packed, "rank 1")) == packed);
 }
 
 void ballot(ConstBytes bytes) {

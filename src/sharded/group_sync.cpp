@@ -32,8 +32,8 @@ using std::chrono::steady_clock;
 
 namespace {
 
-std::vector<Presence> presences(const Roles& roles) {
-  std::vector<Presence> own;
+std::vector<RolePresence> presences(const Roles& roles) {
+  std::vector<RolePresence> own;
   if (roles.publisher != nullptr) own.push_back(roles.publisher->presence());
   if (roles.subscriber != nullptr) own.push_back(roles.subscriber->presence());
   return own;

@@ -17,7 +17,7 @@ namespace {
 /// A layout of 1000 ranks with 10^5 shards takes some hundred kilobytes.
 constexpr std::uint64_t kMostLayoutBytes = std::uint64_t{1} << 28;
 
-std::string describe(const Presence& presence) {
+std::string describe(const RolePresence& presence) {
   return presence.role == Role::kTrainer ? fmt::format("trainer rank {}", presence.rank)
                                          : fmt::format("engine '{}' rank {}", presence.group, presence.rank);
 }
@@ -25,7 +25,7 @@ std::string describe(const Presence& presence) {
 /// A rank of the world in one of its roles.
 struct Attendant {
   int world_rank = 0;
-  Presence presence;
+  RolePresence presence;
 };
 using Members = std::vector<const Attendant*>;
 
@@ -42,7 +42,7 @@ std::vector<Members> find_groups(const std::vector<Attendant>& all) {
   for (Members& members : groups) {
     const auto first = std::ranges::find(members, 0U, [](const Attendant* a) { return a->presence.rank; });
     if (first == members.end()) {
-      Presence missing = members.front()->presence;
+      RolePresence missing = members.front()->presence;
       missing.rank = 0;
       throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(missing));
     }
@@ -80,7 +80,7 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& grou
     return found == list.end() ? nullptr : *found;
   };
   for (const Members& members : groups) {
-    const Presence& first = members.front()->presence;
+    const RolePresence& first = members.front()->presence;
     if (auto before = find_in(layouts, first.layout)) {
       layouts.push_back(std::move(before));
       continue;
@@ -103,12 +103,12 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& grou
 
 /// The group of these ranks, complete and of one mind.
 Party make_party(const Members& members, std::shared_ptr<const Layout> layout) {
-  const Presence& first = members.front()->presence;
+  const RolePresence& first = members.front()->presence;
   const std::size_t size = layout->ranks().size();
   Party party;
   party.group = {first.group, std::move(layout), std::vector<int>(size, -1)};
   for (const Attendant* const member : members) {
-    const Presence& presence = member->presence;
+    const RolePresence& presence = member->presence;
     if (presence.layout != first.layout && presence.next_layout != first.layout) {
       throw Error(ErrorCode::kGroupMismatch, fmt::format("its layout is not that of {}", describe(first)),
                   describe(presence));
@@ -125,7 +125,7 @@ Party make_party(const Members& members, std::shared_ptr<const Layout> layout) {
   }
   for (std::size_t i = 0; i < size; ++i) {
     if (party.group.ranks[i] >= 0) continue;
-    Presence missing = first;
+    RolePresence missing = first;
     missing.rank = static_cast<std::uint32_t>(i);
     throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(missing));
   }
@@ -133,7 +133,7 @@ Party make_party(const Members& members, std::shared_ptr<const Layout> layout) {
 }
 
 /// Does the rank hold `version`, once its doubt is settled by the coordinator's word?
-bool holds(const Presence& presence, std::uint64_t version) {
+bool holds(const RolePresence& presence, std::uint64_t version) {
   return presence.version == version || (presence.in_doubt != 0 && presence.in_doubt == version);
 }
 
@@ -161,11 +161,11 @@ std::string Meeting::name_of(int world_rank) const {
   return name.empty() ? fmt::format("world rank {}", world_rank) : name;
 }
 
-Meeting meet(ControlChannel& world, std::vector<Presence> own, const Layouts& layouts, Deadline deadline) {
+Meeting meet(ControlChannel& world, std::vector<RolePresence> own, const Layouts& layouts, Deadline deadline) {
   std::vector<Attendant> all;
-  const std::vector<Bytes> said = world.all_gather(pack_presences(own), deadline);
+  const std::vector<Bytes> said = world.all_gather(pack_roles(own), deadline);
   for (std::size_t r = 0; r < said.size(); ++r) {
-    for (Presence& presence : parse_presences(said[r], fmt::format("world rank {}", r))) {
+    for (RolePresence& presence : parse_roles(said[r], fmt::format("world rank {}", r))) {
       all.push_back({static_cast<int>(r), std::move(presence)});
     }
   }
@@ -175,7 +175,7 @@ Meeting meet(ControlChannel& world, std::vector<Presence> own, const Layouts& la
   Meeting meeting;
   const Members* trainer = nullptr;
   for (const Attendant& attendant : all) {
-    const Presence& presence = attendant.presence;
+    const RolePresence& presence = attendant.presence;
     meeting.last_attempt = std::max({meeting.last_attempt, presence.last_attempt, presence.version, presence.in_doubt});
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -185,12 +185,12 @@ Meeting meet(ControlChannel& world, std::vector<Presence> own, const Layouts& la
     meeting.trainer = make_party(groups[g], of_groups[g]);
   }
   if (trainer == nullptr) throw Error(ErrorCode::kGroupMismatch, "there is no trainer in the world");
-  const Presence& coordinator = trainer->front()->presence;
+  const RolePresence& coordinator = trainer->front()->presence;
   meeting.coordinator = trainer->front()->world_rank;
   meeting.version = coordinator.version;
   meeting.plan = coordinator.plan;
   for (const Attendant* const member : *trainer) {
-    const Presence& presence = member->presence;
+    const RolePresence& presence = member->presence;
     if (holds(presence, meeting.version)) continue;
     throw Error(ErrorCode::kGroupMismatch,
                 fmt::format("it is at version {}, and trainer rank 0 at {}", presence.version, meeting.version),

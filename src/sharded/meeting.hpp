@@ -15,7 +15,7 @@ namespace sparsecast {
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
 /// What a rank says of itself in one role.
-struct Presence {
+struct RolePresence {
   Role role = Role::kEngine;
   std::string group;  ///< The engine's name; "trainer".
   std::uint32_t rank = 0;
@@ -33,9 +33,9 @@ struct Presence {
 };
 
 /// A rank has a role, or both.
-Bytes pack_presences(const std::vector<Presence>& roles);
+Bytes pack_roles(const std::vector<RolePresence>& roles);
 /// Throws Error{kCorrupt} that names the peer.
-std::vector<Presence> parse_presences(ConstBytes bytes, const std::string& peer);
+std::vector<RolePresence> parse_roles(ConstBytes bytes, const std::string& peer);
 
 /// One group of the meeting.
 struct Party {
@@ -62,7 +62,7 @@ struct Meeting {
 /// need not be parsed. Layouts that groups share travel once. Throws Error{kGroupMismatch} that names who: groups with
 /// missing, double or differing ranks, no trainer, a trainer rank without the committed version; and what the channel
 /// throws.
-Meeting meet(ControlChannel& world, std::vector<Presence> own,
+Meeting meet(ControlChannel& world, std::vector<RolePresence> own,
              const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
 
 }  // namespace sparsecast

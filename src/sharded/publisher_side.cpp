@@ -15,14 +15,14 @@ PublisherSide::PublisherSide(std::shared_ptr<const Layout> layout, std::size_t r
       version_(options_.version),
       last_attempt_(options_.version) {}
 
-Presence PublisherSide::presence() const {
+RolePresence PublisherSide::presence() const {
   if (snapshot_lost_) {
     throw Error(
         ErrorCode::kDirty,
         "an earlier publish, commit or abort failed half-way: what receivers hold is not known any more. Make new "
         "publishers on all ranks of the trainer, and seed all engines");
   }
-  Presence own;
+  RolePresence own;
   own.role = Role::kTrainer;
   own.group = "trainer";
   own.rank = static_cast<std::uint32_t>(rank_);

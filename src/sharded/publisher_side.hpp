@@ -16,7 +16,7 @@ class PublisherSide {
                 ShardedOptions options);
 
   /// Throws Error{kDirty} when the snapshot is not known any more.
-  Presence presence() const;
+  RolePresence presence() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 

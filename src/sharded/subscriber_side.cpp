@@ -19,8 +19,8 @@ SubscriberSide::SubscriberSide(std::string engine, std::shared_ptr<const Layout>
       last_attempt_(options_.version),
       needs_anchor_(options_.needs_anchor) {}
 
-Presence SubscriberSide::presence() const {
-  Presence own;
+RolePresence SubscriberSide::presence() const {
+  RolePresence own;
   own.role = Role::kEngine;
   own.group = engine_;
   own.rank = static_cast<std::uint32_t>(rank_);

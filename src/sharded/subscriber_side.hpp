@@ -16,7 +16,7 @@ class SubscriberSide {
   SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                  std::shared_ptr<ShardMemory> memory, ShardedOptions options);
 
-  Presence presence() const;
+  RolePresence presence() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
   /// The ranks have met: learns from the coordinator what was in doubt.

@@ -48,7 +48,7 @@ std::vector<FanoutGroup> groups_of(const std::vector<Party>& parties, bool only_
 
 }  // namespace
 
-void World::meet(std::vector<Presence> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
+void World::meet(std::vector<RolePresence> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
                  Deadline deadline) {
   meeting_ = sparsecast::meet(*control_, std::move(own), layouts, deadline);
 }

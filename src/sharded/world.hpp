@@ -42,7 +42,8 @@ class World {
   bool coordinates() const noexcept { return rank() == meeting_.coordinator; }
 
   /// Everybody learns who is here (meeting.hpp).
-  void meet(std::vector<Presence> own, const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
+  void meet(std::vector<RolePresence> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
+            Deadline deadline);
   /// Makes the plan and opens its channels. Throws Error{kGroupMismatch} that names a rank with another plan.
   void connect(const ChannelOpener& open, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return *plan_; }

@@ -26,8 +26,8 @@ struct Guest {
   std::uint64_t in_doubt = 0;
 };
 
-Presence presence_of(const Guest& guest) {
-  Presence presence;
+RolePresence presence_of(const Guest& guest) {
+  RolePresence presence;
   presence.role = guest.role;
   presence.group = guest.group;
   presence.rank = guest.rank;
@@ -125,8 +125,8 @@ TEST(ShardedMeeting, RefusesRanksOfOneGroupThatDisagreeByName) {
 TEST(ShardedMeeting, AnyBytesAreAPresenceOrRefused) {
   SCOPED_TRACE(test::seed_note());
   test::Random random(test::run_seed());
-  const Bytes good = pack_presences({presence_of(trainer(0)), presence_of(engine("a"))});
-  EXPECT_EQ(parse_presences(good, "rank 0").size(), 2U);
+  const Bytes good = pack_roles({presence_of(trainer(0)), presence_of(engine("a"))});
+  EXPECT_EQ(parse_roles(good, "rank 0").size(), 2U);
   for (int i = 0; i < 2000; ++i) {
     Bytes bad = good;
     if (random.chance(0.5)) bad.resize(random.below(bad.size()));
@@ -134,7 +134,7 @@ TEST(ShardedMeeting, AnyBytesAreAPresenceOrRefused) {
       bad[random.below(bad.size())] = static_cast<std::byte>(random.next());
     }
     try {
-      parse_presences(bad, "rank 3");
+      parse_roles(bad, "rank 3");
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("rank 3"), std::string::npos);
     }

@@ -14,7 +14,7 @@ Hash128 hash_from(const nlohmann::json& words) {
   return {words.at(0).get<std::uint64_t>(), words.at(1).get<std::uint64_t>()};
 }
 
-nlohmann::json to_json(const Presence& presence) {
+nlohmann::json to_json(const RolePresence& presence) {
   return {{"trainer", presence.role == Role::kTrainer},
           {"group", presence.group},
           {"rank", presence.rank},
@@ -30,8 +30,8 @@ nlohmann::json to_json(const Presence& presence) {
           {"unsent", presence.plan.unsent}};
 }
 
-Presence from_json(const nlohmann::json& object) {
-  Presence presence;
+RolePresence from_json(const nlohmann::json& object) {
+  RolePresence presence;
   presence.role = object.at("trainer").get<bool>() ? Role::kTrainer : Role::kEngine;
   presence.group = object.at("group").get<std::string>();
   presence.rank = object.at("rank").get<std::uint32_t>();
@@ -50,28 +50,28 @@ Presence from_json(const nlohmann::json& object) {
 
 }  // namespace
 
-void Presence::set_layouts(const Layout& current, const Layout* next) {
+void RolePresence::set_layouts(const Layout& current, const Layout* next) {
   layout = current.hash();
   layout_bytes = rank == 0 ? current.serialize().size() : 0;
   if (next != nullptr) next_layout = next->hash();
 }
 
-Bytes pack_presences(const std::vector<Presence>& roles) {
+Bytes pack_roles(const std::vector<RolePresence>& roles) {
   nlohmann::json list = nlohmann::json::array();
-  for (const Presence& presence : roles) list.push_back(to_json(presence));
+  for (const RolePresence& presence : roles) list.push_back(to_json(presence));
   const std::vector<std::uint8_t> packed = nlohmann::json::to_cbor({{"format", kFormat}, {"roles", list}});
   const auto* const begin = reinterpret_cast<const std::byte*>(packed.data());
   return {begin, begin + packed.size()};
 }
 
-std::vector<Presence> parse_presences(ConstBytes bytes, const std::string& peer) {
+std::vector<RolePresence> parse_roles(ConstBytes bytes, const std::string& peer) {
   try {
     const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
     const nlohmann::json object = nlohmann::json::from_cbor(begin, begin + bytes.size());
     if (object.at("format").get<int>() != kFormat) {
       throw Error(ErrorCode::kGroupMismatch, "it speaks another version of the meeting", peer);
     }
-    std::vector<Presence> roles;
+    std::vector<RolePresence> roles;
     for (const nlohmann::json& role : object.at("roles")) roles.push_back(from_json(role));
     return roles;
   } catch (const nlohmann::json::exception& error) {
