@@ -44,10 +44,11 @@ class WholeTensors final : public Detector {
 class LaneWriter {
  public:
   /// `memory` is null where the rank receives nothing.
-  LaneWriter(const FanoutPlan& plan, std::uint32_t lane, int rank, ShardMemory* memory)
-      : table_(plan.lane_table(lane)) {
+  LaneWriter(const FanoutPlan& plan, std::uint32_t lane, int rank, ShardMemory* memory) {
     if (memory == nullptr) return;
-    for (const Slot& slot : own_slots(plan.lanes()[lane], rank)) {
+    const std::vector<Slot> slots = own_slots(plan.lanes()[lane], rank);
+    if (!slots.empty()) table_ = plan.lane_table(lane);
+    for (const Slot& slot : slots) {
       places_.push_back(memory->make_writer(table_, slot_tensors(plan, lane, slot, *memory)));
     }
   }

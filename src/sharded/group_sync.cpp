@@ -89,7 +89,7 @@ void Membership::form(const Roles& roles, const ChannelOpener& open, Deadline de
   if (roles.subscriber != nullptr) roles.subscriber->build(world_.plan(), world_.rank(), world_.meeting());
   compare_bases(roles, deadline);
   if (roles.subscriber != nullptr) roles.subscriber->accept_base();
-  if (roles.publisher != nullptr) roles.publisher->propose(world_.plan());
+  if (roles.publisher != nullptr) roles.publisher->propose(world_.marked_layout());
   try {
     world_.decide(deadline);
   } catch (...) {

@@ -2,26 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "codec/apply.hpp"
-#include "core/element_walk.hpp"
+#include "core/strided_rows.hpp"
 #include "core/tensor_view.hpp"
 #include "sharded/shard_memory.hpp"
 
 namespace sparsecast {
 namespace {
-
-/// Calls run(element, elements) for each contiguous piece of a strided box; dimensions from the slowest.
-template <class Run>
-void for_each_run(std::uint64_t first, std::span<const std::uint64_t> extents, std::span<const std::int64_t> strides,
-                  const Run& run) {
-  if (extents.empty()) return run(first, std::uint64_t{1});
-  if (extents.size() == 1 && strides.front() == 1) return run(first, extents.front());
-  for (std::uint64_t i = 0; i < extents.front(); ++i) {
-    for_each_run(first + i * static_cast<std::uint64_t>(strides.front()), extents.subspan(1), strides.subspan(1), run);
-  }
-}
 
 std::vector<HostTensor> host_tensors_at(const std::vector<ShardView>& views) {
   std::vector<HostTensor> tensors;
@@ -43,15 +31,12 @@ class HostPartReader final : public PartReader {
   const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte* scratch) override {
     const std::size_t size = element_size(table_[part].dtype);
     if (is_contiguous(views_[part])) return parts_[part].data + first * size;
-    ElementWalk walk(&views_[part]);
-    std::byte* out = scratch;
-    for (std::uint64_t at = first; at < first + count;) {
-      const std::byte* from = parts_[part].data + walk.offset(at) * static_cast<std::ptrdiff_t>(size);
-      const std::uint64_t run = walk.step() == 1 ? std::min(walk.left(at), first + count - at) : 1;
-      std::memcpy(out, from, run * size);
-      out += run * size;
-      at += run;
-    }
+    for_each_rectangle(views_[part], first, count, [&](const RowRectangle& next) {
+      for (std::uint64_t r = 0; r < next.rows; ++r) {
+        std::memcpy(scratch + (next.first + r * next.run) * size,
+                    parts_[part].data + (next.offset + r * next.pitch) * size, next.run * size);
+      }
+    });
     return scratch;
   }
 
@@ -92,8 +77,11 @@ class HostShardMemory final : public ShardMemory {
 
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
     const std::size_t size = box.element_bytes;
-    for_each_run(box.first, box.extents, box.strides, [&](std::uint64_t element, std::uint64_t count) {
-      std::memcpy(to + element * size, from + element * size, count * size);
+    for_each_rectangle(box, [&](const RowRectangle& next) {
+      for (std::uint64_t r = 0; r < next.rows; ++r) {
+        const std::uint64_t at = (next.offset + r * next.pitch) * size;
+        std::memcpy(to + at, from + at, next.run * size);
+      }
     });
   }
 

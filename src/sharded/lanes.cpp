@@ -50,13 +50,8 @@ std::vector<SourceLane> make_source_lanes(const FanoutPlan& plan, int rank, Shar
 
 std::vector<ShardView> slot_tensors(const FanoutPlan& plan, std::size_t lane, const Slot& slot,
                                     const ShardMemory& memory) {
-  std::vector<ShardView> tensors;
-  const std::vector<Part>& parts = plan.lanes()[lane].parts;
-  for (const PartView& view : plan.slot_views(lane, slot)) {
-    const std::size_t size = element_size(plan.table()[parts[tensors.size()].tensor].dtype);
-    tensors.push_back({memory.local()[view.local].data() + view.first * size, view.strides});
-  }
-  return tensors;
+  return views_in(plan, lane, plan.slot_views(lane, slot),
+                  [&](std::size_t, std::uint32_t local) { return memory.local()[local].data(); });
 }
 
 std::vector<SlotLane> make_slot_lanes(const FanoutPlan& plan, int rank, ShardMemory& memory,

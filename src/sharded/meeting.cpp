@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "sparsecast/error.hpp"
 
@@ -29,6 +28,29 @@ struct Attendant {
 };
 using Members = std::vector<const Attendant*>;
 
+[[noreturn]] void refuse_missing(RolePresence like, std::uint32_t rank) {
+  like.rank = rank;
+  throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(like));
+}
+
+/// By world rank.
+std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size_t size) {
+  std::vector<std::string> names(size);
+  const auto add = [&](Role role) {
+    for (const Attendant& attendant : all) {
+      if (attendant.presence.role != role) continue;
+      std::string& name = names[static_cast<std::size_t>(attendant.world_rank)];
+      name += (name.empty() ? "" : " and ") + describe(attendant.presence);
+    }
+  };
+  add(Role::kTrainer);
+  add(Role::kEngine);
+  for (std::size_t r = 0; r < size; ++r) {
+    if (names[r].empty()) names[r] = fmt::format("world rank {}", r);
+  }
+  return names;
+}
+
 /// In order of their first rank in the world; of each, its rank 0 comes first.
 std::vector<Members> find_groups(const std::vector<Attendant>& all) {
   std::vector<Members> groups;
@@ -41,11 +63,7 @@ std::vector<Members> find_groups(const std::vector<Attendant>& all) {
   }
   for (Members& members : groups) {
     const auto first = std::ranges::find(members, 0U, [](const Attendant* a) { return a->presence.rank; });
-    if (first == members.end()) {
-      RolePresence missing = members.front()->presence;
-      missing.rank = 0;
-      throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(missing));
-    }
+    if (first == members.end()) refuse_missing(members.front()->presence, 0);
     std::iter_swap(first, members.begin());
   }
   return groups;
@@ -71,14 +89,27 @@ Bytes collect(ControlChannel& world, int provider, std::uint64_t size, ConstByte
 
 using Layouts = std::vector<std::shared_ptr<const Layout>>;
 
+std::shared_ptr<const Layout> find_in(const Layouts& list, const Hash128& hash) {
+  const auto found = std::ranges::find(list, hash, [](const auto& layout) { return layout->hash(); });
+  return found == list.end() ? nullptr : *found;
+}
+
+/// What this rank provides: the layouts of the groups whose rank 0 it is. Says their sizes in `own`.
+std::map<Role, Bytes> pack_layouts(std::vector<RolePresence>& own, const Layouts& layouts) {
+  std::map<Role, Bytes> packed;
+  for (RolePresence& presence : own) {
+    if (presence.rank != 0) continue;
+    Bytes& bytes = packed[presence.role];
+    bytes = find_in(layouts, presence.layout)->serialize();
+    presence.layout_bytes = bytes.size();
+  }
+  return packed;
+}
+
 /// The layout of each group; those that groups share travel once.
 Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& groups, const Layouts& known,
-                         Deadline deadline) {
+                         const std::map<Role, Bytes>& packed, Deadline deadline) {
   Layouts layouts;
-  const auto find_in = [](const Layouts& list, const Hash128& hash) -> std::shared_ptr<const Layout> {
-    const auto found = std::ranges::find(list, hash, [](const auto& layout) { return layout->hash(); });
-    return found == list.end() ? nullptr : *found;
-  };
   for (const Members& members : groups) {
     const RolePresence& first = members.front()->presence;
     if (auto before = find_in(layouts, first.layout)) {
@@ -90,8 +121,8 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& grou
     }
     std::shared_ptr<const Layout> layout = find_in(known, first.layout);
     const int provider = members.front()->world_rank;
-    const Bytes packed = provider == world.rank() ? layout->serialize() : Bytes{};
-    const Bytes bytes = collect(world, provider, first.layout_bytes, packed, deadline);
+    const ConstBytes own = provider == world.rank() ? ConstBytes(packed.at(first.role)) : ConstBytes{};
+    const Bytes bytes = collect(world, provider, first.layout_bytes, own, deadline);
     if (!layout) layout = std::make_shared<const Layout>(Layout::parse(bytes));
     if (layout->hash() != first.layout) {
       throw Error(ErrorCode::kCorrupt, "its layout is another than it said", describe(first));
@@ -124,10 +155,7 @@ Party make_party(const Members& members, std::shared_ptr<const Layout> layout) {
     place = member->world_rank;
   }
   for (std::size_t i = 0; i < size; ++i) {
-    if (party.group.ranks[i] >= 0) continue;
-    RolePresence missing = first;
-    missing.rank = static_cast<std::uint32_t>(i);
-    throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(missing));
+    if (party.group.ranks[i] < 0) refuse_missing(first, static_cast<std::uint32_t>(i));
   }
   return party;
 }
@@ -145,23 +173,8 @@ bool Meeting::seeds(int world_rank) const {
   });
 }
 
-std::string Meeting::name_of(int world_rank) const {
-  const auto find_in = [&](const Party& party) -> std::optional<std::size_t> {
-    const auto found = std::ranges::find(party.group.ranks, world_rank);
-    if (found == party.group.ranks.end()) return std::nullopt;
-    return static_cast<std::size_t>(found - party.group.ranks.begin());
-  };
-  std::string name;
-  if (const auto rank = find_in(trainer)) name = fmt::format("trainer rank {}", *rank);
-  for (const Party& engine : engines) {
-    const auto rank = find_in(engine);
-    if (!rank) continue;
-    name += fmt::format("{}engine '{}' rank {}", name.empty() ? "" : " and ", engine.group.name, *rank);
-  }
-  return name.empty() ? fmt::format("world rank {}", world_rank) : name;
-}
-
 Meeting meet(ControlChannel& world, std::vector<RolePresence> own, const Layouts& layouts, Deadline deadline) {
+  const std::map<Role, Bytes> packed = pack_layouts(own, layouts);
   std::vector<Attendant> all;
   const std::vector<Bytes> said = world.all_gather(pack_roles(own), deadline);
   for (std::size_t r = 0; r < said.size(); ++r) {
@@ -170,9 +183,10 @@ Meeting meet(ControlChannel& world, std::vector<RolePresence> own, const Layouts
     }
   }
   const std::vector<Members> groups = find_groups(all);
-  const Layouts of_groups = exchange_layouts(world, groups, layouts, deadline);
+  const Layouts of_groups = exchange_layouts(world, groups, layouts, packed, deadline);
 
   Meeting meeting;
+  meeting.names = name_ranks(all, said.size());
   const Members* trainer = nullptr;
   for (const Attendant& attendant : all) {
     const RolePresence& presence = attendant.presence;

@@ -21,7 +21,7 @@ struct RolePresence {
   std::uint32_t rank = 0;
   Hash128 layout;                  ///< Its hash; the group's is its rank 0's.
   Hash128 next_layout;             ///< Of the layout that counts instead if rank 0 has it already; zero: none.
-  std::uint64_t layout_bytes = 0;  ///< As they travel; rank 0's.
+  std::uint64_t layout_bytes = 0;  ///< As they travel; rank 0's, for meet() to say.
   std::uint64_t version = 0;       ///< Proved by this rank.
   std::uint64_t in_doubt = 0;      ///< A version that it has consented to without hearing the verdict; 0: none.
   std::uint64_t last_attempt = 0;  ///< The highest number that it knows of.
@@ -51,11 +51,12 @@ struct Meeting {
   int coordinator = 0;             ///< World rank of the trainer's rank 0: its verdicts stand.
   std::uint64_t version = 0;       ///< The last one that the coordinator has committed.
   std::uint64_t last_attempt = 0;  ///< No delta of this world has had a higher number.
+  std::vector<std::string> names;  ///< By world rank.
 
   /// This rank's engine has to be seeded.
   bool seeds(int world_rank) const;
   /// "engine 'b' rank 3", "trainer rank 0", "trainer rank 0 and engine 'b' rank 3".
-  std::string name_of(int world_rank) const;
+  const std::string& name_of(int world_rank) const { return names[static_cast<std::size_t>(world_rank)]; }
 };
 
 /// Collective over `world`. `layouts` are those that this rank has: of its roles, and their next ones; so that they

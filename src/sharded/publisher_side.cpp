@@ -48,8 +48,6 @@ void PublisherSide::build(const FanoutPlan& plan, int world_rank) {
   lanes_ = make_source_lanes(plan, world_rank, snapshot_, publishing);
 }
 
-void PublisherSide::propose(const FanoutPlan& plan) { next_layout_ = std::make_shared<const Layout>(mark_bases(plan)); }
-
 void PublisherSide::adopt() {
   layout_ = std::move(next_layout_);
   next_layout_.reset();

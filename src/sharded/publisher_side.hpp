@@ -26,8 +26,8 @@ class PublisherSide {
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
   const EncodeOptions& encode_options() const noexcept { return options_.encode; }
-  /// The plan may be in force; adopt(): it is, forget_plan(): it is not.
-  void propose(const FanoutPlan& plan);
+  /// The plan that has marked this layout (mark_bases) may be in force; adopt(): it is, forget_plan(): it is not.
+  void propose(std::shared_ptr<const Layout> marked) { next_layout_ = std::move(marked); }
   void adopt();
   void forget_plan() { next_layout_.reset(); }
 

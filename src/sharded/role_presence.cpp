@@ -52,7 +52,6 @@ RolePresence from_json(const nlohmann::json& object) {
 
 void RolePresence::set_layouts(const Layout& current, const Layout* next) {
   layout = current.hash();
-  layout_bytes = rank == 0 ? current.serialize().size() : 0;
   if (next != nullptr) next_layout = next->hash();
 }
 

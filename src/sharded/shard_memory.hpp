@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "codec/frame_reader.hpp"
+#include "core/strided_rows.hpp"
 #include "sparsecast/device.hpp"
+#include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
@@ -30,6 +32,30 @@ struct ShardBox {
   std::vector<std::int64_t> strides;  ///< In elements.
   std::size_t element_bytes = 0;
 };
+
+/// Calls visit(rectangle) for what the box is made of (core/strided_rows.hpp), with offsets in the local tensor.
+template <class Visit>
+void for_each_rectangle(const ShardBox& box, const Visit& visit) {
+  const StridedView view = make_strided_view(box.extents, box.strides);
+  for_each_rectangle(view, 0, Box{{}, box.extents}.elements(), [&](RowRectangle next) {
+    next.offset += box.first;
+    visit(next);
+  });
+}
+
+/// The parts of a lane, which lie at `views`, in memory that is laid out like the rank's tensors: base_of(part, local)
+/// is where that of a local tensor begins.
+template <class BaseOf>
+std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t lane, const std::vector<PartView>& views,
+                                const BaseOf& base_of) {
+  std::vector<ShardView> out;
+  const std::vector<Part>& parts = plan.lanes()[lane].parts;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const std::size_t size = element_size(plan.table()[parts[p].tensor].dtype);
+    out.push_back({base_of(p, views[p].local) + views[p].first * size, views[p].strides});
+  }
+  return out;
+}
 
 /// Reads the parts of a lane for an anchor.
 class PartReader {

@@ -5,9 +5,8 @@
 namespace sparsecast {
 namespace {
 
-/// What of the box lies in none of the others.
-std::vector<Box> without(const Box& box, const std::vector<Box>& others) {
-  std::vector<Box> missing{box};
+/// What of the boxes lies in none of the others.
+std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& others) {
   for (const Box& other : others) {
     std::vector<Box> left;
     for (const Box& piece : missing) std::ranges::move(subtract(piece, other), std::back_inserter(left));
@@ -83,15 +82,13 @@ void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& 
   if (!copy) copy = memory_->allocate(local.size());
   std::vector<Box> missing{part.box};
   const auto take_out = [&](const std::vector<Box>& boxes, const std::byte* from) {
-    for (const Box& box : boxes) {
-      std::vector<Box> left;
-      for (const Box& piece : missing) {
-        const std::optional<Box> shared = intersect(piece, box);
-        if (shared && from != nullptr) copy_box(part, view, *shared, size, from, copy.get());
-        std::ranges::move(subtract(piece, box), std::back_inserter(left));
+    for (const Box& piece : missing) {
+      for (const Box& box : boxes) {
+        const std::optional<Box> shared = from != nullptr ? intersect(piece, box) : std::nullopt;
+        if (shared) copy_box(part, view, *shared, size, from, copy.get());
       }
-      missing = std::move(left);
     }
+    missing = without(std::move(missing), boxes);
   };
   take_out(layers_[layer].sent[{spec.name, view.local}], nullptr);
   for (Layer& other : layers_) {
@@ -102,17 +99,17 @@ void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& 
 
 void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
   for (Layer& layer : layers_) layer.covered.clear();
-  layer_of_.clear();
+  lanes_.clear();
   for (std::size_t l = 0; l < plan.lanes().size(); ++l) {
     const Lane& lane = plan.lanes()[l];
     if (lane.source != rank) continue;
-    const std::vector<PartView> views = plan.source_views(l);
+    std::vector<PartView> views = plan.source_views(l);
     const std::size_t layer = layer_for(plan, lane, views);
-    layer_of_[l] = layer;
     for (std::size_t p = 0; p < lane.parts.size(); ++p) {
       take(layer, plan, lane.parts[p], views[p]);
       layers_[layer].covered[{plan.table()[lane.parts[p].tensor].name, views[p].local}].push_back(lane.parts[p].box);
     }
+    lanes_[l] = {layer, std::move(views)};
   }
 }
 
@@ -122,30 +119,20 @@ void ShardSnapshot::adopt() {
 }
 
 std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t lane) const {
-  std::vector<ShardView> views;
-  const std::vector<Part>& parts = plan.lanes()[lane].parts;
-  for (const PartView& view : plan.source_views(lane)) {
-    const std::size_t size = element_size(plan.table()[parts[views.size()].tensor].dtype);
-    views.push_back({memory_->local()[view.local].data() + view.first * size, view.strides});
-  }
-  return views;
+  return views_in(plan, lane, lanes_.at(lane).views,
+                  [&](std::size_t, std::uint32_t local) { return memory_->local()[local].data(); });
 }
 
-std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t lane) {
-  std::vector<ShardView> views;
-  const std::vector<ShardBuffer>& copies = layers_[layer_of_.at(lane)].copies;
-  const std::vector<Part>& parts = plan.lanes()[lane].parts;
-  for (const PartView& view : plan.source_views(lane)) {
-    const std::size_t size = element_size(plan.table()[parts[views.size()].tensor].dtype);
-    views.push_back({copies[view.local].get() + view.first * size, view.strides});
-  }
-  return views;
+std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t lane) const {
+  const CoveredLane& own = lanes_.at(lane);
+  return views_in(plan, lane, own.views,
+                  [&](std::size_t, std::uint32_t local) { return layers_[own.layer].copies[local].get(); });
 }
 
 /// The local tensor's copy in a layer that holds all of the box, or null.
 std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, std::uint32_t local) {
   for (Layer& layer : layers_) {
-    if (without(box, layer.covered[{tensor, local}]).empty()) return layer.copies[local].get();
+    if (without({box}, layer.covered[{tensor, local}]).empty()) return layer.copies[local].get();
   }
   return nullptr;
 }
@@ -165,16 +152,12 @@ ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Part& part
 
 std::vector<ShardView> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t lane,
                                                       std::vector<ShardBuffer>& scratch) {
-  std::vector<ShardView> views;
-  const std::vector<Part>& parts = plan.lanes()[lane].parts;
-  for (const PartView& view : plan.source_views(lane)) {
-    const Part& part = parts[views.size()];
-    const TensorSpec& spec = plan.table()[part.tensor];
-    std::byte* copy = find_whole(spec.name, part.box, view.local);
-    if (copy == nullptr) copy = scratch.emplace_back(put_together(plan, part, view)).get();
-    views.push_back({copy + view.first * element_size(spec.dtype), view.strides});
-  }
-  return views;
+  const std::vector<PartView> views = plan.source_views(lane);
+  return views_in(plan, lane, views, [&](std::size_t p, std::uint32_t local) {
+    const Part& part = plan.lanes()[lane].parts[p];
+    std::byte* const whole = find_whole(plan.table()[part.tensor].name, part.box, local);
+    return whole != nullptr ? whole : scratch.emplace_back(put_together(plan, part, views[p])).get();
+  });
 }
 
 std::uint64_t ShardSnapshot::bytes() const noexcept {

@@ -32,7 +32,7 @@ class ShardSnapshot {
 
   /// Where the parts of a lane of the plan that was covered lie: in the rank's tensors, and in the snapshot.
   std::vector<ShardView> live(const FanoutPlan& plan, std::size_t lane) const;
-  std::vector<ShardView> held(const FanoutPlan& plan, std::size_t lane);
+  std::vector<ShardView> held(const FanoutPlan& plan, std::size_t lane) const;
   /// The same for a lane of another plan, that of an anchor, which sends nothing that the covered one does not. Parts
   /// that no layer holds alone are put together in `scratch`.
   std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t lane, std::vector<ShardBuffer>& scratch);
@@ -50,6 +50,11 @@ class ShardSnapshot {
     Boxes covered;                    ///< Under the one that may come to be.
   };
 
+  struct CoveredLane {
+    std::size_t layer = 0;
+    std::vector<PartView> views;
+  };
+
   std::size_t layer_for(const FanoutPlan& plan, const Lane& lane, const std::vector<PartView>& views);
   void take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view);
   void copy_box(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes,
@@ -59,7 +64,7 @@ class ShardSnapshot {
 
   std::shared_ptr<ShardMemory> memory_;
   std::vector<Layer> layers_;
-  std::map<std::size_t, std::size_t> layer_of_;  ///< By lane of the plan that was covered.
+  std::map<std::size_t, CoveredLane> lanes_;  ///< Of the plan that was covered, by its lane.
 };
 
 }  // namespace sparsecast

@@ -72,11 +72,16 @@ void World::connect(const ChannelOpener& open, Deadline deadline) {
   wire_ = std::make_unique<Wire>(*control_, *plan_, open, deadline);
 }
 
+const std::shared_ptr<const Layout>& World::marked_layout() {
+  if (!marked_layout_) marked_layout_ = std::make_shared<const Layout>(mark_bases(*plan_));
+  return marked_layout_;
+}
+
 std::unique_ptr<FanoutPlan> World::plan_of_anchor(Deadline deadline) {
   std::vector<FanoutGroup> engines = groups_of(meeting_.engines, true);
   if (engines.empty()) return nullptr;
   FanoutGroup trainer = meeting_.trainer.group;
-  trainer.layout = std::make_shared<const Layout>(mark_bases(*plan_));
+  trainer.layout = marked_layout();
   PlanOptions options = meeting_.plan;
   options.unsent = {"*"};
   auto plan = std::make_unique<FanoutPlan>(std::move(trainer), std::move(engines), options);

@@ -48,6 +48,8 @@ class World {
   void connect(const ChannelOpener& open, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return *plan_; }
   Wire& wire() noexcept { return *wire_; }
+  /// The trainer's, once the plan is in force (mark_bases). Made when it is first asked for.
+  const std::shared_ptr<const Layout>& marked_layout();
 
   /// For the engines that hold nothing yet, from the ranks that send under the plan; agreed on. None without such.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
@@ -68,6 +70,7 @@ class World {
   std::shared_ptr<ControlChannel> control_;
   Meeting meeting_;
   std::unique_ptr<FanoutPlan> plan_;
+  std::shared_ptr<const Layout> marked_layout_;
   std::unique_ptr<Wire> wire_;
 };
 

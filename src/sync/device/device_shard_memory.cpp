@@ -185,10 +185,8 @@ class DeviceShardMemory final : public ShardMemory {
 
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
     const cuda::DeviceGuard guard = context_.enter();
-    std::uint64_t elements = 1;
-    for (const std::uint64_t extent : box.extents) elements *= extent;
-    for_each_rectangle(make_strided_view(box.extents, box.strides), 0, elements, [&](const RowRectangle& next) {
-      const std::uint64_t at = (box.first + next.offset) * box.element_bytes;
+    for_each_rectangle(box, [&](const RowRectangle& next) {
+      const std::uint64_t at = next.offset * box.element_bytes;
       const std::uint64_t pitch = next.pitch * box.element_bytes;
       copy_rows({to + at, pitch}, {from + at, pitch}, next.run * box.element_bytes, next.rows, cudaMemcpyDeviceToDevice,
                 context_.stream());
