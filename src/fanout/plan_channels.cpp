@@ -5,7 +5,6 @@
 #include <numeric>
 #include <queue>
 #include <tuple>
-#include <unordered_map>
 
 #include "fanout/plan_interner.hpp"
 #include "fanout/plan_ranks.hpp"
@@ -37,20 +36,18 @@ class ChannelMaker {
  public:
   ChannelMaker(const World& world, const std::vector<Lane>& lanes, std::size_t most)
       : world_(world), most_(most), of_rank_(world.size()) {
-    std::unordered_map<int, std::uint32_t> dense;
-    for (std::uint32_t i = 0; i < world.size(); ++i) dense.emplace(world[i].world, i);
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> flow_of;
     ListInterner sets;
     for (std::uint32_t l = 0; l < lanes.size(); ++l) {
       std::vector<std::uint32_t> ranks;
       for (const Slot& slot : lanes[l].slots) {
-        if (ranks.empty() || ranks.back() != dense.at(slot.rank)) ranks.push_back(dense.at(slot.rank));
+        if (ranks.empty() || ranks.back() != world.place_of(slot.rank)) ranks.push_back(world.place_of(slot.rank));
       }
       const std::uint32_t set = sets.intern(ranks);
       if (set == receiver_sets_.size()) add_receivers(ranks);
       const auto [flow, fresh] =
-          flow_of.emplace(std::pair(dense.at(lanes[l].source), set), static_cast<std::uint32_t>(flows_.size()));
-      if (fresh) add_flow(dense.at(lanes[l].source), set);
+          flow_of.emplace(std::pair(world.place_of(lanes[l].source), set), static_cast<std::uint32_t>(flows_.size()));
+      if (fresh) add_flow(world.place_of(lanes[l].source), set);
       flows_[flow->second].bytes += lanes[l].bytes;
       flows_[flow->second].lanes.push_back(l);
       groups_[set].bytes += lanes[l].bytes;
@@ -264,18 +261,16 @@ std::uint32_t color_rounds(const World& world, std::vector<Channel>& channels) {
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
     return channels[a].members.size() > channels[b].members.size();
   });
-  std::unordered_map<int, std::uint32_t> dense;
-  for (std::uint32_t i = 0; i < world.size(); ++i) dense.emplace(world[i].world, i);
   std::vector<std::vector<bool>> busy;  // By round, then dense rank.
   for (const std::uint32_t c : order) {
     const auto fits = [&](const std::vector<bool>& ranks) {
       return std::none_of(channels[c].members.begin(), channels[c].members.end(),
-                          [&](int rank) { return ranks[dense.at(rank)]; });
+                          [&](int rank) { return ranks[world.place_of(rank)]; });
     };
     const auto round = std::find_if(busy.begin(), busy.end(), fits);
     channels[c].round = static_cast<std::uint32_t>(round - busy.begin());
     if (round == busy.end()) busy.emplace_back(world.size());
-    for (const int rank : channels[c].members) busy[channels[c].round][dense.at(rank)] = true;
+    for (const int rank : channels[c].members) busy[channels[c].round][world.place_of(rank)] = true;
   }
   return static_cast<std::uint32_t>(busy.size());
 }

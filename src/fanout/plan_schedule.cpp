@@ -4,7 +4,6 @@
 #include <map>
 #include <queue>
 #include <tuple>
-#include <unordered_map>
 
 namespace sparsecast::fanout {
 namespace {
@@ -34,10 +33,8 @@ std::vector<Queue> make_queues(const World& world, const std::vector<Lane>& lane
     queue.transfers.back().bytes += lanes[l].bytes;
     queue.bytes_left += lanes[l].bytes;
   }
-  std::unordered_map<int, std::uint32_t> dense;
-  for (std::uint32_t i = 0; i < world.size(); ++i) dense.emplace(world[i].world, i);
   for (std::size_t c = 0; c < channels.size(); ++c) {
-    for (const int rank : channels[c].members) queues[c].members.push_back(dense.at(rank));
+    for (const int rank : channels[c].members) queues[c].members.push_back(world.place_of(rank));
   }
   return queues;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -30,6 +31,10 @@ class World {
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks_.size()); }
   const WorldRank& operator[](std::uint32_t rank) const { return ranks_[rank]; }
   const std::vector<WorldRank>& ranks() const { return ranks_; }
+  /// The (first) place of a rank of the world, which is one of the plan's.
+  std::uint32_t place_of(int world) const {
+    return static_cast<std::uint32_t>(std::ranges::lower_bound(ranks_, world, {}, &WorldRank::world) - ranks_.begin());
+  }
   const FanoutGroup& group(std::uint32_t group) const { return *groups_[group]; }
   std::uint32_t groups() const { return static_cast<std::uint32_t>(groups_.size()); }
   /// "rank 3 (world rank 19) of engine 'e1'"
