@@ -80,4 +80,12 @@ inline bool is_contiguous(const StridedView& view) {
   return view.rank == 0 || (view.rank == 1 && view.strides[0] == 1);
 }
 
+/// Some of its elements lie at one place, by a stride of 0: it must not be written.
+inline bool repeats_places(const StridedView& view) {
+  for (std::uint32_t d = 0; d < view.rank; ++d) {
+    if (view.strides[d] == 0) return true;
+  }
+  return false;
+}
+
 }  // namespace sparsecast

@@ -28,10 +28,8 @@ std::vector<TensorPlace<Byte>> place_all(const TensorTable& table, const std::ve
     place.data = tensors[t].data;
     const StridedView view = view_of_tensor(table[t], tensors[t].strides);
     if (is_contiguous(view)) continue;
-    for (std::uint32_t d = 0; !std::is_const_v<Byte> && d < view.rank; ++d) {
-      if (view.strides[d] == 0) {
-        throw Error(ErrorCode::kUsage, fmt::format("its {} elements overlap", what), name_of(table[t]));
-      }
+    if (!std::is_const_v<Byte> && repeats_places(view)) {
+      throw Error(ErrorCode::kUsage, fmt::format("its {} elements overlap", what), name_of(table[t]));
     }
     place.view = std::make_unique<const StridedView>(view);
   }
