@@ -2,6 +2,7 @@
 
 #include "sharded_scenes.hpp"
 #include "shared_counter.hpp"
+#include "support/forwarding_control.hpp"
 
 namespace sparsecast::mpi_test {
 namespace {
@@ -10,39 +11,24 @@ using namespace std::chrono_literals;
 
 /// A rank's control channel with something before, or after, its votes since arm(): the first is whether all have
 /// staged, the second the verdict.
-class WatchedControl final : public ControlChannel {
+class WatchedControl final : public test::ForwardingControl {
  public:
-  explicit WatchedControl(std::shared_ptr<ControlChannel> inner) : inner_(std::move(inner)) {}
+  using ForwardingControl::ForwardingControl;
   void arm(std::function<void(int vote)> before, std::function<void(int vote)> after) {
     before_ = std::move(before);
     after_ = std::move(after);
     votes_ = 0;
   }
 
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  std::uint64_t max_blob_bytes() const noexcept override { return inner_->max_blob_bytes(); }
-  std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override {
-    return inner_->all_gather(own, deadline);
-  }
-  Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override {
-    return inner_->broadcast(own, deadline);
-  }
   int agree(int status, int coordinator, Deadline deadline) override {
     ++votes_;
     if (before_) before_(votes_);
-    const int worst = inner_->agree(status, coordinator, deadline);
+    const int worst = ForwardingControl::agree(status, coordinator, deadline);
     if (after_) after_(votes_);
     return worst;
   }
-  std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) override {
-    return inner_->split(color, key, deadline);
-  }
-  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-  std::optional<std::string> aborted() noexcept override { return inner_->aborted(); }
 
  private:
-  std::shared_ptr<ControlChannel> inner_;
   std::function<void(int)> before_;
   std::function<void(int)> after_;
   int votes_ = 0;

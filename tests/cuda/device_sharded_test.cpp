@@ -11,17 +11,6 @@
 namespace sparsecast::test {
 namespace {
 
-/// What a step throws, in words; "" when it does not.
-template <class Step>
-std::string words_of(const Step& step) {
-  try {
-    step();
-  } catch (const Error& error) {
-    return std::string(to_string(error.code())) + ": " + error.what();
-  }
-  return {};
-}
-
 class DeviceSharded : public testing::TestWithParam<ShardedSetting> {
  protected:
   void SetUp() override {

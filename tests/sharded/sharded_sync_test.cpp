@@ -15,6 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::HashedWeights;
 using test::LocalStorage;
+using test::words_of;
 
 constexpr std::chrono::milliseconds kTimeout = 20s;
 
@@ -79,17 +80,6 @@ template <class Body>
 void run_scene(const Body& body) {
   test::Meeting meeting(test::meeting_options(Scene::kRanks));
   meeting.run([&](const std::shared_ptr<Rendezvous>& channel) { body(channel); });
-}
-
-/// What a step throws, in words; "" when it does not.
-template <class Step>
-std::string words_of(const Step& step) {
-  try {
-    step();
-  } catch (const Error& error) {
-    return std::string(to_string(error.code())) + ": " + error.what();
-  }
-  return {};
 }
 
 TEST(ShardedSync, BringsEveryVersionToEnginesOfAnotherCut) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "sparsecast/error.hpp"
@@ -23,6 +24,17 @@ void expect_error(ErrorCode code, const Call& call, std::initializer_list<std::s
     return;
   }
   ADD_FAILURE() << "no error; expected " << to_string(code);
+}
+
+/// What a step throws, in words; "" when it does not.
+template <class Step>
+std::string words_of(const Step& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    return std::string(to_string(error.code())) + ": " + error.what();
+  }
+  return {};
 }
 
 }  // namespace sparsecast::test

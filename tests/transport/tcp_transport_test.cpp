@@ -7,6 +7,7 @@
 
 #include "support/random.hpp"
 #include "tests/bootstrap/meeting.hpp"
+#include "tests/support/forwarding_control.hpp"
 #include "tests/transport/sync_group.hpp"
 #include "transport/message_plan.hpp"
 
@@ -16,34 +17,19 @@ namespace {
 using namespace std::chrono_literals;
 
 /// A channel whose broadcasts may be altered on the way to this rank.
-class AlteredControl final : public ControlChannel {
+class AlteredControl final : public ForwardingControl {
  public:
   using Alter = std::function<void(int call, Bytes& bytes)>;
   AlteredControl(std::shared_ptr<ControlChannel> inner, Alter alter)
-      : inner_(std::move(inner)), alter_(std::move(alter)) {}
+      : ForwardingControl(std::move(inner)), alter_(std::move(alter)) {}
 
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  std::uint64_t max_blob_bytes() const noexcept override { return inner_->max_blob_bytes(); }
-  std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override {
-    return inner_->all_gather(own, deadline);
-  }
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override {
-    Bytes bytes = inner_->broadcast(own, deadline);
+    Bytes bytes = ForwardingControl::broadcast(own, deadline);
     if (rank() != 0) alter_(++calls_, bytes);
     return bytes;
   }
-  int agree(int status, int coordinator, Deadline deadline) override {
-    return inner_->agree(status, coordinator, deadline);
-  }
-  std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) override {
-    return inner_->split(color, key, deadline);
-  }
-  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-  std::optional<std::string> aborted() noexcept override { return inner_->aborted(); }
 
  private:
-  std::shared_ptr<ControlChannel> inner_;
   Alter alter_;
   int calls_ = 0;
 };
