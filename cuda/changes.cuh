@@ -125,12 +125,11 @@ __device__ inline uint4 exclusive_or(const uint4& a, const uint4& b) {
 }
 __device__ inline bool any_bit(const uint4& bits) { return (bits.x | bits.y | bits.z | bits.w) != 0; }
 
-/// Compares the first `vectors` vectors. Several loads are in flight a thread; beyond the end the last vector is
-/// compared again, which changes nothing.
-__device__ inline void compare_vectors(const TileView& tile, std::uint32_t vectors, std::uint32_t* mask) {
-  constexpr std::uint32_t kInFlight = 4;
-  const auto* current = reinterpret_cast<const uint4*>(tile.current);
-  const auto* old = reinterpret_cast<const uint4*>(tile.old);
+/// Compares the first `vectors` vectors, which load(at, current, old) reads. kInFlight loads of each are in flight a
+/// thread; beyond the end the last vector is compared again, which changes nothing.
+template <std::uint32_t kInFlight, class Load>
+__device__ void compare_loaded(std::uint32_t vectors, std::uint8_t element_shift, std::uint32_t* mask,
+                               const Load& load) {
   for (std::uint32_t begin = threadIdx.x; begin < vectors; begin += kInFlight * kThreads) {
     uint4 a[kInFlight];
     uint4 b[kInFlight];
@@ -139,15 +138,23 @@ __device__ inline void compare_vectors(const TileView& tile, std::uint32_t vecto
     for (std::uint32_t j = 0; j < kInFlight; ++j) {
       const std::uint32_t wanted = begin + j * kThreads;
       at[j] = wanted < vectors ? wanted : vectors - 1;
-      a[j] = current[at[j]];
-      b[j] = old[at[j]];
+      load(at[j], a[j], b[j]);
     }
     SPARSECAST_UNROLL
     for (std::uint32_t j = 0; j < kInFlight; ++j) {
       const uint4 difference = exclusive_or(a[j], b[j]);
-      if (any_bit(difference)) mark_vector(mask, at[j], difference, tile.element_shift);
+      if (any_bit(difference)) mark_vector(mask, at[j], difference, element_shift);
     }
   }
+}
+
+__device__ inline void compare_vectors(const TileView& tile, std::uint32_t vectors, std::uint32_t* mask) {
+  const auto* current = reinterpret_cast<const uint4*>(tile.current);
+  const auto* old = reinterpret_cast<const uint4*>(tile.old);
+  compare_loaded<4>(vectors, tile.element_shift, mask, [&](std::uint32_t at, uint4& a, uint4& b) {
+    a = current[at];
+    b = old[at];
+  });
 }
 
 /// Vector `at` of the tile.
@@ -160,24 +167,10 @@ __device__ inline const uint4& vector_in(const Pipeline& pipeline, const TileVie
 /// The same where at least one is a view: a division for each of its dimensions but the first, a vector.
 __device__ inline void compare_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
                                                std::uint32_t* mask) {
-  constexpr std::uint32_t kInFlight = 2;
-  for (std::uint32_t begin = threadIdx.x; begin < vectors; begin += kInFlight * kThreads) {
-    uint4 a[kInFlight];
-    uint4 b[kInFlight];
-    std::uint32_t at[kInFlight];
-    SPARSECAST_UNROLL
-    for (std::uint32_t j = 0; j < kInFlight; ++j) {
-      const std::uint32_t wanted = begin + j * kThreads;
-      at[j] = wanted < vectors ? wanted : vectors - 1;
-      a[j] = vector_in(pipeline, tile, tile.current, tile.current_view, at[j]);
-      b[j] = vector_in(pipeline, tile, tile.old, tile.old_view, at[j]);
-    }
-    SPARSECAST_UNROLL
-    for (std::uint32_t j = 0; j < kInFlight; ++j) {
-      const uint4 difference = exclusive_or(a[j], b[j]);
-      if (any_bit(difference)) mark_vector(mask, at[j], difference, tile.element_shift);
-    }
-  }
+  compare_loaded<2>(vectors, tile.element_shift, mask, [&](std::uint32_t at, uint4& a, uint4& b) {
+    a = vector_in(pipeline, tile, tile.current, tile.current_view, at);
+    b = vector_in(pipeline, tile, tile.old, tile.old_view, at);
+  });
 }
 
 __device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high) {
