@@ -27,6 +27,15 @@ enum class ErrorCode : int {
   kUnauthenticated,  ///< The other end of a connection does not know the group's secret.
   kGroupMismatch,    ///< The ranks of a group disagree: on its size, its members, its libraries or what they do next.
   kDevice,           ///< The device, its driver or a library that drives it (CUDA, NCCL) reported an error.
+  // Of delta logs (the numbers between belong to the C interface, which has no logs):
+  kFenced = 32,  ///< Another publisher has taken the log over, or committed this version first.
+  kGone,         ///< Retention has removed what was asked for: start again from an anchor.
+  kUnsigned,     ///< Keys are pinned, and the object has no signature by a known algorithm.
+  kForeignKey,   ///< It is signed, but by no key that is trusted at this version.
+  kReplayed,     ///< A genuine object in another one's place: of another version, stream or kind than asked for.
+  kRolledBack,   ///< The log shows an older head, another history or a lower epoch than was seen before.
+  kMixed,        ///< Genuine parts that do not belong together: a hash, digest or predecessor is not the one named.
+  kExpired,      ///< The newest commit is older than the caller allows: the log may be frozen, or its publisher dead.
 };
 
 /// "corrupt", "version_gap", ...: the stable name used in logs and JSON.

@@ -41,6 +41,7 @@ enum class OpenMode {
   kReadWrite,        ///< Must exist.
   kCreate,           ///< Created or truncated.
   kCreateExclusive,  ///< Must not exist.
+  kCreatePrivate,    ///< The same, and only its owner may read and write it.
 };
 
 /// The one door to the file system (DESIGN §12), so that every failure can be injected and every
@@ -53,11 +54,17 @@ class SPARSECAST_API FileSystem {
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
   virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
+  virtual bool is_private(const std::string& path) = 0;      ///< Nobody but its owner may read, write or execute it.
   virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".
   virtual void rename(const std::string& from, const std::string& to) = 0;
+  /// As rename, but never over another file: false when `to` exists (`from` then stays). Of any number of racing
+  /// callers one succeeds. A crash may leave both names. link() and remove, or renameat2 where there are no hard links.
+  virtual bool rename_exclusive(const std::string& from, const std::string& to) = 0;
   virtual void remove(const std::string& path) = 0;          ///< File or empty directory.
   virtual void sync_directory(const std::string& path) = 0;  ///< Makes creations and renames in it durable.
-  virtual std::chrono::steady_clock::time_point now() = 0;
+  virtual std::chrono::system_clock::time_point modified(const std::string& path) = 0;  ///< Of the last write.
+  virtual std::chrono::steady_clock::time_point now() = 0;                              ///< For deadlines.
+  virtual std::chrono::system_clock::time_point wall_now() = 0;                         ///< For time stamps; may jump.
 
   /// The operating system's own (POSIX).
   static FileSystem& posix();
@@ -80,8 +87,12 @@ class SPARSECAST_API AtomicFile {
   std::uint64_t size() const noexcept { return size_; }
   File& file() noexcept { return *file_; }
   void commit();
+  /// The same, but never over another file: false when there is one under `path`, and the temporary file is removed.
+  bool commit_exclusive();
 
  private:
+  void sync_and_close();
+
   FileSystem& fs_;
   std::string path_;
   std::string temporary_;

@@ -26,12 +26,15 @@ SPARSECAST_SAME(scUnauthenticated, kUnauthenticated);
 SPARSECAST_SAME(scGroupMismatch, kGroupMismatch);
 SPARSECAST_SAME(scDeviceError, kDevice);
 #undef SPARSECAST_SAME
+static_assert(static_cast<int>(scInternalError) < static_cast<int>(ErrorCode::kFenced));
 static_assert(static_cast<int>(ErrorCode::kDevice) + 1 == static_cast<int>(scOutOfMemory),
               "a new ErrorCode needs a scResult_t");
 
 }  // namespace
 
-scResult_t result_of(ErrorCode code) noexcept { return static_cast<scResult_t>(code); }
+scResult_t result_of(ErrorCode code) noexcept {
+  return code >= ErrorCode::kFenced ? scInternalError : static_cast<scResult_t>(code);
+}
 
 const char* last_message() noexcept { return last_sentence.c_str(); }
 

@@ -38,6 +38,22 @@ std::string_view to_string(ErrorCode code) noexcept {
       return "group_mismatch";
     case ErrorCode::kDevice:
       return "device";
+    case ErrorCode::kFenced:
+      return "fenced";
+    case ErrorCode::kGone:
+      return "gone";
+    case ErrorCode::kUnsigned:
+      return "unsigned";
+    case ErrorCode::kForeignKey:
+      return "foreign_key";
+    case ErrorCode::kReplayed:
+      return "replayed";
+    case ErrorCode::kRolledBack:
+      return "rolled_back";
+    case ErrorCode::kMixed:
+      return "mixed";
+    case ErrorCode::kExpired:
+      return "expired";
   }
   return "unknown";
 }

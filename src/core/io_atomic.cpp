@@ -54,15 +54,32 @@ void AtomicFile::append(std::span<const std::byte> bytes) {
   size_ += bytes.size();
 }
 
-void AtomicFile::commit() {
+void AtomicFile::sync_and_close() {
   // One attempt, whatever becomes of it: a second fsync after a failed one would report success for lost data.
   const std::unique_ptr<File> file = std::move(file_);
   if (!file) throw Error(ErrorCode::kUsage, "the file is committed already, or an attempt to write it failed", path_);
-  // Data first and durable, then the name, then the name durable.
   file->sync();
+}
+
+// Data first and durable, then the name, then the name durable.
+
+void AtomicFile::commit() {
+  sync_and_close();
   fs_.rename(temporary_, path_);
   committed_ = true;
   fs_.sync_directory(parent_directory(path_));
+}
+
+bool AtomicFile::commit_exclusive() {
+  sync_and_close();
+  if (!fs_.rename_exclusive(temporary_, path_)) {
+    // The other's name may not be durable yet, and the caller will act on its being there.
+    fs_.sync_directory(parent_directory(path_));
+    return false;
+  }
+  committed_ = true;
+  fs_.sync_directory(parent_directory(path_));
+  return true;
 }
 
 }  // namespace sparsecast

@@ -34,6 +34,14 @@ auto retry(const Call& call) {
 // Linux moves at most this much in one call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
+bool are_one_file(const std::string& a, const std::string& b) {
+  struct stat of_a {};
+  struct stat of_b {};
+  if (::stat(a.c_str(), &of_a) != 0) fail("stat", a, errno);
+  if (::stat(b.c_str(), &of_b) != 0) return false;
+  return of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
 class PosixFile : public File {
  public:
   PosixFile(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
@@ -123,10 +131,12 @@ class PosixFileSystem : public FileSystem {
         flags |= O_RDWR | O_CREAT | O_TRUNC;
         break;
       case OpenMode::kCreateExclusive:
+      case OpenMode::kCreatePrivate:
         flags |= O_RDWR | O_CREAT | O_EXCL;
         break;
     }
-    const int descriptor = retry([&] { return ::open(path.c_str(), flags, 0666); });
+    const mode_t permissions = mode == OpenMode::kCreatePrivate ? 0600 : 0666;
+    const int descriptor = retry([&] { return ::open(path.c_str(), flags, permissions); });
     if (descriptor < 0) fail("open", path, errno);
     return std::make_unique<PosixFile>(descriptor, path);
   }
@@ -170,6 +180,12 @@ class PosixFileSystem : public FileSystem {
     if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path))) fail("mkdir", path, errno);
   }
 
+  bool is_private(const std::string& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) fail("stat", path, errno);
+    return (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+  }
+
   std::vector<std::string> list(const std::string& path) override {
     DIR* directory = ::opendir(path.c_str());
     if (directory == nullptr) fail("opendir", path, errno);
@@ -191,6 +207,24 @@ class PosixFileSystem : public FileSystem {
     if (::rename(from.c_str(), to.c_str()) != 0) fail(fmt::format("rename to '{}'", to).c_str(), from, errno);
   }
 
+  bool rename_exclusive(const std::string& from, const std::string& to) override {
+    const std::string operation = fmt::format("link as '{}'", to);
+    if (::link(from.c_str(), to.c_str()) == 0) {
+      remove(from);
+      return true;
+    }
+    if (errno == EEXIST) {
+      // A network file system may have made the link and lost the reply: then both names are of one file.
+      if (!are_one_file(from, to)) return false;
+      remove(from);
+      return true;
+    }
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) fail(operation.c_str(), from, errno);
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
+    if (errno == EEXIST) return false;
+    fail(operation.c_str(), from, errno);
+  }
+
   void remove(const std::string& path) override {
     if (::remove(path.c_str()) != 0) fail("remove", path, errno);
   }
@@ -204,7 +238,15 @@ class PosixFileSystem : public FileSystem {
     if (result != 0) fail("fsync of the directory", path, error);
   }
 
+  std::chrono::system_clock::time_point modified(const std::string& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) fail("stat", path, errno);
+    return std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(
+        std::chrono::seconds(status.st_mtim.tv_sec) + std::chrono::nanoseconds(status.st_mtim.tv_nsec)));
+  }
+
   std::chrono::steady_clock::time_point now() override { return std::chrono::steady_clock::now(); }
+  std::chrono::system_clock::time_point wall_now() override { return std::chrono::system_clock::now(); }
 };
 
 }  // namespace

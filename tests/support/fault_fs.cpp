@@ -18,17 +18,35 @@ using Bytes = std::vector<std::byte>;
   throw Error(ErrorCode::kIo, fmt::format("{} failed: {}", operation, std::strerror(error)), path);
 }
 
+/// 2026-01-01 00:00 UTC.
+constexpr std::chrono::system_clock::time_point kWallStart{std::chrono::seconds{1767225600}};
+
 }  // namespace
 
-/// Creation (only `to`), removal (only `from`), or renaming.
+/// Creation (only `to`), removal (only `from`), or renaming; of a directory when the inode is null.
 struct FaultFileSystem::NameChange {
   std::string from;
   std::string to;
   std::shared_ptr<FaultInode> inode;
 
   void apply(Names& names) const {
+    if (!from.empty() && !to.empty() && !inode) {
+      move_directory(names);
+      return;
+    }
     if (!from.empty()) names.erase(from);
     if (!to.empty()) names[to] = inode;
+  }
+  /// With all that is in it, in one step; nothing when its creation was lost.
+  void move_directory(Names& names) const {
+    if (names.count(from) == 0) return;
+    Names moved;
+    for (auto name = names.lower_bound(from); name != names.end() && name->first.starts_with(from);) {
+      const bool inside = name->first == from || name->first.starts_with(from + "/");
+      if (inside) moved[to + name->first.substr(from.size())] = name->second;
+      name = inside ? names.erase(name) : std::next(name);
+    }
+    names.merge(moved);
   }
   std::string directory() const { return parent_directory(to.empty() ? from : to); }
 };
@@ -83,6 +101,7 @@ class FaultFileSystem::OpenFile : public File {
     const auto write = [&](std::span<const std::byte> part) {
       if (!writable_) fail("write", path_, EBADF);
       if (!part.empty()) inode_->apply(FaultWrite(offset, Bytes(part.begin(), part.end())));
+      inode_->modified = fs_.now_;
     };
     fs_.perform(
         {"write", path_, offset, buffer.size(), {}}, false, [&] { write(buffer); },
@@ -95,6 +114,7 @@ class FaultFileSystem::OpenFile : public File {
     fs_.perform({"truncate", path_, size, 0, {}}, [&] {
       if (!writable_) fail("truncate", path_, EINVAL);
       inode_->apply(FaultWrite::truncation(size));
+      inode_->modified = fs_.now_;
     });
   }
 
@@ -170,7 +190,10 @@ std::unique_ptr<FaultFileSystem> FaultFileSystem::state_after(KeepChange keep_ch
   for (const auto& [path, inode] : names) {
     if (!after->is_known_directory(parent_directory(path))) continue;
     std::shared_ptr<FaultInode>& copy = copies[inode.get()];
-    if (inode && !copy) copy = std::make_shared<FaultInode>(content_of(*inode));
+    if (inode && !copy) {
+      copy = std::make_shared<FaultInode>(content_of(*inode));
+      copy->modified = inode->modified;
+    }
     after->names_[path] = copy;
   }
   after->durable_names_ = after->names_;
@@ -198,7 +221,9 @@ void FaultFileSystem::put_file(const std::string& path, std::span<const std::byt
        directory = parent_directory(directory)) {
     names_[directory] = durable_names_[directory] = nullptr;
   }
-  names_[path] = durable_names_[path] = std::make_shared<FaultInode>(Bytes(content.begin(), content.end()));
+  auto inode = std::make_shared<FaultInode>(Bytes(content.begin(), content.end()));
+  inode->modified = now_;
+  names_[path] = durable_names_[path] = std::move(inode);
 }
 
 void FaultFileSystem::put_file(const std::string& path, const std::string& content) {
@@ -232,6 +257,11 @@ std::chrono::steady_clock::time_point FaultFileSystem::now() {
   return now_;
 }
 
+std::chrono::system_clock::time_point FaultFileSystem::wall_now() {
+  const std::lock_guard lock(mutex_);
+  return kWallStart + std::chrono::duration_cast<std::chrono::system_clock::duration>(now_.time_since_epoch());
+}
+
 bool FaultFileSystem::is_known_directory(const std::string& path) const {
   if (path == "." || path == "/") return true;
   const auto found = names_.find(path);
@@ -256,15 +286,20 @@ void FaultFileSystem::change_names(NameChange change) {
 
 std::unique_ptr<File> FaultFileSystem::open(const std::string& path, OpenMode mode) {
   return perform({"open", path, 0, 0, {}}, [&]() -> std::unique_ptr<File> {
-    const bool creates = mode == OpenMode::kCreate || mode == OpenMode::kCreateExclusive;
+    const bool exclusive = mode == OpenMode::kCreateExclusive || mode == OpenMode::kCreatePrivate;
+    const bool creates = mode == OpenMode::kCreate || exclusive;
     if (!creates || is_known_directory(path) || names_.count(path) != 0) {
-      if (mode == OpenMode::kCreateExclusive) fail("open", path, EEXIST);
+      if (exclusive) fail("open", path, EEXIST);
       const std::shared_ptr<FaultInode>& inode = find_file("open", path);
-      if (mode == OpenMode::kCreate) inode->apply(FaultWrite::truncation(0));
+      if (mode == OpenMode::kCreate) {
+        inode->apply(FaultWrite::truncation(0));
+        inode->modified = now_;
+      }
       return std::make_unique<OpenFile>(*this, path, inode, mode != OpenMode::kRead);
     }
     require_parent("open", path);
     auto inode = std::make_shared<FaultInode>();
+    inode->modified = now_;
     change_names({{}, path, inode});
     return std::make_unique<OpenFile>(*this, path, inode, true);
   });
@@ -293,6 +328,13 @@ void FaultFileSystem::make_directory(const std::string& path) {
   });
 }
 
+bool FaultFileSystem::is_private(const std::string& path) {
+  return perform({"is_private", path, 0, 0, {}}, [&] {
+    find_file("is_private", path);
+    return true;  // There is only one user here.
+  });
+}
+
 std::vector<std::string> FaultFileSystem::list(const std::string& path) {
   return perform({"list", path, 0, 0, {}}, [&] {
     if (!is_known_directory(path)) fail("list", path, names_.count(path) != 0 ? ENOTDIR : ENOENT);
@@ -306,10 +348,31 @@ std::vector<std::string> FaultFileSystem::list(const std::string& path) {
 
 void FaultFileSystem::rename(const std::string& from, const std::string& to) {
   perform({"rename", from, 0, 0, to}, [&] {
-    const std::shared_ptr<FaultInode> inode = find_file("rename", from);
+    const bool directory = is_known_directory(from);
+    const std::shared_ptr<FaultInode> inode = directory ? nullptr : find_file("rename", from);
     require_parent("rename", to);
-    if (is_known_directory(to)) fail("rename", to, EISDIR);
+    if (is_known_directory(to)) fail("rename", to, directory ? ENOTEMPTY : EISDIR);
+    if (directory && names_.count(to) != 0) fail("rename", to, ENOTDIR);
     if (from != to) change_names({from, to, inode});
+  });
+}
+
+bool FaultFileSystem::rename_exclusive(const std::string& from, const std::string& to) {
+  return perform({"rename_exclusive", from, 0, 0, to}, [&] {
+    const std::shared_ptr<FaultInode> inode = find_file("rename_exclusive", from);
+    require_parent("rename_exclusive", to);
+    if (is_known_directory(to) || names_.count(to) != 0) return false;
+    // A link and a removal, of which a crash may keep either.
+    change_names({{}, to, inode});
+    change_names({from, {}, nullptr});
+    return true;
+  });
+}
+
+std::chrono::system_clock::time_point FaultFileSystem::modified(const std::string& path) {
+  return perform({"modified", path, 0, 0, {}}, [&] {
+    const auto since_start = find_file("modified", path)->modified.time_since_epoch();
+    return kWallStart + std::chrono::duration_cast<std::chrono::system_clock::duration>(since_start);
   });
 }
 
@@ -331,10 +394,14 @@ void FaultFileSystem::sync_directory(const std::string& path) {
         if (!is_known_directory(path)) fail("sync_directory", path, ENOENT);
         std::vector<NameChange> others;
         for (const NameChange& change : name_changes_) {
-          if (change.directory() == path) {
-            change.apply(durable_names_);
-          } else {
+          if (change.directory() != path) {
             others.push_back(change);
+            continue;
+          }
+          change.apply(durable_names_);
+          // What was in a directory that is gone for certain must not come to one that has its name later.
+          if (change.to.empty()) {
+            std::erase_if(others, [&](const NameChange& inner) { return inner.directory() == change.from; });
           }
         }
         name_changes_ = std::move(others);

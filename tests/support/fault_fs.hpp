@@ -27,7 +27,9 @@
 //   - what was confirmed is there.
 // durable_state() is the harshest of these states: exactly what was confirmed.
 //
-// Limits: paths are compared as text ("a" and "./a" differ); "." and "/" exist always; directories cannot be renamed;
+// Limits: paths are compared as text ("a" and "./a" differ); "." and "/" exist always; a directory is
+// renamed only to a name that is free, and what was changed in it and not confirmed before is confirmed by no later
+// sync_directory();
 // no links, no permissions. A mapping sees later writes into its range, as a shared mapping does, but keeps its length.
 // Thread-safe as FileSystem asks, but the numbering of operations is only reproducible with one thread.
 
@@ -95,11 +97,15 @@ class FaultFileSystem : public FileSystem {
   bool exists(const std::string& path) override;
   bool is_directory(const std::string& path) override;
   void make_directory(const std::string& path) override;
+  bool is_private(const std::string& path) override;
   std::vector<std::string> list(const std::string& path) override;
   void rename(const std::string& from, const std::string& to) override;
+  bool rename_exclusive(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   void sync_directory(const std::string& path) override;
+  std::chrono::system_clock::time_point modified(const std::string& path) override;
   std::chrono::steady_clock::time_point now() override;
+  std::chrono::system_clock::time_point wall_now() override;
 
  private:
   struct NameChange;

@@ -254,5 +254,37 @@ TEST(FaultFileSystem, ClockMovesOnlyWhenTold) {
   EXPECT_EQ(fs.now() - before, std::chrono::seconds(3));
 }
 
+TEST(FaultFileSystem, RenamesADirectoryWithAllThatIsInItOrNotAtAll) {
+  FaultFileSystem fs;
+  fs.put_file("/a/old/x/file", std::string("bytes"));
+  fs.put_file("/a/old-too", std::string("other"));
+  fs.rename("/a/old", "/a/new");
+  EXPECT_EQ(fs.files(), (std::vector<std::string>{"/a/new/x/file", "/a/old-too"}));
+  EXPECT_EQ(fs.durable_state()->files(), (std::vector<std::string>{"/a/old-too", "/a/old/x/file"}));
+  bool lost = false;
+  bool kept = false;
+  for (std::uint64_t seed = 0; seed < 64; ++seed) {
+    const auto files = fs.crash_state(seed)->files();
+    const bool moved = files == fs.files();
+    EXPECT_TRUE(moved || files == fs.durable_state()->files());
+    (moved ? kept : lost) = true;
+  }
+  EXPECT_TRUE(lost && kept);
+  fs.sync_directory("/a");
+  EXPECT_EQ(fs.durable_state()->files(), fs.files());
+  fs.make_directory("/a/other");
+  EXPECT_THROW(fs.rename("/a/new", "/a/other"), Error);
+}
+
+TEST(FaultFileSystem, ForgetsWhatWasPendingInADirectoryThatIsGone) {
+  FaultFileSystem fs;
+  fs.put_file("/a/b/file", std::string("old"));
+  fs.remove("/a/b/file");
+  fs.remove("/a/b");
+  fs.sync_directory("/a");
+  fs.put_file("/a/b/file", std::string("new"));
+  for (std::uint64_t seed = 0; seed < 64; ++seed) EXPECT_EQ(fs.crash_state(seed)->content("/a/b/file"), "new");
+}
+
 }  // namespace
 }  // namespace sparsecast::test

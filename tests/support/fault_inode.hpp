@@ -58,6 +58,7 @@ struct FaultInode {
   std::vector<std::byte> origin;    ///< What the disk held for certain before `history`.
   std::vector<FaultWrite> history;  ///< In the order of the calls.
   std::size_t abandoned = 0;  ///< So many first entries of `history` met a failed fsync: none confirms them later.
+  std::chrono::steady_clock::time_point modified{};  ///< By the file system's clock; survives every crash.
 
   explicit FaultInode(std::vector<std::byte> content = {}) : origin(std::move(content)) { *seen = origin; }
 
