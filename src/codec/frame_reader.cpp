@@ -85,10 +85,20 @@ void require_frame_of(const DeltaHeader& delta, const FrameHeader& frame, std::s
   }
 }
 
+/// What a body can be is known from the tensors, not from what the frame says: no block is larger than its dense form,
+/// and each has a few words of directory.
+void require_plausible_body(const FrameHeader& frame, const TensorTable& table) {
+  const std::uint64_t blocks = table.elements() / kTileElems + 2 * table.size();
+  const std::uint64_t limit = 2 * table.bytes() + 64 * blocks + 4096;
+  if (frame.body_bytes <= limit) return;
+  corrupt(fmt::format("it unfolds to {} bytes, and the tensors need at most {}", frame.body_bytes, limit));
+}
+
 FrameReader::FrameReader(ConstBytes record, const DeltaHeader& delta, const TensorTable& table) {
   header_ = parse_frame_header(record);
   try {
     require_frame_of(delta, header_, record.size());
+    require_plausible_body(header_, table);
     ConstBytes body = record.subspan(kFramePrefix, header_.stored_bytes);
     if (header_.compressed) {
       decompressed_ = decompress_exact(body, header_.body_bytes);
