@@ -158,9 +158,9 @@ class SPARSECAST_API DeltaFile {
 };
 
 /// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit).
-/// Elements that return to their value in u vanish (`ulp`, `xor`). Both must share stream, table and value codec,
-/// and `second` must start where `first` ends, by version and digest. Throws Error{kVersionGap | kWrongBase |
-/// kTableMismatch | kForeignStream | kUsage}.
+/// Elements that return to their value in u vanish (`ulp`, `xor`). Both must share stream, table and (unless one
+/// has no frames) value codec, and `second` must start where `first` ends, by version and digest. Throws
+/// Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                     const RecordSink& sink);
 
