@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "interop/checkpoint_store.hpp"
+#include "sparsecast/delta.hpp"
 
 namespace sparsecast {
 
@@ -35,6 +36,12 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
 /// work on a checkpoint; the caller sees to that.
 CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoint,
                                      const std::vector<std::string>& deltas, const CheckpointApplyOptions& options);
+
+/// One delta by the same protocol, to a checkpoint whose digest this process has just proved to be the delta's base
+/// digest, so that the base is not read first. Returns the digest that was read back. Throws Error; an undo record may
+/// be left then, for recover_checkpoint.
+StateDigest apply_to_proven_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
+                                 const CheckpointApplyOptions& options);
 
 /// Takes back an interrupted in-place apply. False when there is nothing to recover. Throws Error{kDirty}, with nothing
 /// written, when the undo record does not lead to the state that it promises.

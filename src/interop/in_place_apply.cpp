@@ -156,4 +156,13 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
   return report;
 }
 
+StateDigest apply_to_proven_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
+                                 const CheckpointApplyOptions& options) {
+  CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
+  require_same_table(store.table(), checkpoint, delta.table(), delta.name());
+  delta.report();
+  apply_one(fs, checkpoint, store, delta, options);
+  return delta.commit().result_digest;
+}
+
 }  // namespace sparsecast
