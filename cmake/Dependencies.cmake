@@ -39,8 +39,12 @@ endif()
 if(SPARSECAST_TESTS)
   find_package(GTest CONFIG QUIET)
 endif()
-if(SPARSECAST_RENDEZVOUS)
+if(SPARSECAST_RENDEZVOUS OR SPARSECAST_LOG)
   find_package(sodium 1.0.16 QUIET)
+endif()
+if(SPARSECAST_S3)
+  # Older ones sign uploads as if they were empty.
+  find_package(CURL 7.87 QUIET)
 endif()
 if(SPARSECAST_CUDA)
   find_package(CUDAToolkit 12 QUIET)
@@ -73,6 +77,8 @@ elseif(SPARSECAST_WITH_EXAMPLES)
   enable_language(C)
 endif()
 sparsecast_resolve(RENDEZVOUS "the TCP rendezvous" sodium_FOUND)
+sparsecast_resolve(LOG "the delta log" sodium_FOUND)
+sparsecast_resolve(S3 "delta logs on S3" CURL_FOUND sodium_FOUND)
 
 # The CUDA runtime alone tells which devices there are. The static one asks for the driver only when it is used, so that
 # one binary serves machines with and without.

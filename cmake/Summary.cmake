@@ -1,6 +1,6 @@
 # One line that says what this build has.
 
-foreach(part IN ITEMS MPI NCCL RENDEZVOUS CUDA NVTX TOOLS TESTS EXAMPLES BENCH)
+foreach(part IN ITEMS MPI NCCL RENDEZVOUS LOG S3 CUDA NVTX TOOLS TESTS EXAMPLES BENCH)
   list(APPEND parts "${part} ${SPARSECAST_WITH_${part}}")
 endforeach()
 list(JOIN parts ", " parts)

@@ -11,9 +11,9 @@ logs=$repository/build/logs
 
 packages=(
   cmake g++ make ninja-build pkg-config
-  libfmt-dev libhwy-dev libsodium-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
+  libcurl4-openssl-dev libfmt-dev libhwy-dev libsodium-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
   libbenchmark-dev libcli11-dev libgmock-dev libgtest-dev
-  python3-venv
+  python3-venv spin
 )
 # Everything but what is about MPI works without these.
 mpi_packages=(libopenmpi-dev openmpi-bin)

@@ -1,0 +1,150 @@
+#include "store/curl/s3_client.hpp"
+
+#include <fmt/format.h>
+#include <sodium.h>
+
+#include <algorithm>
+
+#include "sparsecast/error.hpp"
+#include "store/retry.hpp"
+#include "store/s3_answers.hpp"
+
+namespace sparsecast {
+namespace {
+
+using End = HttpAnswer::End;
+using Verdict = S3Verdict;
+
+HttpOptions http_options(const S3Options& options) {
+  HttpOptions http;
+  http.connect_timeout = options.connect_timeout;
+  http.stall_timeout = options.stall_timeout;
+  http.ca_bundle = options.ca_bundle;
+  http.region = options.region;
+  if (!options.anonymous) {
+    http.access_key = options.access_key;
+    http.secret_key = options.secret_key;
+  }
+  return http;
+}
+
+std::string sha256_hex(ConstBytes bytes) {
+  unsigned char hash[crypto_hash_sha256_BYTES];
+  crypto_hash_sha256(hash, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  char text[2 * sizeof hash + 1];
+  return sodium_bin2hex(text, sizeof text, hash, sizeof hash);
+}
+
+bool may_pass(int status, const std::string& code) {
+  if (status == 501) return false;
+  // 200 with an error: the server had begun to answer before it failed.
+  if (status >= 500 || status == 408 || status == 429 || status == 200) return true;
+  return code == "ConditionalRequestConflict" || code == "OperationAborted" || code == "SlowDown" ||
+         code == "RequestTimeout" || code == "IncompleteBody" || code == "InternalError";
+}
+
+Verdict judge_status(const HttpAnswer& answer, const std::optional<S3Error>& error) {
+  Verdict verdict;
+  verdict.sentence = fmt::format("HTTP {}", answer.status);
+  if (error) verdict.sentence += fmt::format(" {}: {}", error->code, error->message);
+  const std::string region = answer.header("x-amz-bucket-region");
+  if (answer.status >= 300 && answer.status < 400 && !region.empty() && region.size() < 64) {
+    verdict.sentence += fmt::format(" (the bucket is in region {})", region);
+  }
+  verdict.may_pass = may_pass(answer.status, error ? error->code : std::string());
+  if (answer.status == 401 || answer.status == 403) verdict.code = ErrorCode::kUnauthenticated;
+  return verdict;
+}
+
+Verdict judge_failure(const HttpAnswer& answer) {
+  Verdict verdict;
+  verdict.sentence = answer.trouble;
+  verdict.may_pass = answer.end == End::kBroken || answer.end == End::kStalled;
+  if (answer.end == End::kStalled) verdict.code = ErrorCode::kTimeout;
+  if (answer.end == End::kUntrusted) verdict.code = ErrorCode::kUnauthenticated;
+  return verdict;
+}
+
+/// Nullopt: the answer is one that the caller takes.
+std::optional<Verdict> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
+  if (answer.end != End::kComplete) return judge_failure(answer);
+  const std::optional<S3Error> error = parse_s3_error(answer.text);
+  if (answer.is_success() && !error) return std::nullopt;
+  if (!answer.is_success() && std::find(expected.begin(), expected.end(), answer.status) != expected.end()) {
+    // A bucket that is not there is no absent object, and neither is what something else than S3 does not have.
+    const bool foreign = answer.status == 404 && !error && !answer.text.empty();
+    if (!foreign && (!error || error->code != "NoSuchBucket")) return std::nullopt;
+  }
+  return judge_status(answer, error);
+}
+
+}  // namespace
+
+S3Client::S3Client(const S3Options& options)
+    : options_((require_s3_options(options), options)), address_(s3_address(options)), http_(http_options(options)) {
+  if (sodium_init() < 0) throw Error(ErrorCode::kIo, "libsodium does not start");
+}
+
+std::string S3Client::name_of(const std::string& key) const {
+  return key.empty() ? address_.location : address_.location + "/" + key;
+}
+
+HttpRequest S3Client::sign(const S3Request& request) const {
+  HttpRequest http;
+  http.method = request.method;
+  http.url = request.key.empty() ? address_.bucket_url : address_.object_root + "/" + request.key;
+  // A bucket's own address is "/" in virtual-host style, and libcurl signs the path as it stands.
+  if (request.key.empty() && !options_.path_style.value_or(!options_.endpoint.empty())) http.url += "/";
+  if (!request.query.empty()) http.url += "?" + request.query;
+  http.headers = request.headers;
+  http.body = request.body;
+  if (!options_.anonymous) {
+    http.headers.push_back("x-amz-content-sha256: " + sha256_hex(request.body));
+    if (!options_.session_token.empty()) http.headers.push_back("x-amz-security-token: " + options_.session_token);
+  }
+  return http;
+}
+
+HttpAnswer S3Client::call(const S3Request& request, std::initializer_list<int> expected) {
+  Retry retry(std::min(options_.deadline, request.deadline.value_or(options_.deadline)));
+  HttpRequest http = sign(request);
+  std::string before;
+  for (;;) {
+    if (request.make_taker) http.take_body = request.make_taker();
+    HttpAnswer answer = http_.perform(http, retry.deadline());
+    answer.earlier_attempts = retry.attempts() - 1;
+    const std::optional<Verdict> verdict = judge(answer, expected);
+    if (!verdict) return answer;
+    if (!verdict->may_pass || !retry.again()) fail(request, *verdict, before, retry);
+    before = verdict->sentence;
+  }
+}
+
+void S3Client::fail(const S3Request& request, const S3Verdict& verdict, const std::string& before,
+                    const Retry& retry) const {
+  std::string sentence = fmt::format("{} failed: {} ({} attempt{} in {} ms)", request.method, verdict.sentence,
+                                     retry.attempts(), retry.attempts() == 1 ? "" : "s", retry.elapsed().count());
+  // The deadline may cut off the last attempt, which then says nothing of the cause.
+  if (!before.empty() && before != verdict.sentence) sentence += "; before that: " + before;
+  throw Error(verdict.code, sentence, name_of(request.key));
+}
+
+std::string percent_encoded(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    const bool unreserved = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                            c == '.' || c == '_' || c == '~';
+    if (unreserved) {
+      result += c;
+    } else {
+      result += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+    }
+  }
+  return result;
+}
+
+void refuse_answer(const std::string& object, const std::string& what) {
+  throw Error(ErrorCode::kIo, "the server's answer cannot be understood: " + what, object);
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/object_store.hpp"
+#include "store/curl/http_client.hpp"
+#include "store/retry.hpp"
+#include "store/s3_options.hpp"
+
+namespace sparsecast {
+
+/// One operation of S3's API.
+struct S3Request {
+  std::string method = "GET";
+  std::string key;                   ///< In the store; "" for the bucket itself.
+  std::string query;                 ///< As it is signed: sorted, percent-encoded, every name with its '='.
+  std::vector<std::string> headers;  ///< "name: value"
+  ConstBytes body;
+  /// Instead of S3Options::deadline when it comes earlier: for cleaning up, which must not keep an error waiting.
+  std::optional<std::chrono::milliseconds> deadline;
+  /// Called once an attempt: what takes the body of an answer 200 or 206 (HttpRequest::take_body). May be null.
+  std::function<std::function<bool(ConstBytes)>()> make_taker;
+};
+
+/// What an answer says, as far as an error or another try depends on it.
+struct S3Verdict {
+  bool may_pass = false;
+  ErrorCode code = ErrorCode::kIo;
+  std::string sentence;
+};
+
+/// Signs, sends and repeats. Thread-safe.
+class S3Client {
+ public:
+  explicit S3Client(const S3Options& options);
+
+  const S3Options& options() const { return options_; }
+  const S3Address& address() const { return address_; }
+
+  /// The answer of the first attempt that is a success, or whose status is one of `expected`. What may pass is tried
+  /// again until the deadline: broken and stalled connections, 408, 429, 5xx but 501, conflicts, answers 200 that hold
+  /// an error. Throws what object_store.hpp says; answers longer than they may be are kIo.
+  HttpAnswer call(const S3Request& request, std::initializer_list<int> expected = {});
+
+  /// For errors: "s3://bucket/prefix/key".
+  std::string name_of(const std::string& key) const;
+
+ private:
+  HttpRequest sign(const S3Request& request) const;
+  [[noreturn]] void fail(const S3Request& request, const S3Verdict& verdict, const std::string& before,
+                         const Retry& retry) const;
+
+  S3Options options_;
+  S3Address address_;
+  HttpClient http_;
+};
+
+/// %XX for all but unreserved characters, as signatures want it.
+std::string percent_encoded(std::string_view text);
+
+/// Deadline of what only cleans up.
+constexpr std::chrono::milliseconds kCleaningDeadline{5'000};
+
+/// "a server's `what` cannot be understood", as Error{kIo} of that object.
+[[noreturn]] void refuse_answer(const std::string& object, const std::string& what);
+
+}  // namespace sparsecast

@@ -1,0 +1,200 @@
+// Objects in a bucket behind S3's API.
+
+#include <fmt/format.h>
+#include <sodium.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/object_store.hpp"
+#include "store/curl/s3_client.hpp"
+#include "store/curl/s3_read.hpp"
+#include "store/curl/s3_upload.hpp"
+#include "store/object_key.hpp"
+#include "store/parallel_for.hpp"
+#include "store/s3_answers.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// Names a call that creates an object, in the object's metadata, so that it knows its own again.
+constexpr const char* kCreatorHeader = "x-amz-meta-sparsecast-creator";
+constexpr int kProbeWriters = 3;
+constexpr int kMaxPages = 10'000;
+
+std::string random_name() {
+  unsigned char bytes[16];
+  randombytes_buf(bytes, sizeof bytes);
+  char text[2 * sizeof bytes + 1];
+  return sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
+}
+
+class S3Store : public ObjectStore {
+ public:
+  explicit S3Store(const S3Options& options) : client_(options) {}
+
+  const std::string& location() const noexcept override { return client_.address().location; }
+
+  void put(const std::string& key, ConstBytes bytes) override {
+    require_object_key(key);
+    put_s3_object(client_, key, bytes);
+  }
+
+  bool put_if_absent(const std::string& key, ConstBytes bytes) override {
+    require_object_key(key);
+    require_conditional_writes();
+    return create(key, bytes);
+  }
+
+  std::unique_ptr<ObjectUpload> upload(const std::string& key, std::uint64_t expected_bytes) override {
+    require_object_key(key);
+    return begin_s3_upload(client_, key, expected_bytes);
+  }
+
+  std::optional<Bytes> get(const std::string& key, std::uint64_t max_bytes) override {
+    require_object_key(key);
+    return read_s3_object(client_, key, max_bytes);
+  }
+
+  std::optional<std::uint64_t> size(const std::string& key) override {
+    require_object_key(key);
+    return read_s3_size(client_, key);
+  }
+
+  void get_range(const std::string& key, std::uint64_t offset, std::span<std::byte> buffer) override {
+    require_object_key(key);
+    if (!buffer.empty()) {
+      read_s3_range(client_, key, offset, buffer);
+      return;
+    }
+    const auto size = read_s3_size(client_, key);
+    if (!size) throw Error(ErrorCode::kGone, "there is no such object", client_.name_of(key));
+    if (offset > *size) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("it ends at byte {}, before byte {}", *size, offset),
+                  client_.name_of(key));
+    }
+  }
+
+  std::vector<StoredObject> list(const std::string& prefix) override {
+    std::vector<StoredObject> objects;
+    std::string token;
+    for (int page = 0; page < kMaxPages; ++page) {
+      S3Listing listing = list_page(prefix, token);
+      for (S3Listing::Entry& entry : listing.entries) add_entry(entry, prefix, objects);
+      if (listing.next.empty()) {
+        std::sort(objects.begin(), objects.end(),
+                  [](const StoredObject& a, const StoredObject& b) { return a.key < b.key; });
+        return objects;
+      }
+      if (listing.next == token) refuse_answer(location(), "a listing that does not go on");
+      token = listing.next;
+    }
+    refuse_answer(location(), "a listing without an end");
+  }
+
+  void remove(const std::string& key) override {
+    require_object_key(key);
+    client_.call(removal_of(key), {404});
+  }
+
+  std::chrono::system_clock::time_point wall_now() override { return std::chrono::system_clock::now(); }
+
+ private:
+  static S3Request removal_of(const std::string& key) {
+    S3Request request;
+    request.method = "DELETE";
+    request.key = key;
+    return request;
+  }
+
+  /// A 412 may come from this very call, when it had been done and its reply was lost: the object's metadata tell.
+  bool create(const std::string& key, ConstBytes bytes) {
+    const std::string creator = random_name();
+    S3Request request;
+    request.method = "PUT";
+    request.key = key;
+    request.headers = {"If-None-Match: *", fmt::format("{}: {}", kCreatorHeader, creator)};
+    request.body = bytes;
+    const HttpAnswer answer = client_.call(request, {412, 501});
+    if (answer.status == 501) refuse_endpoint();
+    return answer.status != 412 || is_made_by(key, creator, bytes, answer.earlier_attempts != 0);
+  }
+
+  bool is_made_by(const std::string& key, const std::string& creator, ConstBytes bytes, bool repeated) {
+    S3Request request;
+    request.method = "HEAD";
+    request.key = key;
+    const HttpAnswer answer = client_.call(request, {404});
+    if (answer.status == 404) return false;
+    const std::string found = answer.header(kCreatorHeader);
+    if (!found.empty()) return found == creator;
+    // Written by other means, or by a server that keeps no metadata: after a lost reply equal bytes are one's own.
+    if (!repeated || answer.header("content-length") != std::to_string(bytes.size())) return false;
+    const auto content = read_s3_object(client_, key, bytes.size());
+    return content && std::equal(content->begin(), content->end(), bytes.begin(), bytes.end());
+  }
+
+  /// Once for each store: a few race to create an object of a random key. A server that passes over the header, or that
+  /// looks first and writes later, would let two publishers commit the same version.
+  void require_conditional_writes() {
+    const std::lock_guard lock(mutex_);
+    if (conditional_writes_) return;
+    const std::string key = "probe-" + random_name();
+    std::atomic<int> creators{0};
+    parallel_for(kProbeWriters, kProbeWriters, [&](std::uint64_t) {
+      const std::string content = random_name();
+      creators += create(key, std::as_bytes(std::span(content)));
+    });
+    remove_probe(key);
+    if (creators > 1) refuse_endpoint();
+    conditional_writes_ = true;
+  }
+
+  void remove_probe(const std::string& key) {
+    try {
+      S3Request removal = removal_of(key);
+      removal.deadline = kCleaningDeadline;
+      client_.call(removal, {404});
+    } catch (const Error&) {
+      // Writers need no right to remove; a small object stays.
+    }
+  }
+
+  [[noreturn]] void refuse_endpoint() const {
+    throw Error(ErrorCode::kUnsupported,
+                "the endpoint does not honour If-None-Match: *, so two publishers could commit the same version",
+                location());
+  }
+
+  S3Listing list_page(const std::string& prefix, const std::string& token) {
+    S3Request request;
+    if (!token.empty()) request.query = "continuation-token=" + percent_encoded(token) + "&";
+    request.query += "list-type=2&max-keys=1000&prefix=" + percent_encoded(client_.address().key_prefix + prefix);
+    const HttpAnswer answer = client_.call(request);
+    try {
+      return parse_s3_listing(answer.text);
+    } catch (const Error& error) {
+      refuse_answer(location(), error.message());
+    }
+  }
+
+  void add_entry(S3Listing::Entry& entry, const std::string& prefix, std::vector<StoredObject>& objects) const {
+    const std::string& root = client_.address().key_prefix;
+    if (!entry.key.starts_with(root + prefix)) refuse_answer(location(), "a listing of other keys");
+    std::string key = entry.key.substr(root.size());
+    // Not from here, as "directories" that a web console makes.
+    if (is_object_key(key)) objects.push_back({std::move(key), entry.bytes, entry.modified});
+  }
+
+  S3Client client_;
+  std::mutex mutex_;
+  bool conditional_writes_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options) { return std::make_unique<S3Store>(options); }
+
+}  // namespace sparsecast

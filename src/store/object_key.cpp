@@ -1,0 +1,43 @@
+#include "store/object_key.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::size_t kMaxKeyBytes = 512;
+
+bool is_key_character(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+}
+
+bool is_key_part(std::string_view part) {
+  return !part.empty() && part != "." && part != ".." && std::all_of(part.begin(), part.end(), is_key_character);
+}
+
+}  // namespace
+
+bool is_object_key(const std::string& key) {
+  if (key.size() > kMaxKeyBytes) return false;
+  std::string_view rest = key;
+  for (;;) {
+    const std::size_t slash = rest.find('/');
+    if (!is_key_part(rest.substr(0, slash))) return false;
+    if (slash == std::string_view::npos) return true;
+    rest.remove_prefix(slash + 1);
+  }
+}
+
+void require_object_key(const std::string& key) {
+  if (is_object_key(key)) return;
+  std::string shown = key.substr(0, kMaxKeyBytes);
+  std::replace_if(
+      shown.begin(), shown.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  throw Error(ErrorCode::kUsage, fmt::format("'{}' is no key of an object", shown));
+}
+
+}  // namespace sparsecast

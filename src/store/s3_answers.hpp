@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sparsecast {
+
+// What S3 servers answer, read from bytes that nobody has vouched for. Unless it says otherwise each throws
+// Error{kCorrupt} for what is not as S3's API documents it.
+
+/// Of an error's body: "SlowDown", "Please reduce your request rate."; printable ASCII, cut to a sane length.
+struct S3Error {
+  std::string code;
+  std::string message;
+};
+/// Nullopt for anything that is not an <Error>; never throws Error.
+std::optional<S3Error> parse_s3_error(std::string_view xml);
+
+/// A page of ListObjectsV2.
+struct S3Listing {
+  struct Entry {
+    std::string key;
+    std::uint64_t bytes = 0;
+    std::chrono::system_clock::time_point modified;
+  };
+  std::vector<Entry> entries;
+  std::string next;  ///< Continuation token; "" on the last page.
+};
+S3Listing parse_s3_listing(std::string_view xml);
+
+/// Of CreateMultipartUpload.
+std::string parse_s3_upload_id(std::string_view xml);
+/// That CompleteMultipartUpload is done.
+void require_s3_completion(std::string_view xml);
+
+/// "bytes 0-9/100". `total` is empty for "*". Nullopt when it is not one.
+struct ContentRange {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  std::optional<std::uint64_t> total;
+};
+std::optional<ContentRange> parse_content_range(std::string_view header);
+
+/// "2026-11-21T10:00:00.000Z", with or without a fraction.
+std::chrono::system_clock::time_point parse_s3_time(std::string_view text);
+
+/// Digits only, within 64 bits; nullopt else.
+std::optional<std::uint64_t> parse_decimal(std::string_view text);
+
+}  // namespace sparsecast

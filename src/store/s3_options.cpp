@@ -1,0 +1,234 @@
+// Where a bucket is and with which keys it is reached: from the location, the environment and the files that the AWS
+// tools keep, in their order of precedence.
+
+#include "store/s3_options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "sparsecast/error.hpp"
+#include "store/ini_file.hpp"
+#include "store/object_key.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::string_view kScheme = "s3://";
+constexpr std::uint64_t kMaxFileBytes = 1 << 20;
+
+class Settings {
+ public:
+  Settings(FileSystem& fs, const Environment& environment)
+      : fs_(fs),
+        environment_(environment),
+        credentials_(read_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")),
+        config_(read_file("AWS_CONFIG_FILE", "config")) {
+    const auto named = environment_("AWS_PROFILE");
+    profile_ = named.value_or("default");
+    // The name of the default profile's section has no "profile" before it, but some tools write one.
+    config_section_ = profile_ == "default" && config_.contains("default") ? profile_ : "profile " + profile_;
+    if (named && !credentials_.contains(profile_) && !config_.contains(config_section_)) {
+      throw Error(
+          ErrorCode::kUnauthenticated,
+          fmt::format("neither the config nor the credentials file has the profile '{}' of AWS_PROFILE", *named));
+    }
+  }
+
+  void fill(S3Options& options) const {
+    fill_keys(options);
+    if (const auto region = first({variable("AWS_REGION"), variable("AWS_DEFAULT_REGION"), config("region")})) {
+      options.region = *region;
+    }
+    options.endpoint = first({variable("AWS_ENDPOINT_URL_S3"), variable("AWS_ENDPOINT_URL"), service("s3.endpoint_url"),
+                              config("s3.endpoint_url"), config("endpoint_url")})
+                           .value_or("");
+    options.ca_bundle = first({variable("AWS_CA_BUNDLE"), config("ca_bundle")}).value_or("");
+    const auto style = config("s3.addressing_style");
+    if (style == "path") options.path_style = true;
+    if (style == "virtual") options.path_style = false;
+  }
+
+ private:
+  using Value = std::optional<std::string>;
+
+  static Value first(std::initializer_list<Value> values) {
+    for (const Value& value : values) {
+      if (value) return value;
+    }
+    return std::nullopt;
+  }
+
+  /// Both keys come from one source: a key of one and a secret of another fit no account.
+  void fill_keys(S3Options& options) const {
+    if (take_keys(options, variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"),
+                  variable("AWS_SESSION_TOKEN"), "the environment")) {
+      return;
+    }
+    for (const auto& [file, section] : {std::pair(&credentials_, profile_), std::pair(&config_, config_section_)}) {
+      if (take_keys(options, value_of(*file, section, "aws_access_key_id"),
+                    value_of(*file, section, "aws_secret_access_key"), value_of(*file, section, "aws_session_token"),
+                    fmt::format("profile '{}'", profile_))) {
+        return;
+      }
+    }
+    throw Error(ErrorCode::kUnauthenticated,
+                fmt::format("no keys for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the profile '{}' "
+                            "some (for roles: aws configure export-credentials --format env)",
+                            profile_));
+  }
+
+  static bool take_keys(S3Options& options, const Value& access, const Value& secret, const Value& token,
+                        const std::string& source) {
+    if (!access && !secret) return false;
+    if (!access || !secret) {
+      throw Error(ErrorCode::kUnauthenticated,
+                  fmt::format("{} has only one of access key id and secret access key", source));
+    }
+    options.access_key = *access;
+    options.secret_key = *secret;
+    options.session_token = token.value_or("");
+    return true;
+  }
+
+  Value variable(const char* name) const { return environment_(name); }
+  Value config(const std::string& name) const { return value_of(config_, config_section_, name); }
+  Value service(const std::string& name) const {
+    const Value services = config("services");
+    return services ? value_of(config_, "services " + *services, name) : std::nullopt;
+  }
+
+  static Value value_of(const IniFile& file, const std::string& section, const std::string& name) {
+    const auto found = file.find(section);
+    if (found == file.end()) return std::nullopt;
+    const auto value = found->second.find(name);
+    if (value == found->second.end() || value->second.empty()) return std::nullopt;
+    return value->second;
+  }
+
+  IniFile read_file(const char* name_variable, const std::string& usual) const {
+    std::string path;
+    if (const auto named = environment_(name_variable)) {
+      path = *named;
+    } else if (const auto home = environment_("HOME")) {
+      path = *home + "/.aws/" + usual;
+    }
+    if (path.empty() || !fs_.exists(path) || fs_.is_directory(path)) return {};
+    const auto file = fs_.open(path, OpenMode::kRead);
+    const std::uint64_t size = file->size();
+    if (size > kMaxFileBytes) throw Error(ErrorCode::kCorrupt, "too large for a file of settings", path);
+    std::string text(size, '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(text)));
+    return parse_ini_file(text, path);
+  }
+
+  FileSystem& fs_;
+  const Environment& environment_;
+  IniFile credentials_;
+  IniFile config_;
+  std::string profile_;
+  std::string config_section_;
+};
+
+bool is_graphic(char c) { return c > ' ' && c < 0x7f; }
+
+bool has_only(const std::string& text, std::string_view extra) {
+  return std::all_of(text.begin(), text.end(), [&](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           extra.find(c) != std::string_view::npos;
+  });
+}
+
+void require(bool holds, const std::string& sentence) {
+  if (!holds) throw Error(ErrorCode::kUsage, sentence);
+}
+
+/// "http://host[:port][/path]", without user, query or fragment.
+bool is_endpoint(const std::string& endpoint) {
+  const std::size_t begin = endpoint.starts_with("https://") ? 8 : endpoint.starts_with("http://") ? 7 : 0;
+  return begin != 0 && endpoint.size() > begin && endpoint[begin] != '/' && endpoint.size() < 512 &&
+         has_only(endpoint.substr(begin), ".-_:/[]");
+}
+
+void require_keys(const S3Options& options) {
+  if (options.anonymous) return;
+  if (options.access_key.empty() || options.secret_key.empty()) {
+    throw Error(ErrorCode::kUnauthenticated, "no keys for S3, and the requests are not to be anonymous");
+  }
+  for (const std::string* key : {&options.access_key, &options.secret_key, &options.session_token}) {
+    if (key->size() > 8192 || !std::all_of(key->begin(), key->end(), is_graphic)) {
+      throw Error(ErrorCode::kUnauthenticated, "a key or token for S3 has blanks or other characters that none has");
+    }
+  }
+  // The two are handed to libcurl as "key:secret".
+  if (options.access_key.find(':') != std::string::npos) {
+    throw Error(ErrorCode::kUnauthenticated, "the access key id for S3 has a ':'");
+  }
+}
+
+}  // namespace
+
+S3Options s3_options_from(FileSystem& fs, const std::string& location, const Environment& environment) {
+  require(location.starts_with(kScheme), fmt::format("'{}' is no location like s3://bucket/prefix", location));
+  S3Options options;
+  const std::string rest = location.substr(kScheme.size());
+  const std::size_t slash = rest.find('/');
+  options.bucket = rest.substr(0, slash);
+  if (slash != std::string::npos) options.prefix = rest.substr(slash + 1);
+  if (options.prefix.ends_with('/')) options.prefix.pop_back();
+  Settings(fs, environment).fill(options);
+  require_s3_options(options);
+  return options;
+}
+
+S3Options S3Options::from_environment(FileSystem& fs, const std::string& location) {
+  return s3_options_from(fs, location, [](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return value;
+  });
+}
+
+void require_s3_options(const S3Options& options) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kLongest = std::chrono::hours(24);
+  require(options.bucket.size() >= 3 && options.bucket.size() <= 255 && has_only(options.bucket, "._-"),
+          fmt::format("'{}' is no name of a bucket", options.bucket));
+  require(options.prefix.empty() || is_object_key(options.prefix),
+          fmt::format("'{}' cannot be the prefix of keys", options.prefix));
+  require(options.endpoint.empty() || is_endpoint(options.endpoint),
+          "the endpoint is not like https://host:port, without user and query");
+  require(!options.region.empty() && options.region.size() < 64 && has_only(options.region, "-_"),
+          fmt::format("'{}' is no region", options.region));
+  require(options.part_bytes >= (std::uint64_t{5} << 20) && options.part_bytes <= (std::uint64_t{1} << 30),
+          "part_bytes must be 5 MiB to 1 GiB");
+  require(options.connections >= 1 && options.connections <= 256, "connections must be 1 to 256");
+  for (const milliseconds time : {options.deadline, options.connect_timeout, options.stall_timeout}) {
+    require(time > milliseconds(0) && time <= kLongest, "the times of an S3 store must be positive, at most a day");
+  }
+  require_keys(options);
+}
+
+S3Address s3_address(const S3Options& options) {
+  S3Address address;
+  std::string endpoint = options.endpoint;
+  if (endpoint.empty()) endpoint = fmt::format("https://s3.{}.amazonaws.com", options.region);
+  while (endpoint.ends_with('/')) endpoint.pop_back();
+  if (options.path_style.value_or(!options.endpoint.empty())) {
+    address.bucket_url = endpoint + "/" + options.bucket;
+  } else {
+    const std::size_t host = endpoint.find("://") + 3;
+    address.bucket_url = endpoint.substr(0, host) + options.bucket + "." + endpoint.substr(host);
+  }
+  address.object_root = address.bucket_url;
+  address.location = "s3://" + options.bucket;
+  if (!options.prefix.empty()) {
+    address.object_root += "/" + options.prefix;
+    address.location += "/" + options.prefix;
+    address.key_prefix = options.prefix + "/";
+  }
+  return address;
+}
+
+}  // namespace sparsecast

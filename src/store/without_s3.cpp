@@ -1,0 +1,19 @@
+// What a build without libcurl has in the place of the S3 store.
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/object_store.hpp"
+
+namespace sparsecast {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::kUnsupported, "this build of the library has no libcurl (SPARSECAST_S3)", what);
+}
+
+}  // namespace
+
+std::unique_ptr<ObjectStore> open_s3_store(const S3Options& options) { refuse("s3://" + options.bucket); }
+
+void http_post_json(const std::string&, const std::string&, std::chrono::milliseconds) { refuse("HTTP POST"); }
+
+}  // namespace sparsecast

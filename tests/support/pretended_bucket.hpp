@@ -1,0 +1,38 @@
+#pragma once
+
+// A bucket in memory behind HttpServer: what a well-behaved S3 server answers, so that a test says only what is wrong.
+
+#include <cstddef>
+#include <map>
+#include <string>
+
+#include "support/http_server.hpp"
+
+namespace sparsecast::test {
+
+class PretendedBucket {
+ public:
+  struct Object {
+    std::string content;
+    std::string creator;  ///< The metadata that came with it.
+    int version = 0;
+    std::size_t parts = 0;  ///< Of a multipart upload; else 0.
+  };
+
+  std::map<std::string, Object> objects;  ///< By path: "/bucket/key".
+  bool honours_conditions = true;
+  bool keeps_metadata = true;
+
+  HttpReply operator()(const HttpQuestion& question);
+
+ private:
+  HttpReply put(const HttpQuestion& question, const std::string& content);
+  HttpReply get(const HttpQuestion& question, const Object& object) const;
+  HttpReply post(const HttpQuestion& question);
+  HttpReply list(const HttpQuestion& question) const;
+
+  std::map<std::string, std::map<int, std::string>> uploads_;  ///< Path -> number -> part.
+  int versions_ = 0;
+};
+
+}  // namespace sparsecast::test
