@@ -1,0 +1,40 @@
+#pragma once
+
+// What every record of a log is wrapped in (docs/delta-log.md, "Records"):
+//
+//     sparsecast-log 1 KIND
+//     {JSON}
+//     blake2b-256 HASH
+//     signature SIGNATURE
+//
+// HASH is of everything before its line, SIGNATURE (absent when the JSON's "signer" is empty) of everything before its
+// own, by the key that the JSON names: algorithm, kind and format version are signed with the content. The JSON is
+// canonical (keys sorted, no spaces, integers only): a record has one form, and every other one is refused.
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "sparsecast/content_hash.hpp"
+#include "sparsecast/delta.hpp"
+#include "sparsecast/signing.hpp"
+
+namespace sparsecast {
+
+/// No record is larger; what claims to be is refused unread.
+inline constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{16} << 20;
+
+struct OpenedRecord {
+  nlohmann::json fields;
+  std::optional<PublicKey> signer;  ///< Its signature has been verified.
+  ContentHash hash;
+};
+
+/// `fields` is an object; "signer" is added.
+Bytes seal_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
+
+/// Throws Error{kCorrupt} for anything that seal_record does not write, kReplayed for a record of another kind,
+/// kUnsupported for a newer format, kForeignKey when the signature is not the named key's. `name` goes into errors.
+OpenedRecord open_record(std::string_view kind, ConstBytes bytes, const std::string& name);
+
+}  // namespace sparsecast

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "sparsecast/delta_log.hpp"
+
+namespace sparsecast {
+
+// Keys of the objects of a log, and what a key says of its object. Only garbage collection and the search for a
+// starting point read them back: whatever a key claims, the object is verified.
+
+inline constexpr const char* kCommitPrefix = "commits/";
+inline constexpr const char* kDeltaPrefix = "deltas/";
+inline constexpr const char* kMergedPrefix = "merged/";
+inline constexpr const char* kAnchorPrefix = "anchors/";
+inline constexpr const char* kLeasePrefix = "leases/";
+
+std::string anchor_record_key(const AnchorRef& ref);
+
+/// Each gives nullopt for a key that its counterpart does not write (temporary files, foreign things).
+std::optional<std::uint64_t> version_of_commit_key(const std::string& key);
+/// Of a key below deltas/ or merged/; `bytes` is left 0.
+std::optional<DeltaRef> ref_of_delta_key(const std::string& key);
+/// Of anything below an anchor's directory; `bytes` is left 0.
+std::optional<AnchorRef> ref_of_anchor_key(const std::string& key);
+
+}  // namespace sparsecast

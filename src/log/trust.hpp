@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sparsecast/delta_log.hpp"
+
+namespace sparsecast {
+
+/// Which keys were in force when, as far as a reader with pinned keys knows (docs/delta-log.md, "Trust"):
+///
+///     nothing believed --a commit signed by a pinned key, or from which changes of keys lead back to one, if these
+///     keys
+///                        are also those that an earlier life has seen--> believed
+///     believed, newer commit --changes of keys lead back to what is believed--> believed
+///     believed, older commit --changes of keys, read backwards, say who could sign it--> believed
+///
+/// A change of keys is signed by a key of both the old and the new set, so that both ends of a period prove it. Reads
+/// two commits a change, and not more than kMaxChanges of them.
+class TrustedKeys {
+ public:
+  static constexpr std::size_t kMaxChanges = 4096;
+  /// Reads a commit and checks form and place, not trust. Throws when there is none.
+  using ReadCommit = std::function<LogCommit(std::uint64_t version)>;
+
+  explicit TrustedKeys(std::vector<PublicKey> pinned);
+
+  bool required() const noexcept { return !pinned_.empty(); }
+  /// What an earlier life has seen. It may have had other pinned keys, or none: nothing is believed because of it, but
+  /// nothing that contradicts it either.
+  void remember(const LogCommit& commit);
+  /// Believes the commit or throws Error{kUnsigned | kForeignKey | kMixed} in the name of `name`.
+  void believe(const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  /// For records that are not commits: the signer's key is in force at the newest commit that was believed.
+  void require_current(const std::optional<PublicKey>& signer, const std::string& name) const;
+
+ private:
+  struct Period {
+    std::uint64_t since = 0;  ///< The commit that set these keys; they sign what comes after it.
+    std::vector<PublicKey> keys;
+    friend bool operator==(const Period&, const Period&) = default;
+  };
+
+  static Period period_of(const LogCommit& commit) { return {commit.keys_version, commit.keys}; }
+  static void require_own_key(const LogCommit& commit, const std::string& name);
+  void believe_newer(const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  void believe_older(const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  void begin(std::vector<Period> periods, const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  /// The keys in force at that version, for which changes of keys are read backwards as far as needed.
+  const Period& period_at(std::uint64_t version, const LogCommit& asker, const std::string& name,
+                          const ReadCommit& read);
+  LogCommit read_change(const Period& period, const std::string& name, const ReadCommit& read) const;
+  LogCommit read_before(const LogCommit& change, const std::string& name, const ReadCommit& read) const;
+
+  std::vector<PublicKey> pinned_;
+  std::optional<LogCommit> remembered_;
+  std::vector<Period> periods_;  ///< Ascending, without gaps; the last reaches up to newest_.
+  std::uint64_t newest_ = 0;     ///< Meaningless while there are no periods.
+};
+
+}  // namespace sparsecast
