@@ -1,0 +1,167 @@
+#include "log/checkpoint_place.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "interop/undo_record.hpp"
+#include "sparsecast/delta.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kSmallFileBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+
+bool is_weights(const std::string& name) {
+  return name.ends_with(".safetensors") || name == "model.safetensors.index.json" ||
+         name.starts_with("sparsecast.undo.scd");
+}
+
+void copy_small(FileSystem& fs, const std::string& from, const std::string& to) {
+  const std::unique_ptr<File> source = fs.open(from, OpenMode::kRead);
+  const std::uint64_t size = source->size();
+  if (size > kSmallFileBytes) return;  // It is moved when the new directory is in place.
+  const std::unique_ptr<File> target = fs.open(to, OpenMode::kCreateExclusive);
+  Bytes window;
+  for (std::uint64_t at = 0; at < size; at += window.size()) {
+    window.resize(std::min(kWindowBytes, size - at));
+    source->read_at(at, window);
+    target->write_at(at, window);
+  }
+  target->sync();
+}
+
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+}  // namespace
+
+CheckpointPlace::CheckpointPlace(FileSystem& fs, std::string path)
+    : fs_(fs), path_(without_trailing_slashes(std::move(path))), scratch_(path_ + ".follow") {
+  if (path_.empty()) throw Error(ErrorCode::kUsage, "the checkpoint to keep up to date has no name");
+}
+
+void CheckpointPlace::prepare() {
+  if (fs_.is_directory(scratch_)) return;
+  fs_.make_directory(scratch_);
+  fs_.sync_directory(parent_directory(scratch_));
+}
+
+void CheckpointPlace::remove_tree(FileSystem& fs, const std::string& path) {
+  if (fs.is_directory(path)) {
+    for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
+  }
+  fs.remove(path);
+}
+
+void CheckpointPlace::sync_names() {
+  fs_.sync_directory(parent_directory(path_));
+  fs_.sync_directory(scratch_);
+}
+
+void CheckpointPlace::recover() {
+  prepare();
+  if (fs_.exists(previous())) {
+    if (fs_.exists(path_)) {
+      sync_names();  // The error that ended the last life may have been this very fsync.
+      remove_previous();
+    } else {
+      fs_.rename(previous(), path_);
+      sync_names();
+    }
+  }
+  remove_unfinished();
+}
+
+void CheckpointPlace::remove_unfinished() {
+  for (const std::string& name : fs_.list(scratch_)) {
+    const bool unfinished = name == "next" || name.starts_with("next.partial") || name.starts_with("replacing.tmp.");
+    if (unfinished) remove_tree(fs_, scratch_ + "/" + name);
+  }
+}
+
+void CheckpointPlace::replace(const std::string& replacement) {
+  fs_.sync_directory(scratch_);  // A name that is not on the disk cannot be renamed there.
+  if (fs_.is_directory(replacement) && fs_.exists(path_)) {
+    replace_directory(replacement);
+    return;
+  }
+  fs_.rename(replacement, path_);
+  sync_names();
+}
+
+void CheckpointPlace::replace_directory(const std::string& replacement) {
+  fs_.rename(path_, previous());
+  try {
+    sync_names();
+    fs_.rename(replacement, path_);
+    sync_names();
+  } catch (const Error&) {
+    if (!fs_.exists(path_)) fs_.rename(previous(), path_);
+    throw;
+  }
+  remove_previous();
+}
+
+void CheckpointPlace::remove_previous() {
+  for (const std::string& name : fs_.list(previous())) {
+    const std::string old = previous() + "/" + name;
+    const std::string now = path_ + "/" + name;
+    const bool taken = fs_.exists(now);
+    if (taken && fs_.is_directory(old)) {
+      throw Error(ErrorCode::kUsage, fmt::format("is in the way of '{}', which is kept: move one of them", now), old);
+    }
+    if (taken || is_weights(name)) {
+      fs_.remove(old);
+    } else {
+      fs_.rename(old, now);
+    }
+  }
+  fs_.sync_directory(path_);
+  fs_.remove(previous());
+  fs_.sync_directory(scratch_);
+}
+
+void CheckpointPlace::carry_over(const std::string& directory) {
+  if (!fs_.is_directory(path_)) return;
+  for (const std::string& name : fs_.list(path_)) {
+    const std::string from = path_ + "/" + name;
+    const std::string to = directory + "/" + name;
+    if (is_weights(name) || fs_.is_directory(from) || fs_.exists(to)) continue;
+    copy_small(fs_, from, to);
+  }
+}
+
+void CheckpointPlace::begin_seed(const StateDigest& expected) {
+  AtomicFile note(fs_, seed_note());
+  const std::string text = to_hex(expected.value);
+  note.append(std::as_bytes(std::span<const char>(text)));
+  note.commit();
+}
+
+void CheckpointPlace::end_seed() {
+  const std::string undo = undo_record_path(fs_, path_);
+  if (fs_.exists(undo)) fs_.remove(undo);
+  fs_.sync_directory(parent_directory(undo));
+  if (fs_.exists(seed_note())) fs_.remove(seed_note());
+  fs_.sync_directory(scratch_);
+}
+
+void CheckpointPlace::forget_seed() { fs_.remove(seed_note()); }
+
+bool CheckpointPlace::seeding() { return fs_.exists(seed_note()); }
+
+bool CheckpointPlace::is_seeded(const StateDigest& found) {
+  const std::string expected = to_hex(found.value);
+  const std::unique_ptr<File> note = fs_.open(seed_note(), OpenMode::kRead);
+  if (note->size() != expected.size()) return false;
+  std::string text(expected.size(), '\0');
+  note->read_at(0, std::as_writable_bytes(std::span<char>(text)));
+  return text == expected;
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <string>
+
+#include "sparsecast/digest.hpp"
+#include "sparsecast/io.hpp"
+
+namespace sparsecast {
+
+/// Where a followed checkpoint lies, and how a whole new one takes its place so that a crash at any moment leaves one
+/// of the two. Names: PATH is the checkpoint, FOLLOW = PATH.follow.
+///
+///     file:       rename FOLLOW/next -> PATH
+///     directory:  rename PATH -> FOLLOW/previous | sync | rename FOLLOW/... -> PATH | sync | remove FOLLOW/previous
+///
+/// Recovery: PATH missing and FOLLOW/previous there: it goes back. Both there: the new one is whole and durable, so
+/// what is left of the old one is removed, after files that are no weights have been moved over.
+class CheckpointPlace {
+ public:
+  CheckpointPlace(FileSystem& fs, std::string path);
+
+  const std::string& path() const noexcept { return path_; }
+  const std::string& scratch() const noexcept { return scratch_; }
+  std::string next() const { return scratch_ + "/next"; }
+  /// Makes the scratch directory when it is missing.
+  void prepare();
+  /// Finishes or takes back a replacement that was interrupted; removes unfinished copies.
+  void recover();
+  /// Removes `next()` and what CheckpointCopy leaves of it.
+  void remove_unfinished();
+  /// Puts the durable checkpoint `replacement`, below scratch(), where path() is.
+  void replace(const std::string& replacement);
+  /// Copies the plain files of the old directory that are no weights, and small, into `directory`, durably.
+  void carry_over(const std::string& directory);
+
+  /// A single file that is replaced while an undo record lies beside it: what the record says about the new file is
+  /// wrong, and must neither be lost before nor believed after. begin_seed() notes the new digest; end_seed() removes
+  /// record and note, forget_seed() the note alone; is_seeded() says after a crash that the file is the new one, given
+  /// its digest.
+  void begin_seed(const StateDigest& expected);
+  void end_seed();
+  void forget_seed();
+  bool seeding();
+  bool is_seeded(const StateDigest& found);
+
+  /// A file, or a directory and all in it.
+  static void remove_tree(FileSystem& fs, const std::string& path);
+
+ private:
+  std::string previous() const { return scratch_ + "/previous"; }
+  std::string seed_note() const { return scratch_ + "/replacing"; }
+  void replace_directory(const std::string& replacement);
+  void remove_previous();
+  void sync_names();
+
+  FileSystem& fs_;
+  std::string path_;
+  std::string scratch_;
+};
+
+}  // namespace sparsecast

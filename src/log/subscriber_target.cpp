@@ -1,0 +1,161 @@
+// Live tensors that follow a log, through a Subscriber.
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "interop/checkpoint_store.hpp"
+#include "interop/table_difference.hpp"
+#include "log/checkpoint_place.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/log_follower.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+
+class SubscriberTarget : public FollowerTarget {
+ public:
+  SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live,
+                   FileSystem& fs, std::string scratch, std::function<void(bool)> pause)
+      : subscriber_(subscriber),
+        table_(std::move(table)),
+        live_(std::move(live)),
+        fs_(fs),
+        scratch_(std::move(scratch)),
+        pause_(std::move(pause)) {
+    if (!table_ || live_.size() != table_->size()) {
+      throw Error(ErrorCode::kUsage, "the live tensors do not match the tensor table");
+    }
+    for (std::size_t i = 0; i < live_.size(); ++i) {
+      if (live_[i].size() != (*table_)[i].bytes()) {
+        throw Error(ErrorCode::kUsage,
+                    fmt::format("{} bytes for a tensor of {}", live_[i].size(), (*table_)[i].bytes()),
+                    (*table_)[i].name);
+      }
+    }
+  }
+
+  std::string scratch_directory() override { return scratch_; }
+
+  std::optional<StateDigest> recover() override {
+    if (!subscriber_.dirty()) {
+      try {
+        subscriber_.audit();
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kDirty) throw;
+      }
+    }
+    if (subscriber_.dirty()) return std::nullopt;
+    return subscriber_.digest();
+  }
+
+  void apply(const DeltaFile& delta) override {
+    require_same_table(*table_, "the live tensors", delta.table(), delta.name());
+    align_version(delta.header());
+    try {
+      subscriber_.stage(delta.header_record());
+      for (std::size_t i = 0; i < delta.frames(); ++i) {
+        subscriber_.stage(delta.frame(i));
+        delta.release_frame(i);
+      }
+      subscriber_.stage(delta.commit_record());
+      const Pause pause(pause_);
+      subscriber_.apply();
+    } catch (...) {
+      subscriber_.discard();
+      throw;
+    }
+    subscriber_.audit_next();
+  }
+
+  void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) override {
+    try {
+      const CheckpointStore store(fs_, CheckpointLayout::of(Checkpoint::open(fs_, directory)), OpenMode::kRead);
+      require_same_table(*table_, "the live tensors", store.table(), directory);
+      const StateDigest found = sum(digest_store(store, 1));
+      if (!(found == expected)) {
+        throw Error(ErrorCode::kMixed,
+                    fmt::format("the anchor has digest {}, not {}", to_hex(found.value), to_hex(expected.value)),
+                    directory);
+      }
+      const Pause pause(pause_);
+      overwrite(store);
+      subscriber_.reset(version, expected);
+    } catch (...) {
+      remove_quietly(directory);
+      throw;
+    }
+    remove_quietly(directory);
+  }
+
+ private:
+  /// The engine does not read the weights while this lives.
+  class Pause {
+   public:
+    explicit Pause(const std::function<void(bool)>& pause) : pause_(pause) {
+      if (pause_) pause_(true);
+    }
+    ~Pause() {
+      if (pause_) pause_(false);
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    const std::function<void(bool)>& pause_;
+  };
+
+  /// The digest says which version is here; the number is the log's business.
+  void align_version(const DeltaHeader& header) {
+    if (subscriber_.dirty() || subscriber_.version() == header.base_version) return;
+    if (subscriber_.digest() == header.base_digest) subscriber_.reset(header.base_version, header.base_digest);
+  }
+
+  void overwrite(const CheckpointStore& store) {
+    try {
+      for (std::size_t t = 0; t < live_.size(); ++t) {
+        for (std::uint64_t at = 0; at < live_[t].size(); at += kWindowBytes) {
+          store.read(t, at, live_[t].subspan(at, std::min<std::uint64_t>(kWindowBytes, live_[t].size() - at)));
+        }
+      }
+    } catch (const Error&) {
+      mark_if_changed();
+      throw;
+    }
+  }
+
+  /// What has been overwritten in part is no version: the audit finds that, and marks the subscriber.
+  void mark_if_changed() {
+    try {
+      subscriber_.audit();
+    } catch (const Error&) {
+    }
+  }
+
+  void remove_quietly(const std::string& directory) noexcept {
+    try {
+      if (fs_.exists(directory)) CheckpointPlace::remove_tree(fs_, directory);
+    } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
+    }
+  }
+
+  Subscriber& subscriber_;
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<TensorBytes> live_;
+  FileSystem& fs_;
+  std::string scratch_;
+  std::function<void(bool)> pause_;
+};
+
+}  // namespace
+
+std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber, std::shared_ptr<const TensorTable> table,
+                                                       std::vector<TensorBytes> live, FileSystem& fs,
+                                                       const std::string& scratch, std::function<void(bool)> pause) {
+  return std::make_unique<SubscriberTarget>(subscriber, std::move(table), std::move(live), fs, scratch,
+                                            std::move(pause));
+}
+
+}  // namespace sparsecast
