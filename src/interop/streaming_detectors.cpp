@@ -68,9 +68,9 @@ class ReleasingDetector : public Detector {
 
 class SparseStepDetector : public Detector {
  public:
-  SparseStepDetector(const Checkpoint& base, const SparseStep& step)
-      : table_(base.table()), base_(base.tensors()), entry_of_(base.table().size(), nullptr) {
-    for (const SparseStep::Entry& entry : step.entries()) entry_of_[entry.tensor] = &entry;
+  SparseStepDetector(const Checkpoint& base, std::vector<SparseStep::Entry> entries)
+      : table_(base.table()), base_(base.tensors()), entries_(std::move(entries)), entry_of_(table_.size(), nullptr) {
+    for (const SparseStep::Entry& entry : entries_) entry_of_[entry.tensor] = &entry;
   }
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
@@ -120,6 +120,7 @@ class SparseStepDetector : public Detector {
 
   const TensorTable& table_;
   std::vector<ConstTensorBytes> base_;
+  std::vector<SparseStep::Entry> entries_;
   std::vector<const SparseStep::Entry*> entry_of_;
 };
 
@@ -131,7 +132,11 @@ std::unique_ptr<Detector> make_releasing_detector(std::unique_ptr<Detector> inne
 }
 
 std::unique_ptr<Detector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step) {
-  return std::make_unique<SparseStepDetector>(base, step);
+  return std::make_unique<SparseStepDetector>(base, step.entries());
+}
+
+std::unique_ptr<Detector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches) {
+  return std::make_unique<SparseStepDetector>(base, std::move(patches));
 }
 
 }  // namespace sparsecast

@@ -5,6 +5,7 @@
 
 #include "sparsecast/detector.hpp"
 #include "sparsecast/safetensors.hpp"
+#include "sparsecast/tensor_patch.hpp"
 
 namespace sparsecast {
 
@@ -17,5 +18,9 @@ std::unique_ptr<Detector> make_releasing_detector(std::unique_ptr<Detector> inne
 /// Compares a checkpoint with itself after a sparse step: the new bits of a tile are made when it is asked for, nothing
 /// larger is held. An entry that repeats the base's bits is no change. Both arguments outlive the detector.
 std::unique_ptr<Detector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step);
+
+/// The same for patches from elsewhere: at most one a tensor, already checked against the base's table. The bytes that
+/// they point to outlive the detector.
+std::unique_ptr<Detector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches);
 
 }  // namespace sparsecast

@@ -1,0 +1,93 @@
+#pragma once
+
+// What receivers of other systems take in memory, made from tensor patches (tensor_patch.hpp): a publisher of deltas
+// can feed an unmodified SGLang (through slime's, miles' or verl's loader) or vLLM. Layouts: docs/interop.md.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sparsecast/export.hpp"
+#include "sparsecast/tensor_patch.hpp"
+
+namespace sparsecast {
+
+/// How a packed flush says positions.
+enum class PackedEncoding {
+  kIndices,  ///< "indices": int32 element indices.
+  kDeltas,   ///< "deltas": gaps idx[k] - idx[k-1] - 1, idx[-1] = -1; uint16, or uint32 for a whole parameter.
+};
+
+/// A parameter's part of a flush: bytes of `positions`, elements of `values`.
+struct PackedParam {
+  std::size_t tensor = 0;
+  std::uint64_t positions_begin = 0;
+  std::uint64_t positions_end = 0;
+  std::uint32_t width = 4;  ///< Bytes of a position.
+  std::uint64_t values_begin = 0;
+  std::uint64_t values_end = 0;
+};
+
+/// One payload of slime's packed form (2026-05 to 2026-07; miles, SGLang's loader of that time) and of verl: the bytes
+/// of
+/// `__positions__`, those of `__values__`, which are of one dtype, and the manifest.
+struct SPARSECAST_API PackedFlush {
+  PackedEncoding encoding = PackedEncoding::kIndices;
+  DType dtype = DType::kBF16;
+  Bytes positions;
+  Bytes values;
+  std::vector<PackedParam> params;
+
+  /// The list of DeltaParam objects as JSON.
+  std::string params_json(const TensorTable& table) const;
+  /// What `hash(positions) ^ (hash(values) << 1)` is with torch.hash_tensor, in decimal (up to 65 bits). Throws
+  /// Error{kUnsupported} for the 8-bit floating dtypes, for which PyTorch has no such hash.
+  std::string checksum() const;
+  /// verl's `__delta_spec__`: encoding, params and checksum. Throws Error{kUnsupported} unless the encoding is
+  /// kIndices.
+  std::string verl_spec(const TensorTable& table) const;
+};
+
+/// Gathers patches into flushes: one dtype a flush, at most `flush_bytes` of positions and values unless one patch
+/// alone is larger. At most one open flush a dtype is held.
+class SPARSECAST_API PackedFlusher {
+ public:
+  using Sink = std::function<void(PackedFlush&&)>;
+  /// `table` outlives the flusher.
+  PackedFlusher(const TensorTable& table, PackedEncoding encoding, std::uint64_t flush_bytes, Sink sink);
+
+  void add(const TensorPatch& patch);
+  /// Hands out what is open. Nothing is added after it.
+  void finish();
+
+ private:
+  PackedFlush& open_flush(DType dtype, std::uint64_t more_bytes);
+
+  const TensorTable& table_;
+  PackedEncoding encoding_;
+  std::uint64_t flush_bytes_;
+  Sink sink_;
+  std::vector<PackedFlush> open_;
+};
+
+/// The update info of vLLM's `sparse_nccl` engine; for each patch, in the same order, the sender broadcasts the
+/// indices, then the values.
+class SPARSECAST_API VllmUpdate {
+ public:
+  /// `table` outlives the object.
+  explicit VllmUpdate(const TensorTable& table) : table_(table) {}
+  /// Throws Error{kUnsupported} for what the receiver would refuse half-way: a tensor that is not floating, a NaN.
+  void add(const TensorPatch& patch);
+  bool empty() const noexcept { return tensors_.empty(); }  ///< Then there is nothing to send.
+  /// {"names": [...], "dtype_names": [...], "shapes": [[...]], "num_updates_list": [...]}
+  std::string json() const;
+
+ private:
+  const TensorTable& table_;
+  std::vector<std::size_t> tensors_;
+  std::vector<std::uint64_t> counts_;
+};
+
+}  // namespace sparsecast

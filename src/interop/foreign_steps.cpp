@@ -1,0 +1,157 @@
+// Which versions of another system lie at a path.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "core/utf8.hpp"
+#include "interop/formats/packed.hpp"
+#include "interop/formats/slime.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/interop.hpp"
+
+namespace sparsecast {
+namespace {
+
+std::string file_name(const std::string& path) {
+  const std::size_t end = path.find_last_not_of('/');
+  const std::string trimmed = path.substr(0, end == std::string::npos ? 0 : end + 1);
+  const std::size_t slash = trimmed.find_last_of('/');
+  return slash == std::string::npos ? trimmed : trimmed.substr(slash + 1);
+}
+
+std::optional<std::uint64_t> parse_number(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = !text.empty() && error == std::errc{} && end == text.data() + text.size();
+  return whole ? std::optional(value) : std::nullopt;
+}
+
+/// Of "step_000012.safetensors".
+std::optional<std::uint64_t> version_of_step_name(std::string_view name) {
+  constexpr std::string_view kPrefix = "step_";
+  constexpr std::string_view kSuffix = ".safetensors";
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  return parse_number(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size()));
+}
+
+std::map<std::string, std::string> metadata_of(FileSystem& fs, const std::string& path, bool& sparse) {
+  const std::unique_ptr<FileMapping> mapping = fs.map(path);
+  try {
+    const SafetensorsHeader header = SafetensorsHeader::parse(mapping->bytes(), mapping->bytes().size());
+    sparse = SparseStep::recognises(header);
+    return header.metadata;
+  } catch (const Error& error) {
+    throw error.within(path);
+  }
+}
+
+ForeignStep trl_step(FileSystem& fs, const std::string& path) {
+  ForeignStep step;
+  step.family = ForeignFamily::kTrl;
+  step.path = path;
+  bool sparse = false;
+  const std::map<std::string, std::string> metadata = metadata_of(fs, path, sparse);
+  step.full = !sparse;
+  step.version = version_of_step_name(file_name(path));
+  if (const auto said = metadata.find("model_version"); said != metadata.end()) {
+    step.version = parse_number(said->second);
+    if (!step.version) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("model_version '{}' is no number", excerpt(said->second)), path);
+    }
+  }
+  return step;
+}
+
+ForeignStep slime_step(FileSystem& fs, const std::string& path) {
+  const slime::Index index = slime::read_index(fs, path);
+  ForeignStep step;
+  step.family = ForeignFamily::kSlime;
+  step.path = path;
+  step.full = !index.delta;
+  step.version = index.version ? index.version : slime::version_of_name(file_name(path));
+  step.base_version = index.base_version;
+  return step;
+}
+
+/// A directory without any flush says its version by its name alone.
+ForeignStep packed_step(const std::string& path) {
+  ForeignStep step;
+  step.family = ForeignFamily::kPacked;
+  step.path = path;
+  step.version = slime::version_of_name(file_name(path));
+  return step;
+}
+
+bool has_flushes(FileSystem& fs, const std::string& directory) {
+  const std::vector<std::string> names = fs.list(directory);
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == packed::kDoneName || packed::is_flush_name(name); });
+}
+
+ForeignStep version_directory(FileSystem& fs, const std::string& path, std::optional<ForeignFamily> family) {
+  if (!family) family = has_flushes(fs, path) ? ForeignFamily::kPacked : ForeignFamily::kSlime;
+  return *family == ForeignFamily::kPacked ? packed_step(path) : slime_step(fs, path);
+}
+
+/// step_*.safetensors of a directory, by version.
+void add_steps(FileSystem& fs, const std::string& directory, std::map<std::uint64_t, ForeignStep>& steps) {
+  if (!fs.is_directory(directory)) return;
+  for (const std::string& name : fs.list(directory)) {
+    if (!version_of_step_name(name)) continue;
+    ForeignStep step = trl_step(fs, directory + "/" + name);
+    steps.emplace(*step.version, std::move(step));
+  }
+}
+
+std::vector<ForeignStep> in_order(std::map<std::uint64_t, ForeignStep> by_version) {
+  std::vector<ForeignStep> steps;
+  for (auto& [version, step] : by_version) steps.push_back(std::move(step));
+  return steps;
+}
+
+std::vector<ForeignStep> trl_directory(FileSystem& fs, const std::string& path) {
+  std::map<std::uint64_t, ForeignStep> steps;
+  add_steps(fs, path + "/deltas", steps);
+  add_steps(fs, path, steps);
+  add_steps(fs, path + "/anchors", steps);
+  return in_order(std::move(steps));
+}
+
+std::vector<ForeignStep> version_directories(FileSystem& fs, const std::string& path,
+                                             std::optional<ForeignFamily> family) {
+  std::map<std::uint64_t, ForeignStep> steps;
+  for (const std::string& name : fs.list(path)) {
+    const std::optional<std::uint64_t> version = slime::version_of_name(name);
+    if (version) steps.emplace(*version, version_directory(fs, path + "/" + name, family));
+  }
+  return in_order(std::move(steps));
+}
+
+bool is_version_directory(FileSystem& fs, const std::string& path) {
+  return slime::version_of_name(file_name(path)) || fs.exists(path + "/" + slime::kIndexName) || has_flushes(fs, path);
+}
+
+}  // namespace
+
+std::vector<ForeignStep> find_foreign_steps(FileSystem& fs, const std::string& path,
+                                            std::optional<ForeignFamily> family) {
+  if (!fs.exists(path)) throw Error(ErrorCode::kIo, "no such file or directory", path);
+  if (!fs.is_directory(path)) {
+    if (family && *family != ForeignFamily::kTrl) throw Error(ErrorCode::kUsage, "a version is a directory", path);
+    return {trl_step(fs, path)};
+  }
+  const bool trl = family == ForeignFamily::kTrl;
+  std::vector<ForeignStep> steps;
+  if (!trl && is_version_directory(fs, path)) return {version_directory(fs, path, family)};
+  if (!trl) steps = version_directories(fs, path, family);
+  if (steps.empty() && (trl || !family)) steps = trl_directory(fs, path);
+  if (steps.empty()) {
+    throw Error(ErrorCode::kUsage, "there are neither weight_v* directories nor step_*.safetensors", path);
+  }
+  return steps;
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,60 @@
+#include "interop/formats/patch_store.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/word.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+
+void check_patch(const TensorTable& table, const TensorPatch& patch) {
+  const TensorSpec& spec = table[patch.tensor];
+  // Negative int32 are more than any int32 as unsigned words, and so refused as out of range.
+  const std::uint64_t limit = std::min<std::uint64_t>(spec.elements(), std::uint64_t{1} << 31);
+  std::int64_t previous = -1;
+  for (std::uint64_t i = 0; i < patch.count; ++i) {
+    const auto index = std::int64_t{load_word<std::uint32_t>(patch.indices.data(), i)};
+    if (index <= previous || static_cast<std::uint64_t>(index) >= limit) {
+      throw Error(
+          ErrorCode::kCorrupt,
+          fmt::format("entry {} has index {}, which does not follow {} or is not below {}", i, index, previous, limit),
+          fmt::format("tensor '{}'", spec.name));
+    }
+    previous = index;
+  }
+}
+
+void PatchStore::add(const TensorPatch& patch) {
+  seen_.resize(table_.size(), false);
+  if (seen_[patch.tensor]) {
+    throw Error(ErrorCode::kCorrupt, "the tensor has two patches in one version",
+                fmt::format("tensor '{}'", table_[patch.tensor].name));
+  }
+  seen_[patch.tensor] = true;
+  if (patch.count == 0) return;
+  check_patch(table_, patch);
+  Place place;
+  place.indices = spool_.append(patch.indices);
+  place.values = spool_.append(patch.values);
+  patches_.push_back({patch.tensor, {}, {}, patch.count});
+  places_.push_back(place);
+  changed_ += patch.count;
+}
+
+const std::vector<TensorPatch>& PatchStore::patches() {
+  const ConstBytes bytes = spool_.bytes();
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    TensorPatch& patch = patches_[i];
+    patch.indices = bytes.subspan(places_[i].indices, patch.count * sizeof(std::int32_t));
+    patch.values = bytes.subspan(places_[i].values, patch.count * element_size(table_[patch.tensor].dtype));
+  }
+  places_.clear();
+  std::sort(patches_.begin(), patches_.end(),
+            [](const TensorPatch& a, const TensorPatch& b) { return a.tensor < b.tensor; });
+  return patches_;
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,60 @@
+#pragma once
+
+// slime and miles, deltas on a shared disk: a directory a version, `weight_v{version:06d}`, with model-*.safetensors
+// and model.safetensors.index.json, whose metadata is
+//
+//     version, base_version            six digits or more
+//     delta_encoding                   "xor" or "overwrite"; without it the directory is a full checkpoint
+//     compression_format               "zstd"
+//     checksum_format                  "xxh3-128", "blake3" or "adler32"
+//
+// Each tensor of the safetensors files is one changed parameter: U8, flat, a zstd frame of
+//
+//     xor          the bytes of the whole tensor, new ^ old
+//     overwrite    u32 count, count times u32 position, count bytes: positions are bytes of the tensor, not elements
+//
+// and the file's own metadata has the checksum of the whole tensor's new bytes under its name, in hexadecimal.
+
+#include <optional>
+#include <string>
+
+#include "interop/formats/patch_store.hpp"
+#include "sparsecast/interop.hpp"
+
+namespace sparsecast::slime {
+
+inline constexpr const char* kIndexName = "model.safetensors.index.json";
+
+/// Of a version directory's index.
+struct Index {
+  bool delta = false;
+  std::optional<std::uint64_t> version;
+  std::optional<std::uint64_t> base_version;
+  std::string encoding;
+  std::string checksum;
+  std::vector<std::string> tensors;  ///< Names that the index says are in the files, sorted.
+};
+
+/// Of the text of an index file. Throws Error{kCorrupt | kUnsupported} without context.
+Index parse_index(const std::string& text);
+/// Reads the index of a directory; one without an index file is a full checkpoint. Throws Error; the context names it.
+Index read_index(FileSystem& fs, const std::string& directory);
+
+/// Takes the changes of a delta directory, each verified by its checksum, to `out`.
+void read_delta(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
+
+/// The change in one frame of a tensor, without its checksum. Throws Error{kCorrupt} without context.
+void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t tensor, const Checkpoint& base,
+                   const PatchSink& sink);
+
+/// Returns the directory.
+std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+                        const Checkpoint& base, const std::string& parent, const ForeignWriteOptions& options,
+                        ScratchDirectory& scratch);
+
+/// "weight_v000012"
+std::string version_name(std::uint64_t version);
+/// Inverse of version_name; empty for other names.
+std::optional<std::uint64_t> version_of_name(const std::string& name);
+
+}  // namespace sparsecast::slime

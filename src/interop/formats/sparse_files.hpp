@@ -1,0 +1,35 @@
+#pragma once
+
+// Files of NAME.indices (I32) and NAME.values.
+//
+// TRL: `deltas/step_{version:06d}.safetensors` with the metadata sparse=True, model_version, sparsity (the share that
+// did not change) and changed_params (JSON list of names); every so often `anchors/step_{version:06d}.safetensors`, all
+// tensors and sparse=False.
+//
+// vLLM has no files. `update_{version:06d}.safetensors` holds the tensors that its sparse engine broadcasts, and the
+// update info as metadata "update_info".
+
+#include <map>
+#include <string>
+
+#include "sparsecast/interop.hpp"
+#include "sparsecast/tensor_patch.hpp"
+
+namespace sparsecast {
+
+/// "step_000012.safetensors"
+std::string trl_step_name(std::uint64_t version);
+
+/// Both return the file. TRL's lies in `directory`/deltas.
+std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+                           const TensorTable& table, const std::string& directory);
+std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
+                              const TensorTable& table, const std::string& directory);
+/// The whole of a checkpoint in one file, in `directory`/anchors; returns it.
+std::string write_trl_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version,
+                             const std::string& directory);
+/// All tensors of a checkpoint as one safetensors file.
+void write_all_tensors(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path,
+                       const std::map<std::string, std::string>& metadata);
+
+}  // namespace sparsecast

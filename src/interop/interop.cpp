@@ -1,0 +1,90 @@
+#include "sparsecast/interop.hpp"
+
+#include <fmt/format.h>
+
+#include "interop/checkpoint_apply.hpp"
+#include "interop/formats/directory_output.hpp"
+#include "interop/formats/packed.hpp"
+#include "interop/formats/patch_store.hpp"
+#include "interop/formats/slime.hpp"
+#include "interop/formats/sparse_files.hpp"
+#include "interop/streaming_detectors.hpp"
+#include "interop/table_difference.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/publisher.hpp"
+
+namespace sparsecast {
+namespace {
+
+CommitRecord encode(const Checkpoint& base, std::unique_ptr<Detector> detector, std::vector<const Checkpoint*> passed,
+                    const DeltaHeader& header, const EncodeOptions& options, const RecordSink& sink) {
+  detector = make_releasing_detector(std::move(detector), std::move(passed));
+  return encode_delta(base.table(), *detector, header, options, true, sink);
+}
+
+CommitRecord read_full(FileSystem& fs, const ForeignStep& step, const Checkpoint& base, const DeltaHeader& header,
+                       const EncodeOptions& options, const RecordSink& sink) {
+  const Checkpoint target = Checkpoint::open(fs, step.path);
+  require_same_table(base.table(), "the base", target.table(), step.path);
+  return encode(base, make_compare_detector(base.table(), target.tensors(), base.tensors()), {&base, &target}, header,
+                options, sink);
+}
+
+CommitRecord read_sparse_file(FileSystem& fs, const ForeignStep& step, const Checkpoint& base,
+                              const DeltaHeader& header, const EncodeOptions& options, const RecordSink& sink) {
+  const SparseStep sparse = SparseStep::open(fs, step.path, base.table());
+  return encode(base, make_sparse_step_detector(base, sparse), {&base}, header, options, sink);
+}
+
+}  // namespace
+
+CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep& step, const Checkpoint& base, DeltaHeader header,
+                               const EncodeOptions& options, const std::string& scratch_beside,
+                               const RecordSink& sink) {
+  if (step.full) return read_full(fs, step, base, header, options, sink);
+  if (step.family == ForeignFamily::kTrl) return read_sparse_file(fs, step, base, header, options, sink);
+  ScratchDirectory scratch(fs, scratch_beside);
+  PatchStore store(base.table(), scratch);
+  if (step.family == ForeignFamily::kSlime) {
+    slime::read_delta(fs, step.path, base, store);
+  } else {
+    packed::read_directory(fs, step.path, base, scratch, store);
+  }
+  return encode(base, make_patch_detector(base, store.patches()), {&base}, header, options, sink);
+}
+
+std::vector<std::string> write_foreign_step(FileSystem& fs, const DeltaFile& delta, const Checkpoint& base,
+                                            const std::string& directory, const ForeignWriteOptions& options) {
+  require_same_table(base.table(), "the base", delta.table(), delta.name());
+  ScratchDirectory scratch(fs, directory);
+  PatchStore store(base.table(), scratch);
+  for_each_patch(delta, base.tensors(), store.sink());
+  const std::vector<TensorPatch>& patches = store.patches();
+  const DeltaHeader& header = delta.header();
+  switch (options.format) {
+    case ForeignFormat::kTrl:
+      return {write_trl_step(fs, header, patches, base.table(), directory)};
+    case ForeignFormat::kVllm:
+      return {write_vllm_update(fs, header, patches, base.table(), directory)};
+    case ForeignFormat::kVerl:
+      return packed::write_verl(fs, header, patches, base.table(), directory, options);
+    case ForeignFormat::kSlimeXor:
+    case ForeignFormat::kSlimeOverwrite:
+      return {slime::write_delta(fs, header, patches, base, directory, options, scratch)};
+    default:
+      return {packed::write_directory(fs, header, patches, base.table(), directory, options)};
+  }
+}
+
+std::string write_foreign_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version,
+                                 const std::string& directory, ForeignFormat format) {
+  if (format == ForeignFormat::kTrl) return write_trl_anchor(fs, checkpoint, version, directory);
+  if (format == ForeignFormat::kSlimeXor || format == ForeignFormat::kSlimeOverwrite) {
+    DirectoryOutput output(fs, directory + "/" + slime::version_name(version));
+    write_all_tensors(fs, checkpoint, output.path("model.safetensors"), {{"format", "pt"}});
+    return output.publish();
+  }
+  throw Error(ErrorCode::kUsage, fmt::format("'{}' has no full versions", to_string(format)));
+}
+
+}  // namespace sparsecast

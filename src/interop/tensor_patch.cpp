@@ -1,0 +1,161 @@
+#include "sparsecast/tensor_patch.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <tuple>
+
+#include "codec/apply.hpp"
+#include "codec/block_decoder.hpp"
+#include "codec/frame_reader.hpp"
+#include "core/tensor_view.hpp"
+#include "core/word.hpp"
+#include "cpu/kernels.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// Gathers the patch of one tensor after the other.
+class PatchGatherer {
+ public:
+  PatchGatherer(const TensorTable& table, const PatchSink& sink) : table_(table), sink_(sink) {}
+
+  /// `value` points to the new bits of the element.
+  void add(std::size_t tensor, std::uint64_t element, const std::byte* value) {
+    if (tensor != tensor_ && count_ != 0) flush();
+    tensor_ = tensor;
+    if (element > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max())) {
+      throw Error(ErrorCode::kUnsupported, fmt::format("element {} has no int32 index", element),
+                  fmt::format("tensor '{}'", table_[tensor].name));
+    }
+    const auto index = static_cast<std::uint32_t>(element);
+    const auto* bytes = reinterpret_cast<const std::byte*>(&index);
+    indices_.insert(indices_.end(), bytes, bytes + sizeof(index));
+    values_.insert(values_.end(), value, value + element_size(table_[tensor].dtype));
+    ++count_;
+  }
+
+  void flush() {
+    if (count_ == 0) return;
+    sink_({tensor_, indices_, values_, count_});
+    indices_.clear();
+    values_.clear();
+    count_ = 0;
+  }
+
+ private:
+  const TensorTable& table_;
+  const PatchSink& sink_;
+  std::size_t tensor_ = 0;
+  std::uint64_t count_ = 0;
+  Bytes indices_;
+  Bytes values_;
+};
+
+void require_tensors(const TensorTable& table, std::span<const ConstTensorBytes> tensors) {
+  if (tensors.size() != table.size()) throw Error(ErrorCode::kUsage, "the tensors are not those of the table");
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (tensors[t].size() != table[t].bytes()) {
+      throw Error(ErrorCode::kUsage, "the tensor has another size than in the table",
+                  fmt::format("tensor '{}'", table[t].name));
+    }
+  }
+}
+
+/// Takes the named positions of a block, and the values from the weights after the delta.
+void gather_named(const BlockRef& block, ConstTensorBytes weights, std::size_t size, ApplyScratch& scratch,
+                  PatchGatherer& out) {
+  const auto take = [&](std::uint64_t element) { out.add(block.tensor, element, weights.data() + element * size); };
+  with_word(size, [&]<class T>() {
+    DecodedBlock<T>& decoded = scratch.get<T>();
+    decode_block(block, decoded);
+    for (std::uint32_t i = 0; i < decoded.count; ++i) {
+      take(block.first_element + (decoded.dense ? i : decoded.positions[i]));
+    }
+  });
+}
+
+/// Applies blocks to windows of the base and gathers what comes out different.
+class ReplayedBlocks {
+ public:
+  ReplayedBlocks(const TensorTable& table, std::span<const ConstTensorBytes> base, PatchGatherer& out)
+      : table_(table), base_(base), out_(out) {}
+
+  void add(const BlockRef& block) {
+    const TensorSpec& spec = table_[block.tensor];
+    const std::size_t size = element_size(spec.dtype);
+    const ConstTensorBytes old = base_[block.tensor].subspan(block.first_element * size, block.span * size);
+    new_.assign(old.begin(), old.end());
+    const DigestIndex index = digest_index_of(table_, block.tensor);
+    const ApplyTarget target{new_.data(), spec.dtype, nullptr, &index, &change_, nullptr};
+    apply_block(block, target, Direction::kForward, scratch_);
+    for (std::uint32_t begin = 0; begin < block.span; begin += kTileElems) {
+      const std::uint32_t count = std::min(kTileElems, block.span - begin);
+      const std::byte* bits = new_.data() + begin * size;
+      const std::uint32_t changed = cpu::compare_tile(bits, old.data() + begin * size, count, size, positions_.data());
+      for (std::uint32_t i = 0; i < changed; ++i) {
+        out_.add(block.tensor, block.first_element + begin + positions_[i], bits + positions_[i] * size);
+      }
+    }
+  }
+  const StateDigest& change() const { return change_; }
+
+ private:
+  const TensorTable& table_;
+  std::span<const ConstTensorBytes> base_;
+  PatchGatherer& out_;
+  ApplyScratch scratch_;
+  StateDigest change_;
+  Bytes new_;
+  std::vector<std::uint32_t> positions_ = std::vector<std::uint32_t>(kTileElems + 64);  ///< compare_tile overshoots.
+};
+
+}  // namespace
+
+void for_each_patch(const Delta& delta, const TensorTable& table, std::span<const ConstTensorBytes> weights,
+                    const PatchSink& sink) {
+  require_tensors(table, weights);
+  PatchGatherer out(table, sink);
+  ApplyScratch scratch;
+  for (const Bytes& record : delta.frames) {
+    const FrameReader frame(record, delta.info, table);
+    for (const BlockRef& block : frame.blocks()) {
+      try {
+        gather_named(block, weights[block.tensor], element_size(table[block.tensor].dtype), scratch, out);
+      } catch (const Error& error) {
+        throw error.within(describe(frame.header(), block, table));
+      }
+    }
+  }
+  out.flush();
+}
+
+void for_each_patch(const DeltaFile& delta, std::span<const ConstTensorBytes> base, const PatchSink& sink) {
+  const TensorTable& table = delta.table();
+  require_tensors(table, base);
+  PatchGatherer out(table, sink);
+  ReplayedBlocks replayed(table, base, out);
+  for (std::size_t i = 0; i < delta.frames(); ++i) {
+    const FrameReader frame(delta.frame(i), delta.header(), table);
+    for (const BlockRef& block : frame.blocks()) {
+      try {
+        replayed.add(block);
+      } catch (const Error& error) {
+        throw error.within(fmt::format("{}: {}", delta.name(), describe(frame.header(), block, table)));
+      }
+    }
+    delta.release_frame(i);
+  }
+  out.flush();
+  StateDigest predicted = delta.header().base_digest;
+  predicted += replayed.change();
+  if (!(predicted == delta.commit().result_digest)) {
+    throw Error(ErrorCode::kDigestMismatch,
+                fmt::format("the delta leads to {}, but its commit record promises {}", to_hex(predicted.value),
+                            to_hex(delta.commit().result_digest.value)),
+                delta.name());
+  }
+}
+
+}  // namespace sparsecast
