@@ -11,17 +11,6 @@
 namespace sparsecast::tools {
 namespace {
 
-int exit_code(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kIo:
-      return kExitIo;
-    case ErrorCode::kUsage:
-      return kExitUsage;
-    default:
-      return kExitBadInput;
-  }
-}
-
 int run_command(const Command& command, Console& console) {
   try {
     return command();
@@ -48,19 +37,44 @@ constexpr const char* kTour =
     "  sparsecast apply step_100.safetensors 101.scd -o copy_101.safetensors\n"
     "  sparsecast compare step_101.safetensors copy_101.safetensors\n\n"
     "`sparsecast COMMAND --help` explains each command.\n"
-    "Exit codes: 0 good, 1 differs or a check failed, 2 usage, 3 bad input, 4 input/output.";
+    "Exit codes: 0 good, 1 differs or a check failed, 2 usage, 3 bad input, 4 input/output, 5 fenced, 6 distrusted.";
 
 }  // namespace
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kIo:
+      return kExitIo;
+    case ErrorCode::kUsage:
+      return kExitUsage;
+    case ErrorCode::kTimeout:
+      return kExitIo;
+    case ErrorCode::kFenced:
+      return kExitFenced;
+    case ErrorCode::kUnsigned:
+    case ErrorCode::kForeignKey:
+    case ErrorCode::kReplayed:
+    case ErrorCode::kRolledBack:
+    case ErrorCode::kMixed:
+    case ErrorCode::kExpired:
+      return kExitDistrusted;
+    default:
+      return kExitBadInput;
+  }
+}
 
 int run_cli(const std::vector<std::string>& arguments, Console& console) {
   CLI::App app(kAbout, "sparsecast");
   app.footer(kTour);
   app.set_version_flag("--version", fmt::format("sparsecast {}", version_string()));
   app.require_subcommand(1);
-  const std::vector<AddedCommand> commands = {
-      add_diff(app, console),    add_apply(app, console),  add_inspect(app, console),
-      add_compose(app, console), add_invert(app, console), add_digest(app, console),
-      add_compare(app, console), add_doctor(app, console), add_plan(app, console)};
+  std::vector<AddedCommand> commands = {add_diff(app, console),    add_apply(app, console),  add_inspect(app, console),
+                                        add_compose(app, console), add_invert(app, console), add_digest(app, console),
+                                        add_compare(app, console), add_doctor(app, console), add_plan(app, console),
+                                        add_convert(app, console)};
+#ifdef SPARSECAST_HAVE_LOG
+  commands.push_back(add_log(app, console));
+#endif
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsecast/error.hpp"
 #include "sparsecast/io.hpp"
 
 namespace sparsecast::tools {
@@ -15,15 +16,21 @@ enum ExitCode : int {
   kExitUsage = 2,
   kExitBadInput = 3,
   kExitIo = 4,
+  kExitFenced = 5,
+  kExitDistrusted = 6,
 };
 
-/// The world around a command. `terminal`: `err` is a terminal, so progress may be drawn there.
+/// The world around a command.
 struct Console {
   FileSystem& fs;
   std::ostream& out;
   std::ostream& err;
-  bool terminal = false;
+  bool terminal = false;  ///< `err` is a terminal: progress may be drawn there.
+  bool unicode = false;   ///< `out` is a terminal whose locale is UTF-8: pictures may use more than ASCII.
 };
+
+/// How a command that fails with this error ends.
+int exit_code(ErrorCode code);
 
 /// The whole program without the process: parses the arguments (without the program's name), runs the command, turns
 /// errors into a sentence on `console.err` and an exit code. Never throws.

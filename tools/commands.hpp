@@ -23,6 +23,8 @@ AddedCommand add_invert(CLI::App& app, Console& console);
 AddedCommand add_digest(CLI::App& app, Console& console);
 AddedCommand add_compare(CLI::App& app, Console& console);
 AddedCommand add_doctor(CLI::App& app, Console& console);
+AddedCommand add_convert(CLI::App& app, Console& console);
 AddedCommand add_plan(CLI::App& app, Console& console);
+AddedCommand add_log(CLI::App& app, Console& console);  ///< In builds with SPARSECAST_WITH_LOG.
 
 }  // namespace sparsecast::tools

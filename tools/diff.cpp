@@ -5,10 +5,9 @@
 #include <chrono>
 
 #include "interop/checkpoint_apply.hpp"
-#include "interop/streaming_detectors.hpp"
-#include "interop/table_difference.hpp"
 #include "sparsecast/publisher.hpp"
 #include "tools/commands.hpp"
+#include "tools/diff_target.hpp"
 #include "tools/options.hpp"
 #include "tools/progress.hpp"
 #include "tools/report.hpp"
@@ -25,40 +24,6 @@ struct DiffFlags {
   std::string stream;
   bool json = false;
 };
-
-/// The new state, whichever form it came in; the detector looks at it and at the base.
-struct Target {
-  std::optional<Checkpoint> checkpoint;
-  std::optional<SparseStep> step;
-  std::unique_ptr<Detector> detector;
-};
-
-bool is_sparse_step(FileSystem& fs, const std::string& path) {
-  if (fs.is_directory(path)) return false;
-  const std::unique_ptr<FileMapping> mapping = fs.map(path);
-  try {
-    return SparseStep::recognises(SafetensorsHeader::parse(mapping->bytes(), mapping->bytes().size()));
-  } catch (const Error& error) {
-    throw error.within(path);
-  }
-}
-
-std::unique_ptr<Target> open_target(FileSystem& fs, const DiffFlags& flags, const Checkpoint& base) {
-  auto target = std::make_unique<Target>();
-  std::vector<const Checkpoint*> passed = {&base};
-  if (is_sparse_step(fs, flags.target)) {
-    target->step = SparseStep::open(fs, flags.target, base.table());
-    target->detector = make_sparse_step_detector(base, *target->step);
-  } else {
-    require_not_interrupted(fs, flags.target);
-    target->checkpoint = Checkpoint::open(fs, flags.target);
-    require_same_table(base.table(), flags.base, target->checkpoint->table(), flags.target);
-    target->detector = make_compare_detector(base.table(), target->checkpoint->tensors(), base.tensors());
-    passed.push_back(&*target->checkpoint);
-  }
-  target->detector = make_releasing_detector(std::move(target->detector), passed);
-  return target;
-}
 
 void print_summary(Console& console, const DiffFlags& flags, const TensorTable& table, const DeltaHeader& header,
                    const CommitRecord& commit, std::uint64_t delta_bytes, double seconds) {
@@ -101,7 +66,7 @@ int run_diff(Console& console, const DiffFlags& flags) {
   const Progress progress = bar.callback();
   require_not_interrupted(console.fs, flags.base);
   const Checkpoint base = Checkpoint::open(console.fs, flags.base);
-  const std::unique_ptr<Target> target = open_target(console.fs, flags, base);
+  const std::unique_ptr<DiffTarget> target = open_diff_target(console.fs, flags.target, base, flags.base);
   DeltaOutput output(console.fs, flags.encode.output);
   {
     const CheckpointStore store(console.fs, CheckpointLayout::of(base), OpenMode::kRead);

@@ -1,12 +1,25 @@
+#include <langinfo.h>
 #include <unistd.h>
 
+#include <clocale>
+#include <cstring>
 #include <iostream>
 
 #include "tools/cli.hpp"
 
+namespace {
+
+/// Only the characters follow the user's locale; numbers are the same everywhere.
+bool draws_unicode() {
+  return isatty(STDOUT_FILENO) == 1 && std::setlocale(LC_CTYPE, "") != nullptr &&
+         std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace sparsecast;
-  tools::Console console{FileSystem::posix(), std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
+  tools::Console console{FileSystem::posix(), std::cout, std::cerr, isatty(STDERR_FILENO) == 1, draws_unicode()};
   const int code = tools::run_cli(std::vector<std::string>(argv + 1, argv + argc), console);
   std::cout.flush();
   return code == tools::kExitGood && !std::cout ? tools::kExitIo : code;

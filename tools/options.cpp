@@ -24,6 +24,10 @@ void EncodeFlags::add_to(CLI::App& parser, bool with_values) {
   parser.add_option("-o,--output", output, "The delta file to write (.scd); an older delta there is replaced")
       ->required()
       ->type_name("DELTA");
+  add_codec_to(parser, with_values);
+}
+
+void EncodeFlags::add_codec_to(CLI::App& parser, bool with_values) {
   parser
       .add_option("--positions", positions,
                   "How positions are coded: auto (smallest for each block), packed, gap16, index32 or bitmap")

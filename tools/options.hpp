@@ -20,6 +20,8 @@ struct EncodeFlags {
   std::string output;
 
   void add_to(CLI::App& parser, bool with_values);
+  /// All but the output.
+  void add_codec_to(CLI::App& parser, bool with_values);
   EncodeOptions options() const;
 };
 

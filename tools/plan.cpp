@@ -1,20 +1,13 @@
 // sparsecast plan: what a trainer's cut and an engine's cut make of each other.
 
-#include <fmt/format.h>
-
-#include <array>
-#include <cstring>
-
-#include "sparsecast/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/options.hpp"
+#include "tools/page.hpp"
 #include "tools/plan_forms.hpp"
 #include "tools/report.hpp"
 
 namespace sparsecast::tools {
 namespace {
-
-constexpr char kPageStart[] = "<!DOCTYPE html>";
 
 struct PlanFlags {
   PlanRequest request;
@@ -22,24 +15,6 @@ struct PlanFlags {
   Every every;
   bool json = false;
 };
-
-/// A page that is there is replaced; any other file is not.
-void require_page(FileSystem& fs, const std::string& path) {
-  if (!fs.exists(path)) return;
-  if (fs.is_directory(path)) throw Error(ErrorCode::kUsage, "the output is a directory", path);
-  const std::unique_ptr<File> file = fs.open(path, OpenMode::kRead);
-  std::array<std::byte, sizeof(kPageStart) - 1> start{};
-  if (file->size() >= start.size()) file->read_at(0, start);
-  if (file->size() != 0 && std::memcmp(start.data(), kPageStart, start.size()) != 0) {
-    throw Error(ErrorCode::kUsage, "exists and is no HTML page; it is not overwritten", path);
-  }
-}
-
-void write_page(FileSystem& fs, const std::string& path, const std::string& page) {
-  AtomicFile file(fs, path);
-  file.append(std::as_bytes(std::span<const char>(page)));
-  file.commit();
-}
 
 int run_plan(Console& console, const PlanFlags& flags) {
   if (!flags.html.empty()) require_page(console.fs, flags.html);

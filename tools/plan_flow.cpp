@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/utf8.hpp"
 #include "tools/plan_forms.hpp"
 #include "tools/plan_picture.hpp"
 
@@ -191,38 +190,6 @@ class Flow {
 }  // namespace
 
 std::string flow_svg(const Picture& picture) { return Flow(picture).svg(); }
-
-std::string escape_markup(std::string_view text) {
-  const bool readable = is_utf8(text);
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        if (byte < 0x20 || byte == 0x7f || (byte >= 0x80 && !readable)) {
-          out += "\xef\xbf\xbd";
-        } else {
-          out += c;
-        }
-    }
-  }
-  return out;
-}
 
 std::string channel_colour(std::size_t i) {
   // Steps of the golden angle keep neighbours apart, however many there are.

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/page.hpp"
 #include "tools/plan_study.hpp"
 
 namespace sparsecast::tools {
@@ -47,9 +48,6 @@ std::string flow_svg(const Picture& picture);
 /// The transfers over time, a row a channel, in the order and the colours of the picture.
 std::string schedule_svg(const PlanStudy& study, const Picture& picture);
 
-/// For text and attributes of XML and HTML; control characters, which XML cannot say, and bytes that are no UTF-8
-/// become U+FFFD.
-std::string escape_markup(std::string_view text);
 /// The colour of the i-th channel in the picture, readable on light and on dark.
 std::string channel_colour(std::size_t i);
 
