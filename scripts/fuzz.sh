@@ -76,6 +76,34 @@ mkdir -p build/fuzz/seeds/sharded
 printf '\0\0\0\0\0\1\0\0\0%032d%032d' 0 0 >build/fuzz/seeds/sharded/ballot
 printf '\1\xa2\x66format\1\x65roles\x80' >build/fuzz/seeds/sharded/presences
 
+mkdir -p build/fuzz/seeds/s3_answers
+printf '\0<?xml version="1.0"?><a b="c"><d>&lt;&#x41;</d><e/></a>' >build/fuzz/seeds/s3_answers/xml
+printf '\1<ListBucketResult><Contents><Key>k</Key><LastModified>2026-11-21T10:20:30.123Z</LastModified><Size>5</Size></Contents><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>' >build/fuzz/seeds/s3_answers/listing
+printf '\2<Error><Code>SlowDown</Code><Message>m</Message></Error>' >build/fuzz/seeds/s3_answers/error
+printf '\2<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>' >build/fuzz/seeds/s3_answers/upload
+printf '\2bytes 0-9/10' >build/fuzz/seeds/s3_answers/range
+printf '\3[profile a]\nregion = b ; c\ns3 =\n  d = e\n' >build/fuzz/seeds/s3_answers/ini
+# An index, a frame of each encoding, and a packed flush, each of the fuzzer's own table.
+mkdir -p build/fuzz/seeds/interop
+printf '\0{"metadata":{"version":"000002","base_version":"000001","delta_encoding":"xor","compression_format":"zstd","checksum_format":"xxh3-128"},"weight_map":{"a":"model-00000-of-00001.safetensors"}}' >build/fuzz/seeds/interop/index
+printf '\061\x28\xb5\x2f\xfd\x20\x18\xc1\0\0abcdefghabcdefghabcdefgh' >build/fuzz/seeds/interop/xor
+printf '\002\x28\xb5\x2f\xfd\x20\x0e\x71\0\0\2\0\0\0\3\0\0\0\5\0\0\0xy' >build/fuzz/seeds/interop/overwrite
+{
+  printf '\003\x36\1\0\0\0\0\0\0{"__metadata__":{"encoding":"indices","params":"[{\\"name\\":\\"a\\",\\"dtype\\":\\"bfloat16\\",\\"shape\\":[40],\\"pos_start\\":0,\\"pos_end\\":4,\\"pos_width\\":4,\\"val_start\\":0,\\"val_end\\":1}]"},"__positions__":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"__values__":{"dtype":"BF16","shape":[1],"data_offsets":[4,6]}}'
+  printf '\7\0\0\0\x12\x34'
+} >build/fuzz/seeds/interop/packed
+
+# Records as they are stored; the first byte chooses the parser.
+mkdir -p build/fuzz/seeds/log_records
+kinds=(commit catalog anchor floor lease)
+for record in testdata/log/*.record; do
+  for kind in "${!kinds[@]}"; do
+    if [[ ${record##*/} == "${kinds[kind]}"* ]]; then
+      { printf "\\x0$kind"; cat "$record"; } >"build/fuzz/seeds/log_records/${record##*/}"
+    fi
+  done
+done
+
 # seeds_of TARGET: directories of the inputs that it starts from.
 seeds_of() {
   case $1 in
@@ -83,6 +111,9 @@ seeds_of() {
     bootstrap_fuzz) printf '%s\n' build/fuzz/seeds/bootstrap ;;
     channel_fuzz) printf '%s\n' build/fuzz/seeds/channel ;;
     sharded_fuzz) printf '%s\n' build/fuzz/seeds/sharded ;;
+    s3_answers_fuzz) printf '%s\n' build/fuzz/seeds/s3_answers ;;
+    interop_fuzz) printf '%s\n' build/fuzz/seeds/interop ;;
+    log_records_fuzz) printf '%s\n' build/fuzz/seeds/log_records ;;
     layout_fuzz) printf '%s\n' build/fuzz/seeds/layout ;;
     *) printf '%s\n' testdata/golden/good testdata/golden/bad ;;
   esac

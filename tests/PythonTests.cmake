@@ -24,6 +24,8 @@ endif()
 
 # Tests of a program get its path.
 set(program_of_cli_test sparsecast_cli)
+set(program_of_interop_test sparsecast_cli)
+set(program_of_log_cli_test sparsecast_cli)
 if(SPARSECAST_WITH_RENDEZVOUS)
   set(program_of_perf_launcher_test sparsecast_perf)
 else()
@@ -31,6 +33,9 @@ else()
 endif()
 
 file(GLOB python_tests CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_test.py")
+if(NOT SPARSECAST_WITH_LOG)
+  list(FILTER python_tests EXCLUDE REGEX "/log_cli_test\\.py$")
+endif()
 foreach(source IN LISTS python_tests)
   get_filename_component(name "${source}" NAME_WE)
   if(DEFINED program_of_${name})
@@ -43,3 +48,9 @@ foreach(source IN LISTS python_tests)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS python TIMEOUT 900)
 endforeach()
+
+# The same command on an S3 server.
+if(SPARSECAST_WITH_LOG AND TARGET sparsecast_cli AND COMMAND sparsecast_add_s3_test)
+  sparsecast_add_s3_test(s3.log_cli "${SPARSECAST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/log_cli_test.py"
+                         "$<TARGET_FILE:sparsecast_cli>" Bucket)
+endif()
