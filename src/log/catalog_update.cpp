@@ -6,6 +6,7 @@
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
+#include "log/store_errors.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -32,11 +33,6 @@ void tidy(std::vector<AnchorRef>& anchors) {
   if (anchors.size() > kMaxCatalogEntries) {
     anchors.erase(anchors.begin(), anchors.end() - static_cast<std::ptrdiff_t>(kMaxCatalogEntries));
   }
-}
-
-bool is_of_the_store(const Error& error) {
-  return error.code() == ErrorCode::kIo || error.code() == ErrorCode::kTimeout ||
-         error.code() == ErrorCode::kUnauthenticated;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "log/commit_chain.hpp"
 #include "log/log_keys.hpp"
 #include "log/records.hpp"
+#include "log/store_errors.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -89,11 +90,12 @@ void LogReader::State::remember(const LogCommit& seen) {
 }
 
 std::optional<std::uint64_t> LogReader::State::hinted_head() {
-  const std::optional<Bytes> record = store->get(kCatalogKey, kMaxRecordBytes);
-  if (!record) return std::nullopt;
   try {
+    const std::optional<Bytes> record = store->get(kCatalogKey, kMaxRecordBytes);
+    if (!record) return std::nullopt;
     return parse_log_catalog(*record, name_of(kCatalogKey)).head;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (is_of_the_store(error)) throw;
     return std::nullopt;  // Only a hint; whoever asks for the catalog itself is told.
   }
 }
@@ -193,11 +195,11 @@ std::optional<LogCommit> LogReader::State::read_commit(std::uint64_t version) {
 }
 
 std::optional<LogCatalog> LogReader::State::read_catalog() {
-  const std::optional<Bytes> record = store->get(kCatalogKey, kMaxRecordBytes);
-  if (!record) return std::nullopt;
   const std::string name = name_of(kCatalogKey);
   LogCatalog catalog;
   try {
+    const std::optional<Bytes> record = store->get(kCatalogKey, kMaxRecordBytes);
+    if (!record) return std::nullopt;
     catalog = parse_log_catalog(*record, name);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCorrupt || error.code() == ErrorCode::kUnsupported) return std::nullopt;

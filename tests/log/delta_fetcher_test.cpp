@@ -47,6 +47,9 @@ class Fetching : public testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(OnThreads, Fetching, testing::Values(0, 1, 4));
 
+class FetchingTogether : public Fetching {};
+INSTANTIATE_TEST_SUITE_P(OnThreads, FetchingTogether, testing::Values(4));
+
 TEST_P(Fetching, BringsAllInOrderWithinTheBound) {
   for (const std::uint64_t bound : {std::uint64_t{0}, largest_ * 3, std::uint64_t{1} << 30}) {
     DeltaFetcher fetcher = this->fetcher(bound);
@@ -88,8 +91,7 @@ TEST_P(Fetching, RefusesADeltaOfOtherVersions) {
   expect_error(ErrorCode::kMixed, [&] { fetcher.open(0); }, {"from version 0 to 1, not from 0 to 2"});
 }
 
-TEST_P(Fetching, FetchesAtTheSameTime) {
-  if (GetParam() < 2) GTEST_SKIP() << "one thread";
+TEST_P(FetchingTogether, FetchesAtTheSameTime) {
   std::atomic<int> now{0};
   std::atomic<int> most{0};
   scene_.store().before = [&](const std::string& operation, const std::string&) {

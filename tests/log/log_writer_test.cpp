@@ -113,5 +113,16 @@ TEST_F(LogWriterTest, AHeadFarAheadIsFoundWithoutTheCatalog) {
   EXPECT_EQ(remembering.head()->version, 43U);
 }
 
+TEST_F(LogWriterTest, ACatalogLargerThanAnyRecordIsNoObstacle) {
+  writer_.create(scene_.creation());
+  publish(writer_, 1, 1);
+  fs_.put_file("log/catalog", std::string((std::size_t{16} << 20) + 1, 'x'));
+  LogReader reader(open());
+  EXPECT_EQ(reader.head()->version, 1U);
+  EXPECT_EQ(reader.catalog(), std::nullopt);
+  publish(writer_, 2, 2);
+  EXPECT_EQ(reader.catalog()->head, 2U);
+}
+
 }  // namespace
 }  // namespace sparsecast::test
