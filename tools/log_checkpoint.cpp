@@ -1,12 +1,13 @@
 #include "tools/log_checkpoint.hpp"
 
+#include "core/file_tree.hpp"
+
 namespace sparsecast::tools {
 
 CheckpointFollower::CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store,
                                        const std::string& checkpoint, int threads, bool copy_on_write,
                                        FollowerOptions options) {
-  std::string path = checkpoint;
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const std::string path = without_trailing_slashes(checkpoint);
   directory_ = path + ".follow";
   console.fs.make_directory(directory_);
   if (&console.fs == &FileSystem::posix()) {

@@ -7,19 +7,10 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {
-namespace {
-
-void remove_tree(FileSystem& fs, const std::string& path) {
-  if (fs.is_directory(path)) {
-    for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
-  }
-  fs.remove(path);
-}
-
-}  // namespace
 
 void LogFlags::add_to(CLI::App& parser) {
   parser.add_option("log", location, "Where the log is: a directory, or s3://bucket/prefix")
@@ -114,10 +105,6 @@ std::string human_duration(std::chrono::milliseconds duration) {
 std::string human_moment(std::chrono::milliseconds since_1970) {
   const std::time_t seconds = since_1970.count() / 1000;
   return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(seconds));
-}
-
-std::chrono::milliseconds milliseconds_since_1970(std::chrono::system_clock::time_point moment) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(moment.time_since_epoch());
 }
 
 const char* to_string(CommitKind kind) {

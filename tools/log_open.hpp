@@ -51,7 +51,6 @@ void add_duration(CLI::App& parser, const std::string& name, std::string& value,
 std::string human_duration(std::chrono::milliseconds duration);
 /// "2026-11-21 22:36:04 UTC"
 std::string human_moment(std::chrono::milliseconds since_1970);
-std::chrono::milliseconds milliseconds_since_1970(std::chrono::system_clock::time_point moment);
 
 const char* to_string(CommitKind kind);
 

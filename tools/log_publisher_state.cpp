@@ -4,9 +4,10 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <span>
 
+#include "core/file_tree.hpp"
+#include "core/sodium.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {
@@ -14,31 +15,19 @@ namespace {
 
 constexpr std::uint64_t kMaxStateBytes = 4096;
 
-/// From the operating system: two machines never draw the same.
-Hash128 random_128() {
-  std::random_device source;
-  const auto word = [&] { return (std::uint64_t{source()} << 32) | source(); };
-  Hash128 result;
-  result.lo = word();
-  result.hi = word();
-  return result;
-}
-
 /// One name for one directory, however it is spelt.
 std::string settled_location(FileSystem& fs, const std::string& log) {
   if (log.starts_with("s3://") || &fs != &FileSystem::posix()) return log;
   std::error_code ignored;
   const std::filesystem::path real = std::filesystem::weakly_canonical(log, ignored);
-  std::string text = real.empty() ? log : real.string();
-  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
-  return text;
+  return without_trailing_slashes(real.empty() ? log : real.string());
 }
 
 }  // namespace
 
-PublisherState PublisherState::random(const StreamId& stream) { return {stream, random_128()}; }
+PublisherState PublisherState::random(const StreamId& stream) { return {stream, random_hash()}; }
 
-StreamId random_stream() { return random_128(); }
+StreamId random_stream() { return random_hash(); }
 
 std::optional<PublisherState> PublisherState::load(FileSystem& fs, const std::string& path) {
   if (!fs.exists(path)) return std::nullopt;
@@ -66,11 +55,10 @@ void PublisherState::save(FileSystem& fs, const std::string& path) const {
 }
 
 std::string publisher_state_path(FileSystem& fs, const std::string& log, const std::string& weights) {
-  std::string beside = weights;
-  while (beside.size() > 1 && beside.ends_with('/')) beside.pop_back();
   const std::string location = settled_location(fs, log);
   const Hash128 name = xxh3_128(std::as_bytes(std::span(location)));
-  return fmt::format("{}/sparsecast-{}.publisher", parent_directory(beside), to_hex(name).substr(0, 16));
+  return fmt::format("{}/sparsecast-{}.publisher", parent_directory(without_trailing_slashes(weights)),
+                     to_hex(name).substr(0, 16));
 }
 
 }  // namespace sparsecast::tools

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/parallel.hpp"
+#include "log/log_leases.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {
@@ -53,7 +54,7 @@ std::vector<LogCommit> read_commits(LogReader& reader, std::uint64_t first, std:
 LogSurvey survey_log(OpenLog& log, std::uint64_t most) {
   LogSurvey survey;
   survey.location = log.store->location();
-  survey.now = milliseconds_since_1970(log.store->wall_now());
+  survey.now = unix_milliseconds(log.store->wall_now());
   survey.head = log.head();
   survey.floor = log.reader->floor();
   const std::uint64_t first = std::max(survey.floor, survey.head.version - std::min(survey.head.version, most - 1));

@@ -6,9 +6,10 @@
 #ifdef SPARSECAST_HAVE_SODIUM
 
 #include <fmt/format.h>
-#include <sodium.h>
 
 #include <cstring>
+
+#include "core/sodium.hpp"
 
 namespace sparsecast {
 namespace {
@@ -17,13 +18,6 @@ constexpr std::size_t kShortestSecret = 16;
 constexpr std::string_view kKeyLabel = "sparsecast rendezvous key";
 static_assert(crypto_auth_BYTES == kProofBytes && crypto_auth_KEYBYTES == sizeof(SecretKey::bytes));
 static_assert(crypto_aead_chacha20poly1305_ietf_ABYTES == kSealBytes);
-
-unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
-
-void start_sodium() {
-  if (sodium_init() < 0) throw Error(ErrorCode::kIo, "libsodium found no source of randomness");
-}
 
 using AeadNonce = std::array<unsigned char, crypto_aead_chacha20poly1305_ietf_NPUBBYTES>;
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -37,7 +38,11 @@ void parallel_for(int threads, std::size_t items, const Body& body) {
     }
   };
   std::vector<std::jthread> pool;
-  for (std::size_t worker = 1; worker < workers; ++worker) pool.emplace_back(work, worker);
+  try {
+    for (std::size_t worker = 1; worker < workers; ++worker) pool.emplace_back(work, worker);
+  } catch (const std::system_error&) {
+    // Fewer threads than wished do the same work.
+  }
   work(0);
   pool.clear();
   if (failure) std::rethrow_exception(failure);

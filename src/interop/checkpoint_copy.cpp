@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/file_tree.hpp"
 #include "interop/delta_chain.hpp"
 #include "interop/undo_record.hpp"
 #include "sparsecast/error.hpp"
@@ -11,30 +12,16 @@
 namespace sparsecast {
 namespace {
 
-constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
-
-std::string without_trailing_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 std::string file_name(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
-void copy_file(FileSystem& fs, const std::string& from, const std::string& to, const Progress& progress) {
+void copy(FileSystem& fs, const std::string& from, const std::string& to, const Progress& progress) {
   const std::unique_ptr<File> source = fs.open(from, OpenMode::kRead);
-  const std::unique_ptr<File> target = fs.open(to, OpenMode::kCreateExclusive);
-  const std::uint64_t size = source->size();
-  Bytes window;
-  for (std::uint64_t at = 0; at < size; at += window.size()) {
-    window.resize(std::min(kWindowBytes, size - at));
-    source->read_at(at, window);
-    target->write_at(at, window);
-    if (progress) progress("copying", at + window.size(), size);
-  }
-  target->sync();
+  copy_file(*source, fs, to, [&](std::uint64_t done, std::uint64_t total) {
+    if (progress) progress("copying", done, total);
+  });
 }
 
 /// Removes a file, or a directory that holds only files.
@@ -102,7 +89,7 @@ void CheckpointCopy::discard() noexcept {
 
 void CheckpointCopy::copy_files(const Checkpoint& base, const std::string& base_path, const Progress& progress) {
   if (!base.sharded()) {
-    copy_file(fs_, base.files().front().path, staging_, progress);
+    copy(fs_, base.files().front().path, staging_, progress);
     layout_.files.front() = staging_;
     return;
   }
@@ -111,7 +98,7 @@ void CheckpointCopy::copy_files(const Checkpoint& base, const std::string& base_
   for (const std::string& name : fs_.list(base_path)) {
     const std::string from = base_path + "/" + name;
     if (name.starts_with(undo) || fs_.is_directory(from)) continue;  // Also what a crash left of one.
-    copy_file(fs_, from, staging_ + "/" + name, progress);
+    copy(fs_, from, staging_ + "/" + name, progress);
   }
   for (std::string& path : layout_.files) path = staging_ + "/" + file_name(path);
   fs_.sync_directory(staging_);

@@ -2,17 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "core/file_tree.hpp"
 #include "interop/undo_record.hpp"
-#include "sparsecast/delta.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
 namespace {
 
 constexpr std::uint64_t kSmallFileBytes = std::uint64_t{64} << 20;
-constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
 
 bool is_weights(const std::string& name) {
   return name.ends_with(".safetensors") || name == "model.safetensors.index.json" ||
@@ -21,21 +18,8 @@ bool is_weights(const std::string& name) {
 
 void copy_small(FileSystem& fs, const std::string& from, const std::string& to) {
   const std::unique_ptr<File> source = fs.open(from, OpenMode::kRead);
-  const std::uint64_t size = source->size();
-  if (size > kSmallFileBytes) return;  // It is moved when the new directory is in place.
-  const std::unique_ptr<File> target = fs.open(to, OpenMode::kCreateExclusive);
-  Bytes window;
-  for (std::uint64_t at = 0; at < size; at += window.size()) {
-    window.resize(std::min(kWindowBytes, size - at));
-    source->read_at(at, window);
-    target->write_at(at, window);
-  }
-  target->sync();
-}
-
-std::string without_trailing_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
+  if (source->size() > kSmallFileBytes) return;  // It is moved when the new directory is in place.
+  copy_file(*source, fs, to);
 }
 
 }  // namespace
@@ -49,13 +33,6 @@ void CheckpointPlace::prepare() {
   if (fs_.is_directory(scratch_)) return;
   fs_.make_directory(scratch_);
   fs_.sync_directory(parent_directory(scratch_));
-}
-
-void CheckpointPlace::remove_tree(FileSystem& fs, const std::string& path) {
-  if (fs.is_directory(path)) {
-    for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
-  }
-  fs.remove(path);
 }
 
 void CheckpointPlace::sync_names() {

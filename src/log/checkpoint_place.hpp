@@ -43,9 +43,6 @@ class CheckpointPlace {
   bool seeding();
   bool is_seeded(const StateDigest& found);
 
-  /// A file, or a directory and all in it.
-  static void remove_tree(FileSystem& fs, const std::string& path);
-
  private:
   std::string previous() const { return scratch_ + "/previous"; }
   std::string seed_note() const { return scratch_ + "/replacing"; }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "core/file_tree.hpp"
 #include "interop/checkpoint_apply.hpp"
 #include "interop/checkpoint_copy.hpp"
 #include "interop/delta_chain.hpp"
@@ -198,7 +199,7 @@ class CheckpointTarget : public FollowerTarget {
 
   void remove_quietly(const std::string& directory) noexcept {
     try {
-      if (fs_.exists(directory)) CheckpointPlace::remove_tree(fs_, directory);
+      if (fs_.exists(directory)) remove_tree(fs_, directory);
     } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
     }
   }

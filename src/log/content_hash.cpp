@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/sodium.hpp"
 #include "log/hex.hpp"
-#include "log/sodium.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

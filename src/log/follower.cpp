@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
 #include "log/follower_parts.hpp"
 #include "log/records.hpp"
@@ -55,7 +56,7 @@ void LogFollower::State::clean_scratch() {
   scratch = target->scratch_directory();
   for (const std::string& name : fs.list(scratch)) {
     if (name.starts_with(kSpoolPrefix) || name.starts_with(kAnchorPrefix)) {
-      CheckpointPlace::remove_tree(fs, scratch + "/" + name);
+      remove_tree(fs, scratch + "/" + name);
     }
   }
   if (fs.is_directory(parent_directory(state_path))) remove_stale_state(fs, state_path);

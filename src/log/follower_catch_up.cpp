@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
 #include "log/follower_parts.hpp"
 #include "log/records.hpp"
@@ -137,7 +138,7 @@ void LogFollower::State::reseed(const AnchorRef& ref) {
   }
   map->add(*commit);
   const std::string directory = fmt::format("{}/anchor-{}", scratch, ref.version);
-  if (fs.exists(directory)) CheckpointPlace::remove_tree(fs, directory);
+  if (fs.exists(directory)) remove_tree(fs, directory);
   fs.make_directory(directory);
   {
     const Timer timer(report.fetch_seconds);

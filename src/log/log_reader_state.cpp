@@ -116,9 +116,8 @@ std::uint64_t LogReader::State::first_version() {
   return *(first_ = *std::min_element(versions.begin(), versions.end()));
 }
 
-/// A version that is there, as near to the head as can be told at once.
+/// A version that is there, as near to the head as can be told at once, when that is not the newest one known.
 std::optional<std::uint64_t> LogReader::State::starting_point() {
-  if (newest && !has_commit(newest->version + 1)) return newest->version;
   const std::optional<std::uint64_t> hint = hinted_head();
   if (newest) {
     if (!hint || *hint <= newest->version + 1) return newest->version + 1;
@@ -161,9 +160,10 @@ void LogReader::State::require_same_history(const LogCommit& head) {
 }
 
 std::optional<LogCommit> LogReader::State::find_head() {
-  const std::optional<std::uint64_t> start = starting_point();
+  const bool unchanged = newest && !has_commit(newest->version + 1);
+  const std::optional<std::uint64_t> start = unchanged ? newest->version : starting_point();
   if (!start) return std::nullopt;
-  const std::uint64_t version = highest_from(*start);
+  const std::uint64_t version = unchanged ? *start : highest_from(*start);
   const std::optional<LogCommit> head = load(version);
   if (!head) {
     throw Error(ErrorCode::kRolledBack, "this version was seen before, and is not there any more",

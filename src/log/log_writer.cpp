@@ -2,21 +2,14 @@
 
 #include <algorithm>
 
+#include "core/sodium.hpp"
 #include "log/log_leases.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
-#include "log/sodium.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
 namespace {
-
-Hash128 random_hash() {
-  start_sodium();
-  Hash128 hash;
-  randombytes_buf(&hash, sizeof hash);
-  return hash;
-}
 
 void require_options(const LogWriterOptions& options) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::kUsage, what); };

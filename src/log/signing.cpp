@@ -4,8 +4,8 @@
 
 #include <string_view>
 
+#include "core/sodium.hpp"
 #include "log/hex.hpp"
-#include "log/sodium.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

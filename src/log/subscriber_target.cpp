@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/file_tree.hpp"
 #include "interop/checkpoint_store.hpp"
 #include "interop/table_difference.hpp"
 #include "log/checkpoint_place.hpp"
@@ -136,7 +137,7 @@ class SubscriberTarget : public FollowerTarget {
 
   void remove_quietly(const std::string& directory) noexcept {
     try {
-      if (fs_.exists(directory)) CheckpointPlace::remove_tree(fs_, directory);
+      if (fs_.exists(directory)) remove_tree(fs_, directory);
     } catch (...) {  // Left in the scratch directory, which is cleaned at the next start.
     }
   }

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 #include "store/object_key.hpp"
@@ -26,8 +27,7 @@ class FileUpload : public ObjectUpload {
 
 class DirectoryStore : public ObjectStore {
  public:
-  DirectoryStore(FileSystem& fs, const std::string& directory) : fs_(fs), root_(directory) {
-    while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
+  DirectoryStore(FileSystem& fs, const std::string& directory) : fs_(fs), root_(without_trailing_slashes(directory)) {
     if (root_.empty()) throw Error(ErrorCode::kUsage, "the directory of a delta log has no name");
   }
 

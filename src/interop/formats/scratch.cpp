@@ -5,22 +5,14 @@
 
 #include <atomic>
 
+#include "core/file_tree.hpp"
+
 namespace sparsecast {
-namespace {
-
-void remove_all(FileSystem& fs, const std::string& path) {
-  if (fs.is_directory(path)) {
-    for (const std::string& name : fs.list(path)) remove_all(fs, path + "/" + name);
-  }
-  fs.remove(path);
-}
-
-}  // namespace
 
 ScratchDirectory::~ScratchDirectory() {
   if (path_.empty()) return;
   try {
-    remove_all(fs_, path_);
+    remove_tree(fs_, path_);
   } catch (...) {
     // Nothing more can be done here: what is left has a name that says what it is.
   }

@@ -1,10 +1,10 @@
 #include "store/curl/s3_client.hpp"
 
 #include <fmt/format.h>
-#include <sodium.h>
 
 #include <algorithm>
 
+#include "core/sodium.hpp"
 #include "sparsecast/error.hpp"
 #include "store/retry.hpp"
 #include "store/s3_answers.hpp"
@@ -82,7 +82,7 @@ std::optional<Verdict> judge(const HttpAnswer& answer, std::initializer_list<int
 
 S3Client::S3Client(const S3Options& options)
     : options_((require_s3_options(options), options)), address_(s3_address(options)), http_(http_options(options)) {
-  if (sodium_init() < 0) throw Error(ErrorCode::kIo, "libsodium does not start");
+  start_sodium();
 }
 
 std::string S3Client::name_of(const std::string& key) const {

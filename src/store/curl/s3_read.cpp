@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/parallel.hpp"
 #include "sparsecast/error.hpp"
-#include "store/parallel_for.hpp"
 #include "store/s3_answers.hpp"
 
 namespace sparsecast {
@@ -107,7 +107,7 @@ bool read_rest(S3Client& client, const std::string& key, std::uint64_t offset, s
                const Part& first) {
   const std::uint64_t step = client.options().part_bytes;
   std::atomic<bool> same{true};
-  parallel_for((rest.size() + step - 1) / step, client.options().connections, [&](std::uint64_t i) {
+  parallel_for(client.options().connections, (rest.size() + step - 1) / step, [&](std::size_t, std::size_t i) {
     if (!same) return;
     const auto buffer = rest.subspan(i * step, std::min<std::uint64_t>(step, rest.size() - i * step));
     BufferSink sink(buffer);

@@ -1,19 +1,19 @@
 // Objects in a bucket behind S3's API.
 
 #include <fmt/format.h>
-#include <sodium.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 
+#include "core/parallel.hpp"
+#include "core/sodium.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 #include "store/curl/s3_client.hpp"
 #include "store/curl/s3_read.hpp"
 #include "store/curl/s3_upload.hpp"
 #include "store/object_key.hpp"
-#include "store/parallel_for.hpp"
 #include "store/s3_answers.hpp"
 
 namespace sparsecast {
@@ -24,12 +24,7 @@ constexpr const char* kCreatorHeader = "x-amz-meta-sparsecast-creator";
 constexpr int kProbeWriters = 3;
 constexpr int kMaxPages = 10'000;
 
-std::string random_name() {
-  unsigned char bytes[16];
-  randombytes_buf(bytes, sizeof bytes);
-  char text[2 * sizeof bytes + 1];
-  return sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
-}
+std::string random_name() { return to_hex(random_hash()); }
 
 class S3Store : public ObjectStore {
  public:
@@ -143,7 +138,7 @@ class S3Store : public ObjectStore {
     if (conditional_writes_) return;
     const std::string key = "probe-" + random_name();
     std::atomic<int> creators{0};
-    parallel_for(kProbeWriters, kProbeWriters, [&](std::uint64_t) {
+    parallel_for(kProbeWriters, kProbeWriters, [&](std::size_t, std::size_t) {
       const std::string content = random_name();
       creators += create(key, std::as_bytes(std::span(content)));
     });

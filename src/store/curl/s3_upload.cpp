@@ -12,8 +12,8 @@
 #include <map>
 #include <mutex>
 
+#include "core/parallel.hpp"
 #include "sparsecast/error.hpp"
-#include "store/parallel_for.hpp"
 #include "store/s3_answers.hpp"
 
 namespace sparsecast {
@@ -222,7 +222,7 @@ void put_s3_object(S3Client& client, const std::string& key, ConstBytes bytes) {
     return;
   }
   Multipart multipart(client, key);
-  parallel_for((bytes.size() + step - 1) / step, client.options().connections, [&](std::uint64_t i) {
+  parallel_for(client.options().connections, (bytes.size() + step - 1) / step, [&](std::size_t, std::size_t i) {
     multipart.put_part(i + 1, bytes.subspan(i * step, std::min<std::uint64_t>(step, bytes.size() - i * step)));
   });
   multipart.complete();

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "sparsecast/error.hpp"
+#include "sparsecast/hash.hpp"
 
 namespace sparsecast {
 
@@ -16,6 +17,14 @@ inline const unsigned char* raw(const std::byte* bytes) noexcept {
 /// Before any other call into libsodium; again and again does no harm.
 inline void start_sodium() {
   if (sodium_init() < 0) throw Error(ErrorCode::kIo, "libsodium found no source of randomness");
+}
+
+/// From the operating system: no two machines, and no two calls, draw the same.
+inline Hash128 random_hash() {
+  start_sodium();
+  Hash128 hash;
+  randombytes_buf(&hash, sizeof hash);
+  return hash;
 }
 
 }  // namespace sparsecast

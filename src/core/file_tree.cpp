@@ -1,0 +1,39 @@
+#include "core/file_tree.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+
+}  // namespace
+
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+void remove_tree(FileSystem& fs, const std::string& path) {
+  if (fs.is_directory(path)) {
+    for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
+  }
+  fs.remove(path);
+}
+
+void copy_file(File& source, FileSystem& fs, const std::string& to,
+               const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  const std::unique_ptr<File> target = fs.open(to, OpenMode::kCreateExclusive);
+  const std::uint64_t size = source.size();
+  std::vector<std::byte> window;
+  for (std::uint64_t at = 0; at < size; at += window.size()) {
+    window.resize(std::min(kWindowBytes, size - at));
+    source.read_at(at, window);
+    target->write_at(at, window);
+    if (progress) progress(at + window.size(), size);
+  }
+  target->sync();
+}
+
+}  // namespace sparsecast
