@@ -118,6 +118,9 @@ struct DeltaReport {
   std::vector<Tensor> tensors;            ///< Only tensors that occur, by index.
 };
 
+/// The same for a delta that this process has encoded: read from the directories alone, without decoding its blocks.
+SPARSECAST_API DeltaReport report_of(const Delta& delta, const TensorTable& table);
+
 /// A delta file (`.scd`) mapped for reading: header, table, frames, commit, and nothing after. The constructor
 /// checks the prefix of every record, the header, the table and the commit record, that the commit matches the
 /// frames, and each frame's checksum; the frames' blocks are validated as they are decoded.

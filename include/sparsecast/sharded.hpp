@@ -45,6 +45,18 @@ struct ShardedOptions {
   std::uint32_t audit_versions = 64;  ///< Subscriber: as SubscriberOptions.
   /// Subscriber: the memory holds no version yet. The trainer seeds it in the next regroup().
   bool needs_anchor = false;
+  bool report_tensors = false;  ///< Publisher: fill in ShardedReport::tensors; costs a look at every block's entry.
+};
+
+/// What a rank has sent of a canonical tensor. Elements that went in several deltas, for engines of other cuts, count
+/// in each.
+struct SentTensor {
+  std::string name;
+  std::uint64_t elements = 0;  ///< Of the boxes that this rank sends.
+  std::uint64_t changed = 0;
+  std::uint64_t bytes = 0;         ///< Directory entries and payload.
+  std::uint64_t dense_blocks = 0;  ///< Blocks sent whole because that was smaller.
+  std::uint64_t blocks = 0;
 };
 
 /// What one sync did on this rank, over all its lanes.
@@ -60,6 +72,8 @@ struct ShardedReport {
   double stage_seconds = 0;
   double apply_seconds = 0;  ///< The pause.
   double total_seconds = 0;
+  std::uint64_t blocks_by_codec[5] = {};  ///< Of what was sent, with report_tensors; index: PositionCodec.
+  std::vector<SentTensor> tensors;        ///< With report_tensors: what this rank sends, in the plan's order.
 };
 
 /// The trainer's end on one rank. Not thread-safe.
@@ -135,6 +149,13 @@ class SPARSECAST_API ShardedSubscriber {
   /// As ShardedPublisher::sync. When it throws, the rank holds the version that it held before, or one whose fate is in
   /// doubt and is settled by the next regroup().
   ShardedReport sync(std::chrono::milliseconds timeout);
+  /// The first half of sync(), for engines that go on generating meanwhile: returns when every rank of the world has
+  /// sent or staged everything. Live memory is only read. Fails as sync(). Threads may take turns, one call at a time;
+  /// with NCCL channels this is called by the thread that called regroup().
+  void receive(std::chrono::milliseconds timeout);
+  /// The second half, the pause: writes, proves, and waits for every engine and the verdict; the trainer's sync() waits
+  /// for it within its own timeout. Throws Error{kUsage} without a receive() before it, and fails as sync().
+  ShardedReport apply(std::chrono::milliseconds timeout);
 
   /// As Subscriber::audit_next and audit, over this rank's lanes.
   std::uint64_t audit_next();

@@ -124,9 +124,37 @@ DeltaFile DeltaFile::scan(ConstBytes bytes, const std::string& name, std::shared
   }
 }
 
+namespace {
+
+using ByTensor = std::map<std::uint32_t, DeltaReport::Tensor>;
+
+void count(const BlockRef& block, DeltaReport& report, ByTensor& tensors) {
+  ++report.blocks_by_codec[static_cast<std::size_t>(block.coding.positions)];
+  DeltaReport::Tensor& tensor = tensors[block.tensor];
+  tensor.index = block.tensor;
+  tensor.changed += block.changed;
+  tensor.bytes += kBlockEntryBytes + block.payload.size();
+  tensor.dense_blocks += block.coding.positions == PositionCodec::kDense ? 1 : 0;
+  ++tensor.blocks;
+  report.changed += block.changed;
+}
+
+}  // namespace
+
+DeltaReport report_of(const Delta& delta, const TensorTable& table) {
+  DeltaReport report;
+  ByTensor tensors;
+  for (const Bytes& record : delta.frames) {
+    const FrameReader frame(record, delta.info, table);
+    for (const BlockRef& block : frame.blocks()) count(block, report, tensors);
+  }
+  for (const auto& [index, tensor] : tensors) report.tensors.push_back(tensor);
+  return report;
+}
+
 DeltaReport DeltaFile::report() const {
   DeltaReport report;
-  std::map<std::uint32_t, DeltaReport::Tensor> tensors;
+  ByTensor tensors;
   ApplyScratch scratch;
   BlockRef last;
   bool any = false;
@@ -142,15 +170,7 @@ DeltaReport DeltaFile::report() const {
         }
         last = block;
         any = true;
-        const bool dense = block.coding.positions == PositionCodec::kDense;
-        ++report.blocks_by_codec[static_cast<std::size_t>(block.coding.positions)];
-        DeltaReport::Tensor& tensor = tensors[block.tensor];
-        tensor.index = block.tensor;
-        tensor.changed += block.changed;
-        tensor.bytes += kBlockEntryBytes + block.payload.size();
-        tensor.dense_blocks += dense ? 1 : 0;
-        ++tensor.blocks;
-        report.changed += block.changed;
+        count(block, report, tensors);
       }
       release_frame(i);
     }

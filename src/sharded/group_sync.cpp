@@ -171,8 +171,8 @@ void Membership::transfer(const Roles& roles, ShardedReport& report, Outcome& ou
   if (roles.subscriber != nullptr) outcome.then([&] { roles.subscriber->require_staged(); });
 }
 
-/// Up to the verdict; the digest of all tensors at the new version.
-StateDigest Membership::attempt(const Roles& roles, ShardedReport& report, Deadline deadline) {
+/// Up to the vote: everything has been published, sent and staged.
+void Membership::bring(const Roles& roles, ShardedReport& report, Deadline deadline) {
   Stopwatch watch;
   Outcome outcome;
   if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
@@ -181,14 +181,18 @@ StateDigest Membership::attempt(const Roles& roles, ShardedReport& report, Deadl
     outcome.then([&] { roles.publisher->publish(); });
   }
   report.encode_seconds = watch.lap();
+  if (roles.publisher != nullptr) outcome.then([&] { roles.publisher->describe(world_.plan(), report); });
   transfer(roles, report, outcome, deadline);
-  {
-    const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
-    world_.require_all(outcome, deadline);
-  }
+  const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
+  world_.require_all(outcome, deadline);
+}
+
+/// From the vote up to the verdict; the digest of all tensors at the new version.
+StateDigest Membership::prove(const Roles& roles, ShardedReport& report, Deadline deadline) {
+  Outcome outcome;
   Ballot ballot;
   if (roles.subscriber != nullptr) {
-    watch.lap();
+    Stopwatch watch;
     outcome.then([&] { roles.subscriber->apply(report); });
     ballot.reached = roles.subscriber->digest();
     report.apply_seconds = watch.lap();
@@ -199,13 +203,33 @@ StateDigest Membership::attempt(const Roles& roles, ShardedReport& report, Deadl
 
 ShardedReport Membership::sync(const Roles& roles, std::chrono::milliseconds timeout) {
   const Deadline deadline = steady_clock::now() + timeout;
+  begin(roles, deadline);
+  return finish(roles, deadline);
+}
+
+void Membership::begin(const Roles& roles, Deadline deadline) {
+  if (staged_) throw Error(ErrorCode::kUsage, fmt::format("version {} waits for apply()", last_attempt(roles)));
   if (broken_) throw Error(ErrorCode::kPeerFailed, "the group is broken since an earlier failure: call regroup()");
   broken_ = true;
   const Stopwatch watch;
   ShardedReport report;
+  try {
+    or_abort(world_.control(), [&] { bring(roles, report, deadline); });
+  } catch (...) {
+    settle(roles, false);
+    throw;
+  }
+  report.total_seconds = watch.total();
+  staged_ = report;
+}
+
+ShardedReport Membership::finish(const Roles& roles, Deadline deadline) {
+  if (!staged_) throw Error(ErrorCode::kUsage, "no version is staged: call receive() first");
+  ShardedReport report = *std::exchange(staged_, std::nullopt);
+  const Stopwatch watch;
   StateDigest digest;
   try {
-    or_abort(world_.control(), [&] { digest = attempt(roles, report, deadline); });
+    or_abort(world_.control(), [&] { digest = prove(roles, report, deadline); });
   } catch (...) {
     settle(roles, false);
     throw;
@@ -226,7 +250,7 @@ ShardedReport Membership::sync(const Roles& roles, std::chrono::milliseconds tim
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
   broken_ = false;
   report.version = last_attempt(roles);
-  report.total_seconds = watch.total();
+  report.total_seconds += watch.total();
   return report;
 }
 

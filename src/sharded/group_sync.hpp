@@ -23,17 +23,22 @@ class Membership {
              std::chrono::milliseconds timeout);
   /// Collective; see ShardedPublisher::sync.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
+  /// Its two halves, before and after the vote that everything is staged; see ShardedSubscriber::receive and apply.
+  void begin(const Roles& roles, Deadline deadline);
+  ShardedReport finish(const Roles& roles, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return world_.plan(); }
 
  private:
   void form(const Roles& roles, const ChannelOpener& open, Deadline deadline);
   void seed(const Roles& roles, const ChannelOpener& open, Deadline deadline);
   void compare_bases(const Roles& roles, Deadline deadline);
-  StateDigest attempt(const Roles& roles, ShardedReport& report, Deadline deadline);
+  void bring(const Roles& roles, ShardedReport& report, Deadline deadline);
+  StateDigest prove(const Roles& roles, ShardedReport& report, Deadline deadline);
   void transfer(const Roles& roles, ShardedReport& report, Outcome& outcome, Deadline deadline);
 
   World world_;
-  bool broken_ = false;
+  bool broken_ = false;                  ///< Also while a sync is under way.
+  std::optional<ShardedReport> staged_;  ///< Between the two halves of one.
 };
 
 }  // namespace sparsecast

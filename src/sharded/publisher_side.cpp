@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <map>
+
 #include "bootstrap/blobs.hpp"
 
 namespace sparsecast {
@@ -82,6 +84,31 @@ void PublisherSide::publish() {
   }
   deltas_ = std::move(deltas);
   snapshot_lost_ = false;
+}
+
+void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) const {
+  if (!options_.report_tensors) return;
+  std::map<std::uint32_t, SentTensor> tensors;  // By the plan's tensor.
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    const std::vector<Part>& parts = plan.lanes()[lanes_[i].lane].parts;
+    for (const Part& part : parts) {
+      SentTensor& sent = tensors[part.tensor];
+      sent.name = plan.table()[part.tensor].name;
+      sent.elements += part.box.elements();
+    }
+    const DeltaReport found = report_of(*deltas_[i], *lanes_[i].table);
+    for (std::size_t codec = 0; codec < std::size(found.blocks_by_codec); ++codec) {
+      report.blocks_by_codec[codec] += found.blocks_by_codec[codec];
+    }
+    for (const DeltaReport::Tensor& tensor : found.tensors) {
+      SentTensor& sent = tensors[parts[tensor.index].tensor];
+      sent.changed += tensor.changed;
+      sent.bytes += tensor.bytes;
+      sent.dense_blocks += tensor.dense_blocks;
+      sent.blocks += tensor.blocks;
+    }
+  }
+  for (auto& [index, sent] : tensors) report.tensors.push_back(std::move(sent));
 }
 
 std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedReport& report) {

@@ -38,6 +38,8 @@ class PublisherSide {
 
   /// Detects and encodes every lane, as the attempt after the last.
   void publish();
+  /// With options.report_tensors: what publish() has found.
+  void describe(const FanoutPlan& plan, ShardedReport& report) const;
   /// The records of a transfer's lanes; none when publish() has failed.
   std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
   /// Of the attempt, for the ballot.

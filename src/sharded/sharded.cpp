@@ -104,6 +104,13 @@ ShardedReport ShardedSubscriber::sync(std::chrono::milliseconds timeout) {
   return state_->seat.group().sync({nullptr, &state_->side}, timeout);
 }
 
+void ShardedSubscriber::receive(std::chrono::milliseconds timeout) {
+  state_->seat.group().begin({nullptr, &state_->side}, std::chrono::steady_clock::now() + timeout);
+}
+ShardedReport ShardedSubscriber::apply(std::chrono::milliseconds timeout) {
+  return state_->seat.group().finish({nullptr, &state_->side}, std::chrono::steady_clock::now() + timeout);
+}
+
 std::uint64_t ShardedSubscriber::audit_next() { return state_->side.audit_next(); }
 void ShardedSubscriber::audit() { state_->side.audit(); }
 const FanoutPlan& ShardedSubscriber::plan() const { return state_->seat.group().plan(); }

@@ -209,5 +209,104 @@ TEST(ShardedSync, DeviceMemoryNeedsADeviceBackend) {
                      {"no device backend"});
 }
 
+TEST(ShardedSync, AnEngineReceivesWhileItsWeightsAreReadAndAppliesLater) {
+  const Scene scene;
+  run_scene([&](const std::shared_ptr<Rendezvous>& channel) {
+    Rank rank(scene, channel->rank());
+    rank.regroup(channel);
+    for (std::uint64_t v = 1; v <= 3; ++v) {
+      rank.train(v);
+      if (rank.publisher()) {
+        rank.sync();
+        continue;
+      }
+      ShardedSubscriber& engine = *rank.subscriber();
+      engine.receive(kTimeout);
+      EXPECT_EQ(engine.version(), v - 1);
+      EXPECT_EQ(rank.wrong(v - 1), 0U) << "receive() wrote into live memory";
+      const ShardedReport report = engine.apply(kTimeout);
+      EXPECT_EQ(report.version, v);
+      EXPECT_GT(report.received_bytes, 0U);
+      EXPECT_GT(report.applied, 0U);
+      EXPECT_EQ(rank.wrong(v), 0U);
+    }
+  });
+}
+
+TEST(ShardedSync, HalvesOfASyncInAnotherOrderAreRefused) {
+  const Scene scene;
+  run_scene([&](const std::shared_ptr<Rendezvous>& channel) {
+    Rank rank(scene, channel->rank());
+    rank.regroup(channel);
+    rank.train(1);
+    if (rank.publisher()) {
+      rank.sync();
+      return;
+    }
+    ShardedSubscriber& engine = *rank.subscriber();
+    test::expect_error(ErrorCode::kUsage, [&] { engine.apply(kTimeout); }, {"no version is staged"});
+    engine.receive(kTimeout);
+    test::expect_error(ErrorCode::kUsage, [&] { engine.receive(kTimeout); }, {"version 1 waits for apply()"});
+    test::expect_error(ErrorCode::kUsage, [&] { engine.sync(kTimeout); }, {"version 1 waits for apply()"});
+    EXPECT_EQ(engine.apply(kTimeout).version, 1U);
+    EXPECT_EQ(rank.wrong(1), 0U);
+  });
+}
+
+TEST(ShardedSync, AnEngineThatNeverAppliesStopsTheSyncAndARegroupHealsIt) {
+  const Scene scene;
+  test::Meeting again(test::meeting_options(Scene::kRanks));
+  run_scene([&](const std::shared_ptr<Rendezvous>& channel) {
+    const int r = channel->rank();
+    Rank rank(scene, r);
+    rank.regroup(channel);
+    rank.train(1);
+    if (r == 4) {
+      rank.subscriber()->receive(kTimeout);
+      channel->abort("the engine was killed in its pause");
+    } else {
+      EXPECT_NE(words_of([&] { rank.sync(); }), "");
+      EXPECT_EQ(rank.version(), 0U);
+    }
+    if (!rank.publisher()) {
+      EXPECT_EQ(rank.wrong(0), 0U);
+    }
+    rank.regroup(again.meet(r));
+    rank.sync();
+    EXPECT_EQ(rank.wrong(1), 0U);
+  });
+}
+
+TEST(ShardedSync, ReportsWhatWasSentOfEachTensorWhenAsked) {
+  const Scene scene;
+  run_scene([&](const std::shared_ptr<Rendezvous>& channel) {
+    ShardedOptions options;
+    options.report_tensors = true;
+    Rank rank(scene, channel->rank(), options);
+    rank.regroup(channel);
+    rank.train(1);
+    const ShardedReport report = rank.sync();
+    if (!rank.publisher()) {
+      EXPECT_TRUE(report.tensors.empty());
+      return;
+    }
+    ASSERT_EQ(report.tensors.size(), 2U);
+    EXPECT_EQ(report.tensors[0].name, "a.weight");
+    EXPECT_EQ(report.tensors[1].name, "b.weight");
+    std::uint64_t changed = 0;
+    std::uint64_t blocks = 0;
+    for (const SentTensor& tensor : report.tensors) {
+      EXPECT_EQ(tensor.elements % 24, 0U);
+      changed += tensor.changed;
+      blocks += tensor.blocks;
+    }
+    EXPECT_EQ(changed, report.changed);
+    std::uint64_t by_codec = 0;
+    for (const std::uint64_t count : report.blocks_by_codec) by_codec += count;
+    EXPECT_EQ(by_codec, blocks);
+    EXPECT_GT(blocks, 0U);
+  });
+}
+
 }  // namespace
 }  // namespace sparsecast
