@@ -21,6 +21,7 @@ sparsecast_tristate(SPARSECAST_EXAMPLES "The examples in C, and the test that sp
 sparsecast_tristate(SPARSECAST_BENCH "sparsecast_perf and codec_bench")
 
 option(BUILD_SHARED_LIBS "Build the shared library, else the static one" ON)
+option(SPARSECAST_PYTHON "The Python module (nanobind of the Python that CMake finds)" OFF)
 option(SPARSECAST_FUZZ "libFuzzer targets (needs clang)" OFF)
 option(SPARSECAST_WERROR "Treat warnings as errors" OFF)
 

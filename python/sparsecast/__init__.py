@@ -1,0 +1,103 @@
+"""sparsecast: lossless sparse synchronisation of model weights.
+
+Only the weights that changed travel, bit for bit, and every receiver proves what it holds. Arrays of any library go in
+by DLPack or the buffer protocol (:func:`describe`); torch is needed only by :mod:`sparsecast.torch`.
+
+The ends, thin on top of one another:
+
+* :class:`Publisher` and :class:`Subscriber`: one rank each; deltas as bytes, or over a :class:`Transport`.
+* :class:`ShardedPublisher` and :class:`ShardedSubscriber`: many ranks on both sides, cut differently (:class:`Layout`).
+* :class:`LogPublisher` and :class:`LogFollower`: a log of files or S3 objects between them.
+"""
+
+from __future__ import annotations
+
+from ._core import (
+    ApplyReport,
+    Box,
+    ColocatedRank,
+    ControlChannel,
+    Delta,
+    Layout,
+    LocalTensor,
+    Memory,
+    Publisher,
+    RankLayout,
+    Shard,
+    ShardedPublisher,
+    ShardedReport,
+    ShardedSubscriber,
+    Subscriber,
+    SyncReport,
+    TensorTable,
+    Transport,
+    digest,
+    has_cuda,
+    has_log,
+    has_mpi,
+    has_nccl,
+    meet,
+    mpi_channel,
+    mpi_transport,
+    nccl_transport,
+    tcp_transport,
+)
+from ._core import version as __version__
+from .buffers import describe
+from .errors import Error
+from .layouts import join_layouts
+
+if has_log:
+    from ._core import (
+        FollowReport,
+        LogFollower,
+        LogPublisher,
+        Publication,
+        create_log,
+        generate_key,
+        log_head,
+        write_checkpoint,
+    )
+
+__all__ = [
+    "ApplyReport",
+    "Box",
+    "ColocatedRank",
+    "ControlChannel",
+    "Delta",
+    "Error",
+    "FollowReport",
+    "Layout",
+    "LocalTensor",
+    "LogFollower",
+    "LogPublisher",
+    "Memory",
+    "Publication",
+    "Publisher",
+    "RankLayout",
+    "Shard",
+    "ShardedPublisher",
+    "ShardedReport",
+    "ShardedSubscriber",
+    "Subscriber",
+    "SyncReport",
+    "TensorTable",
+    "Transport",
+    "__version__",
+    "create_log",
+    "describe",
+    "digest",
+    "generate_key",
+    "has_cuda",
+    "has_log",
+    "has_mpi",
+    "has_nccl",
+    "join_layouts",
+    "log_head",
+    "meet",
+    "mpi_channel",
+    "mpi_transport",
+    "nccl_transport",
+    "tcp_transport",
+    "write_checkpoint",
+]

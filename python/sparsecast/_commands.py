@@ -1,0 +1,31 @@
+"""Entry points of the package's programs: they say which extra is missing, where the parts behind them need more."""
+
+from __future__ import annotations
+
+import sys
+
+
+def _missing(program: str, extra: str, error: ModuleNotFoundError) -> int:
+    if (error.name or "").partition(".")[0] == "sparsecast":
+        raise error
+    words = f"it needs the package {error.name}: pip install 'sparsecast[{extra}]'"
+    print(f"{program}: {words} [usage]", file=sys.stderr)
+    return 2
+
+
+def record() -> int:
+    """``sparsecast-record``, and so ``sparsecast record``."""
+    try:
+        from .record.cli import main
+    except ModuleNotFoundError as error:
+        return _missing("sparsecast-record", "torch,record", error)
+    return main()
+
+
+def control() -> int:
+    """``sparsecast-control``, and so ``sparsecast control``."""
+    try:
+        from .control.cli import main
+    except ModuleNotFoundError as error:
+        return _missing("sparsecast-control", "control", error)
+    return main()

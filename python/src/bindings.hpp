@@ -1,0 +1,62 @@
+#pragma once
+
+// The parts of the Python module `sparsecast._core`, one function a file. Classes mirror those of the C++ headers; what
+// Python adds is said in the docstrings. Every call that may block releases the interpreter lock.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsecast/codec.hpp"
+#include "sparsecast/delta.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/hash.hpp"
+
+namespace sparsecast::python {
+
+namespace nb = nanobind;
+
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+
+void bind_errors(nb::module_& m);
+void bind_memory(nb::module_& m);
+void bind_tables(nb::module_& m);
+void bind_layouts(nb::module_& m);
+void bind_channels(nb::module_& m);
+void bind_sync(nb::module_& m);
+void bind_sharded(nb::module_& m);
+void bind_logs(nb::module_& m);
+void bind_quantize(nb::module_& m);
+
+/// Seconds as every function of the module takes them; Error{kUsage} for what is no length of time.
+inline std::chrono::milliseconds milliseconds(double seconds) {
+  constexpr double kLongest = 1e9;
+  if (!(seconds >= 0) || seconds > kLongest) throw Error(ErrorCode::kUsage, "a timeout is 0 to 1e9 seconds");
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::llround(seconds * 1000)));
+}
+
+/// 32 hexadecimal digits.
+std::string hex(const Hash128& value);
+/// Inverse of hex. Error{kUsage}, with `what` as its context.
+Hash128 hash_from_hex(const std::string& text, const char* what);
+
+inline nb::bytes to_python(ConstBytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+inline ConstBytes bytes_of(const nb::bytes& bytes) {
+  return {static_cast<const std::byte*>(static_cast<const void*>(bytes.c_str())), bytes.size()};
+}
+
+/// Options of the encoder by their names in the command line. Error{kUsage} that lists what there is.
+EncodeOptions encode_options(const std::string& positions, const std::string& values, int zstd_level,
+                             std::uint32_t frame_capacity, int threads);
+
+}  // namespace sparsecast::python

@@ -1,0 +1,166 @@
+#include <fmt/format.h>
+
+#include "bindings.hpp"
+#include "ends.hpp"
+#include "sparsecast/mpi_transport.hpp"
+#include "sparsecast/nccl_transport.hpp"
+#include "sparsecast/rendezvous.hpp"
+#include "sparsecast/tcp_transport.hpp"
+#if SPARSECAST_HAVE_MPI
+#include <mpi.h>
+#endif
+
+namespace sparsecast::python {
+namespace {
+
+Deadline deadline_in(double seconds) { return std::chrono::steady_clock::now() + milliseconds(seconds); }
+
+std::vector<nb::bytes> all_gather(ControlChannel& channel, const nb::bytes& own, double timeout) {
+  std::vector<Bytes> gathered;
+  {
+    const ConstBytes bytes = bytes_of(own);
+    const nb::gil_scoped_release release;
+    gathered = channel.all_gather(bytes, deadline_in(timeout));
+  }
+  std::vector<nb::bytes> out;
+  for (const Bytes& part : gathered) out.push_back(to_python(part));
+  return out;
+}
+
+nb::bytes broadcast(ControlChannel& channel, const nb::bytes& own, double timeout) {
+  Bytes result;
+  {
+    const ConstBytes bytes = bytes_of(own);
+    const nb::gil_scoped_release release;
+    result = channel.broadcast(bytes, deadline_in(timeout));
+  }
+  return to_python(result);
+}
+
+std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port, int rank, int size,
+                                     const std::string& secret, std::uint32_t generation, const std::string& interface,
+                                     double timeout) {
+  RendezvousOptions options;
+  options.host = host;
+  options.port = port;
+  options.rank = rank;
+  options.size = size;
+  options.secret = secret;
+  options.generation = generation;
+  options.interface = interface;
+  options.timeout = milliseconds(timeout);
+  // Layouts of large models travel as blobs.
+  options.max_blob_bytes = std::uint64_t{256} << 20;
+  const nb::gil_scoped_release release;
+  return Rendezvous::meet(options);
+}
+
+/// MPI must be there before a channel over it: torch programs know nothing of it.
+void require_mpi() {
+#if SPARSECAST_HAVE_MPI
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  if (initialised) return;
+  int provided = 0;
+  if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
+    throw Error(ErrorCode::kIo, "MPI could not be initialised");
+  }
+  // Only who began it ends it; after a failure of a channel MPI_Finalize would wait for ever, so at exit only.
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+    int finalised = 0;
+    MPI_Finalized(&finalised);
+    if (!finalised) MPI_Finalize();
+  }));
+#endif
+}
+
+}  // namespace
+
+ChannelOpener opener_of(const std::string& channels, int device) {
+  if (channels == "control") return open_control_channels();
+  if (channels == "mpi") {
+    require_mpi();
+    return open_mpi_channels();
+  }
+  if (channels == "nccl") {
+    NcclOptions options;
+    options.device = device;
+    return open_nccl_channels(options);
+  }
+  throw Error(ErrorCode::kUsage, fmt::format("there are no channels '{}': control, mpi, nccl", channels));
+}
+
+void bind_channels(nb::module_& m) {
+  nb::class_<ControlChannel>(
+      m, "ControlChannel",
+      "A slow, reliable side channel between the ranks of a group. Every call but abort() is collective, ends by its "
+      "timeout (seconds), and raises DeadlineError, PeerFailedError or GroupMismatchError otherwise; the channel is "
+      "broken then, and every rank learns so. One thread at a time.")
+      .def_prop_ro("rank", &ControlChannel::rank)
+      .def_prop_ro("size", &ControlChannel::size)
+      .def("all_gather", &all_gather, nb::arg("own"), nb::arg("timeout") = 60.0,
+           "Every rank's bytes, in the order of ranks, on every rank.")
+      .def("broadcast", &broadcast, nb::arg("own"), nb::arg("timeout") = 60.0, "The bytes of rank 0, on every rank.")
+      .def(
+          "agree",
+          [](ControlChannel& self, int status, int coordinator, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.agree(status, coordinator, deadline_in(timeout));
+          },
+          nb::arg("status"), nb::arg("coordinator") = 0, nb::arg("timeout") = 60.0,
+          "The largest status of all ranks; the coordinator alone decides.")
+      .def(
+          "split",
+          [](ControlChannel& self, int color, int key, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.split(color, key, deadline_in(timeout));
+          },
+          nb::arg("color"), nb::arg("key"), nb::arg("timeout") = 60.0,
+          "Channels of the ranks of one color each, ordered by key, then rank; None for a negative color.")
+      .def("abort", &ControlChannel::abort, nb::arg("reason"), ReleaseGil(),
+           "Tells the others that this rank gives up, and why; best effort.")
+      .def("aborted", &ControlChannel::aborted, ReleaseGil(), "Why the channel is broken, or None; does not wait.");
+  m.def("meet", &meet, nb::arg("host"), nb::arg("port"), nb::kw_only(), nb::arg("rank"), nb::arg("size"),
+        nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("timeout") = 60.0,
+        "Meets the other ranks over TCP at rank 0's host and port: authenticated by the shared secret (at least 16 "
+        "characters, never sent) and encrypted. `generation` tells groups apart that meet there one after another. "
+        "Raises DeadlineError that names missing ranks, UnauthenticatedError, GroupMismatchError.");
+  m.def(
+      "mpi_channel",
+      [] {
+        require_mpi();
+        const nb::gil_scoped_release release;
+        return make_mpi_control_channel();
+      },
+      "A control channel over MPI_COMM_WORLD; initialises MPI if nobody has. UnsupportedError without MPI.");
+
+  nb::class_<Transport>(m, "Transport", "One channel: a source and the receivers that get the same tensors.")
+      .def_prop_ro("rank", &Transport::rank)
+      .def_prop_ro("size", &Transport::size);
+  m.def(
+      "tcp_transport",
+      [](std::shared_ptr<ControlChannel> control) {
+        return std::shared_ptr<Transport>(make_tcp_transport(std::move(control)));
+      },
+      nb::arg("control"), "Records travel over the control channel itself, which belongs to the transport then.");
+  m.def(
+      "mpi_transport",
+      [] {
+        require_mpi();
+        const nb::gil_scoped_release release;
+        return std::shared_ptr<Transport>(make_mpi_transport());
+      },
+      "Over MPI_COMM_WORLD; initialises MPI if nobody has. UnsupportedError without MPI.");
+  m.def(
+      "nccl_transport",
+      [](std::shared_ptr<ControlChannel> control, int device, double timeout) {
+        NcclOptions options;
+        options.device = device;
+        const nb::gil_scoped_release release;
+        return std::shared_ptr<Transport>(NcclTransport::open(std::move(control), options, deadline_in(timeout)));
+      },
+      nb::arg("control"), nb::arg("device") = -1, nb::arg("timeout") = 60.0,
+      "Collective over the control channel. The NCCL library is the one that torch has loaded, if it has.");
+}
+
+}  // namespace sparsecast::python

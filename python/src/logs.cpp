@@ -1,0 +1,346 @@
+// Delta logs from Python: making one, publishing to it, following it with live tensors or a checkpoint.
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "bindings.hpp"
+#include "memory.hpp"
+#if SPARSECAST_HAVE_LOG
+#include "publisher_detector.hpp"
+#include "sparsecast/delta_log.hpp"
+#include "sparsecast/digest.hpp"
+#include "sparsecast/log_follower.hpp"
+#include "sparsecast/log_publisher.hpp"
+#include "sparsecast/safetensors.hpp"
+
+namespace sparsecast::python {
+namespace {
+
+FileSystem& files() { return FileSystem::posix(); }
+
+LogTrust trust_of(const std::vector<std::string>& keys) {
+  LogTrust trust;
+  for (const std::string& key : keys) trust.pinned.push_back(public_key_from_string(key));
+  return trust;
+}
+
+std::shared_ptr<const SigningKey> signing_key(const std::optional<std::string>& path) {
+  return path ? SigningKey::load(files(), *path) : nullptr;
+}
+
+/// Writes the tensors as one safetensors file, atomically.
+void write_checkpoint(const TensorTable& table, const Tensors& tensors, const std::string& path) {
+  SafetensorsWriter writer(files(), path, {table.begin(), table.end()});
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (!tensors.host[i].strides.empty()) {
+      throw Error(ErrorCode::kUsage, "it is not contiguous", fmt::format("tensor '{}'", table[i].name));
+    }
+    writer.append({tensors.host[i].data, table[i].bytes()});
+  }
+  writer.finish();
+}
+
+Tensors host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
+  Tensors tensors = tensors_for(table, memory, writable, "tensor");
+  if (tensors.on_device) throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
+  return tensors;
+}
+
+/// The first version of a new log, with its anchor; the head's version where there is a log already.
+std::uint64_t create_log(const std::string& location, const TensorTable& table, const std::vector<Memory>& memory,
+                         const std::string& anchor_path, std::uint64_t version,
+                         const std::optional<std::string>& key, const std::string& label, int threads) {
+  const Tensors tensors = host_tensors(table, memory, false);
+  const nb::gil_scoped_release release;
+  LogReader reader(open_object_store(files(), location));
+  LogWriterOptions options;
+  options.key = signing_key(key);
+  options.threads = threads;
+  LogWriter writer(reader, options);
+  std::vector<ConstHostTensor> views;
+  for (const HostTensor& tensor : tensors.host) views.push_back({tensor.data, tensor.strides});
+  const StateDigest digest = sum(digest_tensors(table, views, threads));
+  write_checkpoint(table, tensors, anchor_path);
+  const LogCommit commit =
+      writer.create({{}, version, std::make_shared<const TensorTable>(table), digest, {}, label});
+  writer.write_anchor(files(), anchor_path, commit.version);
+  return commit.version;
+}
+
+class PythonLogPublisher {
+ public:
+  PythonLogPublisher(const std::string& location, const TensorTable& table, const DetectorRequest& request,
+                     LogPublisherOptions options, const std::vector<std::string>& trusted, const EncodeOptions& encode)
+      : table_(std::make_shared<const TensorTable>(table)), kept_(request.all()) {
+    MadeDetector made = make_detector(table_, request);
+    if (!made.host) throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
+    const nb::gil_scoped_release release;
+    publisher_ = std::make_unique<LogPublisher>(open_object_store(files(), location), files(), trust_of(trusted), table_,
+                                                std::move(made.host), std::move(options), encode);
+  }
+  ~PythonLogPublisher() {
+    const nb::gil_scoped_release release;
+    publisher_.reset();
+  }
+  PythonLogPublisher(const PythonLogPublisher&) = delete;
+  PythonLogPublisher& operator=(const PythonLogPublisher&) = delete;
+
+  LogPublisher& get() noexcept { return *publisher_; }
+
+ private:
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<Memory> kept_;
+  std::unique_ptr<LogPublisher> publisher_;
+};
+
+/// A follower, its target's subscriber and the memory that both write.
+class PythonLogFollower {
+ public:
+  PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
+                    const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
+                    FollowerOptions options, nb::object pause)
+      : table_(std::make_shared<const TensorTable>(table)), kept_(memory), pause_(std::move(pause)) {
+    const Tensors tensors = host_tensors(*table_, memory, true);
+    std::vector<TensorBytes> live;
+    for (std::size_t i = 0; i < tensors.host.size(); ++i) {
+      if (!tensors.host[i].strides.empty()) {
+        throw Error(ErrorCode::kUsage, "it is not contiguous", fmt::format("tensor '{}'", (*table_)[i].name));
+      }
+      live.emplace_back(tensors.host[i].data, (*table_)[i].bytes());
+    }
+    const nb::gil_scoped_release release;
+    const std::shared_ptr<ObjectStore> store = open_object_store(files(), location);
+    SubscriberOptions of_log = subscribing;
+    LogReader reader(store, options.trust);
+    const std::optional<LogCommit> head = reader.head();
+    if (!head) throw Error(ErrorCode::kIncomplete, "there is no log here yet", location);
+    of_log.stream = head->stream;
+    subscriber_ = std::make_unique<Subscriber>(table_, live, of_log);
+    follower_ = std::make_unique<LogFollower>(
+        store, files(), state_path,
+        make_subscriber_target(*subscriber_, table_, std::move(live), files(), scratch,
+                               pause_.is_none() ? std::function<void(bool)>() : [this](bool paused) { tell(paused); }),
+        std::move(options));
+  }
+
+  FollowReport step(const std::optional<std::uint64_t>& version) {
+    failure_ = nullptr;
+    FollowReport report;
+    {
+      const nb::gil_scoped_release release;
+      report = follower_->step(version);
+    }
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return report;
+  }
+  /// The callable may own, through others, the follower itself: Python's collector must see it.
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) {
+      const PyObject* const pause = nb::inst_ptr<PythonLogFollower>(self)->pause_.ptr();
+      Py_VISIT(const_cast<PyObject*>(pause));
+    }
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    if (nb::inst_ready(self)) nb::inst_ptr<PythonLogFollower>(self)->pause_ = nb::none();
+    return 0;
+  }
+
+  LogFollower& get() noexcept { return *follower_; }
+  Subscriber& subscriber() noexcept { return *subscriber_; }
+
+ private:
+  /// The library's callback throws nothing: what Python raises waits until the step has ended.
+  void tell(bool paused) {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      pause_(paused);
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
+
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<Memory> kept_;
+  nb::object pause_;  ///< A callable, or None.
+  std::exception_ptr failure_;
+  std::unique_ptr<Subscriber> subscriber_;
+  std::unique_ptr<LogFollower> follower_;
+};
+
+void bind_publication(nb::module_& m) {
+  nb::class_<Publication>(m, "Publication", "What became of one publication to a log.")
+      .def_prop_ro("version", [](const Publication& self) { return self.commit.version; })
+      .def_prop_ro("changed", [](const Publication& self) { return self.commit.changed; })
+      .def_prop_ro("elements", [](const Publication& self) { return self.commit.elements; })
+      .def_prop_ro("wire_bytes", [](const Publication& self) { return self.commit.delta_bytes; },
+                   "Of the delta's object.")
+      .def_prop_ro("digest", [](const Publication& self) { return hex(self.commit.digest.value); })
+      .def_ro("encode_seconds", &Publication::encode_seconds)
+      .def_ro("upload_seconds", &Publication::upload_seconds);
+}
+
+void bind_publisher(nb::module_& m) {
+  nb::class_<PythonLogPublisher>(
+      m, "LogPublisher",
+      "The trainer's end of a delta log: detects and encodes in the caller's thread, uploads, commits and maintains in "
+      "threads of its own. One publication is in flight at a time. Not thread-safe.")
+      .def("__init__",
+           [](PythonLogPublisher* self, const std::string& location, const TensorTable& table,
+              const std::vector<Memory>& tensors, const std::string& detector,
+              const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<std::string>& key,
+              const std::vector<std::string>& trusted_keys, const std::string& mirror, bool merge, bool anchors,
+              double deadline, const std::string& positions, const std::string& values, int zstd_level, int threads) {
+             LogPublisherOptions options;
+             options.writer.key = signing_key(key);
+             options.writer.threads = threads;
+             options.mirror = mirror;
+             options.merge = merge;
+             options.anchors = anchors;
+             options.deadline = milliseconds(deadline);
+             new (self) PythonLogPublisher(
+                 location, table, {detector, tensors, masters}, std::move(options), trusted_keys,
+                 encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads));
+           },
+           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
+           nb::arg("masters") = nb::none(), nb::arg("key") = nb::none(),
+           nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("mirror") = "", nb::arg("merge") = true,
+           nb::arg("anchors") = true, nb::arg("deadline") = 120.0, nb::arg("positions") = "auto",
+           nb::arg("values") = "ulp", nb::arg("zstd_level") = 0, nb::arg("threads") = 1,
+           "Takes over the log at `location` (a directory or s3://bucket/prefix), which is there (create_log). The "
+           "tensors hold its newest version, else WrongBaseError. `key`: path of a signing key; `trusted_keys`: public "
+           "ones as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made.")
+      .def(
+          "publish",
+          [](PythonLogPublisher& self, const std::string& label) {
+            const nb::gil_scoped_release release;
+            return self.get().publish(label);
+          },
+          nb::arg("label") = "",
+          "Encodes what changed and hands it to the uploading thread; the version that it will be. FencedError is "
+          "final; after any other error the call may be repeated.")
+      .def(
+          "wait",
+          [](PythonLogPublisher& self, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.get().wait(milliseconds(timeout));
+          },
+          nb::arg("timeout") = 120.0, "Until the newest publication is durable.")
+      .def(
+          "wait_maintenance",
+          [](PythonLogPublisher& self, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.get().wait_maintenance(milliseconds(timeout));
+          },
+          nb::arg("timeout") = 120.0)
+      .def_prop_ro("maintenance_error",
+                   [](PythonLogPublisher& self) -> std::optional<std::string> {
+                     const std::optional<Error> error = self.get().maintenance_error();
+                     return error ? std::optional<std::string>(error->what()) : std::nullopt;
+                   })
+      .def_prop_ro("version", [](PythonLogPublisher& self) { return self.get().head().version; },
+                   "Of the newest commit that is known to be durable.")
+      .def_prop_ro("digest", [](PythonLogPublisher& self) { return hex(self.get().head().digest.value); })
+      .def_prop_ro("stream_id", [](PythonLogPublisher& self) { return hex(self.get().head().stream); })
+      .def_prop_ro("in_flight", [](PythonLogPublisher& self) { return self.get().in_flight(); });
+}
+
+void bind_follower(nb::module_& m) {
+  nb::class_<FollowReport>(m, "FollowReport", "What one step of a follower did.")
+      .def_ro("version", &FollowReport::version)
+      .def_ro("head", &FollowReport::head)
+      .def_ro("applied", &FollowReport::applied, "Deltas; merged ones count once.")
+      .def_ro("reseeded", &FollowReport::reseeded, "From an anchor.")
+      .def_ro("objects_read", &FollowReport::objects_read)
+      .def_ro("bytes_read", &FollowReport::bytes_read)
+      .def_ro("fetch_seconds", &FollowReport::fetch_seconds)
+      .def_ro("apply_seconds", &FollowReport::apply_seconds);
+  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&PythonLogFollower::traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(&PythonLogFollower::clear)},
+                                {0, nullptr}};
+  nb::class_<PythonLogFollower>(m, "LogFollower", nb::type_slots(slots),
+                                "Live tensors in host memory that follow a delta log. Not thread-safe, except stop().")
+      .def("__init__",
+           [](PythonLogFollower* self, const std::string& location, const TensorTable& table,
+              const std::vector<Memory>& tensors, const std::string& state_path, const std::string& scratch,
+              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
+              bool allow_rollback, int threads, std::uint32_t audit_versions,
+              nb::object pause) {
+             FollowerOptions options;
+             options.trust = trust_of(trusted_keys);
+             options.trust.max_age = milliseconds(max_age);
+             options.lease = lease;
+             options.allow_rollback = allow_rollback;
+             SubscriberOptions subscribing;
+             subscribing.threads = threads;
+             subscribing.audit_versions = audit_versions;
+             new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
+                                          std::move(pause));
+           },
+           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
+           nb::arg("scratch"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "",
+           nb::arg("max_age") = 0.0, nb::arg("allow_rollback") = false, nb::arg("threads") = 1,
+           nb::arg("audit_versions") = 64, nb::arg("pause") = nb::none(),
+           "`tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers what was seen; "
+           "`scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and "
+           "`pause(False)` after it, in the thread of step(). IncompleteError when there is no log yet.")
+      .def("step", &PythonLogFollower::step, nb::arg("version") = nb::none(),
+           "As far as the head is now, or to `version`; nothing to do is no error.")
+      .def("stop", [](PythonLogFollower& self) { self.get().stop(); })
+      .def_prop_ro("version", [](PythonLogFollower& self) { return self.get().version(); },
+                   "Of the tensors; None until the first step has found it.")
+      .def_prop_ro("digest", [](PythonLogFollower& self) { return hex(self.subscriber().digest().value); });
+}
+
+}  // namespace
+
+void bind_logs(nb::module_& m) {
+  m.attr("has_log") = true;
+  bind_publication(m);
+  bind_publisher(m);
+  bind_follower(m);
+  m.def(
+      "log_head",
+      [](const std::string& location, const std::vector<std::string>& trusted_keys) -> std::optional<std::uint64_t> {
+        const nb::gil_scoped_release release;
+        LogReader reader(open_object_store(files(), location), trust_of(trusted_keys));
+        const std::optional<LogCommit> head = reader.head();
+        return head ? std::optional(head->version) : std::nullopt;
+      },
+      nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{},
+      "The newest version of the log at `location`; None where there is no log.");
+  m.def("create_log", &create_log, nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(),
+        nb::arg("anchor_path"), nb::arg("version") = 0, nb::arg("key") = nb::none(), nb::arg("label") = "",
+        nb::arg("threads") = 1,
+        "Begins a delta log with the tensors as its first version, and its anchor; they are written to `anchor_path` "
+        "(a .safetensors file; a good mirror for the publisher) on the way. UsageError when there is a log already.");
+  m.def(
+      "write_checkpoint",
+      [](const TensorTable& table, const std::vector<Memory>& memory, const std::string& path) {
+        const Tensors tensors = host_tensors(table, memory, false);
+        const nb::gil_scoped_release release;
+        write_checkpoint(table, tensors, path);
+      },
+      nb::arg("table"), nb::arg("tensors"), nb::arg("path"),
+      "Writes contiguous tensors of host memory as one .safetensors file, atomically.");
+  m.def(
+      "generate_key",
+      [](const std::string& path) {
+        const std::shared_ptr<const SigningKey> key = SigningKey::generate();
+        key->save(files(), path);
+        return to_string(key->public_key());
+      },
+      nb::arg("path"), "Makes a signing key, saves it for its owner alone, and returns the public one.");
+}
+
+}  // namespace sparsecast::python
+#else
+namespace sparsecast::python {
+void bind_logs(nb::module_& m) { m.attr("has_log") = false; }
+}  // namespace sparsecast::python
+#endif

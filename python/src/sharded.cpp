@@ -1,0 +1,300 @@
+#include "sparsecast/sharded.hpp"
+
+#include <fmt/format.h>
+
+#include "bindings.hpp"
+#include "ends.hpp"
+#include "memory.hpp"
+#include "sparsecast/layout.hpp"
+
+namespace sparsecast::python {
+namespace {
+
+/// A rank's tensors, as its layout names them: contiguous, of the layout's dtypes and numbers of elements.
+struct RankMemory {
+  std::vector<Memory> kept;
+  bool on_device = false;
+  int device = -1;
+  std::vector<TensorBytes> host;
+  std::vector<void*> d_tensors;
+};
+
+Error misfit(std::size_t rank, const std::string& name, const std::string& sentence) {
+  return {ErrorCode::kUsage, sentence, fmt::format("rank {}: local tensor '{}'", rank, name)};
+}
+
+RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable) {
+  if (rank >= layout.ranks().size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
+  }
+  const std::vector<LocalTensor>& locals = layout.ranks()[rank].tensors;
+  if (tensors.size() != locals.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} tensors for a layout's {}", tensors.size(), locals.size()),
+                fmt::format("rank {}", rank));
+  }
+  RankMemory out;
+  out.kept = tensors;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const Memory& one = tensors[t];
+    const LocalTensor& local = locals[t];
+    if (t == 0) {
+      out.on_device = one.on_device();
+      out.device = one.device();
+    } else if (one.device() != out.device) {
+      throw misfit(rank, local.name, fmt::format("it is on {}, and '{}' on {}: all must be on one device",
+                                                 one.device_name(), locals[0].name, tensors[0].device_name()));
+    }
+    if (one.dtype() != local.dtype) {
+      throw misfit(rank, local.name, fmt::format("it has dtype {}, and the layout says {}", to_string(one.dtype()),
+                                                 to_string(local.dtype)));
+    }
+    if (one.elements() != local.elements) {
+      throw misfit(rank, local.name,
+                   fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements));
+    }
+    if (!one.contiguous()) throw misfit(rank, local.name, "it is not contiguous");
+    if (writable && !one.writable()) throw misfit(rank, local.name, "its memory is read-only");
+    if (out.on_device) {
+      out.d_tensors.push_back(one.data());
+    } else {
+      out.host.emplace_back(one.data(), one.bytes());
+    }
+  }
+  return out;
+}
+
+class PythonShardedPublisher {
+ public:
+  PythonShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, const std::vector<Memory>& tensors,
+                         const ShardedOptions& options, std::uintptr_t stream, double device_timeout)
+      : memory_(rank_memory(*layout, rank, tensors, false)) {
+    const DeviceOptions device = device_options(memory_.device, stream, device_timeout);
+    const nb::gil_scoped_release release;
+    publisher_ = memory_.on_device
+                     ? std::make_unique<ShardedPublisher>(std::move(layout), rank, memory_.d_tensors, options, device)
+                     : std::make_unique<ShardedPublisher>(std::move(layout), rank, memory_.host, options);
+  }
+  ShardedPublisher& get() noexcept { return *publisher_; }
+  int device() const noexcept { return memory_.device; }
+
+ private:
+  RankMemory memory_;
+  std::unique_ptr<ShardedPublisher> publisher_;
+};
+
+class PythonShardedSubscriber {
+ public:
+  PythonShardedSubscriber(const std::string& engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+                          const std::vector<Memory>& tensors, const ShardedOptions& options, std::uintptr_t stream,
+                          double device_timeout)
+      : rank_(rank), stream_(stream), device_timeout_(device_timeout), memory_(rank_memory(*layout, rank, tensors, true)) {
+    const DeviceOptions device = device_options(memory_.device, stream, device_timeout);
+    const nb::gil_scoped_release release;
+    subscriber_ = memory_.on_device ? std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank,
+                                                                          memory_.d_tensors, options, device)
+                                    : std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.host,
+                                                                          options);
+  }
+
+  void replace(std::shared_ptr<const Layout> layout, const std::vector<Memory>& tensors) {
+    RankMemory memory = rank_memory(*layout, rank_, tensors, true);
+    if (memory.on_device) {
+      subscriber_->replace(std::move(layout), memory.d_tensors, device_options(memory.device, stream_, device_timeout_));
+    } else {
+      subscriber_->replace(std::move(layout), memory.host);
+    }
+    memory_ = std::move(memory);
+  }
+
+  ShardedSubscriber& get() noexcept { return *subscriber_; }
+  int device() const noexcept { return memory_.device; }
+
+ private:
+  std::size_t rank_;
+  std::uintptr_t stream_;
+  double device_timeout_;
+  RankMemory memory_;
+  std::unique_ptr<ShardedSubscriber> subscriber_;
+};
+
+/// Both roles of one rank; keeps them alive.
+class PythonColocated {
+ public:
+  PythonColocated(nb::object publisher, nb::object subscriber)
+      : kept_(nb::make_tuple(publisher, subscriber)),
+        device_(nb::cast<PythonShardedPublisher&>(publisher).device()),
+        rank_(nb::cast<PythonShardedPublisher&>(publisher).get(), nb::cast<PythonShardedSubscriber&>(subscriber).get()) {}
+  ColocatedRank& get() noexcept { return rank_; }
+  int device() const noexcept { return device_; }
+
+ private:
+  nb::object kept_;
+  int device_;
+  ColocatedRank rank_;
+};
+
+template <class End>
+void regroup(End& self, std::shared_ptr<ControlChannel> world, const std::string& channels, double timeout) {
+  const ChannelOpener open = opener_of(channels, self.device());
+  const nb::gil_scoped_release release;
+  self.get().regroup(std::move(world), open, milliseconds(timeout));
+}
+
+template <class End>
+ShardedReport sync(End& self, double timeout) {
+  const nb::gil_scoped_release release;
+  return self.get().sync(milliseconds(timeout));
+}
+
+constexpr const char* kRegroup =
+    "Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. "
+    "Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the "
+    "world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and proves that every slot "
+    "holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.";
+
+void bind_report(nb::module_& m) {
+  nb::class_<SentTensor>(m, "SentTensor", "What a rank has sent of a canonical tensor.")
+      .def_ro("name", &SentTensor::name)
+      .def_ro("elements", &SentTensor::elements, "Of the boxes that this rank sends.")
+      .def_ro("changed", &SentTensor::changed)
+      .def_ro("bytes", &SentTensor::bytes)
+      .def_ro("dense_blocks", &SentTensor::dense_blocks)
+      .def_ro("blocks", &SentTensor::blocks)
+      .def("__repr__", [](const SentTensor& self) {
+        return fmt::format("<sparsecast.SentTensor '{}': {} of {} changed, {} bytes>", self.name, self.changed,
+                           self.elements, self.bytes);
+      });
+  nb::class_<ShardedReport>(m, "ShardedReport", "What one sync did on this rank.")
+      .def_ro("version", &ShardedReport::version)
+      .def_ro("changed", &ShardedReport::changed, "Elements in the deltas that it sent.")
+      .def_ro("applied", &ShardedReport::applied, "Elements in those that it applied.")
+      .def_ro("sent_bytes", &ShardedReport::sent_bytes)
+      .def_ro("received_bytes", &ShardedReport::received_bytes)
+      .def_ro("foreign_bytes", &ShardedReport::foreign_bytes)
+      .def_ro("encode_seconds", &ShardedReport::encode_seconds)
+      .def_ro("wire_seconds", &ShardedReport::wire_seconds)
+      .def_ro("stage_seconds", &ShardedReport::stage_seconds)
+      .def_ro("apply_seconds", &ShardedReport::apply_seconds, "The pause.")
+      .def_ro("total_seconds", &ShardedReport::total_seconds)
+      .def_prop_ro(
+          "blocks_by_codec",
+          [](const ShardedReport& self) {
+            nb::dict out;
+            for (std::size_t i = 0; i < std::size(self.blocks_by_codec); ++i) {
+              out[nb::str(std::string(to_string(static_cast<PositionCodec>(i))).c_str())] = self.blocks_by_codec[i];
+            }
+            return out;
+          },
+          nb::for_getter(nb::sig("def blocks_by_codec(self, /) -> dict[str, int]")),
+          "Of what was sent, with report_tensors: blocks by position codec.")
+      .def_prop_ro("tensors", [](const ShardedReport& self) { return self.tensors; }, "With report_tensors.")
+      .def("__repr__", [](const ShardedReport& self) {
+        return fmt::format("<sparsecast.ShardedReport version {}: {} elements sent, {} applied>", self.version,
+                           self.changed, self.applied);
+      });
+}
+
+void bind_publisher(nb::module_& m) {
+  nb::class_<PythonShardedPublisher>(
+      m, "ShardedPublisher",
+      "The trainer's end on one rank of many: publishes its own shards. regroup(), then sync() as often as wanted; "
+      "regroup() again whenever an engine joins, leaves, dies or is cut anew. Not thread-safe.")
+      .def("__init__",
+           [](PythonShardedPublisher* self, std::shared_ptr<Layout> layout, std::size_t rank,
+              const std::vector<Memory>& tensors, std::uint64_t version, const std::optional<std::string>& stream_id,
+              const std::string& positions, const std::string& values, int zstd_level, int threads,
+              const std::vector<std::string>& unsent, bool report_tensors, std::uintptr_t stream,
+              double device_timeout) {
+             ShardedOptions options;
+             options.report_tensors = report_tensors;
+             options.version = version;
+             if (stream_id) options.stream = hash_from_hex(*stream_id, "stream_id");
+             options.encode = encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads);
+             options.plan.unsent = unsent;
+             new (self) PythonShardedPublisher(std::move(layout), rank, tensors, options, stream, device_timeout);
+           },
+           nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
+           nb::arg("stream_id") = nb::none(), nb::arg("positions") = "auto", nb::arg("values") = "ulp",
+           nb::arg("zstd_level") = 0, nb::arg("threads") = 1, nb::arg("unsent") = std::vector<std::string>{}, nb::arg("report_tensors") = false,
+           nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+           "`tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device; "
+           "they stay where they are, and hold `version` when regroup() is first called (the snapshot is taken then). "
+           "`unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors "
+           "are complete when regroup() or sync() is called.")
+      .def("regroup", &regroup<PythonShardedPublisher>, nb::arg("world"), nb::arg("channels") = "control",
+           nb::arg("timeout") = 60.0, kRegroup)
+      .def("sync", &sync<PythonShardedPublisher>, nb::arg("timeout") = 60.0,
+           "Collective over the world: brings the weights as they are now to every engine. When it raises, no rank "
+           "claims the new version, and regroup() with whoever is left comes next.")
+      .def_prop_ro("version", [](PythonShardedPublisher& self) { return self.get().version(); }, "Last committed.")
+      .def_prop_ro("digest", [](PythonShardedPublisher& self) { return hex(self.get().digest().value); },
+                   "Of the canonical tensors at that version.");
+}
+
+void bind_subscriber(nb::module_& m) {
+  nb::class_<PythonShardedSubscriber>(m, "ShardedSubscriber",
+                                      "An engine's end on one rank. Not thread-safe; receive() may run in another "
+                                      "thread than the rest, one call at a time.")
+      .def("__init__",
+           [](PythonShardedSubscriber* self, const std::string& engine, std::shared_ptr<Layout> layout, std::size_t rank,
+              const std::vector<Memory>& tensors, std::uint64_t version, bool needs_anchor,
+              const std::optional<std::string>& stream_id, int threads, std::uint32_t audit_versions,
+              std::uintptr_t stream, double device_timeout) {
+             ShardedOptions options;
+             options.version = version;
+             options.needs_anchor = needs_anchor;
+             if (stream_id) options.stream = hash_from_hex(*stream_id, "stream_id");
+             options.threads = threads;
+             options.audit_versions = audit_versions;
+             new (self) PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream, device_timeout);
+           },
+           nb::arg("engine"), nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(),
+           nb::arg("version") = 0, nb::arg("needs_anchor") = false, nb::arg("stream_id") = nb::none(),
+           nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("stream") = 0,
+           nb::arg("device_timeout") = 60.0,
+           "`tensors` as ShardedPublisher's, writable; `engine` names the engine, whose ranks share the layout. With "
+           "`needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().")
+      .def("regroup", &regroup<PythonShardedSubscriber>, nb::arg("world"), nb::arg("channels") = "control",
+           nb::arg("timeout") = 60.0, kRegroup)
+      .def("receive",
+           [](PythonShardedSubscriber& self, double timeout) {
+             const nb::gil_scoped_release release;
+             self.get().receive(milliseconds(timeout));
+           },
+           nb::arg("timeout") = 60.0,
+           "The first half of sync(), while the engine goes on generating: returns when every rank of the world has "
+           "sent or staged everything. Live memory is only read. With NCCL channels, in the thread that called "
+           "regroup().")
+      .def("apply",
+           [](PythonShardedSubscriber& self, double timeout) {
+             const nb::gil_scoped_release release;
+             return self.get().apply(milliseconds(timeout));
+           },
+           nb::arg("timeout") = 60.0,
+           "The second half, the pause: writes, proves, waits for every engine and the verdict. UsageError without a "
+           "receive() before it.")
+      .def("sync", &sync<PythonShardedSubscriber>, nb::arg("timeout") = 60.0)
+      .def("replace", &PythonShardedSubscriber::replace, nb::arg("layout"), nb::arg("tensors"),
+           "Before the regroup() of an engine that has moved its tensors, contents included.")
+      .def("audit_next", [](PythonShardedSubscriber& self) { return self.get().audit_next(); }, ReleaseGil())
+      .def("audit", [](PythonShardedSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
+      .def_prop_ro("version", [](PythonShardedSubscriber& self) { return self.get().version(); }, "Last proved.");
+}
+
+}  // namespace
+
+void bind_sharded(nb::module_& m) {
+  bind_report(m);
+  bind_publisher(m);
+  bind_subscriber(m);
+  nb::class_<PythonColocated>(m, "ColocatedRank",
+                              "A rank of the world that is a trainer's and an engine's at once; what it sends to itself "
+                              "never leaves it.")
+      .def(nb::init<nb::object, nb::object>(), nb::arg("publisher"), nb::arg("subscriber"),
+           nb::sig("def __init__(self, publisher: ShardedPublisher, subscriber: ShardedSubscriber) -> None"))
+      .def("regroup", &regroup<PythonColocated>, nb::arg("world"), nb::arg("channels") = "control",
+           nb::arg("timeout") = 60.0)
+      .def("sync", &sync<PythonColocated>, nb::arg("timeout") = 60.0);
+}
+
+}  // namespace sparsecast::python

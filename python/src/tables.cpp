@@ -1,0 +1,110 @@
+#include <fmt/format.h>
+#include <nanobind/stl/tuple.h>
+
+#include "bindings.hpp"
+#include "memory.hpp"
+#include "sparsecast/digest.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast::python {
+namespace {
+
+/// (name, dtype, shape)
+using PythonSpec = std::tuple<std::string, std::string, std::vector<std::uint64_t>>;
+
+TensorTable make_table(const std::vector<PythonSpec>& tensors) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, dtype, shape] : tensors) {
+    const std::optional<DType> known = dtype_from_name(dtype);
+    if (!known) {
+      throw Error(ErrorCode::kUnsupported, fmt::format("there is no dtype '{}'", dtype), fmt::format("tensor '{}'", name));
+    }
+    specs.push_back({name, *known, shape});
+  }
+  return TensorTable(std::move(specs));
+}
+
+nb::tuple entry(const TensorTable& table, std::int64_t i) {
+  const auto size = static_cast<std::int64_t>(table.size());
+  if (i < -size || i >= size) throw nb::index_error("no such tensor");
+  const TensorSpec& spec = table[static_cast<std::size_t>(i < 0 ? i + size : i)];
+  return nb::make_tuple(spec.name, std::string(to_string(spec.dtype)), nb::tuple(nb::cast(spec.shape)));
+}
+
+std::string digest(const TensorTable& table, const std::vector<Memory>& memory, int threads) {
+  const Tensors tensors = tensors_for(table, memory, false, "tensor");
+  if (tensors.on_device) throw Error(ErrorCode::kUnsupported, "digests of device memory are taken by its publisher");
+  std::vector<ConstHostTensor> views;
+  for (const HostTensor& tensor : tensors.host) views.push_back({tensor.data, tensor.strides});
+  const nb::gil_scoped_release release;
+  return hex(sum(digest_tensors(table, views, threads)).value);
+}
+
+}  // namespace
+
+std::string hex(const Hash128& value) { return fmt::format("{:016x}{:016x}", value.hi, value.lo); }
+
+Hash128 hash_from_hex(const std::string& text, const char* what) {
+  Hash128 value;
+  const auto digit = [&](char c) -> std::uint64_t {
+    if (c >= '0' && c <= '9') return static_cast<std::uint64_t>(c - '0');
+    if (c >= 'a' && c <= 'f') return static_cast<std::uint64_t>(c - 'a' + 10);
+    throw Error(ErrorCode::kUsage, "it must be 32 lower-case hexadecimal digits", what);
+  };
+  if (text.size() != 32) throw Error(ErrorCode::kUsage, "it must be 32 lower-case hexadecimal digits", what);
+  for (std::size_t i = 0; i < 32; ++i) {
+    std::uint64_t& half = i < 16 ? value.hi : value.lo;
+    half = half << 4 | digit(text[i]);
+  }
+  return value;
+}
+
+EncodeOptions encode_options(const std::string& positions, const std::string& values, int zstd_level,
+                             std::uint32_t frame_capacity, int threads) {
+  EncodeOptions options;
+  const auto mode = position_mode_from_name(positions);
+  if (!mode) throw Error(ErrorCode::kUsage, fmt::format("there is no position codec '{}'", positions));
+  const auto codec = value_codec_from_name(values);
+  if (!codec) throw Error(ErrorCode::kUsage, fmt::format("there is no value codec '{}': raw, xor, ulp", values));
+  options.positions = *mode;
+  options.values = *codec;
+  options.zstd_level = zstd_level;
+  options.frame_capacity = frame_capacity;
+  options.threads = threads;
+  return options;
+}
+
+void bind_tables(nb::module_& m) {
+  nb::class_<TensorTable>(m, "TensorTable",
+                          "The ordered list of tensors that a stream carries: (name, dtype, shape), dtypes as "
+                          "safetensors names them. Both ends must agree; they compare `hash`. Immutable.")
+      .def("__init__", [](TensorTable* self, const std::vector<PythonSpec>& tensors) {
+             new (self) TensorTable(make_table(tensors));
+           },
+           nb::arg("tensors"))
+      .def("__len__", &TensorTable::size)
+      .def("__getitem__", &entry, nb::sig("def __getitem__(self, index: int, /) -> tuple[str, str, tuple[int, ...]]"))
+      .def(
+          "__iter__",
+          [](const TensorTable& self) {
+            nb::list entries;
+            for (std::size_t i = 0; i < self.size(); ++i) entries.append(entry(self, static_cast<std::int64_t>(i)));
+            return nb::iter(entries);
+          },
+          nb::sig("def __iter__(self, /) -> collections.abc.Iterator[tuple[str, str, tuple[int, ...]]]"))
+      .def("find", &TensorTable::find, nb::arg("name"), "Index of the tensor, or None.")
+      .def_prop_ro("hash", [](const TensorTable& self) { return hex(self.hash()); })
+      .def_prop_ro("elements", &TensorTable::elements)
+      .def_prop_ro("nbytes", &TensorTable::bytes)
+      .def("__eq__", [](const TensorTable& self, const TensorTable& other) { return self.hash() == other.hash(); },
+           nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [](const TensorTable& self) { return self.hash().lo; })
+      .def("__repr__", [](const TensorTable& self) {
+        return fmt::format("<sparsecast.TensorTable of {} tensors, {} bytes>", self.size(), self.bytes());
+      });
+  m.def("digest", &digest, nb::arg("table"), nb::arg("tensors"), nb::arg("threads") = 1,
+        "State digest of tensors in host memory, as `sparsecast digest` says of such a checkpoint: 32 hexadecimal "
+        "digits. Reads every byte. UsageError that names a tensor that does not fit the table.");
+}
+
+}  // namespace sparsecast::python

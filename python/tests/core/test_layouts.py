@@ -1,0 +1,135 @@
+"""Layouts from Python, and sharded ends over them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from sparsecast_ports import free_port
+
+import sparsecast as sc
+from sparsecast import errors
+
+SECRET = "a secret of sixteen or more"
+ROWS, COLUMNS = 10, 6
+
+
+def rows_layout(begin: int, end: int) -> sc.Layout:
+    """One rank that holds rows [begin, end) of 'w', contiguous."""
+    table = sc.TensorTable([("w", "F32", (ROWS, COLUMNS))])
+    local = sc.LocalTensor("w", "F32", (end - begin) * COLUMNS)
+    shard = sc.Shard(0, sc.Box([begin, 0], [end - begin, COLUMNS]), 0, 0, [COLUMNS, 1])
+    return sc.Layout(table, [sc.RankLayout([local], [shard])])
+
+
+def columns_layout(begin: int, end: int) -> sc.Layout:
+    """One rank that holds columns [begin, end), transposed."""
+    table = sc.TensorTable([("w", "F32", (ROWS, COLUMNS))])
+    local = sc.LocalTensor("w.t", "F32", (end - begin) * ROWS)
+    shard = sc.Shard(0, sc.Box([0, begin], [ROWS, end - begin]), 0, 0, [1, ROWS])
+    return sc.Layout(table, [sc.RankLayout([local], [shard])])
+
+
+def test_a_layout_goes_through_bytes_and_json_unchanged() -> None:
+    layout = sc.join_layouts([rows_layout(0, 7), rows_layout(7, 10)])
+    assert len(layout.ranks) == 2
+    assert sc.Layout.parse(layout.serialize()) == layout
+    assert sc.Layout.from_json(layout.to_json()) == layout
+    assert layout.ranks[1].shards[0].box == sc.Box([7, 0], [3, 6])
+    with pytest.raises(errors.CorruptError):
+        sc.Layout.parse(layout.serialize()[:-3])
+    with pytest.raises(errors.CorruptError, match="mine"):
+        sc.Layout.from_json("{", name="mine")
+
+
+def test_a_table_is_a_sequence_of_its_tensors() -> None:
+    table = sc.TensorTable([("a", "BF16", (2, 3)), ("b", "F32", ())])
+    assert list(table) == [("a", "BF16", (2, 3)), ("b", "F32", ())] and len(table) == 2
+    assert table[-1] == ("b", "F32", ()) and table.find("b") == 1 and table.find("c") is None
+    assert (table.elements, table.nbytes) == (7, 16)
+    assert table == sc.TensorTable(list(table)) and table != sc.TensorTable([("a", "BF16", (2, 3))])
+    with pytest.raises(IndexError):
+        table[2]
+    with pytest.raises(errors.UsageError, match="a"):
+        sc.TensorTable([("a", "F32", (1,)), ("a", "F32", (1,))])
+
+
+def test_layouts_that_disagree_are_refused_with_tensor_and_ranks() -> None:
+    other = sc.Layout(
+        sc.TensorTable([("w", "BF16", (ROWS, COLUMNS))]),
+        [sc.RankLayout([sc.LocalTensor("w", "BF16", 60)], [sc.Shard(0, sc.Box([0, 0], [10, 6]), 0, 0, [6, 1])])],
+    )
+    with pytest.raises(errors.UsageError, match="tensor 'w': rank 0 has it as F32"):
+        sc.join_layouts([rows_layout(0, 10), other])
+    with pytest.raises(errors.UsageError, match="rank 0"):
+        sc.Layout(
+            sc.TensorTable([("w", "F32", (4,))]),
+            [sc.RankLayout([sc.LocalTensor("w", "F32", 2)], [sc.Shard(0, sc.Box([0], [4]), 0, 0, [1])])],
+        )
+
+
+def test_rows_of_a_trainer_reach_transposed_columns_of_an_engine_in_two_halves() -> None:
+    trainer = sc.join_layouts([rows_layout(0, 7), rows_layout(7, 10)])
+    engine = sc.join_layouts([columns_layout(0, 4), columns_layout(4, 6)])
+    port = free_port()
+    weights = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+    steps = [weights]
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        steps.append(np.where(rng.random(weights.shape) < 0.2, rng.random(weights.shape, np.float32), steps[-1]))
+    failures: list[BaseException] = []
+
+    def meet(rank: int) -> sc.ControlChannel:
+        return sc.meet("127.0.0.1", port, rank=rank, size=4, secret=SECRET, timeout=30)
+
+    def publish(rank: int) -> None:
+        rows = slice(0, 7) if rank == 0 else slice(7, 10)
+        live = steps[0][rows].copy()
+        publisher = sc.ShardedPublisher(trainer, rank, [sc.describe(live)], report_tensors=True)
+        publisher.regroup(meet(rank), timeout=30)
+        for version, step in enumerate(steps[1:], start=1):
+            live[:] = step[rows]
+            report = publisher.sync(30)
+            assert report.version == version
+            assert report.changed == sum(t.changed for t in report.tensors)
+
+    def follow(rank: int) -> None:
+        columns = slice(0, 4) if rank == 0 else slice(4, 6)
+        live = np.zeros((columns.stop - columns.start, ROWS), dtype=np.float32)
+        subscriber = sc.ShardedSubscriber("e", engine, rank, [sc.describe(live)], needs_anchor=True)
+        subscriber.regroup(meet(2 + rank), timeout=30)
+        assert np.array_equal(live, steps[0][:, columns].T)
+        for version, step in enumerate(steps[1:], start=1):
+            subscriber.receive(30)
+            assert subscriber.version == version - 1
+            assert np.array_equal(live, steps[version - 1][:, columns].T)
+            assert subscriber.apply(30).version == version
+            assert np.array_equal(live, step[:, columns].T)
+        subscriber.audit()
+        with pytest.raises(errors.UsageError, match="receive"):
+            subscriber.apply(1)
+
+    def run(body: object, rank: int) -> None:
+        try:
+            body(rank)  # type: ignore[operator]
+        except BaseException as failure:  # noqa: BLE001 - the main thread raises it
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(f, r)) for f in (publish, follow) for r in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if failures:
+        raise failures[0]
+
+
+def test_local_tensors_that_do_not_fit_the_layout_are_refused_by_rank_and_name() -> None:
+    layout = rows_layout(0, 10)
+    with pytest.raises(errors.UsageError, match="rank 0: local tensor 'w': it has 59 elements, and the layout says 60"):
+        sc.ShardedPublisher(layout, 0, [sc.describe(np.zeros(59, np.float32))])
+    with pytest.raises(errors.UsageError, match="it is not contiguous"):
+        sc.ShardedPublisher(layout, 0, [sc.describe(np.zeros((10, 12), np.float32)[:, ::2])])
+    with pytest.raises(errors.UsageError, match="rank 1 of a layout of 1"):
+        sc.ShardedPublisher(layout, 1, [])
