@@ -1,0 +1,164 @@
+"""From a live world to a delta log: an engine of one rank that writes what it receives to a log.
+
+For trainers of several ranks, whose shards no single rank holds whole: they publish to the world, and the relay, on any
+machine, commits every version to the log, from which other clusters read. It holds all tensors in host memory, twice
+(its own, and what the log's readers have).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import _core
+from ._core import Box, Layout, LocalTensor, Memory, RankLayout, Shard, ShardedSubscriber, TensorTable
+from .buffers import describe
+from .errors import UnsupportedError, UsageError
+from .transports import Log, Met, Mpi, World
+
+_CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I16": 2, "I32": 4, "I64": 8}  # The others have one byte.
+
+
+@dataclasses.dataclass(frozen=True)
+class Relayed:
+    """One version that is durable in the log."""
+
+    version: int  #: The log's.
+    live_version: int  #: The world's.
+    changed: int
+    wire_bytes: int  #: Of the delta's object.
+    digest: str
+
+
+class LogRelay:
+    """Receives the versions of a world and commits each to a log. Call from one thread.
+
+    ``tensors``: the trainer's (name, dtype as safetensors names it, shape), without the aliases of tied ones. ``world`` has
+    the relay's own rank as its ``rank_offset``; ``engine`` names it there. ``log`` needs a mirror. Where there is a log
+    already, the relay goes on with it: its next version is the difference between the log's newest and the world's.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        *,
+        world: World | Mpi | Met,
+        log: Log,
+        engine: str = "log",
+        threads: int = 1,
+    ) -> None:
+        if not _core.has_log:
+            raise UnsupportedError("this build of sparsecast has no delta logs (libsodium was not found)")
+        if not log.mirror:
+            raise UsageError("a relay needs Log(mirror=...): a path for anchors")
+        self._world = world
+        self._log = log
+        self._threads = threads
+        specs = sorted(((n, d, tuple(s)) for n, d, s in tensors), key=lambda spec: spec[0].encode())
+        self._table = TensorTable(specs)
+        self._memory = [_memory(dtype, shape) for _, dtype, shape in specs]
+        self._publisher: _core.LogPublisher | None = None
+        if _core.log_head(log.location, list(log.trusted_keys)) is not None:
+            self._follow_to_head()
+            self._publisher = self._open()
+        self._subscriber = ShardedSubscriber(
+            engine, _whole(self._table), 0, self._memory, needs_anchor=True, threads=threads
+        )
+        self._met = False
+
+    @property
+    def version(self) -> int | None:
+        """The log's newest version by this relay; None before the first."""
+        return self._publisher.version if self._publisher is not None else None
+
+    def regroup(self, world: World | Mpi | Met | None = None) -> None:
+        """Meets the world (anew), gets its version, and begins the log where there is none; step() does it by itself."""
+        self._world = world or self._world
+        self._met = False
+        channel = self._world.open(0)
+        self._subscriber.regroup(channel, channels=self._world.channels, timeout=self._world.timeout)
+        self._met = True
+        if self._publisher is None:
+            _core.create_log(
+                self._log.location,
+                self._table,
+                self._memory,
+                anchor_path=self._log.mirror,
+                version=self._subscriber.version,
+                key=self._log.key,
+                threads=self._threads,
+            )
+            self._publisher = self._open()
+
+    def step(self) -> Relayed:
+        """Takes the world's next version and returns when it is durable in the log.
+
+        After an error of the world the next step meets it anew; after one of the log, the next step's version covers
+        what was not committed. FencedError is final: another publisher has the log.
+        """
+        if not self._met:
+            self.regroup()
+        try:
+            live = self._subscriber.sync(self._world.timeout)
+        except Exception:
+            self._met = False
+            raise
+        assert self._publisher is not None
+        self._publisher.publish(f"live version {live.version}")
+        done = self._publisher.wait(self._log.timeout)
+        return Relayed(done.version, live.version, done.changed, done.wire_bytes, done.digest)
+
+    def close(self) -> None:
+        """Waits for anchors and merged deltas of what is durable, within the log's timeout."""
+        if self._publisher is not None:
+            self._publisher.wait_maintenance(self._log.timeout)
+            self._publisher = None
+
+    def _open(self) -> _core.LogPublisher:
+        return _core.LogPublisher(
+            self._log.location,
+            self._table,
+            self._memory,
+            key=self._log.key,
+            trusted_keys=list(self._log.trusted_keys),
+            mirror=self._log.mirror,
+            deadline=self._log.timeout,
+            threads=self._threads,
+        )
+
+    def _follow_to_head(self) -> None:
+        """Brings the memory to the log's newest version, which the publisher begins from."""
+        state = pathlib.Path(self._log.state or f"{self._log.mirror}.relay")
+        (state / "scratch").mkdir(parents=True, exist_ok=True)
+        follower = _core.LogFollower(
+            self._log.location,
+            self._table,
+            self._memory,
+            state_path=str(state / "follower"),
+            scratch=str(state / "scratch"),
+            trusted_keys=list(self._log.trusted_keys),
+            threads=self._threads,
+        )
+        follower.step()
+
+
+def _memory(dtype: str, shape: tuple[int, ...]) -> Memory:
+    return describe(np.zeros(shape, dtype=_CARRIERS[_SIZES.get(dtype, 1)]), dtype=dtype)
+
+
+def _whole(table: TensorTable) -> Layout:
+    """One rank that holds every tensor whole."""
+    local, shards = [], []
+    for index, (name, dtype, shape) in enumerate(table):
+        strides = [1] * len(shape)
+        for dim in range(len(shape) - 2, -1, -1):
+            strides[dim] = strides[dim + 1] * shape[dim + 1]
+        elements = int(np.prod(shape, dtype=np.uint64))
+        local.append(LocalTensor(name, dtype, elements))
+        if elements:
+            shards.append(Shard(index, Box([0] * len(shape), shape), index, 0, strides))
+    return Layout(table, [RankLayout(local, shards)])

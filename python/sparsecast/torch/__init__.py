@@ -1,0 +1,30 @@
+"""sparsecast for torch: publishers in a trainer, subscribers for plain torch models.
+
+publisher = sparsecast.torch.Publisher(model, optimizer, transport=World(...))
+...
+report = publisher.publish()
+"""
+
+from __future__ import annotations
+
+from ..transports import Log, Met, Mpi, World
+from .layouts import gather_layout
+from .publisher import Publisher
+from .report import PublishReport, TensorReport
+from .shards import LocalShards, shards_of
+from .subscriber import Subscriber, UpdateReport
+
+__all__ = [
+    "LocalShards",
+    "Log",
+    "Met",
+    "Mpi",
+    "PublishReport",
+    "Publisher",
+    "Subscriber",
+    "TensorReport",
+    "UpdateReport",
+    "World",
+    "gather_layout",
+    "shards_of",
+]

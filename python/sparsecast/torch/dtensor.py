@@ -1,0 +1,50 @@
+"""Which part of a DTensor this rank holds, from its mesh and placements alone: nothing is gathered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._core import Box
+from ..errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def local_box(tensor: DTensor, name: str) -> Box | None:
+    """The box of the canonical tensor that ``tensor.to_local()`` is; None for a rank outside the mesh.
+
+    Placements are applied from the first mesh dimension to the last, as DTensor does, but strided ones
+    (``_StridedShard``: FSDP2 over a dimension that tensor parallelism has cut already) after the plain ones of their
+    dimension. Parts are those of ``torch.chunk``: the last may be smaller, or empty. UnsupportedError that names the
+    tensor for partial sums, and for cuts that no single box is.
+    """
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    offset = [0] * tensor.ndim
+    extent = list(tensor.shape)
+    plain = [(i, p) for i, p in enumerate(tensor.placements) if type(p) is Shard]
+    strided = [(i, p) for i, p in enumerate(tensor.placements) if type(p) is _StridedShard]
+    for placement in tensor.placements:
+        if type(placement) not in (Shard, _StridedShard, Replicate):
+            raise UnsupportedError(f"its placement {placement} is no shard and no copy", f"tensor '{name}'")
+    for mesh_dim, placement in plain + strided:
+        dim = placement.dim % tensor.ndim
+        parts = mesh.size(mesh_dim)
+        chunk = -(-extent[dim] // parts)
+        begin = min(chunk * coordinate[mesh_dim], extent[dim])
+        end = min(begin + chunk, extent[dim])
+        offset[dim] += begin
+        extent[dim] = end - begin
+    local = tuple(tensor.to_local().shape)
+    if local != tuple(extent):
+        raise UnsupportedError(
+            f"placements {tuple(tensor.placements)} of shape {tuple(tensor.shape)} on a mesh of {tuple(mesh.shape)} give "
+            f"the box {tuple(extent)}, but the local tensor is {local}",
+            f"tensor '{name}'",
+        )
+    return Box(offset, extent)

@@ -1,0 +1,40 @@
+"""Layouts of a torch process group's ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from .._core import Layout
+from ..errors import CorruptError
+from ..layouts import join_layouts
+
+#: Of one rank's layout, compressed: refused before memory is taken for it.
+MAX_LAYOUT_BYTES = 1 << 30
+
+
+def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout:
+    """The layout of all ranks of ``group`` (default: the world), of the layout of this one (of one rank).
+
+    Collective over the group; sends the layouts' bytes (uint8 tensors on the CPU, or on the current CUDA device where
+    the group's backend is NCCL alone), no weights and no pickles. Without a process group it is ``own``.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return own
+    backends = str(dist.get_backend_config(group))
+    device = torch.device("cpu" if "cpu:" in backends or "gloo" in backends else "cuda")
+    blob = own.serialize()
+    size = dist.get_world_size(group)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(blob)], dtype=torch.int64, device=device), group=group)
+    counts = [int(length.item()) for length in lengths]
+    longest = max(counts)
+    if longest > MAX_LAYOUT_BYTES:
+        raise CorruptError(f"a layout of {longest} bytes", f"rank {counts.index(longest)}")
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8).to(device)
+    gathered = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(gathered, padded, group=group)
+    return join_layouts(
+        [Layout.parse(part[:count].cpu().numpy().tobytes()) for part, count in zip(gathered, counts, strict=True)]
+    )

@@ -1,0 +1,130 @@
+"""A torch publisher's live end: a sharded publisher over a world of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._core import Layout, ShardedPublisher, ShardedReport
+from ..buffers import describe
+from ..errors import UsageError
+from ..transports import Log, Transport
+from .report import PublishReport, TensorReport
+from .shards import LocalShards
+from .streams import StreamOrder
+
+
+class LiveEnd:
+    """Publishes to the engines of a world; every rank of the trainer has one."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        shards: LocalShards,
+        layout: Layout,
+        rank: int,
+        detector: str,
+        version: int,
+        encode: dict[str, Any],
+        unsent: list[str],
+        report_tensors: bool,
+    ) -> None:
+        if detector not in ("auto", "snapshot"):
+            raise UsageError(
+                f"the detector '{detector}' is for a log: ranks of a world keep a snapshot of their shards"
+            )
+        self.layout = layout
+        self._transport = transport
+        self._shards = shards
+        self._rank = rank
+        self._met = False
+        self._report_tensors = report_tensors
+        self.order = StreamOrder(shards.tensors)
+        self.publisher = ShardedPublisher(
+            layout,
+            rank,
+            [describe(tensor) for tensor in shards.tensors],
+            version=version,
+            unsent=unsent,
+            report_tensors=report_tensors,
+            stream=self.order.number,
+            **encode,
+        )
+
+    @property
+    def version(self) -> int:
+        return self.publisher.version
+
+    @property
+    def digest(self) -> str:
+        return self.publisher.digest
+
+    def regroup(self, transport: Transport | None) -> None:
+        if isinstance(transport, Log):
+            raise UsageError("a live publisher cannot go on with a log")
+        self._transport = transport or self._transport
+        self._met = False
+        assert not isinstance(self._transport, Log)
+        world = self._transport.open(self._rank)
+        # The base of the first group is the weights as they are now: engines are compared with them, or seeded.
+        self._refresh(self.order.mark())
+        self.publisher.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
+        self._met = True
+
+    def publish(
+        self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]
+    ) -> PublishReport:
+        del label, weights_read  # What travels is encoded and sent in one call: the weights are read until it ends.
+        if not self._met:
+            self.regroup(None)
+        begin = time.perf_counter()
+        self._refresh(ready)
+        prepared = time.perf_counter()
+        try:
+            sent = self.publisher.sync(self._transport.timeout)
+        except Exception:
+            self._met = False
+            raise
+        elements, dense = self._extent(sent)
+        return PublishReport(
+            version=sent.version,
+            step=step,
+            elements=elements,
+            changed=sent.changed,
+            wire_bytes=sent.sent_bytes,
+            dense_bytes=dense,
+            digest=self.publisher.digest,
+            seconds={
+                "prepare": prepared - begin,
+                "encode": sent.encode_seconds,
+                "wire": sent.wire_seconds,
+                "total": time.perf_counter() - begin,
+            },
+            tensors=tuple(
+                TensorReport(t.name, t.elements, t.changed, t.bytes, t.blocks, t.dense_blocks) for t in sent.tensors
+            ),
+            codecs={name: count for name, count in sent.blocks_by_codec.items() if count},
+        )
+
+    def _refresh(self, ready: torch.cuda.Event | None) -> None:
+        """On the publisher's stream, behind what the caller had enqueued at ``ready``."""
+        with self.order.behind(ready):
+            self._shards.refresh()
+
+    def _extent(self, sent: ShardedReport) -> tuple[int, int]:
+        """Elements that this rank sends, and their bytes: of copies that several ranks hold, one of them sends each part.
+
+        Without ``report_tensors`` only what it holds is known.
+        """
+        own = self._shards.layout
+        if not self._report_tensors:
+            held = [(shard.box.elements, self._shards.tensors[shard.local]) for shard in own.ranks[0].shards]
+            return sum(n for n, _ in held), sum(n * tensor.element_size() for n, tensor in held)
+        size = {own.table[s.tensor][0]: self._shards.tensors[s.local].element_size() for s in own.ranks[0].shards}
+        return sum(t.elements for t in sent.tensors), sum(t.elements * size[t.name] for t in sent.tensors)
+
+    def close(self) -> None:
+        """Nothing is kept open between calls but the world, which goes with the publisher."""

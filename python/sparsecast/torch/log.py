@@ -1,0 +1,122 @@
+"""A torch publisher's end at a delta log: one rank, tensors in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..buffers import describe
+from ..errors import UnsupportedError, UsageError
+from ..transports import Log, Transport
+from .report import PublishReport
+from .shards import LocalShards, WholeTensors, whole_tensors
+from .streams import StreamOrder
+
+
+class LogEnd:
+    """Publishes to a delta log; begins it, with the weights as they are, where there is none."""
+
+    def __init__(
+        self,
+        log: Log,
+        shards: LocalShards,
+        detector: str,
+        version: int,
+        encode: dict[str, Any],
+    ) -> None:
+        if not _core.has_log:
+            raise UnsupportedError("this build of sparsecast has no delta logs (libsodium was not found)")
+        self.layout = shards.layout
+        self.order = StreamOrder(())
+        self._log = log
+        self._shards = shards
+        whole = whole_tensors(shards, "a log")
+        self._memory = [describe(tensor) for tensor in whole.tensors]
+        self._table = _core.TensorTable(whole.specs)
+        chosen, masters = self._detector(detector, whole)
+        if _core.log_head(log.location, list(log.trusted_keys)) is None:
+            if not log.mirror:
+                raise UsageError("a log that is to begin here needs a mirror: a path for its first anchor")
+            _core.create_log(
+                log.location,
+                self._table,
+                self._memory,
+                anchor_path=log.mirror,
+                version=version,
+                key=log.key,
+                threads=encode["threads"],
+            )
+        self._publisher = _core.LogPublisher(
+            log.location,
+            self._table,
+            self._memory,
+            detector=chosen,
+            masters=masters,
+            key=log.key,
+            trusted_keys=list(log.trusted_keys),
+            mirror=log.mirror,
+            deadline=log.timeout,
+            **encode,
+        )
+        self._version = self._publisher.version
+        self._digest = self._publisher.digest
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    def regroup(self, transport: Transport | None) -> None:
+        if transport is not None and transport != self._log:
+            raise UsageError("a publisher to a log stays with it")
+
+    def publish(
+        self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]
+    ) -> PublishReport:
+        del ready  # Everything is in host memory.
+        if self._fused:
+            if self._shards.guard is not None:
+                self._shards.guard()
+        else:
+            self._shards.refresh()
+        self._publisher.publish(label or (f"step {step}" if step is not None else ""))
+        weights_read()
+        done = self._publisher.wait(self._log.timeout)
+        self._version, self._digest = done.version, done.digest
+        return PublishReport(
+            version=done.version,
+            step=step,
+            elements=done.elements,
+            changed=done.changed,
+            wire_bytes=done.wire_bytes,
+            dense_bytes=self._table.nbytes,
+            digest=done.digest,
+            seconds={"encode": done.encode_seconds, "upload": done.upload_seconds},
+        )
+
+    def close(self) -> None:
+        """Waits for anchors and merged deltas of what is durable, within the log's timeout."""
+        self._publisher.wait_maintenance(self._log.timeout)
+        del self._publisher
+
+    def _detector(self, wanted: str, whole: WholeTensors) -> tuple[str, list[Any] | None]:
+        castable = all(
+            master is not None and master.dtype == torch.float32 and tensor.dtype == torch.bfloat16
+            for master, tensor in zip(whole.masters, whole.tensors, strict=True)
+        )
+        if wanted == "pinned":
+            raise UsageError("the detector 'pinned' is for tensors on a CUDA device; a log takes host memory")
+        if wanted == "fused_cast" and not castable:
+            raise UsageError(
+                "the detector 'fused_cast' needs fp32 parameters and wire_dtype=torch.bfloat16 for all of them"
+            )
+        self._fused = castable and self._shards.prepare is None and wanted in ("auto", "fused_cast")
+        if not self._fused:
+            return "snapshot", None
+        return "fused_cast", [describe(master) for master in whole.masters if master is not None]

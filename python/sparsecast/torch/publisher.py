@@ -1,0 +1,209 @@
+"""The trainer's end for torch: what changed since the last publication goes to every engine.
+
+idle --publish()--> publishing --proved--> idle      (the base is what the engines hold)
+                          \\--error--> the base stands; live: regroup(), log: publish() again
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import weakref
+from typing import Any, Literal, overload
+
+import torch
+import torch.distributed as dist
+
+from .._core import ShardedPublisher
+from ..errors import UsageError
+from ..transports import Log, Transport
+from .layouts import gather_layout
+from .live import LiveEnd
+from .log import LogEnd
+from .report import PublishReport
+from .shards import LocalShards, Rename, Source, WireDtype, shards_of
+
+#: What :class:`Publisher` may be told to detect changes with.
+DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
+
+
+class Publisher:
+    """Publishes a model's weights: over a world of ranks to engines, or to a delta log.
+
+    ``source`` is a module, an iterable of (name, tensor), or :class:`LocalShards`; with DTensor parameters (FSDP2, 2-D
+    meshes) every rank of the trainer makes one, over the same ``process_group`` (default: the world), and each diffs
+    its own shards: no parameter is ever gathered. ``rename`` maps names to the engines' (a table or a callable; None
+    leaves one out). ``wire_dtype`` is what engines hold where it is not the parameters' own dtype: fp32 masters that
+    engines want as bf16 are cast on the way.
+
+    ``detector``: "auto" takes "fused_cast" for a log where every tensor is cast from fp32 to bf16 (the cast is the
+    detection, and no other copy is kept), else "snapshot" (a copy beside the tensors, on their device).
+
+    With an ``optimizer``, its steps are counted, and no step begins while a publication still reads the weights;
+    ``publish_every=n`` publishes after every n-th step, without waiting for the engines. Errors of such a publication
+    are raised by the next step, or publish(). Call from one thread.
+    """
+
+    def __init__(
+        self,
+        source: Source | LocalShards,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        transport: Transport,
+        detector: str = "auto",
+        rename: Rename | None = None,
+        wire_dtype: WireDtype | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        version: int = 0,
+        publish_every: int | None = None,
+        positions: str = "auto",
+        values: str = "ulp",
+        threads: int = 1,
+        unsent: tuple[str, ...] = (),
+        report_tensors: bool = True,
+    ) -> None:
+        if detector not in DETECTORS:
+            raise UsageError(f"there is no detector '{detector}': {', '.join(DETECTORS)}")
+        if publish_every is not None and (optimizer is None or publish_every < 1):
+            raise UsageError("publish_every is a number of steps, of an optimizer that is given")
+        self._shards = shards_of(source, rename=rename, wire_dtype=wire_dtype)
+        self._step: int | None = None
+        self._every = publish_every
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sparsecast-publish")
+        self._in_flight: concurrent.futures.Future[PublishReport] | None = None
+        self._reading = threading.Event()
+        self._reading.set()  # Set: nobody reads the weights.
+        encode: dict[str, Any] = {"positions": positions, "values": values, "threads": threads}
+        if isinstance(transport, Log):
+            self._end: LiveEnd | LogEnd = LogEnd(transport, self._shards, detector, version, encode)
+        else:
+            layout = gather_layout(self._shards.layout, process_group)
+            rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
+            self._end = LiveEnd(
+                transport, self._shards, layout, rank, detector, version, encode, list(unsent), report_tensors
+            )
+        self._hooks: list[Any] = []
+        if optimizer is not None:
+            self._attach(optimizer)
+
+    @property
+    def version(self) -> int:
+        """The newest version that every engine has proved (live), or that is durable (log)."""
+        return self._end.version
+
+    @property
+    def digest(self) -> str:
+        """State digest at that version, 32 hexadecimal digits."""
+        return self._end.digest
+
+    @property
+    def layout(self) -> Any:
+        """The trainer's :class:`sparsecast.Layout`, of all its ranks (live), or of this one (log)."""
+        return self._end.layout
+
+    @property
+    def sharded(self) -> ShardedPublisher:
+        """The end below, of a live transport."""
+        if isinstance(self._end, LogEnd):
+            raise UsageError("a publisher to a log has no sharded publisher")
+        return self._end.publisher
+
+    def regroup(self, transport: Transport | None = None) -> None:
+        """Meets the engines anew: after a failure, and when one joins or leaves. Collective over trainer and engines.
+
+        ``transport`` describes the new world (another size or generation); default: the one before. The first
+        publish() does it by itself. With a log there is nothing to meet.
+        """
+        self._settle()
+        self._end.regroup(transport)
+
+    @overload
+    def publish(self, *, wait: Literal[True] = True, label: str = "") -> PublishReport: ...
+
+    @overload
+    def publish(self, *, wait: Literal[False], label: str = "") -> concurrent.futures.Future[PublishReport]: ...
+
+    def publish(
+        self, *, wait: bool = True, label: str = ""
+    ) -> PublishReport | concurrent.futures.Future[PublishReport]:
+        """Brings the weights, as they are now, to every engine; collective over the trainer's ranks when live.
+
+        With ``wait`` it returns the report when every engine has proved the new version (live), or when it is durable
+        (log). Without, a future of it: the weights must not change until it is done, or until the next optimizer step,
+        which waits. An error of the publication before is raised first. ``label``: for people, in a log's record.
+        """
+        self._settle()
+        if wait:
+            return self._run(label, self._end.order.mark())
+        self._reading.clear()
+        self._in_flight = self._worker.submit(self._run_in_background, label, self._end.order.mark())
+        return self._in_flight
+
+    def wait(self, timeout: float | None = None) -> PublishReport | None:
+        """The report of the publication in flight, or None; raises its error, or TimeoutError after ``timeout`` s."""
+        future = self._in_flight
+        if future is None:
+            return None
+        report = future.result(timeout)
+        self._in_flight = None
+        return report
+
+    def close(self) -> None:
+        """Waits for what is in flight, removes the hooks; the publisher is of no use afterwards."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        try:
+            self._settle()
+        finally:
+            self._worker.shutdown(wait=True)
+            self._end.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def _run(self, label: str, ready: torch.cuda.Event | None) -> PublishReport:
+        return self._end.publish(self._step, label, ready, self._reading.set)
+
+    def _run_in_background(self, label: str, ready: torch.cuda.Event | None) -> PublishReport:
+        try:
+            return self._run(label, ready)
+        finally:
+            self._reading.set()
+
+    def _settle(self) -> None:
+        """The publication before has ended; its error is raised here, once."""
+        future, self._in_flight = self._in_flight, None
+        if future is not None:
+            future.result()
+
+    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """The hooks know the publisher weakly: an optimizer that outlives it goes on alone."""
+        this = weakref.ref(self)
+        self._step = 0
+
+        def before(*unused: object) -> None:
+            publisher = this()
+            if publisher is not None:
+                publisher._before_step()
+
+        def after(*unused: object) -> None:
+            publisher = this()
+            if publisher is not None:
+                publisher._after_step()
+
+        self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    def _before_step(self) -> None:
+        self._reading.wait()
+        if self._in_flight is not None and self._in_flight.done():
+            self._settle()
+
+    def _after_step(self) -> None:
+        assert self._step is not None
+        self._step += 1
+        if self._every is not None and self._step % self._every == 0:
+            self.publish(wait=False)

@@ -1,0 +1,63 @@
+"""What a publication did, on this rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorReport:
+    """What was sent of one canonical tensor."""
+
+    name: str
+    elements: int  #: Of this rank's part.
+    changed: int
+    bytes: int
+    blocks: int
+    dense_blocks: int  #: Sent whole, because that was smaller.
+
+    @property
+    def density(self) -> float:
+        """Changed elements over elements."""
+        return self.changed / self.elements if self.elements else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishReport:
+    """What one publication did on this rank; sums over ranks are the caller's, in its own time (see ``totals``).
+
+    Elements that go to engines of different cuts count once for each. Seconds are wall time on this rank; the clocks
+    stop when the device has finished.
+    """
+
+    version: int
+    step: int | None  #: Of the optimizer, if it is known.
+    elements: int  #: That this rank is answerable for.
+    changed: int
+    wire_bytes: int
+    dense_bytes: int  #: Of the same elements, sent whole.
+    digest: str  #: State digest of all tensors at this version, 32 hexadecimal digits.
+    seconds: dict[str, float]  #: prepare, encode, wire, total (live), or encode, upload (log).
+    tensors: tuple[TensorReport, ...] = ()
+    codecs: dict[str, int] = dataclasses.field(default_factory=dict)  #: Blocks by position codec.
+
+    @property
+    def density(self) -> float:
+        """Changed elements over elements."""
+        return self.changed / self.elements if self.elements else 0.0
+
+    def totals(self) -> tuple[int, int, int, int]:
+        """(elements, changed, wire_bytes, dense_bytes): what adds up over ranks."""
+        return self.elements, self.changed, self.wire_bytes, self.dense_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**dataclasses.asdict(self), "density": self.density}
+
+    def __str__(self) -> str:
+        ratio = self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
+        return (
+            f"version {self.version}: {self.changed} of {self.elements} elements ({self.density:.3%}), "
+            f"{self.wire_bytes} bytes ({ratio:.0f} times fewer than dense)"
+        )

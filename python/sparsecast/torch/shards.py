@@ -1,0 +1,233 @@
+"""What this rank holds of a model: local tensors, and the boxes of canonical tensors that they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
+from ..buffers import dtype_name
+from ..errors import UsageError
+from .dtensor import local_box
+
+#: Canonical name of a parameter; None: it is not sent. A table says only what differs.
+Rename = Mapping[str, str | None] | Callable[[str], str | None]
+
+#: The dtype in which a tensor travels and lies on the engines; None: its own.
+WireDtype = torch.dtype | Callable[[str, torch.Tensor], torch.dtype | None]
+
+Source = nn.Module | Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclasses.dataclass
+class LocalShards:
+    """This rank's tensors and their layout (of this one rank).
+
+    ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same place for as long as
+    anything publishes it. ``masters[i]``, if not None, is what tensors[i] is cast from, of the same elements.
+    ``prepare`` is called before each detection, after the casts: transforms fill their outputs there.
+    """
+
+    layout: Layout
+    tensors: list[torch.Tensor]
+    masters: list[torch.Tensor | None]
+    prepare: Callable[[], None] | None = None
+    #: Raises when a parameter has been given other memory since.
+    guard: Callable[[], None] | None = None
+
+    def refresh(self) -> None:
+        """Brings the tensors up to date with what they are made from; those that are the parameters themselves are.
+
+        UsageError that names a parameter whose memory is no longer the one that was described.
+        """
+        if self.guard is not None:
+            self.guard()
+        with torch.no_grad():
+            for tensor, master in zip(self.tensors, self.masters, strict=True):
+                if master is not None:
+                    tensor.view(master.shape).copy_(master)
+        if self.prepare is not None:
+            self.prepare()
+
+
+@dataclasses.dataclass
+class _Held:
+    """One parameter as this rank holds it."""
+
+    name: str  # canonical
+    own_name: str
+    shape: tuple[int, ...]
+    local: torch.Tensor
+    box: Box
+    wire: torch.dtype
+
+
+def named_tensors(source: Source) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers of a module, under every name they have; or the caller's own list."""
+    if not isinstance(source, nn.Module):
+        return list(source)
+    found = dict(source.named_parameters(remove_duplicate=False))
+    for prefix, module in source.named_modules(remove_duplicate=False):
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in module._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return list(found.items())
+
+
+def _renamed(name: str, rename: Rename | None) -> str | None:
+    if rename is None:
+        return name
+    if callable(rename):
+        return rename(name)
+    return rename.get(name, name)
+
+
+def _wire_dtype(name: str, tensor: torch.Tensor, wire: WireDtype | None) -> torch.dtype:
+    if wire is None:
+        return tensor.dtype
+    if isinstance(wire, torch.dtype):
+        return wire if tensor.is_floating_point() else tensor.dtype
+    return wire(name, tensor) or tensor.dtype
+
+
+def _hold(own_name: str, tensor: torch.Tensor, rename: Rename | None, wire: WireDtype | None) -> _Held | None:
+    name = _renamed(own_name, rename)
+    if name is None:
+        return None
+    shape = tuple(tensor.shape)
+    if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
+        box = local_box(tensor, own_name)  # type: ignore[arg-type]
+        if box is None:
+            return None
+        local = tensor.to_local()
+    else:
+        box = Box([0] * len(shape), list(shape))
+        local = tensor
+    if local.is_meta:
+        raise UsageError("it is on the meta device: it has no memory yet", f"tensor '{own_name}'")
+    return _Held(name, own_name, shape, local.detach(), box, _wire_dtype(own_name, tensor, wire))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that the elements span, as one dimension: contiguous, whatever the strides of the tensor are."""
+    if any(stride < 0 for stride in tensor.stride()):
+        raise UsageError("negative strides")
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.as_strided((span,), (1,))
+
+
+@dataclasses.dataclass
+class _Collected:
+    specs: dict[str, tuple[str, str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+    locals: list[LocalTensor] = dataclasses.field(default_factory=list)
+    shards: list[Shard] = dataclasses.field(default_factory=list)
+    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    masters: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
+    ties: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    by_memory: dict[tuple[object, ...], str] = dataclasses.field(default_factory=dict)
+
+    def add(self, held: _Held) -> None:
+        if held.name in self.specs:
+            raise UsageError(f"'{held.own_name}' has the name of another tensor", f"tensor '{held.name}'")
+        dtype = dtype_name(held.wire)
+        self.specs[held.name] = (held.name, dtype, held.shape)
+        local = held.local
+        memory = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, held.wire, held.shape)
+        if local.numel():
+            original = self.by_memory.setdefault(memory, held.name)
+            if original != held.name:
+                self.ties.append((held.name, original))
+                return
+        master = None
+        if held.wire != local.dtype:
+            master, local = local, torch.empty(local.shape, dtype=held.wire, device=local.device)
+        self.masters.append(master)
+        self.tensors.append(_flat(local))
+        self.locals.append(LocalTensor(held.own_name, dtype, self.tensors[-1].numel()))
+        if local.numel():
+            index = len(self.specs) - 1
+            self.shards.append(Shard(index, held.box, len(self.locals) - 1, 0, list(local.stride())))
+
+
+def _local_memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.data_ptr(), tuple(local.shape), local.stride()
+
+
+def _guard(source: Source) -> Callable[[], None] | None:
+    """Parameters may be replaced behind our back (offload, reload, a new FSDP wrap): never read what is left there."""
+    if not isinstance(source, nn.Module):
+        return None
+    described = {name: _local_memory(tensor) for name, tensor in named_tensors(source)}
+
+    def check() -> None:
+        for name, tensor in named_tensors(source):
+            if described.get(name) != _local_memory(tensor):
+                raise UsageError(
+                    "its memory is not the one that was described: make a new publisher", f"tensor '{name}'"
+                )
+
+    return check
+
+
+def shards_of(
+    source: Source | LocalShards, *, rename: Rename | None = None, wire_dtype: WireDtype | None = None
+) -> LocalShards:
+    """Describes what this rank holds of a model, or of an iterable of (name, tensor).
+
+    Parameters and persistent buffers; DTensors (FSDP2, 2-D meshes) by their local shards, as the mesh cuts them, others
+    whole. ``rename`` maps names to the engine's, a table or a callable; None there leaves a tensor out. Tensors that
+    share memory under several names are tied. Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype
+    is made, into which :meth:`LocalShards.refresh` casts. UsageError and UnsupportedError name the tensor.
+    """
+    if isinstance(source, LocalShards):
+        if rename is not None or wire_dtype is not None:
+            raise UsageError("local shards have their names and dtypes already")
+        return source
+    if not isinstance(source, nn.Module):
+        source = list(source)
+    collected = _Collected()
+    for own_name, tensor in named_tensors(source):
+        held = _hold(own_name, tensor, rename, wire_dtype)
+        if held is not None:
+            collected.add(held)
+    if not collected.specs:
+        raise UsageError("there is nothing to send: no parameters, or all of them are left out")
+    rank = RankLayout(collected.locals, collected.shards)
+    layout = Layout(TensorTable(list(collected.specs.values())), [rank], collected.ties)
+    shards = LocalShards(layout, collected.tensors, collected.masters, guard=_guard(source))
+    shards.refresh()
+    return shards
+
+
+@dataclasses.dataclass
+class WholeTensors:
+    """Canonical tensors that this rank holds whole, ordered by name as a checkpoint's are; tied ones once."""
+
+    specs: list[tuple[str, str, tuple[int, ...]]]
+    tensors: list[torch.Tensor]
+    masters: list[torch.Tensor | None]
+
+
+def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
+    """The tensors of a rank in their canonical shapes, in host memory.
+
+    UsageError that names the tensor, and says that ``what`` needs it so, for parts and for tensors on a device.
+    """
+    entries = []
+    for shard in shards.layout.ranks[0].shards:
+        name, dtype, shape = shards.layout.table[shard.tensor]
+        if shard.box.extent != tuple(shape):
+            words = f"{what} needs it whole, and this rank holds {shard.box}; of a sharded trainer sparsecast.relay writes logs"
+            raise UsageError(words, f"tensor '{name}'")
+        tensor = shards.tensors[shard.local].as_strided(shape, shard.strides)
+        if tensor.device.type != "cpu":
+            raise UsageError(f"{what} needs it in host memory, and it is on {tensor.device}", f"tensor '{name}'")
+        if not tensor.is_contiguous():
+            raise UsageError(f"{what} needs it contiguous", f"tensor '{name}'")
+        entries.append(((name, dtype, tuple(shape)), tensor, shards.masters[shard.local]))
+    entries.sort(key=lambda entry: entry[0][0].encode())
+    return WholeTensors([e[0] for e in entries], [e[1] for e in entries], [e[2] for e in entries])

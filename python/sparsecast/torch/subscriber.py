@@ -1,0 +1,182 @@
+"""The engine's end for plain torch models: weights are updated in place, and proved."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from .. import _core
+from .._core import ShardedSubscriber
+from ..buffers import describe
+from ..errors import UnsupportedError, UsageError
+from ..transports import Log, Transport
+from .layouts import gather_layout
+from .shards import LocalShards, Rename, Source, shards_of, whole_tensors
+from .streams import StreamOrder
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateReport:
+    """What one update did on this rank; ``pause_seconds`` is the time in which the weights were being written."""
+
+    version: int
+    changed: int  #: Elements in the deltas that were applied; of a log, the number of deltas is in ``deltas``.
+    received_bytes: int
+    pause_seconds: float
+    total_seconds: float
+    deltas: int = 1
+    reseeded: bool = False  #: Everything was replaced, from an anchor.
+
+
+class Subscriber:
+    """Keeps the weights of a torch model at the trainer's versions: over a world of ranks, or from a delta log.
+
+    ``source`` as :class:`Publisher`'s; with DTensor parameters each rank makes one, over the same ``process_group``.
+    ``engine`` names the engine in the world. Live, with ``needs_anchor`` the memory holds no version yet and is seeded
+    when the group meets; else it must hold ``version``. From a log it is brought to the newest version whatever it
+    holds. ``pause(True)`` is called before weights are written and ``pause(False)`` when they are proved, in the thread
+    of update() or apply(). Call from one thread, but receive(), which may run in another.
+    """
+
+    def __init__(
+        self,
+        source: Source | LocalShards,
+        *,
+        transport: Transport,
+        engine: str = "engine",
+        rename: Rename | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        version: int = 0,
+        needs_anchor: bool = False,
+        pause: Callable[[bool], None] | None = None,
+        threads: int = 1,
+        audit_versions: int = 64,
+    ) -> None:
+        self._shards = shards_of(source, rename=rename)
+        self._transport = transport
+        self._pause = pause or (lambda paused: None)
+        self._met = False
+        self._follower: Any = None
+        if isinstance(transport, Log):
+            self._follow(transport, threads, audit_versions)
+            return
+        layout = gather_layout(self._shards.layout, process_group)
+        self._rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
+        self._order = StreamOrder(self._shards.tensors)
+        self.sharded = ShardedSubscriber(
+            engine,
+            layout,
+            self._rank,
+            [describe(tensor) for tensor in self._shards.tensors],
+            version=version,
+            needs_anchor=needs_anchor,
+            threads=threads,
+            audit_versions=audit_versions,
+            stream=self._order.number,
+        )
+
+    @property
+    def version(self) -> int | None:
+        """The version that the weights hold, proved; None when that is not known yet."""
+        if self._follower is not None:
+            version: int | None = self._follower.version
+            return version
+        return self.sharded.version
+
+    def regroup(self, transport: Transport | None = None) -> None:
+        """Meets trainer and engines anew; the first update does it by itself. Nothing to do with a log."""
+        if isinstance(self._transport, Log):
+            return
+        if isinstance(transport, Log):
+            raise UsageError("a live subscriber cannot go on with a log")
+        self._transport = transport or self._transport
+        assert not isinstance(self._transport, Log)
+        self._met = False
+        world = self._transport.open(self._rank)
+        self._order.catch_up()  # An anchor is written behind what still reads the weights.
+        self.sharded.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
+        self._met = True
+
+    def receive(self) -> None:
+        """Stages the next version while the model goes on being used; its weights are only read. Live only.
+
+        Collective with the trainer's publish(); apply() comes next.
+        """
+        if self._follower is not None:
+            raise UsageError("a log is followed by update(), which fetches ahead by itself")
+        if not self._met:
+            self.regroup()
+        try:
+            self.sharded.receive(self._transport.timeout)
+        except Exception:
+            self._met = False
+            raise
+
+    def apply(self) -> UpdateReport:
+        """Writes what is staged, proves it, and waits for the verdict: the pause. Live only."""
+        if self._follower is not None:
+            raise UsageError("a log is followed by update()")
+        begin = time.perf_counter()
+        self._pause(True)
+        try:
+            self._order.catch_up()  # Nothing is written before what was enqueued has read.
+            done = self.sharded.apply(self._transport.timeout)
+        except Exception:
+            self._met = False
+            raise
+        finally:
+            self._pause(False)
+        return UpdateReport(
+            done.version, done.applied, done.received_bytes, time.perf_counter() - begin, done.total_seconds
+        )
+
+    def update(self, version: int | None = None) -> UpdateReport:
+        """Live: receive() and apply(), the next version. From a log: as far as its head is now, or to ``version``."""
+        if self._follower is None:
+            if version is not None:
+                raise UsageError("a live subscriber takes the versions as they come")
+            self.receive()
+            return self.apply()
+        begin = time.perf_counter()
+        done = self._follower.step(version)
+        return UpdateReport(
+            done.version,
+            0,
+            done.bytes_read,
+            done.apply_seconds,
+            time.perf_counter() - begin,
+            deltas=done.applied,
+            reseeded=done.reseeded,
+        )
+
+    def audit(self) -> None:
+        """Re-reads every byte of the weights; DirtyError that names a tensor which is not what it should be."""
+        if self._follower is not None:
+            raise UsageError("a follower audits a slice after every version by itself")
+        self.sharded.audit()
+
+    def _follow(self, log: Log, threads: int, audit_versions: int) -> None:
+        if not _core.has_log:
+            raise UnsupportedError("this build of sparsecast has no delta logs (libsodium was not found)")
+        if not log.state:
+            raise UsageError("a reader of a log needs Log(state=...): a directory of its own")
+        scratch = pathlib.Path(log.state) / "scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
+        whole = whole_tensors(self._shards, "a log")
+        self._follower = _core.LogFollower(
+            log.location,
+            _core.TensorTable(whole.specs),
+            [describe(tensor) for tensor in whole.tensors],
+            state_path=str(pathlib.Path(log.state) / "follower"),
+            scratch=str(scratch),
+            trusted_keys=list(log.trusted_keys),
+            lease=log.lease,
+            threads=threads,
+            audit_versions=audit_versions,
+            pause=self._pause,
+        )
