@@ -1,0 +1,42 @@
+"""What the ranks of one engine agree on before they meet a trainer, over a torch.distributed CPU group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from sparsecast.errors import PeerFailedError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_TEXT_BYTES = 2048
+
+
+def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> None:
+    """Collective: every rank says what went wrong on it, if anything. Raises the rank's own failure, or the peers'.
+
+    Without it a rank that fails leaves the others waiting in the next collective until the group's deadline.
+    """
+    text = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    raw = text.encode()[:_TEXT_BYTES]
+    own = torch.zeros(4 + _TEXT_BYTES, dtype=torch.uint8)
+    own[:4] = torch.tensor(list(len(raw).to_bytes(4, "little")), dtype=torch.uint8)
+    if raw:
+        own[4 : 4 + len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+    size = dist.get_world_size(group)
+    everybody = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(everybody, own, group=group)
+    if failure is not None:
+        raise failure
+    said = {rank: _text(answer) for rank, answer in enumerate(everybody)}
+    failed = [f"rank {rank}: {words}" for rank, words in said.items() if words]
+    if failed:
+        raise PeerFailedError("other ranks of this engine failed: " + "; ".join(failed))
+
+
+def _text(answer: torch.Tensor) -> str:
+    length = min(int.from_bytes(bytes(answer[:4].tolist()), "little"), _TEXT_BYTES)
+    return bytes(answer[4 : 4 + length].tolist()).decode(errors="replace")

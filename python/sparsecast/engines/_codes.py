@@ -1,0 +1,28 @@
+"""Error codes for whoever reads an engine's answers over HTTP: a server passes on the words alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from ..errors import Error
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def with_code(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Ends the words of every sparsecast Error that leaves ``function`` with its code: "... [wrong_base]"."""
+
+    @functools.wraps(function)
+    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except Error as error:
+            suffix = f" [{error.code}]"
+            if error.message.endswith(suffix):
+                raise
+            raise type(error)(error.message + suffix, error.context, error.code) from error
+
+    return wrapped

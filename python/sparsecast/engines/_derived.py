@@ -1,0 +1,34 @@
+"""Tensors that an engine has computed from weights after loading, beside its parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+
+def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> set[str]:
+    """Names of floating-point matrices that modules keep with memory of their own (MLA's factors, packed copies).
+
+    A patch of the weights leaves them behind. Vectors are passed over (slopes, frequencies and scales that come from
+    the configuration), as are attributes named in `besides`.
+    """
+    live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    found: set[str] = set()
+    for module_name, module in model.named_modules():
+        owners: list[tuple[str, Mapping[str, Any]]] = [("", vars(module))]
+        owners += [
+            (f"{key}.", vars(module)[key].__dict__) for key in ("impl", "quant_method") if _has_dict(module, key)
+        ]
+        for prefix, attributes in owners:
+            for key, value in attributes.items():
+                if key in besides or not isinstance(value, torch.Tensor) or value.dim() < 2:
+                    continue
+                if value.is_floating_point() and value.untyped_storage().data_ptr() not in live:
+                    found.add(f"{module_name}.{prefix}{key}")
+    return found
+
+
+def _has_dict(module: torch.nn.Module, key: str) -> bool:
+    return hasattr(vars(module).get(key), "__dict__") and not isinstance(vars(module)[key], torch.nn.Module)

@@ -1,0 +1,373 @@
+"""The address map of an engine's live weights, found by watching the engine's own loader.
+
+`trace_loader` runs the loader of a model on canonical tensors that have names, dtypes and shapes but no memory, and
+sees where each element would be copied to. Fused and stacked parameters, slices of tensor-parallel ranks, padding,
+transposes and permutations of rows come out as what they are, strides, with no table a model:
+
+    traced = trace_loader(model, checkpoint_tensors, model.load_weights)
+    receiver = Receiver(..., traced.layout(), traced.memories())
+
+The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change.
+What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason.
+
+A trace says what the loader would do now. Where a kernel's layout differs from the loader's although the parameter kept
+its shape and its loader, only the bytes can tell: `TracedLoader.differences` compares them, and so does the digest
+when a `Receiver` joins.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparsecast.engines._dtypes import TORCH_DTYPES, bits_of
+from sparsecast.engines._loader_errors import raise_for
+from sparsecast.engines._strided import (
+    Computed,
+    Dim,
+    Frame,
+    Region,
+    TooScatteredError,
+    TracedMemory,
+    cut_into_boxes,
+    row_major,
+)
+from sparsecast.engines._trace_mode import LoaderTrace, storage_elements, storage_key
+from sparsecast.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from sparsecast import Layout, Memory
+
+CanonicalTensor = tuple[str, str, Sequence[int]]
+"""Name, safetensors dtype ("BF16") and shape of a tensor as the checkpoint has it."""
+
+LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
+"""An engine's loader: takes (name, tensor) pairs, in any number, of any part of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """A live tensor of the rank: all of its storage, as `LocalTensor` wants it."""
+
+    name: str
+    dtype: str
+    memory: torch.Tensor
+    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`."""
+
+
+@dataclass(frozen=True)
+class TracedShard:
+    """A box of canonical tensor `tensor` where it lies in live tensor `local`; fields as in `sparsecast.Shard`."""
+
+    tensor: int
+    offset: tuple[int, ...]
+    extent: tuple[int, ...]
+    local: int
+    first: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TracedLoader:
+    """What `trace_loader` found on one rank."""
+
+    table: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """The canonical tensors, in the caller's order, without those in `refused`."""
+    tensors: tuple[TracedTensor, ...]
+    """Live tensors that hold something of the table."""
+    shards: tuple[TracedShard, ...]
+    ties: tuple[tuple[str, str], ...]
+    """(alias, original) of names that are loaded into the same memory."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Canonical tensors without an address map, and why: they need the engine's own (dense) way to load."""
+    unused: tuple[str, ...] = ()
+    """Names in the table of which this rank holds nothing: other ranks' experts or stages, or names of no use here."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Live parameters that no canonical tensor fills, and what is missing."""
+
+    def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
+        """The layout of this rank alone, to be joined with the others' (`sparsecast.layouts.join_layouts`).
+
+        `exclude` drops canonical tensors that another rank refuses, so that all ranks have one table.
+        """
+        from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
+
+        kept = [i for i, (name, _, _) in enumerate(self.table) if name not in exclude]
+        place = {old: new for new, old in enumerate(kept)}
+        shards = [
+            Shard(place[s.tensor], Box(s.offset, s.extent), s.local, s.first, s.strides)
+            for s in self.shards
+            if s.tensor in place
+        ]
+        tensors = [LocalTensor(t.name, t.dtype, t.memory.numel()) for t in self.tensors]
+        ties = [tie for tie in self.ties if not set(tie) & set(exclude)]
+        return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
+
+    def memories(self) -> list[Memory]:
+        """The memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
+        from sparsecast import describe
+
+        return [describe(tensor.memory, dtype=tensor.dtype) for tensor in self.tensors]
+
+    def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+        """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
+
+        An empty dict for the whole checkpoint that the engine was started from proves that the map is right: that
+        nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
+        """
+        places: dict[str, list[TracedShard]] = {}
+        for shard in self.shards:
+            places.setdefault(self.table[shard.tensor][0], []).append(shard)
+        found: dict[str, int] = {}
+        for name, tensor in canonical:
+            for shard in places.get(name, ()):
+                memory = self.tensors[shard.local].memory
+                live = memory.as_strided(shard.extent, shard.strides, shard.first)
+                box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
+                wrong = int((bits_of(live) != bits_of(tensor[box]).to(live.device)).sum())
+                if wrong:
+                    found[name] = found.get(name, 0) + wrong
+        return found
+
+
+def trace_loader(
+    model: torch.nn.Module,
+    canonical: Sequence[CanonicalTensor],
+    load_weights: LoadWeights,
+    *,
+    strict: bool = True,
+    may_miss: Sequence[str] = (),
+) -> TracedLoader:
+    """Traces `load_weights` into the parameters and buffers of `model`.
+
+    `canonical` is the whole checkpoint as the trainer names it; on every rank the same. With `strict`, anything that
+    cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
+    fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
+    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. Not for use while another
+    thread loads or runs the model.
+    """
+    sources = _meta_tensors(canonical)
+    live = _live_tensors(model)
+    registered = _registered(model)
+    failed: dict[str, Exception] = {}
+    try:
+        trace = _run_loader(live, sources, load_weights, failed)
+        replaced = _replaced(registered)
+    finally:
+        _restore(registered)
+    builder = _MapBuilder(canonical, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
+    builder.refuse_clashes()
+    builder.refuse_replaced(replaced)
+    builder.collect()
+    traced = builder.finish(may_miss)
+    if strict:
+        raise_for(traced, failed, live)
+    return traced
+
+
+def _meta_tensors(canonical: Sequence[CanonicalTensor]) -> dict[str, torch.Tensor]:
+    sources: dict[str, torch.Tensor] = {}
+    for name, dtype, shape in canonical:
+        if name in sources:
+            raise UsageError(f"tensor {name!r} is named twice")
+        if dtype not in TORCH_DTYPES:
+            raise UnsupportedError(f"tensor {name!r}: dtype {dtype} is not carried")
+        sources[name] = torch.empty(tuple(shape), dtype=TORCH_DTYPES[dtype], device="meta")
+    return sources
+
+
+def _live_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named if not tensor.is_meta and tensor.numel()}
+
+
+def _run_loader(
+    live: dict[str, torch.Tensor],
+    sources: dict[str, torch.Tensor],
+    load_weights: LoadWeights,
+    failed: dict[str, Exception],
+) -> LoaderTrace:
+    """One call for all tensors, as for a checkpoint; where that fails, one a tensor, to know which ones fail."""
+    trace = LoaderTrace(live, sources)
+    try:
+        with torch.no_grad(), trace:
+            load_weights(iter(sources.items()))
+        return trace
+    except Exception:  # The loader is not ours: whatever it raises, one of the tensors is the reason.
+        trace = LoaderTrace(live, sources)
+    for name, tensor in sources.items():
+        try:
+            with torch.no_grad(), trace:
+                load_weights(iter([(name, tensor)]))
+        except Exception as error:
+            failed[name] = error
+    return trace
+
+
+_Registered = list[tuple[dict[str, Any], str, Any, Any]]
+
+
+def _registered(model: torch.nn.Module) -> _Registered:
+    """Every parameter and buffer where its module keeps it, with the tensor that is in it."""
+    tables: list[dict[str, Any]] = []
+    for module in model.modules():
+        tables += [module._parameters, module._buffers]
+    return [
+        (table, name, tensor, tensor.data) for table in tables for name, tensor in table.items() if tensor is not None
+    ]
+
+
+def _replaced(registered: _Registered) -> set[int]:
+    """Storages that a module no longer has after the load, because the loader put another tensor there."""
+    return {
+        storage_key(data)
+        for table, name, tensor, data in registered
+        if storage_key(tensor.data) != storage_key(data) or table.get(name) is not tensor
+    }
+
+
+def _restore(registered: _Registered) -> None:
+    for table, name, tensor, data in registered:
+        if storage_key(tensor.data) != storage_key(data):
+            tensor.data = data
+        table[name] = tensor
+
+
+class _MapBuilder:
+    """Turns a finished trace into shards."""
+
+    def __init__(
+        self,
+        canonical: Sequence[CanonicalTensor],
+        live: dict[str, torch.Tensor],
+        parameters: dict[str, torch.nn.Parameter],
+        trace: LoaderTrace,
+        failed: dict[str, Exception],
+    ) -> None:
+        self.canonical = canonical
+        self.frames = {name: row_major(tuple(shape)) for name, _, shape in canonical}
+        self.dtypes = {name: dtype for name, dtype, _ in canonical}
+        self.live = live
+        self.parameters = parameters
+        self.trace = trace
+        self.refused = dict(trace.computed)
+        for name, error in failed.items():
+            self.refused[name] = f"the engine's loader failed: {type(error).__name__}: {error}"
+        self.ties: dict[str, str] = {}
+        self.found: dict[str, list[tuple[str, Region]]] = {}  # By canonical name: live tensor, region in it.
+
+    def memory(self, live_name: str) -> TracedMemory:
+        return self.trace.memories[storage_key(self.live[live_name])]
+
+    def refuse_clashes(self) -> None:
+        for where, clash in self.trace.clashes:
+            old = str(clash.old)
+            if isinstance(clash.new, str) and clash.same and self.frames[old].shape == self.frames[clash.new].shape:
+                self.ties.setdefault(clash.new, old)
+            elif isinstance(clash.new, str):
+                for name, other in ((old, clash.new), (clash.new, old)):
+                    self.refused.setdefault(name, f"{where} is loaded from it and from {other!r} in one place")
+            else:
+                self.refused.setdefault(old, f"{where} is written over after it was loaded")
+
+    def refuse_replaced(self, replaced: set[int]) -> None:
+        for where, tensor in self.live.items():
+            if storage_key(tensor) in replaced:
+                for name in self.memory(where).names():
+                    self.refused.setdefault(name, f"the loader replaces {where} by another tensor")
+
+    def collect(self) -> None:
+        """Finds the boxes of every canonical tensor in live memory; refuses what has none."""
+        for where in self.storages():
+            memory = self.memory(where)
+            for piece in memory.pieces:
+                if isinstance(piece.origin, Computed):
+                    for name in piece.origin.names:
+                        self.refused[name] = f"{where} is no copy of it: {piece.origin.reason}"
+                elif isinstance(piece.origin, str):
+                    self._add(piece.origin, where, piece.region, memory.frame)
+        for name in self.trace.read_on_host - self.found.keys():
+            self.refused.setdefault(name, "the loader reads its value on the host")
+
+    def _add(self, name: str, where: str, region: Region, frame: Frame) -> None:
+        dims = [Dim(*d) for d in zip(region.extent, region.strides, frame.strides, strict=True)]
+        to = sum(o * s for o, s in zip(region.offset, frame.strides, strict=True))
+        try:
+            boxes = cut_into_boxes(self.frames[name], region.first, dims, to)
+        except TooScatteredError as error:
+            self.refused.setdefault(name, f"its place in {where} {error}")
+            return
+        self.found.setdefault(name, []).extend((where, box) for box in boxes)
+
+    def storages(self) -> Iterator[str]:
+        """The first name of each live storage."""
+        seen: set[int] = set()
+        for name, tensor in self.live.items():
+            if storage_key(tensor) not in seen:
+                seen.add(storage_key(tensor))
+                yield name
+
+    def finish(self, may_miss: Sequence[str]) -> TracedLoader:
+        self._refuse_mixed_dtypes()
+        kept = [(name, dtype, tuple(shape)) for name, dtype, shape in self.canonical if name not in self.refused]
+        index = {name: i for i, (name, _, _) in enumerate(kept)}
+        places = {name: boxes for name, boxes in self.found.items() if name in index}
+        tensors: dict[str, TracedTensor] = {}
+        for name, boxes in places.items():
+            for where, _ in boxes:
+                if where not in tensors:
+                    tensors[where] = TracedTensor(where, self.dtypes[name], _whole_storage(self.live[where]))
+        local = {where: i for i, where in enumerate(tensors)}
+        shards = [
+            TracedShard(index[name], box.offset, box.extent, local[where], box.first, box.strides)
+            for name, boxes in places.items()
+            for where, box in boxes
+        ]
+        self._tie_skipped_names(places)
+        ties = tuple((a, o) for a, o in self.ties.items() if a in index and o in index)
+        used = places.keys() | {alias for alias, _ in ties}
+        unused = tuple(name for name in index if name not in used)
+        return TracedLoader(
+            tuple(kept), tuple(tensors.values()), tuple(shards), ties, self.refused, unused, self._missing(may_miss)
+        )
+
+    def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
+        """Loaders pass over the second name of a parameter that the model has under two: an alias all the same."""
+        for name in self.frames:
+            twin = self.parameters.get(name)
+            if twin is None or twin.is_meta or name in places or name in self.refused:
+                continue
+            for other, boxes in places.items():
+                same = {storage_key(self.live[where]) for where, _ in boxes} == {storage_key(twin)}
+                if same and self.frames[other].shape == self.frames[name].shape and other in self.parameters:
+                    self.ties.setdefault(name, other)
+
+    def _refuse_mixed_dtypes(self) -> None:
+        dtype_of: dict[str, tuple[str, str]] = {}
+        for name, boxes in self.found.items():
+            for where, _ in boxes:
+                first, dtype = dtype_of.setdefault(where, (name, self.dtypes[name]))
+                if dtype != self.dtypes[name]:
+                    reason = f"{where} has bits of {first!r} ({dtype}) as well as of it ({self.dtypes[name]})"
+                    self.refused.setdefault(name, reason)
+
+    def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:
+        """Parameters with elements that neither a tensor nor the loader's own constants fill."""
+        found: dict[str, str] = {}
+        for where in self.storages():
+            tensor = self.live[where]
+            if where not in self.parameters or any(fnmatch.fnmatch(where, pattern) for pattern in may_miss):
+                continue
+            filled = sum(piece.region.elements for piece in self.memory(where).pieces)
+            if filled < tensor.numel():
+                found[where] = f"{tensor.numel() - filled} of {tensor.numel()} elements"
+        return found
+
+
+def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), 0, (storage_elements(tensor),), (1,))

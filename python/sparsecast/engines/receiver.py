@@ -1,0 +1,315 @@
+"""The receiving end of an engine's rank: stages a version while generation goes on, applies it in the pause, proves it.
+
+    unproven --join()--> ready --start_receive()--> receiving --> staged --apply()--> ready ...
+       ^                   ^                            |            |
+       |                   +----------- join() ----- broken <--------+   any failure; the version before stands
+       +-- join() fails                                 dirty            memory is half-written: join() repairs it
+
+`join` and `apply` are for one thread, the engine's; `version`, `state` and `span` may be used from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from sparsecast.errors import DeadlineError, DirtyError, Error, UsageError, VersionGapError
+from sparsecast.transports import Channels, World
+
+if TYPE_CHECKING:
+    from sparsecast import ControlChannel, Layout, Memory, ShardedReport, ShardedSubscriber
+
+State = Literal["unproven", "ready", "receiving", "staged", "applying", "broken", "dirty", "closed"]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one update did on this rank. It exists only if every rank of the group has proved the version's digest."""
+
+    engine: str
+    rank: int
+    base_version: int
+    version: int
+    tensors: int
+    """Live tensors of the rank, changed or not."""
+    elements: int
+    """Elements that were written."""
+    received_bytes: int
+    wire_seconds: float
+    stage_seconds: float
+    pause_seconds: float
+    """In `apply`: the writes, the digest, and the verdict of all ranks."""
+
+
+@dataclass
+class VersionSpan:
+    """The versions under which something was generated. `end` is -1 until the span is closed."""
+
+    start: int
+    end: int = -1
+    undisturbed: bool = False
+    """No apply ran, not even a failed one, between start and end: every token is of version `start`."""
+
+
+class Receiver:
+    """Keeps the live weights of one rank of an engine at the trainer's versions.
+
+    `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
+    `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
+    unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
+    stream of the receiver's own). Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        layout: Layout,
+        rank: int,
+        tensors: Sequence[Memory],
+        *,
+        version: int = 0,
+        needs_anchor: bool = False,
+        threads: int = 1,
+        audit_versions: int = 64,
+        stream: int = 0,
+    ) -> None:
+        from sparsecast import ShardedSubscriber
+
+        self.engine = engine
+        self.rank = rank
+        self._subscriber: ShardedSubscriber = ShardedSubscriber(
+            engine,
+            layout,
+            rank,
+            list(tensors),
+            version=version,
+            needs_anchor=needs_anchor,
+            threads=threads,
+            audit_versions=audit_versions,
+            stream=stream,
+        )
+        self._device = next((memory.device for memory in tensors), "cpu")
+        self._tensors = len(tensors)
+        self._version = version
+        self._state: State = "unproven"
+        self._epoch = 0  # Odd while an apply runs.
+        self._lock = threading.Lock()
+        self._channel: ControlChannel | None = None
+        # One thread for everything that uses the channels: NCCL's want their calls from the thread that made them.
+        self._wire = ThreadPoolExecutor(1, thread_name_prefix=f"sparsecast-{engine}-{rank}")
+        self._staging: Future[None] | None = None
+        self._receipts: list[Receipt] = []
+
+    # -- for any thread ------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The version last proved. While an apply runs it is still the one before."""
+        return self._version
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def last_receipt(self) -> Receipt | None:
+        return self._receipts[-1] if self._receipts else None
+
+    @contextlib.contextmanager
+    def span(self) -> Iterator[VersionSpan]:
+        """Stamps a generation: the versions at its start and its end. Raises DirtyError where no version is whole."""
+        with self._lock:
+            self._refuse_dirty()
+            span, epoch = VersionSpan(self._version), self._epoch
+        try:
+            yield span
+        finally:
+            with self._lock:
+                span.end = self._version
+                span.undisturbed = epoch == self._epoch and epoch % 2 == 0
+
+    # -- for the engine's thread ---------------------------------------------------------------------------------
+
+    def join(self, world: World, timeout: float = 60.0) -> None:
+        """Meets the trainer and all engines as the rank `world.rank_offset`, and proves that this rank holds the trainer's version.
+
+        Collective over the world, within `timeout` seconds. Writes the weights where they hold no version, or another
+        one than the trainer's (so no generation may run then); otherwise it only reads them. Joining again replaces
+        the group before, whatever its state. Raises UnauthenticatedError for another secret, DeadlineError when not
+        all come, DigestMismatchError when the memory is not what its version says, and what the plan finds wrong.
+        """
+        self._refuse_closed()
+        if self._state in ("receiving", "staged", "applying"):
+            raise UsageError(f"engine {self.engine!r}: join() while it is {self._state}; abandon() that first")
+        proved = self._state not in ("unproven", "dirty")
+        deadline = time.monotonic() + timeout
+        channel = replace(world, timeout=timeout).open(0)
+        with self._writing():
+            try:
+                remaining = max(deadline - time.monotonic(), 0.001)
+                self._wire.submit(self._regroup, channel, world.channels, remaining).result()
+            except BaseException as error:
+                self._state = self._after_failed_join(error, proved)
+                raise
+            self._channel = channel
+            self._version = self._subscriber.version
+            self._state = "ready"
+
+    def start_receive(self, timeout: float = 60.0, *, base_version: int | None = None) -> None:
+        """Begins to take the next version in the background; generation goes on. Collective with the trainer's sync().
+
+        `base_version` is the version that the trainer thinks this engine has: VersionGapError if it has another one.
+        """
+        self._refuse_closed()
+        self._refuse_dirty()
+        if base_version is not None and base_version != self._version:
+            raise VersionGapError(
+                f"engine {self.engine!r}, rank {self.rank}, is on version {self._version}, and the update starts from "
+                f"{base_version}: let it join again, which brings it to the trainer's version"
+            )
+        if self._state != "ready":
+            raise UsageError(f"engine {self.engine!r}: start_receive() while it is {self._state}")
+        self._state = "receiving"
+        self._staging = self._wire.submit(self._receive, timeout)
+
+    def wait_staged(self, timeout: float = 60.0) -> None:
+        """Waits until the version has come and has been checked. Raises what went wrong, or DeadlineError."""
+        staging = self._staging
+        if staging is None:
+            raise UsageError(f"engine {self.engine!r}: no start_receive() before")
+        if not wait([staging], timeout).done:
+            raise DeadlineError(f"engine {self.engine!r}: the next version has not come within {timeout} s")
+        staging.result()
+
+    def apply(self, timeout: float = 60.0) -> Receipt:
+        """The pause: applies the staged version in place, proves its digest, and hears the verdict of all ranks.
+
+        Waits for the staging if it is not done. Nothing may read the weights meanwhile. When it raises, the version
+        before stands (`state` is "broken": join again), or the weights are half-written ("dirty").
+        """
+        deadline = time.monotonic() + timeout
+        self.wait_staged(timeout)
+        if self._state != "staged":
+            raise UsageError(f"engine {self.engine!r}: apply() while it is {self._state}")
+        self._staging = None
+        with self._writing():
+            self._state = "applying"
+            begin = time.monotonic()
+            try:
+                report = self._subscriber.apply(max(deadline - begin, 0.001))
+            except BaseException as error:
+                self._state = "dirty" if isinstance(error, DirtyError) else "broken"
+                raise
+            receipt = self._receipt(report, time.monotonic() - begin)
+            self._version = report.version
+            self._state = "ready"
+        self._receipts = [receipt]
+        return receipt
+
+    def update(self, timeout: float = 60.0, *, base_version: int | None = None) -> Receipt:
+        """start_receive() and apply() in one, for a caller that has paused already."""
+        self.start_receive(timeout, base_version=base_version)
+        return self.apply(timeout)
+
+    def abandon(self, reason: str, timeout: float = 60.0) -> None:
+        """Gives up the group and the version in flight: the other ranks fail, with these words. join() again.
+
+        The version before stands. A receive in the background is waited for: it ends by its own deadline.
+        """
+        if self._staging is not None and not wait([self._staging], timeout).done:
+            raise DeadlineError(f"engine {self.engine!r}: a receive has not ended within {timeout} s")
+        self._staging = None
+        if self._channel is not None:
+            self._channel.abort(reason)
+            self._channel = None
+        if self._state not in ("dirty", "closed", "unproven"):
+            self._state = "broken"
+
+    def audit(self) -> None:
+        """Reads all weights, compares their digest with the version's. Raises DigestMismatchError, naming tensors."""
+        self._refuse_closed()
+        self._refuse_dirty()
+        self._subscriber.audit()
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Leaves the group; the weights stay as they are. Others that wait for this rank fail at once."""
+        if self._state != "closed":
+            self.abandon(f"engine {self.engine!r}, rank {self.rank}, has left", timeout)
+            self._wire.shutdown()
+            self._state = "closed"
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _regroup(self, channel: ControlChannel, channels: Channels, timeout: float) -> None:
+        _on_device(self._device, lambda: self._subscriber.regroup(channel, channels=channels, timeout=timeout))
+
+    def _receive(self, timeout: float) -> None:
+        try:
+            _on_device(self._device, lambda: self._subscriber.receive(timeout))
+        except BaseException as error:  # Raised again in wait_staged(), to the engine's thread.
+            self._state = "dirty" if isinstance(error, DirtyError) else "broken"
+            raise
+        self._state = "staged"
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock:
+            self._epoch += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._epoch += 1
+
+    def _after_failed_join(self, error: BaseException, proved: bool) -> State:
+        """A group that failed may have begun to write an anchor; reading the weights is what tells."""
+        if isinstance(error, DirtyError) or self._state == "dirty":
+            return "dirty"
+        if not proved:
+            return "unproven"
+        try:
+            self._subscriber.audit()
+        except Error:
+            return "dirty"
+        return "broken"
+
+    def _receipt(self, report: ShardedReport, pause_seconds: float) -> Receipt:
+        return Receipt(
+            engine=self.engine,
+            rank=self.rank,
+            base_version=self._version,
+            version=report.version,
+            tensors=self._tensors,
+            elements=report.applied,
+            received_bytes=report.received_bytes,
+            wire_seconds=report.wire_seconds,
+            stage_seconds=report.stage_seconds,
+            pause_seconds=pause_seconds,
+        )
+
+    def _refuse_dirty(self) -> None:
+        if self._state == "dirty":
+            raise DirtyError(
+                f"engine {self.engine!r}, rank {self.rank}: a failure left its weights half-written after version "
+                f"{self._version}; they are of no version until join() has repaired them"
+            )
+
+    def _refuse_closed(self) -> None:
+        if self._state == "closed":
+            raise UsageError(f"engine {self.engine!r} has been closed")
+
+
+def _on_device(device: str, work: Callable[[], None]) -> None:
+    """Runs `work` with the CUDA device of the weights current in this thread, which a new thread does not inherit."""
+    if not device.startswith("cuda"):
+        work()
+        return
+    import torch
+
+    with torch.cuda.device(device):
+        work()

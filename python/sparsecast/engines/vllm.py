@@ -1,0 +1,311 @@
+"""vLLM's end: a `WeightTransferEngine` that patches the live weights of a worker in place.
+
+It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's own life cycle mean:
+
+    init_weight_transfer_engine   trace the model's loader, meet the trainer, prove the weights   (again: a new group)
+    start_weight_update           begin to stage the next version; generation goes on
+    update_weights                the pause: wait for the staging, apply, prove
+    finish_weight_update          check that the update was applied
+
+vLLM's layerwise reload is not used: parameters stay where they are, with the addresses that CUDA graphs captured, and
+no post-processing runs. What post-processing has made of the weights must therefore be nothing; `trace` says so by
+tensor otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import get_world_group
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from sparsecast.engines._agreement import raise_if_any_failed
+from sparsecast.engines._codes import with_code
+from sparsecast.engines._derived import derived_tensors
+from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
+from sparsecast.engines.receiver import Receipt, Receiver
+from sparsecast.errors import UnsupportedError, UsageError, VersionGapError
+from sparsecast.transports import Channels, World
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+SECRET_VARIABLE = "SPARSECAST_SECRET"
+"""Environment variable of the workers that holds the secret, for those who do not send it over HTTP."""
+
+_KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
+
+
+@dataclass
+class SparsecastInitInfo(WeightTransferInitInfo):
+    """What the workers need to meet a trainer; plain JSON. The world's ranks: the trainer's, then every engine's."""
+
+    host: str
+    """Where rank 0 of the trainer listens."""
+    port: int
+    world_size: int
+    rank_offset: int
+    """Rank in the world of this engine's worker 0; with data parallelism, of its first replica's."""
+    tensors: list[list[Any]]
+    """The trainer's table: [name, dtype as safetensors names it, shape] each. The same in every call."""
+    version: int = 0
+    """That the engine holds now: that of the checkpoint that it was started from, at the first call."""
+    needs_anchor: bool = False
+    """The engine's memory holds no version (its weights were released, or come from elsewhere): the trainer seeds it."""
+    ties: list[list[str]] = field(default_factory=list)
+    """[alias, original] pairs of names that are one tensor at the trainer."""
+    secret: str = field(default="", repr=False)
+    """Empty: the workers' environment variable SPARSECAST_SECRET."""
+    generation: int = 0
+    """Of the group: one more at every call."""
+    channels: Channels = "control"
+    interface: str = ""
+    engine: str = "vllm"
+    """Name of this engine in the world, unique in it."""
+    proof: Literal["checkpoint", "trust"] = "checkpoint"
+    """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
+    with the files that vLLM was started from; "trust" takes the caller's word, for engines started without files."""
+    may_miss: list[str] = field(default_factory=list)
+    """Patterns (fnmatch) of vLLM's parameters that the trainer does not have."""
+    timeout: float = 300.0
+    """Seconds for meeting, and for every later update."""
+
+    def __post_init__(self) -> None:
+        if self.proof not in ("checkpoint", "trust"):
+            raise ValueError(f"proof {self.proof!r} is neither 'checkpoint' nor 'trust'")
+        if not self.tensors:
+            raise ValueError("tensors is empty: the engine needs the trainer's table")
+        for entry in self.tensors:
+            if len(entry) != 3 or not isinstance(entry[0], str) or not isinstance(entry[1], str):
+                raise ValueError(f"tensors: {entry!r} is not [name, dtype, shape]")
+        if not self.secret and not os.environ.get(SECRET_VARIABLE):
+            raise ValueError(f"no secret: neither in the init info nor in the workers' {SECRET_VARIABLE}")
+
+    def table(self) -> list[CanonicalTensor]:
+        return [(name, dtype, tuple(int(n) for n in shape)) for name, dtype, shape in self.tensors]
+
+    def world(self, worker: int) -> World:
+        """The world as this worker of the engine sees it."""
+        return World(
+            host=self.host,
+            port=self.port,
+            rank_offset=self.rank_offset + worker,
+            size=self.world_size,
+            secret=self.secret or os.environ[SECRET_VARIABLE],
+            generation=self.generation,
+            interface=self.interface,
+            channels=self.channels,
+        )
+
+
+@dataclass
+class SparsecastUpdateInfo(WeightTransferUpdateInfo):
+    """One update; plain JSON. What changed travels between the ranks, not here."""
+
+    base_version: int | None = None
+    """The version that the trainer updates from; an engine on another one refuses. None: not checked."""
+
+
+class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, SparsecastUpdateInfo]):
+    """One worker's end. See the module for what the calls mean; `receiver` has versions, stamps and receipts."""
+
+    init_info_cls = SparsecastInitInfo
+    update_info_cls = SparsecastUpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self.receiver: Receiver | None = None
+        self.traced: TracedLoader | None = None
+        self._table: list[CanonicalTensor] = []
+        self._timeout = 300.0
+        self._in_update = False
+        self._map_proved = False  # Once; later the weights are not those of the files any more.
+
+    # -- vLLM's life cycle ---------------------------------------------------------------------------------------
+
+    @with_code
+    def init_transfer_engine(self, init_info: SparsecastInitInfo) -> None:
+        """Collective over the engine's workers and the trainer; a later call joins the next group.
+
+        Raises UnsupportedError that names tensors that cannot be patched, UsageError for names that do not fit,
+        UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
+        """
+        group = get_world_group()
+        self._timeout = init_info.timeout
+        if self.receiver is not None and self.receiver.state in ("receiving", "staged"):
+            self.receiver.abandon("the engine joins another group", init_info.timeout)
+        self._in_update = False
+        if self.receiver is not None and init_info.needs_anchor:
+            self.receiver.close(init_info.timeout)  # What it knew of its memory is not true any more.
+        if self.receiver is None or self.receiver.state == "closed" or init_info.table() != self._table:
+            self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
+            self._table = init_info.table()
+        replica = 0
+        if group.world_size == self.parallel_config.world_size:
+            replica = self.parallel_config.data_parallel_index
+        self.receiver.join(init_info.world(replica * group.world_size + group.rank_in_group), init_info.timeout)
+
+    @with_code
+    def start_weight_update(self) -> None:
+        """Begins to stage in the background. The trainer calls its sync() now."""
+        self._joined().start_receive(self._timeout)
+        self._in_update = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Applies the staged version. It is proved on the device when this returns: nothing is left to wait for."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    @with_code
+    def receive_weights(self, update_info: SparsecastUpdateInfo) -> None:
+        """The pause. Raises VersionGapError on another version; as after any failure, the version before stands."""
+        receiver = self._joined()
+        if update_info.base_version is not None and update_info.base_version != receiver.version:
+            words = (
+                f"engine {receiver.engine!r}, rank {receiver.rank}, is on version {receiver.version}, and the update "
+                f"starts from {update_info.base_version}"
+            )
+            receiver.abandon(words, self._timeout)
+            raise VersionGapError(words)
+        receiver.wait_staged(self._timeout)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # What vLLM has enqueued still reads the version before.
+        receiver.apply(self._timeout)
+        self._in_update = False
+
+    @with_code
+    def finish_weight_update(self) -> None:
+        """Nothing is left to do after an apply; raises UsageError if there was none."""
+        if self._in_update:
+            self._in_update = False
+            self._joined().abandon("finish_weight_update without update_weights", self._timeout)
+            raise UsageError("finish_weight_update without update_weights: the staged version was dropped")
+
+    def shutdown(self) -> None:
+        """Leaves the group. Weights stay at the version last proved."""
+        if self.receiver is not None:
+            self.receiver.close(self._timeout)
+
+    # -- more than vLLM asks for ---------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Version, state and the last receipt of this worker, as JSON has them; any thread."""
+        receiver = self.receiver
+        if receiver is None:
+            return {"state": "not initialised"}
+        return {"engine": receiver.engine, "rank": receiver.rank, "version": receiver.version, "state": receiver.state}
+
+    @property
+    def last_receipt(self) -> Receipt | None:
+        return self.receiver.last_receipt if self.receiver is not None else None
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _joined(self) -> Receiver:
+        if self.receiver is None:
+            raise UsageError("init_weight_transfer_engine comes before any update")
+        return self.receiver
+
+    def _make_receiver(self, init_info: SparsecastInitInfo, cpu_group: Any, rank: int, size: int) -> Receiver:
+        from sparsecast.torch.layouts import gather_layout
+
+        failure: BaseException | None = None
+        try:
+            with set_current_vllm_config(self.vllm_config):
+                self.traced = trace(self.model, init_info.table(), init_info.may_miss)
+            refuse_new_ties(self.traced, init_info.ties)
+            if init_info.proof == "checkpoint" and not self._map_proved:
+                self._prove_checkpoint(self.traced)
+        except BaseException as error:  # Said to the other workers, and raised there and here.
+            failure = error
+        raise_if_any_failed(failure, cpu_group)
+        self._map_proved = True
+        assert self.traced is not None
+        layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
+        replicas = self.parallel_config.data_parallel_size > 1 and size == self.parallel_config.world_size
+        name = f"{init_info.engine}/{self.parallel_config.data_parallel_index}" if replicas else init_info.engine
+        return Receiver(
+            name,
+            layout,
+            rank,
+            self.traced.memories(),
+            version=init_info.version,
+            needs_anchor=init_info.needs_anchor,
+        )
+
+    def _prove_checkpoint(self, traced: TracedLoader) -> None:
+        wrong = traced.differences(_checkpoint(self.vllm_config, self.model))
+        if wrong:
+            listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
+            raise UnsupportedError(
+                f"{len(wrong)} tensors in the worker's memory are not what its checkpoint has, starting with {listed}: "
+                "a kernel keeps them in another layout than the loader writes, so they cannot be patched in place; "
+                "use a dense weight-transfer backend (nccl) for this model"
+            )
+
+
+class WorkerExtension:
+    """For `--worker-extension-cls sparsecast.engines.vllm.WorkerExtension`: what `/collective_rpc` can ask a worker."""
+
+    weight_transfer_engine: WeightTransferEngine[Any, Any] | None
+
+    def sparsecast_status(self) -> dict[str, Any]:
+        """Version and state: with state "staged", the next update_weights waits for nothing but the apply."""
+        engine = self.weight_transfer_engine
+        if not isinstance(engine, SparsecastWeightTransferEngine):
+            return {"state": "not configured"}
+        return engine.status()
+
+
+def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:
+    """`trace_loader` over a vLLM model, within `set_current_vllm_config`.
+
+    Also refuses what only vLLM does: tensors that post-processing has derived from weights (MLA's W_UV and W_UK_T, a
+    packed copy for a kernel), which a patch of the weights would leave behind.
+    """
+    derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES)
+    if derived:
+        listed = ", ".join(sorted(derived)[:8])
+        raise UnsupportedError(
+            f"the model computes with tensors that are derived from its weights after loading: {listed}; a patch "
+            "would leave them behind; use a dense weight-transfer backend (nccl) for this model"
+        )
+    load_weights: LoadWeights = model.load_weights  # type: ignore[assignment]  # Of every vLLM model.
+    return trace_loader(model, canonical, load_weights, may_miss=may_miss)
+
+
+def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None:
+    """Raises UnsupportedError for two names that share memory here and are not among the trainer's ties."""
+    known = {frozenset(pair) for pair in ties}
+    for alias, original in traced.ties:
+        if frozenset((alias, original)) not in known:
+            raise UnsupportedError(
+                f"vLLM keeps {alias!r} and {original!r} in one memory, because they are tied or were equal when they "
+                "were loaded, and the trainer has two tensors: name them in ties, or start vLLM from untied weights"
+            )
+
+
+def _checkpoint(vllm_config: VllmConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The files that vLLM was started from, through its own reader."""
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    loader = get_model_loader(vllm_config.load_config)
+    if not isinstance(loader, DefaultModelLoader):
+        raise UnsupportedError(
+            f"{type(loader).__name__} reads no checkpoint files to compare the worker's memory with: use proof='trust' "
+            "if the kernels of this model keep the loader's layout"
+        )
+    yield from loader.get_all_weights(vllm_config.model_config, model)

@@ -1,0 +1,182 @@
+"""The receiver's states, against a real publisher in another thread."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe, meet
+from sparsecast.engines.receiver import Receiver
+from sparsecast.errors import DeadlineError, Error, PeerFailedError, UsageError, VersionGapError
+from sparsecast.transports import World
+
+SECRET = "a secret of the test"
+SHAPE = (64, 32)
+
+
+def layout() -> Layout:
+    elements = SHAPE[0] * SHAPE[1]
+    shard = Shard(0, Box((0, 0), SHAPE), 0, 0, (SHAPE[1], 1))
+    return Layout(TensorTable([("w", "BF16", SHAPE)]), [RankLayout([LocalTensor("w", "BF16", elements)], [shard])])
+
+
+class Pair:
+    """A trainer of one rank and an engine of one rank that hold the same tensor."""
+
+    def __init__(self) -> None:
+        self.trainer_weight = torch.arange(SHAPE[0] * SHAPE[1]).to(torch.bfloat16).view(SHAPE)
+        self.engine_weight = self.trainer_weight.clone()
+        self.publisher = ShardedPublisher(layout(), 0, [describe(self.trainer_weight)])
+        self.receiver = Receiver("e", layout(), 0, [describe(self.engine_weight)])
+        self.trainer = ThreadPoolExecutor(1)
+        self.generation = 0
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    def world(self, rank: int, /, **changes: object) -> World:
+        arguments = {"host": "127.0.0.1", "port": self.port, "rank_offset": rank, "size": 2, "secret": SECRET}
+        return World(**{**arguments, "generation": self.generation, **changes})  # type: ignore[arg-type]
+
+    def join(self, timeout: float = 20.0) -> None:
+        self.generation += 1
+        regrouped = self.trainer.submit(self._regroup, self.world(0), timeout)
+        self.receiver.join(self.world(1), timeout)
+        regrouped.result()
+
+    def _regroup(self, world: World, timeout: float) -> None:
+        channel = meet(
+            world.host, world.port, rank=0, size=2, secret=world.secret, generation=world.generation, timeout=timeout
+        )
+        self.publisher.regroup(channel, timeout=timeout)
+
+    def step(self, row: int) -> None:
+        self.trainer_weight[row] += 1
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.receiver.close()
+    pair.trainer.shutdown()
+
+
+def test_an_update_changes_nothing_before_apply_and_everything_after(pair: Pair) -> None:
+    pair.join()
+    before = pair.engine_weight.clone()
+    pair.step(3)
+    sync = pair.trainer.submit(pair.publisher.sync, 20.0)
+    pair.receiver.start_receive(20.0, base_version=0)
+    pair.receiver.wait_staged(20.0)
+    assert pair.receiver.state == "staged"
+    assert torch.equal(pair.engine_weight, before) and pair.receiver.version == 0
+    receipt = pair.receiver.apply(20.0)
+    assert sync.result().version == 1
+    assert torch.equal(pair.engine_weight, pair.trainer_weight)
+    assert (receipt.base_version, receipt.version, receipt.elements, receipt.tensors) == (0, 1, SHAPE[1], 1)
+    assert pair.receiver.last_receipt == receipt and pair.receiver.state == "ready"
+    pair.receiver.audit()
+
+
+def test_a_generation_knows_whether_an_apply_ran_under_it(pair: Pair) -> None:
+    pair.join()
+    with pair.receiver.span() as calm:
+        pass
+    with pair.receiver.span() as torn:
+        pair.step(1)
+        sync = pair.trainer.submit(pair.publisher.sync, 20.0)
+        pair.receiver.update(20.0)
+        sync.result()
+    assert (calm.start, calm.end, calm.undisturbed) == (0, 0, True)
+    assert (torn.start, torn.end, torn.undisturbed) == (0, 1, False)
+
+
+def test_an_update_from_another_version_is_refused_before_anything_is_awaited(pair: Pair) -> None:
+    pair.join()
+    with pytest.raises(VersionGapError, match="engine 'e', rank 0, is on version 0, and the update starts from 4"):
+        pair.receiver.start_receive(20.0, base_version=4)
+    assert pair.receiver.state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda r: r.start_receive(1.0), "start_receive\\(\\) while it is unproven"),
+        (lambda r: r.apply(1.0), "no start_receive\\(\\) before"),
+        (lambda r: r.wait_staged(1.0), "no start_receive\\(\\) before"),
+    ],
+)
+def test_calls_out_of_order_say_what_is_missing(pair: Pair, call: Callable[[Receiver], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call(pair.receiver)
+
+
+def test_an_engine_whose_trainer_is_silent_hears_of_it_in_time_and_heals(pair: Pair) -> None:
+    pair.join()
+    pair.receiver.start_receive(0.5)
+    with pytest.raises(Error):
+        pair.receiver.wait_staged(20.0)
+    assert pair.receiver.state == "broken"
+    with pytest.raises(UsageError, match="while it is broken"):
+        pair.receiver.start_receive(1.0)
+    pair.step(5)
+    pair.join()
+    sync = pair.trainer.submit(pair.publisher.sync, 20.0)
+    pair.receiver.update(20.0)
+    sync.result()
+    assert torch.equal(pair.engine_weight, pair.trainer_weight)
+
+
+def test_an_abandoned_update_fails_at_the_trainer_with_the_engines_words(pair: Pair) -> None:
+    pair.join()
+    before = pair.engine_weight.clone()
+    pair.step(7)
+    sync = pair.trainer.submit(pair.publisher.sync, 20.0)
+    pair.receiver.start_receive(20.0)
+    pair.receiver.wait_staged(20.0)
+    pair.receiver.abandon("the cat is on the keyboard")
+    with pytest.raises(PeerFailedError, match="the cat is on the keyboard"):
+        sync.result()
+    assert torch.equal(pair.engine_weight, before) and pair.receiver.state == "broken"
+    pair.join()
+    assert pair.receiver.version == 0
+
+
+def test_memory_that_is_not_what_its_version_says_is_not_let_in(pair: Pair) -> None:
+    pair.engine_weight[0, 0] = -1
+    with pytest.raises(Error):
+        pair.join()
+    assert pair.receiver.state == "unproven"
+
+
+def test_nobody_there_is_a_deadline(pair: Pair) -> None:
+    with pytest.raises(DeadlineError):
+        pair.receiver.join(pair.world(1), timeout=0.5)
+    assert pair.receiver.state == "unproven"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"port": 0}, "port 0"),
+        ({"rank_offset": 2}, "rank 2 is not in a world of 2"),
+        ({"secret": ""}, "needs a secret"),
+        ({"channels": "carrier pigeon"}, "there are no channels 'carrier pigeon'"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused_by_field(pair: Pair, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        pair.world(1, **changes)  # type: ignore[arg-type]
+
+
+def test_a_closed_receiver_does_nothing_more(pair: Pair) -> None:
+    pair.receiver.close()
+    with pytest.raises(UsageError, match="closed"):
+        pair.receiver.start_receive(1.0)
+    with pytest.raises(UsageError, match="closed"):
+        pair.receiver.join(pair.world(1), 1.0)

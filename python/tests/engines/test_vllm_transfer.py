@@ -1,0 +1,318 @@
+"""A trainer and the workers of a vLLM server, through vLLM's own weight-transfer interface: TP 2 by two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+import vllm_models as models
+from safetensors.torch import save_file
+from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
+
+from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe
+from sparsecast.engines.vllm_plugin import register
+from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo, SparsecastTrainerWeightTransferEngine
+
+WAIT_SECONDS = 120.0
+SECRET = "a secret of the test"
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker raised; `kind` is the exception's name."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(f"{kind}: {words}")
+        self.kind = kind
+
+
+class Workers:
+    """The server's end of a `VLLMWeightSyncClient`: calls every worker, as collective_rpc does."""
+
+    def __init__(self, size: int) -> None:
+        self.weight_version: str | None = None
+        self.opened = 0
+        self.processes = []
+        self.replies: list[queue.Queue[str]] = []
+        script = Path(__file__).with_name("vllm_rank.py")
+        for rank in range(size):
+            argument = {"rank": rank, "size": size}
+            process = subprocess.Popen(
+                [sys.executable, str(script), json.dumps(argument)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                text=True,
+            )
+            self.processes.append(process)
+            self.replies.append(queue.Queue())
+            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+        self.pool = ThreadPoolExecutor(size)
+        for rank in range(size):
+            assert self._reply(rank) == "ready"
+
+    def _read(self, rank: int) -> None:
+        output = self.processes[rank].stdout
+        assert output is not None
+        for line in output:
+            if line.startswith("REPLY "):
+                self.replies[rank].put(line[6:])
+        self.replies[rank].put(json.dumps({"error": "Exit", "words": f"worker {rank} has ended"}))
+
+    def _reply(self, rank: int) -> Any:
+        reply = json.loads(self.replies[rank].get(timeout=WAIT_SECONDS))
+        if "error" in reply:
+            raise WorkerFailedError(reply["error"], reply["words"])
+        return reply["value"]
+
+    def ask(self, rank: int, name: str, arguments: dict[str, Any]) -> Any:
+        """Calls one worker."""
+        stdin = self.processes[rank].stdin
+        assert stdin is not None
+        stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
+        stdin.flush()
+        return self._reply(rank)
+
+    def call(self, name: str, **arguments: Any) -> list[Any]:
+        """Calls all workers at once. Raises the first failure, after all have answered."""
+        calls = [self.pool.submit(self.ask, rank, name, arguments) for rank in range(len(self.processes))]
+        failures = [call.exception() for call in calls if call.exception() is not None]
+        if failures:
+            raise failures[0]  # type: ignore[misc]
+        return [call.result() for call in calls]
+
+    def failures(self, name: str, **arguments: Any) -> list[WorkerFailedError | None]:
+        """Calls all workers at once, for their failures."""
+        calls = [self.pool.submit(self.ask, rank, name, arguments) for rank in range(len(self.processes))]
+        return [call.exception() for call in calls]  # type: ignore[misc]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.call("init_weight_transfer_engine", init_info=json.loads(json.dumps(init_info)))
+
+    def start_weight_update(self) -> None:
+        self.call("start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        self.call("update_weights", update_info=update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.weight_version = weight_version
+        self.call("finish_weight_update")
+
+    def staged(self) -> bool:
+        return all(status["state"] == "staged" for status in self.call("status"))
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.pool.shutdown(wait=False)
+
+
+class Trainer:
+    """One rank that holds the whole checkpoint as Hugging Face names it."""
+
+    def __init__(self, kind: str) -> None:
+        table = models.canonical(kind)
+        self.tensors = {name: tensor.clone() for name, tensor in models.checkpoint(kind, seed=1).items()}
+        locals_ = [LocalTensor(name, dtype, self.tensors[name].numel()) for name, dtype, _ in table]
+        shards = [
+            Shard(i, Box([0] * len(shape), shape), i, 0, self.tensors[name].stride())
+            for i, (name, _, shape) in enumerate(table)
+        ]
+        ties = []
+        if models.CONFIGS[kind]["tie_word_embeddings"]:
+            table.append(("lm_head.weight", "BF16", models.checkpoint_shapes(kind)["model.embed_tokens.weight"]))
+            ties.append(("lm_head.weight", "model.embed_tokens.weight"))
+        self.layout = Layout(TensorTable(table), [RankLayout(locals_, shards)], ties)
+        memories = [describe(tensor) for tensor in self.tensors.values()]
+        self.publisher = ShardedPublisher(self.layout, 0, memories)
+        self.updates = 0
+        self.generation = 0
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    def init_info(self, **changes: Any) -> SparsecastTrainerInitInfo:
+        self.generation += 1
+        arguments: dict[str, Any] = {
+            "publisher": self.publisher,
+            "layout": self.layout,
+            "host": "127.0.0.1",
+            "port": self.port,
+            "secret": SECRET,
+            "engine_workers": 2,
+            "generation": self.generation,
+            "may_miss": ("*.attn.*_scale",),
+            "timeout": 60.0,
+            "rank": 0,
+        }
+        return SparsecastTrainerInitInfo(**{**arguments, **changes})
+
+    def connect(self, workers: Workers, **changes: Any) -> SparsecastTrainerWeightTransferEngine:
+        register()
+        engine = WeightTransferTrainerFactory.trainer_init(self.init_info(**changes), client=workers)
+        assert isinstance(engine, SparsecastTrainerWeightTransferEngine)
+        return engine
+
+    def step(self) -> None:
+        """An optimizer step: some bits of every tensor change in place."""
+        for name, tensor in models.random_updates(self.tensors, seed=100 + self.updates).items():
+            models.bits_of(self.tensors[name]).copy_(models.bits_of(tensor))
+        self.updates += 1
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Workers]:
+    workers = Workers(size=2)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def make_workers(server: Workers, tmp_path: Path) -> Callable[[str], Workers]:
+    """The server with a model that it was started with: the checkpoint of seed 1."""
+
+    def make(kind: str) -> Workers:
+        save_file(models.checkpoint(kind, seed=1), str(tmp_path / "model.safetensors"))
+        server.opened += 1
+        server.call("open", kind=kind, folder=str(tmp_path), store=str(tmp_path / f"store-{server.opened}"))
+        return server
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-tied", "qwen3-moe", "qwen3-moe-fp8"])
+def test_after_every_update_the_workers_hold_what_a_load_of_the_whole_checkpoint_makes(
+    kind: str, make_workers: Callable[[str], Workers]
+) -> None:
+    workers, trainer = make_workers(kind), Trainer(kind)
+    assert isinstance(workers, VLLMWeightSyncClient)
+    engine = trainer.connect(workers)
+    for update in range(1, 4):
+        assert workers.call("differing", updates=update - 1) == [[], []]
+        trainer.step()
+        engine.send_weights(workers.staged if update == 2 else None)
+        assert workers.call("differing", updates=update) == [[], []]
+        assert workers.weight_version == str(update)
+        assert [status["version"] for status in workers.call("status")] == [update, update]
+    receipts = workers.call("receipt")
+    assert all(r["version"] == 3 and r["base_version"] == 2 and r["elements"] > 0 for r in receipts)
+    assert engine.last_report is not None
+    assert engine.last_report.changed == sum(max(1, int(t.numel() * 0.02)) for t in trainer.tensors.values())
+
+
+def test_an_engine_on_another_version_refuses_and_is_right_after_it_has_joined_again(
+    make_workers: Callable[[str], Workers],
+) -> None:
+    workers, trainer = make_workers("llama"), Trainer("llama")
+    engine = trainer.connect(workers)
+    trainer.step()
+    workers.start_weight_update()
+    sync = ThreadPoolExecutor(1).submit(trainer.publisher.sync, 30.0)
+    failures = workers.failures("update_weights", update_info={"base_version": 7})
+    assert all(f is not None and f.kind == "VersionGapError" for f in failures)
+    assert "is on version 0, and the update starts from 7" in str(failures[0])
+    assert sync.exception() is not None
+    assert workers.call("differing", updates=0) == [[], []]
+    engine = trainer.connect(workers)
+    engine.send_weights()
+    assert workers.call("differing", updates=1) == [[], []]
+
+
+def test_a_wrong_secret_lets_no_worker_in(make_workers: Callable[[str], Workers]) -> None:
+    workers, trainer = make_workers("llama"), Trainer("llama")
+    info = trainer.init_info(timeout=5.0).for_workers()
+    meeting = ThreadPoolExecutor(1).submit(lambda: trainer.connect(NobodyToTell(), timeout=5.0))
+    failures = workers.failures(
+        "init_weight_transfer_engine",
+        init_info={**info, "secret": "another secret of the test", "generation": trainer.generation},
+    )
+    assert meeting.exception() is not None
+    assert all(f is not None and f.kind in ("UnauthenticatedError", "DeadlineError") for f in failures)
+    assert any(f is not None and f.kind == "UnauthenticatedError" for f in failures)
+    assert workers.call("differing", updates=0) == [[], []]
+
+
+class NobodyToTell(Workers):
+    """A client whose server has been told by somebody else."""
+
+    def __init__(self) -> None:
+        pass
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        pass
+
+
+def test_names_that_the_engine_does_not_know_are_said_by_every_worker(make_workers: Callable[[str], Workers]) -> None:
+    workers, trainer = make_workers("llama"), Trainer("llama")
+    info = trainer.init_info().for_workers()
+    entries = [e if e[0] != "model.norm.weight" else ["model.nrm.weight", *e[1:]] for e in info["tensors"]]
+    failures = workers.failures("init_weight_transfer_engine", init_info={**info, "tensors": entries})
+    assert [f.kind for f in failures if f is not None] == ["UsageError", "UsageError"]
+    assert "no place for 'model.nrm.weight' (nearest: 'model.norm.weight'," in str(failures[0])
+
+
+def test_weights_that_a_kernel_keeps_in_another_order_are_found_by_their_bytes(
+    make_workers: Callable[[str], Workers],
+) -> None:
+    workers, trainer = make_workers("llama"), Trainer("llama")
+    workers.ask(0, "swap_gate_and_up", {})
+    info = trainer.init_info().for_workers()
+    failures = workers.failures("init_weight_transfer_engine", init_info=info)
+    assert [f.kind for f in failures if f is not None] == ["UnsupportedError", "PeerFailedError"]
+    assert "'model.layers.0.mlp.gate_proj.weight'" in str(failures[0])
+    assert "rank 0: UnsupportedError" in str(failures[1])
+
+
+def test_an_engine_that_has_started_anew_from_its_checkpoint_is_brought_to_the_trainers_version(
+    make_workers: Callable[[str], Workers],
+) -> None:
+    workers, trainer = make_workers("qwen3-moe"), Trainer("qwen3-moe")
+    engine = trainer.connect(workers)
+    for _ in range(2):
+        trainer.step()
+        engine.send_weights()
+    make_workers("qwen3-moe")
+    assert workers.call("differing", updates=0) == [[], []]
+    engine = trainer.connect(workers)
+    assert [status["version"] for status in workers.call("status")] == [2, 2]
+    assert workers.call("differing", updates=2) == [[], []]
+    trainer.step()
+    engine.send_weights()
+    assert workers.call("differing", updates=3) == [[], []]
+
+
+def test_vllms_own_order_of_calls_holds(make_workers: Callable[[str], Workers]) -> None:
+    workers, trainer = make_workers("llama"), Trainer("llama")
+    assert all("before any update" in str(f) for f in workers.failures("start_weight_update"))
+    trainer.connect(workers)
+    failures = workers.failures("init_weight_transfer_engine", init_info={"host": "127.0.0.1"})
+    assert all(f is not None and f.kind == "ValueError" for f in failures)
+    assert all("update_weights" in str(f) for f in workers.failures("update_weights", update_info={}))
+
+
+def test_every_field_of_the_init_info_is_plain_json() -> None:
+    info = Trainer("llama").init_info().for_workers()
+    assert json.loads(json.dumps(info)) == info
+
+
+def test_the_trainers_weights_are_what_the_test_thinks() -> None:
+    trainer = Trainer("llama")
+    trainer.step()
+    expected = models.random_updates(models.checkpoint("llama", seed=1), seed=100)
+    assert all(torch.equal(models.bits_of(trainer.tensors[n]), models.bits_of(t)) for n, t in expected.items())

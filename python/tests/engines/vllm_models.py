@@ -1,0 +1,233 @@
+"""Small models of vLLM's own classes on the CPU, for the tests of one rank and of several.
+
+Import it after `pytest.importorskip("vllm")`, before anything of vLLM: it chooses the platform.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import unittest.mock
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.model_executor.layers.quantization import fp8
+from vllm.model_executor.model_loader.utils import initialize_model
+
+HEADS, KV_HEADS, VOCABULARY, LAYERS, EXPERTS = 4, 2, 100, 2, 4
+
+_BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2": {**_BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3-tied": {
+        **_BASE,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "tie_word_embeddings": True,
+    },
+    "llama": {**_BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "qwen3-moe": {
+        **_BASE,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+    },
+}
+_FP8: dict[str, Any] = {
+    "hidden_size": 256,
+    "head_dim": 128,
+    "intermediate_size": 256,
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "fmt": "e4m3",
+    },
+}
+CONFIGS["llama-fp8"] = {**CONFIGS["llama"], **_FP8}
+_GATES = [f"model.layers.{layer}.mlp.gate" for layer in range(LAYERS)]
+CONFIGS["qwen3-moe-fp8"] = {
+    **CONFIGS["qwen3-moe"],
+    **_FP8,
+    "moe_intermediate_size": 256,
+    "quantization_config": {**_FP8["quantization_config"], "modules_to_not_convert": [*_GATES, "lm_head"]},
+}
+
+
+def checkpoint_shapes(kind: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the model's tensors in a Hugging Face checkpoint, without the scales of fp8."""
+    config = CONFIGS[kind]
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        for projection, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            shapes[f"{prefix}self_attn.{projection}_proj.weight"] = (heads * head_dim, hidden)
+            if kind == "qwen2":
+                shapes[f"{prefix}self_attn.{projection}_proj.bias"] = (heads * head_dim,)
+        shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, HEADS * head_dim)
+        if kind.startswith("qwen3"):
+            shapes[f"{prefix}self_attn.q_norm.weight"] = (head_dim,)
+            shapes[f"{prefix}self_attn.k_norm.weight"] = (head_dim,)
+        shapes |= _mlp_shapes(config, prefix)
+        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (VOCABULARY, hidden)
+    return shapes
+
+
+def _mlp_shapes(config: dict[str, Any], prefix: str) -> dict[str, tuple[int, ...]]:
+    hidden = config["hidden_size"]
+    shapes: dict[str, tuple[int, ...]] = {}
+    groups = [(f"{prefix}mlp.", config["intermediate_size"])]
+    if "num_experts" in config:
+        shapes[f"{prefix}mlp.gate.weight"] = (EXPERTS, hidden)
+        size = config["moe_intermediate_size"]
+        groups = [(f"{prefix}mlp.experts.{expert}.", size) for expert in range(EXPERTS)]
+    for group, size in groups:
+        shapes[f"{group}gate_proj.weight"] = (size, hidden)
+        shapes[f"{group}up_proj.weight"] = (size, hidden)
+        shapes[f"{group}down_proj.weight"] = (hidden, size)
+    return shapes
+
+
+def canonical(kind: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """The checkpoint as a table for `trace_loader`: with fp8, the quantised weights and their scales."""
+    table: list[tuple[str, str, tuple[int, ...]]] = []
+    for name, shape in checkpoint_shapes(kind).items():
+        if "quantization_config" in CONFIGS[kind] and name.endswith("_proj.weight"):
+            table.append((name, "F8_E4M3", shape))
+            table.append((f"{name}_scale_inv", "F32", tuple(-(-n // 128) for n in shape)))
+        else:
+            table.append((name, "BF16", shape))
+    return table
+
+
+_BITS = {
+    "BF16": (torch.bfloat16, torch.int16),
+    "F8_E4M3": (torch.float8_e4m3fn, torch.uint8),
+    "F32": (torch.float32, torch.int32),
+}
+
+
+def checkpoint(kind: str, seed: int) -> dict[str, torch.Tensor]:
+    """Random bits, NaNs and all, in every tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, dtype, shape in canonical(kind):
+        meaning, carrier = _BITS[dtype]
+        limits = torch.iinfo(carrier)
+        bits = torch.randint(limits.min, limits.max + 1, shape, dtype=torch.int64, generator=generator)
+        tensors[name] = bits.to(carrier).view(meaning)
+    return tensors
+
+
+def random_updates(tensors: dict[str, torch.Tensor], seed: int, share: float = 0.02) -> dict[str, torch.Tensor]:
+    """Copies with about `share` of the elements of every tensor changed, at least one, by one bit."""
+    generator = torch.Generator().manual_seed(seed)
+    changed: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        bits = bits_of(tensor).clone().view(-1)
+        count = max(1, int(bits.numel() * share))
+        where = torch.randperm(bits.numel(), generator=generator)[:count]
+        bits[where] ^= 1
+        changed[name] = bits.view(tensor.dtype).view(tensor.shape)
+    return changed
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def differing(model: torch.nn.Module, other: torch.nn.Module) -> list[str]:
+    """Names of parameters and buffers that are not bit for bit the same in two models of one kind."""
+    pairs = zip(
+        [*model.named_parameters(), *model.named_buffers()], [*other.parameters(), *other.buffers()], strict=True
+    )
+    return [name for (name, a), b in pairs if not torch.equal(bits_of(a.data), bits_of(b.data))]
+
+
+def config(kind: str, tensor_parallel: int = 1, folder: Path | None = None) -> VllmConfig:
+    """vLLM's configuration of the model; `folder` is where its checkpoint is, if there is one."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="sparsecast-vllm-"))
+    (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
+    model = ModelConfig(
+        model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=64, enforce_eager=True
+    )
+    return VllmConfig(
+        model_config=model,
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=tensor_parallel, distributed_executor_backend="external_launcher"
+        )
+        if tensor_parallel > 1
+        else ParallelConfig(),
+        device_config=DeviceConfig(device="cpu"),
+    )
+
+
+def start(vllm_config: VllmConfig, rank: int = 0, store: str = "") -> None:
+    """Makes vLLM's process groups (gloo); `store` is a file that all ranks share."""
+    size = vllm_config.parallel_config.tensor_parallel_size
+    store = store or tempfile.mktemp(prefix="sparsecast-vllm-store-")
+    with set_current_vllm_config(vllm_config):
+        init_distributed_environment(size, rank, f"file://{store}", rank, "gloo")
+        initialize_model_parallel(size, 1)
+
+
+def stop() -> None:
+    """Undoes `start`: a model with experts has groups that others do not have."""
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+def build(vllm_config: VllmConfig) -> torch.nn.Module:
+    """The model with zeros in all weights, as vLLM makes it.
+
+    Only the choice of an fp8 kernel is left out, which no CPU without AMX has; the parameters and their loaders are
+    made before it.
+    """
+    vllm_config.compilation_config.static_forward_context.clear()  # It refuses a second model with the same layers.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        no_kernel = unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: None)
+        with no_kernel, set_current_vllm_config(vllm_config):
+            model = initialize_model(vllm_config)
+    finally:
+        torch.set_default_dtype(before)
+    for tensor in model.parameters():
+        tensor.data.zero_()
+    return model
