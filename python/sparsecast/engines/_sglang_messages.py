@@ -1,0 +1,199 @@
+"""What rides in SGLang's own control messages: JSON after "sparsecast:", parsed strictly. No pickles.
+
+`/init_weights_update_group` has it in `group_name`, `/weights_checker` in `action`. Nothing here needs SGLang.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from sparsecast.engines.loader_trace import CanonicalTensor
+from sparsecast.errors import UsageError
+from sparsecast.transports import Channels
+
+PREFIX = "sparsecast:"
+GROUP_NAME = "sparsecast"
+BACKEND = "sparsecast"
+SECRET_VARIABLE = "SPARSECAST_SECRET"
+"""Environment variable of the server that holds the secret, for those who do not send it over HTTP."""
+
+PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit"]
+_PHASES = ("receive", "staged", "apply", "cancel", "status", "audit")
+Proof = Literal["checkpoint", "trust"]
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """How this engine meets a trainer."""
+
+    secret: str = field(repr=False)
+    generation: int = 0
+    """Of the group: grows with every call."""
+    channels: Channels = "control"
+    interface: str = ""
+    engine: str = "sglang"
+    """Name of this engine in the world, unique in it."""
+    timeout: float = 300.0
+    """Seconds for meeting, proving, and seeding if this engine needs it."""
+    version: int = 0
+    """That the engine holds, at the first call: that of the checkpoint that it was started from."""
+    needs_anchor: bool = False
+    """The memory holds nothing of use (dummy weights, memory that was released): all weights are sent."""
+    tensors: tuple[CanonicalTensor, ...] | None = None
+    """The trainer's table. None: that of the checkpoint that the server was started from."""
+    ties: frozenset[frozenset[str]] = frozenset()
+    """Pairs of names that are one tensor at the trainer."""
+    may_miss: tuple[str, ...] = ()
+    """Patterns (fnmatch) of SGLang's parameters that the trainer does not have."""
+    proof: Proof = "checkpoint"
+    """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
+    with the files that SGLang was started from, at the first call; "trust" takes the caller's word, for servers whose
+    weights have changed since. With `needs_anchor` nothing can be compared, and only forms known to be kept pass."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of an update."""
+
+    phase: PhaseName
+    timeout: float = 300.0
+    base_version: int | None = None
+    """The version that the trainer updates from; an engine on another one refuses. None: not checked."""
+
+
+def is_ours(text: str) -> bool:
+    """Whether a group name or an action is meant for sparsecast."""
+    return text == GROUP_NAME or text.startswith(PREFIX)
+
+
+def parse_group(text: str) -> GroupInfo:
+    """The GroupInfo of a `group_name`. UsageError that names the field."""
+    found = _object(text, "group_name")
+    fields: dict[str, Any] = {
+        "secret": _take(found, "secret", os.environ.get(SECRET_VARIABLE, ""), _text),
+        "generation": _take(found, "generation", 0, _count),
+        "channels": _take(found, "channels", "control", _one_of("control", "mpi", "nccl")),
+        "interface": _take(found, "interface", "", _text),
+        "engine": _take(found, "engine", "sglang", _text),
+        "timeout": _take(found, "timeout", 300.0, _seconds),
+        "version": _take(found, "version", 0, _count),
+        "needs_anchor": _take(found, "needs_anchor", False, _flag),
+        "tensors": _take(found, "tensors", None, _tensors),
+        "ties": _take(found, "ties", frozenset(), _ties),
+        "may_miss": _take(found, "may_miss", (), _texts),
+        "proof": _take(found, "proof", "checkpoint", _one_of("checkpoint", "trust")),
+    }
+    _refuse_rest(found, "group_name")
+    if not fields["secret"]:
+        raise UsageError(f"no secret: neither in group_name nor in the server's {SECRET_VARIABLE}")
+    return GroupInfo(**fields)
+
+
+def parse_phase(text: str) -> Phase:
+    """The Phase of an `action`. UsageError that names the field."""
+    found = _object(text, "action")
+    if "phase" not in found:
+        raise UsageError(f"action: no field 'phase' (one of {', '.join(_PHASES)})")
+    phase = Phase(
+        cast(PhaseName, _take(found, "phase", None, _one_of(*_PHASES))),
+        _take(found, "timeout", 300.0, _seconds),
+        _take(found, "base_version", None, _count),
+    )
+    _refuse_rest(found, "action")
+    return phase
+
+
+def phase_action(phase: PhaseName, timeout: float, base_version: int | None = None) -> str:
+    """The `action` that `parse_phase` reads."""
+    fields: dict[str, Any] = {"phase": phase, "timeout": timeout}
+    if base_version is not None:
+        fields["base_version"] = base_version
+    return PREFIX + json.dumps(fields)
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    body = text.removeprefix(PREFIX)
+    if body == text:
+        raise UsageError(f"{where}: starts with {text[:20]!r} instead of {PREFIX!r} and a JSON object")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: what follows {PREFIX!r} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: a JSON {type(value).__name__} where an object is due")
+    return value
+
+
+def _take(fields: dict[str, Any], name: str, default: Any, parse: Callable[[str, Any], Any]) -> Any:
+    if name not in fields:
+        return default
+    return parse(name, fields.pop(name))
+
+
+def _refuse_rest(fields: dict[str, Any], where: str) -> None:
+    if fields:
+        raise UsageError(f"{where}: unknown field {next(iter(fields))!r}")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is a {type(value).__name__} where a text is due")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{name} is a {type(value).__name__} where a list of texts is due")
+    return tuple(_text(name, item) for item in value)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise UsageError(f"{name} is {value!r}, not a count")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
+        raise UsageError(f"{name} is {value!r}, not between 0 and 86400 seconds")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}, neither true nor false")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str, Any], str]:
+    def parse(name: str, value: Any) -> str:
+        if value not in choices:
+            raise UsageError(f"{name} is {value!r}, none of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _tensors(name: str, value: Any) -> tuple[CanonicalTensor, ...]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{name} is no list of [name, dtype, shape], or empty")
+    table: list[CanonicalTensor] = []
+    for entry in value:
+        if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[2], list):
+            raise UsageError(f"{name}: {entry!r} is not [name, dtype, shape]")
+        shape = tuple(_count(f"{name}, shape of {entry[0]!r}", extent) for extent in entry[2])
+        table.append((_text(name, entry[0]), _text(name, entry[1]), shape))
+    return tuple(table)
+
+
+def _ties(name: str, value: Any) -> frozenset[frozenset[str]]:
+    if not isinstance(value, list):
+        raise UsageError(f"{name} is no list of [alias, original]")
+    pairs = [_texts(name, pair) for pair in value]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UsageError(f"{name} is no list of [alias, original]")
+    return frozenset(frozenset(pair) for pair in pairs)

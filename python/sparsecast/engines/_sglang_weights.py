@@ -1,0 +1,183 @@
+"""SGLang's live weights: whether they are what its loaders wrote, where they lie, and what its checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparsecast.engines._derived import derived_tensors
+from sparsecast.engines._sglang_messages import GroupInfo
+from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
+from sparsecast.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from sglang.srt.configs.model_config import ModelConfig
+
+_OTHER_WAY = "load these weights by /update_weights_from_distributed or /update_weights_from_disk"
+
+
+def refuse_if_not_as_loaded(model: torch.nn.Module) -> None:
+    """Raises UnsupportedError, with the reason, where live weights are not what the loaders wrote, or may move."""
+    reason = _server_wide_reason(model)
+    if reason is not None:
+        raise UnsupportedError(f"{reason}; {_OTHER_WAY}")
+    reworked = reworked_layers(model)
+    if reworked:
+        listed = "; ".join(f"{name}: {why}" for name, why in list(reworked.items())[:4])
+        more = f"; and {len(reworked) - 4} more" if len(reworked) > 4 else ""
+        raise UnsupportedError(
+            f"{len(reworked)} layers do not keep their weights as the checkpoint has them: {listed}{more}; {_OTHER_WAY}"
+        )
+    derived = derived_tensors(model)
+    if derived:
+        raise UnsupportedError(
+            "the model computes with tensors that it has derived from its weights after loading, which a patch would "
+            f"leave behind: {', '.join(sorted(derived)[:4])}; {_OTHER_WAY}"
+        )
+
+
+def _server_wide_reason(model: torch.nn.Module) -> str | None:
+    from sglang.srt.model_executor.model_runner_components.weight_updater import _unsupported_derived_weight_cache_error
+    from sglang.srt.model_loader.loader import QuantizedRLModelLoader
+    from sglang.srt.runtime_context import get_exec, get_model, get_parallel
+
+    if get_parallel().pp_size > 1:
+        return "the server has pipeline stages (--pp-size), whose control messages come one after the other"
+    if get_model().weight_cache_mode != "off":
+        return "the weights are shared with other servers through the weight cache (--weight-cache-mode)"
+    if get_exec().moe.enable_eplb:
+        return "experts move between ranks while the server runs (--enable-eplb)"
+    if QuantizedRLModelLoader.is_reload_scenario(model):
+        return "the server quantises what it loads (--load-format flash_rl)"
+    reason: str | None = _unsupported_derived_weight_cache_error(model)
+    return reason
+
+
+def reworked_layers(model: torch.nn.Module) -> dict[str, str]:
+    """Layers whose weights are, or may be, in another form than the loader's, and why. Only known forms pass."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None:
+            reason = _reworked(module, method)
+            if reason is not None:
+                found[name] = reason
+    return found
+
+
+def _reworked(layer: torch.nn.Module, method: Any) -> str | None:
+    from sglang.srt.layers.quantization.fp8 import Fp8LinearMethod, Fp8MoEMethod
+    from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
+    from sglang.srt.layers.quantization.unquant import (
+        UnquantizedEmbeddingMethod,
+        UnquantizedFusedMoEMethod,
+        UnquantizedLinearMethod,
+    )
+
+    if getattr(layer, "use_intel_amx_backend", False):
+        return "packed for AMX"
+    if isinstance(method, BaseKVCacheMethod):
+        return None  # Scales of the KV cache; a checkpoint that has some does not pass the trace.
+    if type(method) in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod):
+        return None
+    if type(method) is UnquantizedFusedMoEMethod:
+        if getattr(method, "w13_swiglu_interleaved", False):
+            return "gate and up rows are interleaved (unset SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED)"
+        if getattr(method, "use_flashinfer_trtllm_moe", False):
+            return "experts are in FlashInfer TRT-LLM's blocks (choose another --moe-runner-backend)"
+        return None
+    if type(method) is Fp8LinearMethod:
+        return _fp8_reworked(layer, method, ("weight",))
+    if type(method) is Fp8MoEMethod:
+        return _fp8_reworked(layer, method, ("w13_weight", "w2_weight"))
+    return f"{type(method).__name__} repacks or quantises what was loaded"
+
+
+def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -> str | None:
+    if not method.block_quant:
+        return "fp8 with one scale a tensor or channel, which is computed anew after loading (block-wise fp8 is kept)"
+    if method.use_mxfp8:
+        return "MXFP8 scales are rearranged after loading"
+    if getattr(method, "use_marlin", False):
+        return "repacked for Marlin"
+    if getattr(method, "block_fp8_as_mxfp8", False) or getattr(layer, "deepgemm_mxfp8_input", None):
+        return "served through MXFP8 scales that are made after loading"
+    if getattr(method, "is_fp4_expert", False):
+        return "FP4 experts are repacked after loading"
+    for name in weights:
+        if getattr(layer, name).dtype != torch.float8_e4m3fn:
+            return f"{name} has become {getattr(layer, name).dtype}"
+        if getattr(getattr(layer, f"{name}_scale_inv"), "format_ue8m0", False):
+            return f"{name} was quantised anew to DeepGEMM's UE8M0 scales"
+    return None
+
+
+def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) -> TracedLoader:
+    """Traces `model.load_weights` for the trainer's table, or for that of the checkpoint if the trainer gave none.
+
+    Raises UnsupportedError with the tensors and the reasons, UsageError for names that do not fit.
+    """
+    refuse_if_not_as_loaded(model)
+    table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
+    load_weights: Any = model.load_weights
+    traced = trace_loader(model, table, load_weights, may_miss=info.may_miss)
+    for alias, original in traced.ties:
+        if frozenset((alias, original)) not in info.ties:
+            raise UnsupportedError(
+                f"SGLang keeps {alias!r} and {original!r} in one memory, because they are tied or were equal when they "
+                "were loaded, and the trainer has two tensors: name them in ties, or start SGLang from untied weights"
+            )
+    return traced
+
+
+def prove_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: ModelConfig) -> None:
+    """Compares live memory with the files that SGLang was started from, through the address map.
+
+    Raises UnsupportedError that names the tensors which a kernel keeps in another order than the loader writes.
+    """
+    wrong = traced.differences(_checkpoint(model, config))
+    if wrong:
+        listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
+        raise UnsupportedError(
+            f"{len(wrong)} tensors in the rank's memory are not what its checkpoint has, starting with "
+            f"{listed}: a kernel keeps them in another order than the loader writes, or they were changed since; "
+            f"{_OTHER_WAY}"
+        )
+
+
+def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[CanonicalTensor]:
+    """Names, dtypes and shapes of the checkpoint that SGLang was started from; reads only the files' headers."""
+    from safetensors import safe_open
+
+    table: list[CanonicalTensor] = []
+    for source in _loader(config).resolve_model_weights(config, model):
+        for path in source.weight_files:
+            if not source.use_safetensors:
+                raise UsageError(f"{path!r} is no safetensors file: name the trainer's tensors in group_name")
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (safe_open is no dict)
+                    part = file.get_slice(name)
+                    table.append((source.source.prefix + name, part.get_dtype(), tuple(part.get_shape())))
+    return table
+
+
+def _checkpoint(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from _loader(config)._get_all_weights(config, model)
+
+
+def _loader(config: ModelConfig) -> Any:
+    """SGLang's own reader of the files it was started from, without collectives over its ranks."""
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
+    from sglang.srt.runtime_context import get_model
+
+    load_format = get_model().load_format
+    loader = get_model_loader(LoadConfig(load_format=load_format, load_group=None), config)
+    if not isinstance(loader, DefaultModelLoader):
+        raise UnsupportedError(
+            f"a server started with --load-format {load_format} has no checkpoint to compare its memory with: name the "
+            "trainer's tensors in group_name, with proof 'trust' if this model's kernels keep the loader's layout"
+        )
+    return loader

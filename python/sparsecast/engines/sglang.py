@@ -1,0 +1,186 @@
+"""SGLang's end: patches the live weights of one tensor-parallel rank in place, in its scheduler process.
+
+`sglang_plugin` hooks it into SGLang's own control messages:
+
+    init_weights_update_group     join      trace the model's loader, meet the trainer, prove the weights
+    weights_checker "receive"     receive   begin to stage the next version; generation goes on
+    weights_checker "staged"      staged    whether it has come
+    weights_checker "apply"       apply     the pause: apply in place, prove, stamp what is generated from now on
+    destroy_weights_update_group  leave
+
+Parameters stay where they are, with the addresses that CUDA graphs captured, and no post-processing runs; what
+post-processing has made of the weights must therefore be nothing, which `_sglang_weights` sees to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from sparsecast.engines._agreement import raise_if_any_failed
+from sparsecast.engines._sglang_messages import GroupInfo
+from sparsecast.engines._sglang_weights import prove_checkpoint, trace_weights
+from sparsecast.engines.loader_trace import CanonicalTensor
+from sparsecast.engines.receiver import Receipt, Receiver
+from sparsecast.errors import UsageError
+from sparsecast.transports import World
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from torch.distributed import ProcessGroup
+
+
+class SglangEnd:
+    """One rank's end, for the scheduler's thread; `status` for any.
+
+    `model_runner` is SGLang's, of which `model`, `model_config` and `device` are read at every join. `cpu_group` is its
+    tensor-parallel CPU group. All methods but `leave` and `status` are collective over that group: when one rank
+    fails, every rank raises, so that the answer of rank 0, the only one that SGLang's client gets, speaks for all.
+    """
+
+    def __init__(self, model_runner: ModelRunner, cpu_group: ProcessGroup) -> None:
+        self.receiver: Receiver | None = None
+        self._runner = model_runner
+        self._group = cpu_group
+        self._rank = dist.get_rank(cpu_group)
+        self._table: tuple[CanonicalTensor, ...] | None = None
+        self._map_proved = False  # Once; later the weights are not those of the files any more.
+        self._left_version: int | None = None
+
+    def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
+        """Meets the trainer, and proves that this engine holds its version, which is returned. Again: a new group.
+
+        Blocks generation until all have come, within `info.timeout` seconds. Raises UnsupportedError that names
+        tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
+        DeadlineError, DigestMismatchError; on ranks where nothing is wrong PeerFailedError.
+        """
+        world = World(
+            host=host,
+            port=port,
+            rank_offset=rank_offset + self._rank,
+            size=world_size,
+            secret=info.secret,
+            generation=info.generation,
+            interface=info.interface,
+            channels=info.channels,
+        )
+        known = self.receiver is not None and self.receiver.state != "closed" and info.tensors == self._table
+        if not known or info.needs_anchor:
+            self.receiver = self._make_receiver(info)
+            self._table = info.tensors
+        receiver = self._joined()
+        self._synchronize()  # Joining may write an anchor; what SGLang has enqueued still reads the weights.
+        receiver.join(world, info.timeout)
+        return receiver.version
+
+    def receive(self, timeout: float, base_version: int | None = None) -> None:
+        """Begins to stage in the background. The trainer calls its sync() now.
+
+        Raises VersionGapError if the engine is on another version than `base_version`.
+        """
+        receiver = self._joined()
+        failure = _failure_of(lambda: receiver.start_receive(timeout, base_version=base_version))
+        try:
+            raise_if_any_failed(failure, self._group)
+        except BaseException as error:
+            if failure is None:
+                receiver.abandon(str(error), timeout)
+            raise
+
+    def staged(self) -> bool:
+        """Whether the version has come and been checked, on all ranks. Does not wait. Raises what went wrong."""
+        receiver = self._joined()
+        pending = receiver.state == "receiving"
+        raise_if_any_failed(None if pending else _failure_of(lambda: receiver.wait_staged(1.0)), self._group)
+        waiting = torch.tensor([int(pending)])
+        dist.all_reduce(waiting, op=dist.ReduceOp.MAX, group=self._group)
+        return not waiting.item()
+
+    def apply(self, timeout: float) -> Receipt:
+        """The pause: applies the staged version and proves it. Raises what went wrong; then the version before stands.
+
+        After DirtyError the weights are half-written, and nothing may be generated until `join` has repaired them.
+        """
+        receiver = self._joined()
+        raise_if_any_failed(_failure_of(lambda: receiver.wait_staged(timeout)), self._group)
+        self._synchronize()
+        receipt = receiver.apply(timeout)
+        self._synchronize()
+        return receipt
+
+    def cancel(self, reason: str, timeout: float) -> None:
+        """Gives up an update that is under way, if any. The version before stands; the group is to be joined anew."""
+        receiver = self.receiver
+        if receiver is not None and receiver.state in ("receiving", "staged"):
+            receiver.abandon(reason, timeout)
+
+    def audit(self) -> None:
+        """Reads all weights and compares their digest with the version's.
+
+        Raises DigestMismatchError, naming tensors; then only a join repairs them.
+        """
+        raise_if_any_failed(_failure_of(self._joined().audit), self._group)
+
+    def leave(self, timeout: float) -> None:
+        """Leaves the group. Weights stay at the version last proved."""
+        if self.receiver is not None and self.receiver.state != "closed":
+            if self.receiver.state in ("receiving", "staged"):
+                self.receiver.abandon("the engine leaves its group", timeout)
+            self._left_version = None if self.receiver.state in ("dirty", "unproven") else self.receiver.version
+            self.receiver.close(timeout)
+
+    def status(self) -> dict[str, Any]:
+        """Engine, rank, version and state, as JSON has them."""
+        receiver = self.receiver
+        if receiver is None:
+            return {"state": "not joined"}
+        return {"engine": receiver.engine, "rank": receiver.rank, "version": receiver.version, "state": receiver.state}
+
+    def _joined(self) -> Receiver:
+        if self.receiver is None:
+            raise UsageError("init_weights_update_group with backend 'sparsecast' comes before any update")
+        return self.receiver
+
+    def _make_receiver(self, info: GroupInfo) -> Receiver:
+        from sparsecast.torch.layouts import gather_layout
+
+        model, config = self._runner.model, self._runner.model_config
+        prove = info.proof == "checkpoint" and not info.needs_anchor and not self._map_proved
+        traced = None
+        failure: BaseException | None = None
+        try:
+            traced = trace_weights(model, config, info)
+            if prove:
+                prove_checkpoint(traced, model, config)
+        except Exception as error:  # Said to the other ranks, and raised there and here.
+            failure = error
+        raise_if_any_failed(failure, self._group)
+        self._map_proved = self._map_proved or prove
+        assert traced is not None
+        layout = gather_layout(traced.layout(node=os.uname().nodename, exclude=traced.unused), self._group)
+        memories = traced.memories()
+        version = info.version if self._left_version is None else self._left_version
+        made: list[Receiver] = []
+        failure = _failure_of(
+            lambda: made.append(
+                Receiver(info.engine, layout, self._rank, memories, version=version, needs_anchor=info.needs_anchor)
+            )
+        )
+        raise_if_any_failed(failure, self._group)
+        return made[0]
+
+    def _synchronize(self) -> None:
+        if torch.device(self._runner.device).type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _failure_of(work: Callable[[], object]) -> Exception | None:
+    try:
+        work()
+    except Exception as error:  # Said to the other ranks before it is raised.
+        return error
+    return None

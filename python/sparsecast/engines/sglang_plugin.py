@@ -1,0 +1,183 @@
+"""The entry point of SGLang's plug-in group `sglang.srt.plugins`: hooks sparsecast into SGLang's control messages.
+
+SGLang calls `register` in each of its processes; nothing has to be set. Messages that are not for sparsecast (another
+backend, action or group) go where they went before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from sparsecast.engines import _sglang_messages as messages
+from sparsecast.errors import DirtyError, Error
+
+if TYPE_CHECKING:
+    from sparsecast.engines.sglang import SglangEnd
+
+_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+_LEAVE_SECONDS = 30.0
+_POLL_SECONDS = (0.005, 0.1)  # First and longest pause between two questions whether a version is staged.
+RECEIVING = "receiving"
+STAGED = "staged"
+
+
+def register() -> None:
+    """Registers the hooks with SGLang's HookRegistry, which applies them. May be called more than once."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target, hook, kind in (
+        (f"{_MANAGER}.init_weights_update_group", init_group, HookType.AROUND),
+        (f"{_MANAGER}.destroy_weights_update_group", destroy_group, HookType.AROUND),
+        (f"{_MANAGER}.check_weights", check_weights, HookType.AROUND),
+        (f"{_TOKENIZER}.check_weights", wait_staged, HookType.AROUND),
+        (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
+    ):
+        if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
+            HookRegistry.register(target, hook, kind)
+
+
+def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
+    """The end of this rank, kept beside SGLang's model runner; made if there is none and `cpu_group` is given."""
+    from sparsecast.engines.sglang import SglangEnd
+
+    end: SglangEnd | None = getattr(model_runner, "_sparsecast_end", None)
+    if end is None and cpu_group is not None:
+        end = SglangEnd(model_runner, cpu_group)
+        model_runner._sparsecast_end = end
+    return end
+
+
+# -- in the scheduler's process ----------------------------------------------------------------------------------
+
+
+def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """`/init_weights_update_group` with backend "sparsecast": joins a group."""
+    if request.backend != messages.BACKEND:
+        return original(manager, request)
+    from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqOutput
+
+    def join() -> str:
+        info = messages.parse_group(request.group_name)
+        end = end_of(manager.tp_worker.model_runner, manager.tp_cpu_group)
+        assert end is not None
+        version = end.join(request.master_address, request.master_port, request.rank_offset, request.world_size, info)
+        _stamp(manager, version)
+        return f"joined as engine {info.engine!r}, on version {version}"
+
+    return _answer(InitWeightsUpdateGroupReqOutput, join)
+
+
+def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """`/destroy_weights_update_group` for group "sparsecast": leaves it."""
+    if not messages.is_ours(request.group_name):
+        return original(manager, request)
+    from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqOutput
+
+    def leave() -> str:
+        end = end_of(manager.tp_worker.model_runner)
+        if end is None:
+            return "there was no group"
+        end.leave(_LEAVE_SECONDS)
+        return "left the group"
+
+    return _answer(DestroyWeightsUpdateGroupReqOutput, leave)
+
+
+def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """`/weights_checker` with an action "sparsecast:{...}": a step of an update."""
+    if not messages.is_ours(request.action):
+        return original(manager, request)
+    from sglang.srt.managers.io_struct import CheckWeightsReqOutput
+
+    return _answer(CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
+
+
+def _run_phase(manager: Any, phase: messages.Phase) -> str:
+    end = end_of(manager.tp_worker.model_runner, manager.tp_cpu_group)
+    assert end is not None
+    if phase.phase == "receive":
+        end.receive(phase.timeout, phase.base_version)
+        return RECEIVING
+    if phase.phase == "staged":
+        return STAGED if end.staged() else RECEIVING
+    if phase.phase == "apply":
+        return _apply(manager, end, phase.timeout)
+    if phase.phase == "cancel":
+        end.cancel("the update was cancelled", phase.timeout)
+    elif phase.phase == "audit":
+        end.audit()
+    return json.dumps(end.status())
+
+
+def _apply(manager: Any, end: SglangEnd, timeout: float) -> str:
+    try:
+        receipt = end.apply(timeout)
+    except DirtyError:
+        _stop_generation(manager)
+        raise
+    _stamp(manager, receipt.version)
+    return json.dumps(dataclasses.asdict(receipt))
+
+
+def _stamp(manager: Any, version: int) -> None:
+    """From now on the scheduler stamps what it generates with this version (`meta_info.weight_versions`)."""
+    manager.record_weight_version_after_update(str(version))
+
+
+def _stop_generation(manager: Any) -> None:
+    """Half-written weights must not be read: nothing is generated until a join repaired them and the caller resumes."""
+    from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+    manager.scheduler.pause_generation(PauseGenerationReqInput(mode="in_place"))
+
+
+def _answer(output: Callable[..., Any], work: Callable[[], str]) -> Any:
+    """SGLang ends the scheduler for an exception; callers get the words instead, and the code in square brackets."""
+    try:
+        return output(success=True, message=work())
+    except Error as error:
+        return output(success=False, message=f"{error} [{error.code}]")
+    except Exception as error:
+        return output(success=False, message=f"{type(error).__name__}: {error} [internal]")
+
+
+def add_status(result: Any, controller: Any, request: Any) -> Any:
+    """`/server_info` says under `internal_states` what version this engine has."""
+    end = end_of(controller.scheduler.tp_worker.model_runner)
+    result.internal_state["sparsecast"] = {"state": "not joined"} if end is None else end.status()
+    return result
+
+
+# -- in the process of the HTTP server ---------------------------------------------------------------------------
+
+
+async def wait_staged(
+    original: Callable[..., Awaitable[tuple[bool, str, Any, Any]]], tokenizer: Any, obj: Any, request: Any = None
+) -> tuple[bool, str, Any, Any]:
+    """`/weights_checker` for "staged" answers when the version has come; the scheduler is asked again and again.
+
+    So that it goes on generating: it would wait in its own loop otherwise.
+    """
+    if not messages.is_ours(obj.action):
+        return await original(tokenizer, obj, request)
+    try:
+        phase = messages.parse_phase(obj.action)
+    except Error as error:
+        return False, f"{error} [{error.code}]", None, None
+    until = time.monotonic() + phase.timeout
+    pause, longest = _POLL_SECONDS
+    while True:
+        answer = await original(tokenizer, obj, request)
+        if phase.phase != "staged" or not answer[0] or answer[1] != RECEIVING:
+            return answer
+        if time.monotonic() >= until:
+            return False, f"the next version has not come within {phase.timeout} s [timeout]", None, None
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)

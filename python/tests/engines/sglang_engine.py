@@ -1,0 +1,153 @@
+"""A rank of SGLang on the CPU, made of its own classes: configuration, process groups, models, loader."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_REGISTERED: list[torch.library.Library] = []
+
+
+def allow_import_without_gpu() -> None:
+    """Names two things that only a GPU build has, so that SGLang's modules import; nothing here calls them.
+
+    torchvision's wheel finds no CUDA runtime, and then its own Python part misses two operators. Off the known
+    platforms SGLang's rotary embedding imports its kernel from vLLM.
+    """
+    if _REGISTERED:
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _REGISTERED.append(library)
+    if importlib.util.find_spec("vllm") is None:
+        kernels = types.ModuleType("vllm._custom_ops")
+        kernels.rotary_embedding = _missing_kernel  # type: ignore[attr-defined]
+        sys.modules["vllm._custom_ops"] = kernels
+        sys.modules["vllm"] = types.ModuleType("vllm")
+
+
+def _missing_kernel(*_: object) -> None:
+    raise RuntimeError("this kernel needs a GPU")
+
+
+QWEN2: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Two layers, an odd vocabulary that SGLang pads, and fewer key heads than query heads."""
+
+QWEN3_MOE: dict[str, Any] = QWEN2 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "attention_bias": False,
+}
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """A Hugging Face checkpoint folder."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / "model.safetensors"))
+
+
+def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Random weights of a checkpoint with this configuration, by their names in it."""
+    hidden, vocabulary, head = config["hidden_size"], config["vocab_size"], 16
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        shapes |= {f"{at}self_attn.{x}_proj.weight": (n, hidden) for x, n in (("q", query), ("k", key), ("v", key))}
+        shapes |= {f"{at}self_attn.o_proj.weight": (hidden, query)}
+        shapes |= {f"{at}{x}_layernorm.weight": (hidden,) for x in ("input", "post_attention")}
+        if config["model_type"] == "qwen2":
+            shapes |= {f"{at}self_attn.{x}_proj.bias": (n,) for x, n in (("q", query), ("k", key), ("v", key))}
+            shapes |= _mlp(f"{at}mlp.", hidden, config["intermediate_size"])
+        else:
+            shapes |= {f"{at}self_attn.{x}_norm.weight": (head,) for x in ("q", "k")}
+            shapes |= {f"{at}mlp.gate.weight": (config["num_experts"], hidden)}
+            for expert in range(config["num_experts"]):
+                shapes |= _mlp(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+
+
+def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    shapes = {f"{prefix}{x}_proj.weight": (inner, hidden) for x in ("gate", "up")}
+    return shapes | {f"{prefix}down_proj.weight": (hidden, inner)}
+
+
+def start_rank(folder: Path, *, tp_rank: int, tp_size: int, port: int, **server_args: Any) -> None:
+    """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups."""
+    allow_import_without_gpu()
+    from sglang.srt import runtime_context
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(
+        model_path=str(folder),
+        device="cpu",
+        tp_size=tp_size,
+        skip_tokenizer_init=True,
+        disable_cuda_graph=True,
+        attention_backend="torch_native",
+        dtype="bfloat16",
+        **server_args,
+    )
+    runtime_context.publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=tp_rank))
+    parallel_state.init_distributed_environment(
+        world_size=tp_size,
+        rank=tp_rank,
+        local_rank=tp_rank,
+        distributed_init_method=f"tcp://127.0.0.1:{port}",
+        backend="gloo",
+        timeout=60,
+    )
+    parallel_state.initialize_model_parallel(backend="gloo")
+
+
+def load_model(folder: Path, like: Any) -> torch.nn.Module:
+    """A new model of this rank, from the checkpoint, by SGLang's own loader; `like` is the live model's ModelConfig."""
+    from sglang.srt.configs.device_config import DeviceConfig
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader.loader import get_model_loader
+
+    config = copy.copy(like)
+    config.model_path = str(folder)
+    loader = get_model_loader(LoadConfig(load_format="safetensors"), config)
+    return loader.load_model(model_config=config, device_config=DeviceConfig("cpu"))

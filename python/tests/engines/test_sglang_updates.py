@@ -1,0 +1,109 @@
+"""Sparse updates of SGLang's own models on two tensor-parallel ranks, through SGLang's own control messages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+if importlib.util.find_spec("sglang") is None:  # Only the ranks' processes import it.
+    pytest.skip("needs sglang", allow_module_level=True)
+import sglang_engine
+from sglang_ranks import DEADLINE, Engine, Trainer
+
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2": (sglang_engine.QWEN2, {}),
+    "qwen2 with tied embeddings": (sglang_engine.QWEN2 | {"tie_word_embeddings": True}, {}),
+    "qwen3-moe, experts cut": (sglang_engine.QWEN3_MOE, {}),
+    "qwen3-moe, experts spread": (sglang_engine.QWEN3_MOE, {"ep_size": 2}),
+}
+
+
+def group_body(trainer: Trainer, **more: Any) -> dict[str, Any]:
+    info = {"secret": trainer.secret, "generation": 0, "engine": "under test", "timeout": DEADLINE / 2} | more
+    return {
+        "master_address": "127.0.0.1",
+        "master_port": trainer.port,
+        "rank_offset": 1,
+        "world_size": 3,
+        "group_name": "sparsecast:" + json.dumps(info),
+        "backend": "sparsecast",
+    }
+
+
+def phase(engine: Engine, name: str, **more: Any) -> tuple[bool, str]:
+    action = "sparsecast:" + json.dumps({"phase": name, "timeout": DEADLINE / 2} | more)
+    return engine.post("/weights_checker", {"action": action})
+
+
+def join(engine: Engine, trainer: Trainer, generation: int = 0, **more: Any) -> tuple[bool, str]:
+    regrouped = trainer.regroup(1 + engine.size, generation)
+    answer = engine.post("/init_weights_update_group", group_body(trainer, generation=generation, **more))
+    if answer[0]:
+        regrouped.result(DEADLINE)
+    return answer
+
+
+def wait_staged(engine: Engine) -> tuple[bool, str]:
+    until = time.monotonic() + DEADLINE
+    while (answer := phase(engine, "staged")) == (True, "receiving"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return answer
+
+
+def update(engine: Engine, trainer: Trainer) -> dict[str, Any]:
+    assert phase(engine, "receive") == (True, "receiving")
+    synced = trainer.sync()
+    assert wait_staged(engine) == (True, "staged")
+    success, message = phase(engine, "apply")
+    assert success, message
+    synced.result(DEADLINE)
+    return dict(json.loads(message))
+
+
+def change(trainer: Trainer, step: int) -> None:
+    """A few elements of every tensor get other bits, among them the first and the last."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for tensor in trainer.tensors.values():
+        flat = tensor.view(torch.int16).view(-1)
+        where = torch.randint(0, flat.numel(), (max(1, flat.numel() // 50),), generator=generator)
+        flat[where] += torch.randint(1, 5, where.shape, generator=generator, dtype=torch.int16)
+        flat[0] += 1
+        flat[-1] += 1
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    config, server_args = CONFIGS[request.param]
+    folder = tmp_path_factory.mktemp("sglang")
+    tensors = sglang_engine.canonical_tensors(config, seed=7)
+    sglang_engine.write_checkpoint(folder / "v0", config, tensors)
+    engine = Engine(folder / "v0", 2, **server_args)
+    yield config, engine, tensors, folder
+    engine.close()
+
+
+def test_after_every_sparse_update_all_ranks_are_bit_for_bit_a_fresh_load_of_the_checkpoint(served: Any) -> None:
+    config, engine, tensors, folder = served
+    trainer = Trainer(tensors)
+    addresses = engine.call("addresses")
+    success, message = join(engine, trainer)
+    assert success, message
+    assert engine.call("differences", folder / "v0") == [[], []]
+    for version in (1, 2, 3):
+        change(trainer, version)
+        receipt = update(engine, trainer)
+        assert (receipt["base_version"], receipt["version"]) == (version - 1, version)
+        assert 0 < receipt["elements"] < sum(t.numel() for t in tensors.values()) // 4
+        sglang_engine.write_checkpoint(folder / f"v{version}", config, trainer.tensors)
+        assert engine.call("differences", folder / f"v{version}") == [[], []]
+        assert engine.call("weight_version") == [str(version)] * 2
+    assert engine.call("differences", folder / "v2") != [[], []]
+    assert engine.call("addresses") == addresses
+    assert engine.post("/destroy_weights_update_group", {"group_name": "sparsecast"}) == (True, "left the group")
