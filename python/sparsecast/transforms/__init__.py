@@ -1,0 +1,35 @@
+"""What a trainer does to its tensors before they are compared and sent: LoRA and QLoRA merges, fp8 block quantisation.
+
+An engine often holds something else than the trainer: merged weights where the trainer has a frozen base and adapters,
+fp8 blocks where it has bf16. The publisher then compares the *results*. :class:`Transforms` chains the steps; called
+with a local shard, it writes into outputs that stay at the same address, which are what a publisher registers::
+
+    transforms = Transforms([LoraMerge({name: [adapter]}), Fp8BlockQuantize()], table)
+    for name, tensor, box in shards:          # every step, before publisher.sync()
+        for out_name, out, out_box in transforms(name, tensor, box):
+            ...                               # the same `out` every time
+
+Shards are boxes of canonical tensors, as in a :class:`~sparsecast.Layout`. Nothing is gathered: a step works on the
+shard alone, but for :class:`Fp8BlockQuantize` with a group, which takes a maximum over the ranks that share blocks.
+"""
+
+from __future__ import annotations
+
+from .fp8 import KEPT_BY_DEFAULT, Fp8BlockQuantize
+from .lora import DequantizeMerge, LoraAdapter, LoraMerge
+from .pipeline import Transforms
+from .shards import transformed
+from .step import Piece, TensorSpec, Transform
+
+__all__ = [
+    "KEPT_BY_DEFAULT",
+    "DequantizeMerge",
+    "Fp8BlockQuantize",
+    "LoraAdapter",
+    "LoraMerge",
+    "Piece",
+    "TensorSpec",
+    "Transform",
+    "Transforms",
+    "transformed",
+]

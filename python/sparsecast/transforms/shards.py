@@ -1,0 +1,78 @@
+"""Transforms between what a trainer holds and what its publisher compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
+from ..errors import UsageError
+from .pipeline import Transforms
+from .step import Transform
+
+if TYPE_CHECKING:
+    from ..torch.shards import LocalShards
+
+
+def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalShards:
+    """Local shards whose tensors are the results of ``transforms`` on those of ``shards``, for a Publisher.
+
+    The steps run once here, and again before every detection (``prepare``), for every tensor of the layout's table in its
+    order, those too of which this rank holds nothing: steps with a group meet there. Tensors that no step takes stay as
+    they are. Tied names stay tied; UsageError when a step takes one of them and not the other. The dtypes and shapes of
+    the table are the weights', so stored bases (DequantizeMerge) are not for this function.
+    """
+    from ..torch.shards import LocalShards
+
+    layout = shards.layout
+    (rank,) = layout.ranks
+    pipeline = Transforms(transforms, layout.table)
+    names = [name for name, _, _ in layout.table]
+    held: dict[str, list[tuple[Shard, torch.Tensor]]] = {name: [] for name in names}
+    for shard in rank.shards:
+        memory = shards.tensors[shard.local].view(-1)
+        view = memory.as_strided(shard.box.extent, shard.strides, memory.storage_offset() + shard.first)
+        held[names[shard.tensor]].append((shard, view))
+    taken = {name for name, _, _ in layout.table if pipeline.is_taken(name)}
+    aliases = dict(layout.ties)
+    active = [name for name in names if name in taken and name not in aliases]
+
+    def run() -> list[tuple[str, torch.Tensor, Box]]:
+        results = []
+        for name in active:
+            results += pipeline.pieces(name, [(view, shard.box) for shard, view in held[name]])
+        return results
+
+    def prepare() -> None:
+        if shards.prepare is not None:
+            shards.prepare()
+        run()
+
+    index = {spec.name: i for i, spec in enumerate(pipeline.specs)}
+    tensors, masters, locals_, out = list(shards.tensors), list(shards.masters), list(rank.tensors), []
+    for name in names:
+        if name not in taken:
+            out += [
+                Shard(index[name], shard.box, shard.local, shard.first, shard.strides, shard.has_base)
+                for shard, _ in held[name]
+            ]
+    for name, tensor, box in run():
+        if tensor.numel() == 0:
+            continue
+        dtype = pipeline.specs[index[name]].dtype
+        strides = [int(stride) for stride in tensor.stride()]
+        out.append(Shard(index[name], box, len(locals_), 0, strides))
+        locals_.append(LocalTensor(f"{name} {box}", dtype, tensor.numel()))
+        tensors.append(tensor.view(-1))
+        masters.append(None)
+    ties = []
+    for alias, original in layout.ties:
+        results = pipeline.names()
+        if len(results[alias]) != len(results[original]):
+            raise UsageError(f"a step takes one of it and '{original}', to which it is tied", f"tensor '{alias}'")
+        ties += list(zip(results[alias], results[original], strict=True))
+    table = TensorTable([(spec.name, spec.dtype, spec.shape) for spec in pipeline.specs])
+    made = Layout(table, [RankLayout(locals_, out, rank.node)], ties)
+    return LocalShards(made, tensors, masters, prepare, shards.guard)
