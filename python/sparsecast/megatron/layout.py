@@ -1,0 +1,131 @@
+"""This rank's layout, from its model and its place in the parallel groups."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
+from ..buffers import dtype_name
+from ..errors import UnsupportedError, UsageError
+from .naming import LLAMA, Naming
+from .rules import LAYER_RULES, MODEL_RULES, ParallelState, Parameter, Part
+
+#: Options under which a checkpoint of these families has other values than the parameter, or another order.
+_OTHER_VALUES = {
+    "layernorm_zero_centered_gamma": "keeps norms minus one",
+    "rotary_interleaved": "keeps the rows of q and k in another order",
+}
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+
+
+def megatron_tensors(model_chunks: Any) -> dict[str, torch.Tensor]:
+    """The local tensors of :func:`megatron_layout` by name, in its order: contiguous, to be registered with a publisher.
+
+    ``model_chunks`` is a model or the list of this rank's virtual stages, wrapped (DDP, Float16Module) or not. Beside
+    the parameters, the correction bias of routers.
+    """
+    return {local: tensor for local, _, _, tensor in _tensors(model_chunks)}
+
+
+def megatron_layout(
+    model_chunks: Any,
+    config: Any,
+    naming: Naming = LLAMA,
+    *,
+    vocab_size: int | None = None,
+    state: ParallelState | None = None,
+    skip: Sequence[str] = (),
+    node: str = "",
+) -> Layout:
+    """This rank's layout, to be joined with the others' by ``gather_layout``.
+
+    ``config`` is the model's TransformerConfig. ``vocab_size`` is the checkpoint's; the rows that Megatron pads it with
+    are no part of any tensor (None: nothing is padded). ``state`` is ``ParallelState.current()`` unless given. Local
+    tensors have Megatron's names, ``chunks.V.`` before those of virtual stage V, and their own dtypes, which must be the
+    engine's. Local tensors that match ``skip`` (fnmatch; multi-token prediction, say) are in the layout without content.
+
+    UnsupportedError names a parameter that no rule knows, or whose memory is not plain (DTensors, fp8 parameters of
+    Transformer Engine), and options under which values differ (zero-centred norms, interleaved rotary embeddings);
+    UsageError one whose shape is not what configuration and parallel state say.
+    """
+    for option, why in _OTHER_VALUES.items():
+        if getattr(config, option, False):
+            raise UnsupportedError(f"{option} {why}: addresses alone do not make it the checkpoint's")
+    state = state or ParallelState.current()
+    table: dict[str, tuple[str, str, tuple[int, ...]]] = {}
+    index: dict[str, int] = {}
+    locals_: list[LocalTensor] = []
+    shards: list[Shard] = []
+    ties: dict[str, str] = {}
+    for local, model, name, tensor in _tensors(model_chunks):
+        dtype = _plain_dtype(local, tensor)
+        tied = bool(getattr(model, "share_embeddings_and_output_weights", False))
+        parts = (
+            [] if _matches(local, skip) else _parts(local, model, name, tensor, config, state, naming, vocab_size, tied)
+        )
+        for part in parts:
+            spec = table.setdefault(part.name, (part.name, dtype, part.shape))
+            if spec != (part.name, dtype, part.shape):
+                raise UsageError(f"'{part.name}' is also held as {spec[1]} {list(spec[2])}", f"parameter '{local}'")
+            place = index.setdefault(part.name, len(index))
+            shards.append(Shard(place, Box(part.offset, part.extent), len(locals_), part.first, part.strides))
+        locals_.append(LocalTensor(local, dtype, tensor.numel()))
+        if tied and parts and parts[0].name == f"{naming.embedding}.weight":
+            alias = f"{naming.output}.weight"
+            table.setdefault(alias, (alias, dtype, parts[0].shape))
+            index.setdefault(alias, len(index))
+            ties[alias] = parts[0].name
+    return Layout(TensorTable(list(table.values())), [RankLayout(locals_, shards, node)], list(ties.items()))
+
+
+def _tensors(model_chunks: Any) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
+    """Local name, unwrapped chunk, the name in it, tensor."""
+    chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
+    for stage, chunk in enumerate(chunks):
+        while hasattr(chunk, "module"):
+            chunk = chunk.module
+        prefix = f"chunks.{stage}." if len(chunks) > 1 else ""
+        for name, parameter in chunk.named_parameters():
+            yield prefix + name, chunk, name, parameter.data
+        for name, buffer in chunk.named_buffers():
+            if name.endswith(".router.expert_bias"):
+                yield prefix + name, chunk, name, buffer
+
+
+def _plain_dtype(local: str, tensor: torch.Tensor) -> str:
+    if hasattr(tensor, "to_local") or not tensor.is_contiguous() or tensor.untyped_storage().nbytes() < tensor.nbytes:
+        raise UnsupportedError("its elements do not lie one after another in memory", f"parameter '{local}'")
+    return dtype_name(tensor.dtype)
+
+
+def _parts(
+    local: str,
+    model: torch.nn.Module,
+    name: str,
+    tensor: torch.Tensor,
+    config: Any,
+    state: ParallelState,
+    naming: Naming,
+    vocab_size: int | None,
+    tied: bool,
+) -> list[Part]:
+    """What a parameter holds. Layers say themselves which number they have over all stages."""
+    in_layer = _LAYER.fullmatch(name)
+    prefix = ""
+    if in_layer:
+        layer: Any = model.get_submodule(f"decoder.layers.{in_layer[1]}")
+        prefix = naming.layer.format(layer=layer.layer_number - 1)
+    for pattern, rule in LAYER_RULES if in_layer else MODEL_RULES:
+        if match := pattern.fullmatch(in_layer[2] if in_layer else name):
+            shape = tuple(tensor.shape)
+            return rule(Parameter(local, shape, prefix, match, config, state, naming, vocab_size, tied))
+    raise UnsupportedError("no rule says which checkpoint tensor it is; 'skip' leaves it out", f"parameter '{local}'")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,57 @@
+"""The names of Hugging Face checkpoints, by what the tensors are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Hugging Face names without their ending (".weight", ".bias"); of layers, what follows ``layer``.
+
+    ``{layer}`` and ``{expert}`` are numbers over all ranks. The defaults are those of Llama, Mistral, Qwen2, Qwen3,
+    Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses ``up`` alone.
+    """
+
+    embedding: str = "model.embed_tokens"
+    output: str = "lm_head"
+    final_norm: str = "model.norm"
+    layer: str = "model.layers.{layer}."
+    input_norm: str = "input_layernorm"
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    projection: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    mlp_norm: str = "post_attention_layernorm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    router_correction: str = "mlp.gate.e_score_correction_bias"  #: The whole name.
+    expert_gate: str = "mlp.experts.{expert}.gate_proj"
+    expert_up: str = "mlp.experts.{expert}.up_proj"
+    expert_down: str = "mlp.experts.{expert}.down_proj"
+    shared_gate: str = "mlp.shared_expert.gate_proj"
+    shared_up: str = "mlp.shared_expert.up_proj"
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_router: str = "mlp.shared_expert_gate"
+
+
+#: Llama, Mistral, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE.
+LLAMA = Naming()
+MIXTRAL = replace(
+    LLAMA,
+    router="block_sparse_moe.gate",
+    expert_gate="block_sparse_moe.experts.{expert}.w1",
+    expert_up="block_sparse_moe.experts.{expert}.w3",
+    expert_down="block_sparse_moe.experts.{expert}.w2",
+)
+#: DeepSeek's and GLM's names of shared experts.
+SHARED_EXPERTS = replace(
+    LLAMA,
+    shared_gate="mlp.shared_experts.gate_proj",
+    shared_up="mlp.shared_experts.up_proj",
+    shared_down="mlp.shared_experts.down_proj",
+)

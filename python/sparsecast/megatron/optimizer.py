@@ -1,0 +1,63 @@
+"""The fp32 masters of Megatron-core's distributed optimizer: which part of which parameter a data-parallel rank owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError
+from .layout import megatron_tensors
+
+
+@dataclass(frozen=True)
+class MasterShard:
+    """What this rank's optimizer steps of one parameter: its elements [begin, end), flat.
+
+    They are elements [buffer_begin, buffer_begin + end - begin) of the parameter buffer ``buffer``, in its bucket
+    ``bucket``; every bucket is cut into equal parts, one a data-parallel rank, whatever parameters lie there. After the
+    step ``master`` is cast to those elements, and an all-gather brings the other ranks' parts: before it, only what this
+    list names is new here.
+    """
+
+    parameter: str  #: As in megatron_tensors.
+    begin: int
+    end: int
+    buffer: int
+    bucket: int
+    buffer_begin: int
+    #: fp32, ``end - begin`` elements; None where the optimizer keeps none of its own (fp32 parameters, which are stepped
+    #: in place, and masters inside of a precision-aware optimizer).
+    master: torch.Tensor | None
+
+
+def master_shards(optimizer: Any, model_chunks: Any) -> list[MasterShard]:
+    """Of Megatron-core's DistributedOptimizer, or a ChainedOptimizer of some, what this rank owns, in order of buffers.
+
+    ``model_chunks`` as for megatron_layout. UnsupportedError for another optimizer, and for a parameter that the model
+    does not have.
+    """
+    names = {tensor.data_ptr(): name for name, tensor in megatron_tensors(model_chunks).items() if tensor.numel()}
+    shards: list[MasterShard] = []
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if not hasattr(one, "gbuf_ranges"):
+            raise UnsupportedError(f"{type(one).__name__} is not Megatron-core's DistributedOptimizer")
+        for buffer, by_dtype in enumerate(one.gbuf_ranges):
+            for buckets in by_dtype.values():
+                shards += _of_buffer(buffer, buckets, names)
+    return shards
+
+
+def _of_buffer(buffer: int, buckets: Sequence[Any], names: dict[int, str]) -> list[MasterShard]:
+    shards = []
+    for bucket, ranges in enumerate(buckets):
+        for parameter, where in ranges["param_map"].items():
+            name = names.get(parameter.data_ptr())
+            if name is None:
+                raise UnsupportedError(f"a parameter of {list(parameter.shape)} in bucket {bucket} is not the model's")
+            master = getattr(parameter, "main_param", None)
+            own, place = where["param"], where["gbuf_world"]
+            shards.append(MasterShard(name, own.start, own.end, buffer, bucket, place.start, master))
+    return sorted(shards, key=lambda shard: shard.buffer_begin)

@@ -1,0 +1,249 @@
+"""How Megatron-core cuts the parameters of a GPTModel, each rule as in its own layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnsupportedError, UsageError
+from .naming import Naming
+
+
+@dataclass(frozen=True)
+class ParallelState:
+    """This rank's place: ``size`` parts, of which it is ``rank``. Pipeline stages are known from the layers themselves."""
+
+    tensor_rank: int = 0
+    tensor_size: int = 1
+    expert_rank: int = 0
+    expert_size: int = 1
+    expert_tensor_rank: int = 0
+    expert_tensor_size: int = 1
+
+    @classmethod
+    def current(cls) -> ParallelState:
+        """From ``megatron.core.parallel_state``, which must be initialised."""
+        from megatron.core import parallel_state as state
+
+        return cls(
+            state.get_tensor_model_parallel_rank(),
+            state.get_tensor_model_parallel_world_size(),
+            state.get_expert_model_parallel_rank(),
+            state.get_expert_model_parallel_world_size(),
+            state.get_expert_tensor_parallel_rank(),
+            state.get_expert_tensor_parallel_world_size(),
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box of a Hugging Face tensor in a parameter: as in a Shard, with the tensor's name and whole shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    extent: tuple[int, ...]
+    first: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter and what its rule needs to know. ``kind`` is "weight" or "bias"."""
+
+    local: str
+    shape: tuple[int, ...]
+    prefix: str
+    match: re.Match[str]
+    config: Any
+    state: ParallelState
+    naming: Naming
+    vocab_size: int | None
+    tied: bool
+
+    @property
+    def kind(self) -> str:
+        return self.match["kind"]
+
+    def name(self, stem: str, expert: int | None = None) -> str:
+        return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}"
+
+    def expect(self, *shape: int) -> None:
+        """UsageError unless the parameter has this shape; a bias has the first dimension of it."""
+        due = shape[:1] if self.kind == "bias" else shape
+        if self.shape != due:
+            raise UsageError(
+                f"it has the shape {list(self.shape)}; by the configuration and {self.state} {list(due)} is due",
+                f"parameter '{self.local}'",
+            )
+
+    def rows(self, name: str, rows: int, begin: int, count: int, at: int) -> list[Part]:
+        """Rows [begin, begin + count) of a tensor of ``rows``, from row ``at`` of the parameter; nothing for no rows."""
+        rest = self.shape[1:]
+        width = rest[0] if rest else 1
+        strides = (width, 1) if rest else (1,)
+        zeros = (0,) * len(rest)
+        return [Part(name, (rows, *rest), (begin, *zeros), (count, *rest), at * width, strides)] if count > 0 else []
+
+
+def _replicated(stem: str) -> Callable[[Parameter], list[Part]]:
+    def parts(p: Parameter) -> list[Part]:
+        return p.rows(p.name(getattr(p.naming, stem)), p.shape[0], 0, p.shape[0], 0)
+
+    return parts
+
+
+def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
+    """Rows padded to a multiple, then equal parts: what is beyond the real vocabulary is memory without content."""
+
+    def parts(p: Parameter) -> list[Part]:
+        begin = p.state.tensor_rank * p.shape[0]
+        padded = p.state.tensor_size * p.shape[0]
+        vocab = padded if p.vocab_size is None else p.vocab_size
+        if vocab > padded:
+            raise UsageError(f"a vocabulary of {vocab} in {padded} padded rows", f"parameter '{p.local}'")
+        name = p.name(p.naming.embedding if p.tied else getattr(p.naming, stem))
+        return p.rows(name, vocab, begin, min(p.shape[0], vocab - begin), 0)
+
+    return parts
+
+
+def _qkv(p: Parameter) -> list[Part]:
+    """For each KV group its query heads, k and v, one group after another; equal parts of these rows."""
+    if getattr(p.config, "attention_output_gate", False):
+        raise UnsupportedError("attention with an output gate has another linear_qkv", f"parameter '{p.local}'")
+    groups, head = p.config.num_query_groups, p.config.kv_channels
+    queries = p.config.num_attention_heads // groups * head
+    group_rows = queries + 2 * head
+    count = groups * group_rows // p.state.tensor_size
+    p.expect(count, p.config.hidden_size)
+    begin = p.state.tensor_rank * count
+    parts = []
+    for group in range(begin // group_rows, -(-(begin + count) // group_rows)):
+        at = group * group_rows
+        for stem, rows in ((p.naming.query, queries), (p.naming.key, head), (p.naming.value, head)):
+            low, high = max(at, begin), min(at + rows, begin + count)
+            parts += p.rows(p.name(stem), groups * rows, group * rows + low - at, high - low, low - begin)
+            at += rows
+    return parts
+
+
+def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, expert: int | None = None) -> list[Part]:
+    """Column-parallel: this rank's part of the gate's rows, then of up's; without a gate up's alone."""
+    stems = (gate, up) if p.config.gated_linear_unit else (up,)
+    count = width // size
+    p.expect(len(stems) * count, p.config.hidden_size)
+    return [
+        part
+        for i, stem in enumerate(stems)
+        for part in p.rows(p.name(stem, expert), width, rank * count, count, i * count)
+    ]
+
+
+def _row_parallel(p: Parameter, name: str, width: int, rank: int, size: int) -> list[Part]:
+    """Equal parts of dimension 1; the bias is whole on every rank."""
+    count = width // size
+    hidden = p.config.hidden_size
+    p.expect(hidden, count)
+    if p.kind == "bias":
+        return p.rows(name, hidden, 0, hidden, 0)
+    return [Part(name, (hidden, width), (0, rank * count), (hidden, count), 0, (count, 1))]
+
+
+def _projection(p: Parameter) -> list[Part]:
+    width = p.config.kv_channels * p.config.num_attention_heads
+    return _row_parallel(p, p.name(p.naming.projection), width, p.state.tensor_rank, p.state.tensor_size)
+
+
+def _mlp(p: Parameter) -> list[Part]:
+    n, s, shared = p.naming, p.state, p.match["shared"]
+    width = p.config.moe_shared_expert_intermediate_size if shared else p.config.ffn_hidden_size
+    if p.match["linear"] == "fc1":
+        gate, up = (n.shared_gate, n.shared_up) if shared else (n.gate, n.up)
+        return _fc1(p, gate, up, width, s.tensor_rank, s.tensor_size)
+    return _row_parallel(p, p.name(n.shared_down if shared else n.down), width, s.tensor_rank, s.tensor_size)
+
+
+def _expert_width(p: Parameter) -> int:
+    return int(p.config.moe_ffn_hidden_size or p.config.ffn_hidden_size)
+
+
+def _experts_here(p: Parameter) -> range:
+    count = p.config.num_moe_experts // p.state.expert_size
+    return range(p.state.expert_rank * count, (p.state.expert_rank + 1) * count)
+
+
+def _expert(p: Parameter) -> list[Part]:
+    """One expert's own parameter: of SequentialMLP, or of the grouped linear layers of Transformer Engine."""
+    place, here = int(p.match["expert"]), _experts_here(p)
+    if place >= len(here):
+        raise UsageError(f"expert {place} where the configuration puts {len(here)}", f"parameter '{p.local}'")
+    expert, n, s = here[place], p.naming, p.state
+    width, rank, size = _expert_width(p), s.expert_tensor_rank, s.expert_tensor_size
+    if p.match["linear"] == "fc1":
+        return _fc1(p, n.expert_gate, n.expert_up, width, rank, size, expert)
+    return _row_parallel(p, p.name(n.expert_down, expert), width, rank, size)
+
+
+def _grouped(p: Parameter) -> list[Part]:
+    """GroupedMLP: all local experts in one parameter, each transposed, [experts here, in, out] whatever its shape says."""
+    hidden, width, s = p.config.hidden_size, _expert_width(p), p.state
+    count, here = width // s.expert_tensor_size, _experts_here(p)
+    begin = s.expert_tensor_rank * count
+    if p.match["number"] == "2":
+        p.expect(len(here) * count, hidden)
+        return [
+            Part(
+                p.name(p.naming.expert_down, expert), (hidden, width), (0, begin), (hidden, count),
+                place * count * hidden, (1, hidden),
+            )
+            for place, expert in enumerate(here)
+        ]  # fmt: skip
+    stems = (p.naming.expert_gate, p.naming.expert_up) if p.config.gated_linear_unit else (p.naming.expert_up,)
+    columns = len(stems) * count
+    p.expect(hidden, len(here) * columns)
+    return [
+        Part(
+            p.name(stem, expert), (width, hidden), (begin, 0), (count, hidden),
+            place * hidden * columns + i * count, (1, columns),
+        )
+        for place, expert in enumerate(here)
+        for i, stem in enumerate(stems)
+    ]  # fmt: skip
+
+
+def _correction(p: Parameter) -> list[Part]:
+    return p.rows(f"{p.prefix}{p.naming.router_correction}", p.shape[0], 0, p.shape[0], 0)
+
+
+_KIND = r"(?P<kind>weight|bias)"
+_Rule = tuple[re.Pattern[str], Callable[[Parameter], list[Part]]]
+
+
+def _rules(table: Sequence[tuple[str, Callable[[Parameter], list[Part]]]]) -> list[_Rule]:
+    return [(re.compile(pattern), rule) for pattern, rule in table]
+
+
+#: What follows "decoder.layers.N.". Norms are modules of their own, or in the linear layer behind them.
+LAYER_RULES = _rules([
+    (rf"(input_layernorm\.|self_attention\.linear_qkv\.layer_norm_){_KIND}", _replicated("input_norm")),
+    (rf"(pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_){_KIND}", _replicated("mlp_norm")),
+    (rf"self_attention\.q_layernorm\.{_KIND}", _replicated("query_norm")),
+    (rf"self_attention\.k_layernorm\.{_KIND}", _replicated("key_norm")),
+    (rf"self_attention\.linear_qkv\.{_KIND}", _qkv),
+    (rf"self_attention\.linear_proj\.{_KIND}", _projection),
+    (rf"mlp\.(?P<shared>shared_experts\.)?linear_(?P<linear>fc1|fc2)\.{_KIND}", _mlp),
+    (rf"mlp\.shared_experts\.gate_{_KIND}", _replicated("shared_router")),
+    (rf"mlp\.router\.{_KIND}", _replicated("router")),
+    (r"mlp\.router\.expert_(?P<kind>bias)", _correction),
+    (rf"mlp\.experts\.local_experts\.(?P<expert>\d+)\.linear_(?P<linear>fc1|fc2)\.{_KIND}", _expert),
+    (rf"mlp\.experts\.linear_(?P<linear>fc1|fc2)\.{_KIND}(?P<expert>\d+)", _expert),
+    (r"mlp\.experts\.(?P<kind>weight)(?P<number>1|2)", _grouped),
+])  # fmt: skip
+MODEL_RULES = _rules([
+    (rf"embedding\.word_embeddings\.{_KIND}", _vocabulary("embedding")),
+    (rf"output_layer\.{_KIND}", _vocabulary("output")),
+    (rf"decoder\.final_layernorm\.{_KIND}", _replicated("final_norm")),
+])  # fmt: skip

@@ -1,0 +1,277 @@
+"""What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, refusals, the optimizer's shards."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sparsecast.errors import UnsupportedError, UsageError
+from sparsecast.megatron import MIXTRAL, SHARED_EXPERTS, MasterShard, ParallelState, master_shards, megatron_layout
+
+HIDDEN, WIDTH, EXPERTS = 8, 12, 4
+
+
+def config(**options: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            "hidden_size": HIDDEN,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "kv_channels": 4,
+            "ffn_hidden_size": 16,
+            "gated_linear_unit": True,
+            "num_moe_experts": EXPERTS,
+            "moe_ffn_hidden_size": WIDTH,
+            "moe_shared_expert_intermediate_size": 20,
+        }
+        | options
+    )
+
+
+def add(model: torch.nn.Module, name: str, tensor: torch.Tensor, buffer: bool = False) -> None:
+    """A parameter at this path, with modules on the way."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in model._modules:
+            model.add_module(part, torch.nn.Module())
+        model = model.get_submodule(part)
+    if buffer:
+        model.register_buffer(last, tensor)
+    else:
+        model.register_parameter(last, torch.nn.Parameter(tensor))
+
+
+def model_of(parameters: dict[str, torch.Tensor], layer_number: int = 3, **buffers: torch.Tensor) -> torch.nn.Module:
+    """A chunk whose one layer is the ``layer_number``-th, counted from 1, of the whole model."""
+    model = torch.nn.Module()
+    for name, tensor in parameters.items():
+        add(model, f"decoder.layers.0.{name}", tensor)
+    for name, tensor in buffers.items():
+        add(model, f"decoder.layers.0.{name.replace('__', '.')}", tensor, buffer=True)
+    model.get_submodule("decoder.layers.0").layer_number = layer_number  # type: ignore[assignment]
+    return model
+
+
+def held(model: Any, state: ParallelState | None = None, naming: Any = None, **options: Any) -> dict[str, Any]:
+    """By canonical name the whole tensor, with -1 where this rank holds nothing, from the layout alone."""
+    from sparsecast.megatron import LLAMA, megatron_tensors
+
+    layout = megatron_layout(model, config(**options), naming or LLAMA, state=state or ParallelState())
+    tensors = list(megatron_tensors(model).values())
+    whole = {name: torch.full(shape, -1.0) for name, _, shape in layout.table}
+    names = list(whole)
+    for shard in layout.ranks[0].shards:
+        part = torch.as_strided(tensors[shard.local].flatten(), shard.box.extent, shard.strides, shard.first)
+        where = tuple(slice(o, o + e) for o, e in zip(shard.box.offset, shard.box.extent, strict=True))
+        whole[names[shard.tensor]][where] = part
+    return whole
+
+
+def numbers(*shape: int, first: int = 0) -> torch.Tensor:
+    return torch.arange(first, first + torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("ep", [0, 1])
+@pytest.mark.parametrize("etp", [0, 1])
+def test_the_grouped_linear_layers_of_transformer_engine_have_one_parameter_an_expert(ep: int, etp: int) -> None:
+    state = ParallelState(expert_rank=ep, expert_size=2, expert_tensor_rank=etp, expert_tensor_size=2)
+    gate, up = numbers(EXPERTS, WIDTH, HIDDEN), numbers(EXPERTS, WIDTH, HIDDEN, first=5000)
+    down = numbers(EXPERTS, HIDDEN, WIDTH, first=9000)
+    half = slice(etp * WIDTH // 2, (etp + 1) * WIDTH // 2)
+    here = range(ep * 2, ep * 2 + 2)
+    parameters = {
+        f"mlp.experts.linear_fc1.weight{i}": torch.cat([gate[e, half], up[e, half]]) for i, e in enumerate(here)
+    } | {f"mlp.experts.linear_fc2.weight{i}": down[e][:, half].contiguous() for i, e in enumerate(here)}
+    got = held(model_of(parameters), state)
+    assert len(got) == 6
+    for e in here:
+        at = f"model.layers.2.mlp.experts.{e}."
+        assert torch.equal(got[f"{at}gate_proj.weight"][half], gate[e, half])
+        assert torch.equal(got[f"{at}up_proj.weight"][half], up[e, half])
+        assert torch.equal(got[f"{at}down_proj.weight"][:, half], down[e][:, half])
+        assert int((got[f"{at}gate_proj.weight"] == -1).sum()) == WIDTH // 2 * HIDDEN
+
+
+def test_grouped_mlp_holds_all_its_experts_transposed_in_two_parameters() -> None:
+    """Its forward views weight1 as [experts, hidden, gate and up] and weight2 as [experts, width, hidden]."""
+    state = ParallelState(expert_rank=1, expert_size=2, expert_tensor_rank=1, expert_tensor_size=2)
+    gate, up = numbers(EXPERTS, WIDTH, HIDDEN), numbers(EXPERTS, WIDTH, HIDDEN, first=5000)
+    down = numbers(EXPERTS, HIDDEN, WIDTH, first=9000)
+    half, count = slice(WIDTH // 2, WIDTH), WIDTH // 2
+    weight1 = torch.stack([torch.cat([gate[e, half].t(), up[e, half].t()], dim=1) for e in (2, 3)])
+    weight2 = torch.stack([down[e][:, half].t() for e in (2, 3)])
+    parameters = {
+        "mlp.experts.weight1": weight1.contiguous().reshape(HIDDEN, 2 * 2 * count),
+        "mlp.experts.weight2": weight2.contiguous().reshape(2 * count, HIDDEN),
+    }
+    got = held(model_of(parameters), state)
+    for e in (2, 3):
+        at = f"model.layers.2.mlp.experts.{e}."
+        assert torch.equal(got[f"{at}gate_proj.weight"][half], gate[e, half])
+        assert torch.equal(got[f"{at}up_proj.weight"][half], up[e, half])
+        assert torch.equal(got[f"{at}down_proj.weight"][:, half], down[e][:, half])
+
+
+def test_norms_inside_of_linear_layers_and_every_bias_have_their_names() -> None:
+    qkv = numbers(4 * 4 + 2 * 2 * 4, first=100)
+    got = held(
+        model_of(
+            {
+                "self_attention.linear_qkv.layer_norm_weight": numbers(HIDDEN),
+                "self_attention.linear_qkv.layer_norm_bias": numbers(HIDDEN, first=20),
+                "self_attention.linear_qkv.bias": qkv,
+                "self_attention.linear_proj.bias": numbers(HIDDEN, first=40),
+                "mlp.linear_fc1.layer_norm_weight": numbers(HIDDEN, first=60),
+                "mlp.linear_fc1.bias": numbers(32, first=200),
+                "mlp.linear_fc2.bias": numbers(HIDDEN, first=80),
+            }
+        )
+    )
+    at = "model.layers.2."
+    assert torch.equal(got[f"{at}input_layernorm.weight"], numbers(HIDDEN))
+    assert torch.equal(got[f"{at}input_layernorm.bias"], numbers(HIDDEN, first=20))
+    assert torch.equal(got[f"{at}self_attn.q_proj.bias"], torch.cat([qkv[:8], qkv[16:24]]))
+    assert torch.equal(got[f"{at}self_attn.k_proj.bias"], torch.cat([qkv[8:12], qkv[24:28]]))
+    assert torch.equal(got[f"{at}self_attn.v_proj.bias"], torch.cat([qkv[12:16], qkv[28:32]]))
+    assert torch.equal(got[f"{at}self_attn.o_proj.bias"], numbers(HIDDEN, first=40))
+    assert torch.equal(got[f"{at}post_attention_layernorm.weight"], numbers(HIDDEN, first=60))
+    assert torch.equal(got[f"{at}mlp.gate_proj.bias"], numbers(16, first=200))
+    assert torch.equal(got[f"{at}mlp.up_proj.bias"], numbers(16, first=216))
+    assert torch.equal(got[f"{at}mlp.down_proj.bias"], numbers(HIDDEN, first=80))
+
+
+def test_an_mlp_without_a_gate_is_up_alone() -> None:
+    got = held(model_of({"mlp.linear_fc1.weight": numbers(16, HIDDEN)}), gated_linear_unit=False)
+    assert list(got) == ["model.layers.2.mlp.up_proj.weight"]
+    assert torch.equal(got["model.layers.2.mlp.up_proj.weight"], numbers(16, HIDDEN))
+
+
+def test_other_families_have_other_names() -> None:
+    parameters = {"mlp.router.weight": numbers(EXPERTS, HIDDEN)}
+    parameters |= {f"mlp.experts.linear_fc1.weight{e}": numbers(2 * WIDTH, HIDDEN) for e in range(EXPERTS)}
+    mixtral = held(model_of(parameters), naming=MIXTRAL)
+    assert "model.layers.2.block_sparse_moe.gate.weight" in mixtral
+    assert torch.equal(
+        mixtral["model.layers.2.block_sparse_moe.experts.3.w3.weight"], numbers(2 * WIDTH, HIDDEN)[WIDTH:]
+    )
+    shared = model_of(
+        {"mlp.shared_experts.linear_fc2.weight": numbers(HIDDEN, 20)}, mlp__router__expert_bias=numbers(4)
+    )
+    assert set(held(shared, naming=SHARED_EXPERTS)) == {
+        "model.layers.2.mlp.shared_experts.down_proj.weight",
+        "model.layers.2.mlp.gate.e_score_correction_bias",
+    }
+
+
+def test_wrapped_chunks_are_unwrapped_and_virtual_stages_told_apart() -> None:
+    norm = {"input_layernorm.weight": numbers(HIDDEN)}
+    wrapped = torch.nn.Module()
+    wrapped.module = model_of(norm, layer_number=7)
+    layout = megatron_layout([model_of(norm), wrapped], config(), state=ParallelState(), node="trainer3")
+    assert [name for name, _, _ in layout.table] == [f"model.layers.{n}.input_layernorm.weight" for n in (2, 6)]
+    locals_ = [local.name for local in layout.ranks[0].tensors]
+    assert locals_ == [f"chunks.{v}.decoder.layers.0.input_layernorm.weight" for v in (0, 1)]
+    assert layout.ranks[0].node == "trainer3"
+
+
+def test_padding_beyond_the_vocabulary_is_memory_without_content() -> None:
+    model = torch.nn.Module()
+    add(model, "embedding.word_embeddings.weight", numbers(8, HIDDEN))
+    for rank, rows in ((0, 8), (1, 5), (2, 0)):
+        state = ParallelState(tensor_rank=rank, tensor_size=3)
+        layout = megatron_layout(model, config(), vocab_size=13, state=state)
+        assert sum(shard.box.extent[0] for shard in layout.ranks[0].shards) == rows
+        assert layout.ranks[0].tensors[0].elements == 8 * HIDDEN
+    with pytest.raises(UsageError, match="word_embeddings.*25 in 24"):
+        megatron_layout(model, config(), vocab_size=25, state=state)
+
+
+def test_what_is_not_known_is_refused_by_name() -> None:
+    state = ParallelState()
+    strange = model_of({"self_attention.linear_q_down_proj.weight": numbers(4, 4)})
+    with pytest.raises(UnsupportedError, match="linear_q_down_proj.*no rule"):
+        megatron_layout(strange, config(), state=state)
+    skipped = megatron_layout(strange, config(), state=state, skip=["*q_down_proj*"])
+    assert (len(skipped.table), len(skipped.ranks[0].tensors)) == (0, 1)
+    with pytest.raises(UsageError, match=r"linear_fc1.weight.*\[30, 8\].*\[32, 8\] is due"):
+        megatron_layout(model_of({"mlp.linear_fc1.weight": numbers(30, HIDDEN)}), config(), state=state)
+    with pytest.raises(UsageError, match="expert 4 where the configuration puts 4"):
+        megatron_layout(model_of({"mlp.experts.linear_fc1.weight4": numbers(24, HIDDEN)}), config(), state=state)
+    with pytest.raises(UnsupportedError, match="output gate"):
+        gated = config(attention_output_gate=True)
+        megatron_layout(model_of({"self_attention.linear_qkv.weight": numbers(32, HIDDEN)}), gated, state=state)
+    with pytest.raises(UnsupportedError, match="one after another"):
+        megatron_layout(model_of({"mlp.router.weight": numbers(HIDDEN, EXPERTS).t()}), config(), state=state)
+    for option in ("layernorm_zero_centered_gamma", "rotary_interleaved"):
+        with pytest.raises(UnsupportedError, match=option):
+            megatron_layout(torch.nn.Module(), config(**{option: True}), state=state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_optimizers_shards_cut_every_parameter_among_the_data_parallel_ranks(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the package's own buffers and range maps: all ranks together own every element once."""
+    buffers = pytest.importorskip("megatron.core.distributed.param_and_grad_buffer")
+    optimizers = pytest.importorskip("megatron.core.optimizer.distrib_optimizer")
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(buffers, "log_on_each_pipeline_stage", lambda *_, **__: None)
+    parameters = {
+        "input_layernorm.weight": numbers(HIDDEN),
+        "mlp.linear_fc1.weight": numbers(32, HIDDEN, first=100),
+        "mlp.linear_fc2.weight": numbers(HIDDEN, 16, first=1000),
+        "self_attention.linear_proj.weight": numbers(HIDDEN, 16, first=2000),
+    }
+    owned: dict[str, list[tuple[int, int]]] = {}
+    for rank in range(ranks):
+        model = model_of({name: tensor.clone() for name, tensor in parameters.items()})
+        group = SimpleNamespace(rank=lambda rank=rank: rank, size=lambda: ranks)
+        buffer = buffers._ParamAndGradBuffer(
+            DistributedDataParallelConfig(use_distributed_optimizer=True),
+            torch.float32,
+            torch.float32,
+            list(model.parameters()),
+            group,
+            300,
+            {parameter: name for name, parameter in model.named_parameters()},
+            1.0,
+            list(range(len(parameters))),
+            False,
+            SimpleNamespace(tp=group, dp_cp=group),
+        )
+        optimizer = SimpleNamespace(gbuf_ranges=[optimizers.DistributedOptimizer._build_gbuf_range_map(buffer)])
+        for of in optimizer.gbuf_ranges[0].values():
+            for bucket in of:
+                for parameter, where in bucket["param_map"].items():
+                    own = where["param"]
+                    parameter.main_param = parameter.detach().view(-1)[own.start : own.end].clone()
+        shards = master_shards(SimpleNamespace(chained_optimizers=[optimizer]), model)
+        assert shards == sorted(shards, key=lambda shard: shard.buffer_begin)
+        for shard in shards:
+            assert isinstance(shard, MasterShard)
+            whole = parameters[shard.parameter.removeprefix("decoder.layers.0.")].flatten()
+            assert shard.master is not None
+            assert torch.equal(shard.master, whole[shard.begin : shard.end])
+            place = slice(shard.buffer_begin, shard.buffer_begin + shard.end - shard.begin)
+            assert torch.equal(buffer.param_data[place], shard.master), "and there the cast will write"
+            owned.setdefault(shard.parameter, []).append((shard.begin, shard.end))
+    for name, tensor in parameters.items():
+        ends = sorted(owned[f"decoder.layers.0.{name}"])
+        assert [begin for begin, _ in ends] == [0, *(end for _, end in ends[:-1])]
+        assert ends[-1][1] == tensor.numel()
+
+
+def test_another_optimizer_or_another_models_parameters_are_refused() -> None:
+    model = model_of({"input_layernorm.weight": numbers(HIDDEN)})
+    with pytest.raises(UnsupportedError, match="SimpleNamespace is not"):
+        master_shards(SimpleNamespace(), model)
+    foreign = torch.nn.Parameter(numbers(5))
+    ranges = [{("f32", "f32"): [{"param_map": {foreign: {}}}]}]
+    with pytest.raises(UnsupportedError, match=r"\[5\].*not the model's"):
+        master_shards(SimpleNamespace(gbuf_ranges=ranges), model)
