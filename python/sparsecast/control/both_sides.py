@@ -1,0 +1,116 @@
+"""A collective step seen from above: the trainer blocks in its call while engines are led through theirs over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from sparsecast.control.errors import EndpointError
+from sparsecast.control.fleet import Engine, Step, attempt
+from sparsecast.control.loop import LoopThread
+from sparsecast.control.world import SyncSource
+
+_GRACE_SECONDS = 2.0  # for the others to report a failure in their own words before they are cut off
+_SLACK_SECONDS = 30.0  # what is waited beyond all deadlines of a coroutine before it is taken for lost
+
+
+_Tasks = Mapping[str, "asyncio.Future[EndpointError | None]"]
+
+
+class Stopped(Exception):
+    """The step goes no further; what failed is in `BothSides.failures` and `trainer_failure`."""
+
+
+class BothSides:
+    """Runs the two sides at once and ends both if either fails. `failures` are the engines', by name."""
+
+    def __init__(self, source: SyncSource, loop: LoopThread) -> None:
+        self.failures: dict[str, EndpointError] = {}
+        self.trainer_failure: BaseException | None = None
+        self._source = source
+        self._loop = loop
+        self._stop: asyncio.Event | None = None
+
+    def run(self, engines_side: Coroutine[Any, Any, None], trainer_side: Callable[[], None], seconds: float) -> bool:
+        """Whether both sides came to their end. `seconds`: how long the engines' side may take by its own deadlines."""
+        future = self._loop.submit(self._guarded(engines_side))
+        try:
+            trainer_side()
+        except BaseException as error:
+            self.trainer_failure = error
+            self._loop.call(self._halt)
+        engines_ended = future.result(seconds + _SLACK_SECONDS)
+        return engines_ended and self.trainer_failure is None
+
+    async def _guarded(self, engines_side: Coroutine[Any, Any, None]) -> bool:
+        self._stop = asyncio.Event()
+        if self.trainer_failure is not None:  # it failed before this began
+            self._stop.set()
+        try:
+            await engines_side
+        except Stopped:
+            return False
+        return True
+
+    def _halt(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    async def phase(self, step: str, engines: list[Engine], action: Step, until: float) -> None:
+        """The step on all of `engines`, until `until` (monotonic). Once one of them, or the trainer, has failed, the
+        others
+        have a moment, and are then cut off; raises `Stopped`."""
+        assert self._stop is not None
+        if self._stop.is_set():
+            raise Stopped
+        tasks = {engine.name: asyncio.ensure_future(attempt(engine, step, action)) for engine in engines}
+        stop = asyncio.ensure_future(self._stop.wait())
+        waiting: set[asyncio.Future[Any]] = {*tasks.values(), stop}
+        failed = False
+        while not failed and waiting != {stop}:
+            patience = max(0.0, until - time.monotonic())
+            done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            failed = not done or stop in done or any(task.result() is not None for task in done if task is not stop)
+        stop.cancel()
+        waiting.discard(stop)
+        self._abort_for(tasks)
+        if failed and waiting:
+            await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
+        self.failures.update(await _outcomes(step, tasks))
+        if failed:
+            raise Stopped
+
+    async def last_phase(self, step: str, engines: list[Engine], action: Step) -> None:
+        """The same, but nobody is cut off: each comes to its own end, soon if the trainer can be told of a failure."""
+        tasks = {engine.name: asyncio.ensure_future(attempt(engine, step, action)) for engine in engines}
+        for task in asyncio.as_completed(tasks.values()):
+            if await task is not None:
+                self._abort_for(tasks)
+                break
+        failures = await _outcomes(step, tasks, wait=True)
+        self.failures.update(failures)
+        if failures:
+            raise Stopped
+
+    def _abort_for(self, tasks: _Tasks) -> None:
+        """Tells the trainer of the first failure, if it can be told."""
+        abort = getattr(self._source, "abort", None)
+        errors = [error for task in tasks.values() if task.done() and (error := task.result()) is not None]
+        if errors and abort is not None:
+            abort(str(errors[0]))
+
+
+async def _outcomes(step: str, tasks: _Tasks, *, wait: bool = False) -> dict[str, EndpointError]:
+    """Failures by name. What has not ended is cut off, or waited for."""
+    errors: dict[str, EndpointError] = {}
+    for name, task in tasks.items():
+        if wait or task.done():
+            error = await task
+        else:
+            task.cancel()
+            error = EndpointError(name, step, "it was given up, because another failed", echo=True)
+        if error is not None:
+            errors[name] = error
+    return errors

@@ -1,0 +1,173 @@
+"""A trainer of several ranks as one side of a control plane: rank 0 has the plane, the others follow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from sparsecast.control.publisher_source import Meeting, PublisherReport, report_of, world_of
+from sparsecast.control.world import TensorEntry, WorldSpec
+from sparsecast.errors import Error, PeerFailedError, UsageError
+from sparsecast.transports import World
+
+if TYPE_CHECKING:
+    from sparsecast.torch import Publisher
+    from sparsecast.torch.report import PublishReport
+    from sparsecast.transports import Transport
+
+_Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
+
+
+class DistributedSource:
+    """`publisher` on every rank of a trainer (FSDP2, Megatron), with a live transport that this replaces.
+
+    Between optimizer steps all ranks call `run`, rank 0 with what the control plane is to do:
+
+        source = DistributedSource(publisher, group)
+        plane = ControlPlane(source, ...) if rank == 0 else None
+        source.run(plane.sync_now if plane else None)
+
+    `group` is a process group on CPUs (gloo) of all trainer ranks, and nobody else uses it; by it rank 0 tells the others
+    what comes next (the world's secret among that: it is the trainer's own network). A rank that is not told within the
+    group's timeout raises. Reports are sums over ranks; seconds are rank 0's.
+    """
+
+    def __init__(self, publisher: Publisher, group: dist.ProcessGroup) -> None:
+        self.ranks = len(publisher.layout.ranks)
+        if dist.get_world_size(group) != self.ranks:
+            raise UsageError(f"a group of {dist.get_world_size(group)} for a trainer of {self.ranks} ranks")
+        if "gloo" not in str(dist.get_backend_config(group)):
+            raise UsageError("the group of a DistributedSource is on CPUs: dist.new_group(backend='gloo')")
+        self._publisher = publisher
+        self._group = group
+        self._rank = dist.get_rank(group)
+        self._root = dist.get_global_rank(group, 0)
+        table = publisher.layout.table
+        self._tensors = list(table)
+        self._meeting: Meeting | None = None
+        self._running = False
+
+    @property
+    def version(self) -> int:
+        """The newest committed version."""
+        return self._publisher.version
+
+    @property
+    def tensors(self) -> Sequence[TensorEntry]:
+        """The layout's table."""
+        return self._tensors
+
+    @property
+    def ties(self) -> Sequence[tuple[str, str]]:
+        """The layout's ties."""
+        return list(self._publisher.layout.ties)
+
+    def run(self, action: Callable[[], _Result] | None) -> _Result | None:
+        """Collective over the trainer: rank 0 runs `action` (and returns what it does), the others follow meanwhile.
+
+        When it raises on rank 0, the others raise PeerFailedError with its words.
+        """
+        if (action is None) != (self._rank != 0):
+            raise UsageError("rank 0 gives run() an action, and nobody else does", f"rank {self._rank}")
+        if action is None:
+            self._follow()
+            return None
+        self._running = True
+        words = "it was interrupted"
+        try:
+            result = action()
+            words = ""
+            return result
+        except Exception as error:
+            words = str(error) or type(error).__name__
+            raise
+        finally:
+            self._running = False
+            self._tell({"do": "release", "words": words})
+
+    def regroup(self, world: WorldSpec) -> None:
+        """Meets, with all ranks of the trainer, as the ranks 0 to `ranks - 1` of `world`. Rank 0, within run()."""
+        self._require_running()
+        place = world_of(world)
+        self._tell({"do": "regroup", "world": place.to_json()})
+        self._regroup(place)
+
+    def sync(self, timeout: float) -> PublisherReport:
+        """Publishes, with all ranks of the trainer. Rank 0, within run()."""
+        self._require_running()
+        if self._meeting is None:
+            raise UsageError("sync() comes after regroup()")
+        self._tell({"do": "sync", "timeout": timeout})
+        return self._publish(timeout)
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise UsageError("the other ranks do not follow: the control plane works within run() of every rank")
+
+    def _regroup(self, world: World) -> None:
+        self._meeting = Meeting(world)
+        self._publisher.regroup(cast("Transport", self._meeting))
+
+    def _publish(self, timeout: float) -> PublisherReport:
+        """This rank's part, then the sums; where one rank has failed, nobody waits for sums."""
+        assert self._meeting is not None
+        self._meeting.timeout = timeout
+        report: PublishReport | None = None
+        failure: Exception | None = None
+        try:
+            report = self._publisher.publish()
+        except Exception as error:
+            failure = error
+        good = torch.tensor([failure is None], dtype=torch.int64)
+        dist.all_reduce(good, op=dist.ReduceOp.MIN, group=self._group)
+        if failure is not None:
+            raise failure
+        assert report is not None
+        if not good.item():
+            raise PeerFailedError("another rank of the trainer has failed to publish")
+        sums = torch.tensor(report.totals(), dtype=torch.int64)
+        dist.all_reduce(sums, group=self._group)
+        elements, changed, wire_bytes, dense_bytes = (int(n) for n in sums)
+        return report_of(
+            dataclasses.replace(
+                report, elements=elements, changed=changed, wire_bytes=wire_bytes, dense_bytes=dense_bytes
+            )
+        )
+
+    def _follow(self) -> None:
+        """Does what rank 0 says until it says that that is all. Failures are rank 0's to answer: it fails as well."""
+        while True:
+            told = self._hear()
+            try:
+                if told["do"] == "release":
+                    if told["words"]:
+                        raise PeerFailedError(told["words"], "rank 0 of the trainer")
+                    return
+                if told["do"] == "regroup":
+                    self._regroup(World.from_json(told["world"]))
+                else:
+                    self._publish(told["timeout"])
+            except Error as error:
+                if told["do"] == "release":
+                    raise
+                _log.warning("rank %d: %s failed: %s", self._rank, told["do"], error)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        blob = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([blob.numel()], dtype=torch.int64), self._root, group=self._group)
+        dist.broadcast(blob, self._root, group=self._group)
+
+    def _hear(self) -> dict[str, Any]:
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(count, self._root, group=self._group)
+        blob = torch.empty(int(count.item()), dtype=torch.uint8)
+        dist.broadcast(blob, self._root, group=self._group)
+        message: dict[str, Any] = json.loads(blob.numpy().tobytes())
+        return message

@@ -1,0 +1,122 @@
+"""The engines behind the registered endpoints: their clients, what is known of them, and one step on many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+
+from sparsecast.control.endpoints import Endpoint, Registry
+from sparsecast.control.engine import EngineClient, PauseMode
+from sparsecast.control.errors import EndpointError
+from sparsecast.control.http import HttpCaller
+from sparsecast.control.loop import LoopThread
+from sparsecast.control.report import EndpointRecord, State
+from sparsecast.control.sglang import SglangClient
+from sparsecast.control.vllm import VllmClient
+from sparsecast.errors import UsageError
+
+_CLIENTS: dict[str, type[EngineClient]] = {"sglang": SglangClient, "vllm": VllmClient}
+
+Step = Callable[["Engine"], Awaitable[object]]
+
+
+class Engine:
+    """An endpoint with its client and record. The client belongs to the loop's thread."""
+
+    def __init__(self, endpoint: Endpoint, client: EngineClient, record: EndpointRecord) -> None:
+        self.endpoint = endpoint
+        self.client = client
+        self.record = record
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.name
+
+    def adopt(self, endpoint: Endpoint, needs_anchor: bool) -> None:
+        """The same endpoint with another token."""
+        self.endpoint = self.record.endpoint = self.client.endpoint = self.client.http.endpoint = endpoint
+        self.record.needs_anchor = self.record.needs_anchor or needs_anchor
+
+
+class Fleet:
+    """All engines. Membership may change from any thread; steps on engines are run one operation at a time."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.registry = Registry()
+        self.loop = LoopThread("sparsecast-control")
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._engines: dict[tuple[str, int], Engine] = {}
+
+    def add(self, endpoint: Endpoint, *, needs_anchor: bool = False) -> bool:
+        """Registers; False if it was there (`Registry.add`)."""
+        with self._lock:
+            created = self.registry.add(endpoint)
+            if created:
+                client = _CLIENTS[endpoint.kind](endpoint, HttpCaller(endpoint, tls=self._tls))
+                record = EndpointRecord(endpoint, needs_anchor=needs_anchor)
+                self._engines[endpoint.key] = Engine(endpoint, client, record)
+            else:
+                self._engines[endpoint.key].adopt(endpoint, needs_anchor)
+        return created
+
+    def remove(self, host: str, port: int) -> Engine:
+        """Takes it out; its client is the caller's to close."""
+        with self._lock:
+            endpoint = self.registry.remove(host, port)
+            return self._engines.pop(endpoint.key)
+
+    def engines(self, names: Iterable[str] | None = None) -> list[Engine]:
+        """The engines of that names, all if None, ordered by (host, port)."""
+        wanted = None if names is None else {self.registry.find(name).key for name in names}
+        with self._lock:
+            keys = sorted(self._engines) if wanted is None else sorted(wanted)
+            return [self._engines[key] for key in keys if key in self._engines]
+
+    def close(self) -> None:
+        """Closes all connections and ends the loop's thread."""
+
+        async def close_all(clients: list[EngineClient]) -> None:
+            await asyncio.gather(*(client.close() for client in clients), return_exceptions=True)
+
+        with self._lock:
+            clients = [engine.client for engine in self._engines.values()]
+        self.loop.run(asyncio.wait_for(close_all(clients), 5.0))
+        self.loop.close()
+
+
+def refuse_mode(engines: Iterable[Engine], mode: PauseMode) -> None:
+    """Raises `UsageError`, naming those of `engines` that cannot pause so."""
+    unable = [engine for engine in engines if mode is not PauseMode.NONE and mode not in engine.client.pause_modes]
+    if unable:
+        names = ", ".join(f"{engine.name} ({engine.endpoint.kind})" for engine in unable)
+        modes = ", ".join(sorted(mode.value for mode in unable[0].client.pause_modes))
+        raise UsageError(f"{names} cannot pause with '{mode.value}', only with {modes}")
+
+
+def mark_failed(engine: Engine, error: EndpointError) -> None:
+    """Puts `error` into the record. Engines that only heard of another's failure stay as they are."""
+    engine.record.error = str(error)
+    engine.record.failures += 1
+    if not error.echo:
+        engine.record.state = State.UNHEALTHY
+
+
+async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | None:
+    """One step on one engine; whatever it raises comes back as an `EndpointError`."""
+    try:
+        await action(engine)
+    except EndpointError as error:
+        return error
+    except Exception as error:  # an engine's strange answer must not keep the others from being resumed
+        return EndpointError(engine.name, step, f"{type(error).__name__}: {error}")
+    return None
+
+
+async def on_each(engines: Iterable[Engine], step: str, action: Step) -> dict[str, EndpointError]:
+    """The step on all of them at once; the errors by endpoint, once all have ended."""
+    engines = list(engines)
+    errors = await asyncio.gather(*(attempt(engine, step, action) for engine in engines))
+    return {engine.name: error for engine, error in zip(engines, errors, strict=True) if error is not None}

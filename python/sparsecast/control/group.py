@@ -1,0 +1,87 @@
+"""Which engines stand in a group with the trainer, and the next world to meet in."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from sparsecast.control.endpoints import MAX_RANKS, Placement, Registry, normalise_host
+from sparsecast.control.fleet import Engine
+from sparsecast.control.world import SyncSource, WorldSpec
+from sparsecast.errors import UsageError
+
+CHANNELS = ("control", "mpi", "nccl")
+
+
+class Group:
+    """The group of the last regroup. It stands until a member fails or the membership changes.
+
+    host, port   where the trainer's rank 0 listens, as engines reach it.
+    channels     what bytes travel by.
+    """
+
+    def __init__(self, registry: Registry, host: str, port: int, channels: str) -> None:
+        if channels not in CHANNELS:
+            raise UsageError(f"channels is {channels!r}, not one of {', '.join(CHANNELS)}")
+        self.host, self.port = _meeting_place(host, port)
+        self.channels = channels
+        self.generation = -1  # of the last world that was tried
+        self.broken_by = "no group was made yet"
+        self._registry = registry
+        self._members: tuple[tuple[str, int], ...] = ()
+
+    def world(
+        self, source: SyncSource, placements: list[Placement], anchored: frozenset[str], timeout: float
+    ) -> WorldSpec:
+        """The next world: a generation that no world had, and a secret that nobody knows yet."""
+        size = source.ranks + sum(placement.endpoint.world_size for placement in placements)
+        if size > MAX_RANKS:
+            raise UsageError(f"the trainer and {len(placements)} endpoints have {size} ranks; {MAX_RANKS} are possible")
+        generation = self._registry.generation
+        if generation <= self.generation:
+            generation = self._registry.renew()
+        self.generation = generation
+        self.break_up("the group is being made")
+        return WorldSpec(
+            host=self.host,
+            port=self.port,
+            size=size,
+            trainer_ranks=source.ranks,
+            placements=tuple(placements),
+            generation=generation,
+            secret=secrets.token_hex(32),
+            channels=self.channels,
+            tensors=tuple(source.tensors),
+            ties=tuple(source.ties),
+            anchored=anchored,
+            timeout=timeout,
+        )
+
+    def stands(self, engines: Iterable[Engine]) -> None:
+        """All of `engines` have met."""
+        self._members = tuple(engine.endpoint.key for engine in engines)
+        self.broken_by = ""
+
+    def meet_at(self, host: str, port: int) -> None:
+        """Ranks meet there from the next regroup on, which is the next sync's if that is another place."""
+        place = _meeting_place(host, port)
+        if place != (self.host, self.port):
+            self.host, self.port = place
+            self.break_up("ranks meet elsewhere now")
+
+    def break_up(self, reason: str) -> None:
+        """The next sync makes a new group."""
+        self.broken_by = reason
+
+    def is_of(self, engines: Iterable[Engine]) -> bool:
+        """Whether the group stands and has exactly these members."""
+        return not self.broken_by and self._members == tuple(engine.endpoint.key for engine in engines)
+
+
+def _meeting_place(host: str, port: int) -> tuple[str, int]:
+    plain = normalise_host(host)
+    if plain in ("0.0.0.0", "::"):
+        raise UsageError(f"host is {host}: engines need an address of the trainer's machine that they can connect to")
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise UsageError(f"port is {port!r}, not a whole number from 1 to 65535")
+    return plain, port

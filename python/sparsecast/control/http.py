@@ -1,0 +1,164 @@
+"""HTTP calls to engines: one deadline for the whole call, bounded answers, no redirects, no proxies.
+
+A redirect or a proxy from the environment would carry the token, and the secret of the sync group, to another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from sparsecast.control.endpoints import Endpoint
+from sparsecast.control.errors import ECHO_CODES, EndpointError
+
+MAX_ANSWER_BYTES = 4 << 20  # the longest answer, SGLang's /server_info, has some ten thousand
+_SHOWN_CHARACTERS = 600
+_CODE = re.compile(r"\[([a-z][a-z_]{2,31})\]")
+_ENGINE_CODES = frozenset(
+    {
+        *("usage", "corrupt", "unsupported", "table_mismatch", "foreign_stream", "stale_version", "version_gap"),
+        *("wrong_base", "digest_mismatch", "dirty", "incomplete", "io", "timeout", "peer_failed", "unauthenticated"),
+        *("group_mismatch", "device", "internal"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer with a status below 300."""
+
+    endpoint: str
+    step: str
+    status: int
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object; raises `EndpointError` ("corrupt") if it is not one."""
+        try:
+            value = json.loads(self.body)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            shown = self.body[:80].decode("utf-8", "replace")
+            raise EndpointError(self.endpoint, self.step, f"the answer is no JSON object: {shown!r}", code="corrupt")
+        return value
+
+
+def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
+    """An engine's own words, with the code that they name in square brackets ("[digest_mismatch]"), if any."""
+    for found in reversed(_CODE.findall(message)):
+        if found in _ENGINE_CODES:
+            return EndpointError(endpoint, step, message, code=found, echo=found in ECHO_CODES)
+    return EndpointError(endpoint, step, message)
+
+
+class HttpCaller:
+    """Calls routes of one endpoint's server. To be used, and closed, on one event loop.
+
+    tls   how https servers are verified; None: the system's trust store.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, tls: ssl.SSLContext | None = None) -> None:
+        self.endpoint = endpoint  # may be replaced by one with another token
+        self._client = httpx.AsyncClient(
+            base_url=endpoint.url,
+            follow_redirects=False,
+            trust_env=False,
+            verify=tls if tls is not None else endpoint.scheme == "https",  # reading the trust store takes a while
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        step: str,
+        timeout: float,
+        json: Mapping[str, Any] | None = None,
+        params: Sequence[tuple[str, str]] = (),
+        hide: Sequence[str] = (),
+    ) -> Answer:
+        """One request, answered completely within `timeout` seconds; raises `EndpointError` otherwise.
+
+        hide   secrets in the request: servers like to repeat in their errors what they were sent.
+        """
+        name = self.endpoint.name
+        if timeout <= 0:
+            raise EndpointError(name, step, f"no time was left for {method} {path}", code="timeout")
+        try:
+            status, body = await asyncio.wait_for(self._exchange(method, path, json, params, timeout, step), timeout)
+        except (asyncio.TimeoutError, TimeoutError, httpx.TimeoutException):
+            message = f"{method} {self.endpoint.url}{path} was not answered within {timeout:g} s"
+            raise EndpointError(name, step, message, code="timeout") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise EndpointError(name, step, f"{method} {self.endpoint.url}{path}: {reason}", code="io") from error
+        if status >= 300:
+            raise self._refusal(method, path, step, status, _without(body, [*hide, self.endpoint.token]))
+        return Answer(name, step, status, body)
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        json: Mapping[str, Any] | None,
+        params: Sequence[tuple[str, str]],
+        timeout: float,
+        step: str,
+    ) -> tuple[int, bytes]:
+        token = self.endpoint.token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = self._client.build_request(
+            method, path, json=json, params=list(params), headers=headers, timeout=timeout
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    message = f"the answer to {method} {path} is longer than {MAX_ANSWER_BYTES} bytes"
+                    raise EndpointError(self.endpoint.name, step, message, code="corrupt")
+            return response.status_code, bytes(body)
+        finally:
+            await response.aclose()
+
+    def _refusal(self, method: str, path: str, step: str, status: int, text: str) -> EndpointError:
+        what = f"{method} {self.endpoint.url}{path} was answered with {status}"
+        if status < 400:
+            message, code = f"{what}, a redirect, which is not followed: is this the engine itself?", "unsupported"
+        elif status in (401, 403):
+            given = "its token is not accepted" if self.endpoint.token else "it asks for a token and has none here"
+            message, code = f"{what}: {given}", "unauthenticated"
+        elif status in (404, 405, 501):
+            message, code = f"{what}: the server has no such route{_route_hint(self.endpoint.kind)}", "unsupported"
+        else:
+            return engine_error(self.endpoint.name, step, f"{what}: {text}" if text else what)
+        return EndpointError(self.endpoint.name, step, message, code=code)
+
+
+def _without(body: bytes, secrets: Sequence[str]) -> str:
+    text = body.decode("utf-8", "replace")
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    text = " ".join(text.split())
+    if len(text) > _SHOWN_CHARACTERS:  # the code of an engine's error stands at its end
+        text = f"{text[: _SHOWN_CHARACTERS // 2]} ... {text[-_SHOWN_CHARACTERS // 2 :]}"
+    return text
+
+
+def _route_hint(kind: str) -> str:
+    if kind == "vllm":
+        return " (vLLM has it in development mode: VLLM_SERVER_DEV_MODE=1, and --weight-transfer-config)"
+    return " (another version of SGLang, or a router in front of it?)"

@@ -1,0 +1,47 @@
+"""How a sync treats the engines: the caller's choices, with their deadlines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from sparsecast.control.engine import PauseMode
+from sparsecast.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SyncPolicy:
+    """Choices and deadlines (seconds) of a sync.
+
+    pause           what becomes of requests in flight (`PauseMode`).
+    flush_cache     drop cached prefixes after the apply. With `PauseMode.NONE` and `KEEP` engines may be unable to; the
+                    report says so, and it is no failure.
+    allow_missing   go on without endpoints that do not answer or are asleep; the result is then "partial". By default
+                    one such endpoint fails the sync before anything moves.
+    health_timeout  for the health check of one endpoint.
+    join_timeout    for making a group after the membership changed; seeding new engines with all weights is in it.
+    sync_timeout    for the exchange from the first byte to the verdict; `PauseMode.WAIT` drains requests in it.
+    call_timeout    for each of: pause, flush, resume, sleep, wake, and tidying up after a failure.
+    """
+
+    pause: PauseMode = PauseMode.ABORT
+    flush_cache: bool = True
+    allow_missing: bool = False
+    health_timeout: float = 10.0
+    join_timeout: float = 300.0
+    sync_timeout: float = 120.0
+    call_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "pause", PauseMode(self.pause))
+        except ValueError:
+            modes = ", ".join(mode.value for mode in PauseMode)
+            raise UsageError(f"pause is {self.pause!r}, not one of {modes}") from None
+        for each in fields(self):
+            if each.name.endswith("_timeout"):
+                value = getattr(self, each.name)
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                    raise UsageError(f"{each.name} is {value!r}, not a number of seconds")
+                if not (math.isfinite(value) and 0 < value <= 86400):
+                    raise UsageError(f"{each.name} is {value!r}, not between 0 and 86400 seconds")

@@ -1,0 +1,127 @@
+"""`sparsecast.torch.Publisher` as the trainer's side of a control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from sparsecast.control.world import TensorEntry, WorldSpec
+from sparsecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from sparsecast import ControlChannel
+    from sparsecast.torch import Publisher
+    from sparsecast.torch.report import PublishReport
+    from sparsecast.transports import Channels, Transport, World
+
+
+@dataclass(frozen=True)
+class PublisherReport:
+    """What a sync did; names as in `SourceReport`."""
+
+    version: int
+    step: int | None
+    density: float
+    elements: int
+    changed: int
+    sent_bytes: int
+    dense_bytes: int
+    encode_seconds: float
+    wire_seconds: float
+    total_seconds: float
+    digest: str
+
+
+class PublisherSource:
+    """A trainer of one rank: `publisher` has a live transport, which this replaces at every regroup.
+
+    The weights must be at rest while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
+    service while the trainer waits. Raises `UsageError` for a trainer of several ranks, whose ranks have to regroup and
+    publish together: `DistributedSource`.
+
+    There is no `abort`: a control channel is for one thread at a time, and the trainer's waits in it. A sync that an
+    engine fails ends when that engine's rank says so, or at the deadline.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.ranks = len(publisher.layout.ranks)
+        if self.ranks != 1:
+            raise UsageError(f"the trainer has {self.ranks} ranks: DistributedSource leads them all")
+        self._publisher = publisher
+        table = publisher.layout.table
+        self._tensors = [table[number] for number in range(len(table))]
+        self._meeting: Meeting | None = None
+
+    @property
+    def version(self) -> int:
+        """The newest committed version."""
+        return self._publisher.version
+
+    @property
+    def tensors(self) -> Sequence[TensorEntry]:
+        """The layout's table."""
+        return self._tensors
+
+    @property
+    def ties(self) -> Sequence[tuple[str, str]]:
+        """The layout's ties."""
+        return list(self._publisher.layout.ties)
+
+    def regroup(self, world: WorldSpec) -> None:
+        """Meets as rank 0 of `world`."""
+        self._meeting = Meeting(world_of(world))
+        self._publisher.regroup(cast("Transport", self._meeting))
+
+    def sync(self, timeout: float) -> PublisherReport:
+        """Publishes."""
+        if self._meeting is None:
+            raise UsageError("sync() comes after regroup()")
+        self._meeting.timeout = timeout
+        return report_of(self._publisher.publish())  # waits, so it is no future
+
+
+def world_of(spec: WorldSpec) -> World:
+    """What every trainer rank of `spec` meets by: rank r of the trainer is rank r of the world."""
+    from sparsecast.transports import World
+
+    return World(
+        host=spec.host,
+        port=spec.port,
+        secret=spec.secret,
+        size=spec.size,
+        generation=spec.generation,
+        channels=cast("Channels", spec.channels),
+        timeout=spec.timeout,
+    )
+
+
+class Meeting:
+    """A transport whose deadline is that of the call in progress."""
+
+    def __init__(self, world: World) -> None:
+        self.channels = world.channels
+        self.timeout = world.timeout
+        self._world = world
+
+    def open(self, rank: int) -> ControlChannel:
+        """Meets as `rank`."""
+        return self._world.open(rank)
+
+
+def report_of(report: PublishReport) -> PublisherReport:
+    """A publication of one rank as the control plane tells it."""
+    elements, changed, sent_bytes, dense_bytes = report.totals()
+    return PublisherReport(
+        version=report.version,
+        step=report.step,
+        density=report.density,
+        elements=elements,
+        changed=changed,
+        sent_bytes=sent_bytes,
+        dense_bytes=dense_bytes,
+        encode_seconds=report.seconds.get("encode", 0.0),
+        wire_seconds=report.seconds.get("wire", 0.0),
+        total_seconds=report.seconds.get("total", 0.0),
+        digest=report.digest,
+    )

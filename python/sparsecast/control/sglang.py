@@ -1,0 +1,128 @@
+"""Client of an SGLang server that has sparsecast's receiver plugged in.
+
+Every route used here needs the admin key if the server has one (`--admin-api-key`), else its API key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from sparsecast.control.endpoints import Placement
+from sparsecast.control.engine import RANKS_SHARE, EngineClient, EngineStatus, PauseMode, parse_version
+from sparsecast.control.http import engine_error
+from sparsecast.control.world import WorldSpec
+
+_PAUSE_MODES = {
+    PauseMode.ABORT: "abort",
+    PauseMode.KEEP: "in_place",
+    PauseMode.RETRACT: "retract",
+}
+GROUP_NAME = "sparsecast"
+
+
+def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
+    """Body of /init_weights_update_group. What its fields have no place for is JSON in `group_name`."""
+    endpoint = placement.endpoint
+    more = {
+        **endpoint.options,
+        "secret": world.secret,
+        "generation": world.generation,
+        "channels": world.channels,
+        "engine": endpoint.name,
+        "timeout": world.timeout,
+        "version": endpoint.start_version,
+        "needs_anchor": endpoint.name in world.anchored,
+        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in world.tensors],
+        "ties": [list(pair) for pair in world.ties],
+    }
+    return {
+        "master_address": world.host,
+        "master_port": world.port,
+        "rank_offset": placement.rank_offset,
+        "world_size": world.size,
+        "group_name": f"{GROUP_NAME}:{json.dumps(more)}",
+        "backend": "sparsecast",
+    }
+
+
+def phase_request(phase: str, timeout: float, base_version: int | None = None) -> dict[str, Any]:
+    """Body of /weights_checker: `phase` is "receive", "staged", "apply" or "cancel", as JSON in `action`."""
+    fields: dict[str, Any] = {"phase": phase, "timeout": timeout * RANKS_SHARE}
+    if base_version is not None:
+        fields["base_version"] = base_version
+    return {"action": f"{GROUP_NAME}:{json.dumps(fields)}"}
+
+
+class SglangClient(EngineClient):
+    """See `EngineClient`. SGLang cannot hold new requests back while others are finished: no `PauseMode.WAIT`."""
+
+    pause_modes = frozenset(_PAUSE_MODES)
+
+    async def _post(
+        self, path: str, step: str, timeout: float, body: dict[str, Any], hide: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Posts `body`; {"success": false} is a failure, whatever the status."""
+        answer = await self.http.call("POST", path, step=step, timeout=timeout, json=body, hide=hide)
+        value = answer.json()
+        if value.get("success", True) is not True:
+            message = str(value.get("message", "the server says no more than that"))
+            for secret in hide:
+                message = message.replace(secret, "***")
+            raise engine_error(self.endpoint.name, step, message)
+        return value
+
+    async def health(self, timeout: float) -> EngineStatus:
+        # Not /health: that generates a token, for at least a second, and never succeeds while paused. /server_info asks
+        # the scheduler; the version is the tokenizer manager's.
+        until = time.monotonic() + timeout
+        server = (await self.http.call("GET", "/server_info", step="health", timeout=timeout)).json()
+        model = await self.http.call("GET", "/model_info", step="health", timeout=until - time.monotonic())
+        ranks, stages = server.get("tp_size"), server.get("pp_size")
+        world_size = ranks * stages if isinstance(ranks, int) and isinstance(stages, int) else None
+        return EngineStatus(parse_version(model.json().get("weight_version")), world_size)
+
+    async def join(self, world: WorldSpec, placement: Placement, timeout: float) -> None:
+        body = group_request(world, placement)
+        await self._post("/init_weights_update_group", "join", timeout, body, hide=(world.secret,))
+
+    async def leave(self, timeout: float) -> None:
+        await self._post("/destroy_weights_update_group", "leave", timeout, {"group_name": GROUP_NAME})
+
+    async def receive(self, base_version: int, timeout: float) -> None:
+        await self._post("/weights_checker", "receive", timeout, phase_request("receive", timeout, base_version))
+
+    async def staged(self, timeout: float) -> None:
+        await self._post("/weights_checker", "staged", timeout, phase_request("staged", timeout))
+
+    async def pause(self, mode: PauseMode, timeout: float) -> None:
+        await self._post("/pause_generation", "pause", timeout, {"mode": _PAUSE_MODES[mode]})
+
+    async def resume(self, timeout: float) -> None:
+        await self._post("/continue_generation", "resume", timeout, {"torch_empty_cache": False})
+
+    async def apply(self, base_version: int, timeout: float) -> None:
+        await self._post("/weights_checker", "apply", timeout, phase_request("apply", timeout, base_version))
+
+    async def finish(self, version: int, timeout: float) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._post("/update_weight_version", "finish", timeout, body)
+
+    async def cancel(self, timeout: float) -> None:
+        await self._post("/weights_checker", "cancel", timeout, phase_request("cancel", timeout))
+
+    async def flush(self, mode: PauseMode, timeout: float) -> None:
+        await self.http.call("POST", "/flush_cache", step="flush", timeout=timeout)
+
+    async def sleep(self, tags: tuple[str, ...], timeout: float) -> None:
+        # SGLang ends the scheduler if it is told to release memory that running requests hold.
+        await self.pause(PauseMode.ABORT, timeout)
+        await self.http.call(
+            "POST", "/release_memory_occupation", step="sleep", timeout=timeout, json={"tags": list(tags)}
+        )
+
+    async def wake(self, tags: tuple[str, ...], timeout: float) -> None:
+        await self.http.call(
+            "POST", "/resume_memory_occupation", step="wake", timeout=timeout, json={"tags": list(tags)}
+        )

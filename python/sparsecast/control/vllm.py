@@ -1,0 +1,178 @@
+"""Client of a vLLM server whose workers have sparsecast's weight-transfer backend.
+
+The server is started with `--weight-transfer-config '{"backend": "sparsecast"}'` and VLLM_SERVER_DEV_MODE=1, which
+opens the routes used here; with `--worker-extension-cls sparsecast.engines.vllm.WorkerExtension` it can say when an
+update has come, so that it is paused for the apply only. Mind that vLLM's own API key does not protect them: only
+paths under /v1 ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from sparsecast.control.endpoints import Placement
+from sparsecast.control.engine import WEIGHTS, EngineClient, EngineStatus, PauseMode, parse_version
+from sparsecast.control.errors import EndpointError
+from sparsecast.control.http import Answer
+from sparsecast.control.world import WorldSpec
+
+_PAUSE_MODES = {
+    PauseMode.ABORT: "abort",
+    PauseMode.WAIT: "wait",
+    PauseMode.KEEP: "keep",
+    PauseMode.RETRACT: "keep",  # the flush then preempts what is kept
+}
+_FIRST_POLL_SECONDS = 0.01  # every poll takes the engine a moment between two steps
+_LAST_POLL_SECONDS = 0.25
+
+
+def init_info(world: WorldSpec, placement: Placement) -> dict[str, Any]:
+    """What /init_weight_transfer_engine hands to `sparsecast.engines.vllm.SparsecastInitInfo`, by field."""
+    endpoint = placement.endpoint
+    info = {
+        **endpoint.options,
+        "host": world.host,
+        "port": world.port,
+        "world_size": world.size,
+        "rank_offset": placement.rank_offset,
+        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in world.tensors],
+        "ties": [list(pair) for pair in world.ties],
+        "version": endpoint.start_version,
+        "secret": world.secret,
+        "generation": world.generation,
+        "channels": world.channels,
+        "engine": endpoint.name,
+        "timeout": world.timeout,
+    }
+    if endpoint.name in world.anchored:
+        info["needs_anchor"] = True  # an older backend refuses the field, which is better than a group without seeding
+    return info
+
+
+def update_info(base_version: int) -> dict[str, Any]:
+    """What /update_weights hands to `sparsecast.engines.vllm.SparsecastUpdateInfo`, by field."""
+    return {"base_version": base_version}
+
+
+class VllmClient(EngineClient):
+    """See `EngineClient`."""
+
+    pause_modes = frozenset(_PAUSE_MODES)
+    _tells_states = True  # until it is found that the workers do not have the extension
+
+    async def _post(
+        self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
+    ) -> dict[str, Any]:
+        answer = await self.http.call("POST", path, step=step, timeout=timeout, json=body, params=list(params.items()))
+        return answer.json()
+
+    async def health(self, timeout: float) -> EngineStatus:
+        until = time.monotonic() + timeout
+
+        async def get(path: str) -> Answer:
+            return await self.http.call("GET", path, step="health", timeout=until - time.monotonic())
+
+        await get("/health")
+        version = (await get("/weight_info")).json().get("weight_version")
+        world_size = (await get("/get_world_size")).json().get("world_size")
+        paused = (await get("/is_paused")).json().get("is_paused")
+        return EngineStatus(
+            parse_version(version),
+            world_size if isinstance(world_size, int) else None,
+            paused if isinstance(paused, bool) else None,
+        )
+
+    async def join(self, world: WorldSpec, placement: Placement, timeout: float) -> None:
+        body = {"init_info": init_info(world, placement)}
+        await self.http.call(
+            "POST", "/init_weight_transfer_engine", step="join", timeout=timeout, json=body, hide=[world.secret]
+        )
+
+    async def leave(self, timeout: float) -> None:
+        await self._post("/shutdown_weight_transfer_engine", "leave", timeout)
+
+    async def receive(self, base_version: int, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        try:
+            await self._post("/start_weight_update", "receive", timeout)
+        except EndpointError as error:
+            if "already active" not in error.message:
+                raise
+            # Left over from an update whose end did not come through.
+            await self.cancel(until - time.monotonic())
+            await self._post("/start_weight_update", "receive", until - time.monotonic())
+
+    async def staged(self, timeout: float) -> None:
+        """Asks the workers, if they have sparsecast's worker extension; else the apply waits for what is missing."""
+        until = time.monotonic() + timeout
+        pause = _FIRST_POLL_SECONDS
+        while self._tells_states:
+            states = await self._states(until - time.monotonic())
+            if states == {"staged"}:
+                return
+            failed = states - {"receiving", "staged"}
+            if failed and self._tells_states:
+                message = f"a worker is {', '.join(sorted(failed))} instead of receiving"
+                raise EndpointError(self.endpoint.name, "staged", message, echo="broken" in failed)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_POLL_SECONDS)
+
+    async def _states(self, timeout: float) -> set[str]:
+        body = {"method": "sparsecast_status"}
+        try:
+            answer = await self._post("/collective_rpc", "staged", timeout, body)
+        except EndpointError as error:
+            if error.code in ("timeout", "io", "unauthenticated"):
+                raise
+            self._tells_states = False
+            return set()
+        results = answer.get("results")
+        workers = results if isinstance(results, list) else []
+        return {str(worker.get("state")) if isinstance(worker, dict) else "unknown" for worker in workers}
+
+    async def pause(self, mode: PauseMode, timeout: float) -> None:
+        clear = "false" if mode is PauseMode.KEEP else "true"
+        await self._post("/pause", "pause", timeout, mode=_PAUSE_MODES[mode], clear_cache=clear)
+
+    async def resume(self, timeout: float) -> None:
+        await self._post("/resume", "resume", timeout)
+
+    async def apply(self, base_version: int, timeout: float) -> None:
+        await self._post("/update_weights", "apply", timeout, {"update_info": update_info(base_version)})
+
+    async def finish(self, version: int, timeout: float) -> None:
+        await self._post("/finish_weight_update", "finish", timeout, {"weight_version": str(version)})
+
+    async def cancel(self, timeout: float) -> None:
+        # The backend drops what it has staged and says so by an error, which leaves vLLM's session open; the second
+        # call closes that. After a failed /update_weights the session is closed already, and both fail.
+        until = time.monotonic() + timeout
+        try:
+            await self._post("/finish_weight_update", "cancel", timeout)
+        except EndpointError as error:
+            if error.code in ("timeout", "io"):
+                raise
+            await self._post("/finish_weight_update", "cancel", until - time.monotonic())
+
+    async def flush(self, mode: PauseMode, timeout: float) -> None:
+        again = "true" if mode is PauseMode.RETRACT else "false"
+        answer = await self._post("/reset_prefix_cache", "flush", timeout, reset_running_requests=again)
+        if answer.get("success") is not True:
+            message = "the prefix cache was not reset: requests hold blocks of it"
+            raise EndpointError(self.endpoint.name, "flush", message)
+
+    async def sleep(self, tags: tuple[str, ...], timeout: float) -> None:
+        if WEIGHTS in tags:
+            # Level 2 keeps no copy on the host: the next sync seeds the weights. The KV cache goes with it.
+            await self._post("/sleep", "sleep", timeout, level="2", mode="abort")
+        else:
+            await self._post("/pause", "sleep", timeout, mode="abort", clear_cache="true")
+            await self._post("/release_kv_cache_memory", "sleep", timeout)
+
+    async def wake(self, tags: tuple[str, ...], timeout: float) -> None:
+        answer = await self.http.call(
+            "POST", "/wake_up", step="wake", timeout=timeout, params=[("tags", tag) for tag in tags]
+        )
+        answer.json()

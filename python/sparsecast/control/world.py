@@ -1,0 +1,86 @@
+"""The sync world, and the trainer's side of it, as the control plane sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparsecast.control.endpoints import Placement
+
+TensorEntry = tuple[str, str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """Everything that a rank must know to meet the others (`sparsecast.meet`).
+
+    host, port     where rank 0, the trainer's first rank, listens.
+    size           ranks in the world: the trainer's, then those of `placements`.
+    trainer_ranks  how many are the trainer's: ranks 0 to trainer_ranks - 1.
+    placements     the engines and their ranks.
+    generation     number of this world; no two worlds of a control plane share one.
+    secret         what ranks prove to each other that they know. New for every world; never shown.
+    channels       what bytes travel by: "control", "mpi" or "nccl".
+    tensors        the trainer's table: (name, dtype as safetensors names it, shape) each.
+    ties           (alias, original): names of one tensor.
+    anchored       names of the engines that hold nothing of use and must be seeded with all weights.
+    timeout        seconds for meeting, making the group and seeding whoever needs it.
+    """
+
+    host: str
+    port: int
+    size: int
+    trainer_ranks: int
+    placements: tuple[Placement, ...]
+    generation: int
+    secret: str = field(repr=False)
+    channels: str
+    tensors: tuple[TensorEntry, ...] = field(repr=False)
+    ties: tuple[tuple[str, str], ...] = field(repr=False)
+    anchored: frozenset[str]
+    timeout: float
+
+
+class SourceReport(Protocol):
+    """What the trainer says of a sync. Read if they are there, besides: density (changed / all elements), changed,
+    sent_bytes, received_bytes, encode_seconds, wire_seconds, apply_seconds, total_seconds, digest."""
+
+    @property
+    def version(self) -> int:
+        """The version that every engine has committed."""
+
+
+class SyncSource(Protocol):
+    """The trainer's side. `PublisherSource` makes one of a `sparsecast.torch.Publisher`.
+
+    `regroup` and `sync` are called one at a time, from the thread that called the control plane, or from one of the
+    HTTP service's: a source that trains meanwhile must itself see to it that the weights are at rest. They end, or
+    raise, within their timeout. With several trainer ranks the control plane runs beside rank 0, whose source gets
+    the others to follow.
+
+    A source may have a method `abort(reason: str) -> None`, called from another thread: it makes a `regroup` or
+    `sync` in progress raise soon. Without it, an engine's failure ends the sync at the deadline at the latest.
+    """
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the trainer has in the sync world."""
+
+    @property
+    def version(self) -> int:
+        """The newest committed version."""
+
+    @property
+    def tensors(self) -> Sequence[TensorEntry]:
+        """All tensors, by the names that engines know: (name, dtype as safetensors names it, shape)."""
+
+    @property
+    def ties(self) -> Sequence[tuple[str, str]]:
+        """(alias, original): names of one tensor."""
+
+    def regroup(self, world: WorldSpec) -> None:
+        """Meets the ranks of `world`, as its ranks 0 to `ranks - 1`, and makes a group, within `world.timeout`."""
+
+    def sync(self, timeout: float) -> SourceReport:
+        """Publishes what changed and returns when every engine rank has applied it."""
