@@ -343,6 +343,48 @@ class Memory(Folder):
         self.assertEqual(run_json("compare", base, new)["differing_elements"], 0)
 
 
+class PythonCommands(Folder):
+    """`sparsecast record` becomes the program sparsecast-record on the PATH."""
+
+    def run_with_path(self, *arguments):
+        environment = {**os.environ, "PATH": str(self.folder)}
+        return subprocess.run([SPARSECAST, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+    def install(self, name, script):
+        program = self.path(name)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    def test_the_program_gets_all_arguments_as_they_are_and_its_exit_code_is_ours(self):
+        for name in ("record", "control"):
+            self.install(f"sparsecast-{name}", 'echo "$0|$#|$1|$2|$3|$4"; echo to stderr >&2; exit 7')
+            result = self.run_with_path(name, "report", "--help", "--", "a b")
+            program = self.path(f"sparsecast-{name}")
+            self.assertEqual(result.stdout, f"{program}|4|report|--help|--|a b\n")
+            self.assertEqual((result.returncode, result.stderr), (7, "to stderr\n"))
+
+    def test_a_program_that_is_not_installed_is_named_with_what_to_install(self):
+        result = self.run_with_path("record", "report", "trace")
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertIn("sparsecast-record, which is not on the PATH", result.stderr)
+        self.assertIn("pip install sparsecast", result.stderr)
+
+    def test_a_program_that_cannot_be_run_is_an_error_of_the_system(self):
+        self.path("sparsecast-record").write_text("no program")
+        result = self.run_with_path("record")
+        self.assertEqual(result.returncode, 4)
+        self.assertIn("sparsecast-record", result.stderr)
+
+    def test_no_other_name_is_looked_for(self):
+        self.install("sparsecast-other", "exit 7")
+        self.assertEqual(self.run_with_path("other").returncode, 2)
+
+    def test_help_lists_them(self):
+        text = run("--help").stdout
+        self.assertIn("sparsecast-record of the Python package", " ".join(text.split()))
+        self.assertIn("sparsecast-control of the Python package", " ".join(text.split()))
+
+
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
         sys.exit(__doc__)

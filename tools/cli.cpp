@@ -7,6 +7,7 @@
 #include "sparsecast/error.hpp"
 #include "sparsecast/version.hpp"
 #include "tools/commands.hpp"
+#include "tools/external.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -64,6 +65,10 @@ int exit_code(ErrorCode code) {
 }
 
 int run_cli(const std::vector<std::string>& arguments, Console& console) {
+  // Before any parsing: options after the name, --help among them, are the program's.
+  if (!arguments.empty() && is_external_command(arguments[0])) {
+    return run_command([&]() -> int { run_external_command(arguments, console); }, console);
+  }
   CLI::App app(kAbout, "sparsecast");
   app.footer(kTour);
   app.set_version_flag("--version", fmt::format("sparsecast {}", version_string()));
@@ -75,6 +80,7 @@ int run_cli(const std::vector<std::string>& arguments, Console& console) {
 #ifdef SPARSECAST_HAVE_LOG
   commands.push_back(add_log(app, console));
 #endif
+  add_external_commands(app);
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {

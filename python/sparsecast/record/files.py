@@ -1,0 +1,85 @@
+"""Files of a trace: whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from ..errors import CorruptError, IoError
+
+#: Ends the name of a file that is being written; no reader takes it for a step.
+PARTIAL = ".partial"
+
+_STEP_NAME = re.compile(r"step_(\d+)\.safetensors")
+
+
+def step_path(directory: pathlib.Path, version: int) -> pathlib.Path:
+    return directory / f"step_{version:06d}.safetensors"
+
+
+def steps_in(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
+    """(version, file) of every step, by version; other files are not looked at. IoError when it cannot be listed."""
+    try:
+        found = [(_STEP_NAME.fullmatch(entry.name), entry) for entry in directory.iterdir()]
+    except OSError as error:
+        raise IoError(error.strerror or str(error), str(directory)) from error
+    return sorted((int(match[1]), entry) for match, entry in found if match)
+
+
+def write_atomically(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+    """Lets ``write`` fill a file beside ``path``, makes it durable, and gives it its name.
+
+    Whenever it is interrupted, ``path`` is what it was or whole. IoError when the operating system refuses.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        write(partial)
+        _sync(partial)
+        os.replace(partial, path)
+        _sync(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError):
+            raise IoError(error.strerror or str(error), str(path)) from error
+        if isinstance(error, safetensors.SafetensorError):
+            raise IoError(str(error), str(path)) from error
+        raise
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+Entry = tuple[str, tuple[int, ...], "np.ndarray[Any, np.dtype[np.uint8]]"]
+
+
+def read_safetensors(path: pathlib.Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Name -> (dtype as safetensors names it, shape, bytes), and the metadata.
+
+    CorruptError when it is no safetensors file, IoError when it cannot be read.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+        deserialize: Any = safetensors.deserialize  # Typed in some releases only.
+        entries = deserialize(path.read_bytes())
+    except safetensors.SafetensorError as error:
+        raise CorruptError(str(error), str(path)) from error
+    except OSError as error:
+        raise IoError(error.strerror or str(error), str(path)) from error
+    tensors: dict[str, Entry] = {}
+    for name, entry in entries:
+        tensors[name] = (entry["dtype"], tuple(entry["shape"]), np.frombuffer(entry["data"], np.uint8))
+    return tensors, metadata

@@ -1,0 +1,54 @@
+"""Pictures of reports; needs matplotlib."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import UnsupportedError
+from .report import Report
+
+
+def draw(reports: list[Report], path: str | os.PathLike[str]) -> None:
+    """Four panels, a line a report: density by step, share by |ulp|, p(change) by exponent, recurrence.
+
+    The suffix of ``path`` chooses the format. UnsupportedError where matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UnsupportedError("a plot needs the package matplotlib") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 2, figsize=(9, 6.5), dpi=80, layout="constrained")
+    for report in reports:
+        _draw_one(panels, report, report["optimizer"].get("lr") or os.path.basename(str(report["directory"])))
+    titles = (
+        "changed a step (%)",
+        "share of changes by |ulp|",
+        "p(change | exponent of the old weight)",
+        "p(changes again k steps later) / density",
+    )
+    labels = ("version", "|ulp| (least of the row)", "exponent", "k")
+    for panel, title, label in zip(panels.flat, titles, labels, strict=True):
+        panel.set_title(title, fontsize=10)
+        panel.set_xlabel(label)
+        panel.grid(alpha=0.3)
+    panels[0, 0].legend(fontsize=8, title="learning rate")
+    for panel in (panels[0, 1], panels[1, 0]):
+        panel.set_yscale("log")
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _draw_one(panels: Any, report: Report, label: str) -> None:
+    rows = report["step_rows"]
+    panels[0, 0].plot([row["version"] for row in rows], [100 * row["density"] for row in rows], label=label)
+    ulps = [row for row in report["ulp_rows"] if row["count"]]
+    panels[0, 1].plot([row["least"] for row in ulps], [row["share"] for row in ulps], marker="o")
+    # Exponents of few weights are noise.
+    exponents = [row for row in report["exponent_rows"] if row["changed"] and row["seen"] >= report["elements"] / 1e4]
+    panels[1, 0].plot([row["exponent"] for row in exponents], [row["p_change"] for row in exponents], marker=".")
+    again = report["recurrence_rows"]
+    panels[1, 1].plot([row["lag"] for row in again], [row["ratio"] for row in again], marker=".")

@@ -1,0 +1,206 @@
+"""What changes in a trace, and how regularly: counted in one pass over its versions."""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bits import FLOATS, exponents, ulp_steps
+from .trace import Change, Version
+
+#: Steps ahead for which recurrence is counted.
+LAGS = 8
+
+_CLASSES = (
+    ("expert", r"expert"),
+    ("norm", r"norm|(^|\.)(ln|n)(_?\w|\d)?\.(weight|bias)$"),
+    ("bias", r"bias$"),
+    ("embedding", r"emb|wte|wpe|(^|\.)positions?\.|^[ep]\."),
+    ("head", r"(^|\.)(lm_)?head\.|^h\.weight$"),
+    ("attention", r"att|qkv|(^|\.)[qkvo](_proj)?\."),
+    ("mlp", r"mlp|ffn|fc|(^|\.)(gate|up|down|dn)(_proj)?\."),
+)
+
+
+def tensor_class(name: str) -> str:
+    """The part of a model that a tensor belongs to, guessed from its name; "other" where the name does not say."""
+    return next((kind for kind, pattern in _CLASSES if re.search(pattern, name)), "other")
+
+
+def entropy(counts: npt.NDArray[Any] | list[int]) -> float:
+    """Bits a symbol, of symbols that occur this often. 0 for none."""
+    shares = np.asarray([count for count in counts if count], dtype=np.float64)
+    if not len(shares):
+        return 0.0
+    shares /= shares.sum()
+    return float(-(shares * np.log2(shares)).sum()) + 0.0
+
+
+def position_bits(elements: int, changed: int) -> float:
+    """Bits that say which ``changed`` of ``elements`` changed, when all are equally likely: n H(p)."""
+    return elements * entropy([changed, elements - changed])
+
+
+@dataclass
+class StepRow:
+    """One version; ``bits`` say its positions when each element (or one of its tensor, of its exponent) is alike."""
+
+    version: int
+    changed: int
+    density: float
+    learning_rate: str
+    bits: float = 0.0
+    bits_by_tensor: float = 0.0
+    bits_by_exponent: float = 0.0
+
+
+@dataclass
+class ClassRow:
+    """One tensor class: elements, changes of all steps, and indices of dispersion (see :func:`dispersion`)."""
+
+    elements: int = 0
+    changed: int = 0
+    dispersions: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: {"row": [], "column": []})
+
+    def dispersion(self, axis: str) -> float | None:
+        """Mean over steps and tensors, weighted by changes; None where no matrix changed."""
+        weights = sum(weight for _, weight in self.dispersions[axis])
+        return sum(value * weight for value, weight in self.dispersions[axis]) / weights if weights else None
+
+
+@dataclass
+class Exponent:
+    """Weights whose old exponent was this, counted once a step."""
+
+    seen: int = 0
+    changed: int = 0
+
+
+class Statistics:
+    """Counts of a trace; :meth:`add` every version in order, the first one included."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+        self.steps: list[StepRow] = []
+        self.classes: dict[str, ClassRow] = collections.defaultdict(ClassRow)
+        self.ulps: collections.Counter[int] = collections.Counter()
+        self.exponents: dict[int, Exponent] = collections.defaultdict(Exponent)
+        #: lag -> (changes whose later step is there, those of them that change there again, expected by density)
+        self.recurrence = {lag: [0, 0, 0.0] for lag in range(1, LAGS + 1)}
+        self._present: collections.Counter[int] | None = None  # Exponent -> weights that have it now.
+        self._recent: collections.deque[dict[str, npt.NDArray[np.int64]]] = collections.deque(maxlen=LAGS)
+
+    def add(self, version: Version) -> None:
+        if self._present is None:
+            self._begin(version)
+            return
+        changed = sum(len(change.indices) for change in version.changes.values())
+        row = StepRow(
+            version.number, changed, changed / self.elements if self.elements else 0.0, version.metadata.get("lr", "")
+        )
+        row.bits = position_bits(self.elements, changed)
+        row.bits_by_exponent = self._add_exponents(version)
+        for name, change in version.changes.items():
+            count = len(change.indices)
+            row.bits_by_tensor += position_bits(version.weights[name].size, count)
+            kind = self.classes[tensor_class(name)]
+            kind.changed += count
+            self._add_dispersion(kind, version.weights[name].shape, change.indices)
+            steps, counts = np.unique(ulp_steps(change.old, change.new, version.dtypes[name]), return_counts=True)
+            self.ulps.update(dict(zip(steps.tolist(), counts.tolist(), strict=True)))
+        self._add_recurrence(version)
+        self.steps.append(row)
+
+    @property
+    def changed(self) -> int:
+        """Changes of all steps."""
+        return sum(row.changed for row in self.steps)
+
+    def ulp_entropy(self) -> float:
+        """Bits a change that say how far it moved, signed."""
+        return entropy(list(self.ulps.values()))
+
+    def _begin(self, version: Version) -> None:
+        self._present = collections.Counter()
+        for name, bits in version.weights.items():
+            self.elements += bits.size
+            self.classes[tensor_class(name)].elements += bits.size
+            if version.dtypes[name] in FLOATS:
+                self._present.update(_histogram(exponents(bits.reshape(-1), version.dtypes[name])))
+
+    def _add_exponents(self, version: Version) -> float:
+        """Counts changes by old exponent; the position bits when every exponent has its own density."""
+        old: collections.Counter[int] = collections.Counter()
+        new: collections.Counter[int] = collections.Counter()
+        other = 0
+        for name, change in version.changes.items():
+            if version.dtypes[name] not in FLOATS:
+                other += len(change.indices)
+                continue
+            old.update(_histogram(exponents(change.old, version.dtypes[name])))
+            new.update(_histogram(exponents(change.new, version.dtypes[name])))
+        present = self._present
+        assert present is not None
+        bits = position_bits(self.elements - sum(present.values()), other)
+        for exponent, seen in present.items():
+            self.exponents[exponent].seen += seen
+            self.exponents[exponent].changed += old[exponent]
+            bits += position_bits(seen, old[exponent])
+        present.subtract(old)
+        present.update(new)
+        return bits
+
+    def _add_dispersion(self, kind: ClassRow, shape: tuple[int, ...], indices: npt.NDArray[np.int64]) -> None:
+        if len(shape) < 2:
+            return
+        rows, columns = shape[0], math.prod(shape[1:])
+        for axis, lines, groups in (("row", rows, indices // columns), ("column", columns, indices % columns)):
+            value = dispersion(np.bincount(groups, minlength=lines), rows * columns // lines)
+            if value is not None:
+                kind.dispersions[axis].append((value, len(indices)))
+
+    def _add_recurrence(self, version: Version) -> None:
+        now = {name: change.indices for name, change in version.changes.items()}
+        marks = {name: _marked(version.weights[name].size, change) for name, change in version.changes.items()}
+        density = sum(len(indices) for indices in now.values()) / self.elements if self.elements else 0.0
+        for lag, before in enumerate(reversed(self._recent), start=1):
+            counts = self.recurrence[lag]
+            for name, indices in before.items():
+                counts[0] += len(indices)
+                counts[2] += len(indices) * density
+                if name in marks:
+                    counts[1] += int(marks[name][indices].sum())
+        self._recent.append(now)
+
+
+def dispersion(counts: npt.NDArray[Any], cells: int) -> float | None:
+    """Variance of the counts of lines over that of the binomial: 1 when changes fall anywhere alike, more in clusters.
+
+    ``counts``: changes of each row (or column), each of ``cells`` elements. None where it says nothing: fewer than two
+    lines, or no change, or only changes.
+    """
+    lines = len(counts)
+    total = int(counts.sum())
+    if lines < 2 or total in (0, lines * cells):
+        return None
+    share = total / (lines * cells)
+    # The total is given, so lines compete for it: the factor makes the expected value exactly 1.
+    expected = cells * share * (1 - share) * (lines * cells) / (lines * cells - 1)
+    return float(counts.var(ddof=1)) / expected
+
+
+def _histogram(values: npt.NDArray[np.int64]) -> dict[int, int]:
+    found, counts = np.unique(values, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _marked(size: int, change: Change) -> npt.NDArray[np.bool_]:
+    marks = np.zeros(size, np.bool_)
+    marks[change.indices] = True
+    return marks
