@@ -2,14 +2,16 @@
 # Everything that only a device can show, in one run: builds with device code, runs the device tests, the sanitizers of
 # CUDA, the benchmarks and a group of ranks over NCCL on one GPU, and prints a short table last.
 #   scripts/gpu_check.sh                     all stages; exit code 0 when every step passed
-#   scripts/gpu_check.sh --stage STAGE       one stage (may be repeated): build, test, sanitize, bench, nccl
-#   scripts/gpu_check.sh --fetch DIRECTORY   nothing but download the Debian packages that --debs unpacks
+#   scripts/gpu_check.sh --stage STAGE       one stage (may be repeated): build, test, python, sanitize, bench,
+#                                            nccl
+#   scripts/gpu_check.sh --fetch DIRECTORY   nothing but download the packages that --debs unpacks
 # Options:
 #   --quick            smaller benchmarks, fewer sanitizers
 #   --out DIRECTORY    results.json, table.txt, logs.txt (default: build/gpu_check/results)
 #   --build DIRECTORY  build tree, used again when it is there (default: build/gpu_check)
 #   --arch LIST        CUDA architectures (default: the device's, else 90)
-#   --debs DIRECTORY   *.deb files of what the machine lacks, unpacked below the build tree, not installed
+#   --debs DIRECTORY   *.deb files and *.whl wheels of what the machine lacks, unpacked below the build tree, not
+#                      installed
 #   --commit ID        for the record, where there is no git
 # A step that fails does not stop the others. Stages may run one after another in separate calls: rows of earlier stages
 # are kept in the build tree until the stage runs again. Every step has a time limit, which the environment's
@@ -17,12 +19,15 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 set +e
 
-all_stages=(build test sanitize bench nccl)
+all_stages=(build test python sanitize bench nccl)
 # The development packages that a build without MPI needs, and the shared libraries that its programs load.
 carried=(
   libbenchmark-dev libbenchmark1debian libcli11-dev libfmt-dev libfmt9 libgmock-dev libgtest-dev googletest
   libhwy-dev libhwy1 libsodium-dev libsodium23 libxxhash-dev libxxhash0 libzstd-dev libzstd1 nlohmann-json3-dev
 )
+
+# For the Python module and its tests; torch is there.
+carried_wheels=(nanobind==3.1.0 pytest==9.2.0 pluggy iniconfig packaging pygments)
 
 quick=0
 stages=()
@@ -58,7 +63,8 @@ while (($#)); do
 done
 
 if [[ -n $fetch ]]; then
-  mkdir -p "$fetch" && cd "$fetch" && exec apt-get download "${carried[@]}"
+  mkdir -p "$fetch" && cd "$fetch" && apt-get download "${carried[@]}" || exit
+  exec "${PYTHON:-python3}" -m pip download --quiet --no-deps --dest . "${carried_wheels[@]}"
 fi
 
 ((${#stages[@]})) || stages=("${all_stages[@]}")
@@ -158,6 +164,10 @@ PYTHON
       rm -f "$prefix/data.tar"
     fi
   done
+  local wheel
+  for wheel in "$debs"/*.whl; do
+    [[ ! -f $wheel ]] || "$python" -m zipfile -e "$wheel" "$prefix/wheels" || return 1
+  done
 }
 
 configure() {
@@ -207,6 +217,32 @@ stage_test() {
   try "tests with the label gpu" 300 bash -c device_tests
   needs sparsecast_tests "CPU codec and golden tests" && try "CPU codec and golden tests" 200 "$bin/sparsecast_tests" \
     --gtest_brief=1 "--gtest_filter=Bf16FromF32*:*Property*:Golden*:OrderedForm*:Quotient*:RiceParameter*:Size*:UlpDifference*"
+}
+
+# The build tree of the other stages, with the Python module in it.
+build_module() {
+  cmake -S "$repository" -B "$build" -DSPARSECAST_PYTHON=ON "-DPython_EXECUTABLE=$(command -v "$python")" &&
+    cmake --build "$build" --parallel "$jobs" --target sparsecast_python && return
+  cmake -S "$repository" -B "$build" -DSPARSECAST_PYTHON=OFF
+  return 1
+}
+
+device_python_tests() {
+  "$python" -m pytest -q -p no:cacheprovider python/tests/gpu | tee "$raw/pytest.txt"
+  ((PIPESTATUS[0] == 0)) && ! grep -q 'skipped' "$raw/pytest.txt"
+}
+
+stage_python() {
+  begin_stage python
+  export -f build_module device_python_tests
+  export repository build python jobs raw
+  export PYTHONPATH=$build/python:$prefix/wheels${PYTHONPATH:+:$PYTHONPATH}
+  export PYTHONDONTWRITEBYTECODE=1
+  try "build the Python module" 540 bash -c build_module || return
+  NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_MAX_CTAS=4 \
+    try "Python tests on the device" 400 bash -c device_python_tests
+  NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_MAX_CTAS=4 \
+    try "GRPO example over NCCL" 200 "$python" examples/grpo_cpu/train.py --quick --steps 3 --transport nccl
 }
 
 stage_sanitize() {

@@ -10,13 +10,16 @@ jobs=${SPARSECAST_JOBS:-$(nproc)}
 logs=$repository/build/logs
 
 packages=(
-  cmake g++ make ninja-build pkg-config
+  ccache cmake g++ make ninja-build pkg-config
   libcurl4-openssl-dev libfmt-dev libhwy-dev libsodium-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
   libbenchmark-dev libcli11-dev libgmock-dev libgtest-dev
-  python3-venv spin
+  python3-dev python3-venv spin
 )
 # Everything but what is about MPI works without these.
 mpi_packages=(libopenmpi-dev openmpi-bin)
+
+# Two builds in one checkout (the library's, and pip's) share what the compiler made.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$repository}
 
 # Open MPI refuses root unless it is told twice. One machine needs no remote shell, and containers often forbid the
 # kernel's cross-process copy, of which Open MPI would complain. Other launchers ignore all of these.
@@ -96,9 +99,11 @@ install_packages() {
   fi
 }
 
-# What .venv must hold: for the Python tests, and NCCL's headers and library where device code can be compiled.
+# What .venv must hold: for the Python package and its tests, those of other parts, and NCCL's headers and library where
+# device code can be compiled.
 python_requirements() {
-  cat tests/requirements.txt
+  cat tests/requirements.txt python/tests/requirements.txt python/tests/requirements-control.txt
+  cat python/tests/requirements-megatron.txt
   if command -v nvcc >/dev/null; then
     cat tests/requirements-nccl.txt
   fi
@@ -106,16 +111,43 @@ python_requirements() {
 
 fill_python_environment() {
   python3 -m venv .venv
-  python_requirements >.venv/requirements.txt
-  .venv/bin/python3 -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
-  mv .venv/requirements.txt .venv/installed-requirements.txt
+  local pip=(.venv/bin/python3 -m pip install --quiet --disable-pip-version-check)
+  "${pip[@]}" -r tests/requirements.txt -r python/tests/requirements.txt
+  "${pip[@]}" --no-deps -r python/tests/requirements-megatron.txt
+  if command -v nvcc >/dev/null; then
+    "${pip[@]}" -r tests/requirements-nccl.txt
+  fi
+  python_requirements >.venv/installed-requirements.txt
 }
 
-# Creates or refreshes .venv.
+# fill_engine_environment ENGINE: its released package without dependencies, whose torch would be another one, and what
+# its layers and loaders need on a CPU; the rest comes from .venv.
+fill_engine_environment() {
+  local environment=.venv-$1
+  python3 -m venv "$environment"
+  local site=lib/python3.*/site-packages
+  (cd .venv && echo "$PWD"/$site) >"$(echo "$environment"/$site)/shared.pth"
+  "$environment/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps \
+    -r "python/tests/requirements-$1.txt"
+  cp "python/tests/requirements-$1.txt" "$environment/installed-requirements.txt"
+}
+
+# Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
+# unless SPARSECAST_ENGINES=ON.
 prepare_python() {
   if ! cmp -s <(python_requirements) .venv/installed-requirements.txt; then
     step "Python environment in .venv" fill_python_environment
   fi
+  local engine
+  for engine in vllm sglang; do
+    cmp -s "python/tests/requirements-$engine.txt" ".venv-$engine/installed-requirements.txt" && continue
+    rm -rf ".venv-$engine"
+    if ! (step "Python environment in .venv-$engine" fill_engine_environment "$engine"); then
+      rm -rf ".venv-$engine"
+      [[ ${SPARSECAST_ENGINES:-AUTO} != ON ]] || die "no environment for the tests with $engine"
+      echo "going on without the tests with $engine" >&2
+    fi
+  done
 }
 
 # mpi_run RANKS PROGRAM...

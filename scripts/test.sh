@@ -4,6 +4,8 @@
 #   SPARSECAST_TEST_TSAN=1   and under ThreadSanitizer
 #   SPARSECAST_WERROR=ON     warnings are errors
 #   SPARSECAST_JOBS=N        instead of all cores
+#   SPARSECAST_ENGINES=ON    fail where the packages of vLLM or SGLang cannot be installed, instead of leaving their
+#                            tests out
 # Arguments go to the first ctest, for example: scripts/test.sh -R Safetensors
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -17,17 +19,17 @@ run_tests() {
   results=("$preset: $(grep -E 'tests passed' "$(log_of "test $preset")")" "${results[@]}")
 }
 
-# build PRESET
+# build PRESET [CMAKE ARGUMENT...]
 build() {
   step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}" \
-    -DSPARSECAST_NCCL_PYTHON="$repository/.venv/bin/python3"
+    -DSPARSECAST_NCCL_PYTHON="$repository/.venv/bin/python3" "${@:2}"
   step "build $1" cmake --build "build/$1" --parallel "$jobs"
 }
 
 install_packages
 prepare_python
 
-build release
+build release -DSPARSECAST_PYTHON=ON -DPython_EXECUTABLE="$repository/.venv/bin/python3"
 run_tests release "$@"
 
 for sanitizer in asan tsan; do

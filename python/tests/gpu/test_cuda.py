@@ -1,0 +1,159 @@
+"""What only a CUDA device can show of the Python package; scripts/gpu_check.sh runs these."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from sparsecast_ports import free_port
+from torch import nn
+
+import sparsecast as sc
+from sparsecast import errors
+from sparsecast.torch import Log, Publisher, Subscriber, World
+from sparsecast.transforms import Fp8BlockQuantize, Transforms
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device answers")
+TIMEOUT = 60.0
+
+
+def make_model(seed: int, device: str = "cuda") -> nn.Module:
+    torch.manual_seed(seed)
+    layers = (nn.Embedding(500, 96), nn.Linear(96, 333), nn.LayerNorm(333), nn.Linear(333, 500, bias=False))
+    return nn.Sequential(*layers).to(device)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randint(0, 500, (32,), device="cuda")).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def same_bits(trainer: nn.Module, engine: nn.Module) -> bool:
+    pairs = zip(trainer.state_dict().values(), engine.state_dict().values(), strict=True)
+    return all(torch.equal(a.to(b.dtype).cpu(), b.cpu()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("detector", ["snapshot", "pinned", "fused_cast"])
+def test_a_device_publisher_makes_the_frames_of_the_host(detector: str) -> None:
+    torch.manual_seed(1)
+    master = torch.randn(1000, 257, device="cuda")
+    on_device = master.bfloat16()
+    held = on_device.clone()
+    on_host = on_device.cpu()
+    table = sc.TensorTable([("w", "BF16", (1000, 257))])
+    stream = torch.cuda.current_stream().cuda_stream or 1
+    masters = [sc.describe(master)] if detector == "fused_cast" else None
+    publisher = sc.Publisher(table, [sc.describe(on_device)], detector=detector, masters=masters, stream=stream)
+    host = sc.Publisher(table, [sc.describe(on_host)])
+    subscriber = sc.Subscriber(table, [sc.describe(held)], stream=stream)
+    for _ in range(5):
+        master += torch.randn_like(master) * 1e-3
+        if detector != "fused_cast":
+            on_device.copy_(master)
+        torch.cuda.synchronize()
+        delta = publisher.publish()
+        on_host.copy_(master.bfloat16().cpu())
+        assert delta.records() == host.publish().records()
+        for record in delta.records():
+            subscriber.stage(record)
+        assert subscriber.apply().digest == delta.digest
+        publisher.commit(delta.version)
+        host.commit(delta.version)
+        assert torch.equal(held.view(torch.int16), master.bfloat16().view(torch.int16))
+
+
+def test_a_torch_trainer_on_a_stream_of_its_own_reaches_engines_on_device_and_host() -> None:
+    world = World("127.0.0.1", free_port(), "a secret of sixteen or more", size=3, timeout=TIMEOUT)
+    engines = [make_model(1).bfloat16(), make_model(2, "cpu").bfloat16()]
+    failures: list[BaseException] = []
+
+    def follow(rank: int) -> None:
+        try:
+            place = dataclasses.replace(world, rank_offset=rank)
+            subscriber = Subscriber(engines[rank - 1], transport=place, engine=f"e{rank}", needs_anchor=True)
+            for _ in range(5):
+                subscriber.receive()
+                subscriber.apply()
+            subscriber.audit()
+        except BaseException as failure:  # noqa: BLE001 - for the main thread
+            failures.append(failure)
+
+    threads = [threading.Thread(target=follow, args=(rank,)) for rank in (1, 2)]
+    for thread in threads:
+        thread.start()
+    model = make_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        publisher = Publisher(model, optimizer, transport=world, wire_dtype=torch.bfloat16)
+        for _ in range(5):
+            train(model, optimizer)
+            publisher.publish()
+    for thread in threads:
+        thread.join(2 * TIMEOUT)
+    torch.cuda.synchronize()
+    if failures:
+        raise failures[0]
+    assert all(same_bits(model, engine) for engine in engines)
+
+
+def test_a_log_refuses_tensors_on_a_device_by_name(tmp_path: Any) -> None:
+    with pytest.raises(errors.UsageError, match=r"tensor '0.weight'.*host memory"):
+        Publisher(make_model(0), transport=Log(str(tmp_path / "log"), mirror=str(tmp_path / "m.safetensors")))
+
+
+def test_fp8_blocks_of_a_device_are_those_of_the_host() -> None:
+    torch.manual_seed(3)
+    weight = torch.randn(300, 517, device="cuda").bfloat16()
+    spec = ("w.weight", "BF16", (300, 517))
+    box = sc.Box((0, 0), (300, 517))
+    results = []
+    for tensor in (weight, weight.cpu()):
+        transforms = Transforms([Fp8BlockQuantize()], [spec])
+        results.append({name: out.clone() for name, out, _ in transforms("w.weight", tensor, box)})
+    torch.cuda.synchronize()
+    assert results[0].keys() == results[1].keys()
+    for name, out in results[0].items():
+        assert torch.equal(out.cpu().view(torch.uint8), results[1][name].view(torch.uint8)), name
+
+
+def _nccl_rank(rank: int, world: World, answers: Any) -> None:
+    os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # Several ranks share the device.
+    try:
+        place = dataclasses.replace(world, rank_offset=rank)
+        torch.manual_seed(0)
+        weight = torch.randn(4096, 64, device="cuda").bfloat16()
+        if rank == 0:
+            with Publisher([("w", weight)], transport=place) as publisher:
+                for step in range(5):
+                    weight[step::7] += 1
+                    torch.cuda.synchronize()
+                    publisher.publish()
+        else:
+            weight.zero_()
+            subscriber = Subscriber([("w", weight)], transport=place, needs_anchor=True)
+            for _ in range(5):
+                subscriber.update()
+        torch.cuda.synchronize()
+        answers.put((rank, weight.cpu().view(torch.int16).sum().item()))
+    except BaseException as failure:  # noqa: BLE001 - told to the parent
+        answers.put((rank, repr(failure)))
+
+
+@pytest.mark.skipif(not sc.has_nccl, reason="this build has no NCCL")
+def test_records_travel_over_nccl_between_processes_on_one_device() -> None:
+    world = World("127.0.0.1", free_port(), "a secret of sixteen or more", size=2, channels="nccl", timeout=TIMEOUT)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [context.Process(target=_nccl_rank, args=(rank, world, answers)) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    told = dict(answers.get(timeout=2 * TIMEOUT) for _ in ranks)
+    for process in ranks:
+        process.join(TIMEOUT)
+    assert isinstance(told[0], int) and told[0] == told[1], told
