@@ -6,6 +6,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "core/nearest_name.hpp"
 #include "core/utf8.hpp"
 #include "fanout/wildcard.hpp"
 #include "sparsecast/error.hpp"
@@ -159,27 +160,14 @@ class Resolver {
       return false;
     if (unsent_[all]) return false;
     std::string near;
-    for (std::uint32_t g = 1; g < world_.groups() && near.empty(); ++g) near = nearest(spec.name, layout(g).table());
+    for (std::uint32_t g = 1; g < world_.groups() && near.empty(); ++g) near = near_in(layout(g).table(), spec.name);
     throw Error(ErrorCode::kUsage, "the trainer has it, but no engine holds it" + near, tensor_context(spec.name));
   }
 
-  /// Names that differ by a prefix or a word in the middle are the usual mistake: of a table, the one that shares the
-  /// longest beginning and end with `name`, in words; nothing when that is less than half of it.
-  static std::string nearest(std::string_view name, const TensorTable& table) {
-    std::size_t best = (name.size() + 1) / 2;
-    const std::string* found = nullptr;
-    for (const TensorSpec& spec : table) {
-      const std::string_view other = spec.name;
-      const auto first = std::ranges::mismatch(name, other).in1 - name.begin();
-      const std::size_t head = static_cast<std::size_t>(first);
-      const std::size_t room = std::min(name.size(), other.size()) - head;
-      std::size_t tail = 0;
-      while (tail < room && name[name.size() - 1 - tail] == other[other.size() - 1 - tail]) ++tail;
-      if (head + tail < best || other == name) continue;
-      best = head + tail + 1;
-      found = &spec.name;
-    }
-    return found == nullptr ? "" : fmt::format("; the nearest name there is '{}'", excerpt(*found));
+  static std::string near_in(const TensorTable& table, const std::string& name) {
+    const std::string found = nearest_name(table, name);
+    // A table may name a tensor that none of its ranks holds.
+    return found.empty() || found == name ? "" : fmt::format("; the nearest name there is '{}'", excerpt(found));
   }
 
   std::vector<std::uint32_t> map_group(std::uint32_t group, const std::vector<std::uint32_t>& sent) {
@@ -192,7 +180,7 @@ class Resolver {
         if (group == 0 || held_by_engine_[all] == kNone) continue;
         throw Error(ErrorCode::kUsage,
                     fmt::format("engine '{}' holds it, but the trainer does not have it{}",
-                                world_.group(held_by_engine_[all]).name, nearest(table[t].name, trainer().table())),
+                                world_.group(held_by_engine_[all]).name, near_in(trainer().table(), table[t].name)),
                     tensor_context(table[t].name));
       }
       tensor_of[t] = sent[original];

@@ -4,49 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
+#include "core/nearest_name.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
 namespace {
 
 constexpr std::size_t kShown = 3;
-/// Edit distance costs the product of the lengths: longer names are compared by their beginnings, and at most so many
-/// candidates are tried, because a table may come from a hostile file.
-constexpr std::size_t kNameCut = 200;
-constexpr std::size_t kCandidates = 2000;
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
-}
-
-/// The name in `table` that is most like `name`; empty when none is near.
-std::string nearest_name(const TensorTable& table, const std::string& name) {
-  const std::string_view wanted = std::string_view(name).substr(0, kNameCut);
-  std::size_t best = wanted.size() / 2 + 1;
-  std::string nearest;
-  for (std::size_t i = 0; i < std::min(table.size(), kCandidates); ++i) {
-    const std::size_t distance = edit_distance(wanted, std::string_view(table[i].name).substr(0, kNameCut));
-    if (distance < best) {
-      best = distance;
-      nearest = table[i].name;
-    }
-  }
-  return nearest;
-}
 
 std::string describe(const TensorSpec& spec) {
   return fmt::format("{} [{}]", to_string(spec.dtype), fmt::join(spec.shape, ", "));
