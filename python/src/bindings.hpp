@@ -45,10 +45,8 @@ inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::llround(seconds * 1000)));
 }
 
-/// 32 hexadecimal digits.
-std::string hex(const Hash128& value);
-/// Inverse of hex. Error{kUsage}, with `what` as its context.
-Hash128 hash_from_hex(const std::string& text, const char* what);
+/// Inverse of to_hex(), of its own form alone. Error{kUsage}, with `what` as its context.
+Hash128 hash_from_python(const std::string& text, const char* what);
 
 inline nb::bytes to_python(ConstBytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 inline ConstBytes bytes_of(const nb::bytes& bytes) {

@@ -103,7 +103,7 @@ void bind_layouts(nb::module_& m) {
       .def_prop_ro("table", [](const Layout& self) { return self.table(); })
       .def_prop_ro("ranks", [](const Layout& self) { return self.ranks(); })
       .def_prop_ro("ties", &ties_of, "(alias, original): two names of one tensor.")
-      .def_prop_ro("hash", [](const Layout& self) { return hex(self.hash()); })
+      .def_prop_ro("hash", [](const Layout& self) { return to_hex(self.hash()); })
       .def("serialize", [](const Layout& self) { return to_python(self.serialize()); }, "For ranks to exchange.")
       .def_static(
           "parse", [](const nb::bytes& bytes) { return std::make_shared<Layout>(Layout::parse(bytes_of(bytes))); },

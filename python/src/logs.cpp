@@ -32,38 +32,34 @@ std::shared_ptr<const SigningKey> signing_key(const std::optional<std::string>& 
   return path ? SigningKey::load(files(), *path) : nullptr;
 }
 
-/// Writes the tensors as one safetensors file, atomically.
-void write_checkpoint(const TensorTable& table, const Tensors& tensors, const std::string& path) {
-  SafetensorsWriter writer(files(), path, {table.begin(), table.end()});
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    if (!tensors.host[i].strides.empty()) {
-      throw Error(ErrorCode::kUsage, "it is not contiguous", fmt::format("tensor '{}'", table[i].name));
-    }
-    writer.append({tensors.host[i].data, table[i].bytes()});
+/// The tensors of a log, as it takes them: whole, contiguous, in host memory.
+std::vector<TensorBytes> host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
+  if (tensors_for(table, memory, writable, "tensor").on_device) {
+    throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
   }
-  writer.finish();
+  return contiguous_bytes(table, memory);
 }
 
-Tensors host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
-  Tensors tensors = tensors_for(table, memory, writable, "tensor");
-  if (tensors.on_device) throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
-  return tensors;
+/// Writes the tensors as one safetensors file, atomically.
+void write_checkpoint(const TensorTable& table, const std::vector<TensorBytes>& tensors, const std::string& path) {
+  SafetensorsWriter writer(files(), path, {table.begin(), table.end()});
+  for (const TensorBytes tensor : tensors) writer.append(tensor);
+  writer.finish();
 }
 
 /// The first version of a new log, with its anchor; the head's version where there is a log already.
 std::uint64_t create_log(const std::string& location, const TensorTable& table, const std::vector<Memory>& memory,
                          const std::string& anchor_path, std::uint64_t version,
                          const std::optional<std::string>& key, const std::string& label, int threads) {
-  const Tensors tensors = host_tensors(table, memory, false);
+  const std::vector<TensorBytes> tensors = host_tensors(table, memory, false);
   const nb::gil_scoped_release release;
   LogReader reader(open_object_store(files(), location));
   LogWriterOptions options;
   options.key = signing_key(key);
   options.threads = threads;
   LogWriter writer(reader, options);
-  std::vector<ConstHostTensor> views;
-  for (const HostTensor& tensor : tensors.host) views.push_back({tensor.data, tensor.strides});
-  const StateDigest digest = sum(digest_tensors(table, views, threads));
+  const std::vector<ConstTensorBytes> read(tensors.begin(), tensors.end());
+  const StateDigest digest = sum(digest_tensors(table, read, threads));
   write_checkpoint(table, tensors, anchor_path);
   const LogCommit commit =
       writer.create({{}, version, std::make_shared<const TensorTable>(table), digest, {}, label});
@@ -104,14 +100,7 @@ class PythonLogFollower {
                     const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
                     FollowerOptions options, nb::object pause)
       : table_(std::make_shared<const TensorTable>(table)), kept_(memory), pause_(std::move(pause)) {
-    const Tensors tensors = host_tensors(*table_, memory, true);
-    std::vector<TensorBytes> live;
-    for (std::size_t i = 0; i < tensors.host.size(); ++i) {
-      if (!tensors.host[i].strides.empty()) {
-        throw Error(ErrorCode::kUsage, "it is not contiguous", fmt::format("tensor '{}'", (*table_)[i].name));
-      }
-      live.emplace_back(tensors.host[i].data, (*table_)[i].bytes());
-    }
+    std::vector<TensorBytes> live = host_tensors(*table_, memory, true);
     const nb::gil_scoped_release release;
     const std::shared_ptr<ObjectStore> store = open_object_store(files(), location);
     SubscriberOptions of_log = subscribing;
@@ -180,7 +169,7 @@ void bind_publication(nb::module_& m) {
       .def_prop_ro("elements", [](const Publication& self) { return self.commit.elements; })
       .def_prop_ro("wire_bytes", [](const Publication& self) { return self.commit.delta_bytes; },
                    "Of the delta's object.")
-      .def_prop_ro("digest", [](const Publication& self) { return hex(self.commit.digest.value); })
+      .def_prop_ro("digest", [](const Publication& self) { return to_hex(self.commit.digest.value); })
       .def_ro("encode_seconds", &Publication::encode_seconds)
       .def_ro("upload_seconds", &Publication::upload_seconds);
 }
@@ -245,8 +234,8 @@ void bind_publisher(nb::module_& m) {
                    })
       .def_prop_ro("version", [](PythonLogPublisher& self) { return self.get().head().version; },
                    "Of the newest commit that is known to be durable.")
-      .def_prop_ro("digest", [](PythonLogPublisher& self) { return hex(self.get().head().digest.value); })
-      .def_prop_ro("stream_id", [](PythonLogPublisher& self) { return hex(self.get().head().stream); })
+      .def_prop_ro("digest", [](PythonLogPublisher& self) { return to_hex(self.get().head().digest.value); })
+      .def_prop_ro("stream_id", [](PythonLogPublisher& self) { return to_hex(self.get().head().stream); })
       .def_prop_ro("in_flight", [](PythonLogPublisher& self) { return self.get().in_flight(); });
 }
 
@@ -294,7 +283,7 @@ void bind_follower(nb::module_& m) {
       .def("stop", [](PythonLogFollower& self) { self.get().stop(); })
       .def_prop_ro("version", [](PythonLogFollower& self) { return self.get().version(); },
                    "Of the tensors; None until the first step has found it.")
-      .def_prop_ro("digest", [](PythonLogFollower& self) { return hex(self.subscriber().digest().value); });
+      .def_prop_ro("digest", [](PythonLogFollower& self) { return to_hex(self.subscriber().digest().value); });
 }
 
 }  // namespace
@@ -322,7 +311,7 @@ void bind_logs(nb::module_& m) {
   m.def(
       "write_checkpoint",
       [](const TensorTable& table, const std::vector<Memory>& memory, const std::string& path) {
-        const Tensors tensors = host_tensors(table, memory, false);
+        const std::vector<TensorBytes> tensors = host_tensors(table, memory, false);
         const nb::gil_scoped_release release;
         write_checkpoint(table, tensors, path);
       },

@@ -32,10 +32,6 @@ DType named_dtype(const std::string& name) {
 
 std::string shape_text(const std::vector<std::uint64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-Error misfit(const char* what, const std::string& name, const std::string& sentence) {
-  return {ErrorCode::kUsage, sentence, fmt::format("{} '{}'", what, name)};
-}
-
 }  // namespace
 
 Memory::Memory(nb::ndarray<> array, const std::optional<std::string>& dtype, bool writable)
@@ -84,30 +80,56 @@ bool Memory::contiguous() const noexcept {
   return true;
 }
 
+void require_device_and_dtype(const Memory& one, const Memory& first, const std::string& first_name, DType dtype,
+                              const char* says, const std::string& context) {
+  if (one.device() != first.device()) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("it is on {}, and '{}' on {}: all must be on one device", one.device_name(), first_name,
+                            first.device_name()),
+                context);
+  }
+  if (one.dtype() != dtype) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("it has dtype {}, and the {} says {}", to_string(one.dtype()), says, to_string(dtype)),
+                context);
+  }
+}
+
+void require_writable(const Memory& one, const std::string& context) {
+  if (!one.writable()) throw Error(ErrorCode::kUsage, "its memory is read-only", context);
+}
+
+std::vector<TensorBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory) {
+  std::vector<TensorBytes> bytes;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    if (!memory[i].contiguous()) {
+      throw Error(ErrorCode::kUsage, "it is not contiguous", fmt::format("tensor '{}'", table[i].name));
+    }
+    bytes.emplace_back(memory[i].data(), memory[i].bytes());
+  }
+  return bytes;
+}
+
 Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable, const char* what) {
   if (memory.size() != table.size()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} {}s for a table of {}", memory.size(), what, table.size()));
   }
   Tensors out;
+  if (!memory.empty()) {
+    out.on_device = memory[0].on_device();
+    out.device = memory[0].device();
+  }
   for (std::size_t i = 0; i < memory.size(); ++i) {
     const Memory& one = memory[i];
     const TensorSpec& spec = table[i];
-    if (i == 0) {
-      out.on_device = one.on_device();
-      out.device = one.device();
-    } else if (one.device() != out.device) {
-      throw misfit(what, spec.name, fmt::format("it is on {}, and '{}' on {}: all must be on one device",
-                                                one.device_name(), table[0].name, memory[0].device_name()));
-    }
-    if (one.dtype() != spec.dtype) {
-      throw misfit(what, spec.name, fmt::format("it has dtype {}, and the table says {}", to_string(one.dtype()),
-                                                to_string(spec.dtype)));
-    }
+    const std::string context = fmt::format("{} '{}'", what, spec.name);
+    require_device_and_dtype(one, memory[0], table[0].name, spec.dtype, "table", context);
     if (one.shape() != spec.shape) {
-      throw misfit(what, spec.name, fmt::format("it has shape {}, and the table says {}", shape_text(one.shape()),
-                                                shape_text(spec.shape)));
+      throw Error(
+          ErrorCode::kUsage,
+          fmt::format("it has shape {}, and the table says {}", shape_text(one.shape()), shape_text(spec.shape)), context);
     }
-    if (writable && !one.writable()) throw misfit(what, spec.name, "its memory is read-only");
+    if (writable) require_writable(one, context);
     std::vector<std::int64_t> strides = one.contiguous() ? std::vector<std::int64_t>{} : one.strides();
     if (out.on_device) {
       out.on_cuda.push_back({one.data(), std::move(strides)});

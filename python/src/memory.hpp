@@ -51,6 +51,14 @@ struct Tensors {
   std::vector<DeviceTensor> on_cuda;
 };
 Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable, const char* what);
+/// The bytes of each, which must be contiguous: else Error{kUsage} that names the tensor.
+std::vector<TensorBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);
+
+/// Every tensor lies where the first one does, is of the dtype that the `says` ("table", "layout") has for it, and can
+/// be written where it is to be: else Error{kUsage} with this context.
+void require_device_and_dtype(const Memory& one, const Memory& first, const std::string& first_name, DType dtype,
+                              const char* says, const std::string& context);
+void require_writable(const Memory& one, const std::string& context);
 
 /// On a CUDA stream of the caller's (0: one of the object's own), on the device of its tensors.
 DeviceOptions device_options(int device, std::uintptr_t stream, double timeout);

@@ -19,10 +19,6 @@ struct RankMemory {
   std::vector<void*> d_tensors;
 };
 
-Error misfit(std::size_t rank, const std::string& name, const std::string& sentence) {
-  return {ErrorCode::kUsage, sentence, fmt::format("rank {}: local tensor '{}'", rank, name)};
-}
-
 RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable) {
   if (rank >= layout.ranks().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
@@ -34,26 +30,21 @@ RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector
   }
   RankMemory out;
   out.kept = tensors;
+  if (!tensors.empty()) {
+    out.on_device = tensors[0].on_device();
+    out.device = tensors[0].device();
+  }
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const Memory& one = tensors[t];
     const LocalTensor& local = locals[t];
-    if (t == 0) {
-      out.on_device = one.on_device();
-      out.device = one.device();
-    } else if (one.device() != out.device) {
-      throw misfit(rank, local.name, fmt::format("it is on {}, and '{}' on {}: all must be on one device",
-                                                 one.device_name(), locals[0].name, tensors[0].device_name()));
-    }
-    if (one.dtype() != local.dtype) {
-      throw misfit(rank, local.name, fmt::format("it has dtype {}, and the layout says {}", to_string(one.dtype()),
-                                                 to_string(local.dtype)));
-    }
+    const std::string context = fmt::format("rank {}: local tensor '{}'", rank, local.name);
+    require_device_and_dtype(one, tensors[0], locals[0].name, local.dtype, "layout", context);
     if (one.elements() != local.elements) {
-      throw misfit(rank, local.name,
-                   fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements));
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements), context);
     }
-    if (!one.contiguous()) throw misfit(rank, local.name, "it is not contiguous");
-    if (writable && !one.writable()) throw misfit(rank, local.name, "its memory is read-only");
+    if (!one.contiguous()) throw Error(ErrorCode::kUsage, "it is not contiguous", context);
+    if (writable) require_writable(one, context);
     if (out.on_device) {
       out.d_tensors.push_back(one.data());
     } else {
@@ -208,7 +199,7 @@ void bind_publisher(nb::module_& m) {
              ShardedOptions options;
              options.report_tensors = report_tensors;
              options.version = version;
-             if (stream_id) options.stream = hash_from_hex(*stream_id, "stream_id");
+             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
              options.encode = encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads);
              options.plan.unsent = unsent;
              new (self) PythonShardedPublisher(std::move(layout), rank, tensors, options, stream, device_timeout);
@@ -227,7 +218,7 @@ void bind_publisher(nb::module_& m) {
            "Collective over the world: brings the weights as they are now to every engine. When it raises, no rank "
            "claims the new version, and regroup() with whoever is left comes next.")
       .def_prop_ro("version", [](PythonShardedPublisher& self) { return self.get().version(); }, "Last committed.")
-      .def_prop_ro("digest", [](PythonShardedPublisher& self) { return hex(self.get().digest().value); },
+      .def_prop_ro("digest", [](PythonShardedPublisher& self) { return to_hex(self.get().digest().value); },
                    "Of the canonical tensors at that version.");
 }
 
@@ -243,7 +234,7 @@ void bind_subscriber(nb::module_& m) {
              ShardedOptions options;
              options.version = version;
              options.needs_anchor = needs_anchor;
-             if (stream_id) options.stream = hash_from_hex(*stream_id, "stream_id");
+             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
              options.threads = threads;
              options.audit_versions = audit_versions;
              new (self) PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream, device_timeout);

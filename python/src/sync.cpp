@@ -52,7 +52,7 @@ class PythonPublisher {
     PublisherOptions options;
     options.version = version;
     options.encode = encode;
-    if (stream_id) options.stream = hash_from_hex(*stream_id, "stream_id");
+    if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
     MadeDetector made = make_detector(table_, request);
     mask_ = made.mask;
     const nb::gil_scoped_release release;
@@ -116,9 +116,9 @@ void bind_publisher(nb::module_& m) {
       .def_prop_ro("elements", [](const PythonDelta& self) { return self.delta.info.elements; }, "Of the whole table.")
       .def_prop_ro("changed", [](const PythonDelta& self) { return self.delta.result.changed; }, "Elements.")
       .def_prop_ro("wire_bytes", [](const PythonDelta& self) { return self.delta.wire_bytes(); })
-      .def_prop_ro("digest", [](const PythonDelta& self) { return hex(self.delta.result.result_digest.value); },
+      .def_prop_ro("digest", [](const PythonDelta& self) { return to_hex(self.delta.result.result_digest.value); },
                    "That receivers must reach.")
-      .def_prop_ro("stream_id", [](const PythonDelta& self) { return hex(self.delta.info.stream); })
+      .def_prop_ro("stream_id", [](const PythonDelta& self) { return to_hex(self.delta.info.stream); })
       .def("records", [](const PythonDelta& self) { return records_of(self.delta); },
            "Header, frames and commit record, each as bytes for a transport of the caller's own.")
       .def("tensors", [](const PythonDelta& self) { return tensors_of(self.delta, *self.table); },
@@ -174,7 +174,7 @@ void bind_publisher(nb::module_& m) {
       .def("mark", &mark, nb::arg("tensor"), nb::arg("words"),
            "With the 'mask' detector: ors a bit mask (uint64 words, least significant bit first) into a tensor's.")
       .def_prop_ro("version", [](PythonPublisher& self) { return self.get().version(); }, "Last committed.")
-      .def_prop_ro("digest", [](PythonPublisher& self) { return hex(self.get().digest().value); })
+      .def_prop_ro("digest", [](PythonPublisher& self) { return to_hex(self.get().digest().value); })
       .def_prop_ro("pending", [](PythonPublisher& self) { return self.get().pending(); });
 }
 
@@ -182,7 +182,7 @@ void bind_subscriber(nb::module_& m) {
   nb::class_<ApplyReport>(m, "ApplyReport")
       .def_ro("version", &ApplyReport::version)
       .def_ro("changed", &ApplyReport::changed)
-      .def_prop_ro("digest", [](const ApplyReport& self) { return hex(self.digest.value); });
+      .def_prop_ro("digest", [](const ApplyReport& self) { return to_hex(self.digest.value); });
   nb::class_<PythonSubscriber>(
       m, "Subscriber",
       "The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and proves "
@@ -196,7 +196,7 @@ void bind_subscriber(nb::module_& m) {
              options.threads = threads;
              options.audit_versions = audit_versions;
              options.allow_rollback = allow_rollback;
-             if (stream_id) options.stream = hash_from_hex(*stream_id, "stream_id");
+             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
              new (self) PythonSubscriber(table, tensors, options, stream, device_timeout);
            },
            nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
@@ -245,13 +245,13 @@ void bind_subscriber(nb::module_& m) {
       .def(
           "reset",
           [](PythonSubscriber& self, std::uint64_t version, const std::string& digest) {
-            const StateDigest expected{hash_from_hex(digest, "digest")};
+            const StateDigest expected{hash_from_python(digest, "digest")};
             const nb::gil_scoped_release release;
             self.get().reset(version, expected);
           },
           nb::arg("version"), nb::arg("digest"), "After the caller has written an anchor into the tensors.")
       .def_prop_ro("version", [](PythonSubscriber& self) { return self.get().version(); })
-      .def_prop_ro("digest", [](PythonSubscriber& self) { return hex(self.get().digest().value); })
+      .def_prop_ro("digest", [](PythonSubscriber& self) { return to_hex(self.get().digest().value); })
       .def_prop_ro("dirty", [](PythonSubscriber& self) { return self.get().dirty(); });
 }
 

@@ -37,26 +37,16 @@ std::string digest(const TensorTable& table, const std::vector<Memory>& memory, 
   std::vector<ConstHostTensor> views;
   for (const HostTensor& tensor : tensors.host) views.push_back({tensor.data, tensor.strides});
   const nb::gil_scoped_release release;
-  return hex(sum(digest_tensors(table, views, threads)).value);
+  return to_hex(sum(digest_tensors(table, views, threads)).value);
 }
 
 }  // namespace
 
-std::string hex(const Hash128& value) { return fmt::format("{:016x}{:016x}", value.hi, value.lo); }
-
-Hash128 hash_from_hex(const std::string& text, const char* what) {
-  Hash128 value;
-  const auto digit = [&](char c) -> std::uint64_t {
-    if (c >= '0' && c <= '9') return static_cast<std::uint64_t>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<std::uint64_t>(c - 'a' + 10);
+Hash128 hash_from_python(const std::string& text, const char* what) {
+  if (text.size() != 32 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
     throw Error(ErrorCode::kUsage, "it must be 32 lower-case hexadecimal digits", what);
-  };
-  if (text.size() != 32) throw Error(ErrorCode::kUsage, "it must be 32 lower-case hexadecimal digits", what);
-  for (std::size_t i = 0; i < 32; ++i) {
-    std::uint64_t& half = i < 16 ? value.hi : value.lo;
-    half = half << 4 | digit(text[i]);
   }
-  return value;
+  return hash_from_hex(text);
 }
 
 EncodeOptions encode_options(const std::string& positions, const std::string& values, int zstd_level,
@@ -93,7 +83,7 @@ void bind_tables(nb::module_& m) {
           },
           nb::sig("def __iter__(self, /) -> collections.abc.Iterator[tuple[str, str, tuple[int, ...]]]"))
       .def("find", &TensorTable::find, nb::arg("name"), "Index of the tensor, or None.")
-      .def_prop_ro("hash", [](const TensorTable& self) { return hex(self.hash()); })
+      .def_prop_ro("hash", [](const TensorTable& self) { return to_hex(self.hash()); })
       .def_prop_ro("elements", &TensorTable::elements)
       .def_prop_ro("nbytes", &TensorTable::bytes)
       .def("__eq__", [](const TensorTable& self, const TensorTable& other) { return self.hash() == other.hash(); },
