@@ -63,6 +63,9 @@ class LiveEnd:
         return self.publisher.digest
 
     def regroup(self, transport: Transport | None) -> None:
+        self._regroup(transport, self.order.mark())
+
+    def _regroup(self, transport: Transport | None, ready: torch.cuda.Event | None) -> None:
         if isinstance(transport, Log):
             raise UsageError("a live publisher cannot go on with a log")
         self._transport = transport or self._transport
@@ -70,7 +73,7 @@ class LiveEnd:
         assert not isinstance(self._transport, Log)
         world = self._transport.open(self._rank)
         # The base of the first group is the weights as they are now: engines are compared with them, or seeded.
-        self._refresh(self.order.mark())
+        self._refresh(ready)
         self.publisher.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
         self._met = True
 
@@ -78,10 +81,12 @@ class LiveEnd:
         self, step: int | None, label: str, ready: torch.cuda.Event | None, weights_read: Callable[[], None]
     ) -> PublishReport:
         del label, weights_read  # What travels is encoded and sent in one call: the weights are read until it ends.
-        if not self._met:
-            self.regroup(None)
+        met = self._met
+        if not met:
+            self._regroup(None, ready)  # Which prepares the weights, too.
         begin = time.perf_counter()
-        self._refresh(ready)
+        if met:
+            self._refresh(ready)
         prepared = time.perf_counter()
         try:
             sent = self.publisher.sync(self._transport.timeout)
