@@ -62,6 +62,14 @@ def describe(array: Any, *, dtype: str | None = None) -> Memory:
         raise UsageError(f"{type(array).__name__} has neither DLPack nor the buffer protocol") from error
 
 
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers of its element size; a view. NaNs and zeros then compare as what they are."""
+    import torch
+
+    carrier: torch.dtype = getattr(torch, _CARRIERS[tensor.element_size()])
+    return tensor.view(carrier)
+
+
 def _describe_torch(tensor: torch.Tensor, dtype: str | None) -> Memory:
     import torch
 
@@ -72,10 +80,7 @@ def _describe_torch(tensor: torch.Tensor, dtype: str | None) -> Memory:
     if tensor.layout != torch.strided:
         raise UsageError(f"a tensor of layout {tensor.layout} has no plain memory")
     name = dtype or dtype_name(tensor.dtype)
-    data = tensor.detach()
-    # A scalar cannot be viewed as another dtype of the same size in every release; [1] can.
-    carrier = getattr(torch, _CARRIERS[tensor.element_size()])
-    return Memory(data.view(carrier), name)
+    return Memory(bits_of(tensor.detach()), name)
 
 
 def _describe_numpy(array: Any, dtype: str | None) -> Memory:

@@ -66,7 +66,7 @@ class LogRelay:
             self._follow_to_head()
             self._publisher = self._open()
         self._subscriber = ShardedSubscriber(
-            engine, _whole(self._table), 0, self._memory, needs_anchor=True, threads=threads
+            engine, _whole(self._table, self._memory), 0, self._memory, needs_anchor=True, threads=threads
         )
         self._met = False
 
@@ -150,15 +150,11 @@ def _memory(dtype: str, shape: tuple[int, ...]) -> Memory:
     return describe(np.zeros(shape, dtype=_CARRIERS[_SIZES.get(dtype, 1)]), dtype=dtype)
 
 
-def _whole(table: TensorTable) -> Layout:
-    """One rank that holds every tensor whole."""
+def _whole(table: TensorTable, memory: Sequence[Memory]) -> Layout:
+    """One rank that holds every tensor whole, in that memory."""
     local, shards = [], []
-    for index, (name, dtype, shape) in enumerate(table):
-        strides = [1] * len(shape)
-        for dim in range(len(shape) - 2, -1, -1):
-            strides[dim] = strides[dim + 1] * shape[dim + 1]
-        elements = int(np.prod(shape, dtype=np.uint64))
-        local.append(LocalTensor(name, dtype, elements))
-        if elements:
-            shards.append(Shard(index, Box([0] * len(shape), shape), index, 0, strides))
+    for index, ((name, dtype, shape), one) in enumerate(zip(table, memory, strict=True)):
+        local.append(LocalTensor(name, dtype, one.elements))
+        if one.elements:
+            shards.append(Shard(index, Box([0] * len(shape), shape), index, 0, one.strides))
     return Layout(table, [RankLayout(local, shards)])

@@ -5,27 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from sparsecast.control.publisher_source import Meeting, PublisherReport, report_of, world_of
-from sparsecast.control.world import TensorEntry, WorldSpec
+from sparsecast.control.publisher_source import PublishedTable, PublisherReport, report_of, world_of
+from sparsecast.control.world import WorldSpec
 from sparsecast.errors import Error, PeerFailedError, UsageError
 from sparsecast.transports import World
 
 if TYPE_CHECKING:
     from sparsecast.torch import Publisher
     from sparsecast.torch.report import PublishReport
-    from sparsecast.transports import Transport
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
-class DistributedSource:
+class DistributedSource(PublishedTable):
     """`publisher` on every rank of a trainer (FSDP2, Megatron), with a live transport that this replaces.
 
     Between optimizer steps all ranks call `run`, rank 0 with what the control plane is to do:
@@ -40,34 +39,15 @@ class DistributedSource:
     """
 
     def __init__(self, publisher: Publisher, group: dist.ProcessGroup) -> None:
-        self.ranks = len(publisher.layout.ranks)
+        super().__init__(publisher)
         if dist.get_world_size(group) != self.ranks:
             raise UsageError(f"a group of {dist.get_world_size(group)} for a trainer of {self.ranks} ranks")
         if "gloo" not in str(dist.get_backend_config(group)):
             raise UsageError("the group of a DistributedSource is on CPUs: dist.new_group(backend='gloo')")
-        self._publisher = publisher
         self._group = group
         self._rank = dist.get_rank(group)
         self._root = dist.get_global_rank(group, 0)
-        table = publisher.layout.table
-        self._tensors = list(table)
-        self._meeting: Meeting | None = None
         self._running = False
-
-    @property
-    def version(self) -> int:
-        """The newest committed version."""
-        return self._publisher.version
-
-    @property
-    def tensors(self) -> Sequence[TensorEntry]:
-        """The layout's table."""
-        return self._tensors
-
-    @property
-    def ties(self) -> Sequence[tuple[str, str]]:
-        """The layout's ties."""
-        return list(self._publisher.layout.ties)
 
     def run(self, action: Callable[[], _Result] | None) -> _Result | None:
         """Collective over the trainer: rank 0 runs `action` (and returns what it does), the others follow meanwhile.
@@ -97,13 +77,12 @@ class DistributedSource:
         self._require_running()
         place = world_of(world)
         self._tell({"do": "regroup", "world": place.to_json()})
-        self._regroup(place)
+        self._meet(place)
 
     def sync(self, timeout: float) -> PublisherReport:
         """Publishes, with all ranks of the trainer. Rank 0, within run()."""
         self._require_running()
-        if self._meeting is None:
-            raise UsageError("sync() comes after regroup()")
+        self._met()
         self._tell({"do": "sync", "timeout": timeout})
         return self._publish(timeout)
 
@@ -111,14 +90,9 @@ class DistributedSource:
         if not self._running:
             raise UsageError("the other ranks do not follow: the control plane works within run() of every rank")
 
-    def _regroup(self, world: World) -> None:
-        self._meeting = Meeting(world)
-        self._publisher.regroup(cast("Transport", self._meeting))
-
     def _publish(self, timeout: float) -> PublisherReport:
         """This rank's part, then the sums; where one rank has failed, nobody waits for sums."""
-        assert self._meeting is not None
-        self._meeting.timeout = timeout
+        self._met().timeout = timeout
         report: PublishReport | None = None
         failure: Exception | None = None
         try:
@@ -151,7 +125,7 @@ class DistributedSource:
                         raise PeerFailedError(told["words"], "rank 0 of the trainer")
                     return
                 if told["do"] == "regroup":
-                    self._regroup(World.from_json(told["world"]))
+                    self._meet(World.from_json(told["world"]))
                 else:
                     self._publish(told["timeout"])
             except Error as error:

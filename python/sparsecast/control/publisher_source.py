@@ -33,24 +33,13 @@ class PublisherReport:
     digest: str
 
 
-class PublisherSource:
-    """A trainer of one rank: `publisher` has a live transport, which this replaces at every regroup.
-
-    The weights must be at rest while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
-    service while the trainer waits. Raises `UsageError` for a trainer of several ranks, whose ranks have to regroup and
-    publish together: `DistributedSource`.
-
-    There is no `abort`: a control channel is for one thread at a time, and the trainer's waits in it. A sync that an
-    engine fails ends when that engine's rank says so, or at the deadline.
-    """
+class PublishedTable:
+    """What both sources say of their publisher."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.ranks = len(publisher.layout.ranks)
-        if self.ranks != 1:
-            raise UsageError(f"the trainer has {self.ranks} ranks: DistributedSource leads them all")
         self._publisher = publisher
-        table = publisher.layout.table
-        self._tensors = [table[number] for number in range(len(table))]
+        self._tensors = list(publisher.layout.table)
         self._meeting: Meeting | None = None
 
     @property
@@ -68,16 +57,39 @@ class PublisherSource:
         """The layout's ties."""
         return list(self._publisher.layout.ties)
 
+    def _meet(self, world: World) -> None:
+        self._meeting = Meeting(world)
+        self._publisher.regroup(cast("Transport", self._meeting))
+
+    def _met(self) -> Meeting:
+        if self._meeting is None:
+            raise UsageError("sync() comes after regroup()")
+        return self._meeting
+
+
+class PublisherSource(PublishedTable):
+    """A trainer of one rank: `publisher` has a live transport, which this replaces at every regroup.
+
+    The weights must be at rest while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
+    service while the trainer waits. Raises `UsageError` for a trainer of several ranks, whose ranks have to regroup and
+    publish together: `DistributedSource`.
+
+    There is no `abort`: a control channel is for one thread at a time, and the trainer's waits in it. A sync that an
+    engine fails ends when that engine's rank says so, or at the deadline.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        super().__init__(publisher)
+        if self.ranks != 1:
+            raise UsageError(f"the trainer has {self.ranks} ranks: DistributedSource leads them all")
+
     def regroup(self, world: WorldSpec) -> None:
         """Meets as rank 0 of `world`."""
-        self._meeting = Meeting(world_of(world))
-        self._publisher.regroup(cast("Transport", self._meeting))
+        self._meet(world_of(world))
 
     def sync(self, timeout: float) -> PublisherReport:
         """Publishes."""
-        if self._meeting is None:
-            raise UsageError("sync() comes after regroup()")
-        self._meeting.timeout = timeout
+        self._met().timeout = timeout
         return report_of(self._publisher.publish())  # waits, so it is no future
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from sparsecast.control.endpoints import Placement
 from sparsecast.control.engine import RANKS_SHARE, EngineClient, EngineStatus, PauseMode, parse_version
 from sparsecast.control.http import engine_error
-from sparsecast.control.world import WorldSpec
+from sparsecast.control.world import WorldSpec, engine_fields
 
 _PAUSE_MODES = {
     PauseMode.ABORT: "abort",
@@ -24,19 +24,8 @@ GROUP_NAME = "sparsecast"
 
 def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
     """Body of /init_weights_update_group. What its fields have no place for is JSON in `group_name`."""
-    endpoint = placement.endpoint
-    more = {
-        **endpoint.options,
-        "secret": world.secret,
-        "generation": world.generation,
-        "channels": world.channels,
-        "engine": endpoint.name,
-        "timeout": world.timeout,
-        "version": endpoint.start_version,
-        "needs_anchor": endpoint.name in world.anchored,
-        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in world.tensors],
-        "ties": [list(pair) for pair in world.ties],
-    }
+    needs_anchor = placement.endpoint.name in world.anchored
+    more = {**engine_fields(world, placement), "needs_anchor": needs_anchor}
     return {
         "master_address": world.host,
         "master_port": world.port,

@@ -16,7 +16,7 @@ from sparsecast.control.endpoints import Placement
 from sparsecast.control.engine import WEIGHTS, EngineClient, EngineStatus, PauseMode, parse_version
 from sparsecast.control.errors import EndpointError
 from sparsecast.control.http import Answer
-from sparsecast.control.world import WorldSpec
+from sparsecast.control.world import WorldSpec, engine_fields
 
 _PAUSE_MODES = {
     PauseMode.ABORT: "abort",
@@ -30,23 +30,14 @@ _LAST_POLL_SECONDS = 0.25
 
 def init_info(world: WorldSpec, placement: Placement) -> dict[str, Any]:
     """What /init_weight_transfer_engine hands to `sparsecast.engines.vllm.SparsecastInitInfo`, by field."""
-    endpoint = placement.endpoint
     info = {
-        **endpoint.options,
+        **engine_fields(world, placement),
         "host": world.host,
         "port": world.port,
         "world_size": world.size,
         "rank_offset": placement.rank_offset,
-        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in world.tensors],
-        "ties": [list(pair) for pair in world.ties],
-        "version": endpoint.start_version,
-        "secret": world.secret,
-        "generation": world.generation,
-        "channels": world.channels,
-        "engine": endpoint.name,
-        "timeout": world.timeout,
     }
-    if endpoint.name in world.anchored:
+    if placement.endpoint.name in world.anchored:
         info["needs_anchor"] = True  # an older backend refuses the field, which is better than a group without seeding
     return info
 

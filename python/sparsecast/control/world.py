@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparsecast.control.endpoints import Placement
 
@@ -40,6 +40,22 @@ class WorldSpec:
     ties: tuple[tuple[str, str], ...] = field(repr=False)
     anchored: frozenset[str]
     timeout: float
+
+
+def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
+    """What an engine of either kind is told beside where it meets, by the names of both ends' fields; plain JSON."""
+    endpoint = placement.endpoint
+    return {
+        **endpoint.options,
+        "secret": world.secret,
+        "generation": world.generation,
+        "channels": world.channels,
+        "engine": endpoint.name,
+        "timeout": world.timeout,
+        "version": endpoint.start_version,
+        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in world.tensors],
+        "ties": [list(pair) for pair in world.ties],
+    }
 
 
 class SourceReport(Protocol):

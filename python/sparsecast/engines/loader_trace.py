@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparsecast.engines._dtypes import TORCH_DTYPES, bits_of
+from sparsecast.buffers import bits_of
+from sparsecast.engines._dtypes import TORCH_DTYPES
 from sparsecast.engines._loader_errors import raise_for
 from sparsecast.engines._strided import (
     Computed,

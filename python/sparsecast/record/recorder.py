@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ..buffers import dtype_name
+from ..buffers import bits_of, dtype_name
 from ..errors import CorruptError, IoError, UnsupportedError, UsageError
 from ..torch.shards import named_tensors
 from .files import read_safetensors, step_path, write_atomically
@@ -25,7 +25,6 @@ from .files import read_safetensors, step_path, write_atomically
 #: Positions are I32 in the files.
 MAX_ELEMENTS = 2**31
 
-_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -133,7 +132,7 @@ class Recorder:
     def _wire_bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as it is recorded: a flat copy of integers of the elements' size, on the same device."""
         wire = tensor.detach().to(self._dtype(tensor), copy=True, memory_format=torch.contiguous_format).view(-1)
-        return wire.view(_CARRIERS[wire.element_size()])
+        return bits_of(wire)
 
     def _check_unmoved(self) -> None:
         if self._module is not None:
