@@ -18,6 +18,7 @@ namespace sparsecast::cuda {
 /// a caller may fall back to the CPU, else kDevice.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // Not for the next caller to find.
   const bool lacking = result == cudaErrorMemoryAllocation || result == cudaErrorNoDevice ||
                        result == cudaErrorInsufficientDriver || result == cudaErrorNoKernelImageForDevice;
   throw Error(lacking ? ErrorCode::kUnsupported : ErrorCode::kDevice,

@@ -32,14 +32,26 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     list(FILTER emulated_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
   endif()
 
+  # The benchmark too, but for its main(). CUB's device-wide algorithms have stand-ins in cuda_emulation/toolkit.
+  if(TARGET bench_common)
+    file(GLOB bench_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/bench/cuda_bench/*.cu"
+         "${PROJECT_SOURCE_DIR}/bench/cuda_bench/*.cpp")
+    list(FILTER bench_sources EXCLUDE REGEX "/main\\.cpp$")
+    set_source_files_properties(${bench_sources} PROPERTIES LANGUAGE CXX)
+    list(APPEND cuda_launchers ${bench_sources})
+  else()
+    list(FILTER emulated_sources EXCLUDE REGEX "/cuda_bench_test\\.cpp$")
+  endif()
+
   add_executable(sparsecast_cuda_tests ${emulated_sources} ${cuda_launchers})
   set_target_properties(sparsecast_cuda_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
   target_compile_definitions(sparsecast_cuda_tests PRIVATE SPARSECAST_CUDA_EMULATION)
   target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
   target_link_libraries(sparsecast_cuda_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
   sparsecast_record_traces(sparsecast_cuda_tests)
-  if(TARGET sparsecast_perf_objects)
-    target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/bench")
+  if(TARGET bench_common)
+    target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/bench"
+                                                             "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
     target_link_libraries(sparsecast_cuda_tests PRIVATE bench_common)
   endif()
   gtest_discover_tests(sparsecast_cuda_tests DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit

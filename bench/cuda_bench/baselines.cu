@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "codec/codec_common.hpp"
+#include "cuda_bench/grid.hpp"
 #include "launch.hpp"
 
 namespace sparsecast::bench {
 namespace {
 
-constexpr unsigned kThreads = 256;
 constexpr unsigned kBlocks = 2048;
 
 template <class T>
@@ -43,7 +43,7 @@ __global__ void cast_elements(const uint4* masters, uint4* bf16, std::uint64_t v
        v += std::uint64_t{gridDim.x} * kThreads) {
     const uint4 a = masters[2 * v];
     const uint4 b = masters[2 * v + 1];
-    bf16[v] = make_uint4(cast_two(a.x, a.y), cast_two(a.z, a.w), cast_two(b.x, b.y), cast_two(b.z, b.w));
+    bf16[v] = uint4{cast_two(a.x, a.y), cast_two(a.z, a.w), cast_two(b.x, b.y), cast_two(b.z, b.w)};
   }
 }
 
@@ -77,8 +77,8 @@ void CubSelect::run_slabs(const T* current, T* snapshot, cudaStream_t stream) {
     cuda::check(select(temporary_.as<>(), bytes, current + begin, snapshot + begin, positions_.as<std::uint32_t>(),
                        count, std::min(kSlab, elements_ - begin), stream),
                 "cub::DeviceSelect::If");
-    cuda::launch(gather_values<T>, kBlocks, kThreads, stream, positions_.as<std::uint32_t>(), count, current + begin,
-                 snapshot + begin, values_.as<T>());
+    cuda::launch(gather_values<T>, blocks_for(positions_.bytes() / sizeof(std::uint32_t), kBlocks), kThreads, stream,
+                 positions_.as<std::uint32_t>(), count, current + begin, snapshot + begin, values_.as<T>());
   }
 }
 
@@ -103,8 +103,8 @@ std::uint64_t CubSelect::changed(cudaStream_t stream) const {
 }
 
 void plain_cast(const float* d_masters, void* d_bf16, std::uint64_t elements, cudaStream_t stream) {
-  cuda::launch(cast_elements, kBlocks, kThreads, stream, reinterpret_cast<const uint4*>(d_masters),
-               static_cast<uint4*>(d_bf16), elements / 8);
+  cuda::launch(cast_elements, blocks_for(elements / 8, kBlocks), kThreads, stream,
+               reinterpret_cast<const uint4*>(d_masters), static_cast<uint4*>(d_bf16), elements / 8);
 }
 
 }  // namespace sparsecast::bench

@@ -29,6 +29,7 @@ struct Weights {
     return out;
   }
 };
+/// Sizes are rounded down to whole sectors and mask words.
 Weights make_weights(Workbench& bench, DType dtype, double gib, double percent);
 
 /// Compare with refresh, then stage, apply and digest of its frames.
@@ -39,9 +40,13 @@ void run_fused_cast(Workbench& bench, const Weights& weights);
 void run_mask(Workbench& bench, const Weights& weights);
 /// Compaction by CUB.
 void run_cub(Workbench& bench, const Weights& weights);
-/// What launches cost: 5000 tensors of 64 K elements, compare and apply.
+/// What launches cost: CudaBenchOptions::small_tensors of 64 K elements, compare and apply.
 void run_small_tensors(Workbench& bench, double percent);
 /// Every step of a recorded series of checkpoints, compare and apply; one round a step.
 void run_trace(Workbench& bench, const std::string& directory);
+
+/// All that the options ask for. The file of results is written after each density, so that those before a failure
+/// stay.
+void run_cases(Workbench& bench);
 
 }  // namespace sparsecast::bench

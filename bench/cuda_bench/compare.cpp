@@ -19,7 +19,6 @@ Weights make_weights(Workbench& bench, DType dtype, double gib, double percent) 
   Weights weights;
   weights.recipe = make_recipe(dtype, percent / 100, bench.options().seed);
   weights.percent = percent;
-  // Whole sectors and mask words.
   weights.elements = static_cast<std::uint64_t>(gib * 0x1p30) / element_size(dtype) / 4096 * 4096;
   weights.what = fmt::format("{} {:.3g} GiB", to_string(dtype), gib);
   weights.touched = count_touched(weights.elements, weights.recipe, bench.stream());
@@ -100,11 +99,11 @@ void run_compare(Workbench& bench, const Weights& weights) {
 }
 
 void run_small_tensors(Workbench& bench, double percent) {
-  constexpr std::uint64_t kTensors = 5000;
+  const std::uint64_t tensors = bench.options().small_tensors;
   constexpr std::uint64_t kElements = std::uint64_t{1} << 16;
-  Weights weights = make_weights(bench, DType::kBF16, static_cast<double>(kTensors * kElements * 2) / 0x1p30, percent);
+  Weights weights = make_weights(bench, DType::kBF16, static_cast<double>(tensors * kElements * 2) / 0x1p30, percent);
   weights.tensor_elements = kElements;
-  weights.what = fmt::format("BF16 {} x 64 K", kTensors);
+  weights.what = fmt::format("BF16 {} x 64 K", tensors);
   run_compare(bench, weights);
 }
 

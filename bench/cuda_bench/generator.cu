@@ -1,12 +1,12 @@
 #include "generator.hpp"
 
+#include "cuda_bench/grid.hpp"
 #include "device_memory.hpp"
 #include "launch.hpp"
 
 namespace sparsecast::bench {
 namespace {
 
-constexpr unsigned kThreads = 256;
 constexpr unsigned kBlocks = 4096;
 
 __device__ std::uint64_t mixed(std::uint64_t x) {
@@ -64,11 +64,11 @@ __global__ void fill_elements(T* elements, std::uint64_t words, Recipe recipe, V
   for (std::uint64_t v = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; v < words;
        v += std::uint64_t{gridDim.x} * kThreads) {
     std::uint32_t parts[4] = {};
-#pragma unroll
+    SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEach; ++e) {
       parts[e * sizeof(T) / 4] |= element(recipe, v * kEach + e, version) << e * sizeof(T) % 4 * 8;
     }
-    vectors[v] = make_uint4(parts[0], parts[1], parts[2], parts[3]);
+    vectors[v] = uint4{parts[0], parts[1], parts[2], parts[3]};
   }
 }
 
@@ -175,24 +175,26 @@ Recipe make_recipe(DType dtype, double density, std::uint64_t seed) {
 void fill(void* d_elements, std::uint64_t elements, const Recipe& recipe, Version version, cudaStream_t stream) {
   with_elements(recipe.dtype, [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(fill_elements<T>, kBlocks, kThreads, stream, static_cast<T*>(d_elements), elements / (16 / sizeof(T)),
+    const std::uint64_t vectors = elements / (16 / sizeof(T));
+    cuda::launch(fill_elements<T>, blocks_for(vectors, kBlocks), kThreads, stream, static_cast<T*>(d_elements), vectors,
                  recipe, version);
   });
 }
 
 void fill_masters(float* d_masters, std::uint64_t elements, const Recipe& recipe, cudaStream_t stream) {
-  cuda::launch(fill_master_elements, kBlocks, kThreads, stream, reinterpret_cast<std::uint32_t*>(d_masters), elements,
-               recipe);
+  cuda::launch(fill_master_elements, blocks_for(elements, kBlocks), kThreads, stream,
+               reinterpret_cast<std::uint32_t*>(d_masters), elements, recipe);
 }
 
 void fill_mask(std::uint64_t* d_mask, std::uint64_t elements, const Recipe& recipe, cudaStream_t stream) {
-  cuda::launch(fill_mask_words, kBlocks, kThreads, stream, d_mask, elements / 64, recipe);
+  cuda::launch(fill_mask_words, blocks_for(elements / 64, kBlocks), kThreads, stream, d_mask, elements / 64, recipe);
 }
 
 Touched count_touched(std::uint64_t elements, const Recipe& recipe, cudaStream_t stream) {
   const Totals totals(stream);
   const auto each = static_cast<std::uint32_t>(32 / element_size(recipe.dtype));
-  cuda::launch(count_touched_sectors, kBlocks, kThreads, stream, elements / each, each, recipe, totals.device());
+  cuda::launch(count_touched_sectors, blocks_for(elements / each, kBlocks), kThreads, stream, elements / each, each,
+               recipe, totals.device());
   return totals.read();
 }
 
@@ -201,15 +203,15 @@ std::uint64_t count_wrong(const void* d_elements, std::uint64_t elements, const 
   const Totals totals(stream);
   with_elements(recipe.dtype, [&](auto zero) {
     using T = decltype(zero);
-    cuda::launch(count_wrong_elements<T>, kBlocks, kThreads, stream, static_cast<const T*>(d_elements), elements,
-                 recipe, version, totals.device());
+    cuda::launch(count_wrong_elements<T>, blocks_for(elements, kBlocks), kThreads, stream,
+                 static_cast<const T*>(d_elements), elements, recipe, version, totals.device());
   });
   return totals.read().changed;
 }
 
 std::uint64_t count_differing_words(const void* d_a, const void* d_b, std::uint64_t words, cudaStream_t stream) {
   const Totals totals(stream);
-  cuda::launch(count_words, kBlocks, kThreads, stream, static_cast<const std::uint32_t*>(d_a),
+  cuda::launch(count_words, blocks_for(words, kBlocks), kThreads, stream, static_cast<const std::uint32_t*>(d_a),
                static_cast<const std::uint32_t*>(d_b), words, totals.device());
   return totals.read().changed;
 }

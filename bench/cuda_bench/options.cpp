@@ -30,6 +30,7 @@ std::optional<int> parse_options(int argc, char** argv, CudaBenchOptions& option
   app.add_option("--repeat", options.repeat, "Rounds, of which the median counts")->check(CLI::Range(1, 1000));
   app.add_option("--seed", options.seed, "Of the generated weights");
   app.add_option("--chunk-mib", options.chunk_mib, "DeviceEncoderOptions::chunk_bytes")->check(CLI::Range(1, 65536));
+  app.add_option("--small-tensors", options.small_tensors, "Tensors of 64 K elements in the last case; 0: without it");
   app.add_option("--l2-fetch", options.l2_fetch_bytes, "cudaLimitMaxL2FetchGranularity of this process")
       ->check(CLI::IsMember({32, 64, 128}));
   app.add_option("--trace", options.trace, "A directory with an anchor and sparse steps, instead of generated weights");

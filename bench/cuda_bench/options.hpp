@@ -17,8 +17,9 @@ struct CudaBenchOptions {
   int repeat = 7;
   std::uint64_t seed = 1;
   std::uint64_t chunk_mib = 1024;
-  int l2_fetch_bytes = 0;  ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0: as it is.
-  bool machine = false;    ///< Only describe the device.
+  std::uint64_t small_tensors = 5000;  ///< Of the case of many tensors; 0 leaves it out.
+  int l2_fetch_bytes = 0;              ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0: as it is.
+  bool machine = false;                ///< Only describe the device.
   std::string trace;
   std::string json;
   std::string commit = "unknown";

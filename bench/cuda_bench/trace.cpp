@@ -72,6 +72,7 @@ void run_trace(Workbench& bench, const std::string& directory) {
     same("the applied weights");
     copy(before, current.memory.begin());
     bench.finish();
+    bench.write_json(false);
   }
 }
 

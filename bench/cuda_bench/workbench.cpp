@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -129,7 +130,7 @@ void Workbench::require(bool holds, const std::string& what) {
   fmt::print("WRONG: {}\n", what);
 }
 
-void Workbench::write_json() const {
+void Workbench::write_json(bool complete) const {
   if (options_.json.empty()) return;
   nlohmann::json out = describe_machine();
   out["commit"] = options_.commit;
@@ -138,6 +139,7 @@ void Workbench::write_json() const {
   out["chunk_mib"] = options_.chunk_mib;
   out["l2_fetch_bytes"] = options_.l2_fetch_bytes;
   out["wrong"] = failures_;
+  out["complete"] = complete;
   for (const auto& [bytes, bandwidth] : copies_) {
     out["copies"].push_back({{"bytes", bytes}, {"gb_per_s", bandwidth * 1e-9}});
   }
@@ -148,9 +150,14 @@ void Workbench::write_json() const {
     for (const auto& [name, value] : row.more) entry[name] = value;
     out["rows"].push_back(std::move(entry));
   }
-  std::ofstream file(options_.json);
+  // Beside it first: a program that is killed here leaves the file before.
+  const std::string beside = options_.json + ".new";
+  std::ofstream file(beside);
   file << out.dump(1) << '\n';
-  if (!file.flush()) throw Error(ErrorCode::kIo, "cannot write " + options_.json);
+  file.close();
+  if (!file || std::rename(beside.c_str(), options_.json.c_str()) != 0) {
+    throw Error(ErrorCode::kIo, "cannot write " + options_.json);
+  }
 }
 
 }  // namespace sparsecast::bench

@@ -73,8 +73,8 @@ class Workbench {
   void require(bool holds, const std::string& what);
   bool failed() const noexcept { return failures_ != 0; }
 
-  /// Writes everything to the file of the options, if any.
-  void write_json() const;
+  /// Writes everything so far to the file of the options, if any; `complete` says so there.
+  void write_json(bool complete) const;
 
  private:
   CudaBenchOptions options_;

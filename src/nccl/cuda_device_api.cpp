@@ -79,7 +79,10 @@ class CudaDeviceApi final : public DeviceApi {
   }
   bool finished(void* event) override {
     const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
-    if (code == cudaErrorNotReady) return false;
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();  // Kept as an error, although it is none.
+      return false;
+    }
     check(code, "cudaEventQuery");
     return true;
   }

@@ -9,6 +9,7 @@
 #include <new>
 #include <vector>
 
+#include "device_stream.hpp"
 #include "runtime.hpp"
 #if defined(SPARSECAST_CUDA_EMULATION)
 #include "cuda_emulation/runtime.hpp"
@@ -68,8 +69,7 @@ using SharedBytes = std::unique_ptr<std::byte[], FreeShared>;
 inline std::vector<std::byte> read_device(const std::byte* at, std::size_t bytes, cudaStream_t stream) {
   std::vector<std::byte> out(bytes);
   cuda::check(cudaMemcpyAsync(out.data(), at, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
-  while (cudaStreamQuery(stream) == cudaErrorNotReady) {
-  }
+  cuda::wait_for(stream, std::chrono::seconds(20), "hand back bytes");
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "cuda/differential.hpp"
+#include "device_memory.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -219,6 +220,21 @@ TEST(DeviceEncoderErrors, AreTypedAndNameWhatIsWrong) {
 }
 
 #if defined(SPARSECAST_CUDA_EMULATION)
+TEST(DeviceEncoderErrors, NeitherWaitingNorAFailedCallLeavesAnErrorForTheNextWhoAsks) {
+  emulation::be_busy(3);
+  cuda::wait_for(nullptr, std::chrono::seconds(10), "finish");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  emulation::be_busy(1'000'000'000);
+  expect_error(ErrorCode::kTimeout, [] { cuda::wait_for(nullptr, std::chrono::milliseconds(1), "finish"); },
+               {"finish"});
+  emulation::be_busy(0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  emulation::fail_allocation_after(0);
+  expect_error(ErrorCode::kUnsupported, [] { static_cast<void>(cuda::DeviceMemory(1)); });
+  emulation::fail_allocation_after(-1);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
 TEST(DeviceEncoderErrors, AFailedAllocationIsUnsupportedAndLeaksNothing) {
   const std::size_t live = emulation::runtime_counts().live_allocations;
   for (int successes = 0; successes < 40; ++successes) {

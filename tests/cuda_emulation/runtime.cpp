@@ -19,6 +19,8 @@ struct {
 } counts;
 std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local int busy_questions = 0;
 thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
 constexpr int kDevices = 2;
@@ -28,12 +30,17 @@ void enqueue(std::function<void()> copy) {
   deferred.push_back(std::move(copy));
 }
 
+cudaError_t kept(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
 cudaError_t allocate(void** at, std::size_t bytes) {
-  if (successes_left == 0) return cudaErrorMemoryAllocation;
+  if (successes_left == 0) return kept(cudaErrorMemoryAllocation);
   if (successes_left > 0) --successes_left;
   constexpr std::size_t kAlignment = 256;
   *at = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  if (*at == nullptr) return cudaErrorMemoryAllocation;
+  if (*at == nullptr) return kept(cudaErrorMemoryAllocation);
   std::memset(*at, 0xC7, bytes);
   ++counts.allocations;
   ++counts.live_allocations;
@@ -61,6 +68,7 @@ void defer_copies(bool defer) {
 void finish_copies() {
   for (const std::function<void()>& copy : std::exchange(deferred, {})) copy();
 }
+void be_busy(int questions) { busy_questions = questions; }
 void fail_allocation_after(int successes) { successes_left = successes; }
 
 TestEvent::TestEvent() : event_(new CUevent_st) {}
@@ -70,6 +78,8 @@ int TestEvent::waits() const { return event_->waits; }
 
 }  // namespace sparsecast::emulation
 
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
 const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
 }
@@ -85,7 +95,7 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  if (device < 0 || device >= kDevices) return kept(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
@@ -108,7 +118,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
                               std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t) {
   constexpr std::size_t kMostPitch = (std::size_t{1} << 31) - 1;
   if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
-    return cudaErrorInvalidPitchValue;
+    return kept(cudaErrorInvalidPitchValue);
   }
   counts.copied_bytes += width * height;
   enqueue([=] {
@@ -127,6 +137,10 @@ cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
   ++counts.stream_queries;
+  if (busy_questions > 0) {
+    --busy_questions;
+    return kept(cudaErrorNotReady);
+  }
   sparsecast::emulation::finish_copies();
   return cudaSuccess;
 }

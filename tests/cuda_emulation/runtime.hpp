@@ -23,14 +23,32 @@ enum cudaError_t {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaDeviceAttr {
+  cudaDevAttrClockRate = 13,
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrMemoryClockRate = 36,
+  cudaDevAttrGlobalMemoryBusWidth = 37
+};
+enum cudaLimit { cudaLimitMaxL2FetchGranularity = 5 };
+struct cudaDeviceProp {
+  char name[256];
+  std::size_t totalGlobalMem;
+  int major, minor;
+  int multiProcessorCount;
+  int l2CacheSize;
+};
 
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 
+/// The last of the calling thread's answers that was no success, which is then forgotten.
+cudaError_t cudaGetLastError();
+/// The same, which stays.
+cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 /// There are two devices, of one memory.
@@ -56,6 +74,15 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 
+// Of benchmarks. Nothing here takes time: a millisecond lies between any two events.
+cudaError_t cudaRuntimeGetVersion(int* version);
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceSetLimit(cudaLimit limit, std::size_t value);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
+
 namespace sparsecast::emulation {
 
 /// What tests ask about, since the program began.
@@ -72,6 +99,8 @@ RuntimeCounts runtime_counts();
 void defer_copies(bool defer);
 /// Does those that are left.
 void finish_copies();
+/// So many of this thread's next questions whether a stream is done are answered with cudaErrorNotReady.
+void be_busy(int questions);
 /// The allocation after `successes` more fails; a negative number means none.
 void fail_allocation_after(int successes);
 

@@ -1,0 +1,36 @@
+#include "cases.hpp"
+
+namespace sparsecast::bench {
+namespace {
+
+void run_generated(Workbench& bench) {
+  const CudaBenchOptions& options = bench.options();
+  for (const double gib : options.gib) {
+    for (const DType dtype : options.dtypes) {
+      for (const double percent : options.percent) {
+        const Weights weights = make_weights(bench, dtype, gib, percent);
+        // First of all, so that it does not compete with the cases' arrays for memory.
+        static_cast<void>(bench.copy_bandwidth(weights.bytes()));
+        run_compare(bench, weights);
+        if (dtype == DType::kBF16) run_fused_cast(bench, weights);
+        run_mask(bench, weights);
+        run_cub(bench, weights);
+        bench.write_json(false);
+      }
+    }
+  }
+  if (options.small_tensors != 0) run_small_tensors(bench, 1);
+}
+
+}  // namespace
+
+void run_cases(Workbench& bench) {
+  if (bench.options().trace.empty()) {
+    run_generated(bench);
+  } else {
+    run_trace(bench, bench.options().trace);
+  }
+  bench.write_json(true);
+}
+
+}  // namespace sparsecast::bench

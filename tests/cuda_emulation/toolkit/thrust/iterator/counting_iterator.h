@@ -1,0 +1,14 @@
+#pragma once
+
+// As far as cuda_bench uses it: an iterator whose elements are its positions.
+
+namespace thrust {
+
+template <class T>
+struct counting_iterator {
+  explicit counting_iterator(T begin) : first(begin) {}
+  T operator[](T index) const { return static_cast<T>(first + index); }
+  T first;
+};
+
+}  // namespace thrust
