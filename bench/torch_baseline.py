@@ -182,9 +182,10 @@ def main():
         for dtype in arguments.dtypes:
             for percent in arguments.percent:
                 result["rows"] += measure(dtype, gib, percent, arguments, timer)
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
+                # After each, so that a failure of a later one, for want of memory say, loses nothing.
+                if arguments.json:
+                    with open(arguments.json, "w", encoding="utf-8") as file:
+                        json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,23 @@
+#include "nccl/device_api.hpp"
+
+#include <fmt/format.h>
+
+namespace sparsecast {
+
+std::string why_driver_is_too_old(int driver_version, int runtime_version) {
+  // The runtime has the same words for both cases.
+  if (driver_version == 0) return "no CUDA driver is installed (libcuda.so.1 is not found)";
+  // Any driver of the runtime's major version will do.
+  return fmt::format("the driver is for CUDA {}.{}, and this build needs one for CUDA {} or newer",
+                     driver_version / 1000, driver_version % 1000 / 10, runtime_version / 1000);
+}
+
+}  // namespace sparsecast
+
 #ifdef SPARSECAST_HAVE_CUDART
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
-#include "nccl/device_api.hpp"
 #include "sparsecast/devices.hpp"
 #include "sparsecast/error.hpp"
 
@@ -119,6 +133,9 @@ DeviceSurvey survey_devices() {
   if (code != cudaSuccess || count == 0) {
     cudaGetLastError();
     survey.why_none = code == cudaSuccess ? "no CUDA-capable device is detected" : cudaGetErrorString(code);
+    if (code == cudaErrorInsufficientDriver) {
+      survey.why_none = why_driver_is_too_old(survey.driver_version, survey.runtime_version);
+    }
     return survey;
   }
   for (int d = 0; d < count; ++d) {

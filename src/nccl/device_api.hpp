@@ -39,6 +39,10 @@ class DeviceApi {
   virtual void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) = 0;
 };
 
+/// Why there is no device for a runtime that finds the driver too old. Versions as CUDA counts them: 13000 is 13.0; a
+/// driver of 0 is none.
+std::string why_driver_is_too_old(int driver_version, int runtime_version);
+
 /// The CUDA runtime.
 DeviceApi& cuda_device_api();
 
