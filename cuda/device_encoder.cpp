@@ -184,6 +184,8 @@ void DeviceEncoder::State::upload_tables() {
   upload(tiles_, plan_.tiles.data());
   upload(views_, plan_.views.data());
   if (prefetch_) prefetch_->upload_tables(device_stream_.stream);
+  // The host reads all of it each time, frames or not: what checks uses of memory must not find any without a value.
+  check(cudaMemsetAsync(counts_.as(), 0, counts_.bytes(), device_stream_.stream), "cudaMemsetAsync");
   uploaded_ = true;
 }
 
