@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""scripts/gpu_check.sh and the report it makes, with stand-ins for the programs that need a device: what fails, crashes,
+hangs or is missing must show in the report, and must not hide the rest.
+
+    tests/gpu_check_test.py [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+PATIENCE = 120
+
+MACHINE = """if [[ $* == *--machine* ]]; then echo '{"device": "Some GPU", "driver_version": 13000}'; exit 0; fi"""
+NO_DEVICE = """echo "cuda_bench: no device: the driver is for CUDA 12.4" >&2; exit 4"""
+# Writes rows of which the second has no ratio.
+BENCH = MACHINE + """
+while (($#)); do [[ $1 != --json ]] || json=$2; shift; done
+echo '{"complete": false, "rows": [
+  {"phase": "detect+encode", "what": "BF16 1 GiB", "percent": 1, "device_ms": 2.5, "percent_of_copy": 91},
+  {"phase": "apply", "what": "BF16 1 GiB", "percent": 1, "device_ms": 0.5}]}' >"$json"
+"""
+LIST = "if [[ $* == *--gtest_list_tests* ]]; then printf 'Running main()\\n%s\\n'; exit 0; fi\n"
+SUITES = LIST % "A.\\n  One\\nRandom/B.\\n  Two/0  # 0\\n"
+NVIDIA_SMI = """case "$*" in
+  *name,driver*) printf 'name, driver_version, clocks\\nSome GPU, 580.1.2, 1980 MHz\\n' ;;
+  -L) echo 'GPU 0: Some GPU' ;;
+esac"""
+
+
+class GpuCheck(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.root = pathlib.Path(directory.name)
+        self.bin = self.root / "build" / "bin"
+        self.path = self.root / "path"
+        self.out = self.root / "out"
+        self.program("nvidia-smi", NVIDIA_SMI, self.path)
+        self.program("cuda_bench", BENCH)
+        self.program("sparsecast_gpu_tests", SUITES)
+        for name in ("sparsecast_tests", "sparsecast", "gpu_group_test", "sparsecast_perf"):
+            self.program(name, "exit 0")
+
+    def program(self, name, body, directory=None):
+        directory = directory or self.bin
+        directory.mkdir(parents=True, exist_ok=True)
+        file = directory / name
+        file.write_text("#!/usr/bin/env bash\n" + body + "\n", encoding="utf-8")
+        file.chmod(0o755)
+
+    def check(self, *arguments):
+        environment = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}"}
+        command = [REPOSITORY / "scripts" / "gpu_check.sh", "--build", self.root / "build", "--out", self.out]
+        return subprocess.run([*map(str, command), *arguments], env=environment, capture_output=True, text=True,
+                              timeout=PATIENCE)
+
+    def results(self):
+        return json.loads((self.out / "results.json").read_text(encoding="utf-8"))
+
+    def verdicts(self):
+        return {step["step"]: (step["verdict"], step["note"]) for step in self.results()["steps"]}
+
+    def test_the_report_says_what_ran_on_what(self):
+        run = self.check("--stage", "test", "--stage", "nccl", "--commit", "abc")
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        results = self.results()
+        self.assertEqual(results["commit"], "abc")
+        self.assertEqual(len(results["sources"]), 64)
+        self.assertEqual(results["machine"]["device"], "Some GPU")
+        self.assertEqual(results["driver"], "580.1.2")
+        self.assertTrue(all(step["verdict"] == "PASS" for step in results["steps"]), results["steps"])
+        table = (self.out / "table.txt").read_text(encoding="utf-8")
+        for part in ("abc", results["sources"], "Some GPU, driver 580.1.2", "a rank is killed"):
+            self.assertIn(part, table)
+
+    def test_a_suite_that_fails_crashes_or_is_skipped_fails_the_step_and_hides_no_other(self):
+        self.program("sparsecast_gpu_tests", LIST % "A.\\n  a\\nB.\\n  b\\nC.\\n  c\\nD.\\n  d\\n" + """
+case "$*" in
+  *filter=A.*) echo '[  FAILED  ] A.a'; exit 1 ;;
+  *filter=B.*) echo '[ RUN      ] B.b'; kill -SEGV $$ ;;
+  *filter=C.*) echo '[  SKIPPED ] C.c' ;;
+esac""")
+        run = self.check("--stage", "test")
+        self.assertEqual(run.returncode, 1)
+        self.assertEqual(self.verdicts()["device tests"][0], "FAIL")
+        self.assertEqual(self.verdicts()["CPU codec and golden tests"][0], "PASS")
+        logs = (self.out / "logs.txt").read_text(encoding="utf-8")
+        for line in (r"A\. +1 ", r"B\. +139 ", r"C\. +skipped ", r"D\. +ok "):
+            self.assertRegex(logs, "suite " + line)
+        self.assertIn("B.: exit code 139; [ RUN      ] B.b", logs)
+
+    def test_what_hangs_is_ended_within_the_time_of_the_call(self):
+        pid = self.root / "pid"
+        self.program("sparsecast_gpu_tests", SUITES + f"echo $$ >{pid}; exec sleep 1000")
+        start = time.monotonic()
+        run = self.check("--within", "21", "--stage", "test")
+        self.assertLess(time.monotonic() - start, 60)
+        self.assertEqual(run.returncode, 1)
+        self.assertRegex(self.verdicts()["device tests"][1], "ran past")
+        self.assertEqual(self.verdicts()["CPU codec and golden tests"], ("FAIL", "no time left of 21 s"))
+        self.assertFalse(pathlib.Path(f"/proc/{pid.read_text().strip()}").exists())
+
+    def test_rows_of_other_calls_are_kept(self):
+        self.check("--stage", "nccl")
+        self.check("--stage", "test")
+        self.assertIn("a rank is killed", self.verdicts())
+        self.assertIn("device tests", self.verdicts())
+
+    def test_a_finding_of_a_sanitizer_fails_and_the_others_run(self):
+        self.program("compute-sanitizer", "[[ $* != *racecheck* ]] || exit 77", self.path)
+        run = self.check("--quick", "--stage", "sanitize")
+        self.assertEqual(run.returncode, 1)
+        self.assertEqual(self.verdicts(), {"memcheck": ("PASS", ""), "racecheck": ("FAIL", "exit code 77")})
+
+    def test_goals_are_shown_from_whatever_was_measured(self):
+        self.check("--quick", "--stage", "bench")
+        goals = {goal["what"]: (goal["measured"], goal["met"]) for goal in self.results()["goals"]}
+        self.assertEqual(goals["detect+encode, % of copy"], (91, True))
+        self.assertEqual(goals["fused cast over plain cast"], (None, False))
+        self.assertEqual(goals["apply over its sectors' floor"], (None, False))
+
+    def test_without_a_device_the_reason_is_told_and_a_report_written(self):
+        self.program("cuda_bench", NO_DEVICE)
+        run = self.check("--stage", "nccl")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("the driver is for CUDA 12.4", run.stdout)
+        self.assertIn("no device answers here", run.stderr)
+        self.assertEqual(self.results()["machine"], {})
+
+    def test_a_benchmark_that_was_not_built_does_not_keep_the_tests_from_running(self):
+        (self.bin / "cuda_bench").unlink()
+        run = self.check("--stage", "test")
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.assertIn("device   Some GPU", (self.out / "table.txt").read_text(encoding="utf-8"))
+
+    def test_wrong_arguments_are_refused(self):
+        for arguments in (["--stage", "nothing"], ["--within", "soon"], ["--within"], ["--what"]):
+            run = self.check(*arguments)
+            self.assertEqual(run.returncode, 1, arguments)
+            self.assertIn("gpu_check.sh: ", run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
