@@ -174,7 +174,8 @@ TEST_F(DeviceShardMemory, CopiesABoxToASnapshotAndNothingBesideIt) {
     place->memory->copy({part.first, {part.rows, part.columns}, part.strides, kElementBytes},
                         place->memory->local()[0].data(), d_copy);
     // A read waits for the stream.
-    const auto reader = place->memory->make_reader(part.table(), place->views());
+    const TensorTable table = part.table();
+    const auto reader = place->memory->make_reader(table, place->views());
     reader->read(0, 0, 1, nullptr);
     part.scatter(part.gather(place->host), expected);
     EXPECT_TRUE(copy.read() == expected);
