@@ -67,16 +67,18 @@ struct ShardedReport {
   std::uint64_t sent_bytes = 0;      ///< Of its own deltas, each once, however many ranks got it.
   std::uint64_t received_bytes = 0;  ///< Of deltas for this rank.
   std::uint64_t foreign_bytes = 0;   ///< Of deltas for others of a channel, dropped unread.
-  double encode_seconds = 0;
-  double wire_seconds = 0;
-  double stage_seconds = 0;
-  double apply_seconds = 0;  ///< The pause.
+  // The first three overlap, so that their sum may be more than the total.
+  double encode_seconds = 0;  ///< That lanes were being detected and encoded.
+  double wire_seconds = 0;    ///< In transfers, with the waits for other ranks; not the wait for an own lane.
+  double stage_seconds = 0;   ///< That what came was being verified.
+  double apply_seconds = 0;   ///< The pause.
   double total_seconds = 0;
   std::uint64_t blocks_by_codec[5] = {};  ///< Of what was sent, with report_tensors; index: PositionCodec.
   std::vector<SentTensor> tensors;        ///< With report_tensors: what this rank sends, in the plan's order.
 };
 
-/// The trainer's end on one rank. Not thread-safe.
+/// The trainer's end on one rank. Not thread-safe. sync() encodes lanes ahead of the wire on a thread of its own, which
+/// has ended when it returns; all calls of the channels are made by the calling thread.
 ///
 ///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or is cut anew
 class SPARSECAST_API ShardedPublisher {
@@ -90,6 +92,7 @@ class SPARSECAST_API ShardedPublisher {
   /// The snapshot lies there as well; records come to the host, where the channels take them. All work is enqueued on
   /// `device.stream`, or, when that is null, on one stream of the object's own for all lanes: when regroup() or sync()
   /// is called, the tensors are complete for what follows on that stream, and they stay as they are until it returns.
+  /// Several threads enqueue there: Error{kUsage} for cudaStreamPerThread, which is another one on each.
   /// No wait for the device is longer than `device.deadline`, and `device.chunk_bytes` holds for each lane. Throws
   /// Error{kUnsupported} without a device backend or a device, or for options.encode.zstd_level other than 0, and
   /// Error{kUsage} for pointers that do not fit.
@@ -123,7 +126,8 @@ class SPARSECAST_API ShardedPublisher {
   std::unique_ptr<State> state_;
 };
 
-/// An engine's end on one rank. Not thread-safe.
+/// An engine's end on one rank. Not thread-safe. sync() and receive() verify what has come on a thread of their own,
+/// which has ended when they return; all calls of the channels are made by the calling thread.
 class SPARSECAST_API ShardedSubscriber {
  public:
   /// As ShardedPublisher; `engine` names the engine, whose ranks share the layout.

@@ -1,14 +1,16 @@
 // One sync of a trainer and its engines, all lanes of all ranks. A rank may be both, and does then both columns.
 //
 //     trainer rank                                    engine rank
-//     publish every own lane                          idle(v-1)
+//     publish own lanes, in that order                idle(v-1)
 //        |------- transfers, in the order of the plan: each rank those of its channels -------|
-//        |                                            stage every own lane
+//        |                                            stage own lanes, in that order
 //        |------- agree: all have published, sent and staged ---------------------------------|
 //        |                                            apply every own lane, each proves its digest
 //        |------- ballots: why not, if not; digests; every engine's must add up --------------|
 //        |------- verdict of the coordinator (trainer rank 0) --------------------------------|
 //     commit: idle, base v                            idle(v)
+//
+// Lanes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
 //
 // Whatever fails before the verdict: publishers abort, subscribers undo, v-1 stands everywhere, and the group is broken
 // until the next regroup. A rank that has given its ballot for v and does not hear the verdict is in doubt: it keeps
@@ -139,50 +141,45 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
-/// This rank's part in the transfers. What goes wrong with bytes that have come waits until all have passed, so that no
-/// rank is missed in what follows.
-void Membership::transfer(const Roles& roles, ShardedReport& report, Outcome& outcome, Deadline deadline) {
-  Stopwatch watch;
-  for (const Transfer* transfer : world_.wire().transfers()) {
-    const bool own = world_.wire().is_source(*transfer);
-    std::vector<Bytes> records;
-    std::vector<Bytes> kept;
-    {
-      const TraceRange<"sync.wire"> range({.version = last_attempt(roles)});
-      if (own) records = roles.publisher->records(*transfer, report);
-      if (own && roles.subscriber != nullptr) kept = records;
-      world_.wire().broadcast(*transfer, records, deadline);
-    }
-    report.wire_seconds += watch.lap();
-    if (roles.subscriber == nullptr) {
-      if (own) continue;
-      for (const Bytes& record : records) report.foreign_bytes += record.size();
-      continue;
-    }
-    const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
-    const std::uint64_t foreign = report.foreign_bytes;
-    outcome.then([&] {
-      roles.subscriber->stage(*transfer, own ? std::move(kept) : std::move(records),
-                              world_.meeting().name_of(transfer->source), report);
-    });
-    if (own) report.foreign_bytes = foreign;  // What it has for others alone has not come to it.
-    report.stage_seconds += watch.lap();
+/// What this rank does in the transfers. What is staged is counted in a report of its own, on a thread of its own.
+TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
+  TransferSteps steps;
+  if (roles.publisher != nullptr) {
+    steps.publish = [&side = *roles.publisher](std::uint32_t lane) {
+      const TraceRange<"sync.publish"> range({.version = side.last_attempt()});
+      side.publish(lane);
+    };
+    steps.records = [&side = *roles.publisher, &report](const Transfer& transfer) {
+      return side.records(transfer, report);
+    };
   }
-  if (roles.subscriber != nullptr) outcome.then([&] { roles.subscriber->require_staged(); });
+  steps.broadcast = [this, roles, &report, deadline](const Transfer& transfer, std::vector<Bytes>& records) {
+    const TraceRange<"sync.wire"> range({.version = last_attempt(roles)});
+    world_.wire().broadcast(transfer, records, deadline);
+    if (roles.subscriber != nullptr || world_.wire().is_source(transfer)) return;
+    for (const Bytes& record : records) report.foreign_bytes += record.size();
+  };
+  if (roles.subscriber == nullptr) return steps;
+  steps.stage = [this, roles, &staged](const Transfer& transfer, std::vector<Bytes> records) {
+    const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
+    const std::uint64_t foreign = staged.foreign_bytes;
+    roles.subscriber->stage(transfer, std::move(records), world_.meeting().name_of(transfer.source), staged);
+    // What it has for others alone has not come to it.
+    if (world_.wire().is_source(transfer)) staged.foreign_bytes = foreign;
+  };
+  return steps;
 }
 
 /// Up to the vote: everything has been published, sent and staged.
-void Membership::bring(const Roles& roles, ShardedReport& report, Deadline deadline) {
-  Stopwatch watch;
-  Outcome outcome;
-  if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
-  if (roles.publisher != nullptr) {
-    const TraceRange<"sync.publish"> range;
-    outcome.then([&] { roles.publisher->publish(); });
-  }
-  report.encode_seconds = watch.lap();
+void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline) {
+  pipeline.run(deadline);
+  Outcome outcome = pipeline.published();
+  report.encode_seconds = pipeline.encode_seconds();
+  report.wire_seconds = pipeline.wire_seconds();
+  report.stage_seconds = pipeline.stage_seconds();
   if (roles.publisher != nullptr) outcome.then([&] { roles.publisher->describe(world_.plan(), report); });
-  transfer(roles, report, outcome, deadline);
+  outcome.then([&] { pipeline.staged().rethrow(); });
+  if (roles.subscriber != nullptr) outcome.then([&] { roles.subscriber->require_staged(); });
   const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
   world_.require_all(outcome, deadline);
 }
@@ -213,14 +210,23 @@ void Membership::begin(const Roles& roles, Deadline deadline) {
   broken_ = true;
   const Stopwatch watch;
   ShardedReport report;
+  ShardedReport staged;
   try {
-    or_abort(world_.control(), [&] { bring(roles, report, deadline); });
+    std::vector<std::uint32_t> lanes;
+    if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
+    if (roles.publisher != nullptr) lanes = roles.publisher->begin_attempt();
+    // Its threads end when the others have learned of a failure, and before the attempt is settled.
+    TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), std::move(lanes),
+                              steps(roles, report, staged, deadline));
+    or_abort(world_.control(), [&] { bring(roles, pipeline, report, deadline); });
   } catch (...) {
     settle(roles, false);
     throw;
   }
+  report.received_bytes = staged.received_bytes;
+  report.foreign_bytes += staged.foreign_bytes;
   report.total_seconds = watch.total();
-  staged_ = report;
+  staged_ = std::move(report);
 }
 
 ShardedReport Membership::finish(const Roles& roles, Deadline deadline) {

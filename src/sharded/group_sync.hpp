@@ -6,6 +6,7 @@
 
 #include "sharded/publisher_side.hpp"
 #include "sharded/subscriber_side.hpp"
+#include "sharded/transfer_pipeline.hpp"
 
 namespace sparsecast {
 
@@ -32,9 +33,9 @@ class Membership {
   void form(const Roles& roles, const ChannelOpener& open, Deadline deadline);
   void seed(const Roles& roles, const ChannelOpener& open, Deadline deadline);
   void compare_bases(const Roles& roles, Deadline deadline);
-  void bring(const Roles& roles, ShardedReport& report, Deadline deadline);
+  TransferSteps steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline);
+  void bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline);
   StateDigest prove(const Roles& roles, ShardedReport& report, Deadline deadline);
-  void transfer(const Roles& roles, ShardedReport& report, Outcome& outcome, Deadline deadline);
 
   World world_;
   bool broken_ = false;                  ///< Also while a sync is under way.

@@ -71,18 +71,23 @@ std::vector<StateDigest> PublisherSide::base_digests(const FanoutPlan& plan) con
   return source_digests(plan, lanes_, bases);
 }
 
-void PublisherSide::publish() {
-  deltas_.clear();
+std::vector<std::uint32_t> PublisherSide::begin_attempt() {
   ++last_attempt_;
-  std::vector<const Delta*> deltas;
-  snapshot_lost_ = true;  // Until all lanes are through.
-  for (SourceLane& lane : lanes_) {
-    deltas.push_back(&lane.publisher->publish());
-    if (deltas.back()->info.version == last_attempt_) continue;
+  deltas_.assign(lanes_.size(), nullptr);
+  std::vector<std::uint32_t> lanes;
+  for (const SourceLane& lane : lanes_) lanes.push_back(lane.lane);
+  return lanes;
+}
+
+void PublisherSide::publish(std::uint32_t lane) {
+  SourceLane& own = find_lane(lanes_, lane);
+  snapshot_lost_ = true;  // Until it is through.
+  const Delta& delta = own.publisher->publish();
+  if (delta.info.version != last_attempt_) {
     throw Error(ErrorCode::kUsage,
-                fmt::format("lane {} made version {}, not {}", lane.lane, deltas.back()->info.version, last_attempt_));
+                fmt::format("lane {} made version {}, not {}", lane, delta.info.version, last_attempt_));
   }
-  deltas_ = std::move(deltas);
+  deltas_[index_of(own)] = &delta;
   snapshot_lost_ = false;
 }
 
@@ -113,9 +118,8 @@ void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) cons
 
 std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedReport& report) {
   std::vector<Bytes> records;
-  if (deltas_.empty()) return records;
   for (const std::uint32_t lane : transfer.lanes) {
-    const Delta& delta = *deltas_[static_cast<std::size_t>(&find_lane(lanes_, lane) - lanes_.data())];
+    const Delta& delta = *deltas_[index_of(find_lane(lanes_, lane))];
     // Copies: a transport must own what it sends, because after a failure it may go on reading it.
     records.push_back(delta.header);
     records.insert(records.end(), delta.frames.begin(), delta.frames.end());

@@ -36,11 +36,14 @@ class PublisherSide {
   /// Of the lanes as they are committed, for the ballot.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
-  /// Detects and encodes every lane, as the attempt after the last.
-  void publish();
-  /// With options.report_tensors: what publish() has found.
+  /// The attempt after the last; the lanes that are to be published for it.
+  std::vector<std::uint32_t> begin_attempt();
+  /// Detects and encodes one of them. On one thread at a time, while another may ask for the records of lanes that are
+  /// published, and for nothing else. When it throws, the snapshot is lost.
+  void publish(std::uint32_t lane);
+  /// With options.report_tensors: what has been found, in all lanes.
   void describe(const FanoutPlan& plan, ShardedReport& report) const;
-  /// The records of a transfer's lanes; none when publish() has failed.
+  /// The records of a transfer's lanes, which have been published.
   std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
   /// Of the attempt, for the ballot.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
@@ -54,6 +57,8 @@ class PublisherSide {
   StateDigest digest;  ///< Of all tensors at the version.
 
  private:
+  std::size_t index_of(const SourceLane& lane) const { return static_cast<std::size_t>(&lane - lanes_.data()); }
+
   std::shared_ptr<const Layout> layout_;       ///< With the bases of the plan in force.
   std::shared_ptr<const Layout> next_layout_;  ///< Of a plan that may be in force.
   std::size_t rank_;
@@ -64,7 +69,7 @@ class PublisherSide {
   bool in_doubt_ = false;       ///< They are pending for want of the verdict.
   bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
   std::vector<SourceLane> lanes_;
-  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the lanes; empty when it failed.
+  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the lanes; null until published.
 };
 
 }  // namespace sparsecast

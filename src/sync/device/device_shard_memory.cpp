@@ -18,6 +18,8 @@ namespace sparsecast {
 namespace {
 
 constexpr std::uint64_t kStagingBytes = std::uint64_t{8} << 20;
+/// cudaStreamPerThread, which CUDA's headers have as a cast that no constant can be made of.
+const auto kStreamPerThread = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});
 /// What every device takes at the least.
 constexpr std::uint64_t kMostPitch = std::numeric_limits<std::int32_t>::max();
 
@@ -224,6 +226,10 @@ class DeviceShardMemory final : public ShardMemory {
 std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
                                                       const std::vector<void*>& d_local, const DeviceOptions& options) {
   const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, d_local.size());
+  if (options.stream == kStreamPerThread) {
+    throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
+                fmt::format("rank {}: DeviceOptions::stream", rank));
+  }
   std::vector<TensorBytes> local;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const std::size_t size = element_size(tensors[t].dtype);

@@ -1,0 +1,64 @@
+#include "sharded/transfer_pipeline.hpp"
+
+#include <algorithm>
+
+namespace sparsecast {
+namespace {
+
+/// Those of `lanes`, in the order of the rank's own transfers; any that no transfer takes come last.
+std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& transfers, int rank,
+                                       std::vector<std::uint32_t> lanes) {
+  auto rest = lanes.begin();
+  for (const Transfer* const transfer : transfers) {
+    if (transfer->source != rank) continue;
+    for (const std::uint32_t lane : transfer->lanes) {
+      const auto found = std::find(rest, lanes.end(), lane);
+      if (found != lanes.end()) std::rotate(rest++, found, found + 1);
+    }
+  }
+  return lanes;
+}
+
+/// So many lanes may be encoded ahead of the wire.
+std::size_t most_ahead(const std::vector<const Transfer*>& transfers, int rank, std::size_t lanes) {
+  if (transfers.empty()) return TaskLine::kAtOnce;
+  const Transfer& first = *transfers.front();
+  return first.source == rank && first.lanes.size() == lanes ? TaskLine::kAtOnce : lanes;
+}
+
+}  // namespace
+
+TransferPipeline::TransferPipeline(const std::vector<const Transfer*>& transfers, int rank,
+                                   std::vector<std::uint32_t> lanes, TransferSteps steps)
+    : transfers_(transfers),
+      rank_(rank),
+      lanes_(by_transfer(transfers, rank, std::move(lanes))),
+      steps_(std::move(steps)),
+      producer_("encoding of lanes", most_ahead(transfers, rank, lanes_.size())),
+      stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : TaskLine::kAtOnce) {}
+
+void TransferPipeline::run(Deadline deadline) {
+  for (const std::uint32_t lane : lanes_) producer_.add([this, lane] { steps_.publish(lane); }, deadline);
+  for (const Transfer* const transfer : transfers_) pass(*transfer, deadline);
+  published_ = producer_.wait_for_all(deadline);
+  staged_ = stager_.wait_for_all(deadline);
+}
+
+void TransferPipeline::pass(const Transfer& transfer, Deadline deadline) {
+  const bool own = transfer.source == rank_;
+  bool ready = false;
+  if (own) ready = producer_.wait_for(lanes_due_ += transfer.lanes.size(), deadline);
+  Stopwatch watch;
+  std::vector<Bytes> records;
+  if (ready) records = steps_.records(transfer);
+  std::vector<Bytes> kept;  // The transport takes what it sends.
+  if (own && steps_.stage) kept = records;
+  steps_.broadcast(transfer, records);
+  wire_seconds_ += watch.lap();
+  if (!steps_.stage) return;
+  if (own) records = std::move(kept);
+  stager_.add([this, &transfer, records = std::move(records)]() mutable { steps_.stage(transfer, std::move(records)); },
+              deadline);
+}
+
+}  // namespace sparsecast

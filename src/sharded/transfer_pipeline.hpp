@@ -1,0 +1,74 @@
+#pragma once
+
+// The transfers of a sync, as one rank takes part in them. What it sends is encoded lane by lane ahead of the wire, and
+// what it gets is verified behind the wire, each on a thread of its own:
+//
+//     producer         encode lane 0 | encode lane 1 | encode lane 2 |
+//     calling thread                 | wire of 0     | wire of 1     | wire of 2     |
+//     stager                                         | stage 0       | stage 1       | stage 2       |
+//
+// The wire is the calling thread's alone (docs/nccl.md), and its order is the plan's. A rank for which nothing could
+// overlap starts no thread: one whose first transfer takes all that it sends has no producer, one that takes part in
+// one transfer no stager.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "sharded/task_line.hpp"
+#include "sparsecast/fanout_plan.hpp"
+
+namespace sparsecast {
+
+/// What a rank does, one function a step.
+struct TransferSteps {
+  /// Producer: an own lane. Lanes come in the order in which the transfers take them.
+  std::function<void(std::uint32_t lane)> publish;
+  /// Calling thread: what to send for an own transfer, when all its lanes have been published.
+  std::function<std::vector<Bytes>(const Transfer& transfer)> records;
+  /// Calling thread: as Wire::broadcast; the source's records are given, the others' come.
+  std::function<void(const Transfer& transfer, std::vector<Bytes>& records)> broadcast;
+  /// Stager: the records of each transfer, in order. Null for a rank that is no engine's.
+  std::function<void(const Transfer& transfer, std::vector<Bytes> records)> stage;
+};
+
+class TransferPipeline {
+ public:
+  /// Transfers that wait to be staged, at most; with the one that is staged and the one that is on the wire, a rank has
+  /// the records of three. One is enough to keep the stager at work while the next is on its way.
+  static constexpr std::size_t kMostUnstaged = 1;
+
+  /// `transfers`: those of this rank, in the plan's order, which outlive the pipeline; `lanes`: its own.
+  TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::vector<std::uint32_t> lanes,
+                   TransferSteps steps);
+  /// Its threads have ended then: the lane or transfer at work comes to its end, the others are left.
+  ~TransferPipeline() = default;
+
+  /// All of it. A lane that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that no
+  /// rank is missed in those that follow: transfers whose lanes are not all there have no records, and why is in
+  /// published() and staged(). Throws what broadcast() throws, and Error{kTimeout}.
+  void run(Deadline deadline);
+  const Outcome& published() const noexcept { return published_; }
+  const Outcome& staged() const noexcept { return staged_; }
+
+  /// As ShardedReport; after run().
+  double encode_seconds() const noexcept { return producer_.seconds(); }
+  double wire_seconds() const noexcept { return wire_seconds_; }
+  double stage_seconds() const noexcept { return stager_.seconds(); }
+
+ private:
+  void pass(const Transfer& transfer, Deadline deadline);
+
+  const std::vector<const Transfer*>& transfers_;
+  const int rank_;
+  std::vector<std::uint32_t> lanes_;  ///< In the order of the transfers.
+  TransferSteps steps_;
+  std::size_t lanes_due_ = 0;  ///< By the end of the transfer at hand.
+  double wire_seconds_ = 0;
+  Outcome published_;
+  Outcome staged_;
+  TaskLine producer_;
+  TaskLine stager_;
+};
+
+}  // namespace sparsecast

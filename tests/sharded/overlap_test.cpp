@@ -1,0 +1,321 @@
+// A sync whose lanes are published one by one while others are on the wire: that they are, and what is left behind when
+// one of them fails, lasts too long, or has no wire any more.
+
+#include <gtest/gtest.h>
+
+#include "sharded/group_sync.hpp"
+#include "sparsecast/layout_builders.hpp"
+#include "support/expect_error.hpp"
+#include "support/gate.hpp"
+#include "support/hashed_weights.hpp"
+#include "tests/bootstrap/meeting.hpp"
+
+namespace sparsecast {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Gate;
+using test::HashedWeights;
+using test::LocalStorage;
+using test::Tryst;
+using test::words_of;
+
+constexpr std::chrono::milliseconds kTimeout = 20s;
+constexpr int kEngineRanks = 3;
+
+std::shared_ptr<const Layout> one_tensor(std::uint32_t ranks, const Cut& rule) {
+  LayoutBuilder builder({Mesh{{"tp", ranks}}});
+  builder.tensor({"w", DType::kBF16, {30, 40}});
+  builder.add("w", {"w"}, rule);
+  return std::make_shared<const Layout>(builder.build());
+}
+
+/// What a test has to say when the publisher detects in a lane.
+using AtPublish = std::function<void(std::size_t lane)>;
+
+class WatchedDetector final : public Detector {
+ public:
+  WatchedDetector(std::unique_ptr<Detector> inner, std::function<void()> at_detect)
+      : inner_(std::move(inner)), at_detect_(std::move(at_detect)) {}
+
+  std::uint32_t part() const noexcept override { return inner_->part(); }
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
+    if (first == 0) at_detect_();
+    return inner_->detect(tensor, first, count, workspace);
+  }
+  ConstHostTensor current(std::size_t tensor) const override { return inner_->current(tensor); }
+  std::span<const HostTensor> snapshot() const noexcept override { return inner_->snapshot(); }
+  bool knows_old() const noexcept override { return inner_->knows_old(); }
+  bool consumes_changes() const noexcept override { return inner_->consumes_changes(); }
+  void finish() override { inner_->finish(); }
+  void committed() override { inner_->committed(); }
+  void aborted() override { inner_->aborted(); }
+
+ private:
+  std::unique_ptr<Detector> inner_;
+  std::function<void()> at_detect_;
+};
+
+/// Host memory whose publishers can be watched; lanes are counted as they are made.
+class WatchedMemory final : public ShardMemory {
+ public:
+  WatchedMemory(std::shared_ptr<ShardMemory> inner, AtPublish at_publish)
+      : ShardMemory(inner->local()), inner_(std::move(inner)), at_publish_(std::move(at_publish)) {}
+
+  void start_again() { lanes_ = 0; }
+
+  ShardBuffer allocate(std::uint64_t bytes) override { return inner_->allocate(bytes); }
+  void copy(const ShardBox& box, const std::byte* from, std::byte* to) override { inner_->copy(box, from, to); }
+  std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
+                                            const std::vector<ShardView>& live, const std::vector<ShardView>& held,
+                                            const PublisherOptions& options) override {
+    auto inner = make_snapshot_over(*table, tensors_at(live), tensors_at(held));
+    auto watched = std::make_unique<WatchedDetector>(std::move(inner), [this, lane = lanes_++] { at_publish_(lane); });
+    return std::make_unique<Publisher>(std::move(table), std::move(watched), options);
+  }
+  std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
+                                              const std::vector<ShardView>& live,
+                                              const SubscriberOptions& options) override {
+    return inner_->make_subscriber(std::move(table), live, options);
+  }
+  std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) override {
+    return inner_->make_reader(table, parts);
+  }
+  std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) override {
+    return inner_->make_writer(table, parts);
+  }
+
+ private:
+  static std::vector<HostTensor> tensors_at(const std::vector<ShardView>& views) {
+    std::vector<HostTensor> tensors;
+    for (const ShardView& view : views) tensors.push_back({view.data, view.strides});
+    return tensors;
+  }
+
+  std::shared_ptr<ShardMemory> inner_;
+  AtPublish at_publish_;
+  std::size_t lanes_ = 0;
+};
+
+/// A channel on which a test has something to say before a broadcast that is not one of a regroup.
+class WatchedTransport final : public Transport {
+ public:
+  WatchedTransport(std::unique_ptr<Transport> inner, std::function<void()> at_broadcast)
+      : inner_(std::move(inner)), at_broadcast_(std::move(at_broadcast)) {}
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override {
+    at_broadcast_();
+    inner_->broadcast(records, source, deadline);
+  }
+  int agree(int status, Deadline deadline) override { return inner_->agree(status, deadline); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  std::function<void()> at_broadcast_;
+};
+
+/// One trainer rank, the first of the world, and an engine of three ranks, each of which gets a lane and a transfer of
+/// its own.
+class Trio {
+ public:
+  std::shared_ptr<const Layout> trainer = one_tensor(1, Cut::replicate());
+  std::shared_ptr<const Layout> engine = one_tensor(kEngineRanks, Cut::column_parallel({"tp"}));
+  HashedWeights weights{11, 0.05};
+
+  AtPublish at_publish = [](std::size_t) {};
+  std::function<void(std::size_t transfer)> at_send = [](std::size_t) {};
+
+  /// Each rank of the world on a thread.
+  void run(const std::function<void(std::shared_ptr<Rendezvous>)>& body) const {
+    test::Meeting meeting(test::meeting_options(1 + kEngineRanks));
+    meeting.run(body);
+  }
+};
+
+/// The trainer's rank.
+class Sender {
+ public:
+  explicit Sender(const Trio& trio)
+      : trio_(trio),
+        storage_(trio.weights.make(*trio.trainer, 0, 0)),
+        memory_(std::make_shared<WatchedMemory>(make_host_shard_memory(*trio.trainer, 0, test::views_of(storage_)),
+                                                [this](std::size_t lane) {
+                                                  if (watching_) trio_.at_publish(lane);
+                                                })),
+        side_(trio.trainer, 0, memory_, {}) {}
+
+  void regroup(std::shared_ptr<ControlChannel> control) {
+    watching_ = false;
+    memory_->start_again();
+    group_.reset();
+    group_.emplace(Roles{&side_, nullptr}, std::move(control), opener(), kTimeout);
+    watching_ = true;
+  }
+  ShardedReport sync(std::chrono::milliseconds timeout = kTimeout) {
+    sent_ = 0;
+    return group_->sync(Roles{&side_, nullptr}, timeout);
+  }
+  void train(std::uint64_t step) { trio_.weights.train(*trio_.trainer, 0, step, storage_); }
+  PublisherSide& side() { return side_; }
+
+ private:
+  ChannelOpener opener() {
+    return [this](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
+      auto channels = open_control_channels()(world, plan, deadline);
+      for (auto& channel : channels) {
+        if (!channel) continue;
+        channel = std::make_unique<WatchedTransport>(std::move(channel), [this] {
+          if (watching_) trio_.at_send(sent_++);
+        });
+      }
+      return channels;
+    };
+  }
+
+  const Trio& trio_;
+  LocalStorage storage_;
+  std::shared_ptr<WatchedMemory> memory_;
+  PublisherSide side_;
+  std::optional<Membership> group_;
+  bool watching_ = false;
+  std::size_t sent_ = 0;
+};
+
+/// A rank of the engine.
+class Receiver {
+ public:
+  Receiver(const Trio& trio, std::size_t place)
+      : trio_(trio),
+        place_(place),
+        storage_(trio.weights.make(*trio.engine, place, 0)),
+        subscriber_("engine", trio.engine, place, test::views_of(storage_), {}) {}
+
+  void regroup(std::shared_ptr<ControlChannel> control) {
+    subscriber_.regroup(std::move(control), open_control_channels(), kTimeout);
+  }
+  ShardedReport sync(std::chrono::milliseconds timeout = kTimeout) { return subscriber_.sync(timeout); }
+  std::uint64_t version() const { return subscriber_.version(); }
+  std::uint64_t wrong(std::uint64_t step) const {
+    return trio_.weights.count_wrong(*trio_.engine, place_, step, storage_);
+  }
+
+ private:
+  const Trio& trio_;
+  std::size_t place_;
+  LocalStorage storage_;
+  ShardedSubscriber subscriber_;
+};
+
+/// A sync that the trainer cannot finish.
+struct Failure {
+  std::string words;                             ///< The trainer's.
+  std::string refusal;                           ///< What a regroup then says; "" when it heals.
+  std::chrono::milliseconds timeout = kTimeout;  ///< The trainer's.
+  /// The engine's: ranks whose channel falls silent wait for it as long.
+  std::chrono::milliseconds engine_timeout = kTimeout;
+  std::function<void()> when_known = [] {};  ///< Each of the engine's ranks, when it has learned of it.
+};
+
+/// The failure, then a regroup of all, and, unless that is refused, a sync that brings what was lost.
+void fail_and_heal(const Trio& trio, const Failure& failure) {
+  test::Meeting again(test::meeting_options(1 + kEngineRanks));
+  trio.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    const int r = channel->rank();
+    if (r == 0) {
+      Sender sender(trio);
+      sender.regroup(channel);
+      sender.train(1);
+      const std::string said = words_of([&] { sender.sync(failure.timeout); });
+      EXPECT_NE(said.find(failure.words), std::string::npos) << said;
+      EXPECT_EQ(sender.side().version(), 0U);
+      const std::string refused = words_of([&] { sender.regroup(again.meet(r)); });
+      EXPECT_EQ(refused.substr(0, failure.refusal.size()), failure.refusal);
+      if (!failure.refusal.empty()) return;
+      ASSERT_EQ(refused, "");
+      sender.train(2);
+      EXPECT_EQ(sender.sync().version, 2U);
+      return;
+    }
+    Receiver receiver(trio, static_cast<std::size_t>(r - 1));
+    receiver.regroup(channel);
+    EXPECT_NE(words_of([&] { receiver.sync(failure.engine_timeout); }), "");
+    failure.when_known();
+    EXPECT_EQ(receiver.version(), 0U);
+    EXPECT_EQ(receiver.wrong(0), 0U);
+    const std::string refused = words_of([&] { receiver.regroup(again.meet(r)); });
+    EXPECT_EQ(refused.empty(), failure.refusal.empty()) << refused;
+    if (!refused.empty()) return;
+    EXPECT_EQ(receiver.sync().version, 2U);
+    EXPECT_EQ(receiver.wrong(2), 0U);
+  });
+}
+
+TEST(Overlap, ALaneIsPublishedWhileTheOneBeforeIsSentAndNothingElseChanges) {
+  Trio trio;
+  Tryst trysts[3];
+  std::size_t version = 0;
+  trio.at_publish = [&](std::size_t lane) {
+    if (lane == 1) trysts[version].first();
+  };
+  trio.at_send = [&](std::size_t transfer) {
+    if (transfer == 0) trysts[version].second();
+  };
+  trio.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    if (channel->rank() == 0) {
+      Sender sender(trio);
+      sender.regroup(channel);
+      for (std::uint64_t v = 1; v <= 3; ++v) {
+        sender.train(v);
+        const ShardedReport report = sender.sync();
+        EXPECT_EQ(report.version, v);
+        EXPECT_GT(report.encode_seconds, 0);
+        EXPECT_GT(report.wire_seconds, 0);
+        version = v;
+      }
+      return;
+    }
+    Receiver receiver(trio, static_cast<std::size_t>(channel->rank() - 1));
+    receiver.regroup(channel);
+    for (std::uint64_t v = 1; v <= 3; ++v) {
+      EXPECT_EQ(receiver.sync().version, v);
+      EXPECT_EQ(receiver.wrong(v), 0U);
+    }
+  });
+}
+
+TEST(Overlap, ALaneThatFailsIsKnownEverywhereAndTheSnapshotIsLost) {
+  for (std::size_t bad = 0; bad < kEngineRanks; ++bad) {
+    Trio trio;
+    trio.at_publish = [&](std::size_t lane) {
+      if (lane == bad) throw Error(ErrorCode::kIo, "the memory of this lane is gone");
+    };
+    fail_and_heal(trio, {"io: the memory of this lane is gone", "dirty: an earlier publish"});
+  }
+}
+
+TEST(Overlap, ATransferThatFailsLosesNothingWhicheverLanesArePublished) {
+  for (std::size_t bad = 0; bad < kEngineRanks; ++bad) {
+    Trio trio;
+    bool failed = false;
+    trio.at_send = [&](std::size_t transfer) {
+      if (transfer == bad && !std::exchange(failed, true)) throw Error(ErrorCode::kIo, "the cable was cut");
+    };
+    fail_and_heal(trio, {"the cable was cut", "", kTimeout, 2s});
+  }
+}
+
+TEST(Overlap, ALaneThatLastsBeyondTheDeadlineLosesNothing) {
+  Trio trio;
+  Gate known;
+  bool first = true;
+  trio.at_publish = [&](std::size_t lane) {
+    if (lane == 1 && std::exchange(first, false)) known.pass();
+  };
+  // The others know of it while the lane is still being published.
+  fail_and_heal(
+      trio, {"timeout: encoding of lanes was at 1 of 3 when the deadline passed", "", 1s, 4s, [&] { known.open(); }});
+}
+
+}  // namespace
+}  // namespace sparsecast
