@@ -80,6 +80,52 @@ void records_over_control(Case& running) {
 }
 const Registration kRecords{"records_over_control", records_over_control};
 
+/// Another thread of a rank that waits in a call, of the channel or of a part of it.
+void giving_up_beside(Case& running) {
+  running.ends_by_abort();
+  const auto channel = make_mpi_control_channel();
+  const auto part = channel->split(0, running.rank(), in(60s));
+  const int silent = running.size() - 1;
+  ControlChannel& where = running.size() == 2 ? *channel : *part;
+  MPI_Barrier(MPI_COMM_WORLD);
+  std::string words;
+  if (running.rank() == silent) {
+    words = news_of_failure(where).value_or("nothing");
+  } else {
+    std::jthread other;
+    if (running.rank() == 0) {
+      other = std::jthread([&] {
+        std::this_thread::sleep_for(200ms);
+        channel->abort("somebody pulled the plug");
+      });
+    }
+    try {
+      where.all_gather(blob_of(running.rank(), 10), in(60s));
+    } catch (const Error& error) {
+      running.expect_equal(static_cast<int>(error.code()), static_cast<int>(ErrorCode::kPeerFailed), "the code");
+      words = error.what();
+    }
+  }
+  running.expect(words.find("somebody pulled the plug") != std::string::npos, "the reason, not: " + words);
+}
+const Registration kGivingUpBeside{"control_giving_up_beside", giving_up_beside};
+
+/// Where MPI is one thread's, another one's wish waits for the next call, or the end of the channel.
+void giving_up_between_calls(Case& running) {
+  running.ends_by_abort();
+  auto channel = make_mpi_control_channel();
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (running.rank() == 0) {
+    std::jthread([&] { channel->abort("somebody pulled the plug"); }).join();
+    running.expect(channel->aborted().value_or("").find("somebody pulled") != std::string::npos, "its own reason");
+    channel.reset();
+  } else {
+    const std::string words = news_of_failure(*channel).value_or("nothing");
+    running.expect(words.find("somebody pulled the plug") != std::string::npos, "the reason, not: " + words);
+  }
+}
+const Registration kGivingUpBetween{"control_giving_up_between_calls", giving_up_between_calls};
+
 void silent_rank(Case& running) {
   running.ends_by_abort();
   const auto channel = make_mpi_control_channel();

@@ -115,8 +115,8 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
 
  private:
   struct Impl;
-  explicit Rendezvous(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Rendezvous(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;  ///< Its own; the parts look at it as long as it is there.
 };
 
 }  // namespace sparsecast

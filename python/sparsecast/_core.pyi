@@ -216,7 +216,7 @@ class Layout:
 
 class ControlChannel:
     """
-    A slow, reliable side channel between the ranks of a group. Every call but abort() is collective, ends by its timeout (seconds), and raises DeadlineError, PeerFailedError or GroupMismatchError otherwise; the channel is broken then, and every rank learns so. One thread at a time.
+    A slow, reliable side channel between the ranks of a group. Every call but abort() is collective, ends by its timeout (seconds), and raises DeadlineError, PeerFailedError or GroupMismatchError otherwise; the channel is broken then, and every rank learns so. One thread at a time, but for abort().
     """
 
     @property
@@ -240,7 +240,9 @@ class ControlChannel:
         """
 
     def abort(self, reason: str) -> None:
-        """Tells the others that this rank gives up, and why; best effort."""
+        """
+        Tells the others that this rank gives up, and why; best effort. May be called by any thread at any time: a call that another one is in raises PeerFailedError with the reason, here and on every rank that waits.
+        """
 
     def aborted(self) -> str | None:
         """Why the channel is broken, or None; does not wait."""

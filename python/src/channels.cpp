@@ -95,7 +95,7 @@ void bind_channels(nb::module_& m) {
       m, "ControlChannel",
       "A slow, reliable side channel between the ranks of a group. Every call but abort() is collective, ends by its "
       "timeout (seconds), and raises DeadlineError, PeerFailedError or GroupMismatchError otherwise; the channel is "
-      "broken then, and every rank learns so. One thread at a time.")
+      "broken then, and every rank learns so. One thread at a time, but for abort().")
       .def_prop_ro("rank", &ControlChannel::rank)
       .def_prop_ro("size", &ControlChannel::size)
       .def("all_gather", &all_gather, nb::arg("own"), nb::arg("timeout") = 60.0,
@@ -118,7 +118,9 @@ void bind_channels(nb::module_& m) {
           nb::arg("color"), nb::arg("key"), nb::arg("timeout") = 60.0,
           "Channels of the ranks of one color each, ordered by key, then rank; None for a negative color.")
       .def("abort", &ControlChannel::abort, nb::arg("reason"), ReleaseGil(),
-           "Tells the others that this rank gives up, and why; best effort.")
+           "Tells the others that this rank gives up, and why; best effort. May be called by any thread at any time: a "
+           "call "
+           "that another one is in raises PeerFailedError with the reason, here and on every rank that waits.")
       .def("aborted", &ControlChannel::aborted, ReleaseGil(), "Why the channel is broken, or None; does not wait.");
   m.def("meet", &meet, nb::arg("host"), nb::arg("port"), nb::kw_only(), nb::arg("rank"), nb::arg("size"),
         nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("timeout") = 60.0,

@@ -43,7 +43,9 @@ void Connection::send(MessageType type, std::span<const std::byte> body, Deadlin
     std::span<const std::byte> left = message;
     while (!left.empty()) {
       left = left.subspan(socket_.send_some(left));
-      if (!left.empty() && !socket_.wait(POLLOUT, deadline)) {
+      if (left.empty()) break;
+      check_gate();
+      if (!wait_here(POLLOUT, deadline)) {
         throw Error(ErrorCode::kTimeout, fmt::format("takes no {} until the deadline", to_string(type)));
       }
     }
@@ -144,10 +146,46 @@ std::optional<std::string> Connection::given_up() {
   return std::nullopt;
 }
 
-ControlMessage Connection::receive(Deadline deadline) {
+bool Connection::listens() const noexcept { return !closed_ && !left_ && waiting_.size() < kMostWaiting; }
+
+bool Connection::wait_here(short events, Deadline deadline) {
   for (;;) {
+    const auto now = std::chrono::steady_clock::now();
+    if (socket_.wait(events, std::min(deadline, now + kLookUp), gate_descriptor())) return true;
+    if (deadline <= now + kLookUp) return false;
+    look_up();
+  }
+}
+
+bool Connection::wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline) {
+  if (others.empty()) return wait_here(POLLIN, deadline);
+  std::vector<pollfd> entries{{socket_.descriptor(), POLLIN, 0}, {gate_descriptor(), POLLIN, 0}};
+  std::vector<Connection*> watched;
+  for (const std::unique_ptr<Link>& other : others) {
+    auto* const connection = static_cast<Connection*>(other.get());
+    if (connection == nullptr || connection == this) continue;
+    throw_if_aborted(connection->waiting_, connection->name_);  // It may have come with something that was taken.
+    if (!connection->listens()) continue;
+    entries.push_back({connection->socket_.descriptor(), POLLIN, 0});
+    watched.push_back(connection);
+  }
+  while (::poll(entries.data(), entries.size(), poll_milliseconds(deadline)) <= 0) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    look_up();
+  }
+  for (std::size_t i = 0; i < watched.size(); ++i) {
+    if (entries[i + 2].revents == 0) continue;
+    watched[i]->fill();
+    throw_if_aborted(watched[i]->waiting_, watched[i]->name_);
+  }
+  return true;
+}
+
+ControlMessage Connection::receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others) {
+  for (;;) {
+    check_gate();
     if (std::optional<ControlMessage> message = poll()) return std::move(*message);
-    if (!socket_.wait(POLLIN, deadline)) {
+    if (!wait_for_news(others, deadline)) {
       throw Error(ErrorCode::kTimeout, "silent until the deadline", name_);
     }
   }

@@ -26,7 +26,7 @@ class Connection final : public Link {
   /// The next message that is complete by now. Throws Error{kCorrupt} for what was not sealed by the peer, and
   /// Error{kPeerFailed} when it is gone.
   std::optional<ControlMessage> poll();
-  ControlMessage receive(Deadline deadline) override;
+  ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
   /// Ends the stream and reads on until the peer has ended its own, or the deadline: closing with bytes unread would
   /// take away what was sent last, and that is where the reason is.
   void linger(Deadline deadline) noexcept override;
@@ -36,6 +36,12 @@ class Connection final : public Link {
   /// Reads what is there, at most until some messages wait.
   void fill();
   void throw_if_given_up();
+  /// More may come on it that is not known yet.
+  bool listens() const noexcept;
+  /// Until the socket is ready, or the gate is asked; false at the deadline.
+  bool wait_here(short events, Deadline deadline);
+  /// Until there is something to receive, here or on `others`, or the gate is asked; false at the deadline.
+  bool wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline);
   bool take_message();
 
   Socket socket_;

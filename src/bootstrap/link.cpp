@@ -1,5 +1,7 @@
 #include "bootstrap/link.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -63,6 +65,15 @@ Error abort_of(const ControlMessage& message) {
 const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting) {
   const auto found = std::ranges::find(waiting, MessageType::kAbort, &ControlMessage::type);
   return found == waiting.end() ? nullptr : &*found;
+}
+
+void throw_if_aborted(const std::deque<ControlMessage>& waiting, const std::string& name) {
+  const ControlMessage* const abort = find_abort(waiting);
+  if (abort == nullptr) return;
+  const Error reason = abort_of(*abort);
+  // A silence would be taken for that of the one that is waited for.
+  const ErrorCode code = reason.code() == ErrorCode::kTimeout ? ErrorCode::kPeerFailed : reason.code();
+  throw Error(code, fmt::format("gave up: {}", reason.message()), name);
 }
 
 }  // namespace sparsecast

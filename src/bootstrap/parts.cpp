@@ -15,4 +15,31 @@ std::vector<int> ranks_of_part(const std::vector<PartChoice>& choices, int color
   return ranks;
 }
 
+std::shared_ptr<ControlChannel> LivingParts::add(std::shared_ptr<ControlChannel> part) {
+  std::optional<std::string> reason;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(parts_, [](const auto& known) { return known.expired(); });
+    parts_.push_back(part);
+    reason = reason_;
+  }
+  if (reason) part->abort(*reason);
+  return part;
+}
+
+void LivingParts::abort(const std::string& reason) noexcept {
+  try {
+    std::vector<std::shared_ptr<ControlChannel>> parts;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!reason_) reason_ = reason;
+      for (const auto& known : parts_) {
+        if (auto part = known.lock()) parts.push_back(std::move(part));
+      }
+    }
+    for (const auto& part : parts) part->abort(reason);
+  } catch (...) {
+  }
+}
+
 }  // namespace sparsecast

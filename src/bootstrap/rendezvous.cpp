@@ -38,9 +38,10 @@ void check_options(const RendezvousOptions& options) {
 
 struct Rendezvous::Impl {
   explicit Impl(const RendezvousOptions& options)
-      : star("rendezvous", options.rank, options.size, options.max_blob_bytes) {}
+      : star("rendezvous", options.rank, options.size, options.max_blob_bytes, /*any_thread=*/true) {}
 
   StarGroup star;
+  LivingParts parts;
   std::string own_host;
   std::string place;
   std::vector<std::string> turned_away;
@@ -51,7 +52,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options) {
   if (options.rank != 0) {
     const Deadline deadline = steady_clock::now() + options.timeout;
     const SecretKey key = key_from_secret(options.secret);
-    auto impl = std::make_unique<Impl>(options);
+    auto impl = std::make_shared<Impl>(options);
     try {
       auto hub = knock(options, key, impl->star.max_body_bytes(), deadline);
       impl->own_host = hub->socket().local().host();
@@ -73,7 +74,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
   if (options.rank != 0) throw Error(ErrorCode::kUsage, "only rank 0 listens", "rendezvous");
   const Deadline deadline = steady_clock::now() + options.timeout;
   const SecretKey key = key_from_secret(options.secret);
-  auto impl = std::make_unique<Impl>(options);
+  auto impl = std::make_shared<Impl>(options);
   impl->own_host = listener.host();
   impl->place = listener.impl_->socket.local().text();
   Admission admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
@@ -83,15 +84,11 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
   return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
 }
 
-Rendezvous::Rendezvous(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Rendezvous::Rendezvous(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Rendezvous::~Rendezvous() {
   // So that a rank that still waits for the end of the last collective does not take this for a death.
-  if (impl_->star.broken()) return;
-  try {
-    impl_->star.tell_all(MessageType::kLeave, {}, steady_clock::now() + kFarewell);
-  } catch (const Error&) {
-  }
+  impl_->star.say_farewell(steady_clock::now() + kFarewell);
 }
 
 int Rendezvous::rank() const noexcept { return impl_->star.rank(); }
@@ -109,7 +106,10 @@ Bytes Rendezvous::broadcast(std::span<const std::byte> own, Deadline deadline) {
 int Rendezvous::agree(int status, int coordinator, Deadline deadline) {
   return impl_->star.agree(status, coordinator, deadline);
 }
-void Rendezvous::abort(const std::string& reason) noexcept { impl_->star.abort(reason); }
+void Rendezvous::abort(const std::string& reason) noexcept {
+  impl_->star.abort(reason);
+  impl_->parts.abort(reason);
+}
 std::optional<std::string> Rendezvous::aborted() noexcept { return impl_->star.aborted(); }
 
 // --- parts of a group ---
@@ -170,7 +170,12 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
   options.size = static_cast<int>(group.size());
   options.rank = static_cast<int>(std::find(group.begin(), group.end(), rank()) - group.begin());
   options.timeout = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-  return leads ? meet(options, *listener) : meet(options);
+  const std::shared_ptr<Rendezvous> part = leads ? meet(options, *listener) : meet(options);
+  part->impl_->star.follow([whole = std::weak_ptr(impl_)]() -> std::optional<std::string> {
+    const std::shared_ptr<Impl> here = whole.lock();
+    return here ? here->star.aborted() : std::nullopt;
+  });
+  return impl_->parts.add(part);
 }
 
 }  // namespace sparsecast

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -161,10 +162,10 @@ std::size_t Socket::receive_some(std::span<std::byte> bytes, bool& closed) {
   throw Error(ErrorCode::kPeerFailed, fmt::format("the connection broke: {}", system_words(errno)));
 }
 
-bool Socket::wait(short events, Deadline deadline) const {
+bool Socket::wait(short events, Deadline deadline, int waker) const {
   for (;;) {
-    pollfd entry{descriptor_, events, 0};
-    if (poll(&entry, 1, poll_milliseconds(deadline)) > 0) return true;
+    std::array<pollfd, 2> entries{{{descriptor_, events, 0}, {waker, POLLIN, 0}}};
+    if (poll(entries.data(), entries.size(), poll_milliseconds(deadline)) > 0) return true;
     if (steady_clock::now() >= deadline) return false;
   }
 }

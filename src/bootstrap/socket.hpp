@@ -50,8 +50,9 @@ class Socket {
   std::size_t send_some(std::span<const std::byte> bytes);
   /// Receives what is there; 0 when nothing is. Sets `closed` at the end of the stream. Throws Error{kPeerFailed}.
   std::size_t receive_some(std::span<std::byte> bytes, bool& closed);
-  /// Waits until it is ready for these poll(2) events; false at the deadline.
-  bool wait(short events, Deadline deadline) const;
+  /// Waits until it is ready for these poll(2) events, or the descriptor `waker`, if there is one, is readable; false
+  /// at the deadline.
+  bool wait(short events, Deadline deadline, int waker = -1) const;
 
  private:
   int release() noexcept;

@@ -28,8 +28,20 @@ Deadline close_of_step(Deadline deadline) {
   return deadline - std::clamp<steady_clock::duration>(left / 8, steady_clock::duration::zero(), milliseconds(500));
 }
 
-StarGroup::StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes)
-    : who_(std::move(who)), rank_(rank), size_(size), max_blob_bytes_(max_blob_bytes) {}
+StarGroup::StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread)
+    : who_(std::move(who)), rank_(rank), size_(size), max_blob_bytes_(max_blob_bytes), gate_(any_thread) {}
+
+void StarGroup::connect_members(std::vector<std::unique_ptr<Link>> members) {
+  members_ = std::move(members);
+  for (const auto& member : members_) {
+    if (member) member->obey(gate_);
+  }
+}
+
+void StarGroup::connect_hub(std::unique_ptr<Link> hub) {
+  hub_ = std::move(hub);
+  hub_->obey(gate_);
+}
 
 StarGroup::~StarGroup() {
   if (!broken_) return;
@@ -64,6 +76,8 @@ void StarGroup::tell_all(MessageType type, std::span<const std::byte> body, Dead
 }
 
 void StarGroup::break_with(const Error& error) noexcept {
+  gate_.acted();
+  gate_.ignore();  // The last words.
   if (broken_) return;
   try {
     broken_ = error.what();
@@ -73,13 +87,28 @@ void StarGroup::break_with(const Error& error) noexcept {
   }
 }
 
+void StarGroup::leave() noexcept {
+  try {
+    while (const std::optional<std::string> reason = gate_.leave()) break_with(Error(ErrorCode::kPeerFailed, *reason));
+  } catch (...) {
+    gate_.acted();
+    if (!broken_) broken_ = "out of memory";
+    leave();
+  }
+}
+
 template <class Body>
 auto StarGroup::guard(const char* phase, const Body& body) {
+  if (!gate_.enter()) {
+    throw Error(ErrorCode::kUsage, "another thread is in a call of this channel", context(phase));
+  }
+  const Turn turn{*this};
   if (broken_) {
     throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
                 context(phase));
   }
   try {
+    gate_.check();
     return body();
   } catch (const Error& error) {
     break_with(error);
@@ -87,8 +116,9 @@ auto StarGroup::guard(const char* phase, const Body& body) {
   }
 }
 
-Bytes StarGroup::expect(Link& peer, MessageType type, Deadline deadline) {
-  ControlMessage message = peer.receive(deadline);
+Bytes StarGroup::expect(Link& peer, MessageType type, Deadline deadline,
+                        std::span<const std::unique_ptr<Link>> others) {
+  ControlMessage message = peer.receive(deadline, others);
   if (message.type == MessageType::kAbort) {
     const Error reason = abort_of(message);
     throw Error(reason.code(), fmt::format("gave up: {}", reason.message()), peer.name());
@@ -108,7 +138,7 @@ std::vector<Bytes> StarGroup::collect(MessageType type, Deadline deadline) {
   std::vector<int> silent;
   for (int r = 1; r < size_; ++r) {
     try {
-      bodies[static_cast<std::size_t>(r)] = expect(*members_[static_cast<std::size_t>(r)], type, deadline);
+      bodies[static_cast<std::size_t>(r)] = expect(*members_[static_cast<std::size_t>(r)], type, deadline, members_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kTimeout) throw;
       silent.push_back(r);
@@ -150,6 +180,7 @@ Bytes StarGroup::broadcast(std::span<const std::byte> own, Deadline deadline) {
 
 /// A verdict is final: where it cannot be delivered, the channel breaks, but the call that decided succeeds.
 void StarGroup::deliver_verdict(std::int32_t worst, int decided_by, Deadline deadline) {
+  gate_.ignore();
   for (int r = 1; r < size_; ++r) {
     if (r == decided_by) continue;
     try {
@@ -158,6 +189,7 @@ void StarGroup::deliver_verdict(std::int32_t worst, int decided_by, Deadline dea
       broken_ = fmt::format("the verdict could not be delivered: {}", error.what());
     }
   }
+  gate_.heed();
 }
 
 int StarGroup::agree_as_hub(int status, int coordinator, Deadline deadline) {
@@ -177,7 +209,7 @@ int StarGroup::agree_as_hub(int status, int coordinator, Deadline deadline) {
   if (coordinator != 0) {
     Link& decider = *members_[static_cast<std::size_t>(coordinator)];
     decider.send(MessageType::kVote, bytes_of(worst), deadline);
-    verdict = value_of<std::int32_t>(expect(decider, MessageType::kVerdict, deadline), decider.name());
+    verdict = value_of<std::int32_t>(expect(decider, MessageType::kVerdict, deadline, members_), decider.name());
   }
   deliver_verdict(verdict, coordinator, deadline);
   return verdict;
@@ -190,11 +222,13 @@ int StarGroup::agree_as_member(int status, int coordinator, Deadline deadline) {
     return value_of<std::int32_t>(expect(*hub_, MessageType::kVerdict, deadline), hub_->name());
   }
   const auto worst = value_of<Vote>(expect(*hub_, MessageType::kVote, deadline), hub_->name());
+  gate_.ignore();
   try {
     hub_->send(MessageType::kVerdict, bytes_of(worst.status), deadline);
   } catch (const Error& error) {
     broken_ = fmt::format("the verdict could not be delivered: {}", error.what());
   }
+  gate_.heed();
   return worst.status;
 }
 
@@ -209,16 +243,32 @@ int StarGroup::agree(int status, int coordinator, Deadline deadline) {
 
 void StarGroup::abort(const std::string& reason) noexcept {
   try {
-    break_with(Error(ErrorCode::kPeerFailed, reason));
+    if (gate_.ask(reason)) leave();
   } catch (...) {
   }
 }
 
+void StarGroup::say_farewell(Deadline deadline) noexcept {
+  if (!gate_.enter()) return;
+  const Turn turn{*this};
+  if (broken_) return;
+  try {
+    tell_all(MessageType::kLeave, {}, deadline);
+  } catch (const Error&) {
+  }
+}
+
+void StarGroup::settle_abort() noexcept {
+  if (gate_.enter_for_a_moment()) leave();
+}
+
 std::optional<std::string> StarGroup::aborted() noexcept {
   try {
+    if (!gate_.enter_for_a_moment()) return gate_.asked();
+    const Turn turn{*this};
     if (broken_) return broken_;
-    std::optional<std::string> why;
-    if (hub_) why = hub_->given_up();
+    std::optional<std::string> why = gate_.asked();
+    if (hub_ && !why) why = hub_->given_up();
     for (const auto& member : members_) {
       if (member && !why) why = member->given_up();
     }

@@ -2,7 +2,7 @@
 
 // The group: a star with rank 0 as its hub, over whatever links.
 //
-//     open --any failure--> broken (every rank is told, every later call throws)
+//     open --any failure, or abort() of any thread--> broken (every rank is told, every later call throws)
 //
 //     all_gather   every rank -> hub: blob              hub -> every rank: all blobs
 //     broadcast                                         hub -> every rank
@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/call_gate.hpp"
 #include "bootstrap/link.hpp"
 
 namespace sparsecast {
@@ -29,8 +30,9 @@ Deadline close_of_step(Deadline deadline);
 
 class StarGroup {
  public:
-  /// `who` begins the context of every error: "rendezvous".
-  StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes);
+  /// `who` begins the context of every error: "rendezvous". `any_thread`: links may be used by one thread after
+  /// another; else only by that of the calls, and what another one wants by abort() is done by the next call.
+  StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread);
   ~StarGroup();
   StarGroup(const StarGroup&) = delete;
   StarGroup& operator=(const StarGroup&) = delete;
@@ -43,25 +45,41 @@ class StarGroup {
   std::uint64_t max_body_bytes() const noexcept;
 
   /// The links: on the hub those of ranks 1 to size - 1, at their places; on a member the one to the hub.
-  void connect_members(std::vector<std::unique_ptr<Link>> members) { members_ = std::move(members); }
-  void connect_hub(std::unique_ptr<Link> hub) { hub_ = std::move(hub); }
+  void connect_members(std::vector<std::unique_ptr<Link>> members);
+  void connect_hub(std::unique_ptr<Link> hub);
 
-  // As ControlChannel says.
+  // As ControlChannel says. abort() may be called by any thread at any time, the others by one at a time:
+  // Error{kUsage}.
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline);
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline);
   int agree(int status, int coordinator, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   std::optional<std::string> aborted() noexcept;
+  /// It is a part of another group, which `whole` asks why it is broken: calls that wait look there now and then.
+  void follow(std::function<std::optional<std::string>()> whole) { gate_.follow(std::move(whole)); }
+  /// Before it goes: to every link that this rank has done its part, unless the group is broken.
+  void say_farewell(Deadline deadline) noexcept;
+  /// Before it goes: what abort() has left to the next call.
+  void settle_abort() noexcept;
 
   /// To every link. Tries them all, then throws the first failure, unless this is the news of one.
   void tell_all(MessageType type, std::span<const std::byte> body, Deadline deadline);
-  /// The body of the peer's next message, which must be of this type.
-  static Bytes expect(Link& peer, MessageType type, Deadline deadline);
+  /// The body of the peer's next message, which must be of this type; `others` as Link::receive.
+  static Bytes expect(Link& peer, MessageType type, Deadline deadline,
+                      std::span<const std::unique_ptr<Link>> others = {});
 
  private:
+  /// A turn of the thread that has entered the gate.
+  struct Turn {
+    StarGroup& star;
+    ~Turn() { star.leave(); }
+  };
+
   std::string context(const char* phase) const;
   template <class Body>
   auto guard(const char* phase, const Body& body);
+  /// Ends a turn that CallGate::enter or ask has begun; does what was asked for meanwhile.
+  void leave() noexcept;
   void break_with(const Error& error) noexcept;
   /// Every member's message; when some are silent, all of them are named.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
@@ -73,6 +91,7 @@ class StarGroup {
   int rank_;
   int size_;
   std::uint64_t max_blob_bytes_;
+  CallGate gate_;
   std::vector<std::unique_ptr<Link>> members_;  ///< Hub: by rank; none for itself.
   std::unique_ptr<Link> hub_;                   ///< Members.
   std::optional<std::string> broken_;

@@ -27,13 +27,20 @@ struct PartRequest {
   std::int32_t next_tag = 0;
 };
 
-class MpiControlChannel final : public ControlChannel {
+/// Also while another one calls it.
+bool any_thread_may_call_mpi() {
+  int level = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+  return level == MPI_THREAD_MULTIPLE;
+}
+
+class MpiControlChannel final : public ControlChannel, public std::enable_shared_from_this<MpiControlChannel> {
  public:
   /// `ranks`: of the communicator, by the rank that they have here.
   MpiControlChannel(std::shared_ptr<MpiCommunicator> communicator, std::vector<int> ranks, int tag)
       : communicator_(std::move(communicator)),
         ranks_(std::move(ranks)),
-        star_(kWho, own_rank(), size_of(), kMaxBlobBytes) {
+        star_(kWho, own_rank(), size_of(), kMaxBlobBytes, any_thread_may_call_mpi()) {
     communicator_->next_tag = tag + 1;
     const auto link_to = [&](int rank) {
       return std::make_unique<MpiLink>(communicator_, ranks_[static_cast<std::size_t>(rank)], tag,
@@ -48,6 +55,7 @@ class MpiControlChannel final : public ControlChannel {
     star_.connect_members(std::move(members));
   }
   ~MpiControlChannel() override {
+    star_.settle_abort();
     // The news of a failure may never be taken.
     if (star_.broken()) communicator_->leave_behind();
   }
@@ -65,7 +73,10 @@ class MpiControlChannel final : public ControlChannel {
     return star_.agree(status, coordinator, deadline);
   }
   std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) override;
-  void abort(const std::string& reason) noexcept override { star_.abort(reason); }
+  void abort(const std::string& reason) noexcept override {
+    star_.abort(reason);
+    parts_.abort(reason);
+  }
   std::optional<std::string> aborted() noexcept override { return star_.aborted(); }
 
  private:
@@ -77,6 +88,7 @@ class MpiControlChannel final : public ControlChannel {
   std::shared_ptr<MpiCommunicator> communicator_;
   std::vector<int> ranks_;
   StarGroup star_;
+  LivingParts parts_;
 };
 
 std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Deadline deadline) {
@@ -100,7 +112,12 @@ std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Dea
   }
   std::vector<int> ranks = ranks_of_part(choices, color);
   for (int& r : ranks) r = ranks_[static_cast<std::size_t>(r)];
-  return std::make_shared<MpiControlChannel>(communicator_, std::move(ranks), tag);
+  auto part = std::make_shared<MpiControlChannel>(communicator_, std::move(ranks), tag);
+  part->star_.follow([whole = weak_from_this()]() -> std::optional<std::string> {
+    const auto here = whole.lock();
+    return here ? here->aborted() : std::nullopt;
+  });
+  return parts_.add(std::move(part));
 }
 
 }  // namespace

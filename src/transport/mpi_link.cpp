@@ -80,7 +80,7 @@ void MpiLink::send(MessageType type, std::span<const std::byte> body, Deadline d
     check_mpi(MPI_Isend(departure->message.data(), static_cast<int>(departure->message.size()), MPI_BYTE, peer_, tag_,
                         communicator_->handle(), departure->add()),
               "MPI_Isend");
-    if (wait_all(*departure, deadline, Pace::kMoving)) return;
+    if (wait_all(*departure, deadline, Pace::kMoving, [this] { check_gate(); })) return;
   } catch (const Error& error) {
     communicator_->leave_behind();
     abandon(std::move(departure));
@@ -122,16 +122,29 @@ void MpiLink::fill() {
   }
 }
 
-ControlMessage MpiLink::receive(Deadline deadline) {
+ControlMessage MpiLink::receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others) {
   Backoff backoff(Pace::kIdle);
+  Deadline look = steady_clock::now() + kLookUp;
   for (;;) {
+    check_gate();
     if (waiting_.empty()) fill();
     if (!waiting_.empty()) {
       ControlMessage message = std::move(waiting_.front());
       waiting_.pop_front();
       return message;
     }
-    if (steady_clock::now() >= deadline) throw Error(ErrorCode::kTimeout, "silent until the deadline", name_);
+    for (const std::unique_ptr<Link>& other : others) {
+      auto* const link = static_cast<MpiLink*>(other.get());
+      if (link == nullptr || link == this) continue;
+      link->fill();
+      throw_if_aborted(link->waiting_, link->name_);
+    }
+    const auto now = steady_clock::now();
+    if (now >= deadline) throw Error(ErrorCode::kTimeout, "silent until the deadline", name_);
+    if (now >= look) {
+      look_up();
+      look = now + kLookUp;
+    }
     backoff.pause();
   }
 }

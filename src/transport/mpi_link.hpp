@@ -45,7 +45,7 @@ class MpiLink final : public Link {
 
   const std::string& name() const noexcept override { return name_; }
   void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
-  ControlMessage receive(Deadline deadline) override;
+  ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
   std::optional<std::string> given_up() override;
   /// Nothing to do: what was sent is MPI's.
   void linger(Deadline) noexcept override {}

@@ -51,7 +51,7 @@ void check_mpi(int code, const char* call) {
               fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length))));
 }
 
-bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace) {
+bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace, const std::function<void()>& look_up) {
   Backoff backoff(pace);
   for (;;) {
     int complete = 0;
@@ -63,6 +63,7 @@ bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace) {
       return true;
     }
     if (steady_clock::now() >= deadline) return false;
+    if (look_up) look_up();
     backoff.pause();
   }
 }

@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -34,8 +35,8 @@ enum class Pace {
 };
 
 /// Polls until all requests are complete or the deadline has passed; polls at least once. True when all are complete.
-/// Throws Error{kPeerFailed} when MPI reports an error.
-bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace);
+/// Throws Error{kPeerFailed} when MPI reports an error, and what `look_up` throws, which is called between two polls.
+bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace, const std::function<void()>& look_up = {});
 /// Polls requests[index] once; true when it is complete.
 bool test_one(MpiOperation& operation, std::size_t index);
 

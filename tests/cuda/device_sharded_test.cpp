@@ -162,8 +162,9 @@ TEST(DeviceShardedErrors, WhatDoesNotFitIsRefusedByName) {
   const ShardedScene scene{ShardedSetting{}};
   const LocalStorage host = scene.weights.make(*scene.trainer, 0, 0);
   const DeviceStorage storage(host);
-  const auto make = [&](const std::vector<void*>& d_local, const ShardedOptions& options = {}) {
-    ShardedPublisher publisher(scene.trainer, 0, d_local, options, DeviceOptions{});
+  const auto make = [&](const std::vector<void*>& d_local, const ShardedOptions& options = {},
+                        const DeviceOptions& device = {}) {
+    ShardedPublisher publisher(scene.trainer, 0, d_local, options, device);
   };
   std::vector<void*> d_local = storage.pointers();
   make(d_local);
@@ -177,6 +178,9 @@ TEST(DeviceShardedErrors, WhatDoesNotFitIsRefusedByName) {
   ShardedOptions compressed;
   compressed.encode.zstd_level = 1;
   expect_error(ErrorCode::kUnsupported, [&] { make(storage.pointers(), compressed); }, {"zstd"});
+  DeviceOptions each_its_own;
+  each_its_own.stream = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});  // cudaStreamPerThread
+  expect_error(ErrorCode::kUsage, [&] { make(storage.pointers(), {}, each_its_own); }, {"cudaStreamPerThread"});
 }
 
 }  // namespace

@@ -317,5 +317,36 @@ TEST(Overlap, ALaneThatLastsBeyondTheDeadlineLosesNothing) {
       trio, {"timeout: encoding of lanes was at 1 of 3 when the deadline passed", "", 1s, 4s, [&] { known.open(); }});
 }
 
+/// The engine's server has failed where its ranks cannot know: they never come, and somebody else ends the wait.
+TEST(Overlap, ATrainerThatWaitsForAnEngineIsReleasedByAnotherThread) {
+  Trio trio;
+  Gate waiting;
+  trio.at_send = [&](std::size_t) { waiting.open(); };
+  test::Meeting again(test::meeting_options(1 + kEngineRanks));
+  trio.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    const int r = channel->rank();
+    if (r == 0) {
+      Sender sender(trio);
+      sender.regroup(channel);
+      sender.train(1);
+      std::jthread other([&] {
+        waiting.pass();
+        channel->abort("the engine's server is gone");
+      });
+      test::expect_error(ErrorCode::kPeerFailed, [&] { sender.sync(kTimeout); }, {"the engine's server is gone"});
+      EXPECT_EQ(sender.side().version(), 0U);
+      sender.regroup(again.meet(r));
+      sender.train(2);
+      EXPECT_EQ(sender.sync().version, 2U);
+      return;
+    }
+    Receiver receiver(trio, static_cast<std::size_t>(r - 1));
+    receiver.regroup(channel);
+    receiver.regroup(again.meet(r));
+    EXPECT_EQ(receiver.sync().version, 2U);
+    EXPECT_EQ(receiver.wrong(2), 0U);
+  });
+}
+
 }  // namespace
 }  // namespace sparsecast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -57,6 +58,14 @@ class PublishedTable:
         """The layout's ties."""
         return list(self._publisher.layout.ties)
 
+    def abort(self, reason: str) -> None:
+        """Makes the `regroup` or `sync` in progress raise soon, here and on every rank that takes part; from any thread.
+
+        The world is broken then: `regroup` comes next. While ranks are still meeting, it is when they have met.
+        """
+        if self._meeting is not None:
+            self._meeting.abort(reason)
+
     def _meet(self, world: World) -> None:
         self._meeting = Meeting(world)
         self._publisher.regroup(cast("Transport", self._meeting))
@@ -73,9 +82,6 @@ class PublisherSource(PublishedTable):
     The weights must be at rest while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
     service while the trainer waits. Raises `UsageError` for a trainer of several ranks, whose ranks have to regroup and
     publish together: `DistributedSource`.
-
-    There is no `abort`: a control channel is for one thread at a time, and the trainer's waits in it. A sync that an
-    engine fails ends when that engine's rank says so, or at the deadline.
     """
 
     def __init__(self, publisher: Publisher) -> None:
@@ -115,10 +121,27 @@ class Meeting:
         self.channels = world.channels
         self.timeout = world.timeout
         self._world = world
+        self._lock = threading.Lock()  # of what follows
+        self._channel: ControlChannel | None = None
+        self._given_up: str | None = None
 
     def open(self, rank: int) -> ControlChannel:
         """Meets as `rank`."""
-        return self._world.open(rank)
+        channel = self._world.open(rank)
+        with self._lock:
+            self._channel = channel
+            reason = self._given_up
+        if reason is not None:
+            channel.abort(reason)
+        return channel
+
+    def abort(self, reason: str) -> None:
+        """Ends what waits in the channel, on all ranks, or will when it is open; from any thread."""
+        with self._lock:
+            self._given_up = self._given_up or reason
+            channel = self._channel
+        if channel is not None:
+            channel.abort(reason)
 
 
 def report_of(report: PublishReport) -> PublisherReport:

@@ -76,7 +76,7 @@ class SyncSource(Protocol):
     the others to follow.
 
     A source may have a method `abort(reason: str) -> None`, called from another thread: it makes a `regroup` or
-    `sync` in progress raise soon. Without it, an engine's failure ends the sync at the deadline at the latest.
+    `sync` in progress raise soon, or does nothing when none is. Without it, an engine's failure ends the sync at the deadline at the latest.
     """
 
     @property

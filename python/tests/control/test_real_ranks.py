@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -186,6 +187,22 @@ def test_an_engine_that_joins_late_gets_the_trainers_bits(
         step(model, 2)
         assert real_plane.sync_now().result == "ok" and same([*servers, late], model)
         assert not late.paused
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_engine_that_fails_over_http_releases_the_trainer_and_the_other_engine_at_once(
+    real_plane: ControlPlane, servers: list[RankServer], model: Any, failing: int
+) -> None:
+    step(model, 1)
+    real_plane.sync_now()
+    step(model, 2)
+    servers[failing].faults["receive"] = 500
+    started = time.monotonic()
+    with pytest.raises(SyncError, match="receive"):
+        real_plane.sync_now(replace(PATIENT, sync_timeout=600))
+    assert time.monotonic() - started < 120  # Its rank never came, and nobody waited for the deadline.
+    servers[failing].faults.clear()
+    assert real_plane.sync_now().result == "ok" and same(servers, model)
 
 
 def test_a_failed_apply_leaves_all_at_the_version_before_and_the_next_sync_brings_all_to_the_same_bits(
