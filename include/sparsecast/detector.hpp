@@ -46,7 +46,8 @@ class SPARSECAST_API Detector {
   /// Elements [first, first + count) of `tensor`; count <= kTileElems, first a multiple of part().
   /// The view is valid until the workspace is used again.
   virtual TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) = 0;
-  /// The bits that the next receivers' state will have, for a full digest.
+  /// The bits that the next receivers' state will have, for a full digest. Asked only of detectors that keep no
+  /// snapshot.
   virtual ConstHostTensor current(std::size_t tensor) const = 0;
   /// The elements that receivers hold now, parallel to the table, to be taken back by the inverse delta when a sync
   /// fails; empty when this detector keeps none (FusedCast, Mask): then the failed delta is joined with the next.
@@ -76,6 +77,20 @@ SPARSECAST_API std::unique_ptr<Detector> make_host_snapshot(const TensorTable& t
 /// publishes the caller leaves the snapshot alone. `table` outlives the detector. Throws Error{kUsage} for tensors that
 /// do not fit the table, and a snapshot whose elements overlap.
 SPARSECAST_API std::unique_ptr<Detector> make_snapshot_over(const TensorTable& table, std::vector<HostTensor> live,
+                                                            std::vector<HostTensor> snapshot);
+
+/// What a trainer has of a tensor: its own bits, or the fp32 master of a bf16 tensor, of which receivers get the cast.
+struct HostSourceTensor {
+  ConstHostTensor memory;      ///< With strides in elements of `dtype`. Only read.
+  DType dtype = DType::kBF16;  ///< That of the table, or kF32 where the table says kBF16: a master.
+};
+
+/// A *cast snapshot*: make_snapshot_over that takes fp32 masters, too. What receivers hold of those is their cast to
+/// bf16 (rounded as by make_fused_cast), which is compared with the snapshot while the masters are read, and stored
+/// there only where it differs: no other copy of the cast is kept. One table may have masters and tensors as they are.
+/// Throws Error{kUsage} also for a dtype that is neither the table's nor that of a master.
+SPARSECAST_API std::unique_ptr<Detector> make_cast_snapshot(const TensorTable& table,
+                                                            std::vector<HostSourceTensor> live,
                                                             std::vector<HostTensor> snapshot);
 
 /// No snapshot: casts fp32 masters to the bf16 tensors in place (round to nearest, ties to even; a NaN becomes the

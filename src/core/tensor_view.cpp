@@ -64,6 +64,15 @@ StridedView view_of_tensor(const TensorSpec& spec, const std::vector<std::int64_
   return make_strided_view(spec.shape, strides);
 }
 
+bool is_master(DType dtype, DType given, const std::string& where) {
+  if (given == dtype) return false;
+  if (given == DType::kF32 && dtype == DType::kBF16) return true;
+  throw Error(ErrorCode::kUsage,
+              fmt::format("{} given for {}: only F32 masters of BF16 are cast", to_string(given), to_string(dtype)),
+              where);
+}
+bool is_master(const TensorSpec& spec, DType given) { return is_master(spec.dtype, given, name_of(spec)); }
+
 DigestIndex digest_index_of(const TensorTable& table, std::size_t tensor) {
   const DigestOrigin& origin = table.digest_origin(tensor);
   DigestIndex index{origin.key, origin.first, true, view_of_tensor(table[tensor], origin.strides)};

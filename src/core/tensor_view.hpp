@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/element_walk.hpp"
@@ -13,6 +14,11 @@ namespace sparsecast {
 /// which counts as contiguous. Throws Error{kUsage} that names the tensor for another number of strides than it has
 /// dimensions, and for more than kMostDims.
 StridedView view_of_tensor(const TensorSpec& spec, const std::vector<std::int64_t>& strides);
+
+/// Whether elements of dtype `given`, which a trainer has of a tensor of `dtype`, are fp32 masters of its bf16; false
+/// when they are its own. Throws Error{kUsage} that says `where` for any other dtype.
+bool is_master(DType dtype, DType given, const std::string& where);
+bool is_master(const TensorSpec& spec, DType given);
 
 /// Where an element counts in the state digest, from its row-major index in its own tensor.
 struct DigestIndex {

@@ -64,9 +64,9 @@ class FusedCast : public Detector {
     view.current = bf16_[tensor].data + first * 2;
     view.old = workspace.kept;
     if (masters_[tensor].empty()) return view;
-    view.changed = cpu::cast_tile(masters_[tensor].data() + first, count,
-                                  reinterpret_cast<std::uint16_t*>(bf16_[tensor].data) + first,
-                                  reinterpret_cast<std::uint16_t*>(workspace.kept), workspace.positions);
+    std::byte* const bf16 = bf16_[tensor].data + first * 2;
+    view.changed = cpu::cast_tile(std::as_bytes(masters_[tensor]).data() + first * 4, count, bf16, bf16, workspace.kept,
+                                  workspace.positions);
     return view;
   }
   ConstHostTensor current(std::size_t tensor) const override { return {bf16_[tensor].data, {}}; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "codec/codec_common.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "cpu/detector_parts.hpp"
@@ -13,27 +14,64 @@ namespace {
 
 using Copies = std::vector<std::vector<std::byte>>;
 
-std::uint32_t* compare_elements(const std::byte* current, std::int64_t current_step, const std::byte* old,
-                                std::int64_t old_step, std::uint32_t first, std::uint32_t count, std::size_t size,
-                                std::uint32_t* out) {
+/// Elements of two memories that go on by constant steps, a run of each.
+struct Runs {
+  const std::byte* current = nullptr;
+  const std::byte* old = nullptr;
+  std::int64_t current_step = 1;  ///< In elements.
+  std::int64_t old_step = 1;
+  std::uint32_t first = 0;  ///< In what was asked for.
+  std::uint32_t count = 0;
+
+  /// Long enough for what a call costs not to outweigh its vectors.
+  bool vectors() const { return count >= 32 && current_step == 1 && old_step == 1; }
+};
+
+/// Appends the positions of elements that differ, once changed(element) has said which do.
+template <class Changed>
+std::uint32_t* list_changed(const Runs& runs, std::uint32_t* out, const Changed& changed) {
+  for (std::uint32_t i = 0; i < runs.count; ++i) {
+    *out = runs.first + i;  // Kept only where the bits differ: changes are random, and a branch would be too.
+    out += changed(i) ? 1 : 0;
+  }
+  return out;
+}
+
+std::uint32_t* compare_elements(const Runs& runs, std::size_t size, std::uint32_t* out) {
   return with_word(size, [&]<class T>() {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      *out = first + i;  // Kept only where the bits differ: changes are random, and a branch would be too.
-      out += load_word<T>(current) != load_word<T>(old) ? 1 : 0;
-      current += current_step * static_cast<std::int64_t>(sizeof(T));
-      old += old_step * static_cast<std::int64_t>(sizeof(T));
-    }
-    return out;
+    const std::byte* current = runs.current;
+    const std::byte* old = runs.old;
+    return list_changed(runs, out, [&](std::uint32_t) {
+      const bool changed = load_word<T>(current) != load_word<T>(old);
+      current += runs.current_step * static_cast<std::int64_t>(sizeof(T));
+      old += runs.old_step * static_cast<std::int64_t>(sizeof(T));
+      return changed;
+    });
+  });
+}
+
+/// The same for masters, whose cast goes to `cast`, one after another.
+std::uint32_t* cast_elements(const Runs& runs, std::byte* cast, std::uint32_t* out) {
+  const std::byte* master = runs.current;
+  const std::byte* old = runs.old;
+  return list_changed(runs, out, [&](std::uint32_t i) {
+    const std::uint16_t new_bits = bf16_from_f32_bits(load_word<std::uint32_t>(master));
+    const bool changed = new_bits != load_word<std::uint16_t>(old);
+    store_word(cast, i, new_bits);
+    master += runs.current_step * 4;
+    old += runs.old_step * 2;
+    return changed;
   });
 }
 
 class HostSnapshot : public Detector {
  public:
-  /// `copies` may own the snapshot's memory.
-  HostSnapshot(const TensorTable& table, std::vector<ConstHostTensor> live, std::vector<HostTensor> snapshot,
-               Copies copies)
+  /// `copies` may own the snapshot's memory; `masters[t]`: live tensor t is the fp32 master of a bf16 one.
+  HostSnapshot(const TensorTable& table, std::vector<ConstHostTensor> live, std::vector<bool> masters,
+               std::vector<HostTensor> snapshot, Copies copies)
       : sizes_(element_sizes(table)),
         live_(std::move(live)),
+        masters_(std::move(masters)),
         snapshot_(std::move(snapshot)),
         copies_(std::move(copies)),
         live_places_(place_tensors(table, live_, "live")),
@@ -45,49 +83,89 @@ class HostSnapshot : public Detector {
     const auto& live = live_places_[tensor];
     const auto& snapshot = snapshot_places_[tensor];
     TileView view;
-    view.current_view = live.view.get();
     view.old_view = snapshot.view.get();
-    view.current = live.view != nullptr ? live.data : live.data + first * size;
     view.refresh = snapshot.view != nullptr ? snapshot.data : snapshot.data + first * size;
     view.old = view.refresh;
+    if (masters_[tensor]) {
+      // The parts of a tile lie there one after another.
+      std::byte* const cast = workspace.kept + first % kTileElems * size;
+      view.current = cast;
+      view.changed = cast_runs(live, snapshot, first, count, cast, workspace.positions);
+      return view;
+    }
+    view.current_view = live.view.get();
+    view.current = live.view != nullptr ? live.data : live.data + first * size;
     view.changed = live.view == nullptr && snapshot.view == nullptr
                        ? cpu::compare_tile(view.current, view.old, count, size, workspace.positions)
                        : compare_runs(live, snapshot, size, first, count, workspace.positions);
     return view;
   }
-  ConstHostTensor current(std::size_t tensor) const override { return live_[tensor]; }
+  /// Of a master there are no such bits but in the snapshot, once it is refreshed.
+  ConstHostTensor current(std::size_t tensor) const override {
+    if (!masters_[tensor]) return live_[tensor];
+    return {snapshot_[tensor].data, snapshot_[tensor].strides};
+  }
   std::span<const HostTensor> snapshot() const noexcept override { return snapshot_; }
   bool knows_old() const noexcept override { return true; }
 
  private:
-  /// Runs of the innermost dimension; those of the two memories need not end together.
-  static std::uint32_t compare_runs(const TensorView& live, const TensorView& snapshot, std::size_t size,
-                                    std::uint64_t first, std::uint32_t count, std::uint32_t* positions) {
+  /// Calls visit(runs) for runs of the innermost dimension; those of the two memories need not end together.
+  template <class Visit>
+  static void for_each_run(const TensorView& live, std::int64_t live_bytes, const TensorView& snapshot,
+                           std::int64_t snapshot_bytes, std::uint64_t first, std::uint32_t count, const Visit& visit) {
     ElementWalk live_walk(live.view);
     ElementWalk snapshot_walk(snapshot.view);
-    std::uint32_t* out = positions;
     for (std::uint32_t at = 0; at < count;) {
-      const auto bytes = static_cast<std::int64_t>(size);
-      const std::byte* current = live.data + live_walk.offset(first + at) * bytes;
-      const std::byte* old = snapshot.data + snapshot_walk.offset(first + at) * bytes;
-      const auto length = static_cast<std::uint32_t>(
+      Runs runs;
+      runs.current = live.data + live_walk.offset(first + at) * live_bytes;
+      runs.old = snapshot.data + snapshot_walk.offset(first + at) * snapshot_bytes;
+      runs.current_step = live_walk.step();
+      runs.old_step = snapshot_walk.step();
+      runs.first = at;
+      runs.count = static_cast<std::uint32_t>(
           std::min<std::uint64_t>({live_walk.left(first + at), snapshot_walk.left(first + at), count - at}));
-      // Below that, what a call costs outweighs its vectors.
-      constexpr std::uint32_t kShortRun = 32;
-      if (length >= kShortRun && live_walk.step() == 1 && snapshot_walk.step() == 1) {
-        const std::uint32_t found = cpu::compare_tile(current, old, length, size, out);
-        for (std::uint32_t i = 0; i < found; ++i) out[i] += at;
-        out += found;
-      } else {
-        out = compare_elements(current, live_walk.step(), old, snapshot_walk.step(), at, length, size, out);
-      }
-      at += length;
+      visit(runs);
+      at += runs.count;
     }
+  }
+
+  static std::uint32_t compare_runs(const TensorView& live, const TensorView& snapshot, std::size_t size,
+                                    std::uint64_t first, std::uint32_t count, std::uint32_t* positions) {
+    std::uint32_t* out = positions;
+    const auto bytes = static_cast<std::int64_t>(size);
+    for_each_run(live, bytes, snapshot, bytes, first, count, [&](const Runs& runs) {
+      if (!runs.vectors()) {
+        out = compare_elements(runs, size, out);
+        return;
+      }
+      out = moved(out, cpu::compare_tile(runs.current, runs.old, runs.count, size, out), runs.first);
+    });
     return static_cast<std::uint32_t>(out - positions);
+  }
+
+  static std::uint32_t cast_runs(const TensorView& masters, const TensorView& snapshot, std::uint64_t first,
+                                 std::uint32_t count, std::byte* cast, std::uint32_t* positions) {
+    std::uint32_t* out = positions;
+    for_each_run(masters, 4, snapshot, 2, first, count, [&](const Runs& runs) {
+      std::byte* const to = cast + std::size_t{runs.first} * 2;
+      if (!runs.vectors()) {
+        out = cast_elements(runs, to, out);
+        return;
+      }
+      out = moved(out, cpu::cast_tile(runs.current, runs.count, runs.old, to, nullptr, out), runs.first);
+    });
+    return static_cast<std::uint32_t>(out - positions);
+  }
+
+  /// Positions in a run become those in what was asked for; returns their end.
+  static std::uint32_t* moved(std::uint32_t* positions, std::uint32_t found, std::uint32_t by) {
+    for (std::uint32_t i = 0; i < found; ++i) positions[i] += by;
+    return positions + found;
   }
 
   std::vector<std::size_t> sizes_;
   std::vector<ConstHostTensor> live_;
+  std::vector<bool> masters_;
   std::vector<HostTensor> snapshot_;
   Copies copies_;
   std::vector<TensorPlace<const std::byte>> live_places_;
@@ -104,14 +182,27 @@ std::unique_ptr<Detector> make_host_snapshot(const TensorTable& table, std::vect
   for (const ConstTensorBytes tensor : live) {
     snapshot.push_back({copies.emplace_back(tensor.begin(), tensor.end()).data(), {}});
   }
-  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::move(snapshot), std::move(copies));
+  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::vector<bool>(live.size()), std::move(snapshot),
+                                        std::move(copies));
 }
 
 std::unique_ptr<Detector> make_snapshot_over(const TensorTable& table, std::vector<HostTensor> live,
                                              std::vector<HostTensor> snapshot) {
   std::vector<ConstHostTensor> tensors;
   for (HostTensor& tensor : live) tensors.push_back({tensor.data, std::move(tensor.strides)});
-  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::move(snapshot), Copies{});
+  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::vector<bool>(live.size()), std::move(snapshot),
+                                        Copies{});
+}
+
+std::unique_ptr<Detector> make_cast_snapshot(const TensorTable& table, std::vector<HostSourceTensor> live,
+                                             std::vector<HostTensor> snapshot) {
+  std::vector<ConstHostTensor> tensors;
+  std::vector<bool> masters;
+  for (std::size_t t = 0; t < live.size(); ++t) {
+    masters.push_back(t < table.size() && is_master(table[t], live[t].dtype));
+    tensors.push_back(std::move(live[t].memory));
+  }
+  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::move(masters), std::move(snapshot), Copies{});
 }
 
 }  // namespace sparsecast

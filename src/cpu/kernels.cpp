@@ -123,12 +123,15 @@ std::uint32_t CompareTile(const std::byte* current, const std::byte* old, std::u
   }
 }
 
-std::uint32_t CastTile(const float* master, std::uint32_t count, std::uint16_t* target, std::uint16_t* kept,
-                       std::uint32_t* positions) {
+template <bool kKeep>
+std::uint32_t CastWords(const std::byte* master, std::uint32_t count, const std::byte* old, std::byte* cast,
+                        std::byte* kept, std::uint32_t* positions) {
   const hn::ScalableTag<std::uint32_t> d32;
   const hn::Rebind<std::uint16_t, decltype(d32)> d16;
   const std::size_t lanes = hn::Lanes(d32);
   const auto* bits = reinterpret_cast<const std::uint32_t*>(master);
+  const auto* old_words = reinterpret_cast<const std::uint16_t*>(old);
+  auto* cast_words = reinterpret_cast<std::uint16_t*>(cast);
   const auto magnitude_mask = hn::Set(d32, 0x7FFFFFFFU);
   const auto infinity = hn::Set(d32, 0x7F800000U);
   const auto quiet = hn::Set(d32, 0x00400000U);
@@ -144,20 +147,28 @@ std::uint32_t CastTile(const float* master, std::uint32_t count, std::uint16_t* 
       const auto is_nan = hn::Gt(hn::And(f, magnitude_mask), infinity);
       const auto rounded = hn::Add(hn::Add(f, half), hn::And(hn::ShiftRight<16>(f), one));
       const auto chosen = hn::IfThenElse(is_nan, hn::Or(f, quiet), rounded);
-      const auto cast = hn::TruncateTo(d16, hn::ShiftRight<16>(chosen));
-      const auto old = hn::LoadU(d16, target + i);
-      hn::StoreU(old, d16, kept + i);
-      hn::StoreU(cast, d16, target + i);
-      mask.Put(hn::Ne(cast, old));
+      const auto new_bits = hn::TruncateTo(d16, hn::ShiftRight<16>(chosen));
+      const auto old_bits = hn::LoadU(d16, old_words + i);
+      if constexpr (kKeep) hn::StoreU(old_bits, d16, reinterpret_cast<std::uint16_t*>(kept) + i);
+      hn::StoreU(new_bits, d16, cast_words + i);
+      mask.Put(hn::Ne(new_bits, old_bits));
     }
     for (; i < end; ++i) {
-      kept[i] = target[i];
-      target[i] = bf16_from_f32_bits(load_word<std::uint32_t>(reinterpret_cast<const std::byte*>(master), i));
-      mask.PutBit(kept[i] != target[i]);
+      const auto old_bits = load_word<std::uint16_t>(old, i);
+      const std::uint16_t new_bits = bf16_from_f32_bits(load_word<std::uint32_t>(master, i));
+      if constexpr (kKeep) store_word(kept, i, old_bits);
+      store_word(cast, i, new_bits);
+      mask.PutBit(new_bits != old_bits);
     }
     out = mask.Expand(first, out);
   }
   return static_cast<std::uint32_t>(out - positions);
+}
+
+std::uint32_t CastTile(const std::byte* master, std::uint32_t count, const std::byte* old, std::byte* cast,
+                       std::byte* kept, std::uint32_t* positions) {
+  return kept != nullptr ? CastWords<true>(master, count, old, cast, kept, positions)
+                         : CastWords<false>(master, count, old, cast, kept, positions);
 }
 
 template <class T>
@@ -283,9 +294,9 @@ std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::
   return HWY_DYNAMIC_DISPATCH(CompareTile)(current, old, count, element_bytes, positions);
 }
 
-std::uint32_t cast_tile(const float* master, std::uint32_t count, std::uint16_t* target, std::uint16_t* kept,
-                        std::uint32_t* positions) {
-  return HWY_DYNAMIC_DISPATCH(CastTile)(master, count, target, kept, positions);
+std::uint32_t cast_tile(const std::byte* master, std::uint32_t count, const std::byte* old, std::byte* cast,
+                        std::byte* kept, std::uint32_t* positions) {
+  return HWY_DYNAMIC_DISPATCH(CastTile)(master, count, old, cast, kept, positions);
 }
 
 std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions) {

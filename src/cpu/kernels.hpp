@@ -14,10 +14,10 @@ namespace sparsecast::cpu {
 std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, std::uint32_t* positions);
 
-/// Casts `count` floats to bf16 (codec_common.hpp, bf16_from_f32_bits) into `target`, moves the bits that stood there
-/// to `kept`, and finds the elements that differ.
-std::uint32_t cast_tile(const float* master, std::uint32_t count, std::uint16_t* target, std::uint16_t* kept,
-                        std::uint32_t* positions);
+/// Casts `count` floats to bf16 (codec_common.hpp, bf16_from_f32_bits) into `cast`, and finds the elements that differ
+/// from those at `old`. That may be the same memory, when `kept` is given: the old bits go there. Any alignment.
+std::uint32_t cast_tile(const std::byte* master, std::uint32_t count, const std::byte* old, std::byte* cast,
+                        std::byte* kept, std::uint32_t* positions);
 
 /// Bits set in a caller's mask; bits from `count` on must be zero.
 std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions);

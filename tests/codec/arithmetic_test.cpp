@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "codec/codec_common.hpp"
+#include "support/masters.hpp"
 #include "support/random.hpp"
 
 namespace sparsecast::test {
@@ -28,8 +29,6 @@ TEST(OrderedForm, IsABijectionOfAllBitPatternsAndIsInverted) {
     expect_bijection<std::uint16_t>(floating);
   }
 }
-
-double bf16_value(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
 /// From the definition: sign, 5 bits of exponent, 10 of mantissa.
 double f16_value(std::uint16_t bits) {
@@ -124,26 +123,6 @@ TEST(RiceParameter, IsZeroForNoGapsAndGrowsWithTheMean) {
     EXPECT_LE(k, 22U);
     last = k;
   }
-}
-
-/// Of two neighbours the nearer in exact arithmetic, and the even one of two equally near. Doubles hold both
-/// differences exactly. The neighbour above the greatest finite bf16 is 2^128, which stands for infinity.
-std::uint16_t slow_bf16(std::uint32_t bits) {
-  const auto upper = static_cast<std::uint16_t>(bits >> 16);
-  const float value = std::bit_cast<float>(bits);
-  if (std::isnan(value)) return static_cast<std::uint16_t>(upper | 0x40);
-  if (std::isinf(value)) return upper;
-  const auto magnitude = [](std::uint16_t pattern) {
-    pattern &= 0x7FFF;
-    return pattern == 0x7F80 ? 0x1p128 : bf16_value(pattern);
-  };
-  const auto away = static_cast<std::uint16_t>(upper + 1);
-  const double exact = std::fabs(static_cast<double>(value));
-  const double to_lower = exact - magnitude(upper);
-  const double to_away = magnitude(away) - exact;
-  if (to_lower < to_away) return upper;
-  if (to_lower > to_away) return away;
-  return (upper & 1) == 0 ? upper : away;
 }
 
 TEST(Bf16FromF32, RoundsToTheNearestAndTiesToEven) {

@@ -4,12 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <algorithm>
 #include <vector>
 
 #include "codec/codec_common.hpp"
 #include "core/word.hpp"
 #include "sparsecast/codec.hpp"
+#include "support/masters.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
 
@@ -122,24 +123,35 @@ TEST(CpuKernels, CastRoundsKeepsTheOldBitsAndFindsTheDifferences) {
   SCOPED_TRACE(seed_note());
   Random random(run_seed());
   for_each_length([&](std::uint32_t count) {
-    std::vector<float> master(count);
-    std::vector<std::uint16_t> target(count);
+    Bytes master(count * 4 + 1);
+    Bytes target(count * 2 + 1);
+    Bytes cast(count * 2 + 1);
+    // Of any alignment.
+    std::byte* const masters = master.data() + random.below(2);
+    std::byte* const old = target.data() + random.below(2);
     std::vector<std::uint32_t> expected;
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto bits = static_cast<std::uint32_t>(random.next());
-      master[i] = std::bit_cast<float>(bits);
-      target[i] = random.chance(0.9) ? bf16_from_f32_bits(bits) : static_cast<std::uint16_t>(random.next());
-      if (target[i] != bf16_from_f32_bits(bits)) expected.push_back(i);
+      write_element(masters, 4, i, bits);
+      write_element(old, 2, i, random.chance(0.9) ? slow_bf16(bits) : static_cast<std::uint16_t>(random.next()));
+      write_element(cast.data(), 2, i, slow_bf16(bits));
+      if (read_element(old, 2, i) != slow_bf16(bits)) expected.push_back(i);
     }
-    const std::vector<std::uint16_t> old = target;
-    std::vector<std::uint16_t> kept(count);
+    const Bytes before = target;
+    Bytes out(count * 2 + 1);
     std::vector<std::uint32_t> found(count + kSlackEntries);
-    found.resize(cpu::cast_tile(master.data(), count, target.data(), kept.data(), found.data()));
+    found.resize(cpu::cast_tile(masters, count, old, out.data(), nullptr, found.data()));
     ASSERT_EQ(found, expected) << count;
-    ASSERT_EQ(kept, old) << count;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      ASSERT_EQ(target[i], bf16_from_f32_bits(std::bit_cast<std::uint32_t>(master[i]))) << i << " of " << count;
-    }
+    ASSERT_EQ(out, cast) << count;
+    ASSERT_EQ(target, before) << count;
+    // Onto the old bits themselves.
+    Bytes kept(count * 2);
+    found.resize(count + kSlackEntries);
+    found.resize(cpu::cast_tile(masters, count, old, old, kept.data(), found.data()));
+    ASSERT_EQ(found, expected) << count;
+    const std::ptrdiff_t skew = old - target.data();
+    ASSERT_TRUE(std::equal(kept.begin(), kept.end(), before.begin() + skew)) << count;
+    ASSERT_TRUE(std::equal(old, old + count * 2, cast.begin())) << count;
   });
 }
 
