@@ -28,8 +28,15 @@ struct TileView {
   std::uint32_t count = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
+  bool masters = false;
   bool vectors = false;
 };
+
+/// Whether `current` are fp32 masters.
+template <Source kSource>
+__device__ bool casts(const TileView& tile) {
+  return kSource == Source::kFusedCast || (kSource == Source::kMasters && tile.masters);
+}
 
 template <Source kSource>
 __device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
@@ -50,13 +57,12 @@ __device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
     return tile;
   }
   tile.current = tensor.current;
-  if constexpr (kSource == Source::kStrided) {
+  if constexpr (kSource == Source::kMasters) tile.masters = tensor.masters;
+  if constexpr (has_views(kSource)) {
     tile.current_view = tensor.current_view;
     tile.old_view = tensor.old_view;
   }
-  if (tile.current_view == kNoView) {
-    tile.current += tile.first << (kSource == Source::kFusedCast ? 2 : tile.element_shift);
-  }
+  if (tile.current_view == kNoView) tile.current += tile.first << (casts<kSource>(tile) ? 2 : tile.element_shift);
   if constexpr (kSource != Source::kMask) {
     const std::uint64_t skipped = tile.old_view == kNoView ? tile.first << tile.element_shift : 0;
     tile.old = tensor.old + skipped;
@@ -74,7 +80,7 @@ __device__ T load_element(const std::byte* base, Index index) {
 /// Where element `index` of the tile lies behind the tile's pointer that has this view.
 template <Source kSource>
 __device__ auto place_in(const Pipeline& pipeline, const TileView& tile, std::uint32_t view, std::uint32_t index) {
-  if constexpr (kSource == Source::kStrided) {
+  if constexpr (has_views(kSource)) {
     return view == kNoView ? static_cast<std::int64_t>(index)
                            : strided_offset(pipeline.views[view], tile.first + index);
   } else {
@@ -84,11 +90,11 @@ __device__ auto place_in(const Pipeline& pipeline, const TileView& tile, std::ui
 
 template <Source kSource, class T>
 __device__ T new_element(const Pipeline& pipeline, const TileView& tile, std::uint32_t index) {
-  if constexpr (kSource == Source::kFusedCast) {
-    return bf16_from_f32_bits(load_element<std::uint32_t>(tile.current, index));
-  } else {
-    return load_element<T>(tile.current, place_in<kSource>(pipeline, tile, tile.current_view, index));
+  const auto place = place_in<kSource>(pipeline, tile, tile.current_view, index);
+  if constexpr (sizeof(T) == 2) {
+    if (casts<kSource>(tile)) return bf16_from_f32_bits(load_element<std::uint32_t>(tile.current, place));
   }
+  return load_element<T>(tile.current, place);
 }
 
 /// Which of the elements in 32 bits are not 0, lowest first. For 8-byte elements each half answers for itself.
@@ -157,19 +163,20 @@ __device__ inline void compare_vectors(const TileView& tile, std::uint32_t vecto
   });
 }
 
-/// Vector `at` of the tile.
-__device__ inline const uint4& vector_in(const Pipeline& pipeline, const TileView& tile, const std::byte* base,
-                                         std::uint32_t view, std::uint32_t at) {
-  const std::int64_t place = place_in<Source::kStrided>(pipeline, tile, view, at << (4 - tile.element_shift));
-  return *reinterpret_cast<const uint4*>(base + (place << tile.element_shift));
+/// The 16 bytes from element `index` of the tile on, of elements of 2^shift bytes.
+__device__ inline const uint4* vector_at(const Pipeline& pipeline, const TileView& tile, const std::byte* base,
+                                         std::uint32_t view, std::uint32_t index, std::uint32_t shift) {
+  const std::int64_t place = place_in<Source::kStrided>(pipeline, tile, view, index);
+  return reinterpret_cast<const uint4*>(base + (place << shift));
 }
 
 /// The same where at least one is a view: a division for each of its dimensions but the first, a vector.
 __device__ inline void compare_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
                                                std::uint32_t* mask) {
+  const std::uint32_t shift = tile.element_shift;
   compare_loaded<2>(vectors, tile.element_shift, mask, [&](std::uint32_t at, uint4& a, uint4& b) {
-    a = vector_in(pipeline, tile, tile.current, tile.current_view, at);
-    b = vector_in(pipeline, tile, tile.old, tile.old_view, at);
+    a = *vector_at(pipeline, tile, tile.current, tile.current_view, at << (4 - shift), shift);
+    b = *vector_at(pipeline, tile, tile.old, tile.old_view, at << (4 - shift), shift);
   });
 }
 
@@ -177,11 +184,9 @@ __device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high)
   return bf16_from_f32_bits(low) | std::uint32_t{bf16_from_f32_bits(high)} << 16;
 }
 
-/// The same against the cast of fp32 masters: 32 bytes of them for 16 of bf16.
-__device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors, std::uint32_t* mask) {
-  constexpr std::uint32_t kInFlight = 2;
-  const auto* master = reinterpret_cast<const uint4*>(tile.current);
-  const auto* old = reinterpret_cast<const uint4*>(tile.old);
+/// The same against the cast of fp32 masters, 32 bytes of them for 16 of bf16: load(at, low, high, old).
+template <std::uint32_t kInFlight, class Load>
+__device__ void cast_loaded(std::uint32_t vectors, std::uint32_t* mask, const Load& load) {
   for (std::uint32_t begin = threadIdx.x; begin < vectors; begin += kInFlight * kThreads) {
     uint4 a[2 * kInFlight];
     uint4 b[kInFlight];
@@ -190,9 +195,7 @@ __device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors,
     for (std::uint32_t j = 0; j < kInFlight; ++j) {
       const std::uint32_t wanted = begin + j * kThreads;
       at[j] = wanted < vectors ? wanted : vectors - 1;
-      a[2 * j] = master[2 * at[j]];
-      a[2 * j + 1] = master[2 * at[j] + 1];
-      b[j] = old[at[j]];
+      load(at[j], a[2 * j], a[2 * j + 1], b[j]);
     }
     SPARSECAST_UNROLL
     for (std::uint32_t j = 0; j < kInFlight; ++j) {
@@ -202,6 +205,50 @@ __device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors,
                        cast_pair(high.z, high.w)};
       const uint4 difference = exclusive_or(cast, b[j]);
       if (any_bit(difference)) mark_vector(mask, at[j], difference, 1);
+    }
+  }
+}
+
+__device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors, std::uint32_t* mask) {
+  const auto* master = reinterpret_cast<const uint4*>(tile.current);
+  const auto* old = reinterpret_cast<const uint4*>(tile.old);
+  cast_loaded<2>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
+    low = master[2 * at];
+    high = master[2 * at + 1];
+    b = old[at];
+  });
+}
+
+__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
+                                            std::uint32_t* mask) {
+  cast_loaded<2>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
+    const uint4* const master = vector_at(pipeline, tile, tile.current, tile.current_view, at << 3, 2);
+    low = master[0];
+    high = master[1];
+    b = *vector_at(pipeline, tile, tile.old, tile.old_view, at << 3, 1);
+  });
+}
+
+/// All whole vectors, as they are best read.
+template <Source kSource>
+__device__ void find_in_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
+                                std::uint32_t* mask) {
+  const bool strided = has_views(kSource) && (tile.current_view != kNoView || tile.old_view != kNoView);
+  if constexpr (kSource == Source::kFusedCast || kSource == Source::kMasters) {
+    if (casts<kSource>(tile)) {
+      if (strided) {
+        cast_strided_vectors(pipeline, tile, vectors, mask);
+      } else {
+        cast_vectors(tile, vectors, mask);
+      }
+      return;
+    }
+  }
+  if constexpr (kSource != Source::kFusedCast) {
+    if (strided) {
+      compare_strided_vectors(pipeline, tile, vectors, mask);
+    } else {
+      compare_vectors(tile, vectors, mask);
     }
   }
 }
@@ -231,15 +278,10 @@ __device__ void find_changes(const Pipeline& pipeline, const TileView& tile, std
     __syncthreads();
     const std::uint32_t vectors = tile.vectors ? tile.count << tile.element_shift >> 4 : 0;
     const std::uint32_t rest = vectors << 4 >> tile.element_shift;
+    find_in_vectors<kSource>(pipeline, tile, vectors, mask);
     if constexpr (kSource == Source::kFusedCast) {
-      cast_vectors(tile, vectors, mask);
       compare_elements<kSource, std::uint16_t>(pipeline, tile, rest, mask);
     } else {
-      if (kSource == Source::kStrided && (tile.current_view != kNoView || tile.old_view != kNoView)) {
-        compare_strided_vectors(pipeline, tile, vectors, mask);
-      } else {
-        compare_vectors(tile, vectors, mask);
-      }
       if (rest != tile.count) {
         switch (tile.element_shift) {
           case 0:

@@ -26,6 +26,8 @@ void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, 
       return enqueue<Source::kCompare>(pipeline, chunk, device);
     case Source::kStrided:
       return enqueue<Source::kStrided>(pipeline, chunk, device);
+    case Source::kMasters:
+      return enqueue<Source::kMasters>(pipeline, chunk, device);
     case Source::kFusedCast:
       return enqueue<Source::kFusedCast>(pipeline, chunk, device);
     case Source::kMask:

@@ -1,7 +1,7 @@
 #pragma once
 
-// K1. Reads every element of a chunk and its old bits once (FusedCast: 6 bytes an element; Mask: a bit and what
-// changed), and writes each changed tile's positions and coded words to its slot, and the refreshed old bits. Its floor
+// K1. Reads every element of a chunk and its old bits once (masters: 6 bytes an element; Mask: a bit and what changed),
+// and writes each changed tile's positions and coded words to its slot, and the refreshed old bits. Its floor
 // is the device's read bandwidth. Grid: as many blocks of kThreads threads as the device holds at once; each
 // takes tile after tile.
 

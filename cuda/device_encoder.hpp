@@ -26,6 +26,7 @@ struct CompareTensor {
   void* d_snapshot = nullptr;  ///< What receivers hold.
   std::vector<std::int64_t> current_strides = {};
   std::vector<std::int64_t> snapshot_strides = {};
+  bool masters = false;  ///< `d_current` are fp32 masters of a bf16 tensor: their cast is compared with the snapshot.
 };
 /// Contiguous, with the snapshot in pinned host memory. It is read in chunks of whole sections, each copied to the
 /// device while the kernels work on the one before; new bits are stored from the kernels straight to the host, only

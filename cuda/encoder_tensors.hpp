@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// kStrided when a tensor is a view of larger memory, else kCompare.
+/// kMasters when a tensor is given as those, else kStrided when one is a view of larger memory, else kCompare.
 Source enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CompareTensor>& tensors);
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<PinnedTensor>& tensors);
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CastTensor>& tensors);

@@ -33,6 +33,10 @@ void launch_place_headers(const Pipeline& pipeline, const std::uint64_t* d_heade
 /// Ors `count` words at `words` into those at `flags`; 64-bit aligned.
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count, const DeviceStream& device);
 
+/// Casts fp32 masters to bf16, both laid out as `view` says: `elements` elements of it.
+void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
+                         std::uint64_t elements, const DeviceStream& device);
+
 /// Enough blocks of threads for `items`, but no more than `per_multiprocessor` on each.
 inline unsigned grid_for(std::uint64_t items, unsigned per_multiprocessor, const DeviceStream& device) {
   const std::uint64_t most = std::uint64_t{device.multiprocessors} * per_multiprocessor;

@@ -47,9 +47,13 @@ constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileEle
 enum class Source : std::uint8_t {
   kCompare,    ///< `current` against `old`, both contiguous.
   kStrided,    ///< The same where some tensor is a view of larger memory.
+  kMasters,    ///< The same, views or not, where `current` of some tensor are fp32 masters of bf16.
   kFusedCast,  ///< `current` are fp32 masters, cast onto the bf16 at `old`.
   kMask,       ///< A caller's mask; no old bits.
 };
+
+/// Tensors may be views of larger memory.
+constexpr bool has_views(Source source) { return source == Source::kStrided || source == Source::kMasters; }
 
 /// The number of no view: row-major indices are offsets.
 inline constexpr std::uint32_t kNoView = ~std::uint32_t{0};
@@ -63,13 +67,16 @@ struct TensorEntry {
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
   std::uint32_t digest_view = kNoView;   ///< Where its elements count in the digest, as with the views below.
-  std::uint32_t current_view = kNoView;  ///< Number of the view of `current`; only with kStrided.
+  std::uint32_t current_view = kNoView;  ///< Number of the view of `current`; only where the source has views.
   std::uint32_t old_view = kNoView;      ///< Of `old` and `refresh`.
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
-  bool vectors = false;  ///< All pointers are aligned for 16-byte loads, and no run of a view ends within one.
+  bool masters = false;  ///< `current` are fp32 masters, whose cast is compared with `old`; only with kMasters.
+  /// All pointers are aligned for 16-byte loads, and no run of a view ends within what is compared at a time: 16 bytes
+  /// of `old`.
+  bool vectors = false;
 };
 
 struct TileEntry {

@@ -95,6 +95,21 @@ SPARSECAST_API std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::sh
                                                                          std::vector<DeviceTensor> snapshot,
                                                                          const DeviceOptions& options = {});
 
+/// As HostSourceTensor (detector.hpp), in device memory, aligned to elements of `dtype`; strides are in those.
+struct DeviceSourceTensor {
+  DeviceTensor memory;         ///< Only read.
+  DType dtype = DType::kBF16;  ///< That of the table, or kF32 where the table says kBF16: a master.
+};
+
+/// A cast snapshot: make_device_snapshot_over that takes fp32 masters of bf16 tensors, too, and compares their cast
+/// with the snapshot as make_cast_snapshot does. Frames are that one's. A master that is a view is read at full speed
+/// where its innermost run is a multiple of 8 elements. Throws Error{kUsage} also for a dtype that is neither the
+/// table's nor that of a master.
+SPARSECAST_API std::unique_ptr<DeviceDetector> make_device_cast_snapshot(std::shared_ptr<const TensorTable> table,
+                                                                         std::vector<DeviceSourceTensor> live,
+                                                                         std::vector<DeviceTensor> snapshot,
+                                                                         const DeviceOptions& options = {});
+
 /// make_device_snapshot for trainers without spare device memory: the copy lies in pinned host memory, and comes to the
 /// device in chunks of options.chunk_bytes (two buffers of that), each on its way while the kernels work on the one
 /// before. New bits go back element by element, straight from the kernels, only where something changed.

@@ -37,10 +37,15 @@ SPARSECAST_API ChannelOpener open_mpi_channels(const void* communicator = nullpt
 SPARSECAST_API ChannelOpener open_nccl_channels(const NcclOptions& options);
 
 struct ShardedOptions {
-  StreamId stream;                    ///< All zero: derived from the tensors. The same on every rank.
-  std::uint64_t version = 0;          ///< That the memory holds now.
-  EncodeOptions encode;               ///< Publisher.
-  PlanOptions plan;                   ///< The publisher's of trainer rank 0 are everybody's.
+  StreamId stream;            ///< All zero: derived from the tensors. The same on every rank.
+  std::uint64_t version = 0;  ///< That the memory holds now.
+  EncodeOptions encode;       ///< Publisher.
+  PlanOptions plan;           ///< The publisher's of trainer rank 0 are everybody's.
+  /// Publisher: what the elements of its local tensors are, one dtype for each; empty: all are what the layout says. A
+  /// kF32 where the layout says kBF16 is the fp32 master of such a tensor, laid out alike: engines get its cast
+  /// (rounded as by make_fused_cast), and the snapshot is the only copy of that which the rank keeps (a cast snapshot).
+  /// Any other difference is Error{kUsage}.
+  std::vector<DType> local_dtypes;
   int threads = 1;                    ///< Subscriber: for apply and digests; 0: all cores.
   std::uint32_t audit_versions = 64;  ///< Subscriber: as SubscriberOptions.
   /// Subscriber: the memory holds no version yet. The trainer seeds it in the next regroup().
@@ -83,9 +88,10 @@ struct ShardedReport {
 ///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or is cut anew
 class SPARSECAST_API ShardedPublisher {
  public:
-  /// `local[i]` is the memory of layout.ranks()[rank].tensors[i], contiguous; the caller owns it, and it stays where it
-  /// is. `layout` is the whole trainer's, the same on all its ranks. The first regroup() copies the tensors that this
-  /// rank sends (the snapshot): they must then hold options.version. Throws Error{kUsage} for memory that does not fit.
+  /// `local[i]` is the memory of layout.ranks()[rank].tensors[i], contiguous, of the layout's dtype or that of
+  /// options.local_dtypes; the caller owns it, and it stays where it is. `layout` is the whole trainer's, the same on
+  /// all its ranks. The first regroup() copies, or casts, the tensors that this rank sends (the snapshot): they must
+  /// then hold options.version. Throws Error{kUsage} for memory that does not fit.
   ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorBytes> local,
                    ShardedOptions options);
   /// The same for tensors in device memory, aligned to their elements; one without elements may have a null pointer.
@@ -119,6 +125,8 @@ class SPARSECAST_API ShardedPublisher {
   std::uint64_t version() const noexcept;  ///< Last committed.
   /// Of the canonical tensors at that version: what `sparsecast digest` says of such a checkpoint.
   const StateDigest& digest() const noexcept;
+  /// Of the snapshot, in the memory that the tensors are in: the only copy of them that is kept.
+  std::uint64_t snapshot_bytes() const noexcept;
 
  private:
   friend class ColocatedRank;
@@ -130,7 +138,7 @@ class SPARSECAST_API ShardedPublisher {
 /// which has ended when they return; all calls of the channels are made by the calling thread.
 class SPARSECAST_API ShardedSubscriber {
  public:
-  /// As ShardedPublisher; `engine` names the engine, whose ranks share the layout.
+  /// As ShardedPublisher, but without local_dtypes; `engine` names the engine, whose ranks share the layout.
   ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                     std::vector<TensorBytes> local, ShardedOptions options);
   /// The same for tensors in device memory, as with ShardedPublisher. Nothing else reads or writes them while

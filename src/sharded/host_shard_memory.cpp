@@ -4,8 +4,10 @@
 #include <cstring>
 
 #include "codec/apply.hpp"
+#include "codec/codec_common.hpp"
 #include "core/strided_rows.hpp"
 #include "core/tensor_view.hpp"
+#include "core/word.hpp"
 #include "sharded/shard_memory.hpp"
 
 namespace sparsecast {
@@ -68,7 +70,8 @@ class HostPartWriter final : public PartWriter {
 
 class HostShardMemory final : public ShardMemory {
  public:
-  explicit HostShardMemory(std::vector<TensorBytes> local) : ShardMemory(std::move(local)) {}
+  HostShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters)
+      : ShardMemory(std::move(local), std::move(masters)) {}
 
   ShardBuffer allocate(std::uint64_t bytes) override {
     const auto memory = std::make_shared<Bytes>(bytes);
@@ -85,10 +88,25 @@ class HostShardMemory final : public ShardMemory {
     });
   }
 
+  void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override {
+    for_each_rectangle(box, [&](const RowRectangle& next) {
+      for (std::uint64_t r = 0; r < next.rows; ++r) {
+        const std::uint64_t at = next.offset + r * next.pitch;
+        for (std::uint64_t i = at; i < at + next.run; ++i) {
+          store_word(to, i, bf16_from_f32_bits(load_word<std::uint32_t>(masters, i)));
+        }
+      }
+    });
+  }
+
   std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
                                             const std::vector<ShardView>& live, const std::vector<ShardView>& held,
                                             const PublisherOptions& options) override {
-    auto detector = make_snapshot_over(*table, host_tensors_at(live), host_tensors_at(held));
+    std::vector<HostSourceTensor> sources;
+    for (std::size_t p = 0; p < live.size(); ++p) {
+      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : (*table)[p].dtype});
+    }
+    auto detector = make_cast_snapshot(*table, std::move(sources), host_tensors_at(held));
     return std::make_unique<Publisher>(std::move(table), std::move(detector), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
@@ -117,16 +135,32 @@ const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t 
               fmt::format("rank {}", rank));
 }
 
-std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
-                                                    std::vector<TensorBytes> local) {
-  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, local.size());
+std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::size_t rank,
+                                const std::vector<DType>& dtypes) {
+  std::vector<bool> masters(tensors.size());
+  if (dtypes.empty()) return masters;
+  if (dtypes.size() != tensors.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} dtypes for {} local tensors", dtypes.size(), tensors.size()),
+                fmt::format("rank {}", rank));
+  }
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const std::uint64_t bytes = tensors[t].elements * element_size(tensors[t].dtype);
+    masters[t] =
+        is_master(tensors[t].dtype, dtypes[t], fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
+  }
+  return masters;
+}
+
+std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
+                                                    std::vector<TensorBytes> local, const std::vector<DType>& dtypes) {
+  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, local.size());
+  std::vector<bool> masters = local_masters(tensors, rank, dtypes);
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::uint64_t bytes = tensors[t].elements * element_size(masters[t] ? DType::kF32 : tensors[t].dtype);
     if (local[t].size() == bytes) continue;
     throw Error(ErrorCode::kUsage, fmt::format("{} bytes for {}", local[t].size(), bytes),
                 fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
   }
-  return std::make_shared<HostShardMemory>(std::move(local));
+  return std::make_shared<HostShardMemory>(std::move(local), std::move(masters));
 }
 
 }  // namespace sparsecast

@@ -23,6 +23,7 @@ using ShardBuffer = std::shared_ptr<std::byte>;
 struct ShardView {
   std::byte* data = nullptr;
   std::vector<std::int64_t> strides;  ///< In elements, one a dimension of the part.
+  bool masters = false;               ///< The elements are fp32 masters of the part's bf16.
 };
 
 /// A box of elements in a local tensor and whatever is laid out like it.
@@ -84,10 +85,20 @@ class ShardMemory {
 
   /// Addresses and sizes; of what is on a device, the host reads nothing.
   const std::vector<TensorBytes>& local() const noexcept { return local_; }
+  /// Whether a local tensor is the fp32 master of the layout's bf16.
+  bool is_master(std::size_t local) const { return masters_[local]; }
+  /// Of what receivers hold of a local tensor.
+  std::uint64_t wire_bytes(std::size_t local) const { return local_[local].size() / (is_master(local) ? 2 : 1); }
 
   virtual ShardBuffer allocate(std::uint64_t bytes) = 0;
   /// Between memory that is laid out alike, before anything that is done to it later.
   virtual void copy(const ShardBox& box, const std::byte* from, std::byte* to) = 0;
+  /// The same from fp32 masters to bf16.
+  virtual void cast(const ShardBox& box, const std::byte* masters, std::byte* to) = 0;
+  /// What receivers get of a local tensor as it is now, to memory that is laid out like it.
+  void take(std::size_t local, const ShardBox& box, std::byte* to) {
+    is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
+  }
 
   /// Of a lane, with views parallel to its table.
   virtual std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
@@ -102,20 +113,28 @@ class ShardMemory {
   virtual std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) = 0;
 
  protected:
-  explicit ShardMemory(std::vector<TensorBytes> local) : local_(std::move(local)) {}
+  ShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters)
+      : local_(std::move(local)), masters_(std::move(masters)) {}
 
  private:
   std::vector<TensorBytes> local_;
+  std::vector<bool> masters_;  ///< Parallel to them.
 };
 
 /// The tensors of a rank of the layout, of which the caller has given so many: else Error{kUsage}.
 const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given);
 
+/// Which of them are masters, by ShardedOptions::local_dtypes: else Error{kUsage} that names the tensor.
+std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::size_t rank,
+                                const std::vector<DType>& dtypes);
+
 /// The caller's tensors, which must fit the rank of the layout: else Error{kUsage} that names the tensor.
 std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
-                                                    std::vector<TensorBytes> local);
+                                                    std::vector<TensorBytes> local,
+                                                    const std::vector<DType>& dtypes = {});
 /// Throws Error{kUnsupported} without the device backend, too.
 std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
-                                                      const std::vector<void*>& d_local, const DeviceOptions& options);
+                                                      const std::vector<void*>& d_local, const DeviceOptions& options,
+                                                      const std::vector<DType>& dtypes = {});
 
 }  // namespace sparsecast

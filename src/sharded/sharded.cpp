@@ -31,6 +31,12 @@ class Seat {
   bool left_ = false;
 };
 
+/// An engine holds what is proved, and no masters of it.
+ShardedOptions for_engine(ShardedOptions options) {
+  if (options.local_dtypes.empty()) return options;
+  throw Error(ErrorCode::kUsage, "local_dtypes are a publisher's: an engine's tensors are of its layout's dtypes");
+}
+
 }  // namespace
 
 struct ShardedPublisher::State {
@@ -39,14 +45,15 @@ struct ShardedPublisher::State {
 };
 
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank,
-                                   std::vector<TensorBytes> local, ShardedOptions options)
-    : state_(new State{
-          PublisherSide(layout, rank, make_host_shard_memory(*layout, rank, std::move(local)), std::move(options))}) {}
+                                   std::vector<TensorBytes> local, ShardedOptions options) {
+  auto memory = make_host_shard_memory(*layout, rank, std::move(local), options.local_dtypes);
+  state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
+}
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
                                    ShardedOptions options, const DeviceOptions& device) {
   if (options.encode.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
-  state_.reset(new State{
-      PublisherSide(layout, rank, make_device_shard_memory(*layout, rank, d_local, device), std::move(options))});
+  auto memory = make_device_shard_memory(*layout, rank, d_local, device, options.local_dtypes);
+  state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
 }
 ShardedPublisher::~ShardedPublisher() = default;
 ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
@@ -64,6 +71,7 @@ ShardedReport ShardedPublisher::sync(std::chrono::milliseconds timeout) {
 const FanoutPlan& ShardedPublisher::plan() const { return state_->seat.group().plan(); }
 std::uint64_t ShardedPublisher::version() const noexcept { return state_->side.version(); }
 const StateDigest& ShardedPublisher::digest() const noexcept { return state_->side.digest; }
+std::uint64_t ShardedPublisher::snapshot_bytes() const noexcept { return state_->side.snapshot().bytes(); }
 
 struct ShardedSubscriber::State {
   SubscriberSide side;
@@ -73,11 +81,13 @@ struct ShardedSubscriber::State {
 ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                                      std::vector<TensorBytes> local, ShardedOptions options)
     : state_(new State{SubscriberSide(std::move(engine), layout, rank,
-                                      make_host_shard_memory(*layout, rank, std::move(local)), std::move(options))}) {}
+                                      make_host_shard_memory(*layout, rank, std::move(local)),
+                                      for_engine(std::move(options)))}) {}
 ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                                      std::vector<void*> d_local, ShardedOptions options, const DeviceOptions& device)
     : state_(new State{SubscriberSide(std::move(engine), layout, rank,
-                                      make_device_shard_memory(*layout, rank, d_local, device), std::move(options))}) {}
+                                      make_device_shard_memory(*layout, rank, d_local, device),
+                                      for_engine(std::move(options)))}) {}
 ShardedSubscriber::~ShardedSubscriber() = default;
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;

@@ -15,6 +15,17 @@ std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& other
   return missing;
 }
 
+/// Where `box`, which lies in `part`, is in memory that is laid out like the part's local tensor.
+ShardBox place_of(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes) {
+  ShardBox shard{view.first, {}, view.strides, element_bytes};
+  for (std::size_t i = 0; i < part.order.size(); ++i) {
+    const std::size_t d = part.order[i];
+    shard.first += (box.offset[d] - part.box.offset[d]) * static_cast<std::uint64_t>(view.strides[i]);
+    shard.extents.push_back(box.extent[d]);
+  }
+  return shard;
+}
+
 }  // namespace
 
 std::vector<Box> subtract(const Box& a, const Box& b) {
@@ -61,31 +72,18 @@ std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Lane& lane, c
   return layers_.size() - 1;
 }
 
-/// Copies `box`, which lies in `part`, between memory that is laid out like the part's local tensor.
-void ShardSnapshot::copy_box(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes,
-                             const std::byte* from, std::byte* to) {
-  ShardBox shard{view.first, {}, view.strides, element_bytes};
-  for (std::size_t i = 0; i < part.order.size(); ++i) {
-    const std::size_t d = part.order[i];
-    shard.first += (box.offset[d] - part.box.offset[d]) * static_cast<std::uint64_t>(view.strides[i]);
-    shard.extents.push_back(box.extent[d]);
-  }
-  memory_->copy(shard, from, to);
-}
-
-/// Copies what of the part the layer does not hold: from another layer that does, or as it is in the rank's tensor now.
+/// Takes what of the part the layer does not hold: from another layer that does, or as the rank's tensor has it now.
 void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view) {
   const TensorSpec& spec = plan.table()[part.tensor];
   const std::size_t size = element_size(spec.dtype);
-  const TensorBytes local = memory_->local()[view.local];
   ShardBuffer& copy = layers_[layer].copies[view.local];
-  if (!copy) copy = memory_->allocate(local.size());
+  if (!copy) copy = memory_->allocate(memory_->wire_bytes(view.local));
   std::vector<Box> missing{part.box};
   const auto take_out = [&](const std::vector<Box>& boxes, const std::byte* from) {
     for (const Box& piece : missing) {
       for (const Box& box : boxes) {
         const std::optional<Box> shared = from != nullptr ? intersect(piece, box) : std::nullopt;
-        if (shared) copy_box(part, view, *shared, size, from, copy.get());
+        if (shared) memory_->copy(place_of(part, view, *shared, size), from, copy.get());
       }
     }
     missing = without(std::move(missing), boxes);
@@ -94,7 +92,7 @@ void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& 
   for (Layer& other : layers_) {
     if (&other != &layers_[layer]) take_out(other.sent[{spec.name, view.local}], other.copies[view.local].get());
   }
-  for (const Box& piece : missing) copy_box(part, view, piece, size, local.data(), copy.get());
+  for (const Box& piece : missing) memory_->take(view.local, place_of(part, view, piece, size), copy.get());
 }
 
 void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
@@ -119,8 +117,15 @@ void ShardSnapshot::adopt() {
 }
 
 std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t lane) const {
-  return views_in(plan, lane, lanes_.at(lane).views,
-                  [&](std::size_t, std::uint32_t local) { return memory_->local()[local].data(); });
+  const std::vector<PartView>& own = lanes_.at(lane).views;
+  const auto base_of = [&](std::size_t, std::uint32_t local) { return memory_->local()[local].data(); };
+  std::vector<ShardView> views = views_in(plan, lane, own, base_of);
+  for (std::size_t p = 0; p < views.size(); ++p) {
+    if (!memory_->is_master(own[p].local)) continue;
+    views[p].masters = true;
+    views[p].data = base_of(p, own[p].local) + own[p].first * sizeof(float);
+  }
+  return views;
 }
 
 std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t lane) const {
@@ -139,12 +144,12 @@ std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, 
 
 ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Part& part, const PartView& view) {
   const TensorSpec& spec = plan.table()[part.tensor];
-  ShardBuffer out = memory_->allocate(memory_->local()[view.local].size());
+  ShardBuffer out = memory_->allocate(memory_->wire_bytes(view.local));
   for (Layer& layer : layers_) {
     for (const Box& box : layer.covered[{spec.name, view.local}]) {
       const std::optional<Box> shared = intersect(part.box, box);
       if (!shared) continue;
-      copy_box(part, view, *shared, element_size(spec.dtype), layer.copies[view.local].get(), out.get());
+      memory_->copy(place_of(part, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(), out.get());
     }
   }
   return out;
@@ -164,7 +169,7 @@ std::uint64_t ShardSnapshot::bytes() const noexcept {
   std::uint64_t total = 0;
   for (const Layer& layer : layers_) {
     for (std::size_t t = 0; t < layer.copies.size(); ++t) {
-      if (layer.copies[t]) total += memory_->local()[t].size();
+      if (layer.copies[t]) total += memory_->wire_bytes(t);
     }
   }
   return total;

@@ -1,6 +1,7 @@
 #pragma once
 
-// What receivers hold of a trainer rank's shards: a copy of its local tensors, kept from plan to plan.
+// What receivers hold of a trainer rank's shards: a copy of its local tensors, or the cast of those that are masters,
+// kept from plan to plan.
 
 #include <map>
 #include <memory>
@@ -57,8 +58,6 @@ class ShardSnapshot {
 
   std::size_t layer_for(const FanoutPlan& plan, const Lane& lane, const std::vector<PartView>& views);
   void take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view);
-  void copy_box(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes,
-                const std::byte* from, std::byte* to);
   std::byte* find_whole(const std::string& tensor, const Box& box, std::uint32_t local);
   ShardBuffer put_together(const FanoutPlan& plan, const Part& part, const PartView& view);
 

@@ -30,6 +30,11 @@ std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const 
                                                           std::vector<DeviceTensor>, const DeviceOptions&) {
   refuse();
 }
+std::unique_ptr<DeviceDetector> make_device_cast_snapshot(std::shared_ptr<const TensorTable>,
+                                                          std::vector<DeviceSourceTensor>, std::vector<DeviceTensor>,
+                                                          const DeviceOptions&) {
+  refuse();
+}
 std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable>, std::vector<const void*>,
                                                      const DeviceOptions&) {
   refuse();

@@ -15,6 +15,7 @@ TEST(NoDeviceBackend, EveryFactoryIsUnsupported) {
   const auto refused = [](const auto& call) { expect_error(ErrorCode::kUnsupported, call, {"without CUDA"}); };
   refused([&] { make_device_snapshot(table, {nullptr}); });
   refused([&] { make_pinned_snapshot(table, {nullptr}); });
+  refused([&] { make_device_cast_snapshot(table, {{}}, {{}}); });
   refused([&] { make_device_fused_cast(table, {nullptr}, {nullptr}); });
   refused([&] { DeviceMaskDetector detector(table, {nullptr}); });
   refused([&] { Subscriber subscriber(table, std::vector<DeviceTensor>(1), {}); });

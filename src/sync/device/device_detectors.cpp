@@ -55,14 +55,34 @@ std::vector<Pointer> fitting(const TensorTable& table, std::vector<Pointer> poin
 }
 
 /// The same for tensors that may be views.
+void check_view(const TensorSpec& spec, const DeviceTensor& tensor, DType dtype, const char* what) {
+  if (spec.elements() == 0) return;
+  check_pointer(spec, tensor.d_data, element_size(dtype), what);
+  static_cast<void>(view_of_tensor(spec, tensor.strides));
+}
+
 std::vector<DeviceTensor> fitting(const TensorTable& table, std::vector<DeviceTensor> tensors, const char* what) {
   require_one_each(table, tensors.size(), what);
+  for (std::size_t t = 0; t < table.size(); ++t) check_view(table[t], tensors[t], table[t].dtype, what);
+  return tensors;
+}
+
+/// The same for tensors of which some may be masters.
+std::vector<DeviceSourceTensor> fitting(const TensorTable& table, std::vector<DeviceSourceTensor> tensors,
+                                        const char* what) {
+  require_one_each(table, tensors.size(), what);
   for (std::size_t t = 0; t < table.size(); ++t) {
-    if (table[t].elements() == 0) continue;
-    check_pointer(table[t], tensors[t].d_data, element_size(table[t].dtype), what);
-    static_cast<void>(view_of_tensor(table[t], tensors[t].strides));
+    static_cast<void>(is_master(table[t], tensors[t].dtype));
+    check_view(table[t], tensors[t].memory, tensors[t].dtype, what);
   }
   return tensors;
+}
+
+std::vector<DeviceSourceTensor> own_bits(const TensorTable& table, std::vector<DeviceTensor> tensors) {
+  require_one_each(table, tensors.size(), "live");
+  std::vector<DeviceSourceTensor> sources;
+  for (std::size_t t = 0; t < table.size(); ++t) sources.push_back({std::move(tensors[t]), table[t].dtype});
+  return sources;
 }
 
 /// Makes a `Kind` with its device set.
@@ -121,15 +141,15 @@ class Snapshot final : public Implementation {
   cuda::TensorMemory<kKind> copy_;
 };
 
-/// A snapshot in device memory that the caller keeps.
+/// A snapshot in device memory that the caller keeps; of masters, that of their cast.
 class CallerSnapshot final : public Implementation {
  public:
-  CallerSnapshot(Origin origin, std::vector<DeviceTensor> live, std::vector<DeviceTensor> snapshot)
+  CallerSnapshot(Origin origin, std::vector<DeviceSourceTensor> live, std::vector<DeviceTensor> snapshot)
       : Implementation(std::move(origin)),
         live_(fitting(*table, std::move(live), "live")),
         snapshot_(fitting(*table, std::move(snapshot), "snapshot")) {
     for (std::size_t t = 0; t < table->size(); ++t) {
-      if ((*table)[t].elements() == 0 || live_[t].d_data != snapshot_[t].d_data) continue;
+      if ((*table)[t].elements() == 0 || live_[t].memory.d_data != snapshot_[t].d_data) continue;
       throw Error(ErrorCode::kUsage, "its snapshot is the live tensor itself",
                   fmt::format("tensor '{}'", (*table)[t].name));
     }
@@ -140,7 +160,9 @@ class CallerSnapshot final : public Implementation {
   cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
     std::vector<cuda::CompareTensor> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) {
-      tensors.push_back({live_[t].d_data, snapshot_[t].d_data, live_[t].strides, snapshot_[t].strides});
+      const DeviceTensor& live = live_[t].memory;
+      tensors.push_back({live.d_data, snapshot_[t].d_data, live.strides, snapshot_[t].strides,
+                         is_master((*table)[t], live_[t].dtype)});
     }
     return cuda::DeviceEncoder::compare(*table, tensors, abilities(options).refreshes_in_pass, options,
                                         encoder_options());
@@ -149,7 +171,7 @@ class CallerSnapshot final : public Implementation {
   std::vector<DeviceTensor> state() override { return snapshot_; }
 
  private:
-  std::vector<DeviceTensor> live_;
+  std::vector<DeviceSourceTensor> live_;
   std::vector<DeviceTensor> snapshot_;
 };
 
@@ -277,6 +299,14 @@ std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_ptr<const Tenso
 
 std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const TensorTable> table,
                                                           std::vector<DeviceTensor> live,
+                                                          std::vector<DeviceTensor> snapshot,
+                                                          const DeviceOptions& options) {
+  std::vector<DeviceSourceTensor> sources = own_bits(*table, std::move(live));
+  return make_device_cast_snapshot(std::move(table), std::move(sources), std::move(snapshot), options);
+}
+
+std::unique_ptr<DeviceDetector> make_device_cast_snapshot(std::shared_ptr<const TensorTable> table,
+                                                          std::vector<DeviceSourceTensor> live,
                                                           std::vector<DeviceTensor> snapshot,
                                                           const DeviceOptions& options) {
   return std::make_unique<DeviceDetector>(

@@ -11,6 +11,7 @@
 #include "core/strided_rows.hpp"
 #include "core/tensor_view.hpp"
 #include "cuda/device_memory.hpp"
+#include "cuda/launchers.hpp"
 #include "sharded/shard_memory.hpp"
 #include "sync/device/device_context.hpp"
 
@@ -173,8 +174,8 @@ class DevicePartWriter final : public PartWriter {
 
 class DeviceShardMemory final : public ShardMemory {
  public:
-  DeviceShardMemory(std::vector<TensorBytes> local, const DeviceOptions& options)
-      : ShardMemory(std::move(local)), context_(options), options_(options) {
+  DeviceShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters, const DeviceOptions& options)
+      : ShardMemory(std::move(local), std::move(masters)), context_(options), options_(options) {
     options_.device = context_.device();
     options_.stream = context_.stream();
   }
@@ -195,10 +196,23 @@ class DeviceShardMemory final : public ShardMemory {
     });
   }
 
+  void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    const std::uint64_t elements = Box{{}, box.extents}.elements();
+    if (elements == 0) return;
+    cuda::launch_cast_masters(
+        reinterpret_cast<const std::uint32_t*>(masters) + box.first, reinterpret_cast<std::uint16_t*>(to) + box.first,
+        make_strided_view(box.extents, box.strides), elements, {context_.stream(), cuda::multiprocessors()});
+  }
+
   std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
                                             const std::vector<ShardView>& live, const std::vector<ShardView>& held,
                                             const PublisherOptions& options) override {
-    auto detector = make_device_snapshot_over(table, device_tensors(live), device_tensors(held), options_);
+    std::vector<DeviceSourceTensor> sources;
+    for (std::size_t p = 0; p < live.size(); ++p) {
+      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : (*table)[p].dtype});
+    }
+    auto detector = make_device_cast_snapshot(table, std::move(sources), device_tensors(held), options_);
     return std::make_unique<Publisher>(std::move(table), std::move(detector), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
@@ -224,15 +238,17 @@ class DeviceShardMemory final : public ShardMemory {
 }  // namespace
 
 std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
-                                                      const std::vector<void*>& d_local, const DeviceOptions& options) {
+                                                      const std::vector<void*>& d_local, const DeviceOptions& options,
+                                                      const std::vector<DType>& dtypes) {
   const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, d_local.size());
   if (options.stream == kStreamPerThread) {
     throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
                 fmt::format("rank {}: DeviceOptions::stream", rank));
   }
+  std::vector<bool> masters = local_masters(tensors, rank, dtypes);
   std::vector<TensorBytes> local;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const std::size_t size = element_size(tensors[t].dtype);
+    const std::size_t size = element_size(masters[t] ? DType::kF32 : tensors[t].dtype);
     const char* fault = nullptr;
     if (tensors[t].elements != 0 && d_local[t] == nullptr) fault = "its pointer is null";
     if (reinterpret_cast<std::uintptr_t>(d_local[t]) % size != 0) fault = "its pointer is not aligned to its elements";
@@ -241,7 +257,7 @@ std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std:
     }
     local.emplace_back(static_cast<std::byte*>(d_local[t]), tensors[t].elements * size);
   }
-  return std::make_shared<DeviceShardMemory>(std::move(local), options);
+  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(masters), options);
 }
 
 }  // namespace sparsecast

@@ -1,0 +1,77 @@
+// Sharded publishers over fp32 masters on a device, for engines on a device.
+
+#include <gtest/gtest.h>
+
+#include "support/expect_error.hpp"
+#include "support/sharded_masters.hpp"
+#include "tests/cuda/sharded_scene.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+/// A rank's local tensors in device memory.
+class DeviceShards {
+ public:
+  explicit DeviceShards(const LocalStorage& tensors) : storage_(tensors) {}
+  void write(const LocalStorage& tensors) { storage_.write(tensors); }
+  LocalStorage read() const { return storage_.read(); }
+  ShardedPublisher publisher(std::shared_ptr<const Layout> layout, std::size_t place, ShardedOptions options) {
+    return {std::move(layout), place, storage_.pointers(), std::move(options), device()};
+  }
+  ShardedSubscriber subscriber(const char* engine, std::shared_ptr<const Layout> layout, std::size_t place,
+                               ShardedOptions options) {
+    return {engine, std::move(layout), place, storage_.pointers(), std::move(options), device()};
+  }
+
+ private:
+  static DeviceOptions device() {
+    DeviceOptions options;
+    options.chunk_bytes = 100'000;
+    return options;
+  }
+
+  const LateCopies late_;
+  DeviceStorage storage_;
+};
+
+class DeviceShardedMasters : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_present()) GTEST_SKIP() << "no device";
+  }
+};
+
+TEST_F(DeviceShardedMasters, EveryVersionOnEveryEngineIsTheCastBitForBit) {
+  expect_every_version_is_the_cast<DeviceShards>(ValueCodec::kUlp);
+}
+
+TEST_F(DeviceShardedMasters, AFailedSyncIsTakenBackAndAnAnchorIsWhatWasCommitted) {
+  for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kRaw}) {
+    expect_a_failed_sync_is_taken_back_and_an_anchor_is_what_was_committed<DeviceShards>(values);
+  }
+}
+
+TEST_F(DeviceShardedMasters, ASyncInDoubtIsSettledByTheNextRegroup) {
+  expect_a_sync_in_doubt_is_settled<DeviceShards>(ValueCodec::kXor);
+}
+
+TEST_F(DeviceShardedMasters, AnEngineOfAnotherCutMayJoinWhileTheMastersMoveOn) {
+  expect_an_engine_of_another_cut_may_join<DeviceShards>(ValueCodec::kXor);
+}
+
+TEST_F(DeviceShardedMasters, MastersThatDoNotFitAreRefusedByName) {
+  const MasterScene scene;
+  const DeviceStorage storage(scene.held(0, 0));
+  ShardedOptions options;
+  options.local_dtypes = scene.dtypes(0);
+  std::vector<void*> d_local = storage.pointers();
+  const auto make = [&] { ShardedPublisher(scene.trainer, 0, d_local, options, DeviceOptions{}); };
+  make();
+  d_local[0] = static_cast<std::byte*>(d_local[0]) + 2;
+  expect_error(ErrorCode::kUsage, make, {"rank 0: local tensor 'a.weight'", "aligned"});
+  options.local_dtypes[0] = DType::kF64;
+  expect_error(ErrorCode::kUsage, make, {"local tensor 'a.weight'", "F64 given for BF16"});
+}
+
+}  // namespace
+}  // namespace sparsecast::test
