@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include "support/random.hpp"
+#include <map>
+#include <numeric>
+
+#include "sparsecast/layout_builders.hpp"
+#include "support/masters.hpp"
+#include "support/random_layouts.hpp"
 
 namespace sparsecast {
 namespace {
@@ -44,6 +49,125 @@ TEST(ShardedSnapshot, ABoxWithoutAnotherIsEveryElementOfItOnceThatTheOtherLacks)
       }
     }
   }
+}
+
+/// A rank's local tensors, of which bf16 ones may be masters.
+struct MasterLocals {
+  MasterLocals(test::Random& random, const std::vector<LocalTensor>& locals) {
+    for (const LocalTensor& local : locals) {
+      const bool master = local.dtype == DType::kBF16 && random.chance(0.8);
+      dtypes.push_back(master ? DType::kF32 : local.dtype);
+      storage.emplace_back(local.elements * element_size(dtypes.back()));
+    }
+    train(random);
+  }
+  void train(test::Random& random) {
+    for (Bytes& tensor : storage) {
+      for (std::byte& byte : tensor) byte = static_cast<std::byte>(random.next());
+    }
+  }
+  /// What receivers get of an element.
+  std::uint64_t wire(const std::vector<LocalTensor>& locals, std::size_t local, std::uint64_t element) const {
+    const std::uint64_t bits = test::read_element(storage[local].data(), element_size(dtypes[local]), element);
+    return dtypes[local] == locals[local].dtype ? bits : test::slow_bf16(static_cast<std::uint32_t>(bits));
+  }
+
+  std::vector<DType> dtypes;
+  std::vector<Bytes> storage;
+};
+
+/// Calls visit(lane, part, local tensor, element of it, the same from the part's first) for all that a rank sends.
+template <class Visit>
+void for_each_sent(const FanoutPlan& plan, int rank, const Visit& visit) {
+  for (std::size_t l = 0; l < plan.lanes().size(); ++l) {
+    if (plan.lanes()[l].source != rank) continue;
+    const TensorTable table = plan.lane_table(l);
+    const std::vector<PartView> views = plan.source_views(l);
+    for (std::size_t p = 0; p < views.size(); ++p) {
+      for (std::uint64_t i = 0; i < table[p].elements(); ++i) {
+        std::uint64_t offset = 0;
+        std::uint64_t left = i;
+        for (std::size_t d = table[p].shape.size(); d > 0; --d) {
+          offset += left % table[p].shape[d - 1] * static_cast<std::uint64_t>(views[p].strides[d - 1]);
+          left /= table[p].shape[d - 1];
+        }
+        visit(l, p, views[p].local, views[p].first + offset, offset);
+      }
+    }
+  }
+}
+
+/// Covers two plans with masters that move on in between, on every rank of the trainer. What is held of an element is
+/// its cast as it was under the first plan that sent it, in every lane. Returns how many elements are in several lanes.
+std::uint64_t expect_casts(test::Random& random, const FanoutGroup& trainer, const FanoutPlan& first,
+                           const FanoutPlan& second) {
+  std::uint64_t repeated = 0;
+  for (std::size_t place = 0; place < trainer.ranks.size(); ++place) {
+    const std::vector<LocalTensor>& locals = trainer.layout->ranks()[place].tensors;
+    MasterLocals own(random, locals);
+    ShardSnapshot snapshot(
+        make_host_shard_memory(*trainer.layout, place, {own.storage.begin(), own.storage.end()}, own.dtypes));
+    std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint64_t> sent;  // By local tensor and element.
+    for (const FanoutPlan* const plan : {&first, &second}) {
+      snapshot.cover(*plan, trainer.ranks[place]);
+      std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint64_t> now;
+      for_each_sent(
+          *plan, trainer.ranks[place],
+          [&](std::size_t lane, std::size_t part, std::uint32_t local, std::uint64_t element, std::uint64_t offset) {
+            const auto before = sent.find({local, element});
+            const std::uint64_t expected = before != sent.end() ? before->second : own.wire(locals, local, element);
+            repeated += now.insert({{local, element}, expected}).second ? 0 : 1;
+            const ShardView held = snapshot.held(*plan, lane)[part];
+            ASSERT_EQ(test::read_element(held.data, element_size(locals[local].dtype), offset), expected);
+            const ShardView live = snapshot.live(*plan, lane)[part];
+            ASSERT_EQ(live.masters, own.dtypes[local] != locals[local].dtype);
+            const std::size_t size = element_size(own.dtypes[local]);
+            ASSERT_EQ(live.data + offset * size, own.storage[local].data() + element * size);
+          });
+      snapshot.adopt();
+      sent = std::move(now);
+      own.train(random);
+    }
+  }
+  return repeated;
+}
+
+TEST(ShardedSnapshot, HoldsTheCastOfMastersAsItWasUnderTheFirstPlanThatSentThem) {
+  SCOPED_TRACE(test::seed_note());
+  for (std::uint64_t n = 0; n < 150 && !testing::Test::HasFailure(); ++n) {
+    SCOPED_TRACE("case " + std::to_string(n));
+    test::Random random(test::case_seed(test::run_seed(), n));
+    test::RandomFanout fanout = test::random_fanout(random);
+    const FanoutPlan first(fanout.trainer, fanout.engines, fanout.options);
+    fanout.engines.push_back(fanout.spare);
+    const FanoutPlan second(fanout.trainer, fanout.engines, fanout.options);
+    expect_casts(random, fanout.trainer, first, second);
+  }
+}
+
+/// Experts alone, each a local tensor, over so many ranks.
+std::shared_ptr<const Layout> experts_over(std::uint32_t ranks, const std::vector<std::uint32_t>& places) {
+  LayoutBuilder builder({Mesh{{"ep", ranks}}});
+  for (std::size_t e = 0; e < places.size(); ++e) builder.tensor({"expert." + std::to_string(e), DType::kBF16, {4, 8}});
+  builder.add_experts("place.{expert}", {"expert.{expert}"}, Cut::replicate(), {{"ep"}, places, false, false});
+  return std::make_shared<const Layout>(builder.build());
+}
+
+TEST(ShardedSnapshot, HoldsTheCastOfMastersInEveryLayer) {
+  // Two engines that place their experts differently, so that with few channels each gets lanes of its own.
+  test::Random random(6);
+  std::vector<std::uint32_t> places(60);
+  std::iota(places.begin(), places.end(), 0U);
+  const FanoutGroup trainer{"trainer", experts_over(4, places), {0, 1, 2, 3}};
+  const FanoutGroup in_order{"in order", experts_over(5, places), {4, 5, 6, 7, 8}};
+  for (std::size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random.below(i)]);
+  const FanoutGroup shuffled{"shuffled", experts_over(5, places), {9, 10, 11, 12, 13}};
+  PlanOptions options;
+  options.max_channels_per_rank = 4;
+  options.lane_cost_bytes = 0;
+  const FanoutPlan alone(trainer, {in_order}, options);
+  const FanoutPlan together(trainer, {in_order, shuffled}, options);
+  EXPECT_EQ(expect_casts(random, trainer, alone, together), 60U * 32U) << "the plan has every element in two lanes";
 }
 
 }  // namespace
