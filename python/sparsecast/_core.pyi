@@ -530,9 +530,9 @@ class ShardedPublisher:
     The trainer's end on one rank of many: publishes its own shards. regroup(), then sync() as often as wanted; regroup() again whenever an engine joins, leaves, dies or is cut anew. Not thread-safe.
     """
 
-    def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, masters: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device; they stay where they are, and hold `version` when regroup() is first called (the snapshot is taken then). `unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors are complete when regroup() or sync() is called.
+        `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device; they stay where they are, and hold `version` when regroup() is first called (the snapshot is taken then). With `masters`, a tensor that the layout says is BF16 may be given as F32: its fp32 master, whose cast engines get (round to nearest, ties to even), and of which the snapshot is the only copy in BF16; without, F32 for BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors are complete when regroup() or sync() is called.
         """
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
@@ -552,6 +552,12 @@ class ShardedPublisher:
     @property
     def digest(self) -> str:
         """Of the canonical tensors at that version."""
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """
+        Of the snapshot, the only copy of the tensors that is kept, in the memory that they are in.
+        """
 
 class ShardedSubscriber:
     """

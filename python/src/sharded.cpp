@@ -10,16 +10,19 @@
 namespace sparsecast::python {
 namespace {
 
-/// A rank's tensors, as its layout names them: contiguous, of the layout's dtypes and numbers of elements.
+/// A rank's tensors, as its layout names them: contiguous, of the layout's dtypes and numbers of elements. `masters`: of
+/// what it says is BF16, some may be F32.
 struct RankMemory {
   std::vector<Memory> kept;
+  std::vector<DType> dtypes;
   bool on_device = false;
   int device = -1;
   std::vector<TensorBytes> host;
   std::vector<void*> d_tensors;
 };
 
-RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable) {
+RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable,
+                       bool masters = false) {
   if (rank >= layout.ranks().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
   }
@@ -38,7 +41,9 @@ RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector
     const Memory& one = tensors[t];
     const LocalTensor& local = locals[t];
     const std::string context = fmt::format("rank {}: local tensor '{}'", rank, local.name);
-    require_device_and_dtype(one, tensors[0], locals[0].name, local.dtype, "layout", context);
+    const bool master = masters && local.dtype == DType::kBF16 && one.dtype() == DType::kF32;
+    out.dtypes.push_back(master ? DType::kF32 : local.dtype);
+    require_device_and_dtype(one, tensors[0], locals[0].name, out.dtypes.back(), "layout", context);
     if (one.elements() != local.elements) {
       throw Error(ErrorCode::kUsage,
                   fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements), context);
@@ -57,8 +62,9 @@ RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector
 class PythonShardedPublisher {
  public:
   PythonShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, const std::vector<Memory>& tensors,
-                         const ShardedOptions& options, std::uintptr_t stream, double device_timeout)
-      : memory_(rank_memory(*layout, rank, tensors, false)) {
+                         ShardedOptions options, bool masters, std::uintptr_t stream, double device_timeout)
+      : memory_(rank_memory(*layout, rank, tensors, false, masters)) {
+    options.local_dtypes = memory_.dtypes;
     const DeviceOptions device = device_options(memory_.device, stream, device_timeout);
     const nb::gil_scoped_release release;
     publisher_ = memory_.on_device
@@ -194,7 +200,7 @@ void bind_publisher(nb::module_& m) {
            [](PythonShardedPublisher* self, std::shared_ptr<Layout> layout, std::size_t rank,
               const std::vector<Memory>& tensors, std::uint64_t version, const std::optional<std::string>& stream_id,
               const std::string& positions, const std::string& values, int zstd_level, int threads,
-              const std::vector<std::string>& unsent, bool report_tensors, std::uintptr_t stream,
+              const std::vector<std::string>& unsent, bool report_tensors, bool masters, std::uintptr_t stream,
               double device_timeout) {
              ShardedOptions options;
              options.report_tensors = report_tensors;
@@ -202,15 +208,18 @@ void bind_publisher(nb::module_& m) {
              if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
              options.encode = encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads);
              options.plan.unsent = unsent;
-             new (self) PythonShardedPublisher(std::move(layout), rank, tensors, options, stream, device_timeout);
+             new (self) PythonShardedPublisher(std::move(layout), rank, tensors, options, masters, stream,
+                                               device_timeout);
            },
            nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
            nb::arg("stream_id") = nb::none(), nb::arg("positions") = "auto", nb::arg("values") = "ulp",
            nb::arg("zstd_level") = 0, nb::arg("threads") = 1, nb::arg("unsent") = std::vector<std::string>{}, nb::arg("report_tensors") = false,
-           nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+           nb::arg("masters") = false, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
            "`tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device; "
            "they stay where they are, and hold `version` when regroup() is first called (the snapshot is taken then). "
-           "`unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors "
+           "With `masters`, a tensor that the layout says is BF16 may be given as F32: its fp32 master, whose cast engines "
+           "get (round to nearest, ties to even), and of which the snapshot is the only copy in BF16; without, F32 for "
+           "BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors "
            "are complete when regroup() or sync() is called.")
       .def("regroup", &regroup<PythonShardedPublisher>, nb::arg("world"), nb::arg("channels") = "control",
            nb::arg("timeout") = 60.0, kRegroup)
@@ -219,7 +228,9 @@ void bind_publisher(nb::module_& m) {
            "claims the new version, and regroup() with whoever is left comes next.")
       .def_prop_ro("version", [](PythonShardedPublisher& self) { return self.get().version(); }, "Last committed.")
       .def_prop_ro("digest", [](PythonShardedPublisher& self) { return to_hex(self.get().digest().value); },
-                   "Of the canonical tensors at that version.");
+                   "Of the canonical tensors at that version.")
+      .def_prop_ro("snapshot_bytes", [](PythonShardedPublisher& self) { return self.get().snapshot_bytes(); },
+                   "Of the snapshot, the only copy of the tensors that is kept, in the memory that they are in.");
 }
 
 void bind_subscriber(nb::module_& m) {

@@ -50,6 +50,7 @@ class LiveEnd:
             version=version,
             unsent=unsent,
             report_tensors=report_tensors,
+            masters=any(shards.holds_master(local) for local in range(len(shards.tensors))),
             stream=self.order.number,
             **encode,
         )
@@ -126,9 +127,9 @@ class LiveEnd:
         """
         own = self._shards.layout
         if not self._report_tensors:
-            held = [(shard.box.elements, self._shards.tensors[shard.local]) for shard in own.ranks[0].shards]
-            return sum(n for n, _ in held), sum(n * tensor.element_size() for n, tensor in held)
-        size = {own.table[s.tensor][0]: self._shards.tensors[s.local].element_size() for s in own.ranks[0].shards}
+            held = [(shard.box.elements, self._shards.wire_bytes(shard.local)) for shard in own.ranks[0].shards]
+            return sum(n for n, _ in held), sum(n * size for n, size in held)
+        size = {own.table[s.tensor][0]: self._shards.wire_bytes(s.local) for s in own.ranks[0].shards}
         return sum(t.elements for t in sent.tensors), sum(t.elements * size[t.name] for t in sent.tensors)
 
     def close(self) -> None:

@@ -37,7 +37,8 @@ class Publisher:
     engines want as bf16 are cast on the way.
 
     ``detector``: "auto" takes "fused_cast" for a log where every tensor is cast from fp32 to bf16 (the cast is the
-    detection, and no other copy is kept), else "snapshot" (a copy beside the tensors, on their device).
+    detection, and no other copy is kept), else "snapshot" (a copy of what engines hold beside the tensors, on their
+    device). Live, a snapshot is compared with the cast of fp32 masters while they are read: it is the only bf16 copy.
 
     With an ``optimizer``, its steps are counted, and no step begins while a publication still reads the weights;
     ``publish_every=n`` publishes after every n-th step, without waiting for the engines. Errors of such a publication
@@ -66,7 +67,8 @@ class Publisher:
             raise UsageError(f"there is no detector '{detector}': {', '.join(DETECTORS)}")
         if publish_every is not None and (optimizer is None or publish_every < 1):
             raise UsageError("publish_every is a number of steps, of an optimizer that is given")
-        self._shards = shards_of(source, rename=rename, wire_dtype=wire_dtype)
+        # A world's publisher casts fp32 masters itself; a log's readers hold what is cast here.
+        self._shards = shards_of(source, rename=rename, wire_dtype=wire_dtype, cast=isinstance(transport, Log))
         self._step: int | None = None
         self._every = publish_every
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sparsecast-publish")

@@ -27,8 +27,8 @@ class LocalShards:
     """This rank's tensors and their layout (of this one rank).
 
     ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same place for as long as
-    anything publishes it. ``masters[i]``, if not None, is what tensors[i] is cast from, of the same elements.
-    ``prepare`` is called before each detection, after the casts: transforms fill their outputs there.
+    anything publishes it; of that dtype, or fp32 masters of bf16 (:meth:`holds_master`), of which a live publisher
+    finds the cast out. ``masters[i]``, if not None, is what tensors[i] is cast from, of the same elements. ``prepare`` is called before each detection, after the casts: transforms fill their outputs there.
     """
 
     layout: Layout
@@ -37,6 +37,14 @@ class LocalShards:
     prepare: Callable[[], None] | None = None
     #: Raises when a parameter has been given other memory since.
     guard: Callable[[], None] | None = None
+
+    def holds_master(self, local: int) -> bool:
+        """Whether tensors[local] is the fp32 master of what the layout says is bf16."""
+        return self.tensors[local].dtype == torch.float32 and self.layout.ranks[0].tensors[local].dtype == "BF16"
+
+    def wire_bytes(self, local: int) -> int:
+        """Bytes of an element of tensors[local] as it travels."""
+        return self.tensors[local].element_size() // (2 if self.holds_master(local) else 1)
 
     def refresh(self) -> None:
         """Brings the tensors up to date with what they are made from; those that are the parameters themselves are.
@@ -119,8 +127,15 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((span,), (1,))
 
 
+def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
+    """A publisher can cast it itself, and a snapshot of all that it spans, gaps too, is not more than two without."""
+    castable = local.dtype == torch.float32 and wire == torch.bfloat16
+    return castable and _flat(local).numel() <= 2 * local.numel()
+
+
 @dataclasses.dataclass
 class _Collected:
+    cast: bool
     specs: dict[str, tuple[str, str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
     locals: list[LocalTensor] = dataclasses.field(default_factory=list)
     shards: list[Shard] = dataclasses.field(default_factory=list)
@@ -142,7 +157,7 @@ class _Collected:
                 self.ties.append((held.name, original))
                 return
         master = None
-        if held.wire != local.dtype:
+        if held.wire != local.dtype and (self.cast or not _may_stay_master(local, held.wire)):
             master, local = local, torch.empty(local.shape, dtype=held.wire, device=local.device)
         self.masters.append(master)
         self.tensors.append(_flat(local))
@@ -174,14 +189,20 @@ def _guard(source: Source) -> Callable[[], None] | None:
 
 
 def shards_of(
-    source: Source | LocalShards, *, rename: Rename | None = None, wire_dtype: WireDtype | None = None
+    source: Source | LocalShards,
+    *,
+    rename: Rename | None = None,
+    wire_dtype: WireDtype | None = None,
+    cast: bool = True,
 ) -> LocalShards:
     """Describes what this rank holds of a model, or of an iterable of (name, tensor).
 
     Parameters and persistent buffers; DTensors (FSDP2, 2-D meshes) by their local shards, as the mesh cuts them, others
     whole. ``rename`` maps names to the engine's, a table or a callable; None there leaves a tensor out. Tensors that
     share memory under several names are tied. Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype
-    is made, into which :meth:`LocalShards.refresh` casts. UsageError and UnsupportedError name the tensor.
+    is made, into which :meth:`LocalShards.refresh` casts; with ``cast=False`` not for fp32 tensors that travel as bf16,
+    which then stay masters, for live publishers (they cast while they compare). UsageError and UnsupportedError name the
+    tensor.
     """
     if isinstance(source, LocalShards):
         if rename is not None or wire_dtype is not None:
@@ -189,7 +210,7 @@ def shards_of(
         return source
     if not isinstance(source, nn.Module):
         source = list(source)
-    collected = _Collected()
+    collected = _Collected(cast)
     for own_name, tensor in named_tensors(source):
         held = _hold(own_name, tensor, rename, wire_dtype)
         if held is not None:

@@ -28,6 +28,10 @@ def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalSh
 
     layout = shards.layout
     (rank,) = layout.ranks
+    for number, local in enumerate(rank.tensors):
+        if shards.holds_master(number):
+            words = "transforms take what travels, not its master: shards_of(cast=True)"
+            raise UsageError(words, f"tensor '{local.name}'")
     pipeline = Transforms(transforms, layout.table)
     names = [name for name, _, _ in layout.table]
     held: dict[str, list[tuple[Shard, torch.Tensor]]] = {name: [] for name in names}

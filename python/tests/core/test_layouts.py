@@ -133,3 +133,21 @@ def test_local_tensors_that_do_not_fit_the_layout_are_refused_by_rank_and_name()
         sc.ShardedPublisher(layout, 0, [sc.describe(np.zeros((10, 12), np.float32)[:, ::2])])
     with pytest.raises(errors.UsageError, match="rank 1 of a layout of 1"):
         sc.ShardedPublisher(layout, 1, [])
+
+
+def test_fp32_for_bf16_is_a_master_only_when_that_is_said() -> None:
+    locals_ = [sc.LocalTensor("w", "BF16", 12), sc.LocalTensor("n", "F32", 3)]
+    shards = [sc.Shard(0, sc.Box([0, 0], [4, 3]), 0, 0, [3, 1]), sc.Shard(1, sc.Box([0], [3]), 1, 0, [1])]
+    table = sc.TensorTable([("w", "BF16", (4, 3)), ("n", "F32", (3,))])
+    layout = sc.Layout(table, [sc.RankLayout(locals_, shards)], [])
+    weights = [sc.describe(np.zeros(12, np.float32)), sc.describe(np.zeros(3, np.float32))]
+    with pytest.raises(errors.UsageError, match="local tensor 'w': it has dtype F32, and the layout says BF16"):
+        sc.ShardedPublisher(layout, 0, weights)
+    assert sc.ShardedPublisher(layout, 0, weights, masters=True).snapshot_bytes == 0, "before the first regroup()"
+    bits = sc.describe(np.zeros(12, np.int16), dtype="BF16")
+    sc.ShardedPublisher(layout, 0, [bits, weights[1]], masters=True)
+    half = sc.describe(np.zeros(12, np.float16))
+    with pytest.raises(errors.UsageError, match="local tensor 'w': it has dtype F16, and the layout says BF16"):
+        sc.ShardedPublisher(layout, 0, [half, weights[1]], masters=True)
+    with pytest.raises(errors.UsageError, match="local tensor 'n': it has dtype F64, and the layout says F32"):
+        sc.ShardedPublisher(layout, 0, [weights[0], sc.describe(np.zeros(3))], masters=True)

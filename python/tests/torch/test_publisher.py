@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import pathlib
 import threading
 
@@ -12,7 +13,7 @@ from sparsecast_ports import free_port
 from torch import nn
 
 from sparsecast import errors
-from sparsecast.torch import Log, Publisher, Subscriber, World
+from sparsecast.torch import Log, Publisher, Subscriber, World, shards_of
 
 TIMEOUT = 30.0
 
@@ -90,6 +91,50 @@ def test_two_engines_follow_a_mixed_precision_trainer_bit_for_bit() -> None:
         engine.result()
         assert engine.seen == [1, 2, 3]
         assert engine.pauses == [True, False] * 3
+        assert same_bits(model, engine.model)
+
+
+def bf16_memory() -> set[int]:
+    """Where all bf16 tensors of this process lie, that have elements."""
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.dtype == torch.bfloat16]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+
+
+def test_beside_fp32_masters_a_live_publisher_keeps_the_snapshot_and_nothing_else() -> None:
+    model = make_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    world = world_of(2)
+    engine = Engine(make_model(1).bfloat16(), dataclasses.replace(world, rank_offset=1), 3)
+    before = bf16_memory()
+    with Publisher(model, optimizer, transport=world, wire_dtype=torch.bfloat16) as publisher:
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        for _ in range(3):
+            train(model, optimizer)
+            report = publisher.publish()
+            assert publisher.sharded.snapshot_bytes == 2 * report.elements == report.dense_bytes
+            assert bf16_memory() <= before, "a bf16 copy beside the snapshot"
+        held = publisher._shards
+        assert {tensor.untyped_storage().data_ptr() for tensor in held.tensors} == own
+        assert held.masters == [None] * len(held.tensors)
+    engine.result()
+    assert same_bits(model, engine.model)
+
+
+def test_behind_transforms_and_in_shards_that_were_cast_the_copy_stays() -> None:
+    for cast in (True, False):
+        model = make_model(0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        world = world_of(2)
+        engine = Engine(make_model(1).bfloat16(), dataclasses.replace(world, rank_offset=1), 2)
+        shards = shards_of(model, wire_dtype=torch.bfloat16, cast=cast)
+        assert {tensor.dtype for tensor in shards.tensors} == {torch.bfloat16 if cast else torch.float32}
+        with Publisher(shards, optimizer, transport=world) as publisher:
+            for _ in range(2):
+                train(model, optimizer)
+                report = publisher.publish()
+                assert report.dense_bytes == 2 * report.elements
+        engine.result()
         assert same_bits(model, engine.model)
 
 

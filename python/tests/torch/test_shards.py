@@ -8,6 +8,7 @@ from torch import nn
 
 from sparsecast import errors
 from sparsecast.torch import shards_of
+from sparsecast.transforms import transformed
 
 
 class Tied(nn.Module):
@@ -49,6 +50,24 @@ def test_wire_dtypes_are_cast_by_refresh_and_integers_stay() -> None:
         model.weight.add_(1)
     shards.refresh()
     assert torch.equal(shards.tensors[0].view(2, 3), model.weight.bfloat16())
+
+
+def test_without_the_cast_fp32_stays_master_where_it_travels_as_bf16() -> None:
+    wide = torch.zeros(4, 60)
+    named = [
+        ("w", torch.ones(2, 3).t()),
+        ("n", torch.tensor([3])),
+        ("d", torch.ones(2).double()),
+        ("gaps", wide[:, :9]),
+    ]
+    shards = shards_of(named, wire_dtype=torch.bfloat16, cast=False)
+    assert [d for _, d, _ in shards.layout.table] == ["BF16", "I64", "BF16", "BF16"]
+    assert [shards.holds_master(local) for local in range(4)] == [True, False, False, False]
+    assert [shards.wire_bytes(local) for local in range(4)] == [2, 8, 2, 2]
+    assert shards.tensors[0].data_ptr() == named[0][1].data_ptr()
+    assert shards.tensors[3].numel() == 36, "a view with wide gaps is cast: a snapshot of it would have them, too"
+    with pytest.raises(errors.UsageError, match="tensor 'w': transforms take what travels"):
+        transformed(shards, [])
 
 
 def test_strided_parameters_are_addressed_where_they_lie() -> None:
