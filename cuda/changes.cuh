@@ -221,7 +221,7 @@ __device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors,
 
 __device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
                                             std::uint32_t* mask) {
-  cast_loaded<2>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
+  cast_loaded<1>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
     const uint4* const master = vector_at(pipeline, tile, tile.current, tile.current_view, at << 3, 2);
     low = master[0];
     high = master[1];

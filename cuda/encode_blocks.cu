@@ -38,7 +38,9 @@ void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const
     case Source::kStrided:
       return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
     case Source::kMasters:
-      return enqueue_sized<Source::kMasters>(size, pipeline, chunk, device);
+      // Only bf16 tensors have masters.
+      if (size == 1) return enqueue<Source::kMasters, std::uint16_t>(pipeline, chunk, device);
+      return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
     case Source::kFusedCast:
       // Only bf16 tensors have masters; others do not change.
       if (size == 1) enqueue<Source::kFusedCast, std::uint16_t>(pipeline, chunk, device);
