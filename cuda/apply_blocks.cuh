@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
     pass_sum_on();
     sum = {};
     __syncthreads();
+    // Read again behind the barrier at the end of the block.
     if (threadIdx.x == 0) shared.summed = block.tensor;
-    __syncthreads();
   };
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {

@@ -16,7 +16,7 @@ __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
 
 /// Calls sink(first, entries) for each chunk: entries [0, entries) of shared.positions and shared.coded are those of
 /// changes `first` on. Ends at the chunk in which any thread found a refusal, without calling it. Returns the thread's
-/// own refusal.
+/// own refusal. `shared` is free for other uses behind the caller's next barrier.
 template <class T, class Sink>
 __device__ Refusal decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
   if (block.payload_words > kMostPayloadWords) return Refusal::kLength;
@@ -35,7 +35,8 @@ __device__ Refusal decode_block(const ReceivedBlock& block, DecodeShared<T>& sha
     // Also the barrier between what was decoded and its use.
     if (found.any()) break;
     sink(first, entries);
-    __syncthreads();
+    // Behind the last chunk the barrier is the caller's.
+    if (first + kDecodeChunk < count) __syncthreads();
   }
   return found.refusal;
 }
