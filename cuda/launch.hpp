@@ -14,8 +14,7 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
             Arguments&&... arguments) {
 #if defined(SPARSECAST_CUDA_EMULATION)
-  static_cast<void>(stream);
-  emulation::run_grid(blocks, threads, [&] { kernel(arguments...); });
+  emulation::run_grid(stream, blocks, threads, [&] { kernel(arguments...); });
 #else
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);

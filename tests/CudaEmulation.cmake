@@ -1,6 +1,6 @@
 # The device code as g++ compiles it over the emulation in tests/cuda_emulation, so that tests run the very kernels
-# without a device; a program of its own, because the library may hold the same functions for a real one. It has one
-# thread, and fibers that ThreadSanitizer does not follow, so that one leaves it out.
+# without a device; a program of its own, because the library may hold the same functions for a real one. Its fibers
+# are more than ThreadSanitizer follows, so that one leaves it out.
 
 # Ranges are seen by a library that NVTX loads as it would a profiler.
 if(SPARSECAST_WITH_NVTX)
@@ -23,6 +23,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
        "${PROJECT_SOURCE_DIR}/src/sync/device/*.cpp")
   file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
        "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
+  list(FILTER emulated_sources EXCLUDE REGEX "/race_hooks\\.cpp$")
   set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)
   # What sparsecast_perf does on a device, over the emulated one.
   if(TARGET sparsecast_perf_objects)
@@ -32,30 +33,50 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     list(FILTER emulated_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
   endif()
 
+  function(sparsecast_add_emulated_tests program prefix filter)
+    add_executable(${program} ${ARGN})
+    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+    target_compile_definitions(${program} PRIVATE SPARSECAST_CUDA_EMULATION)
+    target_include_directories(${program} PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
+    target_link_libraries(${program} PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
+    sparsecast_record_traces(${program})
+    if(TARGET bench_common)
+      target_include_directories(${program} PRIVATE "${PROJECT_SOURCE_DIR}/bench"
+                                                    "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
+      target_link_libraries(${program} PRIVATE bench_common)
+    endif()
+    gtest_discover_tests(${program} TEST_PREFIX "${prefix}" TEST_FILTER "${filter}" DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                         PROPERTIES LABELS unit TIMEOUT 600)
+  endfunction()
+
+  # With a look at each access to memory, for data races (cuda_emulation/races.hpp, orders.hpp): the compiler's hooks
+  # without the sanitizer's library. What looks is not looked at. Of random cases the first are enough.
+  if(NOT SPARSECAST_SANITIZE)
+    set(first_cases "-Random/*/1:Random/*/2:Random/*/3:Random/*/4:Random/*/5:Order/*/1:DeviceShardedMasters.*:*Byraw")
+    set(watched_sources ${emulated_sources} ${cuda_launchers})
+    list(FILTER watched_sources EXCLUDE REGEX "/cuda_bench_test\\.cpp$")
+    sparsecast_add_emulated_tests(sparsecast_race_tests "races." "${first_cases}" ${watched_sources} cuda_emulation/race_hooks.cpp)
+    target_compile_definitions(sparsecast_race_tests PRIVATE SPARSECAST_EMULATION_RACES)
+    target_link_options(sparsecast_race_tests PRIVATE -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset,--wrap=memcmp)
+    set(watch "-fsanitize=thread" "-g1" "$<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>")
+    foreach(source IN LISTS watched_sources)
+      if(NOT source MATCHES "/cuda_emulation/(races|orders|reports|memory|scheduler|runtime)\\.cpp$")
+        set_property(SOURCE "${source}" TARGET_DIRECTORY sparsecast_race_tests APPEND PROPERTY COMPILE_OPTIONS
+                     "$<$<STREQUAL:$<TARGET_PROPERTY:NAME>,sparsecast_race_tests>:${watch}>")
+      endif()
+    endforeach()
+  endif()
+
   # The benchmark too, but for its main(). CUB's device-wide algorithms have stand-ins in cuda_emulation/toolkit.
   if(TARGET bench_common)
     file(GLOB bench_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/bench/cuda_bench/*.cu"
          "${PROJECT_SOURCE_DIR}/bench/cuda_bench/*.cpp")
     list(FILTER bench_sources EXCLUDE REGEX "/main\\.cpp$")
     set_source_files_properties(${bench_sources} PROPERTIES LANGUAGE CXX)
-    list(APPEND cuda_launchers ${bench_sources})
   else()
     list(FILTER emulated_sources EXCLUDE REGEX "/cuda_bench_test\\.cpp$")
   endif()
-
-  add_executable(sparsecast_cuda_tests ${emulated_sources} ${cuda_launchers})
-  set_target_properties(sparsecast_cuda_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
-  target_compile_definitions(sparsecast_cuda_tests PRIVATE SPARSECAST_CUDA_EMULATION)
-  target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
-  target_link_libraries(sparsecast_cuda_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
-  sparsecast_record_traces(sparsecast_cuda_tests)
-  if(TARGET bench_common)
-    target_include_directories(sparsecast_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/bench"
-                                                             "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
-    target_link_libraries(sparsecast_cuda_tests PRIVATE bench_common)
-  endif()
-  gtest_discover_tests(sparsecast_cuda_tests DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit
-                       TIMEOUT 600)
+  sparsecast_add_emulated_tests(sparsecast_cuda_tests "" "*" ${emulated_sources} ${cuda_launchers} ${bench_sources})
 endif()
 
 # The same tests on a real device, where there is one; without, they are skipped.

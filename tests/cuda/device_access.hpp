@@ -12,6 +12,7 @@
 #include "device_stream.hpp"
 #include "runtime.hpp"
 #if defined(SPARSECAST_CUDA_EMULATION)
+#include "cuda_emulation/races.hpp"
 #include "cuda_emulation/runtime.hpp"
 #include "cuda_emulation/scheduler.hpp"
 #endif
@@ -32,11 +33,18 @@ class LateCopies {
   ~LateCopies() { emulation::defer_copies(false); }
 };
 
+/// Memory that host and device reach, 16-byte aligned: exactly as large as asked, for AddressSanitizer's sake, or where
+/// the order of host and streams is watched.
 struct FreeShared {
-  void operator()(std::byte* at) const { ::operator delete (at, std::align_val_t{16}); }
+  void operator()(std::byte* at) const {
+    if constexpr (emulation::races::kWatched) return emulation::release_memory(at);
+    ::operator delete (at, std::align_val_t{16});
+  }
 };
-/// Memory that host and device reach, 16-byte aligned; exactly as large as asked, for AddressSanitizer's sake.
 inline std::byte* allocate_shared(std::size_t bytes) {
+  if constexpr (emulation::races::kWatched) {
+    return static_cast<std::byte*>(emulation::allocate_memory(emulation::MemoryKind::kPinnedHost, bytes));
+  }
   return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{16}));
 }
 

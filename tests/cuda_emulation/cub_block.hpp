@@ -1,11 +1,29 @@
 #pragma once
 
 // CUB's block-wide scan and reduction, as far as the kernels use them, over the emulated barriers. As with CUB,
-// temporary storage may be used again only after a barrier; what goes wrong otherwise shows in random order.
+// temporary storage may be used again only after a barrier, and what the collective waits for orders nothing else.
 
+#include <optional>
 #include <source_location>
 
+#include "cuda_emulation/races.hpp"
 #include "cuda_emulation/scheduler.hpp"
+
+namespace sparsecast::emulation {
+
+/// Says that a thread takes part in a collective, for as long as it does.
+template <class Storage>
+class Participation {
+ public:
+  explicit Participation(const Storage& storage) {
+    if constexpr (races::kWatched) collective_.emplace(&storage, sizeof(storage));
+  }
+
+ private:
+  std::optional<races::Collective> collective_;
+};
+
+}  // namespace sparsecast::emulation
 
 namespace cub {
 
@@ -21,8 +39,9 @@ class BlockScan {
       : storage_(storage), where_(where) {}
 
   void ExclusiveSum(T input, T& output, T& total) {
+    const sparsecast::emulation::Participation participation(storage_);
     storage_.values[threadIdx.x] = input;
-    sparsecast::emulation::block_barrier(where_);
+    sparsecast::emulation::block_barrier(sparsecast::emulation::Order::kNothing, where_);
     T sum{};
     for (unsigned t = 0; t < kBlockThreads; ++t) {
       if (t == threadIdx.x) output = sum;
@@ -48,8 +67,9 @@ class BlockReduce {
   /// The result is valid in thread 0 only.
   template <class Combine>
   T Reduce(const T& input, Combine combine) {
+    const sparsecast::emulation::Participation participation(storage_);
     storage_.values[threadIdx.x] = input;
-    sparsecast::emulation::block_barrier(where_);
+    sparsecast::emulation::block_barrier(sparsecast::emulation::Order::kNothing, where_);
     T result = storage_.values[0];
     if (threadIdx.x != 0) return input;
     for (unsigned t = 1; t < kBlockThreads; ++t) result = combine(result, storage_.values[t]);

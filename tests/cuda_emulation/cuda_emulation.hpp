@@ -23,11 +23,11 @@ struct alignas(16) uint4 {
 };
 
 inline void __syncthreads(const std::source_location& where = std::source_location::current()) {
-  sparsecast::emulation::block_barrier(where);
+  sparsecast::emulation::block_barrier(sparsecast::emulation::Order::kMemory, where);
 }
 inline int __syncthreads_count(int predicate, const std::source_location& where = std::source_location::current()) {
   sparsecast::emulation::put_value(predicate != 0 ? 1 : 0);
-  sparsecast::emulation::block_barrier(where);
+  sparsecast::emulation::block_barrier(sparsecast::emulation::Order::kVote, where);
   int count = 0;
   for (unsigned t = 0; t < blockDim.x; ++t) count += static_cast<int>(sparsecast::emulation::value_of(t));
   return count;
@@ -36,7 +36,7 @@ inline int __syncthreads_or(int predicate, const std::source_location& where = s
   return __syncthreads_count(predicate, where) != 0 ? 1 : 0;
 }
 inline void __syncwarp(unsigned lanes = ~0U, const std::source_location& where = std::source_location::current()) {
-  sparsecast::emulation::warp_barrier(lanes, where);
+  sparsecast::emulation::warp_barrier(lanes, sparsecast::emulation::Order::kMemory, where);
 }
 
 namespace sparsecast::emulation {
@@ -48,7 +48,7 @@ T exchange(unsigned lanes, T value, const Lane& lane, const std::source_location
   std::uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(T));
   put_value(bits);
-  warp_barrier(lanes, where);
+  warp_barrier(lanes, Order::kNothing, where);
   const int own = static_cast<int>(threadIdx.x % 32);
   const int source = lane(own);
   if (source < 0 || source >= 32) return value;
@@ -86,7 +86,7 @@ T __shfl_xor_sync(unsigned lanes, T value, int flip,
 inline unsigned __ballot_sync(unsigned lanes, int predicate,
                               const std::source_location& where = std::source_location::current()) {
   sparsecast::emulation::put_value(predicate != 0 ? 1 : 0);
-  sparsecast::emulation::warp_barrier(lanes, where);
+  sparsecast::emulation::warp_barrier(lanes, sparsecast::emulation::Order::kNothing, where);
   const unsigned base = threadIdx.x / 32 * 32;
   unsigned bits = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
@@ -114,13 +114,14 @@ T __ldg(const T* at) {
   return *at;
 }
 
-// Threads change only at barriers, so an atomic operation needs no more than to be written down. As in CUDA, words are
-// of `unsigned` or `unsigned long long`.
+// As in CUDA, words are of `unsigned` or `unsigned long long`. Threads change only at barriers; the builtin functions
+// are there to tell races.hpp that this is an atomic operation.
 template <class T, class Change>
 T emulated_atomic(T* at, const Change& change) {
   static_assert(std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>);
-  const T old = *at;
-  *at = change(old);
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(at, &old, change(old), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
   return old;
 }
 template <class T>

@@ -1,6 +1,8 @@
 #include "cuda_emulation/runtime.hpp"
 
 #include "cuda_emulation/events.hpp"
+#include "cuda_emulation/races.hpp"
+#include "cuda_emulation/reports.hpp"
 
 #include <atomic>
 #include <cstdlib>
@@ -9,10 +11,18 @@
 #include <utility>
 #include <vector>
 
-/// Something to point to.
-struct CUstream_st {};
+struct CUstream_st {
+  sparsecast::emulation::orders::Agent agent = sparsecast::emulation::orders::make_agent();
+};
 
 namespace {
+
+using sparsecast::emulation::DeviceAtWork;
+using sparsecast::emulation::MemoryKind;
+using sparsecast::emulation::OnStream;
+using sparsecast::emulation::Unwatched;
+namespace orders = sparsecast::emulation::orders;
+using sparsecast::emulation::races::kWatched;
 
 struct {
   std::atomic<std::size_t> allocations{0}, live_allocations{0}, objects{0}, copied_bytes{0}, stream_queries{0};
@@ -25,9 +35,9 @@ thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
 constexpr int kDevices = 2;
 
-void enqueue(std::function<void()> copy) {
-  if (!deferring) return copy();
-  deferred.push_back(std::move(copy));
+orders::Agent& agent_of(cudaStream_t stream) {
+  static CUstream_st standard;
+  return stream != nullptr ? stream->agent : standard.agent;
 }
 
 cudaError_t kept(cudaError_t error) {
@@ -35,12 +45,33 @@ cudaError_t kept(cudaError_t error) {
   return error;
 }
 
-cudaError_t allocate(void** at, std::size_t bytes) {
+/// `copy` moves the bytes, now or later; what it touches was said when it was enqueued.
+void enqueue(std::function<void()> copy) {
+  auto unwatched = [copy = std::move(copy)] {
+    const DeviceAtWork at_work;
+    const Unwatched nothing;
+    copy();
+  };
+  if (!deferring) return unwatched();
+  deferred.push_back(std::move(unwatched));
+}
+
+void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
+  if constexpr (kWatched) orders::touch(at, bytes, writes, place);
+}
+
+void wait_for(cudaStream_t stream) {
+  sparsecast::emulation::finish_copies();
+  if constexpr (kWatched) orders::host_waits_for(agent_of(stream));
+}
+
+cudaError_t allocate(void** at, std::size_t bytes, MemoryKind kind) {
   if (successes_left == 0) return kept(cudaErrorMemoryAllocation);
   if (successes_left > 0) --successes_left;
-  constexpr std::size_t kAlignment = 256;
-  *at = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  *at = sparsecast::emulation::allocate_memory(kind, bytes);
   if (*at == nullptr) return kept(cudaErrorMemoryAllocation);
+  const DeviceAtWork at_work;
+  const Unwatched nothing;
   std::memset(*at, 0xC7, bytes);
   ++counts.allocations;
   ++counts.live_allocations;
@@ -49,8 +80,9 @@ cudaError_t allocate(void** at, std::size_t bytes) {
 
 cudaError_t release(void* at) {
   sparsecast::emulation::finish_copies();
+  if constexpr (kWatched) orders::host_waits_for_all();
   if (at != nullptr) --counts.live_allocations;
-  std::free(at);
+  sparsecast::emulation::release_memory(at);
   return cudaSuccess;
 }
 
@@ -70,6 +102,10 @@ void finish_copies() {
 }
 void be_busy(int questions) { busy_questions = questions; }
 void fail_allocation_after(int successes) { successes_left = successes; }
+
+OnStream::OnStream(cudaStream_t stream) {
+  if constexpr (kWatched) operation_.emplace(agent_of(stream));
+}
 
 TestEvent::TestEvent() : event_(new CUevent_st) {}
 TestEvent::~TestEvent() { delete event_; }
@@ -103,45 +139,59 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = 2;
   return cudaSuccess;
 }
-cudaError_t cudaMalloc(void** at, std::size_t bytes) { return allocate(at, bytes); }
+cudaError_t cudaMalloc(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kDevice); }
 cudaError_t cudaFree(void* at) { return release(at); }
-cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes); }
+cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kPinnedHost); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   counts.copied_bytes += bytes;
+  const OnStream on_stream(stream);
+  touch(from, bytes, false, __builtin_return_address(0));
+  touch(to, bytes, true, __builtin_return_address(0));
   enqueue([=] {
     if (bytes != 0) std::memcpy(to, from, bytes);
   });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t) {
+                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t stream) {
   constexpr std::size_t kMostPitch = (std::size_t{1} << 31) - 1;
   if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
     return kept(cudaErrorInvalidPitchValue);
   }
   counts.copied_bytes += width * height;
+  const OnStream on_stream(stream);
+  const std::size_t rows = width != 0 ? height : 0;
+  auto* const target = static_cast<std::byte*>(to);
+  const auto* const source = static_cast<const std::byte*>(from);
+  for (std::size_t row = 0; row < rows; ++row) {
+    touch(source + row * from_pitch, width, false, __builtin_return_address(0));
+    touch(target + row * to_pitch, width, true, __builtin_return_address(0));
+  }
   enqueue([=] {
-    for (std::size_t row = 0; row < height && width != 0; ++row) {
-      std::memcpy(static_cast<std::byte*>(to) + row * to_pitch, static_cast<const std::byte*>(from) + row * from_pitch,
-                  width);
-    }
+    for (std::size_t row = 0; row < rows; ++row) std::memcpy(target + row * to_pitch, source + row * from_pitch, width);
   });
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t) {
+cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream) {
+  const OnStream on_stream(stream);
+  touch(at, bytes, true, __builtin_return_address(0));
   enqueue([=] {
     if (bytes != 0) std::memset(at, value, bytes);
   });
   return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t) {
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ++counts.stream_queries;
   if (busy_questions > 0) {
     --busy_questions;
     return kept(cudaErrorNotReady);
   }
-  sparsecast::emulation::finish_copies();
+  wait_for(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  wait_for(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -162,11 +212,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ++event->records;
+  if constexpr (kWatched) orders::record(agent_of(stream), event->before);
   return cudaSuccess;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   ++event->waits;
+  if constexpr (kWatched) orders::wait(agent_of(stream), event->before);
   return cudaSuccess;
 }

@@ -4,13 +4,17 @@
 // thread may call.
 
 #include <cstddef>
+#include <optional>
+
+#include "cuda_emulation/memory.hpp"
+#include "cuda_emulation/orders.hpp"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
-/// What tests ask about: how often it was recorded, and waited for by a stream.
 struct CUevent_st {
-  int records = 0;
+  int records = 0;  ///< What tests ask about: how often it was recorded, and waited for by a stream.
   int waits = 0;
+  sparsecast::emulation::orders::Clock before;  ///< What came before the last record.
 };
 using cudaEvent_t = CUevent_st*;
 
@@ -84,6 +88,16 @@ cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
 
 namespace sparsecast::emulation {
+
+/// The device does something for a stream.
+class OnStream {
+ public:
+  explicit OnStream(cudaStream_t stream);
+
+ private:
+  DeviceAtWork at_work_;
+  std::optional<orders::Operation> operation_;
+};
 
 /// What tests ask about, since the program began.
 struct RuntimeCounts {

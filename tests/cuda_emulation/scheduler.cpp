@@ -1,5 +1,7 @@
 #include "cuda_emulation/scheduler.hpp"
 
+#include "cuda_emulation/races.hpp"
+#include "cuda_emulation/reports.hpp"
 #include "cuda_emulation/runtime.hpp"
 
 #include <ucontext.h>
@@ -26,6 +28,7 @@ struct Fiber {
   std::unique_ptr<std::byte[]> stack;
   State state = State::kDone;
   std::uint32_t lanes = 0;  ///< At a warp barrier: the set that it waits for.
+  Order order = Order::kNothing;
   std::source_location where;
   std::uint64_t put = 0;
   std::uint64_t shown = 0;  ///< `put` at the last barrier passed.
@@ -75,11 +78,12 @@ void run_fiber() {
   switch_to_scheduler(fiber);  // Never resumed.
 }
 
-void wait(State state, std::uint32_t lanes, const std::source_location& where) {
+void wait(State state, std::uint32_t lanes, Order order, const std::source_location& where) {
   if (!block.active) throw EmulationError("a barrier outside of a kernel");
   Fiber& fiber = *block.fibers[block.running];
   fiber.state = state;
   fiber.lanes = lanes;
+  fiber.order = order;
   fiber.where = where;
   switch_to_scheduler(fiber);
 }
@@ -113,7 +117,9 @@ void run_ready(std::vector<unsigned>& ready) {
   for (const unsigned t : ready) {
     block.running = t;
     threadIdx = {t, 0, 0};
+    if constexpr (races::kWatched) races::run_thread(t, block.fibers[t]->stack.get(), kStackBytes);
     swapcontext(&block.scheduler, &block.fibers[t]->context);
+    if constexpr (races::kWatched) races::stop_thread();
     if (block.failure) std::rethrow_exception(block.failure);
   }
 }
@@ -136,6 +142,7 @@ bool release_warps() {
                    other.where.line() == first.where.line();
       }
       if (!complete) continue;
+      if (races::kWatched && first.order == Order::kMemory) races::order_lanes(base, lanes);
       for (unsigned lane = 0; lane < kWarp; ++lane) {
         if ((lanes >> lane & 1) != 0) release(*block.fibers[base + lane]);
       }
@@ -160,6 +167,8 @@ void release_block() {
       throw EmulationError("threads wait at different barriers: " + describe(first) + " and " + describe(fiber));
     }
   }
+  if (races::kWatched && first.order == Order::kMemory) races::order_block_at(describe(first));
+  if (races::kWatched && first.order == Order::kVote) races::order_block();
   for (unsigned t = 0; t < block.threads; ++t) release(*block.fibers[t]);
 }
 
@@ -169,6 +178,7 @@ void run_block() {
     auto* memory = static_cast<std::byte*>(at);
     for (std::size_t i = 0; i < bytes; ++i) memory[i] = static_cast<std::byte>(noise >> (i % 8 * 8));
   }
+  if constexpr (races::kWatched) races::begin_block(blockIdx.x);
   start_fibers();
   std::vector<unsigned> ready;
   for (;;) {
@@ -194,10 +204,11 @@ void set_order(std::uint64_t seed) {
   block.shuffled = seed != 0;
 }
 
-void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+void run_grid(CUstream_st* stream, unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   if (blocks == 0 || threads == 0 || threads > 1024) throw EmulationError("an impossible grid");
   if (block.active) throw EmulationError("a launch from within a kernel");
   finish_copies();
+  const OnStream on_stream(stream);
   // Kernels' shared variables are static: threads that launch take turns.
   static std::mutex turn;
   const std::lock_guard lock(turn);
@@ -215,15 +226,18 @@ void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& ke
     Active() { block.active = true; }
     ~Active() { block.active = false; }
   } active;
+  if constexpr (races::kWatched) races::begin_grid();
   for (const unsigned index : order) {
     blockIdx = {index, 0, 0};
     run_block();
   }
 }
 
-void block_barrier(const std::source_location& where) { wait(State::kAtBlockBarrier, 0, where); }
+void block_barrier(Order order, const std::source_location& where) { wait(State::kAtBlockBarrier, 0, order, where); }
 
-void warp_barrier(std::uint32_t lanes, const std::source_location& where) { wait(State::kAtWarpBarrier, lanes, where); }
+void warp_barrier(std::uint32_t lanes, Order order, const std::source_location& where) {
+  wait(State::kAtWarpBarrier, lanes, order, where);
+}
 
 void put_value(std::uint64_t value) { block.fibers[block.running]->put = value; }
 
@@ -231,7 +245,16 @@ std::uint64_t value_of(unsigned thread) { return block.fibers[thread]->shown; }
 
 SharedMemory::SharedMemory(void* at, std::size_t bytes) {
   shared_variables().emplace_back(at, bytes);
+  const Unwatched noise;
   std::memset(at, 0xA5, bytes);
+}
+
+bool is_shared(const void* at) {
+  const auto* const byte = static_cast<const std::byte*>(at);
+  return std::ranges::any_of(shared_variables(), [byte](const auto& variable) {
+    const auto* const begin = static_cast<const std::byte*>(variable.first);
+    return byte >= begin && byte < begin + variable.second;
+  });
 }
 
 }  // namespace sparsecast::emulation

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <type_traits>
 
+struct CUstream_st;
+
 struct dim3 {
   unsigned x = 1;
   unsigned y = 1;
@@ -33,13 +35,21 @@ struct EmulationError : std::logic_error {
 /// shows; with 0, in order of their index.
 void set_order(std::uint64_t seed);
 
-/// Runs `kernel` for every thread of the grid. The first exception that a thread throws is thrown on.
-void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+/// Runs `kernel` for every thread of the grid, as an operation of the stream. The first exception that a thread throws
+/// is thrown on.
+void run_grid(CUstream_st* stream, unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+
+/// What a barrier does besides waiting.
+enum class Order : std::uint8_t {
+  kNothing,
+  kMemory,  ///< What its threads did before it comes before what they do after it.
+  kVote,    ///< That too, though threads come for the result.
+};
 
 /// Waits for all threads of the block, which must come with the same `where`.
-void block_barrier(const std::source_location& where);
+void block_barrier(Order order, const std::source_location& where);
 /// Waits for the lanes of `lanes` of the calling thread's warp, which must come with the same set.
-void warp_barrier(std::uint32_t lanes, const std::source_location& where);
+void warp_barrier(std::uint32_t lanes, Order order, const std::source_location& where);
 
 /// Values that threads show each other: put, pass a barrier, read before the next barrier.
 void put_value(std::uint64_t value);
@@ -51,12 +61,16 @@ class SharedMemory {
  public:
   SharedMemory(void* at, std::size_t bytes);
 };
+/// Whether a kernel's variable lies there.
+bool is_shared(const void* at);
 
 template <class T>
 struct Shared {
   static_assert(std::is_trivially_destructible_v<T>);
   alignas(16) std::byte bytes[sizeof(T)];
-  SharedMemory memory{bytes, sizeof(T)};
+  SharedMemory memory;
+  /// By the first thread that comes, which is of no kernel's making.
+  __attribute__((no_sanitize("thread"))) Shared() : memory(bytes, sizeof(T)) {}
   T& value() { return *reinterpret_cast<T*>(bytes); }
 };
 

@@ -14,12 +14,13 @@ struct DeviceSelect {
   /// an earlier call has left.
   template <class Input, class Output, class Count, class Predicate>
   static cudaError_t If(void* d_temporary, std::size_t& temporary_bytes, Input input, Output output, Count count,
-                        std::int64_t items, Predicate predicate, cudaStream_t) {
+                        std::int64_t items, Predicate predicate, cudaStream_t stream) {
     if (d_temporary == nullptr) {
       temporary_bytes = 1024;
       return cudaSuccess;
     }
     sparsecast::emulation::finish_copies();
+    const sparsecast::emulation::OnStream on_stream(stream);
     *count = 0;
     for (std::int64_t i = 0; i < items; ++i) {
       const auto element = input[static_cast<std::uint32_t>(i)];

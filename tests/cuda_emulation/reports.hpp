@@ -1,0 +1,42 @@
+#pragma once
+
+// What races.hpp and orders.hpp have found, in words. A test at whose end there is something fails.
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace sparsecast::emulation {
+
+/// While it lives, what this thread does is not looked at.
+class Unwatched {
+ public:
+  Unwatched();
+  ~Unwatched();
+  Unwatched(const Unwatched&) = delete;
+  Unwatched& operator=(const Unwatched&) = delete;
+
+ private:
+  bool before_;
+};
+bool is_watched();
+
+std::uint32_t offset_in_program(const void* place);
+/// "FILE:LINE" of such an offset, from the innermost inlined function outwards.
+std::string source_of(std::uint32_t place);
+
+/// Two places of the program that touch the same memory.
+struct Places {
+  std::uint32_t before = 0;
+  std::uint32_t now = 0;
+  auto operator<=>(const Places&) const = default;
+};
+/// Keeps what `words` says, once for the same places.
+void report(const Places& places, const std::function<std::string()>& words);
+
+/// What there is since the last call.
+std::vector<std::string> take_reports();
+
+}  // namespace sparsecast::emulation
