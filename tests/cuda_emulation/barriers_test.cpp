@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/differential.hpp"
@@ -31,14 +32,18 @@ void step(Random& random, TensorState& state, const std::vector<std::size_t>& el
   }
 }
 
-/// Version 1 and 2 from a trainer on the device to an engine on the device.
-void two_versions(const RandomDelta& delta, Random& random) {
-  const TensorTable& table = *delta.table;
-  DeviceState trained(element_sizes(table), delta.old_state, 0);
-  DeviceState generating(element_sizes(table), delta.old_state, 0);
+/// Version 1 and 2 from a trainer on the device to an engine on the device; the reports.
+std::vector<std::string> two_versions(std::uint64_t seed, std::uint64_t most_elements) {
+  Random random(seed);
+  const RandomDelta delta =
+      random_delta(random, {.max_elements = most_elements, .large_chance = most_elements > 30'000 ? 0.5 : 0.2});
+  const std::vector<std::size_t> sizes = element_sizes(*delta.table);
+  TensorState state = delta.old_state;
+  DeviceState trained(sizes, state, 0);
+  DeviceState generating(sizes, state, 0);
   std::vector<const void*> d_trained;
   std::vector<DeviceTensor> d_generating;
-  for (std::size_t t = 0; t < table.size(); ++t) {
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
     d_trained.push_back(trained[t]);
     d_generating.push_back({generating[t], {}});
   }
@@ -48,33 +53,38 @@ void two_versions(const RandomDelta& delta, Random& random) {
   options.encode.values = ValueCodec::kUlp;
   Publisher publisher(delta.table, make_device_snapshot(delta.table, d_trained), options);
   Subscriber subscriber(delta.table, d_generating, {});
-  TensorState state = delta.old_state;
   for (std::uint64_t version = 1; version <= 2; ++version) {
-    step(random, state, element_sizes(table), version == 1 ? 0.02 : 0.3);
-    for (std::size_t t = 0; t < table.size(); ++t) std::ranges::copy(state[t], trained[t]);
+    step(random, state, sizes, version == 1 ? 0.02 : 0.3);
+    for (std::size_t t = 0; t < sizes.size(); ++t) std::ranges::copy(state[t], trained[t]);
     subscriber.stage(publisher.publish());
     subscriber.apply();
     publisher.commit(version);
   }
   subscriber.audit();
+  return emulation::take_reports();
 }
 
-void run_kernels() {
-  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-    Random random(seed);
-    two_versions(random_delta(random, {.max_elements = 90'000, .large_chance = 0.5}), random);
+/// Of the first of some random steps, with codecs of all kinds, for which there are any.
+std::vector<std::string> reports_of_kernels() {
+  constexpr std::pair<std::uint64_t, std::uint64_t> kSteps[] = {{1, 30'000}, {2, 30'000}, {3, 30'000}, {4, 30'000},
+                                                                {1, 90'000}, {2, 90'000}, {3, 90'000}};
+  for (const auto& [seed, most_elements] : kSteps) {
+    std::vector<std::string> reports = two_versions(seed, most_elements);
+    if (!reports.empty()) return reports;
   }
+  return {};
 }
 
 TEST(Barriers, WithoutAnyOneOfThemRacesAreFound) {
   if (!races::kWatched) GTEST_SKIP() << "this program does not look for races";
-  run_kernels();
-  EXPECT_THAT(emulation::take_reports(), testing::IsEmpty());
+  EXPECT_THAT(reports_of_kernels(), testing::IsEmpty());
+  EXPECT_GT(races::barriers().size(), 20U);
   for (const std::string& barrier : races::barriers()) {
+    // Between chunks one stands for sinks that would read other threads' entries; none does so far.
+    if (barrier.find("decode_blocks.cuh") != std::string::npos) continue;
     races::doubt(barrier);
-    run_kernels();
+    EXPECT_THAT(reports_of_kernels(), testing::Not(testing::IsEmpty())) << "without the barrier at " << barrier;
     races::doubt("");
-    EXPECT_THAT(emulation::take_reports(), testing::Not(testing::IsEmpty())) << "without the barrier at " << barrier;
   }
 }
 

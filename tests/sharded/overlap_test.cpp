@@ -60,12 +60,15 @@ class WatchedDetector final : public Detector {
 class WatchedMemory final : public ShardMemory {
  public:
   WatchedMemory(std::shared_ptr<ShardMemory> inner, AtPublish at_publish)
-      : ShardMemory(inner->local()), inner_(std::move(inner)), at_publish_(std::move(at_publish)) {}
+      : ShardMemory(inner->local(), std::vector<bool>(inner->local().size())),
+        inner_(std::move(inner)),
+        at_publish_(std::move(at_publish)) {}
 
   void start_again() { lanes_ = 0; }
 
   ShardBuffer allocate(std::uint64_t bytes) override { return inner_->allocate(bytes); }
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override { inner_->copy(box, from, to); }
+  void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override { inner_->cast(box, masters, to); }
   std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
                                             const std::vector<ShardView>& live, const std::vector<ShardView>& held,
                                             const PublisherOptions& options) override {
