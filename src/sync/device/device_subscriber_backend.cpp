@@ -43,6 +43,11 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   }
 
   void begin(const DeltaHeader& header) override {
+    if (copying_) {
+      const cuda::DeviceGuard guard = context_.enter();
+      context_.wait("take the frames of a delta that was abandoned");
+      copying_ = false;
+    }
     header_ = header;
     staged_.clear();
     store_.clear();
@@ -52,6 +57,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     const cuda::DeviceGuard guard = context_.enter();
     try {
       require_frame_of(header_, frame, record.size());
+      copying_ = true;
       const DeviceRecord staged = frame.compressed ? store_.put(without_compression(frame, record), context_.stream())
                                                    : store_.put(record, context_.stream());
       staged_.emplace(frame.sequence, staged);
@@ -68,6 +74,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     DeltaHeader header = header_;
     header.frame_capacity += 7;
     applier_.stage(header, records, context_.stream());
+    copying_ = false;  // It has waited.
   }
 
   void discard() noexcept override { staged_.clear(); }
@@ -138,6 +145,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   DeltaHeader header_;  ///< Of the staged delta, or the applied one.
   std::map<std::uint32_t, DeviceRecord> staged_;
   FrameStore store_;
+  bool copying_ = false;  ///< Out of the store's pinned memory.
   cuda::DeviceMemory reserved_;
   cuda::DeviceMemory expanded_;  ///< The NaN-masked tensor.
   cuda::Event arrived_;

@@ -36,8 +36,7 @@ class FrameStore {
     return {d_record, static_cast<std::uint32_t>(record.size())};
   }
 
-  /// The frames so far are not needed any more. Copies of them may be on their way still: what comes next is copied
-  /// behind them.
+  /// The frames so far are not needed any more, and none of them is on its way still.
   void clear() noexcept { current_ = used_ = 0; }
 
  private:
