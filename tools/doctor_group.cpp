@@ -100,12 +100,18 @@ void compare(const std::vector<json>& ranks, std::vector<Check>& checks) {
 
 void check_devices(const std::vector<json>& ranks, std::vector<Check>& checks) {
   std::size_t with_device = 0;
+  std::string shared;
   for (std::size_t b = 0; b < ranks.size(); ++b) {
     const std::string uuid = field(ranks[b], "uuid");
     if (uuid.rfind("GPU-", 0) != 0) continue;
     ++with_device;
     for (std::size_t a = 0; a < b; ++a) {
-      if (field(ranks[a], "uuid") != uuid || field(ranks[a], "host_id") != field(ranks[b], "host_id")) continue;
+      if (field(ranks[a], "uuid") != uuid) continue;
+      if (field(ranks[a], "host_id") != field(ranks[b], "host_id")) {
+        shared = fmt::format(
+            "ranks {} and {} share a GPU ({}), which NCCL takes for two because their NCCL_HOSTID differ", a, b, uuid);
+        continue;
+      }
       checks.push_back({"duplicate_devices", Verdict::kFailed,
                         fmt::format("ranks {} and {} would use the same GPU ({})", a, b, uuid),
                         "give each rank its own: --device, CUDA_VISIBLE_DEVICES or LOCAL_RANK"});
@@ -113,7 +119,8 @@ void check_devices(const std::vector<json>& ranks, std::vector<Check>& checks) {
     }
   }
   if (with_device == ranks.size()) {
-    checks.push_back({"duplicate_devices", Verdict::kGood, "every rank has a GPU of its own", ""});
+    checks.push_back(
+        {"duplicate_devices", Verdict::kGood, shared.empty() ? "every rank has a GPU of its own" : shared, ""});
     return;
   }
   checks.push_back(

@@ -37,10 +37,9 @@ void check_devices(const std::vector<Presence>& presences) {
   for (std::size_t b = 1; b < presences.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
       const std::string device = get_text(presences[a].device);
-      const std::string host = get_text(presences[a].host_id);
       if (device != get_text(presences[b].device)) continue;
       // Processes that call themselves different hosts may share one: for tests, over sockets.
-      if (!host.empty() && host != get_text(presences[b].host_id)) continue;
+      if (get_text(presences[a].host_id) != get_text(presences[b].host_id)) continue;
       throw Error(
           ErrorCode::kGroupMismatch,
           fmt::format("ranks {} and {} use the same GPU ({}); give each rank its own, by CUDA_VISIBLE_DEVICES or "

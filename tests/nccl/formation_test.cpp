@@ -91,6 +91,8 @@ TEST(Formation, RanksShareAGpuOnlyWhereNcclAllowsIt) {
   set_text(presences[0].host_id, "r0");
   set_text(presences[1].host_id, "r1");
   EXPECT_NO_THROW(check_presences(presences));
+  set_text(presences[0].host_id, "");
+  EXPECT_NO_THROW(check_presences(presences));
   presences = fresh(2);
   set_text(presences[1].device, "GPU-0");
   for (Presence& p : presences) set_text(p.settings, "NCCL_MULTI_RANK_GPU_ENABLE=1\n");

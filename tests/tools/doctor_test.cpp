@@ -163,6 +163,7 @@ TEST(DoctorComparison, TwoRanksOnOneGpuFailUnlessTheyPoseAsTwoHosts) {
   EXPECT_THAT(only(same, "duplicate_devices").text, HasSubstr("ranks 0 and 2 would use the same GPU (GPU-a)"));
   const auto hosts = compare_ranks({facts("2.28.9", "GPU-a", "r0"), facts("2.28.9", "GPU-a", "r1")});
   EXPECT_EQ(only(hosts, "duplicate_devices").verdict, Verdict::kGood);
+  EXPECT_THAT(only(hosts, "duplicate_devices").text, HasSubstr("ranks 0 and 1 share a GPU (GPU-a)"));
 }
 
 TEST(DoctorComparison, WhatAPeerSaysIsNotTrusted) {
