@@ -312,18 +312,23 @@ stage_nccl() {
     export bin
     try "doctor, two ranks" 90 bash -c doctor_pair
   fi
+  local group=() model=()
+  if ((quick)); then
+    group=(--width 64)
+    model=(--layers 1 --width 64 --vocabulary 256)
+  fi
   if needs gpu_group_test "group of ranks"; then
-    try "two ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 2 --kill 0
-    try "four ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 4 --kill 0
-    try "four ranks, device memory" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --memory device
+    try "two ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 2 --kill 0 "${group[@]}"
+    try "four ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 "${group[@]}"
+    try "four ranks, device memory" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --memory device "${group[@]}"
     try "four ranks, trainer and engine of other cuts" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --sharded 1
-    try "a rank is killed" 180 "$bin/gpu_group_test" --ranks 4 --kill 1 --memory device
+    try "a rank is killed" 180 "$bin/gpu_group_test" --ranks 4 --kill 1 --memory device "${group[@]}"
   fi
   if needs sparsecast_perf "sparsecast_perf over NCCL"; then
     local detector
     for detector in snapshot pinned fused; do
       try "perf, 4 ranks, $detector" 90 "$bin/sparsecast_perf" --ranks 4 --share-gpu --backend cuda --transport nccl \
-        --detector "$detector" --synthetic --steps 5 --json "$raw/perf_$detector.json"
+        --detector "$detector" --synthetic --steps 5 "${model[@]}" --json "$raw/perf_$detector.json"
     done
     try "perf, 4 ranks, trace" 90 "$bin/sparsecast_perf" --ranks 4 --share-gpu --backend cuda --transport nccl \
       --checkpoints testdata/trace --json "$raw/perf_trace.json"

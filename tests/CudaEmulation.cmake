@@ -21,10 +21,11 @@ endfunction()
 if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp"
        "${PROJECT_SOURCE_DIR}/src/sync/device/*.cpp")
-  file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
-       "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
-  list(FILTER emulated_sources EXCLUDE REGEX "/race_hooks\\.cpp$")
   set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)
+  file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
+       "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*_test.cpp")
+  file(GLOB emulation CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
+  list(FILTER emulation EXCLUDE REGEX "(_test|/race_hooks)\\.cpp$")
   # What sparsecast_perf does on a device, over the emulated one.
   if(TARGET sparsecast_perf_objects)
     list(APPEND cuda_launchers "${PROJECT_SOURCE_DIR}/bench/sparsecast_perf/device_weights.cpp"
@@ -33,18 +34,31 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     list(FILTER emulated_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
   endif()
 
+  # What is compiled for the emulated device.
+  add_library(sparsecast_emulated_settings INTERFACE)
+  target_compile_definitions(sparsecast_emulated_settings INTERFACE SPARSECAST_CUDA_EMULATION)
+  target_include_directories(sparsecast_emulated_settings INTERFACE "${PROJECT_SOURCE_DIR}/cuda")
+  set(emulated_libraries sparsecast_emulated_settings ${test_libraries})
+  if(TARGET bench_common)
+    target_include_directories(sparsecast_emulated_settings INTERFACE "${PROJECT_SOURCE_DIR}/bench"
+                                                                      "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
+    list(APPEND emulated_libraries bench_common)
+  endif()
+
+  # Parts of the backend and of the emulation, for the programs below.
+  function(sparsecast_add_emulated_device name)
+    add_library(${name} OBJECT ${ARGN})
+    target_link_libraries(${name} PRIVATE ${emulated_libraries} GTest::gtest)
+    sparsecast_record_traces(${name})
+  endfunction()
+  sparsecast_add_emulated_device(sparsecast_emulated_device ${cuda_launchers} ${emulation})
+
   function(sparsecast_add_emulated_tests program prefix filter)
     add_executable(${program} ${ARGN})
     set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
-    target_compile_definitions(${program} PRIVATE SPARSECAST_CUDA_EMULATION)
-    target_include_directories(${program} PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
-    target_link_libraries(${program} PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock)
+    target_link_libraries(${program} PRIVATE ${emulated_libraries} GTest::gtest_main GTest::gmock)
     sparsecast_record_traces(${program})
-    if(TARGET bench_common)
-      target_include_directories(${program} PRIVATE "${PROJECT_SOURCE_DIR}/bench"
-                                                    "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/toolkit")
-      target_link_libraries(${program} PRIVATE bench_common)
-    endif()
+    sparsecast_compile_quickly(${program})
     gtest_discover_tests(${program} TEST_PREFIX "${prefix}" TEST_FILTER "${filter}" DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                          PROPERTIES LABELS unit TIMEOUT 600)
   endfunction()
@@ -53,19 +67,22 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   # without the sanitizer's library. What looks is not looked at. Of random cases the first are enough, and those over
   # NCCL are left out, because the stand-in for it copies device memory on the host.
   if(NOT SPARSECAST_SANITIZE)
-    set(first_cases "-Random/*/1:Random/*/2:Random/*/3:Random/*/4:Random/*/5:Order/*/1:DeviceShardedMasters.*:*Byraw:DeviceSync.*:CBufferOnDevice.*")
-    set(watched_sources ${emulated_sources} ${cuda_launchers})
-    list(FILTER watched_sources EXCLUDE REGEX "/cuda_bench_test\\.cpp$")
-    sparsecast_add_emulated_tests(sparsecast_race_tests "races." "${first_cases}" ${watched_sources} cuda_emulation/race_hooks.cpp)
-    target_compile_definitions(sparsecast_race_tests PRIVATE SPARSECAST_EMULATION_RACES)
-    target_link_options(sparsecast_race_tests PRIVATE -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset,--wrap=memcmp)
-    set(watch "-fsanitize=thread" "-g1" "$<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>")
-    foreach(source IN LISTS watched_sources)
-      if(NOT source MATCHES "/cuda_emulation/(races|orders|reports|memory|scheduler|runtime)\\.cpp$")
-        set_property(SOURCE "${source}" TARGET_DIRECTORY sparsecast_race_tests APPEND PROPERTY COMPILE_OPTIONS
-                     "$<$<STREQUAL:$<TARGET_PROPERTY:NAME>,sparsecast_race_tests>:${watch}>")
-      endif()
+    set(watch -fsanitize=thread -g1 $<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>)
+    sparsecast_add_emulated_device(sparsecast_race_watch ${emulation} cuda_emulation/race_hooks.cpp)
+    sparsecast_add_emulated_device(sparsecast_watched_device ${cuda_launchers})
+    target_compile_options(sparsecast_watched_device PRIVATE ${watch})
+
+    set(first_cases "-Random/*/1:Random/*/2:Random/*/3:Random/*/4:Random/*/5:Order/*/1:DeviceShardedMasters.*:*Byraw:DeviceSync.*:CBufferOnDevice.*:*HostToDevice*:*DeviceToHost*:*AFullArena*")
+    set(watched_tests ${emulated_sources})
+    list(FILTER watched_tests EXCLUDE REGEX "/cuda_bench_test\\.cpp$")
+    sparsecast_add_emulated_tests(
+      sparsecast_race_tests "races." "${first_cases}" ${watched_tests} $<TARGET_OBJECTS:sparsecast_race_watch>
+      $<TARGET_OBJECTS:sparsecast_watched_device>)
+    target_compile_options(sparsecast_race_tests PRIVATE ${watch})
+    foreach(target IN ITEMS sparsecast_race_watch sparsecast_watched_device sparsecast_race_tests)
+      target_compile_definitions(${target} PRIVATE SPARSECAST_EMULATION_RACES)
     endforeach()
+    target_link_options(sparsecast_race_tests PRIVATE -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset,--wrap=memcmp)
   endif()
 
   # The benchmark too, but for its main(). CUB's device-wide algorithms have stand-ins in cuda_emulation/toolkit.
@@ -77,7 +94,9 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   else()
     list(FILTER emulated_sources EXCLUDE REGEX "/cuda_bench_test\\.cpp$")
   endif()
-  sparsecast_add_emulated_tests(sparsecast_cuda_tests "" "*" ${emulated_sources} ${cuda_launchers} ${bench_sources})
+  sparsecast_add_emulated_tests(sparsecast_cuda_tests "" "*" ${emulated_sources} ${bench_sources}
+                                $<TARGET_OBJECTS:sparsecast_emulated_device>)
+  include(EmulatedMachine.cmake)
 endif()
 
 # The same tests on a real device, where there is one; without, they are skipped.
@@ -93,6 +112,7 @@ if(SPARSECAST_WITH_CUDA)
   target_link_libraries(sparsecast_gpu_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock
                                                      CUDA::cudart_static)
   sparsecast_record_traces(sparsecast_gpu_tests)
+  sparsecast_compile_quickly(sparsecast_gpu_tests)
   if(TARGET sparsecast_perf_objects)
     target_link_libraries(sparsecast_gpu_tests PRIVATE sparsecast_perf_objects bench_common)
   endif()

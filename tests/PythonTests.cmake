@@ -49,6 +49,11 @@ foreach(source IN LISTS python_tests)
   set_tests_properties(${name} PROPERTIES LABELS python TIMEOUT 900)
 endforeach()
 
+if(TARGET emulated_perf AND TARGET emulated_cli)
+  set_tests_properties(gpu_check_test perf_launcher_test
+                       PROPERTIES ENVIRONMENT "SPARSECAST_EMULATED_PROGRAMS=$<TARGET_FILE_DIR:emulated_cli>")
+endif()
+
 # The same command on an S3 server.
 if(SPARSECAST_WITH_LOG AND TARGET sparsecast_cli AND COMMAND sparsecast_add_s3_test)
   sparsecast_add_s3_test(s3.log_cli "${SPARSECAST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/log_cli_test.py"

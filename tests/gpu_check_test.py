@@ -14,6 +14,7 @@ import unittest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PATIENCE = 120
+EMULATED = os.environ.get("SPARSECAST_EMULATED_PROGRAMS")
 
 MACHINE = """if [[ $* == *--machine* ]]; then echo '{"device": "Some GPU", "driver_version": 13000}'; exit 0; fi"""
 NO_DEVICE = """echo "cuda_bench: no device: the driver is for CUDA 12.4" >&2; exit 4"""
@@ -54,7 +55,9 @@ class GpuCheck(unittest.TestCase):
         file.chmod(0o755)
 
     def check(self, *arguments):
-        environment = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}"}
+        machine = self.root / "machine"  # That the emulated programs share.
+        machine.mkdir(exist_ok=True)
+        environment = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}", "SPARSECAST_EMULATED_MACHINE": machine}
         command = [REPOSITORY / "scripts" / "gpu_check.sh", "--build", self.root / "build", "--out", self.out]
         return subprocess.run([*map(str, command), *arguments], env=environment, capture_output=True, text=True,
                               timeout=PATIENCE)
@@ -64,6 +67,20 @@ class GpuCheck(unittest.TestCase):
 
     def verdicts(self):
         return {step["step"]: (step["verdict"], step["note"]) for step in self.results()["steps"]}
+
+    @unittest.skipUnless(EMULATED, "needs the programs of tests/EmulatedMachine.cmake")
+    def test_ranks_meet_over_nccl_and_survive_a_killed_one(self):
+        for name, emulated in (("sparsecast", "emulated_cli"), ("gpu_group_test", "emulated_group_test"),
+                               ("sparsecast_perf", "emulated_perf")):
+            (self.bin / name).unlink()
+            (self.bin / name).symlink_to(pathlib.Path(EMULATED) / emulated)
+        run = self.check("--quick", "--stage", "nccl")
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.assertEqual({verdict for verdict, _ in self.verdicts().values()}, {"PASS"}, self.verdicts())
+        self.assertGreaterEqual(len(self.verdicts()), 10)
+        for detector in ("snapshot", "pinned", "fused"):
+            rows = json.loads((self.root / "build" / "raw" / f"perf_{detector}.json").read_text(encoding="utf-8"))["rows"]
+            self.assertEqual([row["wrong"] for row in rows], [0] * 5)
 
     def test_the_report_says_what_ran_on_what(self):
         run = self.check("--stage", "test", "--stage", "nccl", "--commit", "abc")

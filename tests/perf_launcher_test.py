@@ -20,6 +20,9 @@ SMALL_LAYOUTS = [TESTDATA / "layouts" / name for name in ("small.fsdp2-dp2.json"
 SMALL = ["--synthetic", "--layers", "1", "--width", "64", "--vocabulary", "512"]
 PATIENCE = 120
 PERF = ""
+EMULATED = os.environ.get("SPARSECAST_EMULATED_PROGRAMS")
+OVER_TCP = ("--transport", "tcp")
+OVER_NCCL = ("--transport", "nccl", "--backend", "cuda", "--share-gpu")
 
 
 def environment(**changes):
@@ -56,10 +59,14 @@ def wait_until(holds):
 class EndlessRun:
     """Three ranks that go on until somebody ends them."""
 
+    def __init__(self, program, wire):
+        self.command = [program, "--ranks", "3", *wire, "--steps", "1000000000", *SMALL]
+
     def __enter__(self):
+        self.directory = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen(
-            [PERF, "--ranks", "3", "--transport", "tcp", "--steps", "1000000000", *SMALL],
-            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            self.command, env=environment(TMPDIR=self.directory.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
         )
         for line in self.process.stdout:
             if not line.startswith("#"):
@@ -75,6 +82,7 @@ class EndlessRun:
     def __exit__(self, *_):
         self.process.kill()
         self.process.communicate()
+        self.directory.cleanup()
 
 
 class WholeRuns(unittest.TestCase):
@@ -160,32 +168,41 @@ class Refusals(unittest.TestCase):
 
 
 class Deaths(unittest.TestCase):
+    def endless(self):
+        return EndlessRun(PERF, OVER_TCP)
+
     def test_a_killed_rank_ends_the_run_and_is_named(self):
-        with EndlessRun() as run:
+        with self.endless() as run:
             os.kill(run.ranks[2], signal.SIGKILL)
             code, errors = run.finish()
         self.assertEqual(code, 3)
         self.assertIn("rank 2 ended by signal 9", errors)
 
     def test_a_killed_publisher_ends_the_receivers(self):
-        with EndlessRun() as run:
+        with self.endless() as run:
             os.kill(run.ranks[0], signal.SIGKILL)
             code, errors = run.finish()
         self.assertEqual(code, 3)
         self.assertIn("rank 0 ended by signal 9", errors)
 
     def test_no_rank_outlives_the_launcher(self):
-        with EndlessRun() as run:
+        with self.endless() as run:
             run.process.kill()
             code, _ = run.finish()
         self.assertEqual(code, -signal.SIGKILL)
 
     def test_an_interrupted_launcher_ends_even_a_stopped_rank(self):
-        with EndlessRun() as run:
+        with self.endless() as run:
             os.kill(run.ranks[1], signal.SIGSTOP)
             run.process.terminate()
             code, _ = run.finish()
         self.assertEqual(code, 128 + signal.SIGTERM)
+
+
+@unittest.skipUnless(EMULATED, "needs the programs of tests/EmulatedMachine.cmake")
+class DeathsOverNccl(Deaths):
+    def endless(self):
+        return EndlessRun(pathlib.Path(EMULATED) / "emulated_perf", OVER_NCCL)
 
 
 if __name__ == "__main__":

@@ -3,37 +3,20 @@
 #include "tests/support/fake_nccl.hpp"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
+#include <thread>
 #include <utility>
+
+#include "sparsecast/hash.hpp"
+#include "tests/support/fake_device.hpp"
 
 namespace sparsecast::test {
 namespace {
 
 using namespace std::chrono_literals;
-
-struct Operation {
-  int arrived = 0;
-  int root = -1;
-  Bytes data;
-};
-
-/// What the communicators of one group share.
-struct SplitChoice {
-  int color = 0;
-  int key = 0;
-};
-
-struct World {
-  int size = 0;
-  int joined = 0;
-  std::map<std::uint64_t, Operation> operations;
-  std::map<std::uint64_t, std::map<int, SplitChoice>> splits;  ///< By their number, then rank.
-};
 
 struct Communicator {
   std::shared_ptr<World> world;
@@ -54,58 +37,24 @@ struct Communicator {
 Communicator* of(ncclComm_t handle) { return reinterpret_cast<Communicator*>(handle); }
 ncclComm_t handle_of(Communicator* communicator) { return reinterpret_cast<ncclComm_t>(communicator); }
 
-class Stream {
- public:
-  Stream() : worker_([this](const std::stop_token& stop) { work(stop); }) {}
-  ~Stream() {
-    worker_.request_stop();
-    changed_.notify_all();
-  }
-  void push(std::function<void()> task) {
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    changed_.notify_all();
-  }
-
- private:
-  void work(const std::stop_token& stop) {
-    for (;;) {
-      std::function<void()> task;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, stop, [&] { return !tasks_.empty(); });
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      task();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
-  std::deque<std::function<void()>> tasks_;
-  std::jthread worker_;
-};
-
-struct Event {
-  std::atomic<std::uint64_t> recorded{0};
-  std::atomic<std::uint64_t> finished{0};
-};
-
-thread_local int current_device = 0;
+/// The same on every rank that derives the same from the same.
+std::uint64_t derived_id(const World& world, std::string_view how, std::span<const std::uint64_t> words) {
+  std::uint64_t id = xxh3_64(std::as_bytes(std::span(how)), world.id());
+  for (const std::uint64_t word : words) id = xxh3_64(std::as_bytes(std::span(&word, 1)), id);
+  return id;
+}
 
 }  // namespace
 
-struct FakeNccl::State final : public DeviceApi {
-  explicit State(FakeNccl& owner) : fake(owner) {}
+struct FakeNccl::State {
+  State(FakeNccl& owner, std::unique_ptr<Worlds> shared)
+      : fake(owner), worlds(std::move(shared)), device(fake.faults.same_gpu, fake.counts.allocated) {}
 
   FakeNccl& fake;
+  std::unique_ptr<Worlds> worlds;
+  FakeDevice device;
   std::mutex mutex;
-  std::condition_variable changed;
   std::vector<std::unique_ptr<Communicator>> communicators;  ///< Freed ones too: a use of them is noticed.
-  std::map<std::uint64_t, std::shared_ptr<World>> worlds;
-  std::set<void*> streams;
-  std::uint64_t ids = 0;
   std::atomic<bool> closing{false};
 
   std::mutex misuse_mutex;
@@ -116,102 +65,34 @@ struct FakeNccl::State final : public DeviceApi {
   }
 
   Communicator* add(std::shared_ptr<World> world, int rank) {
+    world->join(rank);
     communicators.push_back(std::make_unique<Communicator>());
     communicators.back()->world = std::move(world);
     communicators.back()->rank = rank;
-    ++communicators.back()->world->joined;
     return communicators.back().get();
   }
-  std::shared_ptr<World> world_of(std::uint64_t id, int size) {
-    auto& world = worlds[id];
-    if (!world) world = std::make_shared<World>();
-    world->size = size;
-    return world;
-  }
 
-  // The device.
-  int current_device() override { return sparsecast::test::current_device; }
-  void use_device(int device) override { sparsecast::test::current_device = device; }
-  bool holds(const void*, int) override { return true; }  // Device memory is host memory here.
-  std::string uuid(int device) override {
-    return "GPU-" + std::to_string(fake.faults.same_gpu.count(device) != 0 ? 77 : device);
-  }
-  void* allocate(std::uint64_t bytes) override {
-    ++fake.counts.allocated;
-    return new std::byte[bytes];
-  }
-  void free(void* pointer) noexcept override {
-    --fake.counts.allocated;
-    delete[] static_cast<std::byte*>(pointer);
-  }
-  void* allocate_host(std::uint64_t bytes) override { return allocate(bytes); }
-  void free_host(void* pointer) noexcept override { free(pointer); }
-  void* create_stream() override {
-    auto* const stream = new Stream;
+  bool is_over(const Communicator& communicator) {
     const std::lock_guard lock(mutex);
-    streams.insert(stream);
-    return stream;
-  }
-  void destroy_stream(void* stream) noexcept override {
-    {
-      const std::lock_guard lock(mutex);
-      streams.erase(stream);
-    }
-    delete static_cast<Stream*>(stream);
-  }
-  void* create_event() override { return new std::shared_ptr<Event>(std::make_shared<Event>()); }
-  void destroy_event(void* event) noexcept override { delete static_cast<std::shared_ptr<Event>*>(event); }
-  static std::shared_ptr<Event>& event_of(void* event) { return *static_cast<std::shared_ptr<Event>*>(event); }
-  void record(void* event, void* stream) override {
-    const auto shared = event_of(event);
-    const std::uint64_t turn = ++shared->recorded;
-    bool known = false;
-    {
-      const std::lock_guard lock(mutex);
-      known = streams.count(stream) != 0;
-    }
-    // A stream of the emulated CUDA runtime, which has done everything already.
-    if (!known) {
-      shared->finished = turn;
-      return;
-    }
-    static_cast<Stream*>(stream)->push([shared, turn] { shared->finished = turn; });
-  }
-  void wait(void* stream, void* event) override {
-    const auto shared = event_of(event);
-    const std::uint64_t turn = shared->recorded;
-    static_cast<Stream*>(stream)->push([this, shared, turn] {
-      while (shared->finished < turn && !closing) std::this_thread::sleep_for(100us);
-    });
-  }
-  bool finished(void* event) override { return event_of(event)->finished >= event_of(event)->recorded; }
-  void copy_to_device(void* to, const void* from, std::uint64_t bytes, void* stream) override {
-    static_cast<Stream*>(stream)->push([=] { std::memcpy(to, from, bytes); });
-  }
-  void copy_to_host(void* to, const void* from, std::uint64_t bytes, void* stream) override {
-    copy_to_device(to, from, bytes, stream);
-  }
-  void copy_on_device(void* to, const void* from, std::uint64_t bytes, void* stream) override {
-    copy_to_device(to, from, bytes, stream);
+    return communicator.stopped || closing;
   }
 
-  // The library.
-  void run_broadcast(Communicator* communicator, std::uint64_t number, std::byte* data, std::size_t bytes, int root) {
-    std::unique_lock lock(mutex);
-    Operation& operation = communicator->world->operations[number];
-    if (fake.faults.never_arrive.count(communicator->rank) == 0) ++operation.arrived;
-    if (operation.root >= 0 && operation.root != root) misuse("the ranks disagree on the root");
-    operation.root = root;
-    if (communicator->rank == root) {
-      operation.data.assign(data, data + bytes);
-      if (fake.faults.damage_tables && bytes == sizeof(CountTable)) operation.data[100] ^= std::byte{4};
+  void run_broadcast(const Communicator& communicator, std::uint64_t number, std::span<std::byte> data, int root) {
+    World& world = *communicator.world;
+    if (fake.faults.never_arrive.count(communicator.rank) == 0) {
+      Bytes sent;
+      if (communicator.rank == root) sent.assign(data.begin(), data.end());
+      if (fake.faults.damage_tables && sent.size() == sizeof(CountTable)) sent[100] ^= std::byte{4};
+      world.arrive(number, {communicator.rank, root, sent});
     }
-    changed.notify_all();
-    changed.wait(lock,
-                 [&] { return communicator->stopped || closing || operation.arrived == communicator->world->size; });
-    if (communicator->stopped || closing) return;
-    if (operation.data.size() != bytes) misuse("the ranks disagree on the size of broadcast " + std::to_string(number));
-    std::memcpy(data, operation.data.data(), std::min(bytes, operation.data.size()));
+    std::optional<Message> message;
+    while (!is_over(communicator) && !(message = world.message(number))) std::this_thread::sleep_for(100us);
+    if (!message) return;
+    if (!message->one_root) misuse("the ranks disagree on the root");
+    if (message->data.size() != data.size()) {
+      misuse("the ranks disagree on the size of broadcast " + std::to_string(number));
+    }
+    std::memcpy(data.data(), message->data.data(), std::min(data.size(), message->data.size()));
   }
 
   ncclResult_t broadcast(ncclComm_t handle, void* data, std::size_t bytes, int root, cudaStream_t stream) {
@@ -230,8 +111,9 @@ struct FakeNccl::State final : public DeviceApi {
         communicator->async_error = ncclRemoteError;
       }
     }
-    reinterpret_cast<Stream*>(stream)->push(
-        [=, this] { run_broadcast(communicator, number, static_cast<std::byte*>(data), bytes, root); });
+    FakeDevice::enqueue(stream, [=, this] {
+      run_broadcast(*communicator, number, {static_cast<std::byte*>(data), bytes}, root);
+    });
     return ncclSuccess;
   }
 
@@ -240,35 +122,43 @@ struct FakeNccl::State final : public DeviceApi {
     const std::lock_guard lock(mutex);
     std::uint64_t number = 0;
     std::memcpy(&number, id.internal, sizeof(number));
-    *out = handle_of(add(world_of(number, size), rank));
+    *out = handle_of(add(worlds->of(number, size), rank));
     return ncclInProgress;
   }
 
   ncclResult_t derive(Communicator* parent, std::uint64_t id, int size, int rank, ncclComm_t* out) {
     parent->child = out;
-    parent->child_world = world_of(id, size);
+    parent->child_world = worlds->of(id, size);
     parent->child_rank = rank;
-    ++parent->child_world->joined;
+    parent->child_world->join(rank);
     return ncclInProgress;
   }
 
   /// Once all ranks of the parent have said their color and key.
   bool answer_split(Communicator& parent) {
-    const std::map<int, SplitChoice>& choices = parent.world->splits[*parent.unanswered];
-    if (static_cast<int>(choices.size()) < parent.world->size) return false;
-    const SplitChoice own = choices.at(parent.rank);
+    const auto choices = parent.world->choices(*parent.unanswered);
+    if (!choices) return false;
+    const SplitChoice own = choices->at(parent.rank);
     int size = 0;
     int before = 0;
-    for (const auto& [rank, choice] : choices) {
+    for (const auto& [rank, choice] : *choices) {
       if (choice.color != own.color) continue;
       ++size;
       if (std::pair(choice.key, rank) < std::pair(own.key, parent.rank)) ++before;
     }
-    const auto id = reinterpret_cast<std::uint64_t>(parent.world.get()) + (*parent.unanswered << 48) +
-                    static_cast<std::uint64_t>(own.color) + 1;
+    const std::uint64_t words[] = {*parent.unanswered, static_cast<std::uint64_t>(own.color)};
     parent.unanswered.reset();
-    derive(&parent, id, size, before, parent.child);
+    derive(&parent, derived_id(*parent.world, "split", words), size, before, parent.child);
     return true;
+  }
+
+  ncclResult_t shrink(Communicator* parent, std::span<const int> lost, ncclComm_t* out, int flags) {
+    const std::lock_guard lock(mutex);
+    if (parent->stopped && flags != kShrinkAbort) misuse("a stopped communicator shrinks without the flag");
+    const auto before = std::count_if(lost.begin(), lost.end(), [&](int r) { return r < parent->rank; });
+    const std::vector<std::uint64_t> words(lost.begin(), lost.end());
+    return derive(parent, derived_id(*parent->world, "shrink", words),
+                  parent->world->size() - static_cast<int>(lost.size()), parent->rank - static_cast<int>(before), out);
   }
 
   ncclResult_t async_error(ncclComm_t handle, ncclResult_t* state) {
@@ -276,16 +166,14 @@ struct FakeNccl::State final : public DeviceApi {
     Communicator* const communicator = of(handle);
     if (communicator->freed) misuse("ncclCommGetAsyncError on a freed communicator");
     *state = communicator->async_error;
-    if (communicator->world->joined < communicator->world->size || fake.faults.init_hangs) *state = ncclInProgress;
+    if (fake.faults.init_hangs || !communicator->world->all_joined()) *state = ncclInProgress;
     if (communicator->unanswered && !answer_split(*communicator)) {
       *state = ncclInProgress;
     } else if (communicator->child != nullptr) {
-      if (communicator->child_world->joined < communicator->child_world->size) {
+      if (!communicator->child_world->all_joined()) {
         *state = ncclInProgress;
       } else {
-        Communicator* const child = add(communicator->child_world, communicator->child_rank);
-        --child->world->joined;  // Counted when it was asked for.
-        *communicator->child = handle_of(child);
+        *communicator->child = handle_of(add(communicator->child_world, communicator->child_rank));
         communicator->child = nullptr;
       }
     }
@@ -298,7 +186,6 @@ struct FakeNccl::State final : public DeviceApi {
     of(handle)->stopped = true;
     of(handle)->freed = free_it;
     of(handle)->async_error = ncclSuccess;
-    changed.notify_all();
   }
 };
 
@@ -310,26 +197,25 @@ void misuse(const std::string& what) { current->state().misuse(what); }
 
 ncclUniqueId new_id() {
   ncclUniqueId id{};
-  const std::lock_guard lock(current->state().mutex);
-  const std::uint64_t number = ++current->state().ids;
+  const std::uint64_t number = current->state().worlds->new_id();
   std::memcpy(id.internal, &number, sizeof(number));
   return id;
 }
 
 void fill_optional(NcclFunctions& f) {
   f.mem_alloc = [](void** pointer, size_t bytes) {
-    if (current->faults.no_mem_alloc.count(current_device) != 0) return ncclUnhandledCudaError;
+    if (current->faults.no_mem_alloc.count(FakeDevice::device_in_use()) != 0) return ncclUnhandledCudaError;
     ++current->counts.mem_allocs;
-    *pointer = current->state().allocate(bytes);
+    *pointer = current->device().allocate(bytes);
     return ncclSuccess;
   };
   f.mem_free = [](void* pointer) {
     ++current->counts.mem_frees;
-    current->state().free(pointer);
+    current->device().free(pointer);
     return ncclSuccess;
   };
   f.comm_register = [](ncclComm_t, void* pointer, size_t, void** handle) {
-    if (current->faults.no_register.count(current_device) != 0) return ncclSystemError;
+    if (current->faults.no_register.count(FakeDevice::device_in_use()) != 0) return ncclSystemError;
     ++current->counts.registrations;
     *handle = pointer;
     return ncclSuccess;
@@ -345,13 +231,7 @@ void fill_optional(NcclFunctions& f) {
   };
   f.comm_shrink = [](ncclComm_t communicator, int* lost, int count, ncclComm_t* out, ncclConfig_t*, int flags) {
     ++current->counts.shrinks;
-    const std::lock_guard lock(current->state().mutex);
-    Communicator* const parent = of(communicator);
-    if (parent->stopped && flags != kShrinkAbort) misuse("a stopped communicator shrinks without the flag");
-    const auto before = std::count_if(lost, lost + count, [&](int r) { return r < parent->rank; });
-    const auto id = reinterpret_cast<std::uint64_t>(parent->world.get());
-    return current->state().derive(parent, id, parent->world->size - count, parent->rank - static_cast<int>(before),
-                                   out);
+    return current->state().shrink(of(communicator), {lost, static_cast<std::size_t>(count)}, out, flags);
   };
   f.comm_revoke = [](ncclComm_t communicator, int) {
     ++current->counts.revokes;
@@ -364,7 +244,8 @@ void fill_optional(NcclFunctions& f) {
     if (communicator == nullptr) return current->state().init(out, size, *id, rank, config);
     const std::lock_guard lock(current->state().mutex);
     // Only the root is given the id; the fake's others find the newest.
-    return current->state().derive(of(communicator), current->state().ids, size, of(communicator)->rank, out);
+    return current->state().derive(of(communicator), current->state().worlds->newest_id(), size, of(communicator)->rank,
+                                   out);
   };
   f.comm_get_unique_id = [](ncclComm_t, ncclUniqueId* id) {
     *id = new_id();
@@ -387,7 +268,7 @@ void fill_required(NcclFunctions& f) {
     const std::lock_guard lock(current->state().mutex);
     Communicator* const parent = of(communicator);
     const std::uint64_t number = parent->splits++;
-    parent->world->splits[number][parent->rank] = {color, key};
+    parent->world->choose(number, parent->rank, {color, key});
     if (color < 0) return ncclSuccess;
     parent->child = out;
     parent->unanswered = number;
@@ -413,14 +294,14 @@ void fill_required(NcclFunctions& f) {
   f.get_last_error = [](ncclComm_t) -> const char* { return "the fake's last words"; };
   f.broadcast = [](const void*, void* data, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
                    cudaStream_t stream) {
-    if (type != ncclInt8) misuse("not bytes");
+    if (type != ncclInt8 && type != ncclUint8) misuse("not bytes");
     return current->state().broadcast(communicator, data, count, root, stream);
   };
 }
 
 }  // namespace
 
-FakeNccl::FakeNccl() : state_(std::make_unique<State>(*this)) {
+FakeNccl::FakeNccl(std::unique_ptr<Worlds> worlds) : state_(std::make_unique<State>(*this, std::move(worlds))) {
   current = this;
   fill_required(functions);
   fill_optional(functions);
@@ -428,7 +309,7 @@ FakeNccl::FakeNccl() : state_(std::make_unique<State>(*this)) {
 
 FakeNccl::~FakeNccl() {
   state_->closing = true;
-  state_->changed.notify_all();
+  state_->device.close();
   current = nullptr;
 }
 
@@ -439,12 +320,12 @@ std::string FakeNccl::misuses() const {
   return text;
 }
 
-DeviceApi& FakeNccl::device() { return *state_; }
+DeviceApi& FakeNccl::device() { return state_->device; }
 
 NcclRuntime FakeNccl::runtime() {
   NcclRuntime runtime;
   runtime.functions = &functions;
-  runtime.device = state_.get();
+  runtime.device = &state_->device;
   runtime.info.version = functions.version;
   return runtime;
 }

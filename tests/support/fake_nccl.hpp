@@ -1,8 +1,8 @@
 #pragma once
 
-// NCCL and the CUDA runtime for tests: ranks are threads, memory is the host's, a stream is a thread with a queue, a
-// broadcast is done when every rank has issued it. Faults are injected by rank. What NCCL leaves undefined (calls on a
-// freed communicator, another thread, ranks that disagree) is kept in misuses().
+// NCCL and the CUDA runtime for tests: ranks are threads, or processes (fake_world.hpp); memory is the host's, a stream
+// is a thread with a queue, a broadcast is done when every rank has issued it. Faults are injected by rank. What NCCL
+// leaves undefined (calls on a freed communicator, another thread, ranks that disagree) is kept in misuses().
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -13,6 +13,7 @@
 #include <string>
 
 #include "nccl/channel.hpp"
+#include "tests/support/fake_world.hpp"
 
 namespace sparsecast::test {
 
@@ -37,7 +38,7 @@ struct FakeCounts {
 /// One at a time: NCCL's functions carry no context.
 class FakeNccl {
  public:
-  FakeNccl();
+  explicit FakeNccl(std::unique_ptr<Worlds> worlds = make_thread_worlds());
   ~FakeNccl();
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;

@@ -1,0 +1,56 @@
+#pragma once
+
+// The CUDA runtime of the stand-in for NCCL: memory is the host's, a stream is a thread with a queue.
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "nccl/device_api.hpp"
+
+namespace sparsecast::test {
+
+class FakeDevice final : public DeviceApi {
+ public:
+  /// `same_gpu`: devices that report one and the same UUID. `allocated` counts what is not freed. Both are the
+  /// caller's.
+  FakeDevice(const std::set<int>& same_gpu, std::atomic<int>& allocated) : same_gpu_(same_gpu), allocated_(allocated) {}
+
+  /// Behind what the stream does already.
+  static void enqueue(void* stream, std::function<void()> task);
+  /// Streams wait for nothing any more.
+  void close() { closing_ = true; }
+  /// Of the calling thread.
+  static int device_in_use();
+
+  int current_device() override { return device_in_use(); }
+  void use_device(int device) override;
+  bool holds(const void*, int) override { return true; }
+  std::string uuid(int device) override;
+  void* allocate(std::uint64_t bytes) override;
+  void free(void* pointer) noexcept override;
+  void* allocate_host(std::uint64_t bytes) override { return allocate(bytes); }
+  void free_host(void* pointer) noexcept override { free(pointer); }
+  void* create_stream() override;
+  void destroy_stream(void* stream) noexcept override;
+  void* create_event() override;
+  void destroy_event(void* event) noexcept override;
+  /// A stream that is not of here is one of the emulated CUDA runtime, which has done everything already.
+  void record(void* event, void* stream) override;
+  void wait(void* stream, void* event) override;
+  bool finished(void* event) override;
+  void copy_to_device(void* to, const void* from, std::uint64_t bytes, void* stream) override;
+  void copy_to_host(void* to, const void* from, std::uint64_t bytes, void* stream) override;
+  void copy_on_device(void* to, const void* from, std::uint64_t bytes, void* stream) override;
+
+ private:
+  const std::set<int>& same_gpu_;
+  std::atomic<int>& allocated_;
+  std::atomic<bool> closing_{false};
+  std::mutex mutex_;
+  std::set<void*> streams_;
+};
+
+}  // namespace sparsecast::test

@@ -1,0 +1,73 @@
+#pragma once
+
+// What the ranks of one communicator of the stand-in for NCCL share: who has joined, what was said about a split, and
+// the broadcasts. Ranks are threads that share memory, or processes that share a directory.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "sparsecast/delta.hpp"
+
+namespace sparsecast::test {
+
+/// A rank's part in a split. A color below 0 takes none.
+struct SplitChoice {
+  int color = 0;
+  int key = 0;
+};
+
+struct Arrival {
+  int rank = 0;
+  int root = 0;
+  std::span<const std::byte> data;  ///< The root's; empty for others.
+};
+
+struct Message {
+  Bytes data;
+  bool one_root = true;  ///< All ranks have named the same.
+};
+
+/// Any thread may call; nothing waits.
+class World {
+ public:
+  World(std::uint64_t id, int size) : id_(id), size_(size) {}
+  virtual ~World() = default;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  std::uint64_t id() const { return id_; }
+  int size() const { return size_; }
+
+  virtual void join(int rank) = 0;
+  virtual bool all_joined() = 0;
+  /// `split`: the how-manieth of the communicator, and so below.
+  virtual void choose(std::uint64_t split, int rank, SplitChoice choice) = 0;
+  /// By rank; nothing until all have chosen.
+  virtual std::optional<std::map<int, SplitChoice>> choices(std::uint64_t split) = 0;
+  virtual void arrive(std::uint64_t broadcast, const Arrival& arrival) = 0;
+  /// Nothing until all ranks have arrived.
+  virtual std::optional<Message> message(std::uint64_t broadcast) = 0;
+
+ private:
+  std::uint64_t id_;
+  int size_;
+};
+
+class Worlds {
+ public:
+  virtual ~Worlds() = default;
+  /// The same for all ranks that ask for one id.
+  virtual std::shared_ptr<World> of(std::uint64_t id, int size) = 0;
+  /// Never given before.
+  virtual std::uint64_t new_id() = 0;
+  virtual std::uint64_t newest_id() = 0;
+};
+
+std::unique_ptr<Worlds> make_thread_worlds();
+/// `directory` exists, and is removed by whoever made it.
+std::unique_ptr<Worlds> make_process_worlds(const std::filesystem::path& directory);
+
+}  // namespace sparsecast::test
