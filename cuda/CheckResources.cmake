@@ -1,21 +1,49 @@
-# Compiles one file of kernels once more with ptxas's report and all warnings, for the build's architectures and the
-# newest that this compiler knows of those we ship for, and prints what each kernel takes. Fails when one needs a stack or
-# spills registers: kernels whose floor is the memory's bandwidth pay for that in bandwidth.
-#   cmake -DNVCC=... -DARCHITECTURES=80,90 -DSOURCE=x.cu -DSOURCE_DIR=... -DBINARY_DIR=... -P CheckResources.cmake
+# What ptxas said of one file of kernels when it was compiled (keep_report.sh), for the build's architectures; for the
+# others that we ship for and this compiler knows, the file is compiled once more, with all warnings. Prints what each
+# kernel takes, and fails when one needs a stack or spills registers: kernels whose floor is the memory's bandwidth pay
+# for that in bandwidth.
+#   cmake -DNVCC=... -DREPORT=x.cu.o.report -DSOURCE=x.cu -DSOURCE_DIR=... -DBINARY_DIR=... -P CheckResources.cmake
 
 cmake_minimum_required(VERSION 3.25)
 
-string(REPLACE "," ";" architectures "${ARCHITECTURES}")
-list(TRANSFORM architectures REPLACE "-.*" "")
-execute_process(COMMAND "${NVCC}" --list-gpu-arch OUTPUT_VARIABLE known)
-if(known MATCHES "compute_100\n")
-  list(APPEND architectures 100)
+set(failures "")
+set(reported "")
+
+# Prints REPORT kernel by kernel. Adds to `reported` and `failures`.
+function(read_report report)
+  string(REPLACE ";" " " report "${report}")
+  string(REPLACE "\n" ";" report "${report}")
+  foreach(line IN LISTS report)
+    if(line MATCHES "Compiling entry function '([^']+)' for 'sm_([0-9]+)[a-z]?'")
+      set(kernel "sm_${CMAKE_MATCH_2} ${CMAKE_MATCH_1}")
+      list(APPEND reported "${CMAKE_MATCH_2}")
+    elseif(line MATCHES "([0-9]+) bytes stack frame, ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads")
+      set(stack "${CMAKE_MATCH_1}")
+      set(memory "stack ${CMAKE_MATCH_1}, spills ${CMAKE_MATCH_2} and ${CMAKE_MATCH_3}")
+      if(stack GREATER 0)
+        list(APPEND failures "${kernel}: ${memory}")
+      endif()
+    elseif(line MATCHES "Used ([0-9]+) registers")
+      message(STATUS "${kernel}: ${CMAKE_MATCH_1} registers, ${memory}")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES reported)
+  set(reported "${reported}" PARENT_SCOPE)
+  set(failures "${failures}" PARENT_SCOPE)
+endfunction()
+
+file(READ "${REPORT}" report)
+read_report("${report}")
+if(NOT reported)
+  message(FATAL_ERROR "${REPORT} has no word of ptxas")
 endif()
-list(REMOVE_DUPLICATES architectures)
 
 get_filename_component(name "${SOURCE}" NAME_WE)
-set(failures "")
-foreach(architecture IN LISTS architectures)
+execute_process(COMMAND "${NVCC}" --list-gpu-arch OUTPUT_VARIABLE known)
+foreach(architecture IN ITEMS 80 90 100)
+  if(architecture IN_LIST reported OR NOT known MATCHES "compute_${architecture}\n")
+    continue()
+  endif()
   execute_process(
     COMMAND "${NVCC}" -std=c++20 --expt-relaxed-constexpr -O3 -DNDEBUG -Xcompiler=-Wall,-Wextra --Werror=all-warnings
             -Xptxas -v -cubin -o "${BINARY_DIR}/${name}.${architecture}.cubin" -gencode
@@ -25,24 +53,8 @@ foreach(architecture IN LISTS architectures)
   if(NOT result EQUAL 0)
     message(FATAL_ERROR "${SOURCE} does not compile for sm_${architecture}:\n${report}")
   endif()
-  set(kernels 0)
-  string(REPLACE ";" " " report "${report}")
-  string(REPLACE "\n" ";" report "${report}")
-  foreach(line IN LISTS report)
-    if(line MATCHES "Compiling entry function '([^']+)'")
-      set(kernel "${CMAKE_MATCH_1}")
-    elseif(line MATCHES "([0-9]+) bytes stack frame, ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads")
-      set(stack "${CMAKE_MATCH_1}")
-      set(memory "stack ${CMAKE_MATCH_1}, spills ${CMAKE_MATCH_2} and ${CMAKE_MATCH_3}")
-      if(stack GREATER 0)
-        list(APPEND failures "sm_${architecture} ${kernel}: ${memory}")
-      endif()
-    elseif(line MATCHES "Used ([0-9]+) registers")
-      message(STATUS "sm_${architecture} ${kernel}: ${CMAKE_MATCH_1} registers, ${memory}")
-      math(EXPR kernels "${kernels} + 1")
-    endif()
-  endforeach()
-  if(kernels EQUAL 0)
+  read_report("${report}")
+  if(NOT architecture IN_LIST reported)
     message(FATAL_ERROR "ptxas reported no kernel of ${SOURCE} for sm_${architecture}")
   endif()
 endforeach()

@@ -109,27 +109,41 @@ python_requirements() {
   fi
 }
 
+# Commands of a step follow one another by `&&`: the shell does not stop at one that fails there.
 fill_python_environment() {
-  python3 -m venv .venv
   local pip=(.venv/bin/python3 -m pip install --quiet --disable-pip-version-check)
-  "${pip[@]}" -r tests/requirements.txt -r python/tests/requirements.txt
-  "${pip[@]}" --no-deps -r python/tests/requirements-megatron.txt
-  if command -v nvcc >/dev/null; then
-    "${pip[@]}" -r tests/requirements-nccl.txt
-  fi
-  python_requirements >.venv/installed-requirements.txt
+  python3 -m venv .venv &&
+    "${pip[@]}" -r tests/requirements.txt -r python/tests/requirements.txt &&
+    "${pip[@]}" --no-deps -r python/tests/requirements-megatron.txt &&
+    { ! command -v nvcc >/dev/null || "${pip[@]}" -r tests/requirements-nccl.txt; } &&
+    python_requirements >.venv/installed-requirements.txt
 }
 
 # fill_engine_environment ENGINE: its released package without dependencies, whose torch would be another one, and what
 # its layers and loaders need on a CPU; the rest comes from .venv.
 fill_engine_environment() {
   local environment=.venv-$1
-  python3 -m venv "$environment"
   local site=lib/python3.*/site-packages
-  (cd .venv && echo "$PWD"/$site) >"$(echo "$environment"/$site)/shared.pth"
-  "$environment/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps \
-    -r "python/tests/requirements-$1.txt"
-  cp "python/tests/requirements-$1.txt" "$environment/installed-requirements.txt"
+  python3 -m venv "$environment" &&
+    (cd .venv && echo "$PWD"/$site) >"$(echo "$environment"/$site)/shared.pth" &&
+    "$environment/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps \
+      -r "python/tests/requirements-$1.txt" &&
+    cp "python/tests/requirements-$1.txt" "$environment/installed-requirements.txt"
+}
+
+# fill_engine_environments ENGINE...: side by side; one that cannot be filled is removed.
+fill_engine_environments() {
+  local engine code=0 fillers=()
+  for engine in "$@"; do
+    rm -rf ".venv-$engine"
+    fill_engine_environment "$engine" &
+    fillers+=($!)
+  done
+  for engine in "$@"; do
+    wait "${fillers[0]}" || { rm -rf ".venv-$engine"; echo "no environment for $engine"; code=1; }
+    fillers=("${fillers[@]:1}")
+  done
+  return $code
 }
 
 # Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
@@ -138,16 +152,15 @@ prepare_python() {
   if ! cmp -s <(python_requirements) .venv/installed-requirements.txt; then
     step "Python environment in .venv" fill_python_environment
   fi
-  local engine
+  local engine engines=()
   for engine in vllm sglang; do
-    cmp -s "python/tests/requirements-$engine.txt" ".venv-$engine/installed-requirements.txt" && continue
-    rm -rf ".venv-$engine"
-    if ! (step "Python environment in .venv-$engine" fill_engine_environment "$engine"); then
-      rm -rf ".venv-$engine"
-      [[ ${SPARSECAST_ENGINES:-AUTO} != ON ]] || die "no environment for the tests with $engine"
-      echo "going on without the tests with $engine" >&2
-    fi
+    cmp -s "python/tests/requirements-$engine.txt" ".venv-$engine/installed-requirements.txt" || engines+=("$engine")
   done
+  ((${#engines[@]})) || return 0
+  if ! (step "Python environments for ${engines[*]}" fill_engine_environments "${engines[@]}"); then
+    [[ ${SPARSECAST_ENGINES:-AUTO} != ON ]] || die "no environment for the tests with an engine"
+    echo "going on without that engine's tests" >&2
+  fi
 }
 
 # mpi_run RANKS PROGRAM...
