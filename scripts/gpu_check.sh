@@ -322,7 +322,7 @@ stage_nccl() {
     try "four ranks, 10 versions" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 "${group[@]}"
     try "four ranks, device memory" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --memory device "${group[@]}"
     try "four ranks, trainer and engine of other cuts" 120 "$bin/gpu_group_test" --ranks 4 --kill 0 --sharded 1
-    try "a rank is killed" 180 "$bin/gpu_group_test" --ranks 4 --kill 1 --memory device "${group[@]}"
+    try "a rank is killed, another comes late" 180 "$bin/gpu_group_test" --ranks 4 --kill 1 --memory device "${group[@]}"
   fi
   if needs sparsecast_perf "sparsecast_perf over NCCL"; then
     local detector

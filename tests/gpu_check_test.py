@@ -125,7 +125,7 @@ esac""")
     def test_rows_of_other_calls_are_kept(self):
         self.check("--stage", "nccl")
         self.check("--stage", "test")
-        self.assertIn("a rank is killed", self.verdicts())
+        self.assertIn("a rank is killed, another comes late", self.verdicts())
         self.assertIn("device tests", self.verdicts())
 
     def test_a_finding_of_a_sanitizer_fails_and_the_others_run(self):

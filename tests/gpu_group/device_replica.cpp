@@ -14,7 +14,7 @@ class DeviceReplica final : public Replica {
  public:
   DeviceReplica(int rank, std::uint64_t seed, std::uint64_t width) : model_(seed, width) {
     for (const Bytes& tensor : model_.weights()) live_.emplace_back(tensor.size());
-    upload();
+    upload(model_.weights());
     if (rank == 0) {
       std::vector<const void*> d_live;
       for (const cuda::DeviceMemory& tensor : live_) d_live.push_back(tensor.as());
@@ -27,7 +27,7 @@ class DeviceReplica final : public Replica {
   }
   void train() override {
     model_.train();
-    upload();
+    upload(model_.weights());
   }
   SyncReport sync(GroupChannel& channel, std::chrono::milliseconds timeout) override {
     NcclTransport* const nccl = channel.nccl();
@@ -37,6 +37,11 @@ class DeviceReplica final : public Replica {
     }
     return nccl != nullptr ? sync_receive(*subscriber_, *nccl, 0, timeout, ApplyOrder{})
                            : sync_receive(*subscriber_, channel.transport(), 0, timeout);
+  }
+  AnchorHead head() const override { return {publisher_->version(), publisher_->digest()}; }
+  void bring_up(const Storage& weights, const AnchorHead& head) override {
+    upload(weights);
+    subscriber_->reset(head.version, head.digest);
   }
   Storage weights() const override {
     Storage found = model_.weights();
@@ -49,9 +54,9 @@ class DeviceReplica final : public Replica {
   const TensorTable& table() const override { return *model_.table(); }
 
  private:
-  void upload() {
+  void upload(const Storage& weights) {
     for (std::size_t t = 0; t < live_.size(); ++t) {
-      const Bytes& tensor = model_.weights()[t];
+      const Bytes& tensor = weights[t];
       cuda::copy_async(live_[t].as(), tensor.data(), tensor.size(), cudaMemcpyHostToDevice, stream_.get());
     }
     cuda::wait_for(stream_.get(), kCopyDeadline, "copy weights");

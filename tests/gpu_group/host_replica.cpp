@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 
 #include "gpu_group/replica.hpp"
@@ -18,6 +19,11 @@ class HostReplica final : public Replica {
   SyncReport sync(GroupChannel& channel, std::chrono::milliseconds timeout) override {
     return publisher_ ? sync_send(*publisher_, channel.transport(), timeout)
                       : sync_receive(*subscriber_, channel.transport(), 0, timeout);
+  }
+  AnchorHead head() const override { return {publisher_->version(), publisher_->digest()}; }
+  void bring_up(const Storage& weights, const AnchorHead& head) override {
+    for (std::size_t t = 0; t < weights.size(); ++t) std::ranges::copy(weights[t], model_.weights()[t].begin());
+    subscriber_->reset(head.version, head.digest);
   }
   Storage weights() const override { return model_.weights(); }
   const TensorTable& table() const override { return *model_.table(); }

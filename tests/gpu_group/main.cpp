@@ -1,5 +1,6 @@
-// Several ranks on one GPU, each a process: whole syncs over NCCL, checked against dense broadcasts, and then the loss
-// of a rank. Times mean nothing here: NCCL goes through sockets on the loopback interface (docs/nccl.md).
+// Several ranks on one GPU, each a process: whole syncs over NCCL, checked against dense broadcasts, then the loss of a
+// rank, and a new one that comes late. Times mean nothing here: NCCL goes through sockets on the loopback interface
+// (docs/nccl.md).
 //   gpu_group_test [--ranks N] [--versions N] [--kill 0|1] [--over nccl|control] [--memory host|device] [--width W]
 //                  [--seed S] [--sharded 0|1]
 // Exit code 0 when every rank did what it should; "no device" is printed, and 0 returned, where there is none.
@@ -10,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -58,6 +60,8 @@ Arguments parse(const std::vector<std::string>& words) {
       plan.width = std::stoull(value);
     } else if (name == "--seed") {
       plan.seed = std::stoull(value);
+    } else if (name == "--late") {
+      plan.late = value != "0";
     } else if (name == "--member") {
       arguments.member = std::stoi(value);
     } else if (name == "--directory") {
@@ -98,50 +102,81 @@ pid_t spawn(std::vector<std::string> words, int rank, const std::string& directo
   _exit(98);
 }
 
-/// Waits for all; a status of -1 is a process that had to be killed here.
-std::vector<int> wait_for_all(const std::vector<pid_t>& processes) {
-  std::vector<int> statuses(processes.size(), -1);
-  std::size_t running = processes.size();
-  std::vector<bool> ended(processes.size());
-  const auto end = std::chrono::steady_clock::now() + kMostSeconds;
-  while (running != 0) {
-    const bool late = std::chrono::steady_clock::now() > end;
-    for (std::size_t i = 0; i < processes.size(); ++i) {
-      if (ended[i]) continue;
-      if (late) ::kill(processes[i], SIGKILL);
-      int status = 0;
-      if (waitpid(processes[i], &status, late ? 0 : WNOHANG) != processes[i]) continue;
-      ended[i] = true;
-      --running;
-      if (!late) statuses[i] = status;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+/// The ranks of the group in their order, and last the one that takes the place of the killed rank.
+class Processes {
+ public:
+  Processes(const Arguments& arguments, std::vector<std::string> words, std::string directory)
+      : plan_(arguments.plan), words_(std::move(words)), directory_(std::move(directory)) {
+    for (int rank = 0; rank < plan_.ranks; ++rank) running_.push_back({spawn(words_, rank, directory_)});
   }
-  return statuses;
-}
+
+  /// Waits for all, and says which did something else than they should.
+  int count_failures() {
+    const auto end = std::chrono::steady_clock::now() + kMostSeconds;
+    while (std::any_of(running_.begin(), running_.end(), [](const Process& p) { return !p.ended; })) {
+      reap(std::chrono::steady_clock::now() > end);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    int failures = 0;
+    for (std::size_t i = 0; i < running_.size(); ++i) failures += is_right(i) ? 0 : 1;
+    return failures;
+  }
+  std::size_t size() const { return running_.size(); }
+
+ private:
+  struct Process {
+    pid_t pid = -1;
+    bool ended = false;
+    int status = -1;  ///< -1: it had to be killed here.
+  };
+
+  bool is_victim(std::size_t i) const { return plan_.kill && i + 1 == static_cast<std::size_t>(plan_.ranks); }
+
+  void reap(bool late) {
+    for (std::size_t i = 0; i < running_.size(); ++i) {
+      if (running_[i].ended) continue;
+      if (late) ::kill(running_[i].pid, SIGKILL);
+      int status = 0;
+      if (waitpid(running_[i].pid, &status, late ? 0 : WNOHANG) != running_[i].pid) continue;
+      running_[i].ended = true;
+      if (late) continue;
+      running_[i].status = status;
+      if (!is_victim(i)) continue;
+      std::vector<std::string> words = words_;
+      words.insert(words.end(), {"--late", "1"});
+      running_.push_back({spawn(words, plan_.ranks - 1, directory_)});
+    }
+  }
+
+  bool is_right(std::size_t i) const {
+    const int status = running_[i].status;
+    const bool right = status != -1 && (is_victim(i) ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+                                                     : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (!right) {
+      const std::string name = i < static_cast<std::size_t>(plan_.ranks) ? fmt::format("rank {}", i) : "the late rank";
+      fmt::print("{}: {}\n", name, status == -1 ? "did not end in time" : fmt::format("status {:#x}", status));
+    }
+    return right;
+  }
+
+  const GroupPlan& plan_;
+  std::vector<std::string> words_;
+  std::string directory_;
+  std::vector<Process> running_;
+};
 
 int run_group(const Arguments& arguments, const std::vector<std::string>& words) {
   std::string directory = (std::filesystem::temp_directory_path() / "gpu_group_XXXXXX").string();
   if (mkdtemp(directory.data()) == nullptr) throw std::runtime_error("cannot make a temporary directory");
   std::random_device random;
   setenv("SPARSECAST_SECRET", fmt::format("{:08x}{:08x}{:08x}", random(), random(), random()).c_str(), 1);
-  std::vector<pid_t> processes;
-  for (int rank = 0; rank < arguments.plan.ranks; ++rank) processes.push_back(spawn(words, rank, directory));
-  const std::vector<int> statuses = wait_for_all(processes);
+  Processes processes(arguments, words, directory);
+  const int failures = processes.count_failures();
   std::filesystem::remove_all(directory);
-
-  int failures = 0;
-  for (int rank = 0; rank < arguments.plan.ranks; ++rank) {
-    const int status = statuses[static_cast<std::size_t>(rank)];
-    const bool victim = arguments.plan.kill && rank + 1 == arguments.plan.ranks;
-    const bool right = status != -1 && (victim ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-                                               : WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    if (right) continue;
-    ++failures;
-    fmt::print("rank {}: {}\n", rank, status == -1 ? "did not end in time" : fmt::format("status {:#x}", status));
-  }
-  fmt::print("{} of {} ranks did what they should\n", arguments.plan.ranks - failures, arguments.plan.ranks);
-  return failures == 0 ? 0 : 1;
+  const std::size_t wanted = static_cast<std::size_t>(arguments.plan.ranks) + (arguments.plan.kill ? 1 : 0);
+  fmt::print("{} of {} processes did what they should\n", processes.size() - static_cast<std::size_t>(failures),
+             wanted);
+  return failures == 0 && processes.size() == wanted ? 0 : 1;
 }
 
 }  // namespace

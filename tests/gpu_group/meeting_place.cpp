@@ -1,5 +1,6 @@
 #include "gpu_group/meeting_place.hpp"
 
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <thread>
@@ -27,11 +28,26 @@ std::shared_ptr<ControlChannel> MeetingPlace::meet(int size, std::uint32_t gener
     options.port = listener_->port();
     return Rendezvous::meet(options, *listener_);
   }
-  for (const Deadline end = deadline(); !(std::ifstream(file) >> options.port);) {
-    if (Clock::now() > end) throw std::runtime_error("rank 0 has not said its port");
+  wait_until(
+      deadline(), [&] { return static_cast<bool>(std::ifstream(file) >> options.port); },
+      "rank 0 has not said its port");
+  return Rendezvous::meet(options);
+}
+
+void MeetingPlace::invite() { std::ofstream(plan_.directory + "/invitation"); }
+
+void MeetingPlace::wait_for_invitation() {
+  // The others may take a whole deadline to notice the loss, and meet before.
+  wait_until(
+      Clock::now() + 3 * plan_.timeout, [&] { return std::filesystem::exists(plan_.directory + "/invitation"); },
+      "no meeting for a late rank");
+}
+
+void MeetingPlace::wait_until(Deadline end, const std::function<bool()>& holds, const char* complaint) {
+  while (!holds()) {
+    if (Clock::now() > end) throw std::runtime_error(complaint);
     std::this_thread::sleep_for(milliseconds(20));
   }
-  return Rendezvous::meet(options);
 }
 
 }  // namespace sparsecast::test

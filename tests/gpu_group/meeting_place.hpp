@@ -2,6 +2,7 @@
 
 // Where the processes of a group meet: a rendezvous on loopback, whose port rank 0 leaves in a file.
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -15,9 +16,14 @@ class MeetingPlace {
   MeetingPlace(const GroupPlan& plan, int rank) : plan_(plan), rank_(rank) {}
 
   std::shared_ptr<ControlChannel> meet(int size, std::uint32_t generation);
+  /// Rank 0: the next meeting is the one for a late rank, which waits for that: it would not be in order before.
+  void invite();
+  void wait_for_invitation();
   Deadline deadline() const { return std::chrono::steady_clock::now() + plan_.timeout; }
 
  private:
+  void wait_until(Deadline end, const std::function<bool()>& holds, const char* complaint);
+
   const GroupPlan& plan_;
   int rank_;
   std::optional<RendezvousListener> listener_;

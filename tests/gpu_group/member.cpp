@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <thread>
 
 #include "gpu_group/meeting_place.hpp"
@@ -40,20 +41,35 @@ class Member {
         replica_(make_replica(plan, rank)) {}
 
   void run() {
-    channel_->open(meet(plan_.ranks, 0), deadline());
-    if (channel_->nccl() != nullptr) say("formed by " + channel_->nccl()->report().formed_by);
-    for (int v = 0; v < plan_.versions; ++v) sync_and_compare();
-    if (!plan_.kill) return;
-    lose_the_last_rank();
-    channel_->reform(meet(plan_.ranks - 1, 1), deadline());
-    if (channel_->nccl() != nullptr) say("formed again by " + channel_->nccl()->report().formed_by);
-    for (int v = 0; v < kVersionsAfterwards; ++v) sync_and_compare();
+    if (plan_.late) {
+      place_.wait_for_invitation();
+      channel_->open(place_.meet(plan_.ranks, 2), deadline());
+    } else {
+      channel_->open(place_.meet(plan_.ranks, 0), deadline());
+      say_how("formed");
+      sync_versions(plan_.versions);
+      if (!plan_.kill) return;
+      lose_the_last_rank();
+      channel_->reform(place_.meet(plan_.ranks - 1, 1), deadline());
+      say_how("formed again");
+      sync_versions(kVersionsAfterwards);
+      if (rank_ == 0) place_.invite();
+      channel_->reform(place_.meet(plan_.ranks, 2), deadline());
+    }
+    say_how("formed with a late rank");
+    hand_out_an_anchor();
+    sync_versions(kVersionsAfterwards);
   }
   void say(const std::string& text) const { fmt::print(stderr, "rank {}: {}\n", rank_, text); }
 
  private:
   Deadline deadline() const { return place_.deadline(); }
-  std::shared_ptr<ControlChannel> meet(int size, std::uint32_t generation) { return place_.meet(size, generation); }
+  void say_how(const char* what) const {
+    if (channel_->nccl() != nullptr) say(fmt::format("{} by {}", what, channel_->nccl()->report().formed_by));
+  }
+  void sync_versions(int count) {
+    for (int v = 0; v < count; ++v) sync_and_compare();
+  }
 
   SyncReport sync() {
     if (rank_ == 0) replica_->train();
@@ -72,6 +88,23 @@ class Member {
     if (wrong != 0) throw std::runtime_error(fmt::format("version {}: {} wrong elements", report.version, wrong));
     if (rank_ == 1)
       say(fmt::format("version {}, {} changes, {} bytes", report.version, report.changed, report.wire_bytes));
+  }
+
+  /// From rank 0 to everybody; only the late rank has a use for it.
+  void hand_out_an_anchor() {
+    AnchorHead head;
+    std::vector<Bytes> records;
+    if (rank_ == 0) {
+      head = replica_->head();
+      const auto bytes = std::as_bytes(std::span(&head, 1));
+      records.emplace_back(bytes.begin(), bytes.end());
+      for (const Bytes& tensor : replica_->weights()) records.push_back(tensor);
+    }
+    channel_->transport().broadcast(records, 0, deadline());
+    if (!plan_.late) return;
+    std::memcpy(&head, records.at(0).data(), sizeof(head));
+    replica_->bring_up(Storage(records.begin() + 1, records.end()), head);
+    say(fmt::format("brought up to version {}", head.version));
   }
 
   void lose_the_last_rank() {

@@ -11,7 +11,9 @@ namespace sparsecast::test {
 struct GroupPlan {
   int ranks = 4;
   int versions = 10;
-  bool kill = true;        ///< The last rank kills itself during a sync; the others go on without it.
+  bool kill = true;   ///< The last rank kills itself during a sync; the others go on without it, and then with a new
+                      ///< process in its place.
+  bool late = false;  ///< This process is that new one.
   bool over_nccl = true;   ///< Else over the control channel, without a device.
   bool on_device = false;  ///< Weights in device memory.
   bool sharded = false;    ///< The first half of the ranks are a trainer, the others an engine of another cut.

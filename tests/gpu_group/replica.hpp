@@ -9,6 +9,12 @@
 
 namespace sparsecast::test {
 
+/// What an anchor says beside the weights.
+struct AnchorHead {
+  std::uint64_t version = 0;
+  StateDigest digest;
+};
+
 class Replica {
  public:
   virtual ~Replica() = default;
@@ -16,6 +22,10 @@ class Replica {
   virtual void train() = 0;
   /// One sync as sender (rank 0) or receiver.
   virtual SyncReport sync(GroupChannel& channel, std::chrono::milliseconds timeout) = 0;
+  /// Rank 0: of the weights as they are.
+  virtual AnchorHead head() const = 0;
+  /// A receiver: overwrites the live weights with an anchor.
+  virtual void bring_up(const Storage& weights, const AnchorHead& head) = 0;
   /// The live weights as they are now, on the host.
   virtual Storage weights() const = 0;
   virtual const TensorTable& table() const = 0;
