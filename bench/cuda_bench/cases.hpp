@@ -34,8 +34,10 @@ Weights make_weights(Workbench& bench, DType dtype, double gib, double percent);
 
 /// Compare with refresh, then stage, apply and digest of its frames.
 void run_compare(Workbench& bench, const Weights& weights);
-/// FusedCast beside the plain cast. bf16.
-void run_fused_cast(Workbench& bench, const Weights& weights);
+/// FusedCast and the cast snapshot beside the plain cast. bf16.
+void run_casts(Workbench& bench, const Weights& weights);
+/// A snapshot in pinned host memory, beside the copy of it to the device.
+void run_pinned(Workbench& bench, const Weights& weights);
 /// A caller's mask, raw values.
 void run_mask(Workbench& bench, const Weights& weights);
 /// Compaction by CUB.

@@ -6,38 +6,87 @@
 
 namespace sparsecast::bench {
 
-void run_fused_cast(Workbench& bench, const Weights& weights) {
+void run_casts(Workbench& bench, const Weights& weights) {
   const TensorTable table = weights.table();
   const cuda::DeviceMemory masters(weights.elements * sizeof(float));
   const cuda::DeviceMemory bf16(weights.bytes());
   fill_masters(masters.as<float>(), weights.elements, weights.recipe, bench.stream());
   const auto reset = [&] { fill(bf16.as(), weights.elements, weights.recipe, Version::kOld, bench.stream()); };
+  const auto require_the_cast = [&](const char* phase) {
+    bench.require(count_wrong(bf16.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
+                  fmt::format("the {}, {}", phase, weights.what));
+  };
   const std::uint64_t bytes = weights.elements * 6;
 
   const Workbench::Times plain =
       bench.time(reset, [&] { plain_cast(masters.as<float>(), bf16.as(), weights.elements, bench.stream()); });
-  bench.require(count_wrong(bf16.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
-                "the plain cast, " + weights.what);
+  require_the_cast("plain cast");
   bench.add({"plain cast", weights.what, weights.percent, bytes, plain.device_ms, 0, {}}, weights.bytes());
+
+  const EncodeOptions options;
+  const DeltaHeader header = bench_header(table, options);
+  const auto detect = [&](const char* phase, const auto& make_encoder) {
+    StepTimer steps(bench.stream());
+    cuda::DeviceEncoder encoder = make_encoder(encoder_options(bench, steps));
+    cuda::DeviceFrames frames;
+    const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+    require_the_cast(phase);
+    bench.require(frames.commit.changed == weights.touched.changed,
+                  fmt::format("changes of the {}, {}", phase, weights.what));
+    Row row{phase, weights.what, weights.percent, bytes, times.device_ms, times.wall_ms, {}};
+    row.more["over_plain"] = times.device_ms / plain.device_ms;
+    bench.add(row, weights.bytes());
+    add_steps(bench, steps, row, weights.bytes());
+  };
+
+  // The same memory is the live bf16 of one and the snapshot of the other.
+  std::vector<cuda::CastTensor> cast;
+  std::vector<cuda::CompareTensor> compared;
+  const auto old = weights.cut(bf16.as(), 2);
+  for (const float* d_masters : weights.cut(static_cast<const float*>(masters.as<float>()), sizeof(float))) {
+    compared.push_back({d_masters, old[cast.size()], {}, {}, true});
+    cast.push_back({d_masters, old[cast.size()]});
+  }
+  detect("fused cast",
+         [&](const auto& device) { return cuda::DeviceEncoder::fused_cast(table, cast, options, device); });
+  detect("cast snapshot",
+         [&](const auto& device) { return cuda::DeviceEncoder::compare(table, compared, true, options, device); });
+}
+
+void run_pinned(Workbench& bench, const Weights& weights) {
+  const TensorTable table = weights.table();
+  const std::size_t size = element_size(weights.recipe.dtype);
+  const cuda::DeviceMemory current(weights.bytes());
+  const cuda::DeviceMemory old(weights.bytes());
+  const cuda::PinnedMemory snapshot(weights.bytes());
+  fill(old.as(), weights.elements, weights.recipe, Version::kOld, bench.stream());
+  const auto reset = [&] {
+    fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
+    cuda::copy_async(snapshot.as(), old.as(), weights.bytes(), cudaMemcpyDeviceToHost, bench.stream());
+  };
+  const Workbench::Times copy = bench.time(reset, [&] {
+    cuda::copy_async(current.as(), snapshot.as(), weights.bytes(), cudaMemcpyHostToDevice, bench.stream());
+  });
+  bench.add({"pinned copy", weights.what, weights.percent, 0, copy.device_ms, 0, {}}, weights.bytes());
 
   StepTimer steps(bench.stream());
   const EncodeOptions options;
-  std::vector<cuda::CastTensor> tensors;
-  const auto old = weights.cut(bf16.as(), 2);
-  for (const float* d_masters : weights.cut(static_cast<const float*>(masters.as<float>()), sizeof(float))) {
-    tensors.push_back({d_masters, old[tensors.size()]});
+  std::vector<cuda::PinnedTensor> tensors;
+  const auto h_old = weights.cut(snapshot.as(), size);
+  for (const std::byte* d_current : weights.cut(static_cast<const std::byte*>(current.as()), size)) {
+    tensors.push_back({d_current, h_old[tensors.size()]});
   }
-  auto encoder = cuda::DeviceEncoder::fused_cast(table, tensors, options, encoder_options(bench, steps));
+  auto encoder = cuda::DeviceEncoder::compare_pinned(table, tensors, true, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
   const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
-  bench.require(count_wrong(bf16.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
-                "the fused cast, " + weights.what);
-  bench.require(frames.commit.changed == weights.touched.changed, "the fused cast's changes, " + weights.what);
-  Row row{"fused cast", weights.what, weights.percent, bytes, times.device_ms, times.wall_ms, {}};
-  row.more["over_plain"] = times.device_ms / plain.device_ms;
+  bench.require(frames.commit.changed == weights.touched.changed, "changes of the pinned snapshot, " + weights.what);
+  cuda::copy_async(current.as(), snapshot.as(), weights.bytes(), cudaMemcpyHostToDevice, bench.stream());
+  bench.require(count_wrong(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
+                "the refreshed pinned snapshot, " + weights.what);
+  Row row{"pinned snapshot", weights.what, weights.percent, 0, times.device_ms, times.wall_ms, {}};
+  row.more["over_copy"] = times.device_ms / copy.device_ms;
   bench.add(row, weights.bytes());
-  add_steps(bench, steps, row, weights.bytes());
 }
 
 void run_mask(Workbench& bench, const Weights& weights) {

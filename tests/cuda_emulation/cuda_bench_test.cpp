@@ -86,8 +86,10 @@ TEST(CudaBench, EveryCaseIsRightAndHasAllItsRows) {
                                          "stage/inspect",
                                          "stage/validate"};
   std::set<std::string> bf16 = compare;
-  bf16.insert(
-      {"fused cast", "fused cast/assemble", "fused cast/cut", "fused cast/detect", "fused cast/encode", "plain cast"});
+  bf16.insert({"plain cast", "pinned copy", "pinned snapshot"});
+  for (const std::string cast : {"fused cast", "cast snapshot"}) {
+    bf16.insert({cast, cast + "/assemble", cast + "/cut", cast + "/detect", cast + "/encode"});
+  }
   EXPECT_EQ(phases_of(results, "BF16 6.1e-05 GiB"), bf16);
   EXPECT_EQ(phases_of(results, "F8_E4M3"), compare);
   EXPECT_EQ(phases_of(results, "F32"), compare);
@@ -108,8 +110,11 @@ TEST(CudaBench, TheRecordSaysWhatRanOnWhat) {
     if (name != nullptr) {
       EXPECT_GT(row.at(name), 0) << row;
     }
-    if (phase == "fused cast") {
+    if (phase == "fused cast" || phase == "cast snapshot") {
       EXPECT_EQ(row.at("over_plain"), 1) << row;
+    }
+    if (phase == "pinned snapshot") {
+      EXPECT_EQ(row.at("over_copy"), 1) << row;
     }
   }
 }
