@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "bootstrap/blobs.hpp"
-#include "bootstrap/handshake.hpp"
-#include "bootstrap/unique_id.hpp"
+#include "transport/control/blobs.hpp"
+#include "transport/tcp/handshake.hpp"
+#include "transport/tcp/unique_id.hpp"
 #include "sparsecast/hash.hpp"
 
 namespace {

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "nccl/count_table.hpp"
-#include "nccl/formation.hpp"
+#include "transport/nccl/count_table.hpp"
+#include "transport/nccl/formation.hpp"
 #include "sparsecast/hash.hpp"
 #include "transport/message_plan.hpp"
 

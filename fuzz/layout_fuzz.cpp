@@ -7,7 +7,7 @@
 #include <span>
 #include <string_view>
 
-#include "fanout/layout_bytes.hpp"
+#include "layout/layout_bytes.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/layout_json.hpp"
 

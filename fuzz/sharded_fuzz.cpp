@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <span>
 
-#include "sharded/ballot.hpp"
-#include "sharded/meeting.hpp"
+#include "sharded/vote.hpp"
+#include "sharded/rank_info.hpp"
 #include "sparsecast/error.hpp"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "tools/cli.hpp"
+#include "tools/common/cli.hpp"
 
 namespace {
 

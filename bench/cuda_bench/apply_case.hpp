@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cuda_bench/workbench.hpp"
-#include "device_applier.hpp"
-#include "device_encoder.hpp"
+#include "cuda/apply/device_applier.hpp"
+#include "cuda/encode/device_encoder.hpp"
 
 namespace sparsecast::bench {
 

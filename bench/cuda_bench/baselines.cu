@@ -8,7 +8,7 @@
 
 #include "codec/codec_common.hpp"
 #include "cuda_bench/grid.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace sparsecast::bench {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "device_memory.hpp"
+#include "cuda/common/device_memory.hpp"
 #include "sparsecast/dtype.hpp"
 
 namespace sparsecast::bench {

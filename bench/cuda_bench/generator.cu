@@ -1,8 +1,8 @@
 #include "generator.hpp"
 
 #include "cuda_bench/grid.hpp"
-#include "device_memory.hpp"
-#include "launch.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace sparsecast::bench {
 namespace {

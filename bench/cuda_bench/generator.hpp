@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "runtime.hpp"
+#include "cuda/common/runtime.hpp"
 #include "sparsecast/dtype.hpp"
 
 namespace sparsecast::bench {

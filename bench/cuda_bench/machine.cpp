@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime.hpp"
+#include "cuda/common/runtime.hpp"
 
 namespace sparsecast::bench {
 

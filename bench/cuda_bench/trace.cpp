@@ -5,7 +5,7 @@
 #include "common/checkpoint_series.hpp"
 #include "common/clock.hpp"
 #include "sparsecast/io.hpp"
-#include "tensor_memory.hpp"
+#include "cuda/common/tensor_memory.hpp"
 
 namespace sparsecast::bench {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda_bench/options.hpp"
-#include "device_memory.hpp"
+#include "cuda/common/device_memory.hpp"
 
 namespace sparsecast::bench {
 

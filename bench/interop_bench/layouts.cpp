@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "core/word.hpp"
-#include "cpu/kernels.hpp"
+#include "codec/kernels.hpp"
 #include "interop/formats/packed.hpp"
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/slime.hpp"

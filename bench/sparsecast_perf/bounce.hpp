@@ -8,9 +8,9 @@
 #include <cstring>
 #include <span>
 
-#include "cuda/device_memory.hpp"
-#include "cuda/device_stream.hpp"
-#include "cuda/streams.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/device_stream.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::perf {
 

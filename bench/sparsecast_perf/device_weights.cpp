@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "common/count_differing.hpp"
-#include "cuda/tensor_memory.hpp"
+#include "cuda/common/tensor_memory.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast_perf/bounce.hpp"

@@ -8,7 +8,7 @@
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/sharded.hpp"
-#include "sparsecast_perf/dense_lanes.hpp"
+#include "sparsecast_perf/dense_routes.hpp"
 #include "sparsecast_perf/machine.hpp"
 #include "sparsecast_perf/run.hpp"
 #include "sparsecast_perf/wire.hpp"

@@ -11,9 +11,9 @@
 
 #include <cstring>
 
-#include "nccl/device_api.hpp"
-#include "nccl/nccl_library.hpp"
-#include "nccl/watchdog.hpp"
+#include "transport/nccl/device_api.hpp"
+#include "transport/nccl/nccl_library.hpp"
+#include "transport/nccl/watchdog.hpp"
 
 namespace sparsecast::perf {
 namespace {

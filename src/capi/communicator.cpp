@@ -6,13 +6,13 @@
 #include <array>
 #include <set>
 
-#include "bootstrap/blobs.hpp"
+#include "transport/control/blobs.hpp"
 #include "sparsecast/devices.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/tcp_transport.hpp"
 #ifdef SPARSECAST_HAVE_NCCL
-#include "nccl/device_api.hpp"
+#include "transport/nccl/device_api.hpp"
 #endif
 
 namespace sparsecast::capi {

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "capi/buffer_memory.hpp"
-#include "nccl/device_api.hpp"
+#include "transport/nccl/device_api.hpp"
 #include "sparsecast/device.hpp"
 
 namespace sparsecast::capi {

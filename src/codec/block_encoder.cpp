@@ -7,7 +7,7 @@
 #include "codec/bits.hpp"
 #include "codec/codec_common.hpp"
 #include "core/word.hpp"
-#include "cpu/kernels.hpp"
+#include "codec/kernels.hpp"
 
 namespace sparsecast {
 namespace {

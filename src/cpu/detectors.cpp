@@ -6,7 +6,7 @@
 
 #include "core/tensor_view.hpp"
 #include "cpu/detector_parts.hpp"
-#include "cpu/kernels.hpp"
+#include "codec/kernels.hpp"
 #include "sparsecast/detector.hpp"
 #include "sparsecast/error.hpp"
 

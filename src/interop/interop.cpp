@@ -2,14 +2,14 @@
 
 #include <fmt/format.h>
 
-#include "interop/checkpoint_apply.hpp"
+#include "checkpoint/checkpoint_apply.hpp"
 #include "interop/formats/directory_output.hpp"
 #include "interop/formats/packed.hpp"
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/slime.hpp"
 #include "interop/formats/sparse_files.hpp"
-#include "interop/streaming_detectors.hpp"
-#include "interop/table_difference.hpp"
+#include "checkpoint/streaming_detectors.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/publisher.hpp"
 

@@ -10,7 +10,7 @@
 #include "codec/frame_reader.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
-#include "cpu/kernels.hpp"
+#include "codec/kernels.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

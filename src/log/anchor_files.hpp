@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "interop/checkpoint_store.hpp"
+#include "checkpoint/checkpoint_store.hpp"
 #include "sparsecast/delta_log.hpp"
 
 namespace sparsecast {

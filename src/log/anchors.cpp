@@ -9,7 +9,7 @@
 
 #include <map>
 
-#include "interop/table_difference.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "log/anchor_files.hpp"
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"

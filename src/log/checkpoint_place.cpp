@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/file_tree.hpp"
-#include "interop/undo_record.hpp"
+#include "checkpoint/undo_record.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

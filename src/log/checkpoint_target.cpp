@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include "core/file_tree.hpp"
-#include "interop/checkpoint_apply.hpp"
-#include "interop/checkpoint_copy.hpp"
-#include "interop/delta_chain.hpp"
-#include "interop/table_difference.hpp"
-#include "interop/undo_record.hpp"
+#include "checkpoint/checkpoint_apply.hpp"
+#include "checkpoint/checkpoint_copy.hpp"
+#include "checkpoint/delta_chain.hpp"
+#include "checkpoint/table_difference.hpp"
+#include "checkpoint/undo_record.hpp"
 #include "log/checkpoint_place.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"

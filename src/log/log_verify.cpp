@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "interop/checkpoint_store.hpp"
+#include "checkpoint/checkpoint_store.hpp"
 #include "log/commit_chain.hpp"
 #include "log/log_keys.hpp"
 #include "log/log_leases.hpp"

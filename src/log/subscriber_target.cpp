@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "core/file_tree.hpp"
-#include "interop/checkpoint_store.hpp"
-#include "interop/table_difference.hpp"
+#include "checkpoint/checkpoint_store.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "log/checkpoint_place.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"

@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "codec/frame_reader.hpp"
-#include "sharded/lanes.hpp"
+#include "sharded/routes.hpp"
 #include "sync/encoder.hpp"
 
 namespace sparsecast {

@@ -4,7 +4,7 @@
 // made, and written as soon as it has come, so that neither side keeps more than a few.
 
 #include "sharded/snapshot.hpp"
-#include "sharded/world.hpp"
+#include "sharded/sync_world.hpp"
 
 namespace sparsecast {
 

@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "bootstrap/blobs.hpp"
+#include "transport/control/blobs.hpp"
 
 namespace sparsecast {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "sharded/lanes.hpp"
+#include "sharded/routes.hpp"
 
 namespace sparsecast {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "bootstrap/blobs.hpp"
+#include "transport/control/blobs.hpp"
 
 namespace sparsecast {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharded/lanes.hpp"
+#include "sharded/routes.hpp"
 
 namespace sparsecast {
 

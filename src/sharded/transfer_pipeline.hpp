@@ -15,7 +15,7 @@
 #include <functional>
 #include <vector>
 
-#include "sharded/task_line.hpp"
+#include "sharded/serial_executor.hpp"
 #include "sparsecast/fanout_plan.hpp"
 
 namespace sparsecast {

@@ -9,10 +9,10 @@
 
 #include "capi/buffer.hpp"
 #include "cuda_emulation/events.hpp"
-#include "nccl/device_api.hpp"
+#include "transport/nccl/device_api.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random.hpp"
-#include "tests/bootstrap/meeting.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -9,8 +9,8 @@
 #include <new>
 #include <vector>
 
-#include "device_stream.hpp"
-#include "runtime.hpp"
+#include "cuda/common/device_stream.hpp"
+#include "cuda/common/runtime.hpp"
 #if defined(SPARSECAST_CUDA_EMULATION)
 #include "cuda_emulation/races.hpp"
 #include "cuda_emulation/runtime.hpp"

@@ -1,6 +1,6 @@
 // The device's decode and apply, emulated or real, against the CPU's on the same frames.
 
-#include "device_applier.hpp"
+#include "cuda/apply/device_applier.hpp"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "cuda/differential.hpp"
-#include "device_memory.hpp"
+#include "cuda/common/device_memory.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {

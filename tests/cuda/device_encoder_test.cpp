@@ -1,6 +1,6 @@
 // The device's kernels, emulated or real, against the CPU's encoder.
 
-#include "device_encoder.hpp"
+#include "cuda/encode/device_encoder.hpp"
 
 #include <gtest/gtest.h>
 

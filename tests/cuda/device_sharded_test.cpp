@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.hpp"
-#include "tests/bootstrap/meeting.hpp"
+#include "transport/tcp/meeting.hpp"
 #include "tests/cuda/device_access.hpp"
 #include "tests/cuda/sharded_scene.hpp"
 

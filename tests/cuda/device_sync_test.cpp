@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "bootstrap/meeting.hpp"
+#include "transport/tcp/meeting.hpp"
 #include "cuda_emulation/events.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "support/fake_nccl.hpp"

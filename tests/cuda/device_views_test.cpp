@@ -5,7 +5,7 @@
 
 #include "codec/codec_common.hpp"
 #include "cuda/viewed_tensors.hpp"
-#include "device_applier.hpp"
+#include "cuda/apply/device_applier.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/device_access.hpp"
-#include "device_encoder.hpp"
+#include "cuda/encode/device_encoder.hpp"
 #include "sparsecast/detector.hpp"
 #include "support/random_delta.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "codec/nan_masked.hpp"
 #include "cuda/differential.hpp"
-#include "device_applier.hpp"
+#include "cuda/apply/device_applier.hpp"
 #include "support/expect_error.hpp"
 #include "support/forge.hpp"
 #include "support/nan_masked.hpp"

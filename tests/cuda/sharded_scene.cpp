@@ -1,6 +1,6 @@
 #include "tests/cuda/sharded_scene.hpp"
 
-#include "device_stream.hpp"
+#include "cuda/common/device_stream.hpp"
 #include "tests/cuda/device_access.hpp"
 
 namespace sparsecast::test {

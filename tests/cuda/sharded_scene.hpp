@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "device_memory.hpp"
+#include "cuda/common/device_memory.hpp"
 #include "sparsecast/layout_builders.hpp"
 #include "sparsecast/sharded.hpp"
-#include "streams.hpp"
+#include "cuda/common/streams.hpp"
 #include "support/hashed_weights.hpp"
 #include "tests/cuda/device_access.hpp"
 

@@ -10,7 +10,7 @@
 #include <cstdlib>
 
 #include "cuda/differential.hpp"
-#include "device_applier.hpp"
+#include "cuda/apply/device_applier.hpp"
 #include "support/forge.hpp"
 #include "trace/recorder.hpp"
 

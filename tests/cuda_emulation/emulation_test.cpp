@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cuda_emulation/reports.hpp"
-#include "device_api.hpp"
-#include "launch.hpp"
+#include "cuda/common/device_api.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace sparsecast::emulation {
 namespace {

@@ -11,11 +11,11 @@
 #include "cuda/device_access.hpp"
 #include "cuda_emulation/races.hpp"
 #include "cuda_emulation/reports.hpp"
-#include "device_memory.hpp"
+#include "cuda/common/device_memory.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
-#include "streams.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "cuda_emulation/reports.hpp"
-#include "device_api.hpp"
-#include "device_memory.hpp"
-#include "launch.hpp"
-#include "streams.hpp"
+#include "cuda/common/device_api.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/launch.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::emulation {
 namespace {

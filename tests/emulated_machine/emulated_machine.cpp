@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <string>
 
-#include "nccl/nccl_library.hpp"
+#include "transport/nccl/nccl_library.hpp"
 #include "sparsecast/devices.hpp"
 #include "tests/support/fake_nccl.hpp"
 

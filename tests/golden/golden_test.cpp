@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "codec/reference_encoder.hpp"
+#include "reference/reference_encoder.hpp"
 #include "sparsecast/safetensors.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"

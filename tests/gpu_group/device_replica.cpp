@@ -1,9 +1,9 @@
 #include <optional>
 
-#include "device_memory.hpp"
-#include "device_stream.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/device_stream.hpp"
 #include "gpu_group/replica.hpp"
-#include "streams.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "gpu_group/channel.hpp"
+#include "gpu_group/transport.hpp"
 #include "tests/support/training_model.hpp"
 
 namespace sparsecast::test {

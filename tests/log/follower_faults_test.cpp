@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "interop/undo_record.hpp"
+#include "checkpoint/undo_record.hpp"
 #include "support/expect_error.hpp"
 #include "support/follow_scene.hpp"
 #include "support/follower_crash.hpp"

@@ -8,7 +8,7 @@
 #include "support/expect_error.hpp"
 #include "support/gate.hpp"
 #include "support/hashed_weights.hpp"
-#include "tests/bootstrap/meeting.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast {
 namespace {

@@ -7,7 +7,7 @@
 #include "sparsecast/layout_builders.hpp"
 #include "support/expect_error.hpp"
 #include "support/hashed_weights.hpp"
-#include "tests/bootstrap/meeting.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast {
 namespace {

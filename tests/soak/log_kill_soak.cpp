@@ -17,7 +17,7 @@
 #include "soak.hpp"
 #include "sparsecast/safetensors.hpp"
 #include "support/log_scene.hpp"
-#include "tools/cli.hpp"
+#include "tools/common/cli.hpp"
 
 namespace sparsecast {
 namespace {

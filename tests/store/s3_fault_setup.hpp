@@ -5,7 +5,7 @@
 
 #include "sparsecast/object_store.hpp"
 #include "support/http_server.hpp"
-#include "support/pretended_bucket.hpp"
+#include "support/fake_bucket.hpp"
 
 namespace sparsecast::test {
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "nccl/device_api.hpp"
+#include "transport/nccl/device_api.hpp"
 
 namespace sparsecast::test {
 

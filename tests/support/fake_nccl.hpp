@@ -12,7 +12,7 @@
 #include <set>
 #include <string>
 
-#include "nccl/channel.hpp"
+#include "transport/nccl/nccl_group.hpp"
 #include "tests/support/fake_world.hpp"
 
 namespace sparsecast::test {

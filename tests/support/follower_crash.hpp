@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "interop/undo_record.hpp"
+#include "checkpoint/undo_record.hpp"
 #include "log/follower_state.hpp"
 #include "support/follow_scene.hpp"
 

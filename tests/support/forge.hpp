@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "codec/record_layout.hpp"
-#include "codec/reference_blocks.hpp"
+#include "reference/reference_blocks.hpp"
 #include "support/delta_bytes.hpp"
 
 namespace sparsecast::test {

@@ -4,7 +4,7 @@
 
 #include <bit>
 
-#include "codec/reference_blocks.hpp"
+#include "reference/reference_blocks.hpp"
 
 namespace sparsecast::test {
 

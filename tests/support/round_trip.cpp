@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "codec/reference_encoder.hpp"
+#include "reference/reference_encoder.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"
 

@@ -13,7 +13,7 @@
 #include "sparsecast/sharded.hpp"
 #include "support/hashed_weights.hpp"
 #include "support/masters.hpp"
-#include "tests/bootstrap/meeting.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 

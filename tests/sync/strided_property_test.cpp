@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "codec/reference_encoder.hpp"
+#include "reference/reference_encoder.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/expect_error.hpp"

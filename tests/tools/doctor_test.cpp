@@ -6,7 +6,7 @@
 
 #include "sparsecast/rendezvous.hpp"
 #include "tests/tools/tool_fixture.hpp"
-#include "tools/doctor.hpp"
+#include "tools/doctor/doctor.hpp"
 
 namespace sparsecast::tools {
 namespace {

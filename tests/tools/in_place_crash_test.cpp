@@ -2,8 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "interop/checkpoint_apply.hpp"
-#include "interop/undo_record.hpp"
+#include "checkpoint/checkpoint_apply.hpp"
+#include "checkpoint/undo_record.hpp"
 #include "tests/support/fault_fs.hpp"
 #include "tests/tools/tool_fixture.hpp"
 

@@ -8,8 +8,8 @@
 
 #include "tests/tools/markup.hpp"
 #include "tests/tools/tool_fixture.hpp"
-#include "tools/log_open.hpp"
-#include "tools/log_survey.hpp"
+#include "tools/log/log_open.hpp"
+#include "tools/log/log_survey.hpp"
 
 namespace sparsecast::tools {
 namespace {

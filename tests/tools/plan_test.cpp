@@ -8,7 +8,7 @@
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout_json.hpp"
 #include "tests/tools/markup.hpp"
-#include "tools/plan_names.hpp"
+#include "tools/plan/plan_names.hpp"
 #include "tools/tool_fixture.hpp"
 
 namespace sparsecast::tools {

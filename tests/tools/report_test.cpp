@@ -1,10 +1,10 @@
-#include "tools/report.hpp"
+#include "tools/common/report.hpp"
 
 #include <gmock/gmock.h>
 
 #include <sstream>
 
-#include "interop/table_difference.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {

@@ -13,7 +13,7 @@
 
 #include "sparsecast/delta.hpp"
 #include "sparsecast/safetensors.hpp"
-#include "tools/cli.hpp"
+#include "tools/common/cli.hpp"
 
 namespace sparsecast::tools {
 

@@ -1,0 +1,54 @@
+#include "cuda/apply/apply_blocks.cuh"
+
+#include "cuda/apply/apply_launchers.hpp"
+#include "cuda/common/launch.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+constexpr unsigned kBlocks = 8;
+
+template <class T>
+void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
+  if (pass == Pass::kValidate) {
+    launch(decode_blocks<T, false>, grid_for(received.block_count, kValidateBlocks, device), kThreads, device.stream,
+           received, pass);
+  } else {
+    launch(decode_blocks<T, true>, grid_for(received.block_count, kApplyBlocks, device), kThreads, device.stream,
+           received, pass);
+  }
+}
+
+}  // namespace
+
+void launch_inspect_frames(const Received& received, std::uint32_t longest, const DeviceStream& device) {
+  const std::uint32_t slices = longest / 8 / kInspectWords + 1;
+  launch(inspect_frames, grid_for(std::uint64_t{received.frame_count} * slices, kBlocks, device), kThreads,
+         device.stream, received, slices);
+}
+
+void launch_read_directories(const Received& received, const DeviceStream& device) {
+  launch(read_directories, grid_for(received.frame_count, kBlocks, device), kThreads, device.stream, received);
+  launch(place_undo, 1, kThreads, device.stream, received);
+}
+
+void launch_decode_blocks(unsigned size, const Received& received, Pass pass, const DeviceStream& device) {
+  switch (size) {
+    case 0:
+      return enqueue<std::uint8_t>(received, pass, device);
+    case 1:
+      return enqueue<std::uint16_t>(received, pass, device);
+    case 2:
+      return enqueue<std::uint32_t>(received, pass, device);
+    default:
+      return enqueue<std::uint64_t>(received, pass, device);
+  }
+}
+
+void launch_digest(const Received& received, const SectionEntry* sections, std::uint32_t section_count,
+                   std::uint64_t* sums, const DeviceStream& device) {
+  launch(digest_live, grid_for(std::uint64_t{section_count} * (kTilesPerSection / kDigestTiles), kBlocks, device),
+         kThreads, device.stream, received, sections, section_count, sums);
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,215 @@
+#pragma once
+
+// The positions of one block, read by all threads of a block of threads together. locate() finds where the position
+// part ends, which the codes themselves say; then read() decodes chunk after chunk, each going on where the one before
+// ended.
+
+#include "cuda/apply/bit_string.cuh"
+#include "codec/block.hpp"
+#include "codec/codec_common.hpp"
+#include "cuda/apply/input_error.cuh"
+
+namespace sparsecast::cuda {
+
+/// Changes that a thread decodes at a time, and all threads together.
+inline constexpr std::uint32_t kEachDecoded = 4;
+inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
+
+/// Where the next chunk goes on. It is the same for all threads, and in shared memory because registers decide how many
+/// blocks of threads a multiprocessor takes. Thread 0 writes it, behind a barrier that all have read it before.
+struct PositionCursor {
+  std::uint32_t ones_bit;  ///< packed, bitmap: where the ones are,
+  std::uint32_t tail_bit;  ///< and packed's tails.
+  std::uint32_t next;      ///< No position is lower.
+};
+
+struct PositionsShared {
+  ScanShared scan;
+  PositionCursor position_cursor;
+  std::uint32_t positions[kDecodeChunk];
+};
+
+class PositionDecoder {
+ public:
+  /// `count` changes among `span` elements. The coding is kept as its word: fields are cheaper to take out again than
+  /// to keep in registers through the block.
+  __device__ PositionDecoder(std::uint32_t coding, std::uint32_t span, std::uint32_t count, const BitString& payload,
+                             PositionsShared& shared, FirstRefusal& found)
+      : shared_(shared), found_(found), payload_(payload), coding_(coding), span_(span), count_(count) {}
+
+  /// The words that follow the position part; none when it is not valid.
+  __device__ BitString locate() {
+    switch (codec()) {
+      case PositionCodec::kIndex32:
+        return end(std::uint64_t{count_} * 32);
+      case PositionCodec::kGap16:
+        return end(std::uint64_t{count_} * gap_bits());
+      case PositionCodec::kPacked:
+        return locate_packed();
+      case PositionCodec::kBitmap:
+        return locate_bitmap();
+      case PositionCodec::kDense:
+        return end(0);
+    }
+    return {};
+  }
+
+  /// Puts the positions of changes [first, first + entries) into shared.positions.
+  __device__ void read(std::uint32_t first, std::uint32_t entries) {
+    switch (codec()) {
+      case PositionCodec::kIndex32:
+        return read_index32(first, entries);
+      case PositionCodec::kBitmap:
+        // They are as many as were counted, and none is in the padding.
+        find_ones(payload_, cursor().ones_bit, entries, span_, shared_.positions, shared_.scan);
+        if (threadIdx.x == 0) cursor().ones_bit = shared_.positions[entries - 1] + 1;
+        return;
+      case PositionCodec::kDense:
+        for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) shared_.positions[i] = first + i;
+        return;
+      default:
+        return read_gaps(first, entries);
+    }
+  }
+
+ private:
+  __device__ PositionCursor& cursor() { return shared_.position_cursor; }
+  __device__ PositionCodec codec() const { return Coding::unpack(coding_).positions; }
+  __device__ std::uint32_t rice() const { return Coding::unpack(coding_).kp; }
+  __device__ std::uint32_t gap_bits() const { return rice() != 0 ? 32 : 16; }
+
+  /// The position part takes `bits` bits; the values follow it.
+  __device__ BitString end(std::uint64_t bits) {
+    const std::uint64_t words = (bits + 31) / 32;
+    if (words > payload_.count) return refused(Refusal::kOverrun);
+    found_.require(payload_.padded_at(static_cast<std::uint32_t>(bits)), Refusal::kPadding);
+    return {payload_.words + words, payload_.count - static_cast<std::uint32_t>(words)};
+  }
+  __device__ BitString refused(Refusal reason) {
+    found_.refuse(reason);
+    return {};
+  }
+
+  __device__ BitString locate_bitmap() {
+    const BitString values = end(span_);
+    // All threads have found the same.
+    if (found_.refusal != Refusal::kNone) return {};
+    std::uint32_t own = 0;
+    for (std::uint32_t w = threadIdx.x; w < (span_ + 31) / 32; w += kThreads) {
+      own += static_cast<std::uint32_t>(__popc(payload_.word(w)));
+    }
+    found_.require(block_sum(shared_.scan, own) == count_, Refusal::kBitmapCount);
+    if (threadIdx.x == 0) cursor().ones_bit = 0;
+    return values;
+  }
+
+  __device__ BitString locate_packed() {
+    const std::uint64_t quotients = std::uint64_t{count_} * rice();
+    if (quotients + count_ > payload_.bits()) return refused(Refusal::kOverrun);
+    auto at = static_cast<std::uint32_t>(quotients);
+    std::uint64_t tails = 0;
+    for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {
+      const std::uint32_t wanted = count_ - first < kDecodeChunk ? count_ - first : kDecodeChunk;
+      if (find_ones(payload_, at, wanted, kMaxQuotientZeros, shared_.positions, shared_.scan) < wanted) {
+        return refused(Refusal::kOverrun);
+      }
+      std::uint64_t own = 0;
+      for (std::uint32_t i = threadIdx.x; i < wanted; i += kThreads) {
+        const std::uint32_t zeros = zeros_before(shared_.positions, i, at);
+        found_.require(zeros <= kMaxQuotientZeros, Refusal::kQuotient);
+        if (zeros > kEscape) own += zeros - kEscape;
+      }
+      tails += block_sum(shared_.scan, own);
+      at = shared_.positions[wanted - 1] + 1;
+    }
+    if (threadIdx.x == 0) {
+      cursor().ones_bit = static_cast<std::uint32_t>(quotients);
+      cursor().tail_bit = at;
+    }
+    return end(at + tails);
+  }
+
+  __device__ void read_index32(std::uint32_t first, std::uint32_t entries) {
+    for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
+      const std::uint32_t position = payload_.word(first + i);
+      const bool grows = first + i == 0 || position > payload_.word(first + i - 1);
+      found_.require(grows && position < span_, Refusal::kPosition);
+      shared_.positions[i] = position;
+    }
+  }
+
+  /// gap16 and packed: a thread takes consecutive entries, so that sums are scanned once.
+  __device__ void read_gaps(std::uint32_t first, std::uint32_t entries) {
+    const std::uint32_t begin = first == 0 ? 0 : cursor().next;
+    const std::uint32_t own = threadIdx.x * kEachDecoded;
+    std::uint64_t steps[kEachDecoded] = {};
+    if (codec() == PositionCodec::kPacked) {
+      read_packed_gaps(first, entries, steps);
+    } else {
+      const std::uint32_t width = gap_bits();
+      SPARSECAST_UNROLL
+      for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
+        if (own + e < entries) steps[e] = std::uint64_t{payload_.get((first + own + e) * width, width)} + 1;
+      }
+    }
+    std::uint64_t sum = 0;
+    SPARSECAST_UNROLL
+    for (std::uint32_t e = 0; e < kEachDecoded; ++e) sum += steps[e];
+    const Scanned scanned = block_scan(shared_.scan, sum);
+    std::uint64_t next = begin + scanned.before;
+    SPARSECAST_UNROLL
+    for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
+      next += steps[e];
+      if (own + e < entries) {
+        found_.require(next <= span_, Refusal::kPosition);
+        shared_.positions[own + e] = static_cast<std::uint32_t>(next - 1);
+      }
+    }
+    // Beyond the span, what does not fit is not used: the chunk's last position has just been refused.
+    if (threadIdx.x == 0) cursor().next = begin + static_cast<std::uint32_t>(scanned.total);
+  }
+
+  __device__ void read_packed_gaps(std::uint32_t first, std::uint32_t entries, std::uint64_t (&steps)[kEachDecoded]) {
+    // Those of a block of one chunk are there since locate_packed.
+    const PositionCursor at = cursor();
+    if (count_ > kDecodeChunk) {
+      find_ones(payload_, at.ones_bit, entries, kMaxQuotientZeros, shared_.positions, shared_.scan);
+    }
+    const std::uint32_t own = threadIdx.x * kEachDecoded;
+    std::uint32_t zeros[kEachDecoded] = {};
+    std::uint32_t tails = 0;
+    SPARSECAST_UNROLL
+    for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
+      if (own + e >= entries) continue;
+      zeros[e] = zeros_before(shared_.positions, own + e, at.ones_bit);
+      if (zeros[e] > kEscape) tails += zeros[e] - kEscape;
+    }
+    const std::uint32_t ones_end = shared_.positions[entries - 1] + 1;
+    const Scanned scanned = block_scan(shared_.scan, tails);
+    std::uint32_t tail_bit = at.tail_bit + static_cast<std::uint32_t>(scanned.before);
+    SPARSECAST_UNROLL
+    for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
+      if (own + e >= entries) continue;
+      // locate_packed has refused more zeros than this.
+      const std::uint32_t tail_bits = zeros[e] > kEscape ? (zeros[e] - kEscape) % 32 : 0;
+      const std::uint64_t quotient =
+          std::uint64_t{quotient_of_zeros(kEscape + tail_bits)} + payload_.get(tail_bit, tail_bits);
+      const std::uint32_t remainder = payload_.get((first + own + e) * rice(), rice());
+      steps[e] = ((zeros[e] < kEscape ? zeros[e] : quotient) << rice() | remainder) + 1;
+      tail_bit += tail_bits;
+    }
+    if (threadIdx.x == 0) {
+      cursor().ones_bit = ones_end;
+      cursor().tail_bit = at.tail_bit + static_cast<std::uint32_t>(scanned.total);
+    }
+  }
+
+  PositionsShared& shared_;
+  FirstRefusal& found_;
+  BitString payload_;
+  std::uint32_t coding_;
+  std::uint32_t span_;
+  std::uint32_t count_;
+};
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,189 @@
+#pragma once
+
+// Received frames up to their blocks: what the host checks, and the directory rules of docs/wire-format.md §2.3 and §4.
+// inspect_frames reads every byte of the frames once; read_directories some 24 bytes a block, and writes 56.
+
+#include "cuda/common/cta_primitives.cuh"
+#include "codec/block.hpp"
+#include "cuda/apply/received.hpp"
+#include "cuda/apply/input_error.cuh"
+
+namespace sparsecast::cuda {
+
+/// Words of a frame that a block of threads adds up at a time.
+inline constexpr std::uint32_t kInspectWords = 8192;
+
+struct InspectShared {
+  BlockDigest::TempStorage digest;
+};
+
+/// Headers and sums over the words after them. `slices`: of the longest frame.
+static __global__ void __launch_bounds__(kThreads) inspect_frames(Received received, std::uint32_t slices) {
+  SPARSECAST_SHARED(InspectShared, shared);
+  const std::uint64_t all = std::uint64_t{received.frame_count} * slices;
+  for (std::uint64_t item = blockIdx.x; item < all; item += gridDim.x) {
+    const ReceivedFrame& frame = received.frames[item / slices];
+    FrameInspection& inspection = received.inspections[item / slices];
+    const auto* record = reinterpret_cast<const std::uint64_t*>(frame.record);
+    const std::uint32_t words = (frame.record_bytes - kFrameHeaderBytes) / 8;
+    const std::uint32_t slice = static_cast<std::uint32_t>(item % slices);
+    if (slice == 0) {
+      if (threadIdx.x < kFrameHeaderBytes / 8) inspection.header[threadIdx.x] = record[threadIdx.x];
+      if (threadIdx.x == 0) inspection.last_word = record[kFrameHeaderBytes / 8 + words - 1];
+    }
+    const std::uint32_t begin = slice * kInspectWords;
+    if (begin >= words) continue;
+    const std::uint32_t end = words - begin < kInspectWords ? words : begin + kInspectWords;
+    const std::uint64_t* body = record + kFrameHeaderBytes / 8;
+    DigestSum sum;
+    for (std::uint32_t w = begin + threadIdx.x; w < end; w += kThreads) {
+      digest_add(sum, digest_multiplier(0, w), digest_multiplicand(0, body[w]));
+    }
+    add_to_digest(shared.digest, sum, &inspection.sum_lo, &inspection.sum_hi);
+  }
+}
+
+struct DirectoryShared {
+  ScanShared scan;
+};
+
+/// Groups of a frame: their rules, and where their blocks begin. False for all threads when a rule is broken.
+__device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, DirectoryShared& shared) {
+  const auto* groups = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
+  std::uint32_t* begins = received.group_begins + frame.first_block;
+  std::uint64_t before = 0;
+  bool holds = true;
+  for (std::uint32_t first = 0; first < frame.groups; first += kThreads) {
+    const std::uint32_t g = first + threadIdx.x;
+    std::uint32_t blocks = 0;
+    if (g < frame.groups) {
+      blocks = groups[2 * g + 1];
+      holds = holds && blocks != 0 && groups[2 * g] < received.tensor_count &&
+              (g == 0 || groups[2 * g] > groups[2 * g - 2]);
+    }
+    const Scanned scanned = block_scan(shared.scan, blocks);
+    if (g < frame.groups) begins[g] = static_cast<std::uint32_t>(before + scanned.before);
+    before += scanned.total;
+  }
+  return __syncthreads_or(holds && before == frame.blocks ? 0 : 1) == 0;
+}
+
+/// The group of block b of a frame: the last that begins at or before it.
+__device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint32_t groups, std::uint32_t b) {
+  std::uint32_t low = 0;
+  std::uint32_t high = groups - 1;
+  while (low < high) {
+    const std::uint32_t middle = (low + high + 1) / 2;
+    if (begins[middle] <= b) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+/// The rules for one entry by itself; fills in what does not depend on other entries.
+__device__ inline Refusal read_entry(const std::uint32_t* entry, const LiveTensor& tensor, ValueCodec values,
+                                     ReceivedBlock& block) {
+  const std::uint32_t tiles = (entry[1] >> 24) + 1;
+  block.first_tile = entry[0];
+  block.changed = entry[1] & 0xFFFFFFU;
+  block.coding = entry[3];
+  block.element_shift = tensor.element_shift;
+  if (!run_is_in_tensor(tensor.elements, block.first_tile, tiles) || !run_is_in_section(block.first_tile, tiles)) {
+    return Refusal::kExtent;
+  }
+  block.span = block_span(tensor.elements, block.first_tile, tiles);
+  if (block.changed == 0 || block.changed > block.span) return Refusal::kExtent;
+  return coding_is_possible(block.coding, values, 8U << tensor.element_shift) ? Refusal::kNone : Refusal::kCoding;
+}
+
+/// True when a frame's first block lies after the last of the frame before, as far as that one has its counts right.
+__device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t tensor, std::uint32_t first_tile) {
+  const auto* body = reinterpret_cast<const std::uint32_t*>(before.record + kFrameHeaderBytes);
+  const std::uint32_t last_tensor = body[2 * (before.groups - 1)];
+  const std::uint32_t* last = body + 2 * before.groups + 4 * (before.blocks - 1);
+  return tensor > last_tensor || (tensor == last_tensor && run_follows(first_tile, last[0], (last[1] >> 24) + 1));
+}
+
+__device__ inline void read_directory(const Received& received, std::uint32_t f, DirectoryShared& shared) {
+  const ReceivedFrame frame = received.frames[f];
+  if (!read_groups(received, frame, shared)) {
+    if (threadIdx.x == 0) refuse_block(&received.control->directory_refusal, frame.first_block, Refusal::kGroup);
+    return;
+  }
+  const auto* body = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
+  const std::uint32_t* entries = body + 2 * frame.groups;
+  const std::uint32_t* payload = entries + 4 * frame.blocks;
+  const std::uint32_t payload_bytes = frame.body_bytes - 8 * frame.groups - 16 * frame.blocks;
+  const std::uint32_t* begins = received.group_begins + frame.first_block;
+  std::uint64_t changed = 0;
+  std::uint64_t undo = 0;
+  for (std::uint32_t first = 0; first < frame.blocks; first += kThreads) {
+    const std::uint32_t b = first + threadIdx.x;
+    ReceivedBlock block;
+    std::uint64_t undo_bytes = 0;
+    if (b < frame.blocks) {
+      const std::uint32_t* entry = entries + 4 * std::uint64_t{b};
+      const std::uint32_t group = group_of(begins, frame.groups, b);
+      block.tensor = body[2 * group];
+      block.frame = f;
+      Refusal refusal = read_entry(entry, received.tensors[block.tensor], received.values, block);
+      const std::uint32_t begin = b == 0 ? 0 : entry[2 - 4];
+      const std::uint32_t end = entry[2];
+      if (refusal == Refusal::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
+                                        (b + 1 == frame.blocks && end != payload_bytes))) {
+        refusal = Refusal::kPayloadRange;
+      }
+      bool follows = true;
+      if (b > begins[group]) {
+        follows = run_follows(entry[0], entry[0 - 4], (entry[1 - 4] >> 24) + 1);
+      } else if (b == 0 && f > 0) {
+        follows = follows_frame(received.frames[f - 1], block.tensor, entry[0]);
+      }
+      if (refusal == Refusal::kNone && !follows) refusal = Refusal::kOrder;
+      if (refusal != Refusal::kNone) {
+        refuse_block(&received.control->directory_refusal, frame.first_block + b, refusal);
+      } else {
+        block.payload = payload + begin / 4;
+        block.payload_words = (end - begin) / 4;
+        const bool dense = Coding::unpack(block.coding).positions == PositionCodec::kDense;
+        undo_bytes = ((std::uint64_t{dense ? block.span : block.changed} << block.element_shift) + 7) / 8 * 8;
+      }
+    }
+    const Scanned scanned = block_scan(shared.scan, undo_bytes);
+    changed += block_sum(shared.scan, b < frame.blocks ? block.changed : 0);
+    block.undo = undo + scanned.before;
+    undo += scanned.total;
+    if (b < frame.blocks) received.blocks[frame.first_block + b] = block;
+  }
+  if (threadIdx.x == 0) {
+    received.frame_undo[f] = undo;
+    if (changed != frame.changed) {
+      refuse_block(&received.control->directory_refusal, frame.first_block, Refusal::kChanged);
+    }
+  }
+}
+
+/// One block of threads a frame.
+static __global__ void __launch_bounds__(kThreads) read_directories(Received received) {
+  SPARSECAST_SHARED(DirectoryShared, shared);
+  for (std::uint32_t f = blockIdx.x; f < received.frame_count; f += gridDim.x) read_directory(received, f, shared);
+}
+
+/// Turns bytes of each frame's undo into where it begins. One block of threads.
+static __global__ void __launch_bounds__(kThreads) place_undo(Received received) {
+  SPARSECAST_SHARED(DirectoryShared, shared);
+  if (received.control->directory_refusal != kNoRefusal) return;
+  std::uint64_t before = 0;
+  for (std::uint32_t first = 0; first < received.frame_count; first += kThreads) {
+    const std::uint32_t f = first + threadIdx.x;
+    const Scanned scanned = block_scan(shared.scan, f < received.frame_count ? received.frame_undo[f] : 0);
+    if (f < received.frame_count) received.frame_undo[f] = before + scanned.before;
+    before += scanned.total;
+  }
+  if (threadIdx.x == 0) received.control->undo_bytes = before;
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,27 @@
+#pragma once
+
+// Launching a kernel.
+
+#include <utility>
+
+#include "cuda/common/device_api.hpp"
+#include "cuda/common/runtime.hpp"
+
+namespace sparsecast::cuda {
+
+/// Enqueues `kernel` on a grid of `blocks` blocks of `threads` threads.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
+            Arguments&&... arguments) {
+#if defined(SPARSECAST_CUDA_EMULATION)
+  emulation::run_grid(stream, blocks, threads, [&] { kernel(arguments...); });
+#else
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "cudaLaunchKernelEx");
+#endif
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <vector>
+
+#include "cuda/common/device_memory.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast::cuda {
+
+/// One range of memory for something of every tensor of a table; each part begins where vector loads run at full speed.
+template <MemoryKind kKind>
+class TensorMemory {
+ public:
+  TensorMemory() = default;
+  /// bytes_of(spec): the size of a tensor's part.
+  template <class BytesOf>
+  TensorMemory(const TensorTable& table, const BytesOf& bytes_of) {
+    constexpr std::uint64_t kAlignment = 256;
+    std::uint64_t used = 0;
+    for (const TensorSpec& spec : table) {
+      offsets_.push_back(used);
+      used += (bytes_of(spec) + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    memory_ = Memory<kKind>(used);
+  }
+
+  std::size_t size() const noexcept { return offsets_.size(); }
+  std::byte* operator[](std::size_t tensor) const { return memory_.as() + offsets_[tensor]; }
+  std::byte* begin() const noexcept { return memory_.as(); }
+  std::uint64_t bytes() const noexcept { return memory_.bytes(); }
+
+ private:
+  std::vector<std::uint64_t> offsets_;
+  Memory<kKind> memory_;
+};
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,93 @@
+#include "cuda/common/tile_plan.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/tensor_view.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+TensorEntry describe(const TensorTable& table, std::size_t t, TilePlan& plan) {
+  TensorEntry entry;
+  entry.elements = table[t].elements();
+  const DigestIndex digest = digest_index_of(table, t);
+  // Multipliers depend on key and index by this sum alone, so that an offset costs the kernels nothing.
+  entry.key_lo = digest.key.lo + digest.first * kDigestStep;
+  entry.key_hi = digest.key.hi;
+  if (!digest.flat) entry.digest_view = add_view(plan, digest.view);
+  entry.element_shift = static_cast<std::uint8_t>(std::countr_zero(element_size(table[t].dtype)));
+  entry.floating = is_floating(table[t].dtype);
+  return entry;
+}
+
+void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
+  const std::uint64_t tiles = (tensor.elements + kTileElems - 1) / kTileElems;
+  if (plan.tiles.size() + tiles >= std::uint64_t{1} << 31) {
+    throw Error(ErrorCode::kUnsupported, "the tensors have too many tiles for one device");
+  }
+  tensor.first_section = static_cast<std::uint32_t>(plan.sections.size());
+  for (std::uint64_t first = 0; first < tiles; first += kTilesPerSection) {
+    SectionEntry section;
+    section.tensor = index;
+    section.first_tile = static_cast<std::uint32_t>(first);
+    section.tile_base = static_cast<std::uint32_t>(plan.tiles.size() + first);
+    section.tiles = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTilesPerSection, tiles - first));
+    plan.sections.push_back(section);
+    ++tensor.sections;
+  }
+  for (std::uint32_t tile = 0; tile < tiles; ++tile) plan.tiles.push_back({index, tile});
+}
+
+/// Payload of a section at worst: its elements as they are, each block padded.
+std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section) {
+  const std::uint64_t first = std::uint64_t{section.first_tile} * kTileElems;
+  const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;
+  const std::uint64_t elements = std::min(most, tensor.elements - first);
+  return (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
+}
+
+}  // namespace
+
+std::uint32_t add_view(TilePlan& plan, const StridedView& view) {
+  if (is_contiguous(view)) return kNoView;
+  plan.views.push_back(view);
+  return static_cast<std::uint32_t>(plan.views.size() - 1);
+}
+
+TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes) {
+  TilePlan plan;
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    plan.tensors.push_back(describe(table, t, plan));
+    TensorEntry& tensor = plan.tensors.back();
+    append_sections(plan, tensor, static_cast<std::uint32_t>(t));
+    if (tensor.elements == 0) continue;
+    plan.widest = std::max(plan.widest, 1U << tensor.element_shift);
+    plan.has_size[tensor.element_shift] = true;
+  }
+  for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
+    const SectionEntry& section = plan.sections[s];
+    const std::uint64_t worst = worst_bytes(plan.tensors[section.tensor], section);
+    if (plan.chunks.empty() || plan.chunks.back().worst_bytes + worst > chunk_bytes) {
+      Chunk chunk;
+      chunk.index = static_cast<std::uint32_t>(plan.chunks.size());
+      chunk.section_begin = s;
+      chunk.tile_begin = section.tile_base;
+      plan.chunks.push_back(chunk);
+    }
+    Chunk& chunk = plan.chunks.back();
+    chunk.section_end = s + 1;
+    chunk.tile_end = section.tile_base + section.tiles;
+    chunk.worst_bytes += worst;
+    plan.worst_bytes += worst;
+  }
+  for (const Chunk& chunk : plan.chunks) {
+    plan.chunk_tiles = std::max(plan.chunk_tiles, chunk.tile_end - chunk.tile_begin);
+    plan.chunk_sections = std::max(plan.chunk_sections, chunk.section_end - chunk.section_begin);
+    plan.chunk_worst_bytes = std::max(plan.chunk_worst_bytes, chunk.worst_bytes);
+  }
+  return plan;
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,72 @@
+#pragma once
+
+// K1. Reads every element of a chunk and its old bits once (masters: 6 bytes an element; Mask: a bit and what changed),
+// and writes each changed tile's positions and coded words to its slot, and the refreshed old bits. Its floor
+// is the device's read bandwidth. Grid: as many blocks of kThreads threads as the device holds at once; each
+// takes tile after tile.
+
+#include "cuda/detect/changes.cuh"
+
+namespace sparsecast::cuda {
+
+/// Blocks of threads that a multiprocessor holds at once, by registers.
+inline constexpr unsigned kDetectBlocks = 4;
+
+struct DetectShared {
+  std::uint32_t mask[kMaskWords];
+  std::uint16_t positions[kSlotEntries];
+  union {
+    ScanShared scan;
+    BlockDigest::TempStorage digest;
+  };
+};
+
+template <Source kSource, class T>
+__device__ void fill_slot(const Pipeline& pipeline, const TileView& tile, std::uint32_t slot, std::uint32_t changed,
+                          const std::uint16_t* positions, DigestSum& sum) {
+  std::uint16_t* slot_positions = pipeline.slot_positions + std::uint64_t{slot} * kSlotEntries;
+  T* slot_words = reinterpret_cast<T*>(pipeline.slot_words + std::uint64_t{slot} * pipeline.slot_word_bytes);
+  for (std::uint32_t i = threadIdx.x; i < changed; i += kThreads) {
+    slot_positions[i] = positions[i];
+    slot_words[i] = code_change<kSource, T>(pipeline, tile, positions[i], sum);
+  }
+}
+
+template <Source kSource>
+__global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipeline, Chunk chunk) {
+  SPARSECAST_SHARED(DetectShared, shared);
+  if (pipeline.control->stopped != 0) return;
+  DigestSum sum;
+  for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
+    const TileView tile = open_tile<kSource>(pipeline, index);
+    const std::uint32_t slot = index - chunk.tile_begin;
+    find_changes<kSource>(pipeline, tile, shared.mask);
+    const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));
+    const auto changed = static_cast<std::uint32_t>(own.total);
+    if (threadIdx.x == 0) pipeline.tile_counts[slot] = changed;
+    if (changed == 0 || changed >= kBlockChanges) continue;
+    list_own_changes(shared.mask, shared.positions + own.before);
+    __syncthreads();
+    if constexpr (kSource == Source::kFusedCast) {
+      fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
+    } else {
+      switch (tile.element_shift) {
+        case 0:
+          fill_slot<kSource, std::uint8_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          break;
+        case 1:
+          fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          break;
+        case 2:
+          fill_slot<kSource, std::uint32_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          break;
+        default:
+          fill_slot<kSource, std::uint64_t>(pipeline, tile, slot, changed, shared.positions, sum);
+      }
+    }
+    // The next tile's positions are written only after barriers, so none is needed here.
+  }
+  add_to_digest(shared.digest, sum, &pipeline.control->digest_lo, &pipeline.control->digest_hi);
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,89 @@
+#pragma once
+
+// Between the two large passes: may the next chunk start, and K2, which joins the tiles of a section to blocks
+// (docs/wire-format.md §5.1) from their counts alone: 4 bytes read and 4 written a tile, some 32 a block. One block of
+// threads a section, one thread a tile.
+
+#include "cuda/common/cta_primitives.cuh"
+
+namespace sparsecast::cuda {
+
+/// One thread. A chunk starts only when its payloads find room whatever they become, so no chunk is ever half done.
+static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
+  Control& control = *pipeline.control;
+  if (control.stopped != 0) return;
+  if (pipeline.arena_bytes - control.arena_used < chunk.worst_bytes) {
+    control.stopped = 1;
+    return;
+  }
+  control.next_chunk = chunk.index + 1;
+  for (std::uint32_t& items : control.items) items = 0;
+}
+
+struct FormShared {
+  ScanShared scan;
+  // Of the tiles that changed, in order.
+  std::uint32_t tile[kTilesPerSection];
+  std::uint32_t before[kTilesPerSection];
+  std::uint32_t count[kTilesPerSection];
+  // Of the blocks: their first of these tiles.
+  std::uint32_t first[kTilesPerSection];
+  std::uint32_t items_begin;
+};
+
+/// Whether changed tile i starts a block.
+__device__ inline bool starts_block(const FormShared& shared, std::uint32_t i) {
+  if (i == 0 || shared.count[i] >= kBlockChanges || shared.count[i - 1] >= kBlockChanges) return true;
+  return shared.before[i] / kBlockChanges != shared.before[i - 1] / kBlockChanges;
+}
+
+__device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t index,
+                                    FormShared& shared) {
+  const SectionEntry section = pipeline.sections[index];
+  const std::uint32_t slot = section.tile_base - chunk.tile_begin + threadIdx.x;
+  const std::uint32_t count = threadIdx.x < section.tiles ? pipeline.tile_counts[slot] : 0;
+  const Scanned sums = block_scan(shared.scan, (count != 0 ? std::uint64_t{1} << 32 : 0) | count);
+  const auto before = static_cast<std::uint32_t>(sums.before);
+  const auto changed_tiles = static_cast<std::uint32_t>(sums.total >> 32);
+  if (threadIdx.x < section.tiles) pipeline.tile_offsets[slot] = before;
+  if (count != 0) {
+    const auto rank = static_cast<std::uint32_t>(sums.before >> 32);
+    shared.tile[rank] = threadIdx.x;
+    shared.before[rank] = before;
+    shared.count[rank] = count;
+  }
+  __syncthreads();
+  const bool starts = threadIdx.x < changed_tiles && starts_block(shared, threadIdx.x);
+  const Scanned numbers = block_scan(shared.scan, starts ? 1 : 0);
+  const auto blocks = static_cast<std::uint32_t>(numbers.total);
+  if (starts) shared.first[numbers.before] = threadIdx.x;
+  const std::uint32_t size = pipeline.tensors[section.tensor].element_shift;
+  if (threadIdx.x == 0) {
+    pipeline.section_blocks[index] = blocks;
+    shared.items_begin = blocks == 0 ? 0 : atomicAdd(&pipeline.control->items[size], blocks);
+  }
+  __syncthreads();
+  if (threadIdx.x < blocks) {
+    const std::uint32_t first = shared.first[threadIdx.x];
+    const std::uint32_t last = (threadIdx.x + 1 < blocks ? shared.first[threadIdx.x + 1] : changed_tiles) - 1;
+    const std::uint32_t changed = shared.before[last] + shared.count[last] - shared.before[first];
+    const std::uint32_t tiles = shared.tile[last] - shared.tile[first] + 1;
+    BlockRecord record;
+    record.first_tile = section.first_tile + shared.tile[first];
+    record.extent = changed | (tiles - 1) << 24;
+    pipeline.records[section.tile_base + threadIdx.x] = record;
+    pipeline.items[size][shared.items_begin + threadIdx.x] = {section.tile_base + threadIdx.x,
+                                                              section.tile_base + shared.tile[first]};
+  }
+  // The next section's scan has barriers before anything shared is written.
+}
+
+static __global__ void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {
+  SPARSECAST_SHARED(FormShared, shared);
+  if (pipeline.control->stopped != 0) return;
+  for (std::uint32_t index = chunk.section_begin + blockIdx.x; index < chunk.section_end; index += gridDim.x) {
+    form_section(pipeline, chunk, index, shared);
+  }
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,105 @@
+#include "cuda/detect/snapshot_prefetch.hpp"
+
+#include <algorithm>
+
+#include "sparsecast/codec.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+constexpr std::uint64_t kAlignment = 256;
+
+std::uint64_t first_element(const SectionEntry& section) { return std::uint64_t{section.first_tile} * kTileElems; }
+
+std::uint64_t section_bytes(const TensorEntry& tensor, const SectionEntry& section) {
+  const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;
+  return std::min(most, tensor.elements - first_element(section)) << tensor.element_shift;
+}
+
+}  // namespace
+
+SnapshotPrefetch::SnapshotPrefetch(const TilePlan& plan) : plan_(plan) {
+  std::uint64_t largest = 0;
+  for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) largest = std::max(largest, lay_out(c));
+  for (std::size_t b = 0; b < std::min<std::size_t>(2, plan.chunks.size()); ++b) {
+    buffers_[b].memory = DeviceMemory(largest);
+  }
+  for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) place(c);
+  d_entries_ = DeviceMemory(entries_.size() * sizeof(TensorEntry));
+}
+
+/// Pieces and entries of a chunk; the bytes that it needs of a buffer. An entry's `old` is an offset until place().
+std::uint64_t SnapshotPrefetch::lay_out(std::uint32_t chunk) {
+  const Chunk& range = plan_.chunks[chunk];
+  ChunkCopy copy;
+  copy.first_tensor = plan_.sections[range.section_begin].tensor;
+  copy.piece_begin = pieces_.size();
+  copy.entries = entries_.size();
+  std::uint64_t used = 0;
+  for (std::uint32_t s = range.section_begin; s < range.section_end;) {
+    const SectionEntry& first = plan_.sections[s];
+    const TensorEntry& tensor = plan_.tensors[first.tensor];
+    const std::uint64_t skipped = first_element(first) << tensor.element_shift;
+    Piece piece{tensor.old + skipped, used, 0};
+    for (; s < range.section_end && plan_.sections[s].tensor == first.tensor; ++s) {
+      piece.bytes += section_bytes(tensor, plan_.sections[s]);
+    }
+    entries_.resize(copy.entries + first.tensor - copy.first_tensor);  // Tensors without elements.
+    entries_.push_back(tensor);
+    entries_.back().old = reinterpret_cast<std::byte*>(used - skipped);
+    pieces_.push_back(piece);
+    used += (piece.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  copy.piece_end = pieces_.size();
+  chunks_.push_back(copy);
+  return used;
+}
+
+void SnapshotPrefetch::place(std::uint32_t chunk) {
+  const std::size_t end = chunk + 1 < chunks_.size() ? chunks_[chunk + 1].entries : entries_.size();
+  const auto buffer = reinterpret_cast<std::uintptr_t>(buffers_[chunk % 2].memory.as());
+  for (std::size_t i = chunks_[chunk].entries; i < end; ++i) {
+    TensorEntry& entry = entries_[i];
+    // Vectors need both aligned, and the buffer is; the host's alignment does not matter any more.
+    entry.vectors = reinterpret_cast<std::uintptr_t>(entry.current) % 16 == 0;
+    entry.old = reinterpret_cast<std::byte*>(buffer + reinterpret_cast<std::uintptr_t>(entry.old));
+  }
+}
+
+void SnapshotPrefetch::upload_tables(cudaStream_t stream) {
+  copy_async(d_entries_.as(), entries_.data(), d_entries_.bytes(), cudaMemcpyHostToDevice, stream);
+}
+
+void SnapshotPrefetch::load(std::uint32_t chunk) {
+  if (chunk >= chunks_.size()) return;
+  Buffer& buffer = buffers_[chunk % 2];
+  for (std::size_t p = chunks_[chunk].piece_begin; p < chunks_[chunk].piece_end; ++p) {
+    const Piece& piece = pieces_[p];
+    copy_async(buffer.memory.as() + piece.offset, piece.h_from, piece.bytes, cudaMemcpyHostToDevice, copies_.get());
+  }
+  record(buffer.loaded.get(), copies_.get());
+}
+
+void SnapshotPrefetch::begin(std::uint32_t first, cudaStream_t stream) {
+  record(ready_.get(), stream);
+  wait_behind(copies_.get(), ready_.get());
+  load(first);
+  load(first + 1);
+}
+
+const TensorEntry* SnapshotPrefetch::enter(std::uint32_t chunk, cudaStream_t stream) {
+  wait_behind(stream, buffers_[chunk % 2].loaded.get());
+  const ChunkCopy& copy = chunks_[chunk];
+  // Kernels count tensors from the first of the table.
+  const auto entries = reinterpret_cast<std::uintptr_t>(d_entries_.as<TensorEntry>() + copy.entries);
+  return reinterpret_cast<const TensorEntry*>(entries - copy.first_tensor * sizeof(TensorEntry));
+}
+
+void SnapshotPrefetch::leave(std::uint32_t chunk, cudaStream_t stream) {
+  Buffer& buffer = buffers_[chunk % 2];
+  record(buffer.left.get(), stream);
+  wait_behind(copies_.get(), buffer.left.get());
+  load(chunk + 2);
+}
+
+}  // namespace sparsecast::cuda

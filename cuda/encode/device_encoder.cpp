@@ -1,0 +1,346 @@
+#include "cuda/encode/device_encoder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "codec/block.hpp"
+#include "codec/record_layout.hpp"
+#include "core/trace.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/device_stream.hpp"
+#include "cuda/encode/encoder_tensors.hpp"
+#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/detect/snapshot_prefetch.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
+  // Every frame but the last is full but for less than its next block and that one's entries; twice is safe.
+  const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
+  return 2 * bytes / capacity + 2;
+}
+
+}  // namespace
+
+class DeviceEncoder::State {
+ public:
+  /// With the tensors in the plan.
+  State(const TensorTable& table, Source source, TilePlan plan, bool refresh, const EncodeOptions& options,
+        const DeviceEncoderOptions& device);
+
+  /// The old bits lie in pinned host memory.
+  void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_); }
+
+  void start(cudaStream_t stream);
+  DeviceFrames finish(const DeltaHeader& header);
+
+ private:
+  void upload_tables();
+  void enqueue_chunks(std::uint32_t first);
+  void enqueue_frames();
+  void enqueue_assembly();
+  void enqueue_counts();
+  void tell(const char* step) const {
+    if (device_.after_step) device_.after_step(step);
+  }
+  void wait_for_counts();
+  void grow_arena();
+  DeviceFrames seal(const DeltaHeader& header);
+
+  const Control& counts() const { return *h_counts_.as<Control>(); }
+  const FrameEntry* frame_counts() const {
+    return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control));
+  }
+
+  Source source_;
+  DeviceEncoderOptions device_;
+  TilePlan plan_;
+  Pipeline pipeline_;
+  DeviceStream device_stream_;
+  std::uint64_t table_bytes_ = 0;
+  std::uint64_t table_elements_ = 0;
+  std::unique_ptr<SnapshotPrefetch> prefetch_;
+  bool uploaded_ = false;
+  bool started_ = false;
+
+  DeviceMemory tensors_, sections_, tiles_, views_;
+  DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
+  std::array<DeviceMemory, 4> items_;
+  DeviceMemory records_, order_, section_blocks_, section_sums_;
+  DeviceMemory counts_;  ///< Control, then frame entries.
+  DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
+  PinnedMemory h_counts_, h_headers_;
+};
+
+DeviceEncoder::State::State(const TensorTable& table, Source source, TilePlan plan, bool refresh,
+                            const EncodeOptions& options, const DeviceEncoderOptions& device)
+    : source_(source), device_(device), plan_(std::move(plan)) {
+  device_stream_.multiprocessors = multiprocessors();
+  table_bytes_ = table.bytes();
+  table_elements_ = table.elements();
+  pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
+  pipeline_.frame_capacity = options.frame_capacity;
+  pipeline_.positions = options.positions;
+  pipeline_.values = options.values;
+  pipeline_.refresh = refresh;
+
+  tensors_ = DeviceMemory(plan_.tensors.size() * sizeof(TensorEntry));
+  sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
+  tiles_ = DeviceMemory(plan_.tiles.size() * sizeof(TileEntry));
+  views_ = DeviceMemory(plan_.views.size() * sizeof(StridedView));
+  pipeline_.tensors = tensors_.as<TensorEntry>();
+  pipeline_.sections = sections_.as<SectionEntry>();
+  pipeline_.tiles = tiles_.as<TileEntry>();
+  pipeline_.views = views_.as<StridedView>();
+
+  const std::size_t slots = plan_.chunk_tiles;
+  tile_counts_ = DeviceMemory(slots * sizeof(std::uint32_t));
+  tile_offsets_ = DeviceMemory(slots * sizeof(std::uint32_t));
+  slot_positions_ = DeviceMemory(slots * kSlotEntries * sizeof(std::uint16_t));
+  pipeline_.slot_word_bytes = kSlotEntries * plan_.widest;
+  slot_words_ = DeviceMemory(slots * pipeline_.slot_word_bytes);
+  pipeline_.scratch_stride = scratch_bytes(plan_.widest);
+  scratch_ = DeviceMemory(encode_grid(slots, device_stream_) * pipeline_.scratch_stride);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) items_[size] = DeviceMemory(slots * sizeof(WorkItem));
+    pipeline_.items[size] = items_[size].as<WorkItem>();
+  }
+  pipeline_.tile_counts = tile_counts_.as<std::uint32_t>();
+  pipeline_.tile_offsets = tile_offsets_.as<std::uint32_t>();
+  pipeline_.slot_positions = slot_positions_.as<std::uint16_t>();
+  pipeline_.slot_words = slot_words_.as();
+  pipeline_.scratch = scratch_.as();
+
+  records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
+  order_ = DeviceMemory(plan_.tiles.size() * sizeof(OrderedBlock));
+  section_blocks_ = DeviceMemory(plan_.sections.size() * sizeof(std::uint32_t));
+  section_sums_ = DeviceMemory((plan_.sections.size() + 1) * sizeof(SectionSums));
+  pipeline_.records = records_.as<BlockRecord>();
+  pipeline_.order = order_.as<OrderedBlock>();
+  pipeline_.section_blocks = section_blocks_.as<std::uint32_t>();
+  pipeline_.section_sums = section_sums_.as<SectionSums>();
+
+  const std::uint64_t frames = frames_at_most(plan_, options.frame_capacity);
+  counts_ = DeviceMemory(sizeof(Control) + frames * sizeof(FrameEntry));
+  h_counts_ = PinnedMemory(counts_.bytes());
+  headers_ = DeviceMemory(frames * layout::kFramePrefix);
+  h_headers_ = PinnedMemory(frames * layout::kFramePrefix);
+  pipeline_.control = counts_.as<Control>();
+  pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + sizeof(Control));
+
+  const std::uint64_t wanted =
+      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table.bytes() / 16;
+  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_worst_bytes, plan_.worst_bytes));
+  pipeline_.arena = arena_.as();
+  pipeline_.arena_bytes = arena_.bytes();
+  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table.bytes() / 16);
+  pipeline_.frame_memory = frame_memory_.as();
+  pipeline_.frame_memory_bytes = frame_memory_.bytes();
+}
+
+void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
+  if (prefetch_) prefetch_->begin(first, device_stream_.stream);
+  for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
+    const Chunk& chunk = plan_.chunks[c];
+    Pipeline pipeline = pipeline_;
+    if (prefetch_) pipeline.tensors = prefetch_->enter(c, device_stream_.stream);
+    launch_detect(source_, pipeline, chunk, device_stream_);
+    tell("detect");
+    for (unsigned size = 0; size < 4; ++size) {
+      if (plan_.has_size[size]) launch_encode(source_, size, pipeline, chunk, device_stream_);
+    }
+    tell("encode");
+    if (prefetch_) prefetch_->leave(c, device_stream_.stream);
+  }
+}
+
+void DeviceEncoder::State::enqueue_frames() {
+  launch_cut_frames(pipeline_, device_stream_);
+  tell("cut");
+  enqueue_assembly();
+}
+
+void DeviceEncoder::State::enqueue_assembly() {
+  launch_assemble_frames(pipeline_, plan_.tiles.size(), plan_.worst_bytes, device_stream_);
+  tell("assemble");
+  enqueue_counts();
+}
+
+void DeviceEncoder::State::enqueue_counts() {
+  copy_async(h_counts_.as(), counts_.as(), counts_.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
+}
+
+void DeviceEncoder::State::upload_tables() {
+  // In the order of the stream that uses them; the plan stays as long as this object.
+  const auto upload = [this](const DeviceMemory& to, const void* from) {
+    copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
+  };
+  upload(tensors_, plan_.tensors.data());
+  upload(sections_, plan_.sections.data());
+  upload(tiles_, plan_.tiles.data());
+  upload(views_, plan_.views.data());
+  if (prefetch_) prefetch_->upload_tables(device_stream_.stream);
+  // The host reads all of it each time, frames or not: what checks uses of memory must not find any without a value.
+  check(cudaMemsetAsync(counts_.as(), 0, counts_.bytes(), device_stream_.stream), "cudaMemsetAsync");
+  uploaded_ = true;
+}
+
+void DeviceEncoder::State::start(cudaStream_t stream) {
+  const TraceRange<"device_encode.enqueue"> range({.bytes = table_bytes_});
+  device_stream_.stream = stream;
+  started_ = true;
+  if (!uploaded_) upload_tables();
+  check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), device_stream_.stream), "cudaMemsetAsync");
+  tell("");
+  enqueue_chunks(0);
+  enqueue_frames();
+}
+
+void DeviceEncoder::State::wait_for_counts() {
+  const TraceRange<"device_encode.wait"> range;
+  wait_for(device_stream_.stream, device_.deadline, "encode");
+}
+
+void DeviceEncoder::State::grow_arena() {
+  const TraceRange<"device_encode.grow"> range({.bytes = counts().arena_used});
+  const std::uint64_t needed = counts().arena_used + plan_.chunks[counts().next_chunk].worst_bytes;
+  DeviceMemory larger(std::min(std::max(needed, 2 * pipeline_.arena_bytes), plan_.worst_bytes));
+  copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
+  check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream),
+        "cudaMemsetAsync");
+  retired_arena_ = std::move(arena_);  // Until it is known that the copy has been made.
+  arena_ = std::move(larger);
+  pipeline_.arena = arena_.as();
+  pipeline_.arena_bytes = arena_.bytes();
+}
+
+DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
+  if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
+  started_ = false;
+  const TraceRange<"device_encode.finish"> range({.version = header.version});
+  wait_for_counts();
+  while (counts().stopped != 0) {
+    grow_arena();
+    enqueue_chunks(counts().next_chunk);
+    enqueue_frames();
+    wait_for_counts();
+    retired_arena_ = DeviceMemory();
+  }
+  if (counts().frames_bytes > frame_memory_.bytes()) {
+    frame_memory_ = DeviceMemory();
+    frame_memory_ = DeviceMemory(counts().frames_bytes);
+    pipeline_.frame_memory = frame_memory_.as();
+    pipeline_.frame_memory_bytes = frame_memory_.bytes();
+    enqueue_assembly();
+    wait_for_counts();
+  }
+  DeviceFrames sealed = seal(header);
+  range.mark({.version = header.version,
+              .bytes = sealed.commit.frame_bytes,
+              .changed = sealed.commit.changed,
+              .density = trace_density(sealed.commit.changed, table_elements_)});
+  return sealed;
+}
+
+DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
+  const TraceRange<"device_encode.seal"> range({.bytes = counts().frames_bytes});
+  DeviceFrames out;
+  out.digest_change = {{counts().digest_lo, counts().digest_hi}};
+  out.commit.delta_id = header.delta_id;
+  out.commit.version = header.version;
+  out.commit.changed = counts().changed;
+  out.commit.frames = counts().frames;
+  Bytes checksums;
+  Bytes fixed(layout::kFramePrefix);
+  for (std::uint32_t f = 0; f < counts().frames; ++f) {
+    const FrameEntry& entry = frame_counts()[f];
+    DeviceFrame frame;
+    frame.header.delta_id = header.delta_id;
+    frame.header.sequence = f;
+    frame.header.groups = entry.groups;
+    frame.header.blocks = entry.blocks;
+    frame.header.stored_bytes = entry.body_bytes;
+    frame.header.body_bytes = entry.body_bytes;
+    frame.header.changed = entry.changed;
+    frame.header.version = header.version;
+    layout::put_frame_fields(fixed, frame.header);
+    frame.header.checksum =
+        layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
+    layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
+    std::memcpy(h_headers_.as() + f * layout::kFramePrefix, fixed.data(), fixed.size());
+    checksums.insert(checksums.end(), fixed.end() - 8, fixed.end());
+    frame.d_record = frame_memory_.as() + entry.offset;
+    frame.record_bytes = static_cast<std::uint32_t>(layout::pad8(layout::kFramePrefix + entry.body_bytes));
+    out.commit.frame_bytes += frame.record_bytes;
+    out.frames.push_back(frame);
+  }
+  out.commit.frames_hash = xxh3_64(checksums);
+  if (out.frames.empty()) return out;
+  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice,
+             device_stream_.stream);
+  launch_place_headers(pipeline_, headers_.as<std::uint64_t>(), counts().frames, device_stream_);
+  return out;
+}
+
+namespace {
+
+/// For a table and so many tensors of the caller's.
+TilePlan make_plan(const TensorTable& table, std::size_t tensors, const EncodeOptions& options,
+                   const DeviceEncoderOptions& device) {
+  if (tensors != table.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, table.size()));
+  }
+  if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+  if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
+    throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
+  }
+  return plan_tiles(table, device.chunk_bytes);
+}
+
+}  // namespace
+
+DeviceEncoder::DeviceEncoder(std::unique_ptr<State> state) : state_(std::move(state)) {}
+DeviceEncoder::DeviceEncoder(DeviceEncoder&&) noexcept = default;
+DeviceEncoder::~DeviceEncoder() = default;
+void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
+DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->finish(header); }
+
+DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
+                                     const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  const Source source = enter_tensors(plan, table, tensors);
+  return DeviceEncoder(std::make_unique<State>(table, source, std::move(plan), refresh, options, device));
+}
+
+DeviceEncoder DeviceEncoder::compare_pinned(const TensorTable& table, const std::vector<PinnedTensor>& tensors,
+                                            bool refresh, const EncodeOptions& options,
+                                            const DeviceEncoderOptions& device) {
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  enter_tensors(plan, table, tensors);
+  auto state = std::make_unique<State>(table, Source::kCompare, std::move(plan), refresh, options, device);
+  state->prefetch_old_bits();
+  return DeviceEncoder(std::move(state));
+}
+
+DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
+                                        const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  enter_tensors(plan, table, tensors);
+  return DeviceEncoder(std::make_unique<State>(table, Source::kFusedCast, std::move(plan), true, options, device));
+}
+
+DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
+                                  const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  if (options.values != ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
+  }
+  enter_tensors(plan, table, tensors);
+  return DeviceEncoder(std::make_unique<State>(table, Source::kMask, std::move(plan), false, options, device));
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,53 @@
+#include "cuda/encode/encode_blocks.cuh"
+
+#include "cuda/common/launch.hpp"
+#include "cuda/encode/encode_launchers.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+template <Source kSource, class T>
+void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
+  launch(encode_blocks<kSource, T>, encode_grid(chunk.tile_end - chunk.tile_begin, device), kThreads, device.stream,
+         pipeline, chunk);
+}
+
+template <Source kSource>
+void enqueue_sized(unsigned size, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
+  switch (size) {
+    case 0:
+      return enqueue<kSource, std::uint8_t>(pipeline, chunk, device);
+    case 1:
+      return enqueue<kSource, std::uint16_t>(pipeline, chunk, device);
+    case 2:
+      return enqueue<kSource, std::uint32_t>(pipeline, chunk, device);
+    default:
+      return enqueue<kSource, std::uint64_t>(pipeline, chunk, device);
+  }
+}
+
+}  // namespace
+
+unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device) { return grid_for(tiles, kEncodeBlocks, device); }
+
+void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
+                   const DeviceStream& device) {
+  switch (source) {
+    case Source::kCompare:
+      return enqueue_sized<Source::kCompare>(size, pipeline, chunk, device);
+    case Source::kStrided:
+      return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
+    case Source::kMasters:
+      // Only bf16 tensors have masters.
+      if (size == 1) return enqueue<Source::kMasters, std::uint16_t>(pipeline, chunk, device);
+      return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
+    case Source::kFusedCast:
+      // Only bf16 tensors have masters; others do not change.
+      if (size == 1) enqueue<Source::kFusedCast, std::uint16_t>(pipeline, chunk, device);
+      return;
+    case Source::kMask:
+      return enqueue_sized<Source::kMask>(size, pipeline, chunk, device);
+  }
+}
+
+}  // namespace sparsecast::cuda

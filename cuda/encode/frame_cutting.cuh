@@ -1,0 +1,165 @@
+#pragma once
+
+// From the blocks' records, all chunks done, to the list of frames (docs/wire-format.md §5.5). Reads and writes some
+// 56 bytes a block.
+
+#include "cuda/common/cta_primitives.cuh"
+#include "codec/block.hpp"
+
+namespace sparsecast::cuda {
+
+/// Where a frame's record may start in the frames' memory.
+inline constexpr std::uint32_t kFrameAlignment = 256;
+
+struct SectionShared {
+  ScanShared scan;
+  std::uint64_t bytes;
+  std::uint64_t changed;
+};
+
+/// Sums of each section's blocks. One block of threads a section, one thread a block.
+static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipeline) {
+  SPARSECAST_SHARED(SectionShared, shared);
+  if (pipeline.control->stopped != 0) return;
+  for (std::uint32_t s = blockIdx.x; s < pipeline.section_count; s += gridDim.x) {
+    const std::uint32_t blocks = pipeline.section_blocks[s];
+    std::uint64_t bytes = 0;
+    std::uint64_t changed = 0;
+    if (threadIdx.x < blocks) {
+      const BlockRecord& record = pipeline.records[pipeline.sections[s].tile_base + threadIdx.x];
+      bytes = kBlockEntryBytes + record.payload_bytes;
+      changed = record.extent & 0xFFFFFFU;
+    }
+    bytes = block_sum(shared.scan, bytes);
+    changed = block_sum(shared.scan, changed);
+    if (threadIdx.x == 0) pipeline.section_sums[s] = {bytes, changed, blocks, 0};
+  }
+}
+
+/// Turns sums of each section into sums over the sections before it, one entry more for the whole. One block.
+static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeline) {
+  SPARSECAST_SHARED(SectionShared, shared);
+  if (pipeline.control->stopped != 0) return;
+  SectionSums total;
+  for (std::uint32_t base = 0; base < pipeline.section_count; base += kThreads) {
+    const std::uint32_t s = base + threadIdx.x;
+    SectionSums own;
+    if (s < pipeline.section_count) own = pipeline.section_sums[s];
+    const Scanned bytes = block_scan(shared.scan, own.bytes);
+    const Scanned changed = block_scan(shared.scan, own.changed);
+    const Scanned blocks = block_scan(shared.scan, own.blocks);
+    own.bytes = total.bytes + bytes.before;
+    own.changed = total.changed + changed.before;
+    own.blocks = total.blocks + static_cast<std::uint32_t>(blocks.before);
+    if (s < pipeline.section_count) pipeline.section_sums[s] = own;
+    total.bytes += bytes.total;
+    total.changed += changed.total;
+    total.blocks += static_cast<std::uint32_t>(blocks.total);
+  }
+  if (threadIdx.x == 0) pipeline.section_sums[pipeline.section_count] = total;
+  __syncthreads();
+  // A tensor's group is opened by its first section that has blocks.
+  std::uint32_t groups = 0;
+  for (std::uint32_t base = 0; base < pipeline.section_count; base += kThreads) {
+    const std::uint32_t s = base + threadIdx.x;
+    bool opens = false;
+    if (s < pipeline.section_count) {
+      const TensorEntry& tensor = pipeline.tensors[pipeline.sections[s].tensor];
+      opens = pipeline.section_sums[s].blocks != pipeline.section_sums[s + 1].blocks &&
+              pipeline.section_sums[s].blocks == pipeline.section_sums[tensor.first_section].blocks;
+    }
+    const Scanned scanned = block_scan(shared.scan, opens ? 1 : 0);
+    const std::uint32_t before = groups + static_cast<std::uint32_t>(scanned.before);
+    if (s < pipeline.section_count) pipeline.section_sums[s].groups = before;
+    groups += static_cast<std::uint32_t>(scanned.total);
+  }
+  if (threadIdx.x == 0) {
+    pipeline.section_sums[pipeline.section_count].groups = groups;
+    pipeline.control->blocks = total.blocks;
+    pipeline.control->changed = total.changed;
+  }
+}
+
+/// Puts the blocks in the order of the delta. Grid as for sum_sections.
+static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipeline) {
+  SPARSECAST_SHARED(SectionShared, shared);
+  if (pipeline.control->stopped != 0) return;
+  for (std::uint32_t s = blockIdx.x; s < pipeline.section_count; s += gridDim.x) {
+    const SectionSums before = pipeline.section_sums[s];
+    const SectionSums after = pipeline.section_sums[s + 1];
+    const SectionEntry section = pipeline.sections[s];
+    const bool present = threadIdx.x < after.blocks - before.blocks;
+    const std::uint32_t index = section.tile_base + threadIdx.x;
+    std::uint64_t bytes = 0;
+    std::uint64_t changed = 0;
+    if (present) {
+      bytes = kBlockEntryBytes + pipeline.records[index].payload_bytes;
+      changed = pipeline.records[index].extent & 0xFFFFFFU;
+    }
+    OrderedBlock block;
+    block.bytes = before.bytes + block_scan(shared.scan, bytes).before + bytes;
+    block.changed = before.changed + block_scan(shared.scan, changed).before + changed;
+    block.record = index;
+    block.tensor = section.tensor;
+    // The group of these blocks is open already, or opened by the first of them.
+    const std::uint32_t first_section = pipeline.tensors[section.tensor].first_section;
+    block.groups = pipeline.section_sums[first_section].groups + 1;
+    if (present) pipeline.order[before.blocks + threadIdx.x] = block;
+  }
+}
+
+/// The sums before block b.
+__device__ inline OrderedBlock before_block(const Pipeline& pipeline, std::uint32_t b) {
+  return b == 0 ? OrderedBlock{} : pipeline.order[b - 1];
+}
+
+/// Body of the frame of blocks [first, end).
+__device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const OrderedBlock& before, std::uint32_t first,
+                                           std::uint32_t end) {
+  const OrderedBlock& last = pipeline.order[end - 1];
+  const std::uint32_t groups = last.groups - pipeline.order[first].groups + 1;
+  return last.bytes - before.bytes + std::uint64_t{groups} * kGroupBytes;
+}
+
+__device__ inline std::uint64_t record_bytes(std::uint64_t body) { return (kFrameHeaderBytes + body + 7) / 8 * 8; }
+
+/// One warp, which looks for each frame's end with 32 probes at a time.
+static __global__ void cut_frames(Pipeline pipeline) {
+  if (pipeline.control->stopped != 0) return;
+  const std::uint32_t blocks = pipeline.control->blocks;
+  const std::uint32_t lane = threadIdx.x;
+  std::uint32_t frames = 0;
+  std::uint64_t offset = 0;
+  for (std::uint32_t first = 0; first < blocks;) {
+    const OrderedBlock before = before_block(pipeline, first);
+    std::uint32_t end = first + 1;
+    for (std::uint32_t most = blocks; end < most;) {
+      const std::uint32_t step = (most - end + 31) / 32;
+      const std::uint64_t wanted = end + std::uint64_t{step} * (lane + 1);
+      const std::uint32_t probe = wanted < most ? static_cast<std::uint32_t>(wanted) : most;
+      const bool fits = record_bytes(body_bytes(pipeline, before, first, probe)) <= pipeline.frame_capacity;
+      const auto fitting = static_cast<std::uint32_t>(__popc(__ballot_sync(~0U, fits ? 1 : 0)));
+      const std::uint64_t fitted = end + std::uint64_t{step} * fitting;
+      if (fitting < 32) most = (fitted + step < most ? static_cast<std::uint32_t>(fitted) + step : most) - 1;
+      end = fitted < most ? static_cast<std::uint32_t>(fitted) : most;
+    }
+    const OrderedBlock& last = pipeline.order[end - 1];
+    FrameEntry frame;
+    frame.offset = offset;
+    frame.changed = last.changed - before.changed;
+    frame.first_block = first;
+    frame.blocks = end - first;
+    frame.groups = last.groups - pipeline.order[first].groups + 1;
+    frame.body_bytes = static_cast<std::uint32_t>(body_bytes(pipeline, before, first, end));
+    if (lane == 0) pipeline.frames[frames] = frame;
+    offset += (record_bytes(frame.body_bytes) + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
+    ++frames;
+    first = end;
+  }
+  if (lane == 0) {
+    pipeline.control->frames = frames;
+    pipeline.control->frames_bytes = offset;
+  }
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,107 @@
+#include "cuda/nan_masked/nan_expansion.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "core/masked_copy.hpp"
+#include "core/trace.hpp"
+#include "cuda/common/device_stream.hpp"
+
+namespace sparsecast::cuda {
+namespace {
+
+std::string name_of(const TensorSpec& spec) { return fmt::format("tensor '{}'", spec.name); }
+
+void require_nan_fillable_tensor(const TensorSpec& spec) {
+  try {
+    require_nan_fillable(spec.dtype);
+  } catch (const Error& error) {
+    throw error.within(name_of(spec));
+  }
+}
+
+}  // namespace
+
+StateDigest NanExpansion::prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4],
+                                  Direction direction, std::chrono::milliseconds deadline, const DeviceStream& device) {
+  prepared_ = false;
+  if (direction == Direction::kInverse && received.values == ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a raw block cannot be inverted without the bits it replaced");
+  }
+  pass_ = direction == Direction::kForward ? Pass::kForward : Pass::kInverse;
+  tensors_.clear();
+  block_ranges_.assign(table.size(), {});
+  const TraceRange<"device_expand.check"> range;
+  prepared_ = received.block_count == 0;
+  if (prepared_) return {};
+  if (h_ranges_.bytes() == 0) {
+    ranges_ = DeviceMemory(table.size() * sizeof(BlockRange));
+    h_ranges_ = PinnedMemory(ranges_.bytes());
+    control_ = DeviceMemory(sizeof(ExpansionControl));
+    h_control_ = PinnedMemory(control_.bytes());
+    h_received_ = PinnedMemory(sizeof(ReceiveControl));
+  }
+  *h_control_.as<ExpansionControl>() = ExpansionControl{};
+  copy_async(control_.as(), h_control_.as(), control_.bytes(), cudaMemcpyHostToDevice, device.stream);
+  check(cudaMemsetAsync(ranges_.as(), 0, ranges_.bytes(), device.stream), "cudaMemsetAsync");
+  launch_find_tensor_blocks(received, ranges_.as<BlockRange>(), device);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (sizes[size]) launch_check_new_values(size, received, pass_, control_.as<ExpansionControl>(), device);
+  }
+  read_verdict(table, received, deadline, device);
+  prepared_ = true;
+  const auto& verdict = *h_control_.as<ExpansionControl>();
+  return {{verdict.digest_lo, verdict.digest_hi}};
+}
+
+void NanExpansion::read_verdict(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
+                                const DeviceStream& device) {
+  copy_async(h_ranges_.as(), ranges_.as(), ranges_.bytes(), cudaMemcpyDeviceToHost, device.stream);
+  copy_async(h_control_.as(), control_.as(), control_.bytes(), cudaMemcpyDeviceToHost, device.stream);
+  copy_async(h_received_.as(), received.control, sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device.stream);
+  wait_for(device.stream, deadline, "check the new values");
+  if (h_received_.as<ReceiveControl>()->block_refusal != kNoRefusal) {
+    throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
+  }
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    block_ranges_[t] = h_ranges_.as<BlockRange>()[t];
+    if (block_ranges_[t].begin == block_ranges_[t].end) continue;
+    require_nan_fillable_tensor(table[t]);
+    tensors_.push_back(t);
+  }
+  const std::uint64_t refusal = h_control_.as<ExpansionControl>()->nan_refusal;
+  if (refusal != kNoRefusal) explain(table, received, refusal, deadline, device);
+}
+
+void NanExpansion::explain(const TensorTable& table, const Received& received, std::uint64_t refusal,
+                           std::chrono::milliseconds deadline, const DeviceStream& device) {
+  ReceivedBlock block;
+  copy_async(&block, received.blocks + (refusal >> 24), sizeof block, cudaMemcpyDeviceToHost, device.stream);
+  wait_for(device.stream, deadline, "hand back a block");
+  const std::uint64_t element = std::uint64_t{block.first_tile} * kTileElems + (refusal & 0xFFFFFF);
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("element {} becomes a NaN, which says 'unchanged' in a NaN-masked tensor", element),
+              name_of(table[block.tensor]));
+}
+
+void NanExpansion::expand(const TensorTable& table, const Received& received, std::size_t tensor, void* d_out,
+                          const DeviceStream& device) const {
+  if (!prepared_) throw Error(ErrorCode::kUsage, "the staged delta has not been prepared for expansion");
+  if (tensor >= table.size()) throw Error(ErrorCode::kUsage, fmt::format("tensor {} of {}", tensor, table.size()));
+  const TensorSpec& spec = table[tensor];
+  require_nan_fillable_tensor(spec);
+  if (spec.elements() == 0) return;
+  const std::size_t element_bytes = element_size(spec.dtype);
+  if (d_out == nullptr || reinterpret_cast<std::uintptr_t>(d_out) % element_bytes != 0) {
+    throw Error(ErrorCode::kUsage, "the output is null or not aligned to its elements", name_of(spec));
+  }
+  const auto size = static_cast<unsigned>(std::countr_zero(element_bytes));
+  auto* const out = static_cast<std::byte*>(d_out);
+  const TraceRange<"device_expand"> range({.bytes = spec.bytes()});
+  launch_fill_elements(size, nan_pattern(spec.dtype).fill, out, spec.elements(), device);
+  const BlockRange& blocks = block_ranges_[tensor];
+  if (blocks.begin != blocks.end) launch_expand_blocks(size, received, pass_, blocks, out, device);
+}
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,47 @@
+#pragma once
+
+// A staged delta as NaN-masked tensors on the device: NanMaskedDelta's counterpart.
+
+#include <chrono>
+#include <vector>
+
+#include "codec/apply.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/nan_masked/nan_masked_launchers.hpp"
+#include "sparsecast/digest.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast::cuda {
+
+class NanExpansion {
+ public:
+  /// Checks the delta whose blocks `received` describes, validated, before anything is written, and waits. Returns what
+  /// the digest gains once every tensor has been copied. `sizes`: element sizes that the table has, by logarithm.
+  /// Throws as NanMaskedDelta, and Error{kCorrupt} when the frames are no longer those that were validated.
+  StateDigest prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4], Direction direction,
+                      std::chrono::milliseconds deadline, const DeviceStream& device);
+  /// The live tensors or the frames are others now.
+  void forget() noexcept { prepared_ = false; }
+
+  /// Tensors that the delta names, ascending; after prepare().
+  const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
+  /// Enqueues filling the contiguous tensor at `d_out` with NaNs and the new values. Throws Error{kUsage} without a
+  /// prepare() for this state of the live tensors, and {kUnsupported} for a dtype without NaNs.
+  void expand(const TensorTable& table, const Received& received, std::size_t tensor, void* d_out,
+              const DeviceStream& device) const;
+
+ private:
+  void read_verdict(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
+                    const DeviceStream& device);
+  [[noreturn]] void explain(const TensorTable& table, const Received& received, std::uint64_t refusal,
+                            std::chrono::milliseconds deadline, const DeviceStream& device);
+
+  DeviceMemory ranges_, control_;
+  PinnedMemory h_ranges_, h_control_, h_received_;
+  std::vector<BlockRange> block_ranges_;
+  std::vector<std::size_t> tensors_;
+  Pass pass_ = Pass::kForward;
+  bool prepared_ = false;
+};
+
+}  // namespace sparsecast::cuda

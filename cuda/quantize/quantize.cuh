@@ -1,0 +1,113 @@
+#pragma once
+
+// fp8 block quantisation (sparsecast/quantize.hpp). block_amaxes reads every element of a shard and writes 4 bytes a
+// block; quantize_blocks reads every element once from memory (without a given amax twice, the second time from a cache
+// that holds the block's 32 to 64 KiB), and writes a byte for each. Its floor is the device's copy bandwidth. Grid:
+// some blocks of threads a multiprocessor, each takes quantisation block after quantisation block, a warp its row after
+// row.
+
+#include "cuda/common/launch.hpp"
+#include "cuda/quantize/quantize_launchers.hpp"
+
+namespace sparsecast::cuda {
+
+/// Blocks of threads on a multiprocessor: all threads that fit.
+inline constexpr unsigned kQuantizeBlocks = 8;
+inline constexpr unsigned kWarps = kThreads / 32;
+
+/// kCount words that are moved at once.
+template <class Word, unsigned kCount>
+struct alignas(sizeof(Word) * kCount) Words {
+  Word at[kCount];
+};
+
+/// A block of a plan's grid: its elements in the shard, and the source's first.
+struct QuantizeBlock {
+  Span rows;
+  Span columns;
+};
+
+__device__ inline QuantizeBlock quantize_block(const QuantizePlan& plan, std::uint64_t block) {
+  return {plan.span(0, block / plan.grid[1]), plan.span(1, block % plan.grid[1])};
+}
+
+/// Calls visit(words, row, column) for what this thread has of a block: kCount elements of a row from `column`.
+template <class Bits, unsigned kCount, class Visit>
+__device__ void for_own_words(const QuantizePlan& plan, const QuantizeBlock& block, const typename Bits::Word* source,
+                              const Visit& visit) {
+  using Read = Words<typename Bits::Word, kCount>;
+  for (std::uint64_t row = block.rows.begin + threadIdx.x / 32; row < block.rows.end; row += kWarps) {
+    const auto* begin = source + static_cast<std::int64_t>(row) * plan.strides[0];
+    for (std::uint64_t column = block.columns.begin + threadIdx.x % 32 * kCount; column < block.columns.end;
+         column += 32 * kCount) {
+      const auto* at = begin + static_cast<std::int64_t>(column) * plan.strides[1];
+      visit(*reinterpret_cast<const Read*>(at), row, column);
+    }
+  }
+}
+
+struct AmaxShared {
+  std::uint32_t of_warp[kWarps];
+};
+
+/// The amax of a block, as bits, for all of its threads.
+template <class Bits, unsigned kCount>
+__device__ std::uint32_t own_amax(const QuantizePlan& plan, const QuantizeBlock& block,
+                                  const typename Bits::Word* source, AmaxShared& shared) {
+  std::uint32_t most = 0;
+  const auto look = [&](const auto& words, std::uint64_t, std::uint64_t) {
+    SPARSECAST_UNROLL
+    for (unsigned e = 0; e < kCount; ++e) {
+      const std::uint32_t magnitude = finite_magnitude(Bits::to_f32(words.at[e]));
+      most = magnitude > most ? magnitude : most;
+    }
+  };
+  for_own_words<Bits, kCount>(plan, block, source, look);
+  SPARSECAST_UNROLL
+  for (int flip = 16; flip > 0; flip /= 2) {
+    const std::uint32_t other = __shfl_xor_sync(~0U, most, flip);
+    most = other > most ? other : most;
+  }
+  __syncthreads();  // Of the block before, all have read the shared words.
+  if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = most;
+  __syncthreads();
+  SPARSECAST_UNROLL
+  for (unsigned w = 0; w < kWarps; ++w) most = shared.of_warp[w] > most ? shared.of_warp[w] : most;
+  return most;
+}
+
+template <class Bits, unsigned kCount>
+__global__ void __launch_bounds__(kThreads)
+    block_amaxes(QuantizePlan plan, const typename Bits::Word* source, float* amax) {
+  SPARSECAST_SHARED(AmaxShared, shared);
+  const std::uint64_t blocks = plan.grid[0] * plan.grid[1];
+  for (std::uint64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+    const std::uint32_t most = own_amax<Bits, kCount>(plan, quantize_block(plan, b), source, shared);
+    if (threadIdx.x == 0) amax[b] = std::bit_cast<float>(most);
+  }
+}
+
+/// `amax` null: each block's own.
+template <class Bits, unsigned kCount>
+__global__ void __launch_bounds__(kThreads) quantize_blocks(QuantizePlan plan, const typename Bits::Word* source,
+                                                            const float* amax, std::uint8_t* fp8, float* scale_inv) {
+  SPARSECAST_SHARED(AmaxShared, shared);
+  const std::uint64_t blocks = plan.grid[0] * plan.grid[1];
+  for (std::uint64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+    const QuantizeBlock block = quantize_block(plan, b);
+    const std::uint32_t most =
+        amax != nullptr ? std::bit_cast<std::uint32_t>(amax[b]) : own_amax<Bits, kCount>(plan, block, source, shared);
+    const float scale = scale_of_amax(most);
+    __syncthreads();  // amax and scale_inv may be the same memory.
+    if (threadIdx.x == 0) scale_inv[b] = scale;
+    const auto write = [&](const auto& words, std::uint64_t row, std::uint64_t column) {
+      Words<std::uint8_t, kCount> out;
+      SPARSECAST_UNROLL
+      for (unsigned e = 0; e < kCount; ++e) out.at[e] = quantize_element(Bits::to_f32(words.at[e]), scale);
+      *reinterpret_cast<Words<std::uint8_t, kCount>*>(fp8 + row * plan.extent[1] + column) = out;
+    };
+    for_own_words<Bits, kCount>(plan, block, source, write);
+  }
+}
+
+}  // namespace sparsecast::cuda

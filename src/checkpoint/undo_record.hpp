@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+
+#include "checkpoint/checkpoint_store.hpp"
+#include "sparsecast/delta.hpp"
+
+namespace sparsecast {
+
+/// `CHECKPOINT.undo.scd` beside a file, `sparsecast.undo.scd` inside a directory: the sign that an in-place apply was
+/// interrupted, and the means to take it back.
+std::string undo_record_path(FileSystem& fs, const std::string& checkpoint);
+
+/// The `raw` delta that takes the state after `delta` back to the bytes in `store`, which are the delta's base (already
+/// proved by digest), whatever the delta's own value codec: what `delta` alters, and nothing else. Streams windows of
+/// the base, so that memory is one frame and one section. `options.values` and `options.threads` are ignored. Throws
+/// Error{kDigestMismatch}, before the commit record goes to `sink`, when the delta does not lead to the digest that it
+/// promises.
+CommitRecord raw_inverse(const CheckpointStore& store, const DeltaFile& delta, const EncodeOptions& options,
+                         const RecordSink& sink, const Progress& progress);
+
+/// Writes that delta atomically and durably. Raw values make it idempotent: it restores the base from any mixture of
+/// old and new bytes. When it throws, nothing has become visible, or the whole record has.
+void write_undo_record(FileSystem& fs, const std::string& path, const CheckpointStore& store, const DeltaFile& delta,
+                       const Progress& progress);
+
+}  // namespace sparsecast

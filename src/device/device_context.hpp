@@ -1,0 +1,47 @@
+#pragma once
+
+// Where an object of the library works: a device, a stream, and how long it waits.
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "cuda/common/device_stream.hpp"
+#include "cuda/common/streams.hpp"
+#include "sparsecast/device.hpp"
+
+namespace sparsecast {
+
+class DeviceContext {
+ public:
+  /// Throws Error{kUnsupported} without a device.
+  explicit DeviceContext(const DeviceOptions& options) : deadline_(options.deadline), stream_(options.stream) {
+    int devices = 0;
+    cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+    if (options.device >= devices) {
+      throw Error(ErrorCode::kUsage,
+                  "there is no device " + std::to_string(options.device) + ", only " + std::to_string(devices));
+    }
+    device_ = options.device;
+    if (device_ < 0) cuda::check(cudaGetDevice(&device_), "cudaGetDevice");
+    if (stream_ != nullptr) return;
+    const cuda::DeviceGuard guard(device_);
+    own_stream_ = std::make_unique<cuda::Stream>();
+    stream_ = own_stream_->get();
+  }
+
+  /// Every public call holds one while it uses the device.
+  cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_); }
+  int device() const noexcept { return device_; }
+  cudaStream_t stream() const noexcept { return stream_; }
+  std::chrono::milliseconds deadline() const noexcept { return deadline_; }
+  void wait(const char* verb) const { cuda::wait_for(stream_, deadline_, verb); }
+
+ private:
+  int device_ = 0;
+  std::chrono::milliseconds deadline_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<cuda::Stream> own_stream_;
+};
+
+}  // namespace sparsecast

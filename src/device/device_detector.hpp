@@ -1,0 +1,46 @@
+#pragma once
+
+// What is behind a DeviceDetector.
+
+#include "cuda/encode/device_encoder.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "device/device_context.hpp"
+#include "sync/publisher_backend.hpp"
+
+namespace sparsecast {
+
+class DeviceDetector::Implementation {
+ public:
+  struct Origin {
+    std::shared_ptr<const TensorTable> table;
+    DeviceContext context;
+    std::uint64_t chunk_bytes = 0;
+  };
+
+  /// With the context's device set.
+  explicit Implementation(Origin origin);
+  Implementation(const Implementation&) = delete;
+  Implementation& operator=(const Implementation&) = delete;
+  virtual ~Implementation() = default;
+
+  virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
+  virtual cuda::DeviceEncoder make_encoder(const EncodeOptions& options) = 0;
+  /// The snapshot, or the tensors where there is none: memory that the device reaches.
+  virtual std::vector<DeviceTensor> state() = 0;
+
+  // Around an encode and at the end of its delta, enqueued; the device is the detector's.
+  virtual void begin() {}
+  virtual void finish() {}
+  virtual void aborted() {}
+
+  const std::shared_ptr<const TensorTable> table;
+  const DeviceContext context;
+
+ protected:
+  cuda::DeviceEncoderOptions encoder_options() const;
+
+ private:
+  std::uint64_t chunk_bytes_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,263 @@
+// A rank's local tensors on a device: snapshots, lanes and anchors of sharded syncs. Everything is enqueued on one
+// stream, so that copies are before what the lanes do with them; anchors pass through pinned memory in pieces.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "codec/apply.hpp"
+#include "core/strided_rows.hpp"
+#include "core/tensor_view.hpp"
+#include "cuda/common/device_memory.hpp"
+#include "cuda/encode/encode_launchers.hpp"
+#include "sharded/shard_memory.hpp"
+#include "device/device_context.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kStagingBytes = std::uint64_t{8} << 20;
+/// cudaStreamPerThread, which CUDA's headers have as a cast that no constant can be made of.
+const auto kStreamPerThread = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});
+/// What every device takes at the least.
+constexpr std::uint64_t kMostPitch = std::numeric_limits<std::int32_t>::max();
+
+/// Runs of bytes, and how far apart they begin.
+template <class Byte>
+struct RowsAt {
+  Byte* data = nullptr;
+  std::uint64_t pitch_bytes = 0;
+};
+
+void copy_rows(const RowsAt<std::byte>& to, const RowsAt<const std::byte>& from, std::uint64_t run_bytes,
+               std::uint64_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  const auto [low, high] = std::minmax(to.pitch_bytes, from.pitch_bytes);
+  if (rows > 1 && low >= run_bytes && high <= kMostPitch) {
+    cuda::check(cudaMemcpy2DAsync(to.data, to.pitch_bytes, from.data, from.pitch_bytes, run_bytes, rows, kind, stream),
+                "cudaMemcpy2DAsync");
+    return;
+  }
+  for (std::uint64_t r = 0; r < rows; ++r) {
+    cuda::copy_async(to.data + r * to.pitch_bytes, from.data + r * from.pitch_bytes, run_bytes, kind, stream);
+  }
+}
+
+/// No more than that: what is pinned stays so.
+void make_room(cuda::PinnedMemory& memory, std::uint64_t bytes) {
+  if (memory.bytes() >= bytes) return;
+  memory = cuda::PinnedMemory();
+  memory = cuda::PinnedMemory(bytes);
+}
+
+std::vector<DeviceTensor> device_tensors(const std::vector<ShardView>& views) {
+  std::vector<DeviceTensor> tensors;
+  for (const ShardView& view : views) tensors.push_back({view.data, view.strides});
+  return tensors;
+}
+
+/// The parts of a lane, and the way between them and pinned memory, in which their elements follow one another.
+class PartCopies {
+ public:
+  PartCopies(const TensorTable& table, const std::vector<ShardView>& parts, const DeviceContext& context)
+      : context_(context), table_(table), parts_(parts) {
+    for (std::size_t p = 0; p < table.size(); ++p) views_.push_back(view_of_tensor(table[p], parts[p].strides));
+  }
+
+  const DeviceContext& context() const noexcept { return context_; }
+  std::uint64_t element_bytes(std::size_t part) const { return element_size(table_[part].dtype); }
+  std::uint64_t elements(std::size_t part) const { return table_[part].elements(); }
+  DType dtype(std::size_t part) const { return table_[part].dtype; }
+
+  /// Enqueues the copy of elements [first, first + count).
+  void copy(std::size_t part, std::uint64_t first, std::uint64_t count, std::byte* h_elements,
+            cudaMemcpyKind kind) const {
+    const std::uint64_t size = element_bytes(part);
+    for_each_rectangle(views_[part], first, count, [&](const RowRectangle& next) {
+      const RowsAt<std::byte> host{h_elements + next.first * size, next.run * size};
+      const RowsAt<std::byte> device{parts_[part].data + next.offset * size, next.pitch * size};
+      const auto& [to, from] = kind == cudaMemcpyHostToDevice ? std::tie(device, host) : std::tie(host, device);
+      copy_rows(to, {from.data, from.pitch_bytes}, next.run * size, next.rows, kind, context_.stream());
+    });
+  }
+
+ private:
+  const DeviceContext& context_;
+  const TensorTable& table_;
+  std::vector<ShardView> parts_;
+  std::vector<StridedView> views_;
+};
+
+class DevicePartReader final : public PartReader {
+ public:
+  DevicePartReader(PartCopies parts, cuda::PinnedMemory& staging) : parts_(std::move(parts)), staging_(staging) {}
+
+  const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte*) override {
+    if (part != part_ || first < begin_ || first + count > end_) fetch(part, first, count);
+    return staging_.as() + (first - begin_) * parts_.element_bytes(part);
+  }
+
+ private:
+  /// More than is asked for: an anchor asks for all of it, tile by tile.
+  void fetch(std::size_t part, std::uint64_t first, std::uint64_t count) {
+    const cuda::DeviceGuard guard = parts_.context().enter();
+    const std::uint64_t size = parts_.element_bytes(part);
+    count = std::min(std::max(count, kStagingBytes / size), parts_.elements(part) - first);
+    end_ = 0;
+    make_room(staging_, count * size);
+    parts_.copy(part, first, count, staging_.as(), cudaMemcpyDeviceToHost);
+    parts_.context().wait("read the anchor");
+    part_ = part;
+    begin_ = first;
+    end_ = first + count;
+  }
+
+  PartCopies parts_;
+  cuda::PinnedMemory& staging_;
+  std::size_t part_ = 0;  ///< What is in the staging memory: its elements from begin_ to end_.
+  std::uint64_t begin_ = 0;
+  std::uint64_t end_ = 0;
+};
+
+/// Pinned memory that is filled from its beginning, until the copies out of it have been waited for.
+struct Outbox {
+  cuda::PinnedMemory memory;
+  std::uint64_t used_bytes = 0;
+};
+
+class DevicePartWriter final : public PartWriter {
+ public:
+  DevicePartWriter(PartCopies parts, Outbox& outbox) : parts_(std::move(parts)), outbox_(outbox) {}
+  /// After a failure, too, nothing of the library's is on its way to the caller's memory.
+  ~DevicePartWriter() override {
+    try {
+      if (outbox_.used_bytes != 0) finish();
+    } catch (const Error&) {  // The next call on the stream reports it again.
+    }
+  }
+
+  void write(const BlockRef& block) override {
+    if (block.changed != block.span) {
+      throw Error(ErrorCode::kCorrupt,
+                  fmt::format("a block of an anchor has {} of its {} elements", block.changed, block.span));
+    }
+    const cuda::DeviceGuard guard = parts_.context().enter();
+    ApplyTarget target;
+    target.window = take(block.span * parts_.element_bytes(block.tensor));
+    target.dtype = parts_.dtype(block.tensor);
+    apply_block(block, target, Direction::kForward, scratch_);
+    parts_.copy(block.tensor, block.first_element, block.span, target.window, cudaMemcpyHostToDevice);
+  }
+
+  void finish() override {
+    const cuda::DeviceGuard guard = parts_.context().enter();
+    parts_.context().wait("write the anchor");
+    outbox_.used_bytes = 0;
+  }
+
+ private:
+  std::byte* take(std::uint64_t bytes) {
+    if (outbox_.used_bytes + bytes > outbox_.memory.bytes()) {
+      if (outbox_.used_bytes != 0) finish();
+      make_room(outbox_.memory, std::max(bytes, kStagingBytes));
+    }
+    std::byte* const h_taken = outbox_.memory.as() + outbox_.used_bytes;
+    outbox_.used_bytes += bytes;
+    return h_taken;
+  }
+
+  PartCopies parts_;
+  Outbox& outbox_;
+  ApplyScratch scratch_;
+};
+
+class DeviceShardMemory final : public ShardMemory {
+ public:
+  DeviceShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters, const DeviceOptions& options)
+      : ShardMemory(std::move(local), std::move(masters)), context_(options), options_(options) {
+    options_.device = context_.device();
+    options_.stream = context_.stream();
+  }
+
+  ShardBuffer allocate(std::uint64_t bytes) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    const auto memory = std::make_shared<cuda::DeviceMemory>(bytes);
+    return {memory, memory->as()};
+  }
+
+  void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    for_each_rectangle(box, [&](const RowRectangle& next) {
+      const std::uint64_t at = next.offset * box.element_bytes;
+      const std::uint64_t pitch = next.pitch * box.element_bytes;
+      copy_rows({to + at, pitch}, {from + at, pitch}, next.run * box.element_bytes, next.rows, cudaMemcpyDeviceToDevice,
+                context_.stream());
+    });
+  }
+
+  void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    const std::uint64_t elements = Box{{}, box.extents}.elements();
+    if (elements == 0) return;
+    cuda::launch_cast_masters(
+        reinterpret_cast<const std::uint32_t*>(masters) + box.first, reinterpret_cast<std::uint16_t*>(to) + box.first,
+        make_strided_view(box.extents, box.strides), elements, {context_.stream(), cuda::multiprocessors()});
+  }
+
+  std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
+                                            const std::vector<ShardView>& live, const std::vector<ShardView>& held,
+                                            const PublisherOptions& options) override {
+    std::vector<DeviceSourceTensor> sources;
+    for (std::size_t p = 0; p < live.size(); ++p) {
+      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : (*table)[p].dtype});
+    }
+    auto detector = make_device_cast_snapshot(table, std::move(sources), device_tensors(held), options_);
+    return std::make_unique<Publisher>(std::move(table), std::move(detector), options);
+  }
+  std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
+                                              const std::vector<ShardView>& live,
+                                              const SubscriberOptions& options) override {
+    return std::make_unique<Subscriber>(std::move(table), device_tensors(live), options, options_);
+  }
+
+  std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) override {
+    return std::make_unique<DevicePartReader>(PartCopies(table, parts, context_), inbox_);
+  }
+  std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) override {
+    return std::make_unique<DevicePartWriter>(PartCopies(table, parts, context_), outbox_);
+  }
+
+ private:
+  const DeviceContext context_;
+  DeviceOptions options_;  ///< Of the lanes: the context's device and stream.
+  cuda::PinnedMemory inbox_;
+  Outbox outbox_;
+};
+
+}  // namespace
+
+std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
+                                                      const std::vector<void*>& d_local, const DeviceOptions& options,
+                                                      const std::vector<DType>& dtypes) {
+  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, d_local.size());
+  if (options.stream == kStreamPerThread) {
+    throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
+                fmt::format("rank {}: DeviceOptions::stream", rank));
+  }
+  std::vector<bool> masters = local_masters(tensors, rank, dtypes);
+  std::vector<TensorBytes> local;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::size_t size = element_size(masters[t] ? DType::kF32 : tensors[t].dtype);
+    const char* fault = nullptr;
+    if (tensors[t].elements != 0 && d_local[t] == nullptr) fault = "its pointer is null";
+    if (reinterpret_cast<std::uintptr_t>(d_local[t]) % size != 0) fault = "its pointer is not aligned to its elements";
+    if (fault != nullptr) {
+      throw Error(ErrorCode::kUsage, fault, fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
+    }
+    local.emplace_back(static_cast<std::byte*>(d_local[t]), tensors[t].elements * size);
+  }
+  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(masters), options);
+}
+
+}  // namespace sparsecast

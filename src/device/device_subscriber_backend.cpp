@@ -1,0 +1,164 @@
+#include <fmt/format.h>
+
+#include <map>
+
+#include "codec/compression.hpp"
+#include "codec/frame_reader.hpp"
+#include "codec/record_layout.hpp"
+#include "cuda/apply/device_applier.hpp"
+#include "device/device_context.hpp"
+#include "device/frame_store.hpp"
+#include "sync/subscriber_backend.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kMostSegmentBytes = std::uint64_t{32} << 20;
+
+/// The same frame as it would be without zstd, which the device does not read.
+Bytes without_compression(const FrameHeader& frame, ConstBytes record) {
+  const Bytes body = decompress_exact(record.subspan(kFramePrefix, frame.stored_bytes), frame.body_bytes);
+  FrameHeader plain = frame;
+  plain.compressed = false;
+  plain.stored_bytes = plain.body_bytes;
+  Bytes out(layout::pad8(kFramePrefix + body.size()));
+  layout::put_frame_fields(out, plain);
+  std::memcpy(out.data() + kFramePrefix, body.data(), body.size());
+  layout::put(out, kFramePrefix - 8, layout::seal_frame(out));
+  return out;
+}
+
+class DeviceSubscriberBackend final : public SubscriberBackend {
+ public:
+  /// With the context's device set.
+  DeviceSubscriberBackend(const TensorTable& table, const std::vector<DeviceTensor>& live, DeviceContext context)
+      : table_(table),
+        context_(std::move(context)),
+        applier_(table, live, {.keep_replaced = cuda::KeepReplaced::kRaw, .deadline = context_.deadline()}),
+        store_(std::min(kMostSegmentBytes, table.bytes() / 16 + kMinFrameCapacity)) {}
+
+  std::vector<StateDigest> digests(std::size_t first, std::size_t count) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    return applier_.digests(first, count, context_.stream());
+  }
+
+  void begin(const DeltaHeader& header) override {
+    if (copying_) {
+      const cuda::DeviceGuard guard = context_.enter();
+      context_.wait("take the frames of a delta that was abandoned");
+      copying_ = false;
+    }
+    header_ = header;
+    staged_.clear();
+    store_.clear();
+  }
+
+  void add(const FrameHeader& frame, ConstBytes record) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    try {
+      require_frame_of(header_, frame, record.size());
+      copying_ = true;
+      const DeviceRecord staged = frame.compressed ? store_.put(without_compression(frame, record), context_.stream())
+                                                   : store_.put(record, context_.stream());
+      staged_.emplace(frame.sequence, staged);
+    } catch (const Error& error) {
+      throw error.within(fmt::format("frame {}", frame.sequence));
+    }
+  }
+
+  void complete() override {
+    const cuda::DeviceGuard guard = context_.enter();
+    std::vector<DeviceRecord> records;
+    for (const auto& [sequence, record] : staged_) records.push_back(record);
+    // A frame that keeps to the capacity may need 7 bytes of padding more without compression.
+    DeltaHeader header = header_;
+    header.frame_capacity += 7;
+    applier_.stage(header, records, context_.stream());
+    copying_ = false;  // It has waited.
+  }
+
+  void discard() noexcept override { staged_.clear(); }
+
+  std::vector<StateDigest> apply(const ApplyOrder& order) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    if (order.after != nullptr) cuda::wait_behind(context_.stream(), order.after);
+    applier_.apply(Direction::kForward, context_.stream());
+    if (order.written != nullptr) cuda::record(order.written, context_.stream());
+    return applier_.digest_changes();
+  }
+
+  std::vector<StateDigest> take_back() override {
+    const cuda::DeviceGuard guard = context_.enter();
+    if (header_.values == ValueCodec::kRaw) {
+      applier_.restore(context_.stream());
+    } else {
+      applier_.apply(Direction::kInverse, context_.stream());
+    }
+    return applier_.digest_changes();
+  }
+
+  NanMasked prepare_nan_masked() override {
+    const cuda::DeviceGuard guard = context_.enter();
+    const StateDigest change = applier_.prepare_expansion(Direction::kForward, context_.stream());
+    return {applier_.expansion_tensors(), change};
+  }
+
+  void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
+                       const ApplyOrder& order) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    std::uint64_t largest = 1;
+    for (const std::size_t t : tensors) largest = std::max(largest, table_[t].bytes());
+    if (expanded_.bytes() < largest) cuda::reserve(expanded_, largest);
+    if (order.after != nullptr) cuda::wait_behind(context_.stream(), order.after);
+    for (const std::size_t t : tensors) {
+      // The next tensor takes the same memory, behind what the loader has enqueued.
+      applier_.expand(t, expanded_.as(), context_.stream());
+      load(t, expanded_.as(), context_.stream());
+    }
+    if (order.written != nullptr) cuda::record(order.written, context_.stream());
+    cuda::wait_for(context_.stream(), context_.deadline(), "load the tensors");
+  }
+
+  bool on_device() const noexcept override { return true; }
+
+  std::vector<FrameHeader> add_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    if (stream != nullptr && stream != context_.stream()) {
+      cuda::record(arrived_.get(), stream);
+      cuda::wait_behind(context_.stream(), arrived_.get());
+    }
+    applier_.stage(header_, frames, context_.stream());
+    return applier_.frames();
+  }
+
+  std::byte* reserve(std::uint64_t bytes) override {
+    const cuda::DeviceGuard guard = context_.enter();
+    staged_.clear();
+    cuda::reserve(reserved_, std::max<std::uint64_t>(bytes, 1));
+    return reserved_.as();
+  }
+
+ private:
+  const TensorTable& table_;
+  const DeviceContext context_;
+  cuda::DeviceApplier applier_;
+  DeltaHeader header_;  ///< Of the staged delta, or the applied one.
+  std::map<std::uint32_t, DeviceRecord> staged_;
+  FrameStore store_;
+  bool copying_ = false;  ///< Out of the store's pinned memory.
+  cuda::DeviceMemory reserved_;
+  cuda::DeviceMemory expanded_;  ///< The NaN-masked tensor.
+  cuda::Event arrived_;
+};
+
+}  // namespace
+
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable& table,
+                                                                  std::vector<DeviceTensor> live,
+                                                                  const DeviceOptions& options) {
+  DeviceContext context(options);
+  const cuda::DeviceGuard guard = context.enter();
+  return std::make_unique<DeviceSubscriberBackend>(table, live, std::move(context));
+}
+
+}  // namespace sparsecast

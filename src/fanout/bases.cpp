@@ -1,0 +1,88 @@
+#include <algorithm>
+#include <unordered_map>
+#include <vector>
+
+#include "fanout/flat_box.hpp"
+#include "fanout/grid.hpp"
+#include "fanout/world_ranks.hpp"
+#include "sparsecast/fanout_plan.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// By tensor of the plan: the boxes that one rank sends. They overlap where several of its lanes have an element.
+using SentBoxes = std::unordered_map<std::uint32_t, std::vector<const Box*>>;
+
+Shard piece_of(const Shard& shard, Box box, bool has_base) {
+  Shard piece{shard.tensor, {}, shard.local, fanout::address_of(shard, box.offset), shard.strides, has_base};
+  piece.box = std::move(box);
+  return piece;
+}
+
+class ShardCutter {
+ public:
+  ShardCutter(const FanoutPlan& plan, std::vector<Shard>& out) : plan_(plan), out_(out) {}
+
+  void cut(const Shard& shard, std::uint32_t tensor, const std::vector<const Box*>& sent) {
+    std::vector<Box> inside;
+    for (const Box* box : sent) {
+      if (auto common = intersect(shard.box, *box)) inside.push_back(std::move(*common));
+    }
+    // Of lanes to different engines: the same ones.
+    std::sort(inside.begin(), inside.end());
+    inside.erase(std::unique(inside.begin(), inside.end()), inside.end());
+    if (inside.empty() || inside.front() == shard.box) {
+      out_.push_back(shard);
+      out_.back().has_base = !inside.empty();
+      return;
+    }
+    std::vector<const Box*> borders{&shard.box};
+    for (const Box& box : inside) borders.push_back(&box);
+    grid_.assign(plan_.table()[tensor], borders);
+    sent_.assign(grid_.size(), false);
+    for (const Box& box : inside) grid_.visit(box, [&](std::uint32_t cell) { sent_[cell] = true; });
+    std::vector<fanout::KeyedBox> cells;
+    grid_.visit(shard.box, [&](std::uint32_t cell) { cells.push_back({grid_.cell(cell), sent_[cell] ? 1U : 0U}); });
+    const std::size_t dims = shard.box.extent.size();
+    fanout::merge_boxes(cells, dims);
+    for (const fanout::KeyedBox& cell : cells) {
+      out_.push_back(piece_of(shard, fanout::unflatten(cell.box, dims), cell.key == 1));
+    }
+  }
+
+ private:
+  const FanoutPlan& plan_;
+  std::vector<Shard>& out_;
+  fanout::Grid grid_;
+  std::vector<bool> sent_;
+};
+
+}  // namespace
+
+Layout mark_bases(const FanoutPlan& plan) {
+  std::unordered_map<int, SentBoxes> sent;
+  for (const Lane& lane : plan.lanes()) {
+    SentBoxes& boxes = sent[lane.source];
+    for (const Part& part : lane.parts) boxes[part.tensor].push_back(&part.box);
+  }
+  const std::vector<std::uint32_t>& tensor_of = plan.tensor_of_[0];
+  std::vector<RankLayout> ranks = plan.trainer().layout->ranks();
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const SentBoxes& boxes = sent[plan.trainer().ranks[r]];
+    std::vector<Shard> shards;
+    ShardCutter cutter(plan, shards);
+    for (const Shard& shard : ranks[r].shards) {
+      const std::uint32_t tensor = tensor_of[shard.tensor];
+      if (tensor == fanout::kNone || shard.box.elements() == 0) {
+        shards.push_back(shard);
+        continue;
+      }
+      const auto found = boxes.find(tensor);
+      cutter.cut(shard, tensor, found == boxes.end() ? std::vector<const Box*>{} : found->second);
+    }
+    ranks[r].shards = std::move(shards);
+  }
+  return Layout(plan.trainer().layout->table(), std::move(ranks), plan.trainer().layout->ties());
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,68 @@
+#include <utility>
+
+#include "fanout/cells.hpp"
+#include "fanout/route_groups.hpp"
+#include "fanout/hash.hpp"
+#include "fanout/routes.hpp"
+#include "fanout/names.hpp"
+#include "fanout/schedule.hpp"
+#include "fanout/senders.hpp"
+#include "fanout/world_ranks.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/fanout_plan.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// All of a plan that depends on which engines may share lanes.
+struct Draft {
+  std::vector<Lane> lanes;
+  fanout::Channels channels;
+  fanout::Schedule schedule;
+};
+
+Draft make_draft(const fanout::World& world, const fanout::CanonicalNames& names, const fanout::Cells& cells,
+                 const std::vector<std::uint32_t>& classes, const PlanOptions& options) {
+  Draft draft;
+  {
+    const auto senders = fanout::choose_senders(world, names.table, cells, classes, options.lane_cost_bytes);
+    draft.lanes = fanout::make_lanes(world, names, cells, senders);
+  }
+  draft.channels = fanout::make_channels(world, draft.lanes, options.max_channels_per_rank);
+  draft.schedule = fanout::schedule_transfers(world, draft.lanes, draft.channels.channels);
+  return draft;
+}
+
+/// The rule is in plan_channels.hpp, number 4.
+Draft make_best_draft(const fanout::World& world, const fanout::CanonicalNames& names, const PlanOptions& options) {
+  const fanout::Cells cells = fanout::cut_cells(world, names);
+  const std::vector<std::uint32_t> together(world.groups() - 1, 0);
+  Draft draft = make_draft(world, names, cells, together, options);
+  if (!draft.channels.merged) return draft;
+  const std::vector<std::uint32_t> classes = fanout::classify_engines(world, cells);
+  if (classes == together) return draft;
+  Draft apart = make_draft(world, names, cells, classes, options);
+  const bool worth = apart.schedule.length < draft.schedule.length / 4 * 3;
+  return worth ? std::move(apart) : std::move(draft);
+}
+
+}  // namespace
+
+FanoutPlan::FanoutPlan(FanoutGroup trainer, std::vector<FanoutGroup> engines, const PlanOptions& options)
+    : trainer_(std::move(trainer)), engines_(std::move(engines)) {
+  if (options.max_channels_per_rank == 0) {
+    throw Error(ErrorCode::kUsage, "max_channels_per_rank is 0", "fan-out plan");
+  }
+  const fanout::World world(trainer_, engines_);
+  fanout::CanonicalNames names = fanout::resolve_names(world, options.unsent);
+  Draft draft = make_best_draft(world, names, options);
+  lanes_ = std::move(draft.lanes);
+  channels_ = std::move(draft.channels.channels);
+  rounds_ = draft.channels.rounds;
+  transfers_ = std::move(draft.schedule.transfers);
+  table_ = std::move(names.table);
+  tensor_of_ = std::move(names.tensor_of);
+  hash_ = fanout::hash_plan(*this, options);
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,222 @@
+#include "fanout/names.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "core/nearest_name.hpp"
+#include "core/utf8.hpp"
+#include "layout/wildcard.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast::fanout {
+namespace {
+
+class DisjointSets {
+ public:
+  explicit DisjointSets(std::size_t size) : parent_(size) { std::iota(parent_.begin(), parent_.end(), 0U); }
+
+  std::uint32_t find(std::uint32_t i) {
+    while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
+    return i;
+  }
+  void join(std::uint32_t a, std::uint32_t b) { parent_[find(a)] = find(b); }
+
+ private:
+  std::vector<std::uint32_t> parent_;
+};
+
+std::string tensor_context(const std::string& name) { return fmt::format("tensor '{}'", excerpt(name)); }
+
+/// Every name of every group's table, numbered; ties as classes of such numbers.
+class Resolver {
+ public:
+  explicit Resolver(const World& world)
+      : world_(world), of_(number_names()), all_(ids_.size()), trainers_(ids_.size()) {
+    join_ties();
+    find_held();
+    find_originals();
+  }
+
+  CanonicalNames resolve(const std::vector<std::string>& unsent) {
+    find_unsent(unsent);
+    CanonicalNames names;
+    const TensorTable& table = trainer().table();
+    std::vector<std::uint32_t> sent(table.size(), kNone);  // By index of the original.
+    std::vector<TensorSpec> specs;
+    for (std::uint32_t t = 0; t < table.size(); ++t) {
+      if (original_[all_.find(of_[0][t])] != t) continue;
+      if (!is_sent(t)) continue;
+      sent[t] = static_cast<std::uint32_t>(specs.size());
+      specs.push_back(table[t]);
+    }
+    names.table = TensorTable(std::move(specs));
+    for (std::uint32_t g = 0; g < world_.groups(); ++g) names.tensor_of.push_back(map_group(g, sent));
+    return names;
+  }
+
+ private:
+  const Layout& trainer() const { return *world_.group(0).layout; }
+  const Layout& layout(std::uint32_t group) const { return *world_.group(group).layout; }
+
+  std::vector<std::vector<std::uint32_t>> number_names() {
+    std::vector<std::vector<std::uint32_t>> of(world_.groups());
+    for (std::uint32_t g = 0; g < world_.groups(); ++g) {
+      of[g].reserve(layout(g).table().size());
+      for (const TensorSpec& spec : layout(g).table()) {
+        of[g].push_back(ids_.emplace(spec.name, static_cast<std::uint32_t>(ids_.size())).first->second);
+      }
+    }
+    return of;
+  }
+
+  void join_ties() {
+    is_alias_.resize(ids_.size());
+    for (std::uint32_t g = 0; g < world_.groups(); ++g) {
+      for (const TiedTensor& tie : layout(g).ties()) {
+        const std::uint32_t alias = ids_.at(tie.alias);
+        const std::uint32_t original = ids_.at(tie.original);
+        all_.join(alias, original);
+        if (g != 0) continue;
+        trainers_.join(alias, original);
+        is_alias_[alias] = true;
+      }
+    }
+  }
+
+  void find_held() {
+    held_by_trainer_.resize(ids_.size());
+    held_by_engine_.resize(ids_.size(), kNone);
+    for (std::uint32_t g = 0; g < world_.groups(); ++g) {
+      for (const RankLayout& rank : layout(g).ranks()) {
+        for (const Shard& shard : rank.shards) {
+          if (shard.box.elements() == 0) continue;
+          const std::uint32_t id = of_[g][shard.tensor];
+          if (g == 0) {
+            held_by_trainer_[trainers_.find(id)] = true;
+          } else {
+            held_by_engine_[all_.find(id)] = g;
+          }
+        }
+      }
+    }
+  }
+
+  /// In a class, the names that the trainer holds must be one of its own tie classes: others may have other values.
+  void find_originals() {
+    const TensorTable& table = trainer().table();
+    std::vector<std::uint32_t> chosen(ids_.size(), kNone);  // By class: the trainer's own class.
+    std::vector<std::uint32_t> named(ids_.size(), kNone);   // And the first of its names.
+    for (const bool held : {true, false}) {
+      for (std::uint32_t t = 0; t < table.size(); ++t) {
+        const std::uint32_t own = trainers_.find(of_[0][t]);
+        const std::uint32_t all = all_.find(of_[0][t]);
+        if (held_by_trainer_[own] != held) continue;
+        if (chosen[all] == kNone) {
+          chosen[all] = own;
+          named[all] = t;
+        } else if (held && chosen[all] != own) {
+          refuse_tie(table[named[all]].name, table[t].name);
+        }
+      }
+    }
+    original_.assign(ids_.size(), kNone);
+    for (std::uint32_t t = 0; t < table.size(); ++t) {
+      const std::uint32_t all = all_.find(of_[0][t]);
+      if (chosen[all] != trainers_.find(of_[0][t]) || is_alias_[of_[0][t]]) continue;
+      if (original_[all] == kNone) original_[all] = t;
+    }
+  }
+
+  [[noreturn]] void refuse_tie(const std::string& a, const std::string& b) const {
+    std::string who = "the engines together tie";
+    for (std::uint32_t g = 1; g < world_.groups(); ++g) {
+      DisjointSets sets(ids_.size());
+      for (const TiedTensor& tie : layout(g).ties()) sets.join(ids_.at(tie.alias), ids_.at(tie.original));
+      if (sets.find(ids_.at(a)) == sets.find(ids_.at(b))) who = fmt::format("engine '{}' ties", world_.group(g).name);
+    }
+    throw Error(ErrorCode::kUsage,
+                fmt::format("{} it with '{}', but the trainer holds a value of each", who, excerpt(b)),
+                tensor_context(a));
+  }
+
+  void find_unsent(const std::vector<std::string>& patterns) {
+    unsent_.resize(ids_.size());
+    for (std::uint32_t t = 0; t < trainer().table().size(); ++t) {
+      const std::string& name = trainer().table()[t].name;
+      if (std::ranges::any_of(patterns, [&](const std::string& pattern) { return matches_wildcard(pattern, name); })) {
+        unsent_[all_.find(of_[0][t])] = true;
+      }
+    }
+  }
+
+  bool is_sent(std::uint32_t original) {
+    const TensorSpec& spec = trainer().table()[original];
+    const std::uint32_t all = all_.find(of_[0][original]);
+    if (held_by_engine_[all] != kNone) return true;
+    if (spec.elements() == 0 || !held_by_trainer_[trainers_.find(of_[0][original])] || world_.groups() == 1)
+      return false;
+    if (unsent_[all]) return false;
+    std::string near;
+    for (std::uint32_t g = 1; g < world_.groups() && near.empty(); ++g) near = near_in(layout(g).table(), spec.name);
+    throw Error(ErrorCode::kUsage, "the trainer has it, but no engine holds it" + near, tensor_context(spec.name));
+  }
+
+  static std::string near_in(const TensorTable& table, const std::string& name) {
+    const std::string found = nearest_name(table, name);
+    // A table may name a tensor that none of its ranks holds.
+    return found.empty() || found == name ? "" : fmt::format("; the nearest name there is '{}'", excerpt(found));
+  }
+
+  std::vector<std::uint32_t> map_group(std::uint32_t group, const std::vector<std::uint32_t>& sent) {
+    const TensorTable& table = layout(group).table();
+    std::vector<std::uint32_t> tensor_of(table.size(), kNone);
+    for (std::uint32_t t = 0; t < table.size(); ++t) {
+      const std::uint32_t all = all_.find(of_[group][t]);
+      const std::uint32_t original = original_[all];
+      if (original == kNone) {
+        if (group == 0 || held_by_engine_[all] == kNone) continue;
+        throw Error(ErrorCode::kUsage,
+                    fmt::format("engine '{}' holds it, but the trainer does not have it{}",
+                                world_.group(held_by_engine_[all]).name, near_in(trainer().table(), table[t].name)),
+                    tensor_context(table[t].name));
+      }
+      tensor_of[t] = sent[original];
+      if (tensor_of[t] != kNone) check_same(group, table[t], trainer().table()[original]);
+    }
+    return tensor_of;
+  }
+
+  void check_same(std::uint32_t group, const TensorSpec& theirs, const TensorSpec& original) const {
+    if (theirs.dtype == original.dtype && theirs.shape == original.shape) return;
+    const auto text = [](const TensorSpec& spec) {
+      return fmt::format("{} {}", to_string(spec.dtype), to_string(whole_box(spec.shape)));
+    };
+    throw Error(ErrorCode::kUsage,
+                fmt::format("{} '{}' has {}, but the trainer has {}{}", group == 0 ? "trainer" : "engine",
+                            world_.group(group).name, text(theirs), text(original),
+                            theirs.name == original.name ? "" : fmt::format(" as '{}'", excerpt(original.name))),
+                tensor_context(theirs.name));
+  }
+
+  const World& world_;
+  std::unordered_map<std::string_view, std::uint32_t> ids_;
+  std::vector<std::vector<std::uint32_t>> of_;  ///< By group and index into its table.
+  DisjointSets all_;
+  DisjointSets trainers_;  ///< By the trainer's ties alone.
+  std::vector<bool> is_alias_;
+  std::vector<bool> held_by_trainer_;          ///< By the trainer's class.
+  std::vector<std::uint32_t> held_by_engine_;  ///< By class: a group that holds it.
+  std::vector<bool> unsent_;                   ///< By class: PlanOptions::unsent matches one of its names.
+  std::vector<std::uint32_t> original_;        ///< By class: index into the trainer's table.
+};
+
+}  // namespace
+
+CanonicalNames resolve_names(const World& world, const std::vector<std::string>& unsent) {
+  return Resolver(world).resolve(unsent);
+}
+
+}  // namespace sparsecast::fanout

@@ -1,0 +1,79 @@
+#include "fanout/schedule.hpp"
+
+#include <algorithm>
+#include <map>
+#include <queue>
+#include <tuple>
+
+namespace sparsecast::fanout {
+namespace {
+
+struct Pending {
+  Transfer transfer;
+  std::uint64_t bytes = 0;
+};
+
+struct Queue {
+  std::vector<Pending> transfers;      ///< By source.
+  std::vector<std::uint32_t> members;  ///< Dense.
+  std::size_t next = 0;
+  std::uint64_t bytes_left = 0;
+};
+
+std::vector<Queue> make_queues(const World& world, const std::vector<Lane>& lanes,
+                               const std::vector<Channel>& channels) {
+  std::vector<Queue> queues(channels.size());
+  for (std::uint32_t l = 0; l < lanes.size(); ++l) {
+    Queue& queue = queues[lanes[l].channel];
+    // Lanes are ordered by source.
+    if (queue.transfers.empty() || queue.transfers.back().transfer.source != lanes[l].source) {
+      queue.transfers.push_back({{lanes[l].channel, lanes[l].source, {}}, 0});
+    }
+    queue.transfers.back().transfer.lanes.push_back(l);
+    queue.transfers.back().bytes += lanes[l].bytes;
+    queue.bytes_left += lanes[l].bytes;
+  }
+  for (std::size_t c = 0; c < channels.size(); ++c) {
+    for (const int rank : channels[c].members) queues[c].members.push_back(world.place_of(rank));
+  }
+  return queues;
+}
+
+struct Start {
+  std::uint64_t time = 0;
+  std::uint64_t bytes_left = 0;
+  std::uint32_t channel = 0;
+  bool operator<(const Start& other) const {  // The last in order is the next to start.
+    return std::tie(other.time, bytes_left, other.channel) < std::tie(time, other.bytes_left, channel);
+  }
+};
+
+}  // namespace
+
+Schedule schedule_transfers(const World& world, const std::vector<Lane>& lanes, const std::vector<Channel>& channels) {
+  std::vector<Queue> queues = make_queues(world, lanes, channels);
+  std::vector<std::uint64_t> free_at(world.size());
+  std::priority_queue<Start> starts;
+  for (std::uint32_t c = 0; c < queues.size(); ++c) starts.push({0, queues[c].bytes_left, c});
+  Schedule schedule;
+  while (!starts.empty()) {
+    const Start start = starts.top();
+    starts.pop();
+    Queue& queue = queues[start.channel];
+    std::uint64_t time = 0;
+    for (const std::uint32_t member : queue.members) time = std::max(time, free_at[member]);
+    if (time > start.time) {  // Members have become busy since this was queued.
+      starts.push({time, start.bytes_left, start.channel});
+      continue;
+    }
+    Pending& pending = queue.transfers[queue.next++];
+    for (const std::uint32_t member : queue.members) free_at[member] = time + pending.bytes;
+    queue.bytes_left -= pending.bytes;
+    schedule.length = std::max(schedule.length, time + pending.bytes);
+    schedule.transfers.push_back(std::move(pending.transfer));
+    if (queue.next < queue.transfers.size()) starts.push({time + pending.bytes, queue.bytes_left, start.channel});
+  }
+  return schedule;
+}
+
+}  // namespace sparsecast::fanout

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "layout/json_place.hpp"
+#include "sparsecast/layout_builders.hpp"
+
+namespace sparsecast {
+
+/// Values of the variables of a name.
+using Assignment = std::vector<std::pair<std::string, std::uint32_t>>;
+/// For each variable the values that it takes, ascending.
+using Values = std::map<std::string, std::vector<std::uint32_t>>;
+
+/// Every assignment of these variables, the last one fastest.
+void for_each_assignment(const std::vector<std::string>& variables, const Values& values,
+                         const std::function<void(const Assignment&)>& call);
+/// The name with these variables replaced.
+std::string assigned(const std::string& pattern, const Assignment& assignment);
+
+/// "0-3,7", or an array of numbers; each below `limit`, at most `limit` of them.
+std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t limit);
+
+/// What the model's part of a rule-based file declares, scaled down: sizes, repeats and tensors.
+class LayoutModel {
+ public:
+  struct Tensor {
+    std::string name;  ///< With variables.
+    std::vector<std::string> variables;
+    Values values;
+    DType dtype = DType::kBF16;
+    std::vector<std::uint64_t> shape;
+  };
+  struct Repeat {
+    std::uint32_t declared = 0;
+    std::vector<std::uint32_t> kept;  ///< All, unless it is scaled down.
+  };
+
+  LayoutModel(const JsonPlace& root, std::uint64_t scale_down);
+
+  const std::vector<Tensor>& tensors() const noexcept { return tensors_; }
+  /// Index of the tensor that is declared with this name; fails at `place` when there is none.
+  std::size_t find(const std::string& name, const JsonPlace& place) const;
+  /// Fails at `place` when there is none.
+  const Repeat& repeat(const std::string& name, const JsonPlace& place) const;
+  /// A number, or sums of products of numbers and names of sizes and repeats: "heads*nope+heads*rope".
+  std::uint64_t evaluate(const JsonPlace& place) const;
+  /// Adds every tensor.
+  void declare(LayoutBuilder& builder) const;
+
+ private:
+  void read_sizes(const JsonPlace& place, std::uint64_t scale_down);
+  void read_repeats(const JsonPlace& place, std::uint64_t scale_down);
+  void read_tensor(const JsonPlace& place, DType dtype);
+  std::uint64_t term(std::string_view text, const JsonPlace& place) const;
+
+  std::map<std::string, std::uint64_t, std::less<>> sizes_;
+  std::map<std::string, Repeat, std::less<>> repeats_;
+  std::vector<Tensor> tensors_;
+  std::map<std::string, std::size_t, std::less<>> by_name_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,212 @@
+// The rule-based form: the model's tensors, the mesh, and cuts that name a builder's rule.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "core/utf8.hpp"
+#include "layout/layout_json_cut.hpp"
+#include "layout/layout_json_forms.hpp"
+#include "layout/layout_json_model.hpp"
+#include "layout/name_pattern.hpp"
+#include "layout/wildcard.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/layout_builders.hpp"
+
+namespace sparsecast {
+namespace {
+
+constexpr const char* kExpert = "expert";
+
+std::vector<Mesh> read_meshes(const JsonPlace& place) {
+  std::vector<Mesh> meshes;
+  for (std::size_t m = 0; m < place.size(); ++m) {
+    const JsonPlace axes = place[m];
+    Mesh& mesh = meshes.emplace_back();
+    for (std::size_t a = 0; a < axes.size(); ++a) {
+      const JsonPlace axis = axes[a];
+      if (axis.size() != 2) axis.fail("an axis is its name and its size");
+      mesh.push_back({axis[0].text(), static_cast<std::uint32_t>(axis[1].number(Layout::kMaxRanks))});
+    }
+  }
+  return meshes;
+}
+
+/// The layers of each pipeline stage.
+class Stages {
+ public:
+  Stages() = default;
+  Stages(const JsonPlace& place, const LayoutModel& model) {
+    place.check_keys({"axis", "repeat", "layers"});
+    axis_ = place.at("axis").text();
+    repeat_ = place.at("repeat").text();
+    const std::uint32_t count = model.repeat(repeat_, place.at("repeat")).declared;
+    stages_of_.resize(count);
+    const JsonPlace layers = place.at("layers");
+    if (layers.size() > Layout::kMaxRanks) layers.fail("too many stages");
+    for (std::size_t s = 0; s < layers.size(); ++s) {
+      for (const std::uint32_t layer : read_indices(layers[s], count)) {
+        stages_of_[layer].push_back(static_cast<std::uint32_t>(s));
+      }
+    }
+  }
+
+  /// Adds the condition that a name with these variables has.
+  void restrict(const Assignment& assignment, Where& where) const {
+    for (const auto& [variable, value] : assignment) {
+      if (axis_.empty() || variable != repeat_) continue;
+      if (stages_of_[value].empty()) {
+        throw Error(ErrorCode::kCorrupt, fmt::format("no pipeline stage has {} {}", excerpt(repeat_), value));
+      }
+      where.push_back({axis_, stages_of_[value]});
+    }
+  }
+
+ private:
+  std::string axis_;
+  std::string repeat_;
+  std::vector<std::vector<std::uint32_t>> stages_of_;
+};
+
+/// Applies the cuts in their order.
+class CutReader {
+ public:
+  CutReader(const LayoutModel& model, const Stages& stages, const std::set<std::string>& aliases,
+            LayoutBuilder& builder)
+      : model_(model), stages_(stages), builder_(builder), taken_(model.tensors().size(), false) {
+    for (const LayoutModel::Tensor& tensor : model.tensors()) missing_.push_back(first_missing(tensor, aliases));
+  }
+
+  void read(const JsonPlace& place) {
+    place.check_keys({"local", "tensors", "rule", "axes", "placements", "multiple", "query_heads", "kv_heads",
+                      "experts", "where", "comment"});
+    const JsonPlace names = place.at("tensors");
+    if (names.value().is_array()) {
+      std::vector<std::size_t> tensors;
+      for (std::size_t i = 0; i < names.size(); ++i) tensors.push_back(model_.find(names[i].text(), names[i]));
+      if (tensors.empty()) names.fail("a cut of no tensors");
+      add(place, tensors);
+    } else if (names.text().find_first_of("*?") == std::string::npos) {
+      add(place, {model_.find(names.text(), names)});
+    } else {
+      read_wildcard(place, names);
+    }
+  }
+
+  /// Fails for a tensor that nobody holds, unless it is another's alias.
+  void check_all_taken() const {
+    for (std::size_t t = 0; t < taken_.size(); ++t) {
+      if (taken_[t] || missing_[t].empty()) continue;
+      throw Error(ErrorCode::kCorrupt, fmt::format("no cut has tensor '{}'", excerpt(missing_[t])), "cuts");
+    }
+  }
+
+ private:
+  /// The first instance that is no alias; empty when all are, or when there are none.
+  static std::string first_missing(const LayoutModel::Tensor& tensor, const std::set<std::string>& aliases) {
+    std::string missing;
+    for_each_assignment(tensor.variables, tensor.values, [&](const Assignment& assignment) {
+      const std::string name = missing.empty() ? assigned(tensor.name, assignment) : std::string();
+      if (missing.empty() && aliases.count(name) == 0) missing = name;
+    });
+    return missing;
+  }
+
+  /// Every tensor that matches, that no earlier cut has and that is no alias, each in a local tensor of its own name.
+  void read_wildcard(const JsonPlace& place, const JsonPlace& names) {
+    if (place.has("local")) place.at("local").fail("tensors of a pattern keep their names");
+    std::vector<std::size_t> matching;
+    for (std::size_t t = 0; t < taken_.size(); ++t) {
+      const bool open = !taken_[t] && !missing_[t].empty();
+      if (open && matches_wildcard(names.text(), model_.tensors()[t].name)) matching.push_back(t);
+    }
+    if (matching.empty()) names.fail("no tensor matches that an earlier cut has left");
+    for (const std::size_t t : matching) add(place, {t});
+  }
+
+  void add(const JsonPlace& place, const std::vector<std::size_t>& tensors) {
+    const LayoutModel::Tensor& first = model_.tensors()[tensors[0]];
+    const Cut cut = read_cut(place, model_);
+    const Where where = place.has("where") ? read_where(place.at("where")) : Where{};
+    if (tensors.size() > 1 && !place.has("local")) place.fail("a local tensor of several canonical ones needs a name");
+    const std::string local = place.has("local") ? place.at("local").text() : first.name;
+    std::optional<ExpertsEntry> experts;
+    std::vector<std::string> variables = first.variables;
+    if (place.has("experts")) {
+      const bool stacked = std::find(variables.begin(), variables.end(), kExpert) == variables.end();
+      experts.emplace(place.at("experts"), model_, stacked);
+      std::erase(variables, kExpert);
+    }
+    std::vector<std::string> patterns;
+    for (const std::size_t t : tensors) {
+      if (model_.tensors()[t].values != first.values) {
+        place.at("tensors").fail(fmt::format("'{}' and '{}' do not exist for the same repeats", excerpt(first.name),
+                                             excerpt(model_.tensors()[t].name)));
+      }
+      patterns.push_back(model_.tensors()[t].name);
+      taken_[t] = true;
+    }
+    for_each_assignment(variables, first.values, [&](const Assignment& assignment) {
+      Where here = where;
+      stages_.restrict(assignment, here);
+      std::vector<std::string> names;
+      for (const std::string& pattern : patterns) names.push_back(assigned(pattern, assignment));
+      if (experts) {
+        builder_.add_experts(assigned(local, assignment), names, cut, experts->of(assignment), here);
+      } else {
+        builder_.add(assigned(local, assignment), names, cut, here);
+      }
+    });
+  }
+
+  const LayoutModel& model_;
+  const Stages& stages_;
+  LayoutBuilder& builder_;
+  std::vector<bool> taken_;
+  std::vector<std::string> missing_;  ///< Of each tensor an instance that needs a cut.
+};
+
+std::set<std::string> read_ties(const JsonPlace& place, LayoutBuilder& builder) {
+  std::set<std::string> aliases;
+  for (std::size_t i = 0; i < place.size(); ++i) {
+    const JsonPlace tie = place[i];
+    if (tie.size() != 2) tie.fail("a tie is an alias and its original");
+    at_place(tie, [&] { builder.tie(tie[0].text(), tie[1].text()); });
+    aliases.insert(tie[0].text());
+  }
+  return aliases;
+}
+
+}  // namespace
+
+Layout read_rules_layout(const JsonPlace& root, const LayoutFileOptions& options) {
+  root.check_keys({"format", "version", "model", "source", "comment", "sizes", "repeats", "dtype", "tensors", "ties",
+                   "mesh", "nodes", "stages", "cuts"});
+  const LayoutModel model(root, options.scale_down);
+  const JsonPlace mesh = root.at("mesh");
+  std::optional<LayoutBuilder> builder;
+  at_place(mesh, [&] { builder.emplace(read_meshes(mesh), options.max_shards); });
+  const JsonPlace tensors = root.at("tensors");
+  at_place(tensors, [&] { model.declare(*builder); });
+  if (root.has("nodes")) {
+    const JsonPlace nodes = root.at("nodes");
+    nodes.check_keys({"prefix", "ranks"});
+    at_place(nodes, [&] { builder->nodes(nodes.at("prefix").text(), nodes.at("ranks").number(Layout::kMaxRanks)); });
+  }
+  const std::set<std::string> aliases =
+      root.has("ties") ? read_ties(root.at("ties"), *builder) : std::set<std::string>{};
+  const Stages stages = root.has("stages") ? Stages(root.at("stages"), model) : Stages();
+  CutReader reader(model, stages, aliases, *builder);
+  const JsonPlace cuts = root.at("cuts");
+  for (std::size_t i = 0; i < cuts.size(); ++i) {
+    const JsonPlace cut = cuts[i];
+    at_place(cut, [&] { reader.read(cut); });
+  }
+  reader.check_all_taken();
+  return builder->build();
+}
+
+}  // namespace sparsecast

@@ -1,0 +1,225 @@
+// Everybody says who he is; then the layouts travel, each once, from the first rank that has it; then all see the same
+// groups, and what is wrong with them.
+
+#include "sharded/rank_info.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+/// A layout of 1000 ranks with 10^5 shards takes some hundred kilobytes.
+constexpr std::uint64_t kMostLayoutBytes = std::uint64_t{1} << 28;
+
+std::string describe(const RolePresence& presence) {
+  return presence.role == Role::kTrainer ? fmt::format("trainer rank {}", presence.rank)
+                                         : fmt::format("engine '{}' rank {}", presence.group, presence.rank);
+}
+
+/// A rank of the world in one of its roles.
+struct Attendant {
+  int world_rank = 0;
+  RolePresence presence;
+};
+using Members = std::vector<const Attendant*>;
+
+[[noreturn]] void refuse_missing(RolePresence like, std::uint32_t rank) {
+  like.rank = rank;
+  throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(like));
+}
+
+/// By world rank.
+std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size_t size) {
+  std::vector<std::string> names(size);
+  const auto add = [&](Role role) {
+    for (const Attendant& attendant : all) {
+      if (attendant.presence.role != role) continue;
+      std::string& name = names[static_cast<std::size_t>(attendant.world_rank)];
+      name += (name.empty() ? "" : " and ") + describe(attendant.presence);
+    }
+  };
+  add(Role::kTrainer);
+  add(Role::kEngine);
+  for (std::size_t r = 0; r < size; ++r) {
+    if (names[r].empty()) names[r] = fmt::format("world rank {}", r);
+  }
+  return names;
+}
+
+/// In order of their first rank in the world; of each, its rank 0 comes first.
+std::vector<Members> find_groups(const std::vector<Attendant>& all) {
+  std::vector<Members> groups;
+  std::map<std::pair<Role, std::string>, std::size_t> known;
+  for (const Attendant& attendant : all) {
+    const auto [place, added] =
+        known.emplace(std::pair(attendant.presence.role, attendant.presence.group), groups.size());
+    if (added) groups.emplace_back();
+    groups[place->second].push_back(&attendant);
+  }
+  for (Members& members : groups) {
+    const auto first = std::ranges::find(members, 0U, [](const Attendant* a) { return a->presence.rank; });
+    if (first == members.end()) refuse_missing(members.front()->presence, 0);
+    std::iter_swap(first, members.begin());
+  }
+  return groups;
+}
+
+/// The bytes of one provider, on every rank, in pieces that the channel takes.
+Bytes collect(ControlChannel& world, int provider, std::uint64_t size, ConstBytes own, Deadline deadline) {
+  Bytes out;
+  const std::uint64_t piece = std::max<std::uint64_t>(world.max_blob_bytes(), 1);
+  while (out.size() < size) {
+    const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, size - out.size()));
+    const ConstBytes part = world.rank() == provider ? own.subspan(out.size(), count) : ConstBytes{};
+    const std::vector<Bytes> parts = world.all_gather(part, deadline);
+    const Bytes& arrived = parts[static_cast<std::size_t>(provider)];
+    if (arrived.size() != count) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("{} bytes of a layout came where {} belong", arrived.size(), count),
+                  fmt::format("rank {}", provider));
+    }
+    out.insert(out.end(), arrived.begin(), arrived.end());
+  }
+  return out;
+}
+
+using Layouts = std::vector<std::shared_ptr<const Layout>>;
+
+std::shared_ptr<const Layout> find_in(const Layouts& list, const Hash128& hash) {
+  const auto found = std::ranges::find(list, hash, [](const auto& layout) { return layout->hash(); });
+  return found == list.end() ? nullptr : *found;
+}
+
+/// What this rank provides: the layouts of the groups whose rank 0 it is. Says their sizes in `own`.
+std::map<Role, Bytes> pack_layouts(std::vector<RolePresence>& own, const Layouts& layouts) {
+  std::map<Role, Bytes> packed;
+  for (RolePresence& presence : own) {
+    if (presence.rank != 0) continue;
+    Bytes& bytes = packed[presence.role];
+    bytes = find_in(layouts, presence.layout)->serialize();
+    presence.layout_bytes = bytes.size();
+  }
+  return packed;
+}
+
+/// The layout of each group; those that groups share travel once.
+Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& groups, const Layouts& known,
+                         const std::map<Role, Bytes>& packed, Deadline deadline) {
+  Layouts layouts;
+  for (const Members& members : groups) {
+    const RolePresence& first = members.front()->presence;
+    if (auto before = find_in(layouts, first.layout)) {
+      layouts.push_back(std::move(before));
+      continue;
+    }
+    if (first.layout_bytes > kMostLayoutBytes) {
+      throw Error(ErrorCode::kGroupMismatch, fmt::format("a layout of {} bytes", first.layout_bytes), describe(first));
+    }
+    std::shared_ptr<const Layout> layout = find_in(known, first.layout);
+    const int provider = members.front()->world_rank;
+    const ConstBytes own = provider == world.rank() ? ConstBytes(packed.at(first.role)) : ConstBytes{};
+    const Bytes bytes = collect(world, provider, first.layout_bytes, own, deadline);
+    if (!layout) layout = std::make_shared<const Layout>(Layout::parse(bytes));
+    if (layout->hash() != first.layout) {
+      throw Error(ErrorCode::kCorrupt, "its layout is another than it said", describe(first));
+    }
+    layouts.push_back(std::move(layout));
+  }
+  return layouts;
+}
+
+/// The group of these ranks, complete and of one mind.
+Party make_party(const Members& members, std::shared_ptr<const Layout> layout) {
+  const RolePresence& first = members.front()->presence;
+  const std::size_t size = layout->ranks().size();
+  Party party;
+  party.group = {first.group, std::move(layout), std::vector<int>(size, -1)};
+  for (const Attendant* const member : members) {
+    const RolePresence& presence = member->presence;
+    if (presence.layout != first.layout && presence.next_layout != first.layout) {
+      throw Error(ErrorCode::kGroupMismatch, fmt::format("its layout is not that of {}", describe(first)),
+                  describe(presence));
+    }
+    if (presence.rank >= size) {
+      throw Error(ErrorCode::kGroupMismatch, fmt::format("the layout has {} ranks", size), describe(presence));
+    }
+    int& place = party.group.ranks[presence.rank];
+    if (place >= 0) {
+      throw Error(ErrorCode::kGroupMismatch,
+                  fmt::format("world ranks {} and {} both are it", place, member->world_rank), describe(presence));
+    }
+    place = member->world_rank;
+  }
+  for (std::size_t i = 0; i < size; ++i) {
+    if (party.group.ranks[i] < 0) refuse_missing(first, static_cast<std::uint32_t>(i));
+  }
+  return party;
+}
+
+/// Does the rank hold `version`, once its doubt is settled by the coordinator's word?
+bool holds(const RolePresence& presence, std::uint64_t version) {
+  return presence.version == version || (presence.in_doubt != 0 && presence.in_doubt == version);
+}
+
+}  // namespace
+
+bool Meeting::seeds(int world_rank) const {
+  return std::ranges::any_of(engines, [&](const Party& engine) {
+    return engine.needs_anchor && std::ranges::find(engine.group.ranks, world_rank) != engine.group.ranks.end();
+  });
+}
+
+Meeting meet(ControlChannel& world, std::vector<RolePresence> own, const Layouts& layouts, Deadline deadline) {
+  const std::map<Role, Bytes> packed = pack_layouts(own, layouts);
+  std::vector<Attendant> all;
+  const std::vector<Bytes> said = world.all_gather(pack_roles(own), deadline);
+  for (std::size_t r = 0; r < said.size(); ++r) {
+    for (RolePresence& presence : parse_roles(said[r], fmt::format("world rank {}", r))) {
+      all.push_back({static_cast<int>(r), std::move(presence)});
+    }
+  }
+  const std::vector<Members> groups = find_groups(all);
+  const Layouts of_groups = exchange_layouts(world, groups, layouts, packed, deadline);
+
+  Meeting meeting;
+  meeting.names = name_ranks(all, said.size());
+  const Members* trainer = nullptr;
+  for (const Attendant& attendant : all) {
+    const RolePresence& presence = attendant.presence;
+    meeting.last_attempt = std::max({meeting.last_attempt, presence.last_attempt, presence.version, presence.in_doubt});
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].front()->presence.role == Role::kEngine) continue;
+    if (trainer != nullptr) throw Error(ErrorCode::kGroupMismatch, "there are two trainers in the world");
+    trainer = &groups[g];
+    meeting.trainer = make_party(groups[g], of_groups[g]);
+  }
+  if (trainer == nullptr) throw Error(ErrorCode::kGroupMismatch, "there is no trainer in the world");
+  const RolePresence& coordinator = trainer->front()->presence;
+  meeting.coordinator = trainer->front()->world_rank;
+  meeting.version = coordinator.version;
+  meeting.plan = coordinator.plan;
+  for (const Attendant* const member : *trainer) {
+    const RolePresence& presence = member->presence;
+    if (holds(presence, meeting.version)) continue;
+    throw Error(ErrorCode::kGroupMismatch,
+                fmt::format("it is at version {}, and trainer rank 0 at {}", presence.version, meeting.version),
+                describe(presence));
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (&groups[g] == trainer) continue;
+    Party engine = make_party(groups[g], of_groups[g]);
+    for (const Attendant* const member : groups[g]) {
+      engine.needs_anchor =
+          engine.needs_anchor || member->presence.needs_anchor || !holds(member->presence, meeting.version);
+    }
+    meeting.engines.push_back(std::move(engine));
+  }
+  return meeting;
+}
+
+}  // namespace sparsecast

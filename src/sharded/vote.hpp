@@ -1,0 +1,33 @@
+#pragma once
+
+// What every rank says at the end of a step, and what all make of it.
+
+#include <string>
+#include <vector>
+
+#include "sharded/rank_info.hpp"
+#include "sparsecast/digest.hpp"
+#include "transport/outcome.hpp"
+
+namespace sparsecast {
+
+struct Ballot {
+  int status = 0;    ///< 0, or an ErrorCode.
+  std::string text;  ///< Why not.
+  /// Of the lanes that a trainer's rank sends: the part of each engine's state digest, then that of all tensors.
+  std::vector<StateDigest> promised;
+  /// Of the lanes that an engine's rank counts.
+  StateDigest reached;
+};
+
+Bytes pack_ballot(const Ballot& ballot);
+/// Throws Error{kCorrupt} that names the peer.
+Ballot parse_ballot(ConstBytes bytes, const std::string& peer);
+
+/// Collective: exchanges ballots; `own` gives the status and the words of this rank's. Returns the digest of all
+/// tensors. Throws this rank's own error; else kPeerFailed that names a rank that failed and its words; else
+/// kDigestMismatch that names each engine whose parts do not add up to what the trainer says.
+StateDigest exchange_ballots(ControlChannel& world, const Meeting& meeting, Ballot ballot, const Outcome& own,
+                             Deadline deadline);
+
+}  // namespace sparsecast

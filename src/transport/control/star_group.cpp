@@ -1,0 +1,282 @@
+#include "transport/control/star_group.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "transport/control/blobs.hpp"
+
+namespace sparsecast {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr std::uint64_t kSmallestBound = 4096;
+
+struct Vote {
+  std::int32_t status = 0;
+  std::int32_t coordinator = 0;
+};
+
+}  // namespace
+
+Deadline close_of_step(Deadline deadline) {
+  const auto left = deadline - steady_clock::now();
+  return deadline - std::clamp<steady_clock::duration>(left / 8, steady_clock::duration::zero(), milliseconds(500));
+}
+
+StarGroup::StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread)
+    : who_(std::move(who)), rank_(rank), size_(size), max_blob_bytes_(max_blob_bytes), gate_(any_thread) {}
+
+void StarGroup::connect_members(std::vector<std::unique_ptr<Link>> members) {
+  members_ = std::move(members);
+  for (const auto& member : members_) {
+    if (member) member->obey(gate_);
+  }
+}
+
+void StarGroup::connect_hub(std::unique_ptr<Link> hub) {
+  hub_ = std::move(hub);
+  hub_->obey(gate_);
+}
+
+StarGroup::~StarGroup() {
+  if (!broken_) return;
+  const Deadline soon = steady_clock::now() + kParting;
+  if (hub_) hub_->linger(soon);
+  for (const auto& member : members_) {
+    if (member) member->linger(soon);
+  }
+}
+
+std::uint64_t StarGroup::max_body_bytes() const noexcept {
+  const std::uint64_t part = std::max(max_blob_bytes_, kSmallestBound);
+  return rank_ == 0 ? part : part + static_cast<std::uint64_t>(size_) * (max_blob_bytes_ + 8);
+}
+
+std::string StarGroup::context(const char* phase) const {
+  return fmt::format("{}, rank {} of {}: {}", who_, rank_, size_, phase);
+}
+
+void StarGroup::tell_all(MessageType type, std::span<const std::byte> body, Deadline deadline) {
+  std::exception_ptr first;
+  const auto send = [&](Link* peer) {
+    try {
+      if (peer != nullptr) peer->send(type, body, deadline);
+    } catch (const Error&) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  send(hub_.get());
+  for (const auto& member : members_) send(member.get());
+  if (first && type != MessageType::kAbort) std::rethrow_exception(first);
+}
+
+void StarGroup::break_with(const Error& error) noexcept {
+  gate_.acted();
+  gate_.ignore();  // The last words.
+  if (broken_) return;
+  try {
+    broken_ = error.what();
+    tell_all(MessageType::kAbort, abort_body(error), steady_clock::now() + kParting);
+  } catch (...) {
+    if (!broken_) broken_ = "out of memory";
+  }
+}
+
+void StarGroup::leave() noexcept {
+  try {
+    while (const std::optional<std::string> reason = gate_.leave()) break_with(Error(ErrorCode::kPeerFailed, *reason));
+  } catch (...) {
+    gate_.acted();
+    if (!broken_) broken_ = "out of memory";
+    leave();
+  }
+}
+
+template <class Body>
+auto StarGroup::guard(const char* phase, const Body& body) {
+  if (!gate_.enter()) {
+    throw Error(ErrorCode::kUsage, "another thread is in a call of this channel", context(phase));
+  }
+  const Turn turn{*this};
+  if (broken_) {
+    throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
+                context(phase));
+  }
+  try {
+    gate_.check();
+    return body();
+  } catch (const Error& error) {
+    break_with(error);
+    throw error.within(context(phase));
+  }
+}
+
+Bytes StarGroup::expect(Link& peer, MessageType type, Deadline deadline,
+                        std::span<const std::unique_ptr<Link>> others) {
+  ControlMessage message = peer.receive(deadline, others);
+  if (message.type == MessageType::kAbort) {
+    const Error reason = abort_of(message);
+    throw Error(reason.code(), fmt::format("gave up: {}", reason.message()), peer.name());
+  }
+  if (message.type == MessageType::kLeave) throw Error(ErrorCode::kPeerFailed, "has left the group", peer.name());
+  if (message.type != type) {
+    throw Error(ErrorCode::kGroupMismatch,
+                fmt::format("is at another step: it sent '{}' where '{}' was expected", to_string(message.type),
+                            to_string(type)),
+                peer.name());
+  }
+  return std::move(message.body);
+}
+
+std::vector<Bytes> StarGroup::collect(MessageType type, Deadline deadline) {
+  std::vector<Bytes> bodies(static_cast<std::size_t>(size_));
+  std::vector<int> silent;
+  for (int r = 1; r < size_; ++r) {
+    try {
+      bodies[static_cast<std::size_t>(r)] = expect(*members_[static_cast<std::size_t>(r)], type, deadline, members_);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kTimeout) throw;
+      silent.push_back(r);
+    }
+  }
+  if (silent.empty()) return bodies;
+  std::string names;
+  for (const int r : silent) names += (names.empty() ? "" : ", ") + members_[static_cast<std::size_t>(r)]->name();
+  throw Error(ErrorCode::kTimeout, fmt::format("silent until the deadline: {}", names));
+}
+
+std::vector<Bytes> StarGroup::all_gather(std::span<const std::byte> own, Deadline deadline) {
+  return guard("all_gather", [&] {
+    if (own.size() > max_blob_bytes_) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("a part of {} bytes; at most {} are possible", own.size(), max_blob_bytes_));
+    }
+    if (rank_ != 0) {
+      hub_->send(MessageType::kBlob, own, deadline);
+      return cut_blobs(expect(*hub_, MessageType::kGathered, deadline), size_, hub_->name());
+    }
+    std::vector<Bytes> blobs = collect(MessageType::kBlob, close_of_step(deadline));
+    blobs[0].assign(own.begin(), own.end());
+    tell_all(MessageType::kGathered, join_blobs(blobs), deadline);
+    return blobs;
+  });
+}
+
+Bytes StarGroup::broadcast(std::span<const std::byte> own, Deadline deadline) {
+  return guard("broadcast", [&] {
+    if (rank_ != 0) return expect(*hub_, MessageType::kBroadcast, deadline);
+    if (own.size() > max_blob_bytes_) {
+      throw Error(ErrorCode::kUsage, fmt::format("{} bytes; at most {} are possible", own.size(), max_blob_bytes_));
+    }
+    tell_all(MessageType::kBroadcast, own, deadline);
+    return Bytes(own.begin(), own.end());
+  });
+}
+
+/// A verdict is final: where it cannot be delivered, the channel breaks, but the call that decided succeeds.
+void StarGroup::deliver_verdict(std::int32_t worst, int decided_by, Deadline deadline) {
+  gate_.ignore();
+  for (int r = 1; r < size_; ++r) {
+    if (r == decided_by) continue;
+    try {
+      members_[static_cast<std::size_t>(r)]->send(MessageType::kVerdict, bytes_of(worst), deadline);
+    } catch (const Error& error) {
+      broken_ = fmt::format("the verdict could not be delivered: {}", error.what());
+    }
+  }
+  gate_.heed();
+}
+
+int StarGroup::agree_as_hub(int status, int coordinator, Deadline deadline) {
+  const std::vector<Bytes> bodies = collect(MessageType::kVote, close_of_step(deadline));
+  Vote worst{status, coordinator};
+  for (int r = 1; r < size_; ++r) {
+    const Link& member = *members_[static_cast<std::size_t>(r)];
+    const Vote vote = value_of<Vote>(bodies[static_cast<std::size_t>(r)], member.name());
+    if (vote.coordinator != coordinator) {
+      throw Error(ErrorCode::kGroupMismatch,
+                  fmt::format("takes rank {} for the coordinator, this rank takes {}", vote.coordinator, coordinator),
+                  member.name());
+    }
+    worst.status = std::max(worst.status, vote.status);
+  }
+  std::int32_t verdict = worst.status;
+  if (coordinator != 0) {
+    Link& decider = *members_[static_cast<std::size_t>(coordinator)];
+    decider.send(MessageType::kVote, bytes_of(worst), deadline);
+    verdict = value_of<std::int32_t>(expect(decider, MessageType::kVerdict, deadline, members_), decider.name());
+  }
+  deliver_verdict(verdict, coordinator, deadline);
+  return verdict;
+}
+
+int StarGroup::agree_as_member(int status, int coordinator, Deadline deadline) {
+  const Vote vote{status, coordinator};
+  hub_->send(MessageType::kVote, bytes_of(vote), deadline);
+  if (rank_ != coordinator) {
+    return value_of<std::int32_t>(expect(*hub_, MessageType::kVerdict, deadline), hub_->name());
+  }
+  const auto worst = value_of<Vote>(expect(*hub_, MessageType::kVote, deadline), hub_->name());
+  gate_.ignore();
+  try {
+    hub_->send(MessageType::kVerdict, bytes_of(worst.status), deadline);
+  } catch (const Error& error) {
+    broken_ = fmt::format("the verdict could not be delivered: {}", error.what());
+  }
+  gate_.heed();
+  return worst.status;
+}
+
+int StarGroup::agree(int status, int coordinator, Deadline deadline) {
+  return guard("agree", [&] {
+    if (coordinator < 0 || coordinator >= size_) {
+      throw Error(ErrorCode::kUsage, fmt::format("coordinator {} of {} ranks", coordinator, size_));
+    }
+    return rank_ == 0 ? agree_as_hub(status, coordinator, deadline) : agree_as_member(status, coordinator, deadline);
+  });
+}
+
+void StarGroup::abort(const std::string& reason) noexcept {
+  try {
+    if (gate_.ask(reason)) leave();
+  } catch (...) {
+  }
+}
+
+void StarGroup::say_farewell(Deadline deadline) noexcept {
+  if (!gate_.enter()) return;
+  const Turn turn{*this};
+  if (broken_) return;
+  try {
+    tell_all(MessageType::kLeave, {}, deadline);
+  } catch (const Error&) {
+  }
+}
+
+void StarGroup::settle_abort() noexcept {
+  if (gate_.enter_for_a_moment()) leave();
+}
+
+std::optional<std::string> StarGroup::aborted() noexcept {
+  try {
+    if (!gate_.enter_for_a_moment()) return gate_.asked();
+    const Turn turn{*this};
+    if (broken_) return broken_;
+    std::optional<std::string> why = gate_.asked();
+    if (hub_ && !why) why = hub_->given_up();
+    for (const auto& member : members_) {
+      if (member && !why) why = member->given_up();
+    }
+    if (why) break_with(Error(ErrorCode::kPeerFailed, *why));
+    return why;
+  } catch (...) {
+    return "out of memory";
+  }
+}
+
+}  // namespace sparsecast

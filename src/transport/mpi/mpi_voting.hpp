@@ -1,0 +1,67 @@
+#pragma once
+
+// Votes of a channel: every rank tells the coordinator its status, the coordinator tells every rank the verdict.
+// Plain messages between two ranks, so that the coordinator knows who is silent and can say so to the others; a
+// collective would only hang. Included only where MPI is there.
+
+#include <optional>
+#include <string>
+
+#include "transport/mpi/mpi_operation.hpp"
+
+namespace sparsecast {
+
+struct Vote {
+  std::uint64_t round = 0;
+  std::int64_t status = 0;
+};
+
+struct Verdict {
+  static constexpr std::size_t kNamed = 14;
+  std::uint64_t round = 0;
+  std::int32_t worst = 0;
+  std::int32_t silent = 0;          ///< How many ranks were silent; if any, there is no decision.
+  std::int32_t names[kNamed] = {};  ///< The first of them.
+};
+
+struct VoteOperation final : MpiOperation {
+  std::vector<Vote> votes;
+  Verdict verdict;
+};
+
+/// Before `deadline` by so much that a verdict given then still reaches ranks that started at the same time.
+Deadline close_of_vote(Deadline deadline);
+
+/// "rank 2", "ranks 1, 3".
+std::string name_ranks(const std::vector<int>& ranks);
+
+class MpiVoting {
+ public:
+  void open(MPI_Comm communicator, int rank, int size);
+
+  /// The largest status of all ranks. Throws Error{kTimeout | kPeerFailed}; then the channel is broken.
+  int agree(VoteOperation& operation, int status, int coordinator, Deadline deadline);
+
+  /// On the coordinator: the ranks whose next vote is not here yet.
+  std::vector<int> silent_ranks() const;
+  /// On the coordinator, in the place of the next vote: tells all other ranks that these are silent. Best effort.
+  void announce_silence(const std::vector<int>& ranks, Deadline deadline);
+
+  /// Set when the decision stood, but could not be told to every rank: the channel is broken.
+  const std::optional<std::string>& undelivered() const noexcept { return undelivered_; }
+
+ private:
+  int collect(VoteOperation& operation, int status, Deadline deadline);
+  int cast(VoteOperation& operation, int status, int coordinator, Deadline deadline);
+  void deliver(const Verdict& verdict, const std::vector<int>& without, Deadline deadline) noexcept;
+  Verdict silence(const std::vector<int>& ranks) const;
+  [[noreturn]] void out_of_step(int rank, std::uint64_t round) const;
+
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+  std::uint64_t round_ = 0;
+  std::optional<std::string> undelivered_;
+};
+
+}  // namespace sparsecast

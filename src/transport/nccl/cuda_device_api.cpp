@@ -1,0 +1,166 @@
+#include "transport/nccl/device_api.hpp"
+
+#include <fmt/format.h>
+
+namespace sparsecast {
+
+std::string why_driver_is_too_old(int driver_version, int runtime_version) {
+  // The runtime has the same words for both cases.
+  if (driver_version == 0) return "no CUDA driver is installed (libcuda.so.1 is not found)";
+  // Any driver of the runtime's major version will do.
+  return fmt::format("the driver is for CUDA {}.{}, and this build needs one for CUDA {} or newer",
+                     driver_version / 1000, driver_version % 1000 / 10, runtime_version / 1000);
+}
+
+}  // namespace sparsecast
+
+#ifdef SPARSECAST_HAVE_CUDART
+
+#include <cuda_runtime_api.h>
+
+#include "sparsecast/devices.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+namespace {
+
+void check(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // Not for the next caller to find.
+  throw Error(ErrorCode::kDevice, fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)));
+}
+
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+    if (i == 3 || i == 5 || i == 7 || i == 9) text += '-';
+  }
+  return text;
+}
+
+class CudaDeviceApi final : public DeviceApi {
+ public:
+  int current_device() override {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    return device;
+  }
+  void use_device(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
+  std::string uuid(int device) override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    return uuid_text(properties.uuid);
+  }
+  bool holds(const void* d_pointer, int device) override {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, d_pointer), "cudaPointerGetAttributes");
+    return (attributes.type == cudaMemoryTypeDevice && attributes.device == device) ||
+           attributes.type == cudaMemoryTypeManaged;
+  }
+
+  void* allocate(std::uint64_t bytes) override {
+    void* pointer = nullptr;
+    check(cudaMalloc(&pointer, bytes), "cudaMalloc");
+    return pointer;
+  }
+  void free(void* d_pointer) noexcept override { cudaFree(d_pointer); }
+  void* allocate_host(std::uint64_t bytes) override {
+    void* pointer = nullptr;
+    check(cudaMallocHost(&pointer, bytes), "cudaMallocHost");
+    return pointer;
+  }
+  void free_host(void* h_pointer) noexcept override { cudaFreeHost(h_pointer); }
+
+  void* create_stream() override {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    return stream;
+  }
+  void destroy_stream(void* stream) noexcept override { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+  void* create_event() override {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    return event;
+  }
+  void destroy_event(void* event) noexcept override { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+  void record(void* event, void* stream) override {
+    check(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+  }
+  void wait(void* stream, void* event) override {
+    check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0),
+          "cudaStreamWaitEvent");
+  }
+  bool finished(void* event) override {
+    const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();  // Kept as an error, although it is none.
+      return false;
+    }
+    check(code, "cudaEventQuery");
+    return true;
+  }
+
+  void copy_to_device(void* d_to, const void* h_from, std::uint64_t bytes, void* stream) override {
+    copy(d_to, h_from, bytes, cudaMemcpyHostToDevice, stream);
+  }
+  void copy_to_host(void* h_to, const void* d_from, std::uint64_t bytes, void* stream) override {
+    copy(h_to, d_from, bytes, cudaMemcpyDeviceToHost, stream);
+  }
+  void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) override {
+    copy(d_to, d_from, bytes, cudaMemcpyDeviceToDevice, stream);
+  }
+
+ private:
+  static void copy(void* to, const void* from, std::uint64_t bytes, cudaMemcpyKind kind, void* stream) {
+    check(cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+  }
+};
+
+}  // namespace
+
+DeviceApi& cuda_device_api() {
+  static CudaDeviceApi api;
+  return api;
+}
+
+DeviceSurvey survey_devices() {
+  DeviceSurvey survey;
+  cudaRuntimeGetVersion(&survey.runtime_version);
+  cudaDriverGetVersion(&survey.driver_version);
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    survey.why_none = code == cudaSuccess ? "no CUDA-capable device is detected" : cudaGetErrorString(code);
+    if (code == cudaErrorInsufficientDriver) {
+      survey.why_none = why_driver_is_too_old(survey.driver_version, survey.runtime_version);
+    }
+    return survey;
+  }
+  for (int d = 0; d < count; ++d) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, d) != cudaSuccess) continue;
+    survey.devices.push_back({d, properties.name, uuid_text(properties.uuid), properties.totalGlobalMem,
+                              properties.major, properties.minor});
+  }
+  return survey;
+}
+
+}  // namespace sparsecast
+
+#else
+
+#include "sparsecast/devices.hpp"
+
+namespace sparsecast {
+
+DeviceSurvey survey_devices() {
+  DeviceSurvey survey;
+  survey.why_none = "this build of the library has no CUDA runtime";
+  return survey;
+}
+
+}  // namespace sparsecast
+
+#endif

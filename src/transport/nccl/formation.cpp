@@ -1,0 +1,185 @@
+#include "transport/nccl/formation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "sparsecast/hash.hpp"
+
+extern char** environ;
+
+namespace sparsecast {
+namespace {
+
+constexpr int kRanksPerRoot = 128;
+constexpr int kMostRanks = 1 << 20;  ///< Of a group that anybody could have had.
+constexpr int kMultiRankVersion = 23003;
+/// A mismatch of these leads to hangs or to crashes, not to errors.
+constexpr const char* kMustAgree[] = {
+    "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_NET",         "NCCL_NET_PLUGIN",  "NCCL_PROTO",
+    "NCCL_ALGO",         "NCCL_IB_DISABLE",  "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_MNNVL_ENABLE",
+    "NCCL_MIN_CTAS",     "NCCL_MAX_CTAS",    "NCCL_BUFFSIZE",    "NCCL_LAUNCH_MODE", "NCCL_COLLNET_ENABLE",
+    "NCCL_PXN_DISABLE"};
+
+[[noreturn]] void disagree(int rank, const std::string& what, const std::string& theirs, const std::string& first) {
+  throw Error(ErrorCode::kGroupMismatch,
+              fmt::format("the ranks differ in {}: rank {} has {}, rank 0 has {}", what, rank, theirs, first));
+}
+
+std::string or_nothing(const std::string& text) { return text.empty() ? "none" : text; }
+
+void check_devices(const std::vector<Presence>& presences) {
+  const bool may_share = get_text(presences[0].settings).find("NCCL_MULTI_RANK_GPU_ENABLE=1\n") != std::string::npos &&
+                         presences[0].nccl_version >= kMultiRankVersion;
+  if (may_share) return;
+  for (std::size_t b = 1; b < presences.size(); ++b) {
+    for (std::size_t a = 0; a < b; ++a) {
+      const std::string device = get_text(presences[a].device);
+      if (device != get_text(presences[b].device)) continue;
+      // Processes that call themselves different hosts may share one: for tests, over sockets.
+      if (get_text(presences[a].host_id) != get_text(presences[b].host_id)) continue;
+      throw Error(
+          ErrorCode::kGroupMismatch,
+          fmt::format("ranks {} and {} use the same GPU ({}); give each rank its own, by CUDA_VISIBLE_DEVICES or "
+                      "NcclOptions::device",
+                      a, b, device));
+    }
+  }
+}
+
+std::uint64_t number_of_channel(const std::vector<Presence>& presences) {
+  return xxh3_64(std::as_bytes(std::span(presences))) | 1;
+}
+
+bool all(const std::vector<Presence>& presences, std::uint32_t Presence::*ability) {
+  return std::all_of(presences.begin(), presences.end(), [&](const Presence& p) { return p.*ability != 0; });
+}
+
+/// All ranks were in one channel, stay in their order, and some of it are lost.
+bool shrinks(const std::vector<Presence>& presences, std::vector<int>& lost) {
+  const Presence& first = presences[0];
+  if (first.old_channel == 0 || first.old_size > kMostRanks || !all(presences, &Presence::can_shrink)) return false;
+  int next = 0;
+  for (const Presence& p : presences) {
+    if (p.old_channel != first.old_channel || p.old_size != first.old_size || p.old_rank < next ||
+        p.old_rank >= first.old_size) {
+      return false;
+    }
+    for (; next < p.old_rank; ++next) lost.push_back(next);
+    ++next;
+  }
+  for (; next < first.old_size; ++next) lost.push_back(next);
+  return !lost.empty();
+}
+
+/// The first ranks are a whole old channel in its order, the others are new.
+bool grows(const std::vector<Presence>& presences) {
+  const Presence& first = presences[0];
+  const auto old_size = static_cast<std::size_t>(std::max(first.old_size, 0));
+  if (first.old_channel == 0 || old_size >= presences.size() || !all(presences, &Presence::can_grow)) return false;
+  for (std::size_t r = 0; r < presences.size(); ++r) {
+    const Presence& p = presences[r];
+    if (r < old_size ? p.old_channel != first.old_channel || p.old_rank != static_cast<int>(r) : p.old_channel != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+const char* to_string(Formation formation) {
+  switch (formation) {
+    case Formation::kInit:
+      return "init";
+    case Formation::kInitScalable:
+      return "init with several roots";
+    case Formation::kShrink:
+      return "shrink";
+    case Formation::kGrow:
+      return "grow";
+  }
+  return "unknown";
+}
+
+std::string nccl_settings() {
+  std::string settings;
+  const auto add = [&](const char* name) {
+    if (const char* const value = std::getenv(name)) settings += fmt::format("{}={}\n", name, value);
+  };
+  add("NCCL_MULTI_RANK_GPU_ENABLE");
+  for (const char* name : kMustAgree) add(name);
+  return settings;
+}
+
+std::vector<std::string> relevant_environment() {
+  constexpr const char* kPrefixes[] = {
+      "NCCL_",       "CUDA_VISIBLE_DEVICES=",    "CUDA_DEVICE_ORDER=", "CUDA_LAUNCH_BLOCKING=", "CUDA_MPS_",
+      "TORCH_NCCL_", "SPARSECAST_NCCL_LIBRARY=", "OMPI_MCA_",          "LD_PRELOAD=",           "LD_LIBRARY_PATH="};
+  std::vector<std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const bool relevant = std::any_of(std::begin(kPrefixes), std::end(kPrefixes), [&](const char* prefix) {
+      return std::strncmp(*entry, prefix, std::strlen(prefix)) == 0;
+    });
+    if (relevant) found.emplace_back(*entry);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::vector<Presence> parse_presences(const std::vector<Bytes>& all) {
+  std::vector<Presence> presences;
+  for (std::size_t r = 0; r < all.size(); ++r) presences.push_back(value_of_rank<Presence>(all[r], r));
+  return presences;
+}
+
+void check_presences(const std::vector<Presence>& presences) {
+  const Presence& first = presences[0];
+  for (std::size_t i = 1; i < presences.size(); ++i) {
+    const Presence& p = presences[i];
+    const int rank = static_cast<int>(i);
+    if (p.protocol != first.protocol) {
+      disagree(rank, "the protocol of sparsecast's channels", std::to_string(p.protocol),
+               std::to_string(first.protocol));
+    }
+    if (p.nccl_version != first.nccl_version) {
+      disagree(rank, "the NCCL library", nccl_version_text(p.nccl_version), nccl_version_text(first.nccl_version));
+    }
+    if (p.staging_bytes != first.staging_bytes) {
+      disagree(rank, "NcclOptions::staging_bytes", std::to_string(p.staging_bytes),
+               std::to_string(first.staging_bytes));
+    }
+    if (p.settings != first.settings) {
+      std::string theirs = or_nothing(get_text(p.settings));
+      std::string ours = or_nothing(get_text(first.settings));
+      std::replace(theirs.begin(), theirs.end(), '\n', ' ');
+      std::replace(ours.begin(), ours.end(), '\n', ' ');
+      disagree(rank, "NCCL's environment", theirs, ours);
+    }
+  }
+  check_devices(presences);
+}
+
+FormationPlan plan_formation(const std::vector<Presence>& presences) {
+  FormationPlan plan;
+  plan.registered = all(presences, &Presence::can_register);
+  plan.channel = number_of_channel(presences);
+  plan.roots = {0};
+  const int size = static_cast<int>(presences.size());
+  if (shrinks(presences, plan.lost)) {
+    plan.formation = Formation::kShrink;
+    return plan;
+  }
+  plan.lost.clear();
+  if (grows(presences)) {
+    plan.formation = Formation::kGrow;
+  } else if (size >= 2 * kRanksPerRoot && all(presences, &Presence::can_init_scalable)) {
+    plan.formation = Formation::kInitScalable;
+    for (int root = kRanksPerRoot; root + kRanksPerRoot <= size; root += kRanksPerRoot) plan.roots.push_back(root);
+  }
+  return plan;
+}
+
+}  // namespace sparsecast

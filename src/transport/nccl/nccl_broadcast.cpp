@@ -1,0 +1,209 @@
+// One count table, then large broadcasts: records through staging memory, device buckets from it.
+
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/nccl/nccl_group.hpp"
+#include "transport/nccl/nccl_guard.hpp"
+#include "transport/nccl/record_cursor.hpp"
+
+namespace sparsecast {
+
+void NcclTransport::Channel::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
+  const NcclFunctions& nccl = *runtime_.functions;
+  check_nccl(nccl,
+             nccl.broadcast(d_data, d_data, static_cast<std::size_t>(bytes), ncclInt8, source, communicator_,
+                            static_cast<cudaStream_t>(staging_->stream)),
+             communicator_, "ncclBroadcast");
+  watchdog_.settle(communicator_, deadline, "ncclBroadcast");
+}
+
+void NcclTransport::Channel::wait_event(void* event, Deadline deadline, const std::string& what) {
+  watchdog_.wait([&] { return staging_->api().finished(event); }, communicator_, deadline, what);
+}
+
+TableLimits NcclTransport::Channel::limits(TableKind kind) const {
+  const bool buckets = kind == TableKind::kDeviceBuckets;
+  return {options_.max_records, options_.max_bytes, buckets ? options_.staging_bytes : options_.max_bytes};
+}
+
+void NcclTransport::Channel::exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline) {
+  Staging& staging = *staging_;
+  DeviceApi& device = staging.api();
+  const bool sends = rank() == source;
+  if (sends) {
+    std::memcpy(staging.h_table, &table, sizeof(table));
+    device.copy_to_device(staging.d_table, staging.h_table, sizeof(table), staging.stream);
+  }
+  issue(staging.d_table, sizeof(table), source, deadline);
+  if (!sends) device.copy_to_host(staging.h_table, staging.d_table, sizeof(table), staging.stream);
+  device.record(staging.table_arrived, staging.stream);
+  // The source goes on: its pieces follow on the same stream.
+  if (sends) return;
+  wait_event(staging.table_arrived, deadline, fmt::format("the count table of rank {}", source));
+  check_table(*staging.h_table, kind, sequence_, limits(kind));
+}
+
+std::vector<std::uint64_t> NcclTransport::Channel::exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind,
+                                                                  int source, Deadline deadline) {
+  const bool sends = rank() == source;
+  ++sequence_;
+  const CountTable own = sends ? make_table(kind, sequence_, sizes) : CountTable{};
+  exchange_table(own, kind, source, deadline);
+  const CountTable table = sends ? own : *staging_->h_table;
+  if (table.refusal != 0) return {};
+  if (!sends) sizes = sizes_of(table);
+  if (sizes.size() > kTableSizes) {
+    std::byte* place = std::as_writable_bytes(std::span(sizes).subspan(kTableSizes)).data();
+    pipe((sizes.size() - kTableSizes) * sizeof(std::uint64_t), source,
+         [&](std::byte* h_staging, std::uint64_t bytes) {
+           std::memcpy(sends ? h_staging : place, sends ? place : h_staging, static_cast<std::size_t>(bytes));
+           place += bytes;
+         },
+         deadline);
+  }
+  check_sizes(table, sizes, limits(kind));
+  return sizes;
+}
+
+void NcclTransport::Channel::pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline) {
+  Staging& staging = *staging_;
+  DeviceApi& device = staging.api();
+  const bool sends = rank() == source;
+  const std::uint64_t pieces = (total + staging.bytes() - 1) / staging.bytes();
+  const auto length = [&](std::uint64_t piece) { return std::min(staging.bytes(), total - piece * staging.bytes()); };
+  const auto arrive = [&](std::uint64_t piece) {
+    wait_event(staging.half(piece).arrived, deadline,
+               sends ? fmt::format("piece {} of {}", piece + 1, pieces)
+                     : fmt::format("piece {} of {} from rank {}", piece + 1, pieces, source));
+    if (!sends) copy(staging.half(piece).h_data, length(piece));
+  };
+  for (std::uint64_t piece = 0; piece < pieces; ++piece) {
+    StagingHalf& half = staging.half(piece);
+    if (sends) {
+      if (piece >= 2) arrive(piece - 2);
+      copy(half.h_data, length(piece));
+      device.copy_to_device(half.d_data, half.h_data, length(piece), staging.stream);
+    }
+    issue(half.d_data, length(piece), source, deadline);
+    if (!sends) device.copy_to_host(half.h_data, half.d_data, length(piece), staging.stream);
+    device.record(half.arrived, staging.stream);
+    if (!sends && piece >= 1) arrive(piece - 1);  // While this one is on its way.
+  }
+  if (sends && pieces >= 2) arrive(pieces - 2);
+  if (pieces >= 1) arrive(pieces - 1);
+}
+
+void NcclTransport::Channel::check_source(int source, const char* phase) const {
+  if (source < 0 || source >= size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("source {} of {} ranks", source, size()), context(phase));
+  }
+}
+
+void NcclTransport::Channel::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
+  check_source(source, "broadcast");
+  guard("broadcast", [&] {
+    const bool sends = rank() == source;
+    coordinator_ = source;
+    if (size() == 1) return;
+    std::vector<std::uint64_t> sizes;
+    if (sends) {
+      for (const Bytes& record : records) sizes.push_back(record.size());
+    }
+    sizes = exchange_sizes(std::move(sizes), TableKind::kHostRecords, source, deadline);
+    std::uint64_t total = 0;
+    for (const std::uint64_t size : sizes) total += size;
+    std::vector<Bytes> arriving(sends ? 0 : sizes.size());
+    RecordCursor cursor(sends ? records : arriving, sizes, sends);
+    pipe(
+        total, source, [&](std::byte* h_staging, std::uint64_t bytes) { cursor.copy(h_staging, bytes); }, deadline);
+    if (sends) {
+      wait_event(staging_->table_arrived, deadline, "the count table");
+    } else {
+      records.swap(arriving);
+    }
+  });
+}
+
+std::vector<std::uint64_t> NcclTransport::Channel::broadcast_device(std::span<const DeviceBucket> buckets, int source,
+                                                                    const DeviceConsumer& consume, Deadline deadline,
+                                                                    void* ready_stream) {
+  check_source(source, "broadcast_device");
+  const bool sends = rank() == source;
+  std::optional<Error> refusal;
+  std::vector<std::uint64_t> sizes;
+  if (sends) {
+    for (const DeviceBucket& bucket : buckets) sizes.push_back(bucket.bytes);
+    const auto largest = std::max_element(sizes.begin(), sizes.end());
+    if (largest != sizes.end() && *largest > options_.staging_bytes) {
+      refusal =
+          Error(ErrorCode::kUsage,
+                fmt::format("a bucket of {} bytes; the staging buffers hold {}", *largest, options_.staging_bytes),
+                context("broadcast_device"));
+    }
+  }
+  guard("broadcast_device", [&] {
+    Staging& staging = *staging_;
+    DeviceApi& device = staging.api();
+    coordinator_ = source;
+    if (refusal) {
+      // The others wait for a table: they get one that says so, and the channel stays open.
+      if (size() == 1) return;
+      const auto code = static_cast<std::uint32_t>(refusal->code());
+      exchange_table(make_refusal(TableKind::kDeviceBuckets, ++sequence_, code), TableKind::kDeviceBuckets, source,
+                     deadline);
+      wait_event(staging.table_arrived, deadline, "the count table");
+      return;
+    }
+    if (size() == 1) return;
+    sizes = exchange_sizes(std::move(sizes), TableKind::kDeviceBuckets, source, deadline);
+    if (!sends && staging.h_table->refusal != 0) {
+      refusal = Error(ErrorCode::kPeerFailed,
+                      fmt::format("the source had nothing to send: {}",
+                                  to_string(static_cast<ErrorCode>(staging.h_table->refusal))),
+                      context("broadcast_device"));
+      return;
+    }
+    if (sends && ready_stream != nullptr) {
+      device.record(staging.ready, ready_stream);
+      device.wait(staging.stream, staging.ready);
+    }
+    std::uint64_t used = 0;  // Empty buckets need no broadcast.
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] == 0) {
+        if (!sends) consume(i, nullptr, 0, staging.consume_stream);
+        continue;
+      }
+      StagingHalf& half = staging.half(used);
+      if (sends) {
+        device.copy_on_device(half.d_data, buckets[i].d_data, sizes[i], staging.stream);
+      } else if (used >= 2) {
+        device.wait(staging.stream, half.consumed);
+      }
+      issue(half.d_data, sizes[i], source, deadline);
+      device.record(half.arrived, staging.stream);
+      if (!sends) {
+        device.wait(staging.consume_stream, half.arrived);
+        consume(i, half.d_data, sizes[i], staging.consume_stream);
+        device.record(half.consumed, staging.consume_stream);
+      }
+      ++used;
+    }
+    for (std::uint64_t half = 0; half < std::min<std::uint64_t>(used, 2); ++half) {
+      wait_event(staging.half(half).arrived, deadline,
+                 sends ? "the buckets" : fmt::format("the buckets of rank {}", source));
+      if (!sends) wait_event(staging.half(half).consumed, deadline, "the consumer of the buckets");
+    }
+    if (sends) wait_event(staging.table_arrived, deadline, "the count table");
+  });
+  if (refusal) throw Error(*refusal);
+  return sizes;
+}
+
+}  // namespace sparsecast
+
+#endif

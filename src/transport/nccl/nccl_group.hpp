@@ -1,0 +1,90 @@
+#pragma once
+
+// The channel behind NcclTransport, over whatever table of functions and device it is given.
+
+#include <functional>
+#include <optional>
+
+#include "transport/nccl/formation.hpp"
+#include "transport/nccl/nccl_functions.hpp"
+#include "transport/nccl/staging.hpp"
+#include "transport/nccl/watchdog.hpp"
+
+namespace sparsecast {
+
+/// The outside world of a channel. The functions and the device live as long as the process.
+struct NcclRuntime {
+  const NcclFunctions* functions = nullptr;
+  DeviceApi* device = nullptr;
+  NcclLibraryInfo info;
+};
+
+class NcclTransport::Channel {
+ public:
+  /// A new channel over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
+  static std::unique_ptr<Channel> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
+                                       const NcclOptions& options, Channel* old, Deadline deadline);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int rank() const noexcept { return control_->rank(); }
+  int size() const noexcept { return control_->size(); }
+  void broadcast(std::vector<Bytes>& records, int source, Deadline deadline);
+  std::vector<std::uint64_t> broadcast_device(std::span<const DeviceBucket> buckets, int source,
+                                              const DeviceConsumer& consume, Deadline deadline,
+                                              void* ready_stream = nullptr);
+  int agree(int status, Deadline deadline);
+  std::unique_ptr<Channel> split(int color, int key, Deadline deadline);
+  std::unique_ptr<Channel> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
+  void abort(const std::string& reason) noexcept;
+  const NcclChannelReport& report() const noexcept { return report_; }
+  /// The largest bucket of broadcast_device.
+  std::uint64_t bucket_bytes() const noexcept { return options_.staging_bytes; }
+  /// For consumers, on the stream that they are given.
+  void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
+    staging_->api().copy_on_device(d_to, d_from, bytes, stream);
+  }
+
+ private:
+  /// Copies between staging and host records, from where it last stopped.
+  using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
+
+  Channel(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
+
+  template <class Body>
+  auto guard(const char* phase, const Body& body);
+  void fail(const Error& error) noexcept;
+  std::string context(const char* phase) const;
+  void check_source(int source, const char* phase) const;
+
+  Presence presence(const Channel* old) const;
+  void create(const FormationPlan& plan, Channel* old, Deadline deadline);
+  void register_staging(bool wanted, Deadline deadline);
+
+  void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
+  void wait_event(void* event, Deadline deadline, const std::string& what);
+  /// Broadcasts the table; on receivers checks it.
+  void exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline);
+  /// The sizes on every rank. Empty, and throws Error{kPeerFailed} on receivers, when the source refused.
+  std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind, int source,
+                                            Deadline deadline);
+  void pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline);
+  TableLimits limits(TableKind kind) const;
+
+  NcclRuntime runtime_;
+  std::shared_ptr<ControlChannel> control_;
+  NcclOptions options_;
+  std::shared_ptr<Staging> staging_;
+  Watchdog watchdog_;
+  ncclComm_t communicator_ = nullptr;
+  std::vector<void*> registrations_;
+  NcclChannelReport report_;
+  std::uint64_t channel_ = 0;
+  std::uint64_t sequence_ = 0;
+  int coordinator_ = 0;
+  bool open_ = false;  ///< Formed: there is something that a shrink could start from.
+  std::optional<std::string> broken_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,108 @@
+#include "sparsecast/nccl_transport.hpp"
+
+#include <fmt/format.h>
+
+#ifdef SPARSECAST_HAVE_NCCL
+#include "transport/nccl/nccl_group.hpp"
+#include "transport/nccl/nccl_library.hpp"
+#endif
+
+namespace sparsecast {
+
+std::string nccl_version_text(int version) {
+  // Before 2.9 the minor had one digit less; those are refused anyway.
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+#ifdef SPARSECAST_HAVE_NCCL
+
+bool nccl_available() noexcept { return true; }
+NcclLibraryInfo nccl_library() { return process_nccl().info; }
+
+std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
+                                                   Deadline deadline) {
+  NcclRuntime runtime;
+  try {
+    const NcclLibrary& library = process_nccl();
+    runtime = {&library.functions, &cuda_device_api(), library.info};
+  } catch (const Error& error) {
+    control->abort(error.what());  // Or the others would wait for this rank.
+    throw;
+  }
+  return std::make_unique<NcclTransport>(Channel::form(runtime, std::move(control), options, nullptr, deadline));
+}
+
+#else
+
+class NcclTransport::Channel {
+ public:
+  int rank() const noexcept { return 0; }
+  int size() const noexcept { return 1; }
+  void broadcast(std::vector<Bytes>&, int, Deadline) {}
+  int agree(int status, Deadline) { return status; }
+  std::vector<std::uint64_t> broadcast_device(std::span<const DeviceBucket>, int, const DeviceConsumer&, Deadline,
+                                              void*) {
+    return {};
+  }
+  std::unique_ptr<Channel> split(int, int, Deadline) { return nullptr; }
+  std::unique_ptr<Channel> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
+  void abort(const std::string&) noexcept {}
+  const NcclChannelReport& report() const noexcept { return report_; }
+  std::uint64_t bucket_bytes() const noexcept { return 1; }
+  void copy_on_device(void*, const void*, std::uint64_t, void*) {}
+
+ private:
+  NcclChannelReport report_;
+};
+
+bool nccl_available() noexcept { return false; }
+
+NcclLibraryInfo nccl_library() {
+  throw Error(ErrorCode::kUnsupported, "this build of the library has no NCCL transport: it was made without nccl.h");
+}
+
+std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions&,
+                                                   Deadline) {
+  const Error error(ErrorCode::kUnsupported,
+                    "this build of the library has no NCCL transport: it was made without nccl.h");
+  control->abort(error.what());
+  throw Error(error);
+}
+
+#endif
+
+NcclTransport::NcclTransport(std::unique_ptr<Channel> channel) : channel_(std::move(channel)) {}
+NcclTransport::~NcclTransport() = default;
+int NcclTransport::rank() const noexcept { return channel_->rank(); }
+int NcclTransport::size() const noexcept { return channel_->size(); }
+
+void NcclTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
+  channel_->broadcast(records, source, deadline);
+}
+
+int NcclTransport::agree(int status, Deadline deadline) { return channel_->agree(status, deadline); }
+
+std::vector<std::uint64_t> NcclTransport::broadcast_device(std::span<const DeviceBucket> buckets, int source,
+                                                           const DeviceConsumer& consume, Deadline deadline,
+                                                           void* ready_stream) {
+  return channel_->broadcast_device(buckets, source, consume, deadline, ready_stream);
+}
+
+std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, Deadline deadline) {
+  auto part = channel_->split(color, key, deadline);
+  return part ? std::make_unique<NcclTransport>(std::move(part)) : nullptr;
+}
+
+std::unique_ptr<NcclTransport> NcclTransport::reform(std::shared_ptr<ControlChannel> members, Deadline deadline) {
+  return std::make_unique<NcclTransport>(channel_->reform(std::move(members), deadline));
+}
+
+std::uint64_t NcclTransport::bucket_bytes() const noexcept { return channel_->bucket_bytes(); }
+void NcclTransport::copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
+  channel_->copy_on_device(d_to, d_from, bytes, stream);
+}
+
+void NcclTransport::abort(const std::string& reason) noexcept { channel_->abort(reason); }
+const NcclChannelReport& NcclTransport::report() const noexcept { return channel_->report(); }
+
+}  // namespace sparsecast

@@ -1,0 +1,83 @@
+#pragma once
+
+// What the channels of one device share: the thread that issues, one stream for all communication, and two staging
+// buffers. One stream puts the operations of several communicators into one order, without which they can deadlock.
+
+#include <array>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "transport/nccl/count_table.hpp"
+#include "transport/nccl/device_api.hpp"
+#include "transport/nccl/nccl_functions.hpp"
+#include "sparsecast/nccl_transport.hpp"
+
+namespace sparsecast {
+
+/// The only thread that may issue for a device while this lives; a second thread gets Error{kUsage}.
+class IssuingThread {
+ public:
+  IssuingThread(const DeviceApi& api, int device);
+  ~IssuingThread();
+  IssuingThread(const IssuingThread&) = delete;
+  IssuingThread& operator=(const IssuingThread&) = delete;
+  /// Throws Error{kUsage} on any other thread.
+  void require() const;
+
+ private:
+  const DeviceApi* api_;
+  int device_;
+  std::thread::id owner_;
+};
+
+struct StagingHalf {
+  void* d_data = nullptr;
+  std::byte* h_data = nullptr;  ///< Pinned.
+  void* arrived = nullptr;      ///< Event: the half holds a piece (receiver), or is free again (source).
+  void* consumed = nullptr;     ///< Event: the consumer has read the half.
+};
+
+class Staging {
+ public:
+  /// `nccl_memory`: take device memory from ncclMemAlloc; where that fails, from the runtime.
+  Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uint64_t bytes, bool nccl_memory);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  /// Before every call: the right thread, the right device.
+  void enter();
+  /// Waits a bounded time for all that is on the streams: before that nobody's memory is safe to touch.
+  bool becomes_idle() noexcept;
+  /// A kernel may still use the memory: it is never freed.
+  void leave_behind() noexcept { left_behind_ = true; }
+
+  DeviceApi& api() const noexcept { return api_; }
+  int device() const noexcept { return device_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  bool nccl_memory() const noexcept { return nccl_memory_; }
+  StagingHalf& half(std::uint64_t piece) noexcept { return halves_[piece % 2]; }
+
+  void* stream = nullptr;          ///< All communication.
+  void* consume_stream = nullptr;  ///< The consumer's work.
+  void* d_table = nullptr;
+  CountTable* h_table = nullptr;
+  void* table_arrived = nullptr;
+  void* ready = nullptr;
+
+ private:
+  void* allocate_device(std::uint64_t bytes);
+  void release() noexcept;
+
+  DeviceApi& api_;
+  const NcclFunctions& nccl_;
+  int device_;
+  std::uint64_t bytes_;
+  bool nccl_memory_;
+  bool left_behind_ = false;
+  IssuingThread thread_;
+  std::array<StagingHalf, 2> halves_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,135 @@
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include "transport/nccl/watchdog.hpp"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <future>
+#include <thread>
+
+namespace sparsecast {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kAbortPatience{10};
+constexpr std::chrono::seconds kRevokePatience{5};
+constexpr std::chrono::seconds kFinalizePatience{5};
+constexpr int kNcclTimeout = 8;  ///< ncclTimeout, since 2.30.
+
+ErrorCode code_of(ncclResult_t result) {
+  switch (static_cast<int>(result)) {
+    case ncclRemoteError:
+      return ErrorCode::kPeerFailed;
+    case ncclSystemError:
+      return ErrorCode::kIo;
+    case ncclInvalidArgument:
+    case ncclInvalidUsage:
+      return ErrorCode::kUsage;
+    case kNcclTimeout:
+      return ErrorCode::kTimeout;
+    default:
+      return ErrorCode::kDevice;
+  }
+}
+
+ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t communicator) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t result = nccl.comm_get_async_error(communicator, &state);
+  return result == ncclSuccess ? state : result;
+}
+
+/// True when the communicator has become quiet within the time.
+bool becomes_quiet(const NcclFunctions& nccl, ncclComm_t communicator, std::chrono::seconds patience) {
+  const Deadline deadline = steady_clock::now() + patience;
+  PollPause pace;
+  for (;;) {
+    const ncclResult_t state = state_of(nccl, communicator);
+    if (state == ncclSuccess) return true;
+    if (state != ncclInProgress || steady_clock::now() >= deadline) return false;
+    pace.pause();
+  }
+}
+
+}  // namespace
+
+void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t communicator, const std::string& call) {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  const char* const detail = nccl.get_last_error(communicator);
+  std::string text = fmt::format("{}: {}", call, nccl.get_error_string(result));
+  if (detail != nullptr && *detail != '\0') text += fmt::format(" ({})", detail);
+  throw Error(code_of(result), text);
+}
+
+void PollPause::pause() {
+  constexpr microseconds kSpin{50};
+  constexpr microseconds kYield{2000};
+  constexpr microseconds kShortest{20};
+  constexpr microseconds kLongest{500};
+  const auto waited = steady_clock::now() - start_;
+  if (waited < kSpin) return;
+  if (waited < kYield) {
+    sched_yield();
+    return;
+  }
+  sleep_ = std::clamp(sleep_ * 2, kShortest, kLongest);
+  std::this_thread::sleep_for(sleep_);
+}
+
+void Watchdog::look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn) {
+  constexpr unsigned kControlEvery = 16;  // A poll of sockets costs more than one of an event.
+  if (communicator != nullptr) check_nccl(*nccl_, state_of(*nccl_, communicator), communicator, what);
+  const bool late = steady_clock::now() >= deadline;
+  if (late || turn % kControlEvery == 0) {
+    if (const auto why = control_->aborted()) throw Error(ErrorCode::kPeerFailed, fmt::format("{}: {}", what, *why));
+  }
+  if (late) throw Error(ErrorCode::kTimeout, fmt::format("{} did not end by the deadline; a peer is silent", what));
+}
+
+void Watchdog::settle(ncclComm_t communicator, Deadline deadline, const std::string& what) {
+  wait(
+      [&] {
+        const ncclResult_t state = state_of(*nccl_, communicator);
+        check_nccl(*nccl_, state, communicator, what);
+        return state == ncclSuccess;
+      },
+      nullptr, deadline, what);
+}
+
+bool abort_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+  // On a thread of its own, because it may wait for kernels and threads that are stuck, and takes no deadline.
+  try {
+    const auto done = std::make_shared<std::promise<void>>();
+    std::future<void> finished = done->get_future();
+    std::thread([abort = nccl.comm_abort, communicator, done] {
+      abort(communicator);
+      done->set_value();
+    }).detach();
+    return finished.wait_for(kAbortPatience) == std::future_status::ready;
+  } catch (...) {
+    return nccl.comm_abort(communicator) == ncclSuccess;
+  }
+}
+
+bool revoke_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+  if (nccl.comm_revoke == nullptr || nccl.comm_shrink == nullptr) return false;
+  const ncclResult_t result = nccl.comm_revoke(communicator, 0);
+  if (result != ncclSuccess && result != ncclInProgress) return false;
+  return becomes_quiet(nccl, communicator, kRevokePatience);
+}
+
+bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+  const ncclResult_t result = nccl.comm_finalize(communicator);
+  if ((result == ncclSuccess || result == ncclInProgress) && becomes_quiet(nccl, communicator, kFinalizePatience) &&
+      nccl.comm_destroy(communicator) == ncclSuccess) {
+    return true;
+  }
+  return abort_communicator(nccl, communicator);
+}
+
+}  // namespace sparsecast
+
+#endif

@@ -1,0 +1,59 @@
+#pragma once
+
+// Waiting on NCCL and the device without ever waiting for them: every wait polls, and ends by the deadline, by an error
+// that NCCL reports, or by the news that a peer has given up.
+
+#include <memory>
+#include <string>
+
+#include "transport/nccl/nccl_functions.hpp"
+#include "sparsecast/control_channel.hpp"
+
+namespace sparsecast {
+
+/// Throws unless the result is good or in progress; with NCCL's own words.
+void check_nccl(const NcclFunctions& nccl, ncclResult_t result, ncclComm_t communicator, const std::string& call);
+
+class PollPause {
+ public:
+  /// Spins, then yields, then sleeps a little longer each time.
+  void pause();
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::microseconds sleep_{0};
+};
+
+class Watchdog {
+ public:
+  Watchdog(const NcclFunctions& nccl, std::shared_ptr<ControlChannel> control)
+      : nccl_(&nccl), control_(std::move(control)) {}
+
+  /// Until `ready()`. `what` is for the sentence. Throws Error{kTimeout | kPeerFailed | ...}.
+  template <class Ready>
+  void wait(const Ready& ready, ncclComm_t communicator, Deadline deadline, const std::string& what) {
+    PollPause pace;
+    for (unsigned turn = 0; !ready(); ++turn) {
+      look(communicator, deadline, what, turn);
+      pace.pause();
+    }
+  }
+  /// Until NCCL has finished what it does on the host for the communicator: before that nothing else may be issued.
+  void settle(ncclComm_t communicator, Deadline deadline, const std::string& what);
+
+ private:
+  void look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn);
+
+  const NcclFunctions* nccl_;
+  std::shared_ptr<ControlChannel> control_;
+};
+
+/// Stops all work of the communicator and frees it. False when NCCL does not come back from that: then its memory must
+/// be left alone.
+bool abort_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+/// Stops all work but keeps the communicator for ncclCommShrink. False when that was not possible.
+bool revoke_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+/// The orderly end, bounded; else an abort.
+bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+
+}  // namespace sparsecast

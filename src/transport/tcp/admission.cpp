@@ -1,0 +1,123 @@
+#include "transport/tcp/admission.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sparsecast {
+
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr std::size_t kNotes = 16;
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kMost = 20;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  if (ranks.size() > kMost) text += fmt::format(" and {} more", ranks.size() - kMost);
+  return text;
+}
+
+/// Tells peers whose connections are about to be closed; best effort.
+void say_why(const std::vector<Connection*>& peers, const Error& error) {
+  const Bytes reason = abort_body(error);
+  const Deadline soon = steady_clock::now() + kParting;
+  for (Connection* const peer : peers) {
+    try {
+      peer->send(MessageType::kAbort, reason, soon);
+    } catch (const Error&) {
+    }
+  }
+  for (Connection* const peer : peers) peer->linger(soon);
+}
+
+}  // namespace
+
+Admission::Admission(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
+                     std::uint64_t max_body_bytes)
+    : options_(options),
+      door_(listener, key, options.size, max_body_bytes),
+      size_(options.size),
+      members_(static_cast<std::size_t>(options.size)) {}
+
+std::vector<int> Admission::missing() const {
+  std::vector<int> ranks;
+  for (int r = 1; r < size_; ++r) {
+    if (!members_[static_cast<std::size_t>(r)]) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+void Admission::fail(const Error& error, Connection* newcomer) {
+  std::vector<Connection*> peers;
+  if (newcomer != nullptr) peers.push_back(newcomer);
+  for (const auto& member : members_) {
+    if (member) peers.push_back(member.get());
+  }
+  say_why(peers, error);
+  throw error.within("rendezvous, rank 0");
+}
+
+void Admission::drop_the_gone() {
+  for (auto& member : members_) {
+    if (!member) continue;
+    if (const auto why = member->given_up()) {
+      notes_.push_back(*why);
+      member.reset();
+    }
+  }
+}
+
+void Admission::admit(Authenticated& peer) {
+  const Hello& hello = peer.hello;
+  Connection& connection = *peer.connection;
+  if (hello.generation != options_.generation) {
+    const Error error(ErrorCode::kGroupMismatch, fmt::format("{} is of generation {}, this group of {}",
+                                                             connection.name(), hello.generation, options_.generation));
+    notes_.push_back(error.message());
+    say_why({&connection}, error);
+    return;
+  }
+  if (hello.size != static_cast<std::uint32_t>(size_)) {
+    fail({ErrorCode::kGroupMismatch,
+          fmt::format("{} expects a group of {} ranks, rank 0 one of {}", connection.name(), hello.size, size_)},
+         &connection);
+  }
+  if (hello.rank == 0 || hello.rank >= hello.size) {
+    fail({ErrorCode::kGroupMismatch,
+          fmt::format("{} cannot be a member of a group of {} whose rank 0 is here", connection.name(), size_)},
+         &connection);
+  }
+  auto& place_of_rank = members_[hello.rank];
+  if (place_of_rank && !place_of_rank->given_up()) {
+    fail({ErrorCode::kGroupMismatch,
+          fmt::format("two ranks of one number: {} and {}", place_of_rank->name(), connection.name())},
+         &connection);
+  }
+  place_of_rank = std::move(peer.connection);
+}
+
+std::vector<std::unique_ptr<Link>> Admission::gather(Deadline deadline) {
+  const Deadline close = close_of_step(deadline);
+  while (!missing().empty()) {
+    std::vector<int> descriptors;
+    for (const auto& member : members_) {
+      if (member) descriptors.push_back(member->socket().descriptor());
+    }
+    for (Authenticated& peer : door_.wait(descriptors, close)) admit(peer);
+    drop_the_gone();
+    if (notes_.size() > kNotes) notes_.erase(notes_.begin(), notes_.end() - kNotes);
+    turned_away_ = door_.turned_away();
+    turned_away_.insert(turned_away_.end(), notes_.begin(), notes_.end());
+    if (steady_clock::now() >= close && !missing().empty()) {
+      std::string text = fmt::format("{} of {} did not come until the deadline", list_ranks(missing()), size_);
+      for (const std::string& line : turned_away_) text += "; " + line;
+      fail({ErrorCode::kTimeout, text}, nullptr);
+    }
+  }
+  return {std::make_move_iterator(members_.begin()), std::make_move_iterator(members_.end())};
+}
+
+}  // namespace sparsecast

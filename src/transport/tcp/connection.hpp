@@ -1,0 +1,58 @@
+#pragma once
+
+// An authenticated connection: sealed messages in order, each way. Bytes are taken into memory only as they arrive, and
+// never more than the bound of the message.
+
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "transport/control/link.hpp"
+#include "transport/tcp/secure_channel.hpp"
+#include "transport/tcp/socket.hpp"
+
+namespace sparsecast {
+
+class Connection final : public Link {
+ public:
+  /// `name`: the peer in error messages, "rank 2 (10.0.0.3:41234)".
+  Connection(Socket socket, const SecretKey& send_key, const SecretKey& receive_key, std::string name,
+             std::uint64_t max_body_bytes);
+
+  const std::string& name() const noexcept override { return name_; }
+  const Socket& socket() const noexcept { return socket_; }
+
+  void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
+  /// The next message that is complete by now. Throws Error{kCorrupt} for what was not sealed by the peer, and
+  /// Error{kPeerFailed} when it is gone.
+  std::optional<ControlMessage> poll();
+  ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
+  /// Ends the stream and reads on until the peer has ended its own, or the deadline: closing with bytes unread would
+  /// take away what was sent last, and that is where the reason is.
+  void linger(Deadline deadline) noexcept override;
+  std::optional<std::string> given_up() override;
+
+ private:
+  /// Reads what is there, at most until some messages wait.
+  void fill();
+  void throw_if_given_up();
+  /// More may come on it that is not known yet.
+  bool listens() const noexcept;
+  /// Until the socket is ready, or the gate is asked; false at the deadline.
+  bool wait_here(short events, Deadline deadline);
+  /// Until there is something to receive, here or on `others`, or the gate is asked; false at the deadline.
+  bool wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline);
+  bool take_message();
+
+  Socket socket_;
+  Sealer seal_;
+  Sealer open_;
+  std::string name_;
+  std::uint64_t max_body_bytes_;
+  Bytes received_;
+  bool closed_ = false;
+  std::optional<Deadline> left_;  ///< Since when.
+  std::deque<ControlMessage> waiting_;
+};
+
+}  // namespace sparsecast

@@ -1,0 +1,106 @@
+#pragma once
+
+// How two ends prove to each other that they know the secret, before anything else is believed. All messages have fixed
+// sizes; integers are little-endian.
+//
+//     rank r                                       rank 0
+//       | Hello: magic, protocol, r, size, generation, nonce_r                              (56 bytes)
+//       |------------------------------------------->|
+//       |      Challenge: magic, protocol, refusal, nonce_0                                 (48 bytes)
+//       |<-------------------------------------------|
+//       | Proof: HMAC("member", Hello, Challenge)                                           (32 bytes)
+//       |------------------------------------------->|
+//       |      Welcome: refusal, HMAC("hub", Hello, Challenge)                              (40 bytes)
+//       |<-------------------------------------------|
+//       |              sealed messages               |
+//
+// The member proves first: whoever merely reaches rank 0's port gets nothing to guess the secret from.
+
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/connection.hpp"
+#include "sparsecast/rendezvous.hpp"
+
+namespace sparsecast {
+
+inline constexpr std::uint32_t kRendezvousProtocol = 1;
+inline constexpr char kRendezvousMagic[9] = "sparsecR";
+
+enum class Refusal : std::uint32_t { kNone = 0, kProtocol = 1, kSecret = 2, kMalformed = 3 };
+
+struct Hello {
+  char magic[8] = {};
+  std::uint32_t protocol = kRendezvousProtocol;
+  std::uint32_t rank = 0;
+  std::uint32_t size = 0;
+  std::uint32_t generation = 0;
+  Nonce nonce{};
+};
+struct Challenge {
+  char magic[8] = {};
+  std::uint32_t protocol = kRendezvousProtocol;
+  std::uint32_t refusal = 0;
+  Nonce nonce{};
+};
+struct Welcome {
+  std::uint32_t refusal = 0;
+  std::uint32_t reserved = 0;
+  Proof proof{};
+};
+static_assert(sizeof(Hello) == 56 && sizeof(Challenge) == 48 && sizeof(Welcome) == 40);
+
+/// A peer that has proved that it knows the secret. What it says of itself is as yet unchecked.
+struct Authenticated {
+  Hello hello;
+  SocketAddress address;
+  std::unique_ptr<Connection> connection;
+};
+
+/// Rank 0's side, for any number of connections at once, none of which can hold up another: each has a few seconds and
+/// a place in a bounded list, from which the oldest falls out.
+class Door {
+ public:
+  Door(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
+
+  /// Waits for something to happen, on `others` (readable) as well, and returns who has come in. May return none.
+  std::vector<Authenticated> wait(const std::vector<int>& others, Deadline deadline);
+  const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
+
+ private:
+  struct Pending {
+    Socket socket;
+    SocketAddress address;
+    Deadline deadline;
+    Bytes received;
+    bool closed = false;
+    std::optional<Hello> hello;
+    Challenge challenge;
+  };
+
+  void accept_all();
+  /// True when the connection is done with, in either way.
+  bool advance(Pending& pending, std::vector<Authenticated>& in);
+  bool answer_hello(Pending& pending);
+  bool check_proof(Pending& pending, std::vector<Authenticated>& in);
+  void turn_away(const Pending& pending, const std::string& why);
+  template <class Message>
+  bool send(Pending& pending, const Message& message);
+
+  const Socket& listener_;
+  const SecretKey& key_;
+  std::size_t most_pending_;
+  std::uint64_t max_body_bytes_;
+  std::list<Pending> pending_;
+  std::vector<std::string> turned_away_;
+};
+
+/// The other side. Tries again while nobody listens; throws what Rendezvous::meet documents.
+std::unique_ptr<Connection> knock(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
+                                  Deadline deadline);
+
+}  // namespace sparsecast

@@ -1,0 +1,181 @@
+// A group over TCP: rank 0 lets in who knows the secret (admission.hpp, handshake.hpp); from then on the group is a
+// star of sealed connections (star.hpp).
+
+#include "sparsecast/rendezvous.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "transport/tcp/admission.hpp"
+#include "transport/control/blobs.hpp"
+#include "transport/tcp/handshake.hpp"
+#include "transport/tcp/listener.hpp"
+#include "transport/control/child_channels.hpp"
+#include "transport/control/star_group.hpp"
+#include "transport/tcp/unique_id.hpp"
+
+namespace sparsecast {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr int kLargestGroup = 1 << 16;
+constexpr milliseconds kFarewell{100};
+
+void check_options(const RendezvousOptions& options) {
+  if (options.size < 1 || options.size > kLargestGroup || options.rank < 0 || options.rank >= options.size) {
+    throw Error(ErrorCode::kUsage, fmt::format("rank {} of {}", options.rank, options.size), "rendezvous");
+  }
+  if (options.max_blob_bytes > std::uint64_t{1} << 32) {
+    throw Error(ErrorCode::kUsage, "blobs of at most 4 GiB are possible", "rendezvous");
+  }
+}
+
+}  // namespace
+
+struct Rendezvous::Impl {
+  explicit Impl(const RendezvousOptions& options)
+      : star("rendezvous", options.rank, options.size, options.max_blob_bytes, /*any_thread=*/true) {}
+
+  StarGroup star;
+  LivingParts parts;
+  std::string own_host;
+  std::string place;
+  std::vector<std::string> turned_away;
+};
+
+std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options) {
+  check_options(options);
+  if (options.rank != 0) {
+    const Deadline deadline = steady_clock::now() + options.timeout;
+    const SecretKey key = key_from_secret(options.secret);
+    auto impl = std::make_shared<Impl>(options);
+    try {
+      auto hub = knock(options, key, impl->star.max_body_bytes(), deadline);
+      impl->own_host = hub->socket().local().host();
+      impl->place = fmt::format("{}, hub {}", hub->socket().local().text(), hub->socket().peer().text());
+      StarGroup::expect(*hub, MessageType::kStart, deadline);
+      impl->star.connect_hub(std::move(hub));
+    } catch (const Error& error) {
+      throw error.within(fmt::format("rendezvous, rank {} of {}", options.rank, options.size));
+    }
+    return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
+  }
+  key_from_secret(options.secret);  // Refused before a port is opened.
+  RendezvousListener listener(options);
+  return meet(options, listener);
+}
+
+std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, RendezvousListener& listener) {
+  check_options(options);
+  if (options.rank != 0) throw Error(ErrorCode::kUsage, "only rank 0 listens", "rendezvous");
+  const Deadline deadline = steady_clock::now() + options.timeout;
+  const SecretKey key = key_from_secret(options.secret);
+  auto impl = std::make_shared<Impl>(options);
+  impl->own_host = listener.host();
+  impl->place = listener.impl_->socket.local().text();
+  Admission admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
+  impl->star.connect_members(admission.gather(deadline));
+  impl->turned_away = admission.turned_away();
+  impl->star.tell_all(MessageType::kStart, {}, deadline);
+  return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
+}
+
+Rendezvous::Rendezvous(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Rendezvous::~Rendezvous() {
+  // So that a rank that still waits for the end of the last collective does not take this for a death.
+  impl_->star.say_farewell(steady_clock::now() + kFarewell);
+}
+
+int Rendezvous::rank() const noexcept { return impl_->star.rank(); }
+int Rendezvous::size() const noexcept { return impl_->star.size(); }
+std::uint64_t Rendezvous::max_blob_bytes() const noexcept { return impl_->star.max_blob_bytes(); }
+const std::vector<std::string>& Rendezvous::turned_away() const noexcept { return impl_->turned_away; }
+std::string Rendezvous::describe() const { return fmt::format("rank {} of {} at {}", rank(), size(), impl_->place); }
+
+std::vector<Bytes> Rendezvous::all_gather(std::span<const std::byte> own, Deadline deadline) {
+  return impl_->star.all_gather(own, deadline);
+}
+Bytes Rendezvous::broadcast(std::span<const std::byte> own, Deadline deadline) {
+  return impl_->star.broadcast(own, deadline);
+}
+int Rendezvous::agree(int status, int coordinator, Deadline deadline) {
+  return impl_->star.agree(status, coordinator, deadline);
+}
+void Rendezvous::abort(const std::string& reason) noexcept {
+  impl_->star.abort(reason);
+  impl_->parts.abort(reason);
+}
+std::optional<std::string> Rendezvous::aborted() noexcept { return impl_->star.aborted(); }
+
+// --- parts of a group ---
+
+namespace {
+
+struct Membership {
+  PartChoice choice;
+  char host[64] = {};
+};
+
+struct Invitation {
+  std::uint16_t port = 0;
+  Nonce secret{};
+};
+
+}  // namespace
+
+std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline deadline) {
+  Membership own{{color, key}, {}};
+  impl_->own_host.copy(own.host, sizeof(own.host) - 1);
+  const std::vector<Bytes> all = all_gather(bytes_of(own), deadline);
+  std::vector<Membership> memberships;
+  std::vector<PartChoice> choices;
+  for (int r = 0; r < size(); ++r) {
+    memberships.push_back(value_of<Membership>(all[static_cast<std::size_t>(r)], fmt::format("rank {}", r)));
+    memberships.back().host[sizeof(own.host) - 1] = '\0';
+    choices.push_back(memberships.back().choice);
+  }
+  const std::vector<int> group = ranks_of_part(choices, color);
+  const bool leads = color >= 0 && group.front() == rank();
+  RendezvousOptions options;
+  options.max_blob_bytes = max_blob_bytes();
+  std::unique_ptr<RendezvousListener> listener;
+  Invitation invitation;
+  std::exception_ptr failure;
+  if (leads) {
+    try {
+      options.host = own.host;
+      listener = std::make_unique<RendezvousListener>(options);
+      invitation = {listener->port(), fresh_nonce()};
+    } catch (const Error&) {
+      failure = std::current_exception();
+    }
+  }
+  // The invitations travel sealed, so nobody outside the group learns a part's secret.
+  const std::vector<Bytes> invitations = all_gather(bytes_of(invitation), deadline);
+  if (color < 0) return nullptr;
+  if (failure) std::rethrow_exception(failure);
+  const int leader = group.front();
+  invitation = value_of<Invitation>(invitations[static_cast<std::size_t>(leader)], fmt::format("rank {}", leader));
+  if (invitation.port == 0) {
+    throw Error(ErrorCode::kPeerFailed, fmt::format("rank {} could not open a port for its part of the group", leader));
+  }
+  options.host = memberships[static_cast<std::size_t>(leader)].host;
+  options.port = invitation.port;
+  options.secret = secret_text(invitation.secret);
+  options.size = static_cast<int>(group.size());
+  options.rank = static_cast<int>(std::find(group.begin(), group.end(), rank()) - group.begin());
+  options.timeout = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+  const std::shared_ptr<Rendezvous> part = leads ? meet(options, *listener) : meet(options);
+  part->impl_->star.follow([whole = std::weak_ptr(impl_)]() -> std::optional<std::string> {
+    const std::shared_ptr<Impl> here = whole.lock();
+    return here ? here->star.aborted() : std::nullopt;
+  });
+  return impl_->parts.add(part);
+}
+
+}  // namespace sparsecast

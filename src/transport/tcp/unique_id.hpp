@@ -1,0 +1,32 @@
+#pragma once
+
+// What a UniqueId holds. 128 bytes, little-endian:
+//
+//     0 magic (8) | 8 generation (4) | 12 port (2) | 14 zero (2) | 16 secret (32) | 48 host, ends in zeros (64)
+//     112 zero (8) | 120 XXH3-64 of the bytes before it
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "transport/tcp/secure_channel.hpp"
+#include "sparsecast/rendezvous.hpp"
+
+namespace sparsecast {
+
+struct UniqueIdContent {
+  std::uint32_t generation = 0;
+  std::uint16_t port = 0;
+  Nonce secret{};
+  std::string host;  ///< At most 63 characters, printable.
+};
+
+/// Throws Error{kUsage} for a host that does not fit.
+UniqueId pack_unique_id(const UniqueIdContent& content);
+/// Throws Error{kCorrupt} for bytes that are no unique id.
+UniqueIdContent parse_unique_id(const UniqueId& id);
+
+/// The secret as RendezvousOptions take it.
+std::string secret_text(const Nonce& secret);
+
+}  // namespace sparsecast

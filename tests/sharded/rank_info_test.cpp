@@ -1,0 +1,168 @@
+#include "sharded/rank_info.hpp"
+
+#include <gtest/gtest.h>
+
+#include "sharded/vote.hpp"
+#include "sparsecast/layout_builders.hpp"
+#include "support/random.hpp"
+#include "transport/tcp/meeting.hpp"
+
+namespace sparsecast {
+namespace {
+
+std::shared_ptr<const Layout> layout_of(std::uint32_t ranks, std::uint64_t rows = 32) {
+  LayoutBuilder builder({Mesh{{"dp", ranks}}});
+  builder.tensor({"weight", DType::kBF16, {rows, 8}});
+  builder.add("weight", {"weight"}, Cut::fsdp2({"dp"}));
+  return std::make_shared<const Layout>(builder.build());
+}
+
+struct Guest {
+  Role role = Role::kEngine;
+  std::string group = "engine";
+  std::uint32_t rank = 0;
+  std::shared_ptr<const Layout> layout;
+  std::uint64_t version = 0;
+  std::uint64_t in_doubt = 0;
+};
+
+RolePresence presence_of(const Guest& guest) {
+  RolePresence presence;
+  presence.role = guest.role;
+  presence.group = guest.group;
+  presence.rank = guest.rank;
+  presence.version = guest.version;
+  presence.in_doubt = guest.in_doubt;
+  presence.last_attempt = std::max(guest.version, guest.in_doubt);
+  presence.set_layouts(*guest.layout, nullptr);
+  return presence;
+}
+
+/// The guests meet; calls check(rank, meeting), or check_error(error) where they cannot.
+template <class Check, class CheckError>
+void let_meet(const std::vector<Guest>& guests, const Check& check, const CheckError& check_error) {
+  test::Meeting place(test::meeting_options(static_cast<int>(guests.size())));
+  place.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    const Guest& guest = guests[static_cast<std::size_t>(channel->rank())];
+    try {
+      check(channel->rank(), meet(*channel, {presence_of(guest)}, {guest.layout}, test::in(std::chrono::seconds(20))));
+    } catch (const Error& error) {
+      check_error(error);
+    }
+  });
+}
+
+void expect_refused(const std::vector<Guest>& guests, const std::string& words) {
+  let_meet(
+      guests, [&](int rank, const Meeting&) { ADD_FAILURE() << "rank " << rank << " met, without " << words; },
+      [&](const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kGroupMismatch);
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+      });
+}
+
+const std::shared_ptr<const Layout> kTwo = layout_of(2);
+const std::shared_ptr<const Layout> kOne = layout_of(1);
+
+Guest trainer(std::uint32_t rank) { return {Role::kTrainer, "trainer", rank, kTwo, 0, 0}; }
+Guest engine(const std::string& name) { return {Role::kEngine, name, 0, kOne, 0, 0}; }
+
+TEST(ShardedMeeting, EveryRankSeesTheSameGroups) {
+  let_meet(
+      {engine("b"), trainer(1), engine("a"), trainer(0)},
+      [](int, const Meeting& meeting) {
+        EXPECT_EQ(meeting.trainer.group.ranks, (std::vector<int>{3, 1}));
+        ASSERT_EQ(meeting.engines.size(), 2U);
+        EXPECT_EQ(meeting.engines[0].group.name, "b");
+        EXPECT_EQ(meeting.engines[1].group.ranks, std::vector<int>{2});
+        EXPECT_EQ(meeting.engines[0].group.layout->hash(), kOne->hash());
+        EXPECT_EQ(meeting.coordinator, 3);
+        EXPECT_EQ(meeting.name_of(1), "trainer rank 1");
+        EXPECT_EQ(meeting.name_of(0), "engine 'b' rank 0");
+        EXPECT_FALSE(meeting.engines[0].needs_anchor);
+      },
+      [](const Error& error) { ADD_FAILURE() << error.what(); });
+}
+
+TEST(ShardedMeeting, TheCoordinatorsVersionSettlesDoubtsAndSaysWhoNeedsAnAnchor) {
+  std::vector<Guest> guests{trainer(0), trainer(1), engine("late"), engine("doubting"), engine("held")};
+  guests[0].version = 8;
+  guests[1].version = 7;
+  guests[1].in_doubt = 8;
+  guests[2].version = 5;
+  guests[3].version = 7;
+  guests[3].in_doubt = 8;
+  guests[4].version = 8;
+  let_meet(
+      guests,
+      [](int rank, const Meeting& meeting) {
+        EXPECT_EQ(meeting.version, 8U);
+        EXPECT_EQ(meeting.last_attempt, 8U);
+        EXPECT_TRUE(meeting.engines[0].needs_anchor);
+        EXPECT_FALSE(meeting.engines[1].needs_anchor);
+        EXPECT_FALSE(meeting.engines[2].needs_anchor);
+        EXPECT_EQ(meeting.seeds(rank), rank == 2);
+      },
+      [](const Error& error) { ADD_FAILURE() << error.what(); });
+}
+
+TEST(ShardedMeeting, RefusesGroupsThatAreNotWholeByName) {
+  expect_refused({trainer(0), engine("a")}, "trainer rank 1: this rank is not in the world");
+  expect_refused({trainer(1), engine("a")}, "trainer rank 0: this rank is not in the world");
+  expect_refused({engine("a"), engine("b")}, "there is no trainer");
+  expect_refused({trainer(0), trainer(1), trainer(1), engine("a")}, "world ranks 1 and 2 both are it");
+}
+
+TEST(ShardedMeeting, RefusesRanksOfOneGroupThatDisagreeByName) {
+  std::vector<Guest> guests{trainer(0), trainer(1), engine("a")};
+  guests[1].layout = layout_of(2, 48);
+  expect_refused(guests, "trainer rank 1: its layout is not that of trainer rank 0");
+  guests = {trainer(0), trainer(1), engine("a")};
+  guests[1].version = 3;
+  expect_refused(guests, "trainer rank 1: it is at version 3, and trainer rank 0 at 0");
+}
+
+TEST(ShardedMeeting, AnyBytesAreAPresenceOrRefused) {
+  SCOPED_TRACE(test::seed_note());
+  test::Random random(test::run_seed());
+  const Bytes good = pack_roles({presence_of(trainer(0)), presence_of(engine("a"))});
+  EXPECT_EQ(parse_roles(good, "rank 0").size(), 2U);
+  for (int i = 0; i < 2000; ++i) {
+    Bytes bad = good;
+    if (random.chance(0.5)) bad.resize(random.below(bad.size()));
+    for (std::uint64_t n = random.below(4); n > 0 && !bad.empty(); --n) {
+      bad[random.below(bad.size())] = static_cast<std::byte>(random.next());
+    }
+    try {
+      parse_roles(bad, "rank 3");
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 3"), std::string::npos);
+    }
+  }
+}
+
+TEST(ShardedBallot, SurvivesTheWayAndRefusesWhatIsNotOne) {
+  Ballot ballot;
+  ballot.status = 9;
+  ballot.text = std::string(1000, 'x');
+  ballot.promised = {StateDigest{{1, 2}}, StateDigest{{3, 4}}};
+  ballot.reached = StateDigest{{5, 6}};
+  const Bytes bytes = pack_ballot(ballot);
+  const Ballot parsed = parse_ballot(bytes, "rank 0");
+  EXPECT_EQ(parsed.status, 9);
+  EXPECT_EQ(parsed.text, std::string(400, 'x')) << "words are cut, so that votes stay small";
+  EXPECT_EQ(parsed.promised, ballot.promised);
+  EXPECT_EQ(parsed.reached, ballot.reached);
+  for (std::size_t size = 0; size < 56; ++size) {
+    EXPECT_THROW(parse_ballot(ConstBytes(bytes).first(size), "rank 0"), Error) << size;
+  }
+  Bytes huge = bytes;
+  std::fill_n(huge.begin() + 4, 4, std::byte{0xFF});
+  EXPECT_THROW(parse_ballot(huge, "rank 0"), Error);
+  huge = bytes;
+  huge.resize(huge.size() + 1000);
+  EXPECT_THROW(parse_ballot(huge, "rank 0"), Error);
+}
+
+}  // namespace
+}  // namespace sparsecast

@@ -1,0 +1,148 @@
+// Tasks beside the thread that gives them: order, room, failures and deadlines. No test depends on how long anything
+// takes; deadlines that must not pass are far away, and those that must have passed already or pass for certain.
+
+#include "sharded/serial_executor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "support/expect_error.hpp"
+#include "support/gate.hpp"
+
+namespace sparsecast {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Gate;
+using test::soon;
+using test::words_of;
+
+constexpr std::size_t kRoom = 100;
+
+TEST(TaskLine, DoesTasksInTheOrderInWhichTheyAreGiven) {
+  for (const std::size_t most_waiting : {TaskLine::kAtOnce, std::size_t{1}, kRoom}) {
+    TaskLine line("counting", most_waiting);
+    std::vector<int> done;
+    for (int i = 0; i < 50; ++i) line.add([&done, i] { done.push_back(i); }, soon());
+    EXPECT_TRUE(line.wait_for_all(soon()).ok());
+    ASSERT_EQ(done.size(), 50U);
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(done[static_cast<std::size_t>(i)], i);
+    EXPECT_TRUE(line.wait_for(50, soon()));
+  }
+}
+
+TEST(TaskLine, StartsNoThreadWhereTasksAreDoneAtOnce) {
+  const std::thread::id own = std::this_thread::get_id();
+  std::thread::id seen;
+  TaskLine at_once("looking", TaskLine::kAtOnce);
+  at_once.add([&] { seen = std::this_thread::get_id(); }, soon());
+  EXPECT_EQ(seen, own);
+  TaskLine beside("looking", 1);
+  beside.add([&] { seen = std::this_thread::get_id(); }, soon());
+  EXPECT_TRUE(beside.wait_for_all(soon()).ok());
+  EXPECT_NE(seen, own);
+}
+
+TEST(TaskLine, TheGiverGoesOnWhileATaskIsAtWork) {
+  Gate gate;
+  TaskLine line("waiting", 1);
+  std::atomic<bool> passed = false;
+  line.add([&] { passed = gate.pass(); }, soon());
+  EXPECT_FALSE(passed);
+  gate.open();  // Never, were the task done by add().
+  EXPECT_TRUE(line.wait_for_all(soon()).ok());
+  EXPECT_TRUE(passed);
+}
+
+TEST(TaskLine, WaitsForThoseAskedForAndNoMore) {
+  Gate gate;
+  TaskLine line("waiting", kRoom);
+  int first = 0;
+  line.add([&] { first = 1; }, soon());
+  line.add([&] { gate.pass(); }, soon());
+  EXPECT_TRUE(line.wait_for(1, soon()));
+  EXPECT_EQ(first, 1);
+  gate.open();
+  EXPECT_TRUE(line.wait_for(2, soon()));
+}
+
+TEST(TaskLine, AFailureKeepsWhatWasDoneAndLeavesTheRestUndone) {
+  for (const std::size_t most_waiting : {TaskLine::kAtOnce, std::size_t{1}, kRoom}) {
+    TaskLine line("failing", most_waiting);
+    int done = 0;
+    for (int i = 0; i < 10; ++i) {
+      line.add(
+          [&done, i] {
+            if (i == 3) throw Error(ErrorCode::kCorrupt, "the fourth task failed");
+            ++done;
+          },
+          soon());
+    }
+    const Outcome& outcome = line.wait_for_all(soon());
+    EXPECT_EQ(outcome.status(), static_cast<int>(ErrorCode::kCorrupt));
+    EXPECT_NE(outcome.text().find("the fourth task failed"), std::string::npos) << outcome.text();
+    test::expect_error(ErrorCode::kCorrupt, [&] { outcome.rethrow(); }, {"the fourth task failed"});
+    EXPECT_EQ(done, 3);
+    EXPECT_TRUE(line.wait_for(3, soon()));
+    EXPECT_FALSE(line.wait_for(4, soon())) << "it can never be done";
+  }
+}
+
+TEST(TaskLine, TakesNoMoreThanItHasRoomFor) {
+  Gate began;
+  Gate gate;
+  TaskLine line("staging", 1);
+  line.add(
+      [&] {
+        began.open();
+        gate.pass();
+      },
+      soon());
+  EXPECT_TRUE(began.pass());
+  line.add([] {}, soon());  // The one that may wait.
+  test::expect_error(ErrorCode::kTimeout, [&] { line.add([] {}, std::chrono::steady_clock::now()); },
+                     {"staging was at 0 of 3 when the deadline passed"});
+  gate.open();
+  EXPECT_TRUE(line.wait_for(2, soon()));
+}
+
+TEST(TaskLine, NoWaitOutlastsItsDeadline) {
+  Gate gate;
+  TaskLine line("staging", kRoom);
+  line.add([&] { gate.pass(); }, soon());
+  const Deadline now = std::chrono::steady_clock::now();
+  test::expect_error(ErrorCode::kTimeout, [&] { line.wait_for(1, now); }, {"staging was at 0 of 1"});
+  test::expect_error(ErrorCode::kTimeout, [&] { line.wait_for_all(now); }, {"staging was at 0 of 1"});
+  gate.open();
+  EXPECT_TRUE(line.wait_for_all(soon()).ok());
+}
+
+TEST(TaskLine, IsGoneWhenTheTaskAtWorkHasEnded) {
+  Gate began;
+  Gate gate;
+  std::atomic<int> done = 0;
+  const auto held = std::make_shared<int>();
+  std::jthread opener;
+  {
+    TaskLine line("staging", kRoom);
+    line.add(
+        [&] {
+          began.open();
+          gate.pass();
+          ++done;
+        },
+        soon());
+    EXPECT_TRUE(began.pass());
+    for (int i = 0; i < 5; ++i) line.add([&done, held] { ++done; }, soon());
+    EXPECT_EQ(held.use_count(), 6);
+    opener = std::jthread([&] { gate.open(); });  // While the line goes.
+  }
+  EXPECT_GE(done, 1) << "the task at work came to its end";
+  EXPECT_EQ(held.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace sparsecast

@@ -1,0 +1,87 @@
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include "transport/nccl/nccl_library.hpp"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "sparsecast/devices.hpp"
+#include "tests/support/expect_error.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+using testing::Contains;
+using testing::EndsWith;
+
+const std::string kModules = SPARSECAST_TEST_MODULES;
+
+TEST(NcclLibrary, AFileThatIsNoLibraryIsRefused) {
+  const std::string path = testing::TempDir() + "sparsecast_not_a_library.so";
+  std::ofstream(path) << "hello";
+  expect_error(ErrorCode::kUnsupported, [&] { load_nccl(path); }, {path, "cannot be loaded"});
+  expect_error(ErrorCode::kUnsupported, [] { load_nccl("/no/such/libnccl.so.2"); }, {"/no/such/libnccl.so.2"});
+}
+
+TEST(NcclLibrary, AnotherLibraryIsRefused) {
+  expect_error(ErrorCode::kUnsupported, [] { load_nccl("libm.so.6"); }, {"libm.so.6", "no ncclGetVersion"});
+}
+
+TEST(NcclLibrary, MissingEntryPointsAreNamed) {
+  expect_error(ErrorCode::kUnsupported, [] { load_nccl(kModules + "/libpretended_nccl_22203.so"); },
+               {"libpretended_nccl_22203.so", "NCCL 2.22.3", "lacks ncclGetUniqueId", "ncclBroadcast"});
+}
+
+TEST(NcclLibrary, AnOldVersionIsRefused) {
+  expect_error(ErrorCode::kUnsupported, [] { load_nccl(kModules + "/libpretended_nccl_21805.so"); },
+               {"NCCL 2.18.5", "at least 2.20.0"});
+}
+
+TEST(NcclLibrary, VersionsAreWrittenAsPeopleWriteThem) {
+  EXPECT_EQ(nccl_version_text(22809), "2.28.9");
+  EXPECT_EQ(nccl_version_text(23003), "2.30.3");
+}
+
+#ifdef SPARSECAST_TEST_NCCL_LIBRARY
+
+TEST(NcclLibrary, TheRealOneIsLoadedAndSaysItsVersionWithoutADevice) {
+  const NcclLibrary library = load_nccl(SPARSECAST_TEST_NCCL_LIBRARY);
+  EXPECT_GE(library.info.version, kOldestNccl);
+  EXPECT_THAT(library.info.path, EndsWith("libnccl.so.2"));
+  EXPECT_EQ(library.info.chosen_because, "SPARSECAST_NCCL_LIBRARY");
+  EXPECT_THAT(library.info.optional, Contains("ncclMemAlloc"));
+  ncclUniqueId id;
+  EXPECT_EQ(library.functions.get_unique_id(&id), ncclSuccess);
+  EXPECT_STREQ(library.functions.get_error_string(ncclRemoteError),
+               "remote process exited or there was a network error");
+  for (const std::string& name : library.info.absent) std::cout << "this library has no " << name << '\n';
+}
+
+TEST(NcclLibrary, TheCopyThatTheProcessHoldsAlreadyIsPreferred) {
+  void* const held = dlopen(SPARSECAST_TEST_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(held, nullptr);
+  const NcclLibrary library = load_nccl("");
+  EXPECT_EQ(library.info.chosen_because, "already loaded by this process");
+  EXPECT_EQ(reinterpret_cast<void*>(library.functions.broadcast), dlsym(held, "ncclBroadcast"));
+}
+
+TEST(NcclLibrary, TheEnvironmentNamesTheFile) {
+  setenv(kNcclLibraryVariable, SPARSECAST_TEST_NCCL_LIBRARY, 1);
+  EXPECT_EQ(nccl_library().chosen_because, kNcclLibraryVariable);
+}
+
+#endif
+
+TEST(Devices, TheSurveySaysWhyThereAreNone) {
+  const DeviceSurvey survey = survey_devices();
+  EXPECT_EQ(survey.devices.empty(), !survey.why_none.empty()) << survey.why_none;
+  EXPECT_GT(survey.runtime_version, 0);
+}
+
+}  // namespace
+}  // namespace sparsecast::test
+
+#endif

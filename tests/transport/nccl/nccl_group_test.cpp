@@ -1,0 +1,419 @@
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <random>
+
+#include "transport/tcp/meeting.hpp"
+#include "tests/support/fake_nccl.hpp"
+
+namespace sparsecast::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Channel = NcclTransport::Channel;
+using testing::HasSubstr;
+
+constexpr std::uint64_t kStaging = 10000;
+
+NcclOptions options_of(int device) {
+  NcclOptions options;
+  options.device = device;
+  options.staging_bytes = kStaging;
+  return options;
+}
+
+std::vector<Bytes> random_records(unsigned seed, std::size_t count, std::size_t longest) {
+  std::mt19937 random(seed);
+  std::vector<Bytes> records(count);
+  for (Bytes& record : records) {
+    record.resize(random() % (longest + 1));
+    for (std::byte& b : record) b = static_cast<std::byte>(random());
+  }
+  return records;
+}
+
+/// Receivers' buckets, copied on the consumer's stream.
+struct Collector {
+  explicit Collector(DeviceApi& api) : device(api) {}
+  DeviceConsumer consumer() {
+    return [this](std::size_t index, const void* d_data, std::uint64_t bytes, void* stream) {
+      buckets.resize(index + 1);
+      buckets[index].resize(bytes);
+      if (bytes != 0) device.copy_to_host(buckets[index].data(), d_data, bytes, stream);
+    };
+  }
+  DeviceApi& device;
+  std::vector<Bytes> buckets;
+};
+
+class NcclChannel : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
+  }
+  void TearDown() override {
+    EXPECT_EQ(fake_.misuses(), "");
+    if (HasFailure()) return;
+    EXPECT_EQ(fake_.counts.mem_allocs, fake_.counts.mem_frees);
+  }
+
+  std::unique_ptr<Channel> open(std::shared_ptr<Rendezvous> group, std::chrono::milliseconds time = 20s) {
+    const int device = group->rank();
+    return Channel::form(fake_.runtime(), std::move(group), options_of(device), nullptr, in(time));
+  }
+  /// Every rank forms the channel on its own device.
+  void run(int size, const std::function<void(Channel&)>& body) {
+    Meeting meeting(meeting_options(size));
+    meeting.run([&](std::shared_ptr<Rendezvous> group) { body(*open(std::move(group))); });
+  }
+
+  FakeNccl fake_;
+};
+
+TEST_F(NcclChannel, RecordsOfAnySizeArriveFromAnySource) {
+  run(3, [&](Channel& channel) {
+    unsigned seed = 1;
+    for (const auto& [count, longest] :
+         std::vector<std::pair<std::size_t, std::size_t>>{{0, 0}, {1, 0}, {5, 100}, {7, 9 * kStaging}, {3000, 40}}) {
+      for (int source = 0; source < 3; ++source, ++seed) {
+        const std::vector<Bytes> expected = random_records(seed, count, longest);
+        std::vector<Bytes> records = channel.rank() == source ? expected : std::vector<Bytes>(2, Bytes(3));
+        channel.broadcast(records, source, in(20s));
+        EXPECT_EQ(records, expected) << count << ' ' << longest;
+        EXPECT_EQ(channel.agree(channel.rank(), in(20s)), 2);
+      }
+    }
+    EXPECT_TRUE(channel.report().registered);
+    EXPECT_EQ(channel.report().formed_by, "init");
+  });
+  EXPECT_EQ(fake_.counts.aborts, 0);
+  EXPECT_EQ(fake_.counts.destroys, 3);
+  EXPECT_EQ(fake_.counts.registrations, 6);
+  EXPECT_EQ(fake_.counts.deregistrations, 6);
+  EXPECT_EQ(fake_.counts.allocated, 0);
+}
+
+TEST_F(NcclChannel, DeviceBucketsTakeOneTableAndOneBroadcastEach) {
+  std::atomic<int> before = 0;
+  run(2, [&](Channel& channel) {
+    const std::vector<Bytes> expected = random_records(5, 9, kStaging);
+    std::vector<DeviceBucket> buckets;
+    for (const Bytes& bucket : expected) buckets.push_back({bucket.data(), bucket.size()});
+    Collector collector(fake_.device());
+    const auto sizes = channel.broadcast_device(buckets, 0, collector.consumer(), in(20s), nullptr);
+    ASSERT_EQ(sizes.size(), expected.size());
+    if (channel.rank() == 1) {
+      EXPECT_EQ(collector.buckets, expected);
+    }
+    ++before;
+  });
+  EXPECT_EQ(fake_.counts.broadcasts, 2 * (1 + 9));
+}
+
+TEST_F(NcclChannel, EmptyBucketsAndNoBucketsNeedNoBroadcast) {
+  run(2, [&](Channel& channel) {
+    const Bytes some(17, std::byte{3});
+    const std::vector<DeviceBucket> buckets = {{nullptr, 0}, {some.data(), some.size()}, {nullptr, 0}};
+    Collector collector(fake_.device());
+    channel.broadcast_device(channel.rank() == 1 ? buckets : std::vector<DeviceBucket>{}, 1, collector.consumer(),
+                             in(20s));
+    if (channel.rank() == 0) {
+      EXPECT_EQ(collector.buckets, (std::vector<Bytes>{{}, some, {}}));
+    }
+    EXPECT_TRUE(channel.broadcast_device({}, 0, collector.consumer(), in(20s)).empty());
+  });
+  EXPECT_EQ(fake_.counts.broadcasts, 2 * 3);
+}
+
+TEST_F(NcclChannel, ABucketOverTheStagingBufferIsRefusedOnEveryRankAndTheChannelLives) {
+  run(2, [&](Channel& channel) {
+    const Bytes large(kStaging + 1);
+    const std::vector<DeviceBucket> buckets = {{large.data(), large.size()}};
+    Collector collector(fake_.device());
+    const auto call = [&] { channel.broadcast_device(buckets, 0, collector.consumer(), in(20s)); };
+    if (channel.rank() == 0) {
+      expect_error(ErrorCode::kUsage, call, {"10001", "10000"});
+    } else {
+      expect_error(ErrorCode::kPeerFailed, call, {"nothing to send: usage"});
+    }
+    EXPECT_EQ(channel.agree(4, in(20s)), 4);
+  });
+  EXPECT_EQ(fake_.counts.aborts + fake_.counts.revokes, 0);
+}
+
+TEST_F(NcclChannel, ADeadPeerEndsTheBroadcastOfEveryRankByTheDeadline) {
+  fake_.faults.never_arrive = {2};
+  run(3, [&](Channel& channel) {
+    std::vector<Bytes> records = {Bytes(100)};
+    try {
+      channel.broadcast(records, 0, in(600ms));
+      ADD_FAILURE() << "a broadcast without all ranks succeeded";
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerFailed) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("nccl channel, rank "));
+    }
+    expect_error(ErrorCode::kPeerFailed, [&] { channel.broadcast(records, 0, in(20s)); }, {"broken"});
+    expect_error(ErrorCode::kPeerFailed, [&] { channel.agree(0, in(20s)); }, {"broken"});
+  });
+  EXPECT_EQ(fake_.counts.revokes, 3);
+  EXPECT_EQ(fake_.counts.aborts, 3);  // What was kept for a shrink is stopped for good at the end.
+}
+
+TEST_F(NcclChannel, AnAsyncErrorOfOneRankAbortsEveryRankLongBeforeTheDeadline) {
+  fake_.functions.comm_revoke = nullptr;
+  fake_.faults.async_error_rank = 1;
+  fake_.faults.healthy_broadcasts = 2;
+  const auto start = std::chrono::steady_clock::now();
+  run(3, [&](Channel& channel) {
+    std::vector<Bytes> records = {Bytes(10 * kStaging)};
+    const auto call = [&] { channel.broadcast(records, 0, in(60s)); };
+    if (channel.rank() == 1) {
+      expect_error(ErrorCode::kPeerFailed, call, {"remote process exited", "the fake's last words"});
+    } else {
+      expect_error(ErrorCode::kPeerFailed, call, {"remote process exited"});
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
+  EXPECT_EQ(fake_.counts.aborts, 3);
+}
+
+TEST_F(NcclChannel, ARankThatDiesBetweenCallsFreesTheOthersFromTheirBroadcast) {
+  Meeting meeting(meeting_options(3));
+  const auto start = std::chrono::steady_clock::now();
+  meeting.run([&](std::shared_ptr<Rendezvous> group) {
+    const int rank = group->rank();
+    const auto channel = open(std::move(group));
+    if (rank == 2) return;
+    std::vector<Bytes> records = {Bytes(100)};
+    expect_error(ErrorCode::kPeerFailed, [&] { channel->broadcast(records, 0, in(60s)); }, {"rank 2"});
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
+}
+
+TEST_F(NcclChannel, AConsumerThatThrowsFailsEveryRank) {
+  run(2, [&](Channel& channel) {
+    const Bytes some(100);
+    const std::vector<DeviceBucket> buckets(8, {some.data(), some.size()});
+    const DeviceConsumer bad = [](std::size_t index, const void*, std::uint64_t, void*) {
+      if (index == 3) throw Error(ErrorCode::kCorrupt, "bucket 3 is bad");
+    };
+    const auto call = [&] {
+      channel.broadcast_device(buckets, 0, bad, in(20s));
+      channel.agree(0, in(20s));  // The source may be done before the receiver fails.
+    };
+    expect_error(channel.rank() == 1 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed, call, {"bucket 3 is bad"});
+  });
+}
+
+TEST_F(NcclChannel, ADamagedCountTableIsRefusedBeforeAnythingIsBelieved) {
+  fake_.faults.damage_tables = true;
+  run(2, [&](Channel& channel) {
+    std::vector<Bytes> records = {Bytes(100)};
+    const auto call = [&] { channel.broadcast(records, 0, in(20s)); };
+    expect_error(channel.rank() == 1 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed, call, {"count table is damaged"});
+  });
+}
+
+TEST_F(NcclChannel, MoreThanTheLimitsIsRefused) {
+  Meeting meeting(meeting_options(2));
+  meeting.run([&](std::shared_ptr<Rendezvous> group) {
+    NcclOptions options = options_of(group->rank());
+    if (group->rank() == 1) options.max_bytes = 1000;
+    const auto channel = Channel::form(fake_.runtime(), group, options, nullptr, in(20s));
+    std::vector<Bytes> records = {Bytes(1001)};
+    expect_error(group->rank() == 1 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed,
+                 [&] { channel->broadcast(records, 0, in(20s)); }, {"1001 bytes", "1000"});
+  });
+}
+
+TEST_F(NcclChannel, RanksAtDifferentKindsOfBroadcastAreAMismatch) {
+  run(2, [&](Channel& channel) {
+    std::vector<Bytes> records = {Bytes(10)};
+    Collector collector(fake_.device());
+    if (channel.rank() == 0) {
+      expect_error(ErrorCode::kPeerFailed, [&] { channel.broadcast(records, 0, in(20s)); }, {"different steps"});
+    } else {
+      expect_error(ErrorCode::kGroupMismatch, [&] { channel.broadcast_device({}, 0, collector.consumer(), in(20s)); },
+                   {"host records", "device buckets"});
+    }
+  });
+}
+
+TEST_F(NcclChannel, AnInitThatNeverEndsIsATimeoutOnEveryRank) {
+  fake_.faults.init_hangs = true;
+  Meeting meeting(meeting_options(2));
+  meeting.run([&](std::shared_ptr<Rendezvous> group) {
+    try {
+      open(std::move(group), 500ms);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerFailed);
+      EXPECT_THAT(error.what(), HasSubstr("forming"));
+    }
+  });
+  EXPECT_EQ(fake_.counts.allocated, 0);
+}
+
+TEST_F(NcclChannel, RanksOnOneGpuAreNamed) {
+  fake_.faults.same_gpu = {0, 2};
+  Meeting meeting(meeting_options(3));
+  meeting.run([&](std::shared_ptr<Rendezvous> group) {
+    expect_error(ErrorCode::kGroupMismatch, [&] { open(std::move(group)); },
+                 {"ranks 0 and 2 use the same GPU", "GPU-77", "CUDA_VISIBLE_DEVICES"});
+  });
+  EXPECT_EQ(fake_.counts.inits, 0);
+}
+
+TEST_F(NcclChannel, AnotherStagingSizeIsAMismatchThatNamesTheRank) {
+  Meeting meeting(meeting_options(2));
+  meeting.run([&](std::shared_ptr<Rendezvous> group) {
+    NcclOptions options = options_of(group->rank());
+    options.staging_bytes += static_cast<std::uint64_t>(group->rank());
+    expect_error(ErrorCode::kGroupMismatch, [&] { Channel::form(fake_.runtime(), group, options, nullptr, in(20s)); },
+                 {"staging_bytes", "rank 1 has 10001", "rank 0 has 10000"});
+  });
+}
+
+TEST_F(NcclChannel, RegistrationIsForAllRanksOrNone) {
+  fake_.faults.no_register = {1};
+  run(2, [&](Channel& channel) {
+    EXPECT_FALSE(channel.report().registered);
+    std::vector<Bytes> records = {Bytes(50)};
+    channel.broadcast(records, 0, in(20s));
+  });
+  EXPECT_EQ(fake_.counts.registrations, fake_.counts.deregistrations);
+}
+
+TEST_F(NcclChannel, WithoutMemAllocAnywhereNothingIsRegistered) {
+  fake_.faults.no_mem_alloc = {0};
+  run(2, [&](Channel& channel) { EXPECT_FALSE(channel.report().registered); });
+  EXPECT_EQ(fake_.counts.registrations, 0);
+}
+
+TEST_F(NcclChannel, AnOldLibraryWithoutOptionalEntryPointsServes) {
+  NcclFunctions& f = fake_.functions;
+  f.mem_alloc = nullptr;
+  f.comm_register = nullptr;
+  f.comm_init_rank_scalable = nullptr;
+  f.comm_shrink = nullptr;
+  f.comm_revoke = nullptr;
+  f.comm_grow = nullptr;
+  run(2, [&](Channel& channel) {
+    std::vector<Bytes> records = {Bytes(3 * kStaging, std::byte{9})};
+    const std::vector<Bytes> expected = records;
+    channel.broadcast(records, 1, in(20s));
+    EXPECT_EQ(records, expected);
+  });
+}
+
+TEST_F(NcclChannel, AnotherThreadIsRefused) {
+  run(1, [&](Channel& channel) {
+    std::jthread([&] {
+      std::vector<Bytes> records;
+      expect_error(ErrorCode::kUsage, [&] { channel.broadcast(records, 0, in(1s)); }, {"another thread"});
+    }).join();
+    EXPECT_EQ(channel.agree(3, in(1s)), 3);
+  });
+}
+
+TEST_F(NcclChannel, SplitMakesChannelsThatWorkSideBySide) {
+  run(4, [&](Channel& channel) {
+    const auto part = channel.split(channel.rank() % 2, 0, in(20s));
+    ASSERT_NE(part, nullptr);
+    EXPECT_EQ(part->size(), 2);
+    EXPECT_EQ(part->rank(), channel.rank() / 2);
+    EXPECT_EQ(part->report().formed_by, "split");
+    const std::vector<Bytes> expected = random_records(static_cast<unsigned>(channel.rank() % 2), 4, 5 * kStaging);
+    std::vector<Bytes> records = expected;
+    if (part->rank() == 1) records.clear();
+    part->broadcast(records, 0, in(20s));
+    EXPECT_EQ(records, expected);
+    std::vector<Bytes> whole = {Bytes(static_cast<std::size_t>(channel.rank() == 3 ? 8 : 0))};
+    channel.broadcast(whole, 3, in(20s));
+    EXPECT_EQ(whole[0].size(), 8U);
+  });
+}
+
+/// Ranks 0..size-1 sync once, `lost` dies in the next broadcast, the survivors reform and sync again.
+void lose_a_rank(FakeNccl& fake, int size, int lost, const std::string& formed_by,
+                 const std::function<std::unique_ptr<Channel>(std::shared_ptr<Rendezvous>)>& open) {
+  Meeting first(meeting_options(size));
+  RendezvousOptions again = meeting_options(size - 1);
+  again.generation = 1;
+  Meeting second(again);
+  first.run([&](std::shared_ptr<Rendezvous> group) {
+    const int rank = group->rank();
+    const auto channel = open(std::move(group));
+    std::vector<Bytes> records = {Bytes(100)};
+    channel->broadcast(records, 0, in(20s));
+    if (rank == lost) return;
+    expect_error(ErrorCode::kPeerFailed, [&] { channel->broadcast(records, 0, in(60s)); });
+    const auto survivors = channel->reform(second.meet(rank < lost ? rank : rank - 1), in(20s));
+    EXPECT_EQ(survivors->report().formed_by, formed_by);
+    EXPECT_EQ(survivors->size(), size - 1);
+    const std::vector<Bytes> expected = random_records(3, 5, 3 * kStaging);
+    std::vector<Bytes> synced = survivors->rank() == 0 ? expected : std::vector<Bytes>{};
+    survivors->broadcast(synced, 0, in(20s));
+    EXPECT_EQ(synced, expected);
+    expect_error(ErrorCode::kPeerFailed, [&] { channel->broadcast(records, 0, in(1s)); });
+  });
+  EXPECT_EQ(fake.counts.allocated, 0);
+}
+
+TEST_F(NcclChannel, AfterALostReceiverTheChannelShrinks) {
+  lose_a_rank(fake_, 4, 2, "shrink", [&](auto group) { return open(std::move(group)); });
+  EXPECT_EQ(fake_.counts.shrinks, 3);
+  EXPECT_EQ(fake_.counts.inits, 4);
+}
+
+TEST_F(NcclChannel, WithoutRevokeOrShrinkItIsMadeAnew) {
+  fake_.functions.comm_revoke = nullptr;
+  lose_a_rank(fake_, 3, 1, "init", [&](auto group) { return open(std::move(group)); });
+  EXPECT_EQ(fake_.counts.shrinks, 0);
+  EXPECT_EQ(fake_.counts.inits, 3 + 2);
+}
+
+void add_a_rank(FakeNccl& fake, const std::string& formed_by,
+                const std::function<std::unique_ptr<Channel>(std::shared_ptr<Rendezvous>)>& open) {
+  Meeting first(meeting_options(2));
+  RendezvousOptions more = meeting_options(3);
+  more.generation = 1;
+  Meeting second(more);
+  const std::vector<Bytes> expected = random_records(3, 5, 3 * kStaging);
+  const auto sync = [&](Channel& channel) {
+    EXPECT_EQ(channel.report().formed_by, formed_by);
+    std::vector<Bytes> records = channel.rank() == 0 ? expected : std::vector<Bytes>{};
+    channel.broadcast(records, 0, in(20s));
+    EXPECT_EQ(records, expected);
+  };
+  std::jthread joiner([&] {
+    const auto channel = open(second.meet(2));
+    sync(*channel);
+  });
+  first.run([&](std::shared_ptr<Rendezvous> group) {
+    const int rank = group->rank();
+    const auto channel = open(std::move(group));
+    const auto grown = channel->reform(second.meet(rank), in(20s));
+    sync(*grown);
+  });
+  joiner.join();
+  EXPECT_EQ(fake.counts.allocated, 0);
+}
+
+TEST_F(NcclChannel, AJoinerGrowsTheChannel) {
+  add_a_rank(fake_, "grow", [&](auto group) { return open(std::move(group)); });
+  EXPECT_EQ(fake_.counts.grows, 3);
+}
+
+TEST_F(NcclChannel, WithoutGrowAJoinerMakesItAnew) {
+  fake_.functions.comm_grow = nullptr;
+  add_a_rank(fake_, "init", [&](auto group) { return open(std::move(group)); });
+  EXPECT_EQ(fake_.counts.inits, 2 + 3);
+}
+
+}  // namespace
+}  // namespace sparsecast::test
+
+#endif

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sparsecast/delta.hpp"
+#include "tools/common/cli.hpp"
+
+namespace sparsecast::tools {
+
+/// Flags of every command that writes a delta. The value codec is asked for only where it can be chosen.
+struct EncodeFlags {
+  std::string positions = "auto";
+  std::string values = "ulp";
+  int zstd_level = 0;
+  int threads = 0;
+  std::uint32_t frame_mb = 16;
+  std::string output;
+
+  void add_to(CLI::App& parser, bool with_values);
+  /// All but the output.
+  void add_codec_to(CLI::App& parser, bool with_values);
+  EncodeOptions options() const;
+};
+
+void add_threads(CLI::App& parser, int& threads);
+void add_json(CLI::App& parser, bool& json);
+
+/// A delta file being written: it appears under its name, whole, at commit(). An existing delta is replaced; anything
+/// else of that name is not: Error{kUsage}.
+class DeltaOutput {
+ public:
+  DeltaOutput(FileSystem& fs, const std::string& path);
+  RecordSink sink();
+  std::uint64_t bytes() const noexcept { return file_.size(); }
+  void commit() { file_.commit(); }
+
+ private:
+  AtomicFile file_;
+};
+
+}  // namespace sparsecast::tools

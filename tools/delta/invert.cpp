@@ -1,0 +1,86 @@
+// sparsecast invert: the delta that leads back.
+
+#include <fmt/format.h>
+
+#include "checkpoint/checkpoint_apply.hpp"
+#include "checkpoint/table_difference.hpp"
+#include "checkpoint/undo_record.hpp"
+#include "sparsecast/delta.hpp"
+#include "tools/common/commands.hpp"
+#include "tools/common/options.hpp"
+#include "tools/common/progress.hpp"
+#include "tools/common/report.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+struct InvertFlags {
+  std::string delta;
+  std::string base;
+  EncodeFlags encode;
+  bool json = false;
+};
+
+/// Opens the base and proves that the delta starts from it: raw values of another checkpoint would be nonsense.
+CheckpointStore open_base(Console& console, const InvertFlags& flags, const DeltaFile& delta,
+                          const Progress& progress) {
+  require_not_interrupted(console.fs, flags.base);
+  CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.base)), OpenMode::kRead);
+  require_same_table(store.table(), flags.base, delta.table(), flags.delta);
+  const StateDigest digest = sum(digest_store(store, flags.encode.threads, progress));
+  if (!(digest == delta.header().base_digest)) {
+    throw Error(ErrorCode::kWrongBase,
+                fmt::format("its digest is {}, but '{}' starts from {}", to_hex(digest.value), flags.delta,
+                            to_hex(delta.header().base_digest.value)),
+                flags.base);
+  }
+  return store;
+}
+
+int run_invert(Console& console, const InvertFlags& flags) {
+  const DeltaFile delta = DeltaFile::open(console.fs, flags.delta);
+  const bool raw = delta.header().values == ValueCodec::kRaw;
+  if (raw && flags.base.empty()) {
+    throw Error(ErrorCode::kUsage, "a raw delta holds only new values; --base CHECKPOINT, its base, gives the old ones",
+                flags.delta);
+  }
+  ProgressBar bar(console);
+  std::optional<CheckpointStore> base;
+  if (raw) base = open_base(console, flags, delta, bar.callback());
+  DeltaOutput output(console.fs, flags.encode.output);
+  const CommitRecord commit = raw ? raw_inverse(*base, delta, flags.encode.options(), output.sink(), bar.callback())
+                                  : invert(delta, flags.encode.options(), output.sink());
+  output.commit();
+  bar.wipe();
+  Report report;
+  report.add("delta", flags.encode.output, "delta");
+  report.add("base_version", delta.header().version, "");
+  report.add("version", delta.header().base_version, "version",
+             fmt::format("{} -> {}", delta.header().version, delta.header().base_version));
+  report.add("changed", commit.changed, "changed");
+  report.add("delta_bytes", output.bytes(), "delta bytes");
+  report.add("base_digest", delta.commit().result_digest.value, "base digest");
+  report.add("result_digest", commit.result_digest.value, "result digest");
+  report.print(console, flags.json);
+  return kExitGood;
+}
+
+}  // namespace
+
+AddedCommand add_invert(CLI::App& app, Console& console) {
+  auto flags = std::make_shared<InvertFlags>();
+  CLI::App* parser = app.add_subcommand("invert", "Write the delta that takes another one back");
+  parser->add_option("delta", flags->delta, "The delta to invert")->required()->type_name("DELTA");
+  flags->encode.add_to(*parser, false);
+  parser->add_option("--base", flags->base, "The checkpoint that DELTA starts from; a raw delta needs it")
+      ->type_name("CHECKPOINT");
+  add_json(*parser, flags->json);
+  parser->footer(
+      "ulp and xor deltas invert by themselves. A raw delta holds only new values, so it needs its base.\n\n"
+      "Examples:\n"
+      "  sparsecast invert 101.scd -o back_to_100.scd\n"
+      "  sparsecast invert raw_101.scd -o back_to_100.scd --base step_100.safetensors");
+  return {parser, [flags, &console] { return run_invert(console, *flags); }};
+}
+
+}  // namespace sparsecast::tools

@@ -1,0 +1,27 @@
+#include "tools/log/log_checkpoint.hpp"
+
+#include "core/file_tree.hpp"
+
+namespace sparsecast::tools {
+
+CheckpointFollower::CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store,
+                                       const std::string& checkpoint, int threads, bool copy_on_write,
+                                       FollowerOptions options) {
+  const std::string path = without_trailing_slashes(checkpoint);
+  directory_ = path + ".follow";
+  console.fs.make_directory(directory_);
+  if (&console.fs == &FileSystem::posix()) {
+    follower_lock_.emplace(directory_);
+    // Copy-on-write replaces what this lock would be on, and writes to no file that others see.
+    if (!copy_on_write && console.fs.exists(path)) checkpoint_lock_.emplace(path);
+  }
+  CheckpointTargetOptions target;
+  target.threads = threads;
+  target.copy_on_write = copy_on_write;
+  target.progress = options.progress;
+  target.note = options.note;
+  follower_ = std::make_unique<LogFollower>(std::move(store), console.fs, directory_ + "/state",
+                                            make_checkpoint_target(console.fs, path, target), std::move(options));
+}
+
+}  // namespace sparsecast::tools

@@ -1,0 +1,63 @@
+// sparsecast log status: a log at a glance.
+
+#include <fmt/format.h>
+
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_picture.hpp"
+#include "tools/common/options.hpp"
+#include "tools/common/page.hpp"
+#include "tools/common/progress.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+struct StatusFlags {
+  LogFlags log;
+  std::string html;
+  std::uint64_t versions = 256;
+  bool json = false;
+};
+
+int run_status(Console& console, const StatusFlags& flags) {
+  if (!flags.html.empty()) require_page(console.fs, flags.html);
+  OpenLog log(console.fs, flags.log);
+  const LogSurvey survey = survey_log(log, flags.versions);
+  if (!flags.html.empty()) {
+    ProgressBar bar(console);
+    const ScratchDirectory scratch(console.fs, flags.html + ".scratch");
+    const LayerHeat heat = survey_layers(console.fs, log, survey, scratch.path(), bar.callback());
+    write_page(console.fs, flags.html, status_html(survey, heat));
+  }
+  if (flags.json) {
+    console.out << status_json(survey).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  } else {
+    print_status(survey, console.unicode, console.out);
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+AddedCommand add_log_status(CLI::App& log, Console& console) {
+  auto flags = std::make_shared<StatusFlags>();
+  CLI::App* parser = log.add_subcommand("status", "Show a log at a glance");
+  flags->log.add_to(*parser);
+  parser->add_option("--versions", flags->versions, "How many of the newest versions to show")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}))
+      ->capture_default_str()
+      ->type_name("N");
+  parser
+      ->add_option("--html", flags->html,
+                   "Write a page with charts, and a map of density by layer and version, for which the deltas "
+                   "themselves are read; an older page there is replaced")
+      ->type_name("FILE");
+  add_json(*parser, flags->json);
+  parser->footer(
+      "Reads records and lists objects; nothing is written to the log.\n\n"
+      "Examples:\n"
+      "  sparsecast log status /shared/log\n"
+      "  sparsecast log status s3://bucket/run-7 --html log.html --versions 500");
+  return {parser, [flags, &console] { return run_status(console, *flags); }};
+}
+
+}  // namespace sparsecast::tools

@@ -1,0 +1,102 @@
+// sparsecast plan: what a trainer's cut and an engine's cut make of each other.
+
+#include "tools/common/commands.hpp"
+#include "tools/common/options.hpp"
+#include "tools/common/page.hpp"
+#include "tools/plan/plan_forms.hpp"
+#include "tools/common/report.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+struct PlanFlags {
+  PlanRequest request;
+  std::string html;
+  Every every;
+  bool json = false;
+};
+
+int run_plan(Console& console, const PlanFlags& flags) {
+  if (!flags.html.empty()) require_page(console.fs, flags.html);
+  const PlanStudy study = study_plan(console.fs, flags.request);
+  if (!flags.html.empty()) write_page(console.fs, flags.html, plan_html(study));
+  if (flags.json) {
+    console.out << plan_json(study).dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  } else {
+    print_plan(study, flags.every, console.out);
+  }
+  return kExitGood;
+}
+
+void add_plan_options(CLI::App& parser, PlanRequest& request) {
+  parser.add_option("--engines", request.engines, "Replicas of the engine, each on nodes of its own")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->type_name("N");
+  parser
+      .add_option("--scale-down", request.scale_down,
+                  "Divide what the files declare as scalable by this: the same plan in small")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->type_name("K");
+  parser
+      .add_option("--max-channels", request.options.max_channels_per_rank,
+                  "The most channels (communicators) that a rank may be in")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->type_name("N");
+  parser.add_option("--unsent", request.options.unsent, "Trainer tensors that no engine holds are good (* and ?)")
+      ->allow_extra_args(false)
+      ->type_name("PATTERN");
+}
+
+void add_model_options(CLI::App& parser, PlanRequest& request) {
+  parser.add_option("--bandwidth", request.world_gigabytes_per_second, "Of a rank, between nodes, GB/s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("GB/S");
+  parser.add_option("--node-bandwidth", request.node_gigabytes_per_second, "Of a rank, inside its node, GB/s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("GB/S");
+  parser.add_option("--latency", request.latency_microseconds, "Of a transfer, microseconds")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->type_name("US");
+  parser.add_option("--density", request.density_percent, "Elements that a sync changes, percent")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str()
+      ->type_name("PERCENT");
+  parser.add_option("--bytes-per-change", request.bytes_per_change, "Bytes of a delta for each")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->type_name("BYTES");
+}
+
+}  // namespace
+
+AddedCommand add_plan(CLI::App& app, Console& console) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* parser = app.add_subcommand("plan", "Who sends what to whom, from a trainer's layout and an engine's");
+  parser->add_option("trainer", flags->request.trainer_file, "The trainer's layout file")
+      ->required()
+      ->type_name("TRAINER");
+  parser->add_option("engine", flags->request.engine_file, "The engine's layout file")->required()->type_name("ENGINE");
+  add_plan_options(*parser, flags->request);
+  add_model_options(*parser, flags->request);
+  parser->add_flag("--channels", flags->every.channel, "Print a row for every channel, however many there are");
+  parser->add_flag("--ranks", flags->every.rank, "Print bytes and memory of every rank");
+  parser->add_option("--html", flags->html, "Write a picture, one page; an older page there is replaced")
+      ->type_name("FILE");
+  add_json(*parser, flags->json);
+  parser->footer(
+      "Layout files: docs/layout-format.md; the plan: docs/fanout.md. World ranks are the trainer's, then the "
+      "engines'.\n"
+      "Wire times are a prediction from the given links alone.\n\n"
+      "Examples:\n"
+      "  sparsecast plan layouts/qwen2.5-7b.fsdp2-dp8.json layouts/qwen2.5-7b.vllm-tp4.json --engines 2\n"
+      "  sparsecast plan trainer.json engine.json --bandwidth 25 --html plan.html");
+  return {parser, [flags, &console] { return run_plan(console, *flags); }};
+}
+
+}  // namespace sparsecast::tools

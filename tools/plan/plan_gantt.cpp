@@ -1,0 +1,126 @@
+// The transfers of a sync over time, as SVG.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tools/plan/plan_forms.hpp"
+#include "tools/plan/plan_picture.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+constexpr double kWidth = 1240;
+constexpr double kLeft = 110;
+constexpr double kRight = 20;
+constexpr double kTop = 10;
+constexpr double kMostRow = 18;
+constexpr double kLeastRow = 4;
+constexpr double kMostHeight = 640;  ///< Of all rows, where rows are higher than the least.
+constexpr double kLabelRow = 11;     ///< Lower rows have no room for text.
+constexpr double kJoinedGap = 0.5;   ///< Transfers nearer than this are drawn as one bar.
+
+/// Consecutive transfers of a channel that the eye cannot tell apart.
+struct Bar {
+  double start = 0;
+  double end = 0;
+  std::size_t transfers = 0;
+  int source = 0;
+};
+
+struct Row {
+  std::size_t place = 0;
+  std::size_t box = 0;  ///< Of the picture: gives the colour.
+  std::vector<Bar> bars;
+};
+
+class Schedule {
+ public:
+  Schedule(const PlanStudy& study, const Picture& picture) : study_(study), rows_(study.channels.size()) {
+    std::size_t next = 0;
+    for (std::size_t box = 0; box < picture.channels.size(); ++box) {
+      for (const int c : picture.channels[box].members) {
+        Row& row = rows_[static_cast<std::size_t>(c)];
+        row.place = next++;
+        row.box = box;
+      }
+    }
+    scale_ = study.cost.wire_seconds > 0 ? (kWidth - kLeft - kRight) / study.cost.wire_seconds : 0;
+    row_height_ =
+        std::clamp(kMostHeight / static_cast<double>(std::max(rows_.size(), std::size_t{1})), kLeastRow, kMostRow);
+    for (std::size_t t = 0; t < study.cost.transfers.size(); ++t) add_transfer(t);
+  }
+
+  std::string svg() const {
+    const double bottom = kTop + row_height_ * static_cast<double>(rows_.size());
+    std::string out = fmt::format(
+        "<svg class=\"schedule\" viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-labelledby=\"time-title time-text\" "
+        "xmlns=\"http://www.w3.org/2000/svg\">\n<title id=\"time-title\">When each channel is busy</title>\n"
+        "<desc id=\"time-text\">{} transfers in {} channels, {} in all.</desc>\n",
+        kWidth, bottom + 30, study_.cost.transfers.size(), rows_.size(), human_time(study_.cost.wire_seconds));
+    add_axis(out, bottom);
+    for (std::size_t c = 0; c < rows_.size(); ++c) add_row(out, c);
+    return out + "</svg>\n";
+  }
+
+ private:
+  void add_transfer(std::size_t t) {
+    const Transfer& transfer = study_.plan->transfers()[t];
+    const TransferTime& time = study_.cost.transfers[t];
+    std::vector<Bar>& row = rows_[transfer.channel].bars;
+    const bool thin = (time.end_seconds - time.start_seconds) * scale_ < 2;
+    if (!row.empty() && thin && (time.start_seconds - row.back().end) * scale_ < kJoinedGap &&
+        (row.back().end - row.back().start) * scale_ < 2) {
+      row.back().end = time.end_seconds;
+      ++row.back().transfers;
+      return;
+    }
+    row.push_back({time.start_seconds, time.end_seconds, 1, transfer.source});
+  }
+
+  void add_axis(std::string& out, double bottom) const {
+    const double whole = study_.cost.wire_seconds;
+    constexpr int kTicks = 5;
+    for (int i = 0; i <= kTicks; ++i) {
+      const double seconds = whole * i / kTicks;
+      const double x = kLeft + seconds * scale_;
+      out += fmt::format(
+          "<path class=\"tick\" d=\"M{0:.1f} {1:.1f}V{2:.1f}\"/><text x=\"{0:.1f}\" y=\"{3:.1f}\" "
+          "text-anchor=\"{4}\">{5}</text>\n",
+          x, kTop, bottom + 5, bottom + 20, i == kTicks ? "end" : "middle", human_time(seconds));
+      if (whole == 0) break;
+    }
+  }
+
+  void add_row(std::string& out, std::size_t channel) const {
+    const Row& row = rows_[channel];
+    const double y = kTop + row_height_ * static_cast<double>(row.place);
+    if (row_height_ >= kLabelRow) {
+      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">channel {}</text>\n", kLeft - 8,
+                         y + row_height_ / 2 + 4, channel);
+    }
+    for (const Bar& bar : row.bars) {
+      const std::string who = bar.transfers == 1
+                                  ? fmt::format("from rank {}", bar.source)
+                                  : fmt::format("{} transfers from rank {} on", bar.transfers, bar.source);
+      out += fmt::format(
+          "<rect class=\"bar\" fill=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"><title>channel "
+          "{}, {}: {} to {}</title></rect>\n",
+          channel_colour(row.box), kLeft + bar.start * scale_, y + row_height_ * 0.1,
+          std::max(0.4, (bar.end - bar.start) * scale_ - 0.3), row_height_ * 0.8, channel, who, human_time(bar.start),
+          human_time(bar.end));
+    }
+  }
+
+  const PlanStudy& study_;
+  double scale_ = 0;  ///< Pixels a second.
+  double row_height_ = kMostRow;
+  std::vector<Row> rows_;  ///< By channel.
+};
+
+}  // namespace
+
+std::string schedule_svg(const PlanStudy& study, const Picture& picture) { return Schedule(study, picture).svg(); }
+
+}  // namespace sparsecast::tools

@@ -1,0 +1,157 @@
+#include "tools/plan/plan_study.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "sparsecast/error.hpp"
+#include "sparsecast/layout_json.hpp"
+#include "tools/common/report.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
+/// A replica of an engine is on other machines than the engine.
+std::shared_ptr<const Layout> on_own_nodes(const std::shared_ptr<const Layout>& layout, const std::string& name) {
+  std::vector<RankLayout> ranks = layout->ranks();
+  bool named = false;
+  for (RankLayout& rank : ranks) {
+    named = named || !rank.node.empty();
+    if (!rank.node.empty()) rank.node = name + "/" + rank.node;
+  }
+  return named ? std::make_shared<Layout>(layout->table(), std::move(ranks), layout->ties()) : layout;
+}
+
+FanoutGroup make_group(std::string name, std::shared_ptr<const Layout> layout, int& next_rank) {
+  FanoutGroup group{std::move(name), std::move(layout), {}};
+  for (std::size_t i = 0; i < group.layout->ranks().size(); ++i) group.ranks.push_back(next_rank++);
+  return group;
+}
+
+CostModel model_of(const PlanRequest& request, const TensorTable& table) {
+  CostModel model;
+  model.node_bytes_per_second = request.node_gigabytes_per_second * 1e9;
+  model.world_bytes_per_second = request.world_gigabytes_per_second * 1e9;
+  model.latency_seconds = request.latency_microseconds * 1e-6;
+  model.wire_bytes_per_byte = request.density_percent / 100 * request.bytes_per_change *
+                              ratio(static_cast<double>(table.elements()), static_cast<double>(table.bytes()));
+  return model;
+}
+
+/// What a lane adds to its channel.
+void add_lane(ChannelStudy& channel, const Lane& lane, double wire_bytes_per_byte) {
+  const double bytes = static_cast<double>(lane.bytes) * wire_bytes_per_byte;
+  channel.dense_bytes += lane.bytes;
+  channel.delta_bytes += bytes;
+  channel.sent[lane.source] += bytes;
+  for (std::size_t s = 0; s < lane.slots.size(); ++s) {
+    if (s == 0 || lane.slots[s - 1].rank != lane.slots[s].rank) channel.received[lane.slots[s].rank] += bytes;
+  }
+}
+
+void study_channels(PlanStudy& study) {
+  const FanoutPlan& plan = *study.plan;
+  const TensorTable& table = plan.table();
+  const NamePatterns patterns(table);
+  study.channels.resize(plan.channels().size());
+  for (std::uint32_t l = 0; l < plan.lanes().size(); ++l) {
+    ChannelStudy& channel = study.channels[plan.lanes()[l].channel];
+    channel.lanes.push_back(l);
+    add_lane(channel, plan.lanes()[l], study.model.wire_bytes_per_byte);
+  }
+  std::vector<std::uint64_t> bytes(table.size());
+  for (std::size_t c = 0; c < study.channels.size(); ++c) {
+    ChannelStudy& channel = study.channels[c];
+    std::fill(bytes.begin(), bytes.end(), 0);
+    for (const std::uint32_t l : channel.lanes) {
+      for (const Part& part : plan.lanes()[l].parts) {
+        bytes[part.tensor] += part.box.elements() * element_size(table[part.tensor].dtype);
+      }
+    }
+    channel.tensors = patterns.of(bytes);
+    // Every member but its source gets a broadcast.
+    double wanted = 0;
+    for (const auto& [unused, received] : channel.received) wanted += received;
+    const auto others = static_cast<double>(plan.channels()[c].members.size() - 1);
+    channel.foreign_bytes = std::max(0.0, channel.delta_bytes * others - wanted);
+    study.delta_bytes += channel.delta_bytes;
+  }
+}
+
+}  // namespace
+
+const FanoutGroup& PlanStudy::group(std::size_t index) const {
+  return index == 0 ? plan->trainer() : plan->engines()[index - 1];
+}
+
+const std::string& PlanStudy::node_of(std::size_t i) const {
+  const std::size_t g = group_of[i];
+  return group(g).layout->ranks()[i - first_of[g]].node;
+}
+
+std::size_t PlanStudy::receivers() const { return cost.ranks.size() - plan->trainer().ranks.size(); }
+
+PlanStudy study_plan(FileSystem& fs, const PlanRequest& request) {
+  PlanStudy study;
+  study.request = request;
+  const LayoutFileOptions file_options{.scale_down = request.scale_down};
+  Clock::time_point began = Clock::now();
+  const auto trainer = std::make_shared<const Layout>(read_layout_file(fs, request.trainer_file, file_options));
+  const auto engine = std::make_shared<const Layout>(read_layout_file(fs, request.engine_file, file_options));
+  int next_rank = 0;
+  FanoutGroup senders = make_group("trainer", trainer, next_rank);
+  std::vector<FanoutGroup> engines;
+  for (std::size_t e = 0; e < request.engines; ++e) {
+    std::string name = fmt::format("engine-{}", e);
+    std::shared_ptr<const Layout> layout = e == 0 ? engine : on_own_nodes(engine, name);
+    engines.push_back(make_group(std::move(name), std::move(layout), next_rank));
+  }
+  study.read_seconds = seconds_since(began);
+  began = Clock::now();
+  try {
+    study.plan = std::make_unique<FanoutPlan>(std::move(senders), std::move(engines), request.options);
+  } catch (const Error& error) {
+    throw error.within(fmt::format("{} -> {}", request.trainer_file, request.engine_file));
+  }
+  study.plan_seconds = seconds_since(began);
+
+  study.model = model_of(request, study.plan->table());
+  study.cost = predict_cost(*study.plan, study.model);
+  CostModel dense = study.model;
+  dense.wire_bytes_per_byte = 1;
+  study.anchor_seconds = predict_cost(*study.plan, dense).wire_seconds;
+  for (std::size_t g = 0; g <= study.plan->engines().size(); ++g) {
+    study.first_of.push_back(study.group_of.size());
+    study.group_of.insert(study.group_of.end(), study.group(g).ranks.size(), g);
+  }
+  study_channels(study);
+  return study;
+}
+
+Spread spread_of(const PlanStudy& study, std::size_t group, double (*value)(const RankCost&)) {
+  std::vector<double> values;
+  for (std::size_t i = 0; i < study.group_of.size(); ++i) {
+    if (study.group_of[i] == group) values.push_back(value(study.cost.ranks[i]));
+  }
+  std::sort(values.begin(), values.end());
+  if (values.empty()) return {};
+  return {values.front(), values[values.size() / 2], values.back()};
+}
+
+const std::vector<RankColumn>& rank_columns() {
+  static const std::vector<RankColumn> columns = {
+      {"sent_bytes", "sent", [](const RankCost& rank) { return rank.sent_bytes; }},
+      {"received_bytes", "received", [](const RankCost& rank) { return rank.received_bytes; }},
+      {"foreign_bytes", "foreign", [](const RankCost& rank) { return rank.foreign_bytes; }},
+      {"weight_bytes", "weights", [](const RankCost& rank) { return static_cast<double>(rank.weight_bytes); }},
+      {"snapshot_bytes", "snapshot", [](const RankCost& rank) { return static_cast<double>(rank.snapshot_bytes); }},
+      {"staging_bytes", "staging", [](const RankCost& rank) { return rank.staging_bytes; }}};
+  return columns;
+}
+
+}  // namespace sparsecast::tools

@@ -1,0 +1,202 @@
+// sparsecast plan, for people.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "tools/plan/plan_forms.hpp"
+#include "tools/common/report.hpp"
+
+namespace sparsecast::tools {
+namespace {
+
+constexpr std::size_t kMostRankText = 24;
+constexpr std::size_t kMostPatternText = 64;
+constexpr std::size_t kMostRows = 16;  ///< More channels are joined to fewer rows.
+
+/// Aligned as Report does, without its JSON.
+class Lines {
+ public:
+  explicit Lines(std::ostream& out) : out_(out) {}
+  void add(const char* label, const std::string& text) { out_ << fmt::format("{:<13} {}\n", label, text); }
+
+ private:
+  std::ostream& out_;
+};
+
+std::string counted(std::uint64_t count, const char* one, const char* many) {
+  return fmt::format("{} {}", human_count(count), count == 1 ? one : many);
+}
+
+void print_summary(const PlanStudy& study, std::ostream& out) {
+  const FanoutPlan& plan = *study.plan;
+  const PlanRequest& request = study.request;
+  Lines lines(out);
+  lines.add("trainer",
+            fmt::format("{}: {}", request.trainer_file, counted(plan.trainer().ranks.size(), "rank", "ranks")));
+  lines.add("engines", fmt::format("{}: {}{}", request.engine_file,
+                                   request.engines == 1 ? "" : fmt::format("{} replicas, ", request.engines),
+                                   counted(study.receivers(), "rank", "ranks")));
+  lines.add("tensors", fmt::format("{}, {} elements, {}", human_count(plan.table().size()),
+                                   human_count(plan.table().elements()), human_bytes(plan.table().bytes())));
+  lines.add(
+      "plan",
+      fmt::format("{} in {}, {}, {}; {} + {} to read the layouts", counted(plan.lanes().size(), "lane", "lanes"),
+                  counted(plan.channels().size(), "channel", "channels"), counted(plan.rounds(), "round", "rounds"),
+                  counted(plan.transfers().size(), "transfer", "transfers"), human_time(study.plan_seconds),
+                  human_time(study.read_seconds)));
+  lines.add("plan hash", to_hex(plan.hash()));
+  lines.add("delta", fmt::format("{} a sync: {}", human_size(study.delta_bytes), density_words(request)));
+  lines.add("wire time", fmt::format("{} a sync, {} to seed every engine", human_time(study.cost.wire_seconds),
+                                     human_time(study.anchor_seconds)));
+  lines.add("", fmt::format("predicted for {};", link_words(request)));
+  lines.add("", "links of its own for every rank, nothing for detecting, encoding, proving and applying");
+  const double dense = static_cast<double>(plan.table().bytes());
+  lines.add("dense way", fmt::format("{} gathered on one rank, then as much to each of {}: {} at least",
+                                     human_size(dense), counted(study.receivers(), "rank", "ranks"),
+                                     human_time(dense / study.model.world_bytes_per_second)));
+}
+
+/// Channels that are printed as one: they carry the same tensors, each to as many receivers.
+struct ChannelRow {
+  std::vector<int> channels;
+  std::set<int> sources;
+  std::set<int> receivers;
+  std::size_t receivers_each = 0;
+  std::size_t lanes = 0;
+  std::uint64_t dense_bytes = 0;
+  double delta_bytes = 0;
+  std::string tensors;
+};
+
+std::vector<ChannelRow> channel_rows(const PlanStudy& study, bool join) {
+  std::vector<ChannelRow> rows;
+  std::map<std::pair<std::string, std::size_t>, std::size_t> row_of;
+  for (std::size_t c = 0; c < study.channels.size(); ++c) {
+    const Channel& channel = study.plan->channels()[c];
+    const ChannelStudy& of = study.channels[c];
+    std::size_t at = rows.size();
+    if (join)
+      at = row_of.emplace(std::make_pair(join_patterns(of.tensors), channel.receivers.size()), at).first->second;
+    if (at == rows.size()) rows.emplace_back();
+    ChannelRow& row = rows[at];
+    row.channels.push_back(static_cast<int>(c));
+    row.sources.insert(channel.sources.begin(), channel.sources.end());
+    row.receivers.insert(channel.receivers.begin(), channel.receivers.end());
+    row.receivers_each = channel.receivers.size();
+    row.lanes += of.lanes.size();
+    row.dense_bytes += of.dense_bytes;
+    row.delta_bytes += of.delta_bytes;
+    row.tensors = short_patterns(of.tensors, kMostPatternText);
+  }
+  return rows;
+}
+
+std::string ranks_text(const std::set<int>& ranks) {
+  return short_rank_ranges(std::vector<int>(ranks.begin(), ranks.end()), kMostRankText);
+}
+
+void print_channels(const PlanStudy& study, bool every_channel, std::ostream& out) {
+  const bool join = !every_channel && study.channels.size() > kMostRows;
+  out << fmt::format("\nWho sends what to whom in a sync{} (1-9/4: every fourth rank):\n",
+                     join ? ", channels with the same tensors together" : "");
+  Columns columns({"channels", "sources", "receivers", "each", "lanes", "dense", "delta", "tensors"}, 1, true);
+  for (const ChannelRow& row : channel_rows(study, join)) {
+    columns.add({short_rank_ranges(row.channels, kMostRankText), ranks_text(row.sources), ranks_text(row.receivers),
+                 std::to_string(row.receivers_each), std::to_string(row.lanes), human_bytes(row.dense_bytes),
+                 human_size(row.delta_bytes), row.tensors});
+  }
+  columns.print(out);
+}
+
+std::string spread_text(const Spread& spread) {
+  const std::string least = human_size(spread.least);
+  const std::string most = human_size(spread.most);
+  if (least == most) return least;
+  return fmt::format("{} / {} / {}", least, human_size(spread.median), most);
+}
+
+/// Engines that follow one another with the same numbers share a row.
+void print_groups(const PlanStudy& study, std::ostream& out) {
+  std::vector<std::string> heading = {"least/median/most", "ranks"};
+  for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
+  Columns columns(std::move(heading), 2);
+  std::vector<int> ranks;
+  std::string first;
+  std::vector<std::string> numbers;
+  const auto flush = [&](const std::string& last) {
+    std::vector<std::string> row = {first == last ? first : fmt::format("{} ... {}", first, last),
+                                    short_rank_ranges(ranks, kMostRankText)};
+    row.insert(row.end(), numbers.begin(), numbers.end());
+    columns.add(std::move(row));
+  };
+  for (std::size_t g = 0; g < study.first_of.size(); ++g) {
+    const FanoutGroup& group = study.group(g);
+    std::vector<std::string> next;
+    for (const RankColumn& column : rank_columns()) next.push_back(spread_text(spread_of(study, g, column.value)));
+    if (g < 2 || next != numbers) {
+      if (g > 0) flush(study.group(g - 1).name);
+      ranks.clear();
+      first = group.name;
+      numbers = std::move(next);
+    }
+    ranks.insert(ranks.end(), group.ranks.begin(), group.ranks.end());
+  }
+  flush(study.group(study.first_of.size() - 1).name);
+  columns.print(out);
+}
+
+void print_ranks(const PlanStudy& study, std::ostream& out) {
+  std::vector<std::string> heading = {"rank", "of", "node"};
+  for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
+  heading.emplace_back("busy");
+  Columns columns(std::move(heading), 3);
+  for (std::size_t i = 0; i < study.cost.ranks.size(); ++i) {
+    const RankCost& rank = study.cost.ranks[i];
+    std::vector<std::string> row = {std::to_string(rank.rank), study.group(study.group_of[i]).name, study.node_of(i)};
+    for (const RankColumn& column : rank_columns()) row.push_back(human_size(column.value(rank)));
+    row.push_back(human_time(rank.busy_seconds));
+    columns.add(std::move(row));
+  }
+  columns.print(out);
+}
+
+}  // namespace
+
+std::string density_words(const PlanRequest& request) {
+  return fmt::format("{:g} % of the elements change, {:g} bytes each", request.density_percent,
+                     request.bytes_per_change);
+}
+
+std::string link_words(const PlanRequest& request) {
+  return fmt::format("{:g} GB/s between nodes, {:g} GB/s in a node, {:g} us a transfer",
+                     request.world_gigabytes_per_second, request.node_gigabytes_per_second,
+                     request.latency_microseconds);
+}
+
+std::string human_size(double bytes) {
+  // Predictions of what fits no counter are no smaller than the largest that does.
+  constexpr double kMost = 1.8e19;
+  return human_bytes(static_cast<std::uint64_t>(std::llround(std::min(std::max(bytes, 0.0), kMost / 2))));
+}
+
+std::string human_time(double seconds) {
+  if (seconds >= 1 || seconds == 0) return human_seconds(seconds);
+  if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
+  return seconds >= 1e-6 ? fmt::format("{:.3g} us", seconds * 1e6) : fmt::format("{:.3g} ns", seconds * 1e9);
+}
+
+void print_plan(const PlanStudy& study, const Every& every, std::ostream& out) {
+  print_summary(study, out);
+  print_channels(study, every.channel, out);
+  out << "\nBytes of a sync on the wire, and memory, of a rank:\n";
+  print_groups(study, out);
+  if (!every.rank) return;
+  out << '\n';
+  print_ranks(study, out);
+}
+
+}  // namespace sparsecast::tools
