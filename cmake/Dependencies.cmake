@@ -101,7 +101,7 @@ endif()
 
 # The language is enabled only when there is device code to compile: its compiler check is slow.
 set(SPARSECAST_WITH_CUDA OFF)
-file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu")
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu")
 if(SPARSECAST_CUDA AND cuda_sources)
   include(CheckLanguage)
   check_language(CUDA)

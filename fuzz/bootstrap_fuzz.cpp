@@ -1,5 +1,5 @@
-// What peers of a rendezvous send, on arbitrary bytes: a stranger's at rank 0's door, a member's inside and outside the
-// seal, the parts of an all_gather, unique ids. Everything is refused with an Error, or comes back as it was.
+// What peers of a rendezvous send, on arbitrary bytes: a stranger's at rank 0's acceptor, a member's inside and outside the
+// encrypt, the parts of an all_gather, unique ids. Everything is refused with an Error, or comes back as it was.
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -97,22 +97,22 @@ void read_to_the_end(Connection& connection) {
   }
 }
 
-void unsealed(std::span<const std::byte> input) {
+void unencrypted(std::span<const std::byte> input) {
   const auto connection = connection_after(input);
   connection->given_up();
   read_to_the_end(*connection);
 }
 
 /// As a member that knows the keys, and sends what it likes: type, length and bytes of each message are the input's.
-void sealed(std::span<const std::byte> input) {
-  Sealer seal(fixed_key());
+void encrypted(std::span<const std::byte> input) {
+  SecureChannel encrypt(fixed_key());
   Bytes stream;
   while (input.size() >= 2 && stream.size() < 60000) {
     const std::uint32_t type = std::to_integer<std::uint32_t>(input[0]);
     const std::size_t bytes = std::min<std::size_t>(std::to_integer<std::size_t>(input[1]), input.size() - 2);
     const std::uint64_t header[2] = {type, bytes};
     const auto header_bytes = std::as_bytes(std::span(header));
-    const Bytes body = seal.seal(input.subspan(2, bytes), header_bytes);
+    const Bytes body = encrypt.encrypt(input.subspan(2, bytes), header_bytes);
     stream.insert(stream.end(), header_bytes.begin(), header_bytes.end());
     stream.insert(stream.end(), body.begin(), body.end());
     input = input.subspan(2 + bytes);
@@ -130,12 +130,12 @@ void at_the_door(std::span<const std::byte> input) {
   std::optional<Socket> stranger = connect_to(address, nullptr, steady_clock::now() + std::chrono::seconds(5), why);
   if (!stranger) return;
   write_all(stranger->descriptor(), input);
-  Door door(listener, fixed_key(), 2, kMostBody);
-  for (int turn = 0; turn < 100 && door.turned_away().empty(); ++turn) {
+  Acceptor acceptor(listener, fixed_key(), 2, kMostBody);
+  for (int turn = 0; turn < 100 && acceptor.turned_away().empty(); ++turn) {
     // Nobody proves that it knows the secret by chance.
-    require(door.wait({}, steady_clock::now() + std::chrono::milliseconds(1)).empty());
+    require(acceptor.wait({}, steady_clock::now() + std::chrono::milliseconds(1)).empty());
   }
-  require(door.turned_away().size() == 1);
+  require(acceptor.turned_away().size() == 1);
 }
 
 }  // namespace
@@ -151,10 +151,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       blobs(input);
       break;
     case 2:
-      unsealed(input);
+      unencrypted(input);
       break;
     case 3:
-      sealed(input);
+      encrypted(input);
       break;
     default:
       at_the_door(input);

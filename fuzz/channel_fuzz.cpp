@@ -1,5 +1,5 @@
 // What the ranks of a channel tell each other, on arbitrary bytes: the count table of an NCCL broadcast, the opening of
-// a broadcast over MPI or TCP, and the table of presences from which a communicator is formed.
+// a broadcast over MPI or TCP, and the table of rank infos from which a communicator is formed.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +57,7 @@ void count_table(Reader input) {
   if (flags & 2) table.protocol = input.next<std::uint32_t>();
   if (flags & 4) table.sequence = input.next<std::uint64_t>();
   if (flags & 8) table.magic = input.next<std::uint32_t>();
-  table.refusal = flags & 16 ? input.next<std::uint32_t>() : 0;
+  table.error = flags & 16 ? input.next<std::uint32_t>() : 0;
   table.count = flags & 32 ? input.next<std::uint64_t>() : input.next<std::uint16_t>();
   table.total = flags & 64 ? input.next<std::uint64_t>() : input.next<std::uint16_t>();
   for (std::size_t i = 0; i < 64; ++i)
@@ -103,11 +103,11 @@ void opening(Reader input) {
   }
 }
 
-void presences(Reader input) {
+void rank_infos(Reader input) {
   const int size = 1 + input.next<std::uint8_t>() % 12;
   std::vector<Bytes> all;
   for (int r = 0; r < size; ++r) {
-    Presence p;
+    NcclRankInfo p;
     const auto flags = input.next<std::uint16_t>();
     p.can_register = flags & 1;
     p.can_init_scalable = flags >> 1 & 1;
@@ -128,8 +128,8 @@ void presences(Reader input) {
     if (flags & 16384) all.back().resize(input.next<std::uint8_t>() * std::size_t{8});
   }
   try {
-    const std::vector<Presence> parsed = parse_presences(all);
-    check_presences(parsed);
+    const std::vector<NcclRankInfo> parsed = parse_rank_infos(all);
+    check_rank_infos(parsed);
     const FormationPlan plan = plan_formation(parsed);
     for (const int root : plan.roots) require(root >= 0 && root < size);
     require(!plan.roots.empty());
@@ -155,7 +155,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       opening(input);
       break;
     default:
-      presences(input);
+      rank_infos(input);
   }
   return 0;
 }

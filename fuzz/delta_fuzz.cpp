@@ -58,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<Bytes> records = split_leniently(bytes);
   if (records.size() < 2 || records[0].size() != at::kHeaderId + 8) return 0;
   name_table(records[0], records[1]);
-  reseal(records);
+  refresh_checksums(records);
   parse(join(records));
   return 0;
 }

@@ -41,7 +41,7 @@ std::uint64_t changes_of(ConstBytes body, std::uint64_t groups, std::uint64_t bl
   return changed;
 }
 
-/// The table record at the front of `bytes`, sealed so that its body is parsed; moves `bytes` behind it.
+/// The table record at the front of `bytes`, checksummed so that its body is parsed; moves `bytes` behind it.
 std::optional<TensorTable> take_table(ConstBytes& bytes) {
   if (bytes.size() < at::kTableBody || std::memcmp(bytes.data(), "SCT1", 4) != 0) return std::nullopt;
   const std::size_t stored =
@@ -101,11 +101,11 @@ void check(const std::shared_ptr<const TensorTable>& table, std::vector<Bytes> r
   }
   require(live == base && !subscriber.dirty() && subscriber.version() == 0);
 
-  // The digest of what the blocks really do: applied, proved, and taken back.
+  // The digest of what the blocks really do: applied, verified, and rolled back.
   TensorState expected = base;
   apply_blocks(records, *table, expected);
   set_field(records.back(), at::kCommitDigest, sum(digest_tensors(*table, views(expected))).value);
-  reseal(records);
+  refresh_checksums(records);
   require(staged(subscriber, records));
   subscriber.apply();
   require(live == expected);
@@ -143,7 +143,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::uint64_t changed =
       compressed ? field<std::uint64_t>(bytes, at::kFrameChanged) : changes_of(body, groups, blocks);
   records.insert(records.begin() + 1, wrap_body(body, 0, groups, blocks, changed, 1, compressed, body_bytes));
-  reseal(records);
+  refresh_checksums(records);
   check(table, std::move(records));
   return 0;
 }

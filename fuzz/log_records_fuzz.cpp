@@ -1,5 +1,5 @@
 // Records of a delta log, as arbitrary bytes and, so that the rules behind hash and canonical form are reached, as
-// arbitrary JSON that is sealed here. Whatever is accepted is packed into the very same bytes again.
+// arbitrary JSON that is checksummed here. Whatever is accepted is packed into the very same bytes again.
 
 #include <array>
 #include <cstddef>
@@ -67,9 +67,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   nlohmann::json fields = nlohmann::json::parse(text, nullptr, false);
   if (!fields.is_object()) return 0;
   try {
-    check(kind, seal_record(kind, std::move(fields), nullptr), true);
+    check(kind, add_checksum_record(kind, std::move(fields), nullptr), true);
   } catch (const nlohmann::json::exception&) {
-    // Text that is not UTF-8 cannot be sealed.
+    // Text that is not UTF-8 cannot be checksummed.
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// What the ranks of a sharded stream tell each other, on arbitrary bytes: presences and ballots. Whatever is accepted
+// What the ranks of a sharded stream tell each other, on arbitrary bytes: rank infos and votes. Whatever is accepted
 // survives being packed and parsed again.
 
 #include <cstddef>
@@ -18,14 +18,14 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-void presences(ConstBytes bytes) {
+void rank_infos(ConstBytes bytes) {
   const Bytes packed = pack_roles(parse_roles(bytes, "rank 1"));
   require(pack_roles(parse_roles(packed, "rank 1")) == packed);
 }
 
-void ballot(ConstBytes bytes) {
-  const Bytes packed = pack_ballot(parse_ballot(bytes, "rank 1"));
-  require(pack_ballot(parse_ballot(packed, "rank 1")) == packed);
+void vote(ConstBytes bytes) {
+  const Bytes packed = pack_vote(parse_vote(bytes, "rank 1"));
+  require(pack_vote(parse_vote(packed, "rank 1")) == packed);
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const ConstBytes bytes = std::as_bytes(std::span(data + 1, size - 1));
   try {
-    (data[0] & 1) != 0 ? presences(bytes) : ballot(bytes);
+    (data[0] & 1) != 0 ? rank_infos(bytes) : vote(bytes);
   } catch (const Error&) {
   }
   return 0;

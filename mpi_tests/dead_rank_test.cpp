@@ -1,7 +1,7 @@
 // A rank that is gone: it makes no call, not even into MPI, until the survivors have come back with an error. So a hang
 // of a survivor is a hang of the test. Afterwards the rank is alive again, and a new channel carries the next version.
 
-#include "party.hpp"
+#include "member.hpp"
 #include "shared_counter.hpp"
 
 namespace sparsecast::mpi_test {
@@ -10,52 +10,52 @@ namespace {
 constexpr std::chrono::seconds kTimeout{2};
 
 /// Receivers wait longer than the source, so that its word about who is silent reaches them on a busy machine too.
-std::chrono::seconds timeout_of(const Party& party) { return party.is_source() ? kTimeout : 2 * kTimeout; }
+std::chrono::seconds timeout_of(const Member& member) { return member.is_source() ? kTimeout : 2 * kTimeout; }
 
 /// One sync without `dead`, from the survivors' side; what they get is checked by `check`.
 template <class Check>
-void survive(Case& running, Party& party, SharedCounter& finished, int dead, const Check& check) {
-  if (party.rank() == dead) {
+void survive(Case& running, Member& member, SharedCounter& finished, int dead, const Check& check) {
+  if (member.rank() == dead) {
     finished.wait_for(running.size() - 1);
-    party.drop();
+    member.drop();
     return;
   }
   const auto start = std::chrono::steady_clock::now();
-  const Outcome outcome = party.sync(timeout_of(party));
+  const Outcome outcome = member.sync(timeout_of(member));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  running.note(fmt::format("after {:.3f} s of {}: {}", seconds, timeout_of(party).count(), outcome.text()));
+  running.note(fmt::format("after {:.3f} s of {}: {}", seconds, timeout_of(member).count(), outcome.text()));
   check(outcome);
-  running.expect_error(party.sync(), ErrorCode::kPeerFailed, "broken", "next sync on the broken channel");
-  party.drop();
+  running.expect_error(member.sync(), ErrorCode::kPeerFailed, "broken", "next sync on the broken channel");
+  member.drop();
   finished.add_one();
 }
 
 /// Everyone is back: nothing has moved, and a new channel works.
-void expect_recovery(Case& running, Party& party, std::uint64_t version, std::uint64_t next) {
-  running.expect_equal(party.version(), version, "version after the failure");
-  running.expect_equal(party.wrong(), 0U, "wrong weights after the failure");
-  party.open();
-  expect_synchronised(running, party, party.sync(), next);
+void expect_recovery(Case& running, Member& member, std::uint64_t version, std::uint64_t next) {
+  running.expect_equal(member.version(), version, "version after the failure");
+  running.expect_equal(member.wrong(), 0U, "wrong weights after the failure");
+  member.open();
+  expect_synchronised(running, member, member.sync(), next);
 }
 
-void lose_receiver(Case& running, const PartyOptions& options) {
+void lose_receiver(Case& running, const MemberOptions& options) {
   running.ends_by_abort();
   SharedCounter finished;
-  Party party(running, options);
-  const int dead = party.last();
-  if (party.is_source()) party.model().jump();
-  survive(running, party, finished, dead, [&](const Outcome& outcome) {
+  Member member(running, options);
+  const int dead = member.last();
+  if (member.is_source()) member.model().jump();
+  survive(running, member, finished, dead, [&](const Outcome& outcome) {
     running.expect_error(outcome, ErrorCode::kTimeout, fmt::format("rank {}", dead), "sync");
   });
   // One attempt on the channel that failed, one on the channel that was broken.
-  expect_recovery(running, party, 0, 3);
+  expect_recovery(running, member, 0, 3);
 }
 
 void dead_receiver(Case& running) { lose_receiver(running, {}); }
 const Registration kDeadReceiver{"dead_receiver", dead_receiver};
 
 void dead_receiver_of_large_frames(Case& running) {
-  PartyOptions options;
+  MemberOptions options;
   options.width = 700;
   options.encode.values = ValueCodec::kRaw;
   lose_receiver(running, options);
@@ -65,37 +65,37 @@ const Registration kDeadLarge{"dead_receiver_of_large_frames", dead_receiver_of_
 void dead_after_staging(Case& running) {
   running.ends_by_abort();
   SharedCounter finished;
-  Party party(running, {});
-  const int dead = party.last();
+  Member member(running, {});
+  const int dead = member.last();
   Faults faults;
   faults.before_vote = [&](int vote) {
-    if (vote != 2 || party.rank() != dead) return;
+    if (vote != 2 || member.rank() != dead) return;
     finished.wait_for(running.size() - 1);
     throw Error(ErrorCode::kUsage, "this rank was dead");
   };
-  party.open(std::move(faults));
-  if (party.is_source()) party.model().train();
-  const Outcome outcome = party.sync(timeout_of(party));
-  if (party.rank() == dead) {
+  member.open(std::move(faults));
+  if (member.is_source()) member.model().train();
+  const Outcome outcome = member.sync(timeout_of(member));
+  if (member.rank() == dead) {
     running.expect_error(outcome, ErrorCode::kUsage, "this rank was dead", "sync");
   } else {
     running.expect_error(outcome, ErrorCode::kTimeout, fmt::format("rank {}", dead), "sync");
-    if (!party.is_source()) running.expect_error(outcome, ErrorCode::kTimeout, "taken back", "sync on a receiver");
+    if (!member.is_source()) running.expect_error(outcome, ErrorCode::kTimeout, "rolled back", "sync on a receiver");
     finished.add_one();
   }
-  expect_recovery(running, party, 0, 2);
+  expect_recovery(running, member, 0, 2);
 }
 const Registration kDeadAfterStaging{"dead_after_staging", dead_after_staging};
 
 void dead_source(Case& running) {
   running.ends_by_abort();
   SharedCounter finished;
-  Party party(running, {});
-  if (party.is_source()) party.model().train();
-  survive(running, party, finished, 0, [&](const Outcome& outcome) {
+  Member member(running, {});
+  if (member.is_source()) member.model().train();
+  survive(running, member, finished, 0, [&](const Outcome& outcome) {
     running.expect_error(outcome, ErrorCode::kTimeout, "the size table from rank 0", "sync");
   });
-  expect_recovery(running, party, 0, 1);
+  expect_recovery(running, member, 0, 1);
 }
 const Registration kDeadSource{"dead_source", dead_source};
 

@@ -1,4 +1,4 @@
-#include "party.hpp"
+#include "member.hpp"
 
 namespace sparsecast::mpi_test {
 
@@ -13,7 +13,7 @@ int FaultyTransport::agree(int status, Deadline deadline) {
   return inner_->agree(status, deadline);
 }
 
-Party::Party(const Case& running, const PartyOptions& options)
+Member::Member(const Case& running, const MemberOptions& options)
     : options_(options), model_(running.seed(), options.width), committed_(model_.weights()), replica_(committed_) {
   MPI_Comm_rank(options_.communicator, &rank_);
   MPI_Comm_size(options_.communicator, &size_);
@@ -27,15 +27,15 @@ Party::Party(const Case& running, const PartyOptions& options)
   open();
 }
 
-void Party::subscribe() { subscriber_.emplace(model_.table(), test::tensor_views(replica_), SubscriberOptions{}); }
+void Member::subscribe() { subscriber_.emplace(model_.table(), test::tensor_views(replica_), SubscriberOptions{}); }
 
-void Party::open(Faults faults) {
+void Member::open(Faults faults) {
   transport_.reset();
   transport_ =
       std::make_unique<FaultyTransport>(make_mpi_transport(&options_.communicator, options_.limits), std::move(faults));
 }
 
-Outcome Party::sync(std::chrono::milliseconds timeout) {
+Outcome Member::sync(std::chrono::milliseconds timeout) {
   return outcome_of([&] {
     if (is_source()) {
       report_ = sync_send(*publisher_, *transport_, timeout);
@@ -46,7 +46,7 @@ Outcome Party::sync(std::chrono::milliseconds timeout) {
   });
 }
 
-test::Storage Party::fetch_committed() {
+test::Storage Member::fetch_committed() {
   test::Storage weights = committed_;
   for (auto& tensor : weights) {
     MPI_Bcast(tensor.data(), static_cast<int>(tensor.size()), MPI_BYTE, options_.source, options_.communicator);
@@ -54,13 +54,13 @@ test::Storage Party::fetch_committed() {
   return weights;
 }
 
-std::uint64_t Party::wrong() {
+std::uint64_t Member::wrong() {
   const test::Storage expected = fetch_committed();
   const std::uint64_t own = is_source() ? 0 : test::count_wrong(*model_.table(), replica_, expected);
   return sum_over_ranks(own, options_.communicator);
 }
 
-void Party::repair(int receiver) {
+void Member::repair(int receiver) {
   const test::Storage anchor = fetch_committed();
   std::uint64_t state[3] = {};
   if (is_source()) {
@@ -74,10 +74,10 @@ void Party::repair(int receiver) {
   subscriber_->reset(state[0], StateDigest{{state[1], state[2]}});
 }
 
-void expect_synchronised(Case& running, Party& party, const Outcome& outcome, std::uint64_t version) {
+void expect_synchronised(Case& running, Member& member, const Outcome& outcome, std::uint64_t version) {
   running.expect_success(outcome, fmt::format("sync to version {}", version));
-  running.expect_equal(party.version(), version, "version");
-  running.expect_equal(party.wrong(), 0U, fmt::format("wrong weights over all ranks at version {}", version));
+  running.expect_equal(member.version(), version, "version");
+  running.expect_equal(member.wrong(), 0U, fmt::format("wrong weights over all ranks at version {}", version));
 }
 
 }  // namespace sparsecast::mpi_test

@@ -36,7 +36,7 @@ class FaultyTransport final : public Transport {
   int votes_ = 0;
 };
 
-struct PartyOptions {
+struct MemberOptions {
   MPI_Comm communicator = MPI_COMM_WORLD;
   int source = 0;  ///< Rank in the communicator.
   std::uint64_t width = 64;
@@ -44,9 +44,9 @@ struct PartyOptions {
   WireLimits limits = {};
 };
 
-class Party {
+class Member {
  public:
-  Party(const Case& running, const PartyOptions& options);
+  Member(const Case& running, const MemberOptions& options);
 
   bool is_source() const noexcept { return rank_ == options_.source; }
   int rank() const noexcept { return rank_; }
@@ -74,7 +74,7 @@ class Party {
  private:
   test::Storage fetch_committed();
 
-  PartyOptions options_;
+  MemberOptions options_;
   int rank_ = 0;
   int size_ = 1;
   test::TrainingModel model_;
@@ -87,6 +87,6 @@ class Party {
 };
 
 /// All ranks succeeded, are at `version`, and no weight is wrong anywhere.
-void expect_synchronised(Case& running, Party& party, const Outcome& outcome, std::uint64_t version);
+void expect_synchronised(Case& running, Member& member, const Outcome& outcome, std::uint64_t version);
 
 }  // namespace sparsecast::mpi_test

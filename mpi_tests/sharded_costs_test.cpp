@@ -8,19 +8,19 @@ namespace {
 
 /// Each engine rank gets the deltas of its own experts and of the shared tensors, and nothing else.
 void expert_bytes_on(Case& running, int first_of_engine) {
-  ShardedParty party(running,
+  ShardedMember member(running,
                      {{"trainer", experts_megatron(2), range_of_ranks(0, 4)},
                       {{"engine", experts_engine(4, experts_in_order()), range_of_ranks(first_of_engine, 4)}}});
   const SubWorld world(true);
-  running.expect_success(party.regroup(world), "regroup");
+  running.expect_success(member.regroup(world), "regroup");
   for (std::uint64_t i = 0; i < kShardedVersions; ++i) {
-    party.run(1);
-    const ShardedReport& report = party.report();
-    if (party.serves()) running.expect_equal(report.applied, party.count_changed(), "elements applied");
-    running.expect_equal(party.serves() ? report.foreign_bytes : 0U, 0U, "bytes for others");
+    member.run(1);
+    const ShardedReport& report = member.report();
+    if (member.serves()) running.expect_equal(report.applied, member.count_changed(), "elements applied");
+    running.expect_equal(member.serves() ? report.foreign_bytes : 0U, 0U, "bytes for others");
   }
-  const ShardedReport& report = party.report();
-  running.note(party.serves()
+  const ShardedReport& report = member.report();
+  running.note(member.serves()
                    ? fmt::format("got {} bytes for {} changed elements of its own, {} for others",
                                  report.received_bytes, report.applied, report.foreign_bytes)
                    : fmt::format("sent {} bytes for {} changed elements", report.sent_bytes, report.changed));
@@ -46,18 +46,18 @@ void memory(Case& running) {
   engine.add("down_proj", {"down_proj"}, Cut::row_parallel({"tp"}));
   ShardedScene scene{{"trainer", share(std::move(trainer)), range_of_ranks(0, 4)},
                      {{"engine", share(std::move(engine)), range_of_ranks(4, 4)}}};
-  ShardedParty party(running, scene);
-  party.forget();
+  ShardedMember member(running, scene);
+  member.forget();
   const SubWorld world(true);
   reset_allocations();
-  running.expect_success(party.regroup(world), "regroup");
-  party.expect_version(0);
+  running.expect_success(member.regroup(world), "regroup");
+  member.expect_version(0);
   const Allocations seeding = allocations();
-  party.train();
+  member.train();
   reset_allocations();
-  running.expect_success(party.sync(), "sync");
+  running.expect_success(member.sync(), "sync");
   const Allocations syncing = allocations();
-  party.expect_version(1);
+  member.expect_version(1);
   running.note(
       fmt::format("of a tensor of {} bytes: a regroup with an anchor took {} at most, {} at once; a sync {}, {}",
                   kTensorBytes, seeding.peak, seeding.largest, syncing.peak, syncing.largest));

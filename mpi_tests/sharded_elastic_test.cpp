@@ -1,4 +1,4 @@
-// Engines that join, leave, die in the middle of a sync, or are cut anew; and ranks that do not hear a verdict.
+// Engines that join, leave, die in the middle of a sync, or are cut anew; and ranks that do not hear a decision.
 
 #include "sharded_scenes.hpp"
 #include "shared_counter.hpp"
@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// A rank's control channel with something before, or after, its votes since arm(): the first is whether all have
-/// staged, the second the verdict.
+/// staged, the second the decision.
 class WatchedControl final : public test::ForwardingControl {
  public:
   using ForwardingControl::ForwardingControl;
@@ -41,25 +41,25 @@ ShardedScene two_engines() {
 }
 
 void late_engine(Case& running) {
-  ShardedParty party(running, two_engines());
-  const bool late = party.in_engine("b");
+  ShardedMember member(running, two_engines());
+  const bool late = member.in_engine("b");
   const SubWorld before(!late);
   const SubWorld all(true);
   if (late) {
-    party.forget();
-    party.follow(7);
+    member.forget();
+    member.follow(7);
   } else {
-    running.expect_success(party.regroup(before), "regroup without the late engine");
-    party.run(7);
+    running.expect_success(member.regroup(before), "regroup without the late engine");
+    member.run(7);
   }
-  running.expect_success(party.regroup(all), "regroup with it");
-  party.expect_version(7);
-  party.run(kShardedVersions - 7);
+  running.expect_success(member.regroup(all), "regroup with it");
+  member.expect_version(7);
+  member.run(kShardedVersions - 7);
 
   // It leaves again, and the others go on.
   if (late) return;
-  running.expect_success(party.regroup(before), "regroup after it has left");
-  party.run(3);
+  running.expect_success(member.regroup(before), "regroup after it has left");
+  member.run(3);
 }
 const Registration kLate{"sharded_late_engine", late_engine};
 
@@ -67,17 +67,17 @@ const Registration kLate{"sharded_late_engine", late_engine};
 void lose_engine(Case& running, int vote) {
   running.ends_by_abort();
   SharedCounter finished;
-  ShardedParty party(running, two_engines());
-  const bool dead = party.in_engine("b");
+  ShardedMember member(running, two_engines());
+  const bool dead = member.in_engine("b");
   const SubWorld all(true);
   const SubWorld survivors(!dead);
   std::shared_ptr<WatchedControl> control;
   const auto watch = [&](std::shared_ptr<ControlChannel> inner) {
     return control = std::make_shared<WatchedControl>(std::move(inner));
   };
-  running.expect_success(party.regroup(all, watch), "regroup");
-  party.run(7);
-  party.train();
+  running.expect_success(member.regroup(all, watch), "regroup");
+  member.run(7);
+  member.train();
   if (dead) {
     control->arm(
         [&](int now) {
@@ -89,21 +89,21 @@ void lose_engine(Case& running, int vote) {
     if (vote == 0) {
       finished.wait_for(running.size() - 1);
     } else {
-      running.expect_error(party.sync(2s), ErrorCode::kUsage, "was dead", "the dead rank's sync");
+      running.expect_error(member.sync(2s), ErrorCode::kUsage, "was dead", "the dead rank's sync");
     }
     return;
   }
   const auto start = std::chrono::steady_clock::now();
-  const Outcome outcome = party.sync(2s);
+  const Outcome outcome = member.sync(2s);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   running.note(fmt::format("after {:.3f} s of 2: {}", seconds, outcome.text()));
   running.expect(outcome.error.has_value(), "the sync fails");
   running.expect(seconds < 30, "by its deadline");
-  running.expect_equal(party.version(), 7U, "the version that is claimed");
-  running.expect_error(party.sync(2s), ErrorCode::kPeerFailed, "broken", "sync of the broken group");
-  running.expect_success(party.regroup(survivors), "regroup of the survivors");
+  running.expect_equal(member.version(), 7U, "the version that is claimed");
+  running.expect_error(member.sync(2s), ErrorCode::kPeerFailed, "broken", "sync of the broken group");
+  running.expect_success(member.regroup(survivors), "regroup of the survivors");
   // The step that could not be brought to them is in the next delta.
-  party.run(kShardedVersions - 8, 1);
+  member.run(kShardedVersions - 8, 1);
   finished.add_one();
 }
 
@@ -114,35 +114,35 @@ const Registration kDeadAfterStaging{"sharded_dead_engine_after_staging", dead_e
 void dead_engine_after_proof(Case& running) { lose_engine(running, 2); }
 const Registration kDeadAfterProof{"sharded_dead_engine_after_proof", dead_engine_after_proof};
 
-/// The verdict for version 4 reaches all but two ranks, a trainer's and an engine's.
-void unheard_verdict(Case& running) {
+/// The decision for version 4 reaches all but two ranks, a trainer's and an engine's.
+void unheard_decision(Case& running) {
   running.ends_by_abort();
-  ShardedParty party(running, two_engines());
+  ShardedMember member(running, two_engines());
   const bool deaf = running.rank() == 3 || running.rank() == 5;
   const SubWorld all(true);
   std::shared_ptr<WatchedControl> control;
   const auto watch = [&](std::shared_ptr<ControlChannel> inner) {
     return control = std::make_shared<WatchedControl>(std::move(inner));
   };
-  running.expect_success(party.regroup(all, watch), "regroup");
-  party.run(3);
-  party.train();
+  running.expect_success(member.regroup(all, watch), "regroup");
+  member.run(3);
+  member.train();
   control->arm(nullptr, [&](int vote) {
-    if (deaf && vote == 2) throw Error(ErrorCode::kTimeout, "the verdict was lost");
+    if (deaf && vote == 2) throw Error(ErrorCode::kTimeout, "the decision was lost");
   });
-  const Outcome outcome = party.sync();
+  const Outcome outcome = member.sync();
   if (deaf) {
     running.expect_error(outcome, ErrorCode::kTimeout, "whether version 4 was committed is not known", "sync");
-    running.expect_equal(party.version(), 3U, "the version that it claims");
+    running.expect_equal(member.version(), 3U, "the version that it claims");
   } else {
     running.expect_success(outcome, "sync");
   }
   const SubWorld again(true);
-  running.expect_success(party.regroup(again), "regroup");
-  party.expect_version(4);
-  party.run(kShardedVersions - 4);
+  running.expect_success(member.regroup(again), "regroup");
+  member.expect_version(4);
+  member.run(kShardedVersions - 4);
 }
-const Registration kUnheard{"sharded_unheard_verdict", unheard_verdict};
+const Registration kUnheard{"sharded_unheard_decision", unheard_decision};
 
 /// More places: the first experts again.
 std::vector<std::uint32_t> padded_to(std::vector<std::uint32_t> places, std::size_t count) {
@@ -153,37 +153,37 @@ std::vector<std::uint32_t> padded_to(std::vector<std::uint32_t> places, std::siz
 /// Redundant experts, and places that change: the engine moves the contents itself, or has to be seeded.
 void moved_experts(Case& running) {
   const auto in_order = experts_engine(4, experts_in_order());
-  ShardedParty party(
+  ShardedMember member(
       running, {{"trainer", experts_megatron(1), range_of_ranks(0, 2)}, {{"engine", in_order, range_of_ranks(2, 4)}}});
   const SubWorld all(true);
-  running.expect_success(party.regroup(all), "regroup");
-  party.run(7);
+  running.expect_success(member.regroup(all), "regroup");
+  member.run(7);
 
   std::vector<std::uint32_t> places = experts_in_order();
   std::reverse(places.begin(), places.end());
   places.insert(places.begin(), {3, 3, 5, 0});  // Expert 3 twice on one rank.
   const auto moved = experts_engine(4, places);
-  if (party.serves()) party.cut_anew(moved, 7);
-  running.expect_success(party.regroup(all), "regroup of experts that were moved");
-  party.expect_version(7);
-  party.run(7);
+  if (member.serves()) member.cut_anew(moved, 7);
+  running.expect_success(member.regroup(all), "regroup of experts that were moved");
+  member.expect_version(7);
+  member.run(7);
 
-  if (party.serves()) party.cut_anew(in_order, 0);  // What lies there is version 0's.
-  const Outcome outcome = party.regroup(all, nullptr, 20s);
-  if (party.serves()) {
+  if (member.serves()) member.cut_anew(in_order, 0);  // What lies there is version 0's.
+  const Outcome outcome = member.regroup(all, nullptr, 20s);
+  if (member.serves()) {
     running.expect(outcome.error.has_value(), "bytes of another version are found out");
-    party.forget();
+    member.forget();
   } else {
     running.expect_error(outcome, ErrorCode::kPeerFailed, "engine 'engine' rank", "regroup names the engine's rank");
   }
   const SubWorld again(true);
-  running.expect_success(party.regroup(again), "regroup of an engine that is seeded");
-  party.expect_version(14);
-  party.run(kShardedVersions - 14);
+  running.expect_success(member.regroup(again), "regroup of an engine that is seeded");
+  member.expect_version(14);
+  member.run(kShardedVersions - 14);
 }
 const Registration kMoved{"sharded_moved_experts", moved_experts};
 
-/// Two engines that place their experts differently, and too few channels: each gets lanes of its own, so the trainer
+/// Two engines that place their experts differently, and too few channels: each gets routes of its own, so the trainer
 /// sends, and keeps, the same elements twice. Then one is seeded by such a trainer.
 void two_placements(Case& running) {
   const std::vector<std::uint32_t> in_order = experts_in_order();
@@ -192,17 +192,17 @@ void two_placements(Case& running) {
   ShardedScene scene{{"trainer", experts_megatron(1), range_of_ranks(0, 2)},
                      {{"a", experts_engine(3, padded_to(in_order, 18)), range_of_ranks(2, 3)},
                       {"b", experts_engine(3, padded_to(shuffled, 18)), range_of_ranks(5, 3)}}};
-  scene.options.plan.max_channels_per_rank = 2;
-  scene.options.plan.lane_cost_bytes = 0;
-  ShardedParty party(running, scene);
+  scene.options.plan.max_groups_per_rank = 2;
+  scene.options.plan.route_cost_bytes = 0;
+  ShardedMember member(running, scene);
   const SubWorld all(true);
-  running.expect_success(party.regroup(all), "regroup");
-  running.note(fmt::format("{} lanes, {} channels", party.plan().lanes().size(), party.plan().channels().size()));
-  party.run(7);
-  if (party.in_engine("b")) party.forget();
-  running.expect_success(party.regroup(all), "regroup of an engine that is seeded");
-  party.expect_version(7);
-  party.run(kShardedVersions - 7);
+  running.expect_success(member.regroup(all), "regroup");
+  running.note(fmt::format("{} routes, {} channels", member.plan().routes().size(), member.plan().groups().size()));
+  member.run(7);
+  if (member.in_engine("b")) member.forget();
+  running.expect_success(member.regroup(all), "regroup of an engine that is seeded");
+  member.expect_version(7);
+  member.run(kShardedVersions - 7);
 }
 const Registration kPlacements{"sharded_two_placements", two_placements};
 

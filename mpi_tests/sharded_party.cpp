@@ -1,4 +1,4 @@
-#include "sharded_party.hpp"
+#include "sharded_member.hpp"
 
 #include <algorithm>
 
@@ -22,7 +22,7 @@ SubWorld::~SubWorld() {
   if (finalized == 0 && communicator_ != MPI_COMM_NULL) MPI_Comm_free(&communicator_);
 }
 
-ShardedParty::ShardedParty(Case& running, ShardedScene scene)
+ShardedMember::ShardedMember(Case& running, ShardedScene scene)
     : running_(running), scene_(std::move(scene)), weights_(running.seed()) {
   trainer_place_ = scene_.trainer.place_of(running.rank());
   for (const ShardedGroup& engine : scene_.engines) {
@@ -42,30 +42,30 @@ ShardedParty::ShardedParty(Case& running, ShardedScene scene)
   }
 }
 
-void ShardedParty::subscribe(bool needs_anchor) {
+void ShardedMember::subscribe(bool needs_anchor) {
   ShardedOptions options = scene_.options;
   options.needs_anchor = needs_anchor;
   subscriber_.emplace(engine_->name, engine_layout_, engine_place_, test::views_of(served_), options);
 }
 
-void ShardedParty::forget() {
+void ShardedMember::forget() {
   if (!serves()) return;
   served_ = weights_.make_empty(*engine_layout_, engine_place_);
   subscribe(true);
 }
 
-void ShardedParty::cut_anew(std::shared_ptr<const Layout> layout, std::uint64_t version) {
+void ShardedMember::cut_anew(std::shared_ptr<const Layout> layout, std::uint64_t version) {
   engine_layout_ = std::move(layout);
   test::LocalStorage moved = weights_.make(*engine_layout_, engine_place_, version);
   subscriber_->replace(engine_layout_, test::views_of(moved));
   served_ = std::move(moved);
 }
 
-Outcome ShardedParty::regroup(const SubWorld& world, const Wrap& wrap, std::chrono::milliseconds timeout) {
+Outcome ShardedMember::regroup(const SubWorld& world, const Wrap& wrap, std::chrono::milliseconds timeout) {
   return outcome_of([&] {
     std::shared_ptr<ControlChannel> control = make_mpi_control_channel(world.communicator());
     if (wrap) control = wrap(std::move(control));
-    const ChannelOpener open = open_mpi_channels(world.communicator());
+    const GroupOpener open = open_mpi_groups(world.communicator());
     if (publisher_ && subscriber_) {
       ColocatedRank(*publisher_, *subscriber_).regroup(std::move(control), open, timeout);
     } else if (publisher_) {
@@ -76,7 +76,7 @@ Outcome ShardedParty::regroup(const SubWorld& world, const Wrap& wrap, std::chro
   });
 }
 
-Outcome ShardedParty::sync(std::chrono::milliseconds timeout) {
+Outcome ShardedMember::sync(std::chrono::milliseconds timeout) {
   return outcome_of([&] {
     if (publisher_ && subscriber_) {
       report_ = ColocatedRank(*publisher_, *subscriber_).sync(timeout);
@@ -86,14 +86,14 @@ Outcome ShardedParty::sync(std::chrono::milliseconds timeout) {
   });
 }
 
-void ShardedParty::train() {
+void ShardedMember::train() {
   ++step_;
   if (trains()) weights_.train(*scene_.trainer.layout, *trainer_place_, step_, trained_);
 }
 
-std::uint64_t ShardedParty::version() const { return publisher_ ? publisher_->version() : subscriber_->version(); }
+std::uint64_t ShardedMember::version() const { return publisher_ ? publisher_->version() : subscriber_->version(); }
 
-void ShardedParty::expect_version(std::uint64_t version) {
+void ShardedMember::expect_version(std::uint64_t version) {
   running_.expect_equal(this->version(), version, "version");
   if (!serves()) return;
   running_.expect_equal(subscriber_->version(), version, "the engine's version");
@@ -101,7 +101,7 @@ void ShardedParty::expect_version(std::uint64_t version) {
                         fmt::format("#wrong at version {}", version));
 }
 
-void ShardedParty::run(std::uint64_t versions, std::uint64_t skipped) {
+void ShardedMember::run(std::uint64_t versions, std::uint64_t skipped) {
   for (std::uint64_t i = 0; i < versions; ++i) {
     const std::uint64_t next = version() + 1 + (i == 0 ? skipped : 0);
     train();
@@ -110,7 +110,7 @@ void ShardedParty::run(std::uint64_t versions, std::uint64_t skipped) {
   }
 }
 
-std::uint64_t ShardedParty::count_changed() const {
+std::uint64_t ShardedMember::count_changed() const {
   const test::LocalStorage before = weights_.make(*engine_layout_, engine_place_, step_ - 1);
   return weights_.count_wrong(*engine_layout_, engine_place_, step_, before);
 }

@@ -44,9 +44,9 @@ class SubWorld {
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 
-class ShardedParty {
+class ShardedMember {
  public:
-  ShardedParty(Case& running, ShardedScene scene);
+  ShardedMember(Case& running, ShardedScene scene);
 
   bool trains() const noexcept { return trainer_place_.has_value(); }
   bool serves() const noexcept { return engine_ != nullptr; }

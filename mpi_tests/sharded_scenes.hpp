@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "sharded_party.hpp"
+#include "sharded_member.hpp"
 #include "sparsecast/layout_builders.hpp"
 
 namespace sparsecast::mpi_test {

@@ -12,10 +12,10 @@ void add_outer(LayoutBuilder& builder, std::uint64_t rows) {
 
 void run_scene(Case& running, const ShardedScene& scene) {
   const SubWorld world(true);
-  ShardedParty party(running, scene);
-  running.expect_success(party.regroup(world), "regroup");
-  party.run(kShardedVersions);
-  if (party.serves()) running.expect_success(outcome_of([&] { party.subscriber().audit(); }), "audit");
+  ShardedMember member(running, scene);
+  running.expect_success(member.regroup(world), "regroup");
+  member.run(kShardedVersions);
+  if (member.serves()) running.expect_success(outcome_of([&] { member.subscriber().audit(); }), "audit");
 }
 
 void fsdp8_to_tp2(Case& running) {

@@ -1,62 +1,62 @@
 // Syncs in which nothing goes wrong.
 
-#include "party.hpp"
+#include "member.hpp"
 
 namespace sparsecast::mpi_test {
 namespace {
 
-void train_versions(Case& running, Party& party, std::uint64_t versions) {
+void train_versions(Case& running, Member& member, std::uint64_t versions) {
   for (std::uint64_t version = 1; version <= versions; ++version) {
-    if (party.is_source()) party.model().train();
-    expect_synchronised(running, party, party.sync(), version);
-    running.expect(party.report().changed > 0, "something changed");
-    running.expect(party.report().wire_bytes > 0, "something travelled");
+    if (member.is_source()) member.model().train();
+    expect_synchronised(running, member, member.sync(), version);
+    running.expect(member.report().changed > 0, "something changed");
+    running.expect(member.report().wire_bytes > 0, "something travelled");
   }
 }
 
 void several_versions(Case& running) {
   for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kXor, ValueCodec::kRaw}) {
-    PartyOptions options;
+    MemberOptions options;
     options.encode.values = values;
-    Party party(running, options);
-    train_versions(running, party, 6);
+    Member member(running, options);
+    train_versions(running, member, 6);
   }
 }
 const Registration kSeveralVersions{"several_versions", several_versions};
 
 void other_source(Case& running) {
-  PartyOptions options;
+  MemberOptions options;
   options.source = running.size() - 1;
-  Party party(running, options);
-  train_versions(running, party, 5);
+  Member member(running, options);
+  train_versions(running, member, 5);
 }
 const Registration kOtherSource{"other_source", other_source};
 
 void empty_delta(Case& running) {
-  Party party(running, {});
-  expect_synchronised(running, party, party.sync(), 1);
-  running.expect_equal(party.report().changed, 0U, "changed weights");
-  if (party.is_source()) party.model().train();
-  expect_synchronised(running, party, party.sync(), 2);
-  expect_synchronised(running, party, party.sync(), 3);
-  running.expect_equal(party.report().changed, 0U, "changed weights");
+  Member member(running, {});
+  expect_synchronised(running, member, member.sync(), 1);
+  running.expect_equal(member.report().changed, 0U, "changed weights");
+  if (member.is_source()) member.model().train();
+  expect_synchronised(running, member, member.sync(), 2);
+  expect_synchronised(running, member, member.sync(), 3);
+  running.expect_equal(member.report().changed, 0U, "changed weights");
 }
 const Registration kEmptyDelta{"empty_delta", empty_delta};
 
 void dense_jump(Case& running) {
-  Party party(running, {});
-  train_versions(running, party, 1);
-  if (party.is_source()) party.model().jump();
-  expect_synchronised(running, party, party.sync(), 2);
-  running.expect_equal(party.report().changed, party.model().table()->elements(), "changed weights");
-  const std::uint64_t dense = party.model().table()->bytes();
-  running.expect(party.report().wire_bytes <= dense + dense / 100 + 1024,
-                 fmt::format("at most {} bytes and 1 %, found {}", dense, party.report().wire_bytes));
+  Member member(running, {});
+  train_versions(running, member, 1);
+  if (member.is_source()) member.model().jump();
+  expect_synchronised(running, member, member.sync(), 2);
+  running.expect_equal(member.report().changed, member.model().table()->elements(), "changed weights");
+  const std::uint64_t dense = member.model().table()->bytes();
+  running.expect(member.report().wire_bytes <= dense + dense / 100 + 1024,
+                 fmt::format("at most {} bytes and 1 %, found {}", dense, member.report().wire_bytes));
 }
 const Registration kDenseJump{"dense_jump", dense_jump};
 
-PartyOptions large_frames() {
-  PartyOptions options;
+MemberOptions large_frames() {
+  MemberOptions options;
   options.width = 700;
   options.encode.values = ValueCodec::kRaw;
   options.encode.frame_capacity = kMinFrameCapacity;
@@ -64,25 +64,25 @@ PartyOptions large_frames() {
 }
 
 void many_frames(Case& running) {
-  Party party(running, large_frames());
+  Member member(running, large_frames());
   for (std::uint64_t version = 1; version <= 3; ++version) {
-    if (party.is_source()) party.model().jump();
-    expect_synchronised(running, party, party.sync(), version);
-    running.expect(party.report().wire_bytes > 4 * std::uint64_t{kMinFrameCapacity}, "more than four frames travelled");
+    if (member.is_source()) member.model().jump();
+    expect_synchronised(running, member, member.sync(), version);
+    running.expect(member.report().wire_bytes > 4 * std::uint64_t{kMinFrameCapacity}, "more than four frames travelled");
   }
 }
 const Registration kManyFrames{"many_frames", many_frames};
 
 void small_pieces(Case& running) {
   for (const std::uint64_t piece : {std::uint64_t{1009}, std::uint64_t{300'000}}) {
-    PartyOptions options = large_frames();
+    MemberOptions options = large_frames();
     options.width = piece < 10'000 ? 64 : 700;
     options.limits.piece_bytes = piece;
-    Party party(running, options);
+    Member member(running, options);
     for (std::uint64_t version = 1; version <= 2; ++version) {
-      if (party.is_source()) party.model().jump();
-      expect_synchronised(running, party, party.sync(), version);
-      running.expect(party.report().wire_bytes > 2 * piece, "more than two pieces travelled");
+      if (member.is_source()) member.model().jump();
+      expect_synchronised(running, member, member.sync(), version);
+      running.expect(member.report().wire_bytes > 2 * piece, "more than two pieces travelled");
     }
   }
 }
@@ -124,18 +124,18 @@ void shared_source_channels(Case& running) {
   // Rank 0 feeds two sets of receivers, each with tensors of its own, as expert-parallel engines need it.
   const bool odd = running.rank() % 2 == 1;
   const MPI_Comm parts[2] = {split(running, running.rank() == 0 || odd), split(running, running.rank() == 0 || !odd)};
-  std::vector<std::unique_ptr<Party>> parties(2);
+  std::vector<std::unique_ptr<Member>> members(2);
   for (std::size_t i = 0; i < 2; ++i) {
-    PartyOptions options;
+    MemberOptions options;
     options.communicator = parts[i];
     options.width = 48 + 16 * i;
-    if (parts[i] != MPI_COMM_NULL) parties[i] = std::make_unique<Party>(running, options);
+    if (parts[i] != MPI_COMM_NULL) members[i] = std::make_unique<Member>(running, options);
   }
   for (std::uint64_t version = 1; version <= 5; ++version) {
-    for (const auto& party : parties) {
-      if (!party) continue;
-      if (party->is_source()) party->model().train();
-      expect_synchronised(running, *party, party->sync(), version);
+    for (const auto& member : members) {
+      if (!member) continue;
+      if (member->is_source()) member->model().train();
+      expect_synchronised(running, *member, member->sync(), version);
     }
   }
 }
@@ -144,11 +144,11 @@ const Registration kSharedSource{"shared_source_channels", shared_source_channel
 void disjoint_channels(Case& running) {
   MPI_Comm half = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, running.rank() % 2, running.rank(), &half);
-  PartyOptions options;
+  MemberOptions options;
   options.communicator = half;
   options.source = running.rank() % 2;  // The first of the even ranks, the second of the odd ones.
-  Party party(running, options);
-  train_versions(running, party, running.rank() % 2 == 0 ? 5 : 8);
+  Member member(running, options);
+  train_versions(running, member, running.rank() % 2 == 0 ? 5 : 8);
 }
 const Registration kDisjoint{"disjoint_channels", disjoint_channels};
 

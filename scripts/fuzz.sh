@@ -60,7 +60,7 @@ printf '\3\7\5\r\0\0\0x\2\3abc' >build/fuzz/seeds/bootstrap/sealed
 printf '\4sparsecR\1\0\0\0\1\0\0\0\2\0\0\0\0\0\0\0%064d' 0 >build/fuzz/seeds/bootstrap/door
 printf '\0\0\2\0\7\0\3\0\4\0' >build/fuzz/seeds/channel/count_table
 printf '\1\0\0\2\0\7\0\3\0\4' >build/fuzz/seeds/channel/opening
-printf '\2\2\x2c\0\0\x2c\0\2\x2c\0\3' >build/fuzz/seeds/channel/presences
+printf '\2\2\x2c\0\0\x2c\0\2\x2c\0\3' >build/fuzz/seeds/channel/rank_infos
 
 # layout_seed NAME JSON: a layout file as it stands, and scaled down.
 layout_seed() {
@@ -73,8 +73,8 @@ layout_seed rules '{"format":"sparsecast-layout","version":1,"sizes":{"h":{"size
 printf '\1\x19\0\0\0\1\0\0\0\1\0\1\2\4\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0a\0\1\0\1\1l\1\x09\1\0\0\1\1\0\4\2\0\1\1' >build/fuzz/seeds/layout/content
 
 mkdir -p build/fuzz/seeds/sharded
-printf '\0\0\0\0\0\1\0\0\0%032d%032d' 0 0 >build/fuzz/seeds/sharded/ballot
-printf '\1\xa2\x66format\1\x65roles\x80' >build/fuzz/seeds/sharded/presences
+printf '\0\0\0\0\0\1\0\0\0%032d%032d' 0 0 >build/fuzz/seeds/sharded/vote
+printf '\1\xa2\x66format\1\x65roles\x80' >build/fuzz/seeds/sharded/rank_infos
 
 mkdir -p build/fuzz/seeds/s3_answers
 printf '\0<?xml version="1.0"?><a b="c"><d>&lt;&#x41;</d><e/></a>' >build/fuzz/seeds/s3_answers/xml

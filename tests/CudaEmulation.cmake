@@ -19,8 +19,8 @@ function(sparsecast_record_traces program)
 endfunction()
 
 if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
-  file(GLOB cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp"
-       "${PROJECT_SOURCE_DIR}/src/sync/device/*.cpp")
+  file(GLOB_RECURSE cuda_launchers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*.cu" "${PROJECT_SOURCE_DIR}/cuda/*.cpp"
+       "${PROJECT_SOURCE_DIR}/src/device/*.cpp")
   set_source_files_properties(${cuda_launchers} PROPERTIES LANGUAGE CXX)
   file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp"
        "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*_test.cpp")
@@ -37,7 +37,6 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   # What is compiled for the emulated device.
   add_library(sparsecast_emulated_settings INTERFACE)
   target_compile_definitions(sparsecast_emulated_settings INTERFACE SPARSECAST_CUDA_EMULATION)
-  target_include_directories(sparsecast_emulated_settings INTERFACE "${PROJECT_SOURCE_DIR}/cuda")
   set(emulated_libraries sparsecast_emulated_settings ${test_libraries})
   if(TARGET bench_common)
     target_include_directories(sparsecast_emulated_settings INTERFACE "${PROJECT_SOURCE_DIR}/bench"
@@ -65,7 +64,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
 
   # With a look at each access to memory, for data races (cuda_emulation/races.hpp, orders.hpp): the compiler's hooks
   # without the sanitizer's library. What looks is not looked at. Of random cases the first are enough, and those over
-  # NCCL are left out, because the stand-in for it copies device memory on the host.
+  # NCCL are left out, because the fake of it copies device memory on the host.
   if(NOT SPARSECAST_SANITIZE)
     set(watch -fsanitize=thread -g1 $<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>)
     sparsecast_add_emulated_device(sparsecast_race_watch ${emulation} cuda_emulation/race_hooks.cpp)
@@ -88,7 +87,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     target_link_options(sparsecast_race_tests PRIVATE -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset,--wrap=memcmp)
   endif()
 
-  # The benchmark too, but for its main(). CUB's device-wide algorithms have stand-ins in cuda_emulation/toolkit.
+  # The benchmark too, but for its main(). CUB's device-wide algorithms have fakes in cuda_emulation/toolkit.
   if(TARGET bench_common)
     file(GLOB bench_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/bench/cuda_bench/*.cu"
          "${PROJECT_SOURCE_DIR}/bench/cuda_bench/*.cpp")
@@ -111,7 +110,6 @@ if(SPARSECAST_WITH_CUDA)
   add_executable(sparsecast_gpu_tests ${gpu_sources} $<TARGET_OBJECTS:sparsecast_cuda>)
   set_target_properties(sparsecast_gpu_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
                                                         LINKER_LANGUAGE CXX)
-  target_include_directories(sparsecast_gpu_tests PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
   target_link_libraries(sparsecast_gpu_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock
                                                      CUDA::cudart_static)
   sparsecast_record_traces(sparsecast_gpu_tests)

@@ -1,4 +1,4 @@
-# Whole programs whose ranks are processes, over the stand-in for NCCL on one emulated device that they share: what
+# Whole programs whose ranks are processes, over the fake NCCL on one emulated device that they share: what
 # scripts/gpu_check.sh runs on a real one.
 
 if(SPARSECAST_WITH_NCCL AND SPARSECAST_WITH_RENDEZVOUS)

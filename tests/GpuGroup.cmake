@@ -10,7 +10,6 @@ set_target_properties(gpu_group_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJ
 target_link_libraries(gpu_group_test PRIVATE ${test_libraries} sparsecast_device)
 sparsecast_compile_quickly(gpu_group_test)
 if(SPARSECAST_WITH_CUDA)
-  target_include_directories(gpu_group_test PRIVATE "${PROJECT_SOURCE_DIR}/cuda")
   target_compile_definitions(gpu_group_test PRIVATE SPARSECAST_TEST_WITH_DEVICE)
 endif()
 

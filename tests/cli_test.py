@@ -198,7 +198,7 @@ class RealTrace(Folder):
             self.assertEqual(row["second_bits"], f"0x{new[different[0]]:04x}")
         self.assertIn("different", run("compare", self.anchor, self.checkpoints[1], expect=1).stdout)
 
-    def test_an_in_place_apply_killed_at_any_moment_is_taken_back(self):
+    def test_an_in_place_apply_killed_at_any_moment_is_rolled_back(self):
         seed = random.randrange(1 << 30)
         print(f"kill seed {seed}", file=sys.stderr)
         chance = random.Random(seed)
@@ -233,12 +233,12 @@ class Plans(Folder):
 
     def test_every_receiver_gets_what_a_sender_sends(self):
         plan = run_json("plan", *self.PAIR, "--engines", 2)
-        self.assertEqual(sum(lane["dense_bytes"] for lane in plan["lanes"]), plan["dense_bytes"])
+        self.assertEqual(sum(route["dense_bytes"] for route in plan["routes"]), plan["dense_bytes"])
         self.assertAlmostEqual(sum(rank["sent_bytes"] for rank in plan["ranks"]), plan["delta_bytes"], delta=1)
-        for lane in plan["lanes"]:
-            channel = plan["channels"][lane["channel"]]
-            self.assertIn(lane["source"], channel["sources"])
-            self.assertTrue({rank for rank, _ in lane["slots"]} <= set(channel["receivers"]))
+        for route in plan["routes"]:
+            channel = plan["channels"][route["channel"]]
+            self.assertIn(route["source"], channel["sources"])
+            self.assertTrue({rank for rank, _ in route["slots"]} <= set(channel["receivers"]))
         self.assertEqual(max(transfer["end_seconds"] for transfer in plan["transfers"]), plan["wire_seconds"])
 
     def test_the_page_is_well_formed_and_needs_nothing_else(self):
@@ -254,7 +254,7 @@ class Plans(Folder):
         self.assertEqual([e for e in tree.iter() if e.get("src") or e.get("href")], [])
 
 
-class Refusals(Folder):
+class Errors(Folder):
     def test_wrong_use_is_exit_code_2(self):
         write_safetensors(self.path("a.safetensors"), {"w": ("F32", [2], b"\0" * 8)})
         for arguments in ([], ["nonsense"], ["diff"], ["diff", "a", "b"], ["diff", "a", "b", "-o", "c", "--values", "q"],

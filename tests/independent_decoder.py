@@ -297,8 +297,8 @@ def check_bad(root: pathlib.Path, vector: dict) -> str:
     try:
         delta = read_delta((root / vector["delta"]).read_bytes())
         apply_delta(delta, read_safetensors(root / vector["base"]))
-    except FormatError as refusal:
-        return str(refusal)
+    except FormatError as error:
+        return str(error)
     if xxhash is None:
         raise Unavailable("module xxhash: only a checksum or digest may be wrong")
     raise AssertionError(f"accepted, though: {vector['why']}")
@@ -326,8 +326,8 @@ def run_golden(root: pathlib.Path) -> int:
 def inspect(path: pathlib.Path) -> int:
     try:
         delta = read_delta(path.read_bytes())
-    except FormatError as refusal:
-        print(f"{path}: refused: {refusal}", file=sys.stderr)
+    except FormatError as error:
+        print(f"{path}: refused: {error}", file=sys.stderr)
         return 1
     except Unavailable as missing:
         print(f"{path}: cannot be decoded without {missing}", file=sys.stderr)

@@ -22,7 +22,7 @@ import numpy as np
 import independent_blocks as blocks
 import independent_decoder as decoder
 from independent_blocks import BITMAP, DENSE, GAP16, INDEX32, PACKED, RAW, TILE, ULP, XOR
-from independent_encoder import AUTO, Change, encode, encode_positions, encode_ulp, random_change, seal
+from independent_encoder import AUTO, Change, encode, encode_positions, encode_ulp, random_change, add_checksum
 
 SEED = int(os.environ.get("SPARSECAST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
@@ -34,7 +34,7 @@ def decode(data: bytes, changes: list[Change]) -> decoder.Checkpoint:
 
 class DecoderCase(unittest.TestCase):
     def assert_round_trip(self, changes: list[Change], **options: int) -> None:
-        result = decode(seal(encode(changes, **options)), changes)
+        result = decode(add_checksum(encode(changes, **options)), changes)
         for change in changes:
             self.assertTrue(np.array_equal(result[change.name][2], change.new),
                             f"seed {SEED}, {change.name}, {options}")
@@ -185,7 +185,7 @@ class GoldenVectors(unittest.TestCase):
 
     def test_passes_what_is_right_and_fails_what_is_not(self) -> None:
         change = random_change(random.Random(SEED), "t", 1, 500, 0.1)
-        data = seal(encode([change]))
+        data = add_checksum(encode([change]))
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name, bits in (("base", change.old), ("result", change.new)):
@@ -222,7 +222,7 @@ class Refuses(unittest.TestCase):
         rng = random.Random(SEED)
         self.changes = [random_change(rng, "a", 1, 300, 0.2), random_change(rng, "b", 4, 40, 0.4)]
         self.records = encode(self.changes, mode=PACKED)
-        decode(seal(self.records), self.changes)
+        decode(add_checksum(self.records), self.changes)
 
     def assert_refused(self, data: bytes, why: str) -> None:
         try:
@@ -232,13 +232,13 @@ class Refuses(unittest.TestCase):
         self.fail(f"accepted: {why}, seed {SEED}")
 
     def test_every_changed_byte(self) -> None:
-        data = seal(self.records)
+        data = add_checksum(self.records)
         for at in range(len(data)):
             for flip in (1, 0x80, 0xFF):
                 self.assert_refused(data[:at] + bytes([data[at] ^ flip]) + data[at + 1:], f"byte {at} ^ {flip}")
 
     def test_every_truncation_and_trailing_bytes(self) -> None:
-        data = seal(self.records)
+        data = add_checksum(self.records)
         for size in range(len(data)):
             self.assert_refused(data[:size], f"{size} bytes")
         self.assert_refused(data + bytes(8), "trailing bytes")
@@ -252,7 +252,7 @@ class Refuses(unittest.TestCase):
                         record = patch(self.records[which], at, "B", self.records[which][at] ^ flip)
                         records = self.records[:which] + [record] + self.records[which + 1:]
                         try:
-                            result = decode(seal(records), self.changes)
+                            result = decode(add_checksum(records), self.changes)
                         except decoder.FormatError:
                             continue
                         self.assertTrue(all(np.array_equal(result[c.name][2], c.new) for c in self.changes),
@@ -279,32 +279,32 @@ class Refuses(unittest.TestCase):
             records = list(self.records)
             records[which] = patch(records[which], offset, form, value)
             with self.assertRaises(decoder.FormatError, msg=why):
-                decoder.read_delta(seal(records))
+                decoder.read_delta(add_checksum(records))
 
     def test_blocks_that_overlap_in_one_frame_or_two(self) -> None:
         change = Change("t", 8, (2 * TILE,), np.zeros(2 * TILE, "u1"), np.ones(2 * TILE, "u1"))
         for blocks_a_frame, which, entry in ((2, 2, 64 + 8 + 16), (1, 3, 64 + 8)):
             records = encode([change], blocks_a_frame=blocks_a_frame)
-            decode(seal(records), [change])
+            decode(add_checksum(records), [change])
             records[which] = patch(records[which], entry, "<I", 0)
             with self.assertRaisesRegex(decoder.FormatError, "overlap"):
-                decoder.read_delta(seal(records))
+                decoder.read_delta(add_checksum(records))
 
     def test_a_minor_version_is_refused(self) -> None:
         self.records[0] = patch(self.records[0], 10, "<H", 3)
         with self.assertRaisesRegex(decoder.FormatError, "unsupported"):
-            decoder.read_delta(seal(self.records))
+            decoder.read_delta(add_checksum(self.records))
 
     def test_records_out_of_order_repeated_or_missing(self) -> None:
         header, table, first, second, commit = encode(self.changes, blocks_a_frame=1)
         for order in ([header, table, second, first, commit], [header, table, first, first, second, commit],
                       [header, table, second, commit], [header, table, first, second], [table, first, second, commit],
                       [header, first, second, commit], [header, table, first, second, commit, commit]):
-            self.assert_refused(seal(order), "records")
+            self.assert_refused(add_checksum(order), "records")
 
     def test_another_base(self) -> None:
         self.changes[0].old[0] ^= 1
-        self.assert_refused(seal(self.records), "the base")
+        self.assert_refused(add_checksum(self.records), "the base")
 
     @unittest.skipUnless(decoder.zstandard, "needs zstandard")
     def test_a_compressed_body_of_another_size(self) -> None:
@@ -318,7 +318,7 @@ class Refuses(unittest.TestCase):
 
         def delta(record: bytes) -> bytes:
             commit = patch(self.records[3], 40, "<Q", len(record))
-            return seal([self.records[0], self.records[1], record, commit])
+            return add_checksum([self.records[0], self.records[1], record, commit])
 
         decode(delta(frame(0, b"")), self.changes)
         for size, tail in ((8, b""), (1 << 19, b""), (0, b"\0"), (0, b"\x28\xb5\x2f\xfd")):

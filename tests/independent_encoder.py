@@ -237,11 +237,11 @@ def word_sum(data: bytes) -> bytes:
     return (total % (1 << 128)).to_bytes(16, "little")
 
 
-def seal(records: list[bytes]) -> bytes:
+def add_checksum(records: list[bytes]) -> bytes:
     """Joins records after giving each the delta_id and the checksums that its bytes ask for."""
     hash64 = decoder.xxh3_64
     header = records[0][:120] + struct.pack("<Q", hash64(records[0][:120]) or 0)
-    sealed, checksums = [header], b""
+    checksummed, checksums = [header], b""
     for record in records[1:]:
         record = record[:8] + header[120:] + record[16:]
         if record[:4] == b"SCC1":
@@ -254,13 +254,13 @@ def seal(records: list[bytes]) -> bytes:
             checksum = struct.pack("<Q", hash64(stored, hash64(record[:fixed - 8]) or 0) or 0)
             record = record[:fixed - 8] + checksum + record[fixed:]
             checksums += b"" if table else checksum
-        sealed.append(record)
-    return b"".join(sealed)
+        checksummed.append(record)
+    return b"".join(checksummed)
 
 
 def encode(changes: list[Change], mode: int = AUTO, values: int = ULP, zstd: bool = False,
            blocks_a_frame: int = 1 << 30) -> list[bytes]:
-    """The records of a delta, to be sealed."""
+    """The records of a delta, to be checksummed."""
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
     directory = [(i, tile, tiles) for i, change in enumerate(changes) for tile, tiles in cut_blocks(change)]
     frames, total = [], 0

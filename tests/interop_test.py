@@ -226,7 +226,7 @@ class Convert(unittest.TestCase):
             for delta in sorted((self.path / "ours").iterdir()):
                 self.assertEqual((self.path / f"back-{form}" / delta.name).read_bytes(), delta.read_bytes(), form)
 
-    def test_refusals_name_what_is_wrong(self):
+    def test_errors_name_what_is_wrong(self):
         states = self.chain(densities=(0.01,))
         shared = self.path / "shared"
         layouts.slime_write(shared / "weight_v000001", states[0], states[1], 1, "xor")

@@ -137,7 +137,7 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual(outputs[1][0], "")
 
 
-class Refusals(unittest.TestCase):
+class Errors(unittest.TestCase):
     def refused(self, *arguments, **changes):
         run = perf(*arguments, **changes)
         self.assertEqual(run.returncode, 2, run)

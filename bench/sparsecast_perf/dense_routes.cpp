@@ -4,26 +4,26 @@
 
 namespace sparsecast::perf {
 
-DenseLanes::DenseLanes(const FanoutPlan& plan, ControlChannel& world, const ChannelOpener& open, Deadline deadline)
-    : channels_(open(world, plan, deadline)) {
+DenseRoutes::DenseRoutes(const FanoutPlan& plan, ControlChannel& world, const GroupOpener& open, Deadline deadline)
+    : groups_(open(world, plan, deadline)) {
   for (const Transfer& transfer : plan.transfers()) {
-    const std::vector<int>& members = plan.channels()[transfer.channel].members;
+    const std::vector<int>& members = plan.groups()[transfer.group].members;
     if (!std::ranges::binary_search(members, world.rank())) continue;
     Turn turn;
-    turn.channel = channels_[transfer.channel].get();
+    turn.group = groups_[transfer.group].get();
     turn.source = static_cast<int>(std::ranges::lower_bound(members, transfer.source) - members.begin());
-    for (const std::uint32_t lane : transfer.lanes) turn.bytes += plan.lanes()[lane].bytes;
+    for (const std::uint32_t route : transfer.routes) turn.bytes += plan.routes()[route].bytes;
     turns_.push_back(turn);
   }
 }
 
-void DenseLanes::broadcast(Deadline deadline) {
+void DenseRoutes::broadcast(Deadline deadline) {
   for (const Turn& turn : turns_) {
     for (std::uint64_t left = turn.bytes; left != 0;) {
       const std::uint64_t piece = std::min(left, kPieceBytes);
-      const bool own = turn.channel->rank() == turn.source;
+      const bool own = turn.group->rank() == turn.source;
       if (own) own_[0].resize(piece);
-      turn.channel->broadcast(own ? own_ : received_, turn.source, deadline);
+      turn.group->broadcast(own ? own_ : received_, turn.source, deadline);
       left -= piece;
     }
   }

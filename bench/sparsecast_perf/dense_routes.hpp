@@ -8,15 +8,15 @@
 
 namespace sparsecast::perf {
 
-/// What a dense resharding by the same plan costs on the wire, at the least: every lane's bytes over channels of its
+/// What a dense resharding by the same plan costs on the wire, at the least: every route's bytes over groups of its
 /// own kind, in the plan's order, out of one contiguous buffer. Nothing is gathered on the sender or scattered on the
 /// receiver, as a real one would have to.
-class DenseLanes {
+class DenseRoutes {
  public:
   /// Collective over `world`, whose rank this is. `plan` outlives it.
-  DenseLanes(const FanoutPlan& plan, ControlChannel& world, const ChannelOpener& open, Deadline deadline);
+  DenseRoutes(const FanoutPlan& plan, ControlChannel& world, const GroupOpener& open, Deadline deadline);
 
-  /// Collective: once all lanes.
+  /// Collective: once all routes.
   void broadcast(Deadline deadline);
 
  private:
@@ -24,12 +24,12 @@ class DenseLanes {
   static constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
 
   struct Turn {
-    Transport* channel = nullptr;
-    int source = 0;  ///< Rank in the channel.
+    Transport* group = nullptr;
+    int source = 0;  ///< Rank in the group.
     std::uint64_t bytes = 0;
   };
 
-  std::vector<std::unique_ptr<Transport>> channels_;
+  std::vector<std::unique_ptr<Transport>> groups_;
   std::vector<Turn> turns_;
   std::vector<Bytes> own_{1};
   std::vector<Bytes> received_;

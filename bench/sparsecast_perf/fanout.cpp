@@ -19,12 +19,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-ChannelOpener opener_of(Carrier carrier, int device) {
-  if (carrier == Carrier::kMpi) return open_mpi_channels();
-  if (carrier == Carrier::kTcp) return open_control_channels();
+GroupOpener opener_of(Carrier carrier, int device) {
+  if (carrier == Carrier::kMpi) return open_mpi_groups();
+  if (carrier == Carrier::kTcp) return open_control_groups();
   NcclOptions options;
   options.device = device;
-  return open_nccl_channels(options);
+  return open_nccl_groups(options);
 }
 
 /// This rank's shards and its ends of the stream, of the trainer, of an engine, or of both.
@@ -52,7 +52,7 @@ class Ends {
     }
   }
 
-  void regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open, milliseconds timeout) {
+  void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, milliseconds timeout) {
     if (publisher_ && subscriber_)
       return ColocatedRank(*publisher_, *subscriber_).regroup(std::move(world), open, timeout);
     if (publisher_) return publisher_->regroup(std::move(world), open, timeout);
@@ -94,14 +94,14 @@ class Fanout final : public Benchmark {
         ends_(options, layouts, roster, group.rank()) {
     if (needs_device(options, plan)) machine_ = survey_machine();
     device_ = device_of(options, group.local_rank(), machine_.survey.devices.size());
-    const ChannelOpener open = opener_of(transport_, device_);
+    const GroupOpener open = opener_of(transport_, device_);
     std::shared_ptr<ControlChannel> world = group.open_control();
     regroup_seconds_ = group.time_of_all([&] { ends_.regroup(std::move(world), open, timeout_); });
     dense_world_ = group.open_control();
     dense_.emplace(ends_.plan(), *dense_world_, open, steady_clock::now() + timeout_);
-    for (const Lane& lane : ends_.plan().lanes()) {
-      elements_ += lane.elements;
-      bytes_ += lane.bytes;
+    for (const Route& route : ends_.plan().routes()) {
+      elements_ += route.elements;
+      bytes_ += route.bytes;
     }
   }
 
@@ -119,11 +119,11 @@ class Fanout final : public Benchmark {
       header.libraries.push_back(fmt::format("NCCL {}", nccl_version_text(machine_.nccl_version)));
       header.device = machine_.survey.devices[static_cast<std::size_t>(device_)].name;
     }
-    header.dense_call = "all lanes of the plan, dense, by the transport's own broadcast";
+    header.dense_call = "all routes of the plan, dense, by the transport's own broadcast";
     header.detector = "host snapshot";
     header.tensors = plan.table().size();
     header.elements = plan.table().elements();
-    header.fanout = {plan.lanes().size(),     plan.channels().size(), plan.rounds(),
+    header.fanout = {plan.routes().size(),     plan.groups().size(), plan.rounds(),
                      plan.transfers().size(), to_hex(plan.hash()),    regroup_seconds_};
     return header;
   }
@@ -178,11 +178,11 @@ class Fanout final : public Benchmark {
   Machine machine_;  ///< Empty for runs without a device.
   int device_ = 0;
   double regroup_seconds_ = 0;
-  std::uint64_t elements_ = 0;  ///< Of all lanes.
-  std::uint64_t bytes_ = 0;     ///< Dense, of all lanes.
+  std::uint64_t elements_ = 0;  ///< Of all routes.
+  std::uint64_t bytes_ = 0;     ///< Dense, of all routes.
   std::uint64_t step_ = 0;
   std::shared_ptr<ControlChannel> dense_world_;
-  std::optional<DenseLanes> dense_;
+  std::optional<DenseRoutes> dense_;
 };
 
 }  // namespace

@@ -169,7 +169,7 @@ std::string_view to_string(Carrier carrier) noexcept {
 bool parse_options(int argc, char** argv, bool print, Options& options, int& exit_code) {
   CLI::App app{
       "Broadcasts a training run step by step from rank 0 to all other ranks: only the changed weights, then all\n"
-      "of them by a dense broadcast for comparison, and proves that every receiver holds the same bits.\n\n"
+      "of them by a dense broadcast for comparison, and verifies that every receiver holds the same bits.\n\n"
       "  sparsecast_perf --ranks 4 --checkpoints testdata/trace\n"
       "  sparsecast_perf --ranks 8 --backend cuda --synthetic --learning-rate 3e-6 --steps 20\n"
       "  mpirun -np 4 sparsecast_perf --checkpoints testdata/trace\n"

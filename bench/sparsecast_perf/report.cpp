@@ -80,8 +80,8 @@ nlohmann::ordered_json to_json(const FanoutHeader& fanout, const FanoutOptions& 
           {"engines", options.engines},
           {"scale_down", options.scale_down},
           {"density_asked", options.density},
-          {"lanes", fanout.lanes},
-          {"channels", fanout.channels},
+          {"routes", fanout.routes},
+          {"channels", fanout.groups},
           {"rounds", fanout.rounds},
           {"transfers", fanout.transfers},
           {"plan", fanout.hash},
@@ -89,8 +89,8 @@ nlohmann::ordered_json to_json(const FanoutHeader& fanout, const FanoutOptions& 
 }
 
 void print_plan(const FanoutHeader& fanout) {
-  fmt::print("# plan       {} lanes in {} channels, opened in {} round(s); {} transfers; {}\n", fanout.lanes,
-             fanout.channels, fanout.rounds, fanout.transfers, fanout.hash);
+  fmt::print("# plan       {} routes in {} groups, opened in {} round(s); {} transfers; {}\n", fanout.routes,
+             fanout.groups, fanout.rounds, fanout.transfers, fanout.hash);
   fmt::print("# regroup    {:.1f} ms, with the anchors that seed the engines\n", 1e3 * fanout.regroup_seconds);
 }
 

@@ -13,7 +13,7 @@ namespace sparsecast::perf {
 struct RankBytes {
   std::vector<std::uint64_t> sent;      ///< By trainer rank: its own deltas, each once.
   std::vector<std::uint64_t> received;  ///< By engine rank, engine after engine: deltas for it.
-  std::vector<std::uint64_t> foreign;   ///< By process: deltas for others of its channels, dropped unread.
+  std::vector<std::uint64_t> foreign;   ///< By process: deltas for others of its groups, dropped unread.
 };
 
 /// One step of the run. Times in seconds; what each means: docs/performance.md.
@@ -34,12 +34,12 @@ struct Row {
 
 /// Of a run by layouts.
 struct FanoutHeader {
-  std::size_t lanes = 0;
-  std::size_t channels = 0;
+  std::size_t routes = 0;
+  std::size_t groups = 0;
   std::uint32_t rounds = 0;
   std::size_t transfers = 0;
   std::string hash;            ///< The plan's.
-  double regroup_seconds = 0;  ///< Meeting, plan, channels, and the anchors that seed the engines.
+  double regroup_seconds = 0;  ///< Meeting, plan, groups, and the anchors that seed the engines.
 };
 
 struct Header {

@@ -2,7 +2,7 @@
 
 // Decodes the blocks of a delta and validates them, or writes them to the live tensors. Validation reads the payloads
 // once. Apply reads them again, reads and writes the changed elements, and sums the change of the digest on the way; it
-// writes nothing when anything in the delta was refused. Grid: some blocks of threads a multiprocessor, each takes
+// writes nothing when anything in the delta was refused. Grid: some CTAs a multiprocessor, each takes
 // block after block of its element size.
 
 #include "cuda/apply/decode_blocks.cuh"
@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads on a multiprocessor, as many as registers allow: decoding waits for barriers, and several hide
+/// CTAs on a multiprocessor, as many as registers allow: decoding waits for barriers, and several hide
 /// each other's waits.
 inline constexpr unsigned kValidateBlocks = 4;
 inline constexpr unsigned kApplyBlocks = 3;
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   ReceiveControl& control = *received.control;
   if (threadIdx.x == 0) shared.summed = kNoTensor;
-  // One verdict for all threads of the block, because another block may refuse something while they look.
-  const bool refused = control.directory_refusal != kNoRefusal || (kWrite && control.block_refusal != kNoRefusal);
+  // One decision for all threads of the block, because another block may refuse something while they look.
+  const bool refused = control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
   if (__syncthreads_or(refused ? 1 : 0) != 0) return;
   DigestSum sum;
   const auto pass_sum_on = [&] {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
   if constexpr (kWrite) pass_sum_on();
 }
 
-/// Tiles of a section that a block of threads adds up at a time.
+/// Tiles of a section that a CTA adds up at a time.
 inline constexpr std::uint32_t kDigestTiles = 16;
 
 /// The digest of each tensor, read in full: `sums` are the zeroed low and high words of each.

@@ -1,6 +1,6 @@
 #pragma once
 
-// Decodes one block by all threads of a block of threads together, kDecodeChunk changes at a time, whatever their
+// Decodes one block by all threads of a CTA together, kDecodeChunk changes at a time, whatever their
 // number; checks every rule of docs/wire-format.md §4 on the way. No bound comes from the payload unchecked: reads go
 // through BitString, shared memory is indexed by counts that were clipped, elements are written below `span` only.
 
@@ -15,19 +15,19 @@ __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
 }
 
 /// Calls sink(first, entries) for each chunk: entries [0, entries) of shared.positions and shared.coded are those of
-/// changes `first` on. Ends at the chunk in which any thread found a refusal, without calling it. Returns the thread's
-/// own refusal. `shared` is free for other uses behind the caller's next barrier.
+/// changes `first` on. Ends at the chunk in which any thread found a input error, without calling it. Returns the thread's
+/// own input error. `shared` is free for other uses behind the caller's next barrier.
 template <class T, class Sink>
-__device__ Refusal decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
-  if (block.payload_words > kMostPayloadWords) return Refusal::kLength;
-  FirstRefusal found;
+__device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
+  if (block.payload_words > kMostPayloadWords) return InputError::kLength;
+  FirstInputError found;
   const std::uint32_t count = coded_words(block);
   PositionDecoder positions(block.coding, block.span, count, {block.payload, block.payload_words}, shared, found);
   ValueDecoder<T> values(block.coding, count, shared, found);
   const BitString rest = positions.locate();
-  if (found.any()) return found.refusal;
+  if (found.any()) return found.input_error;
   values.locate(rest);
-  if (found.any()) return found.refusal;
+  if (found.any()) return found.input_error;
   for (std::uint32_t first = 0; first < count; first += kDecodeChunk) {
     const std::uint32_t entries = count - first < kDecodeChunk ? count - first : kDecodeChunk;
     positions.read(first, entries);
@@ -38,10 +38,10 @@ __device__ Refusal decode_block(const ReceivedBlock& block, DecodeShared<T>& sha
     // Behind the last chunk the barrier is the caller's.
     if (first + kDecodeChunk < count) __syncthreads();
   }
-  return found.refusal;
+  return found.input_error;
 }
 
-/// Decodes the blocks of elements of T in [at, end), the n-th by block of threads n % gridDim.x: calls enter(block),
+/// Decodes the blocks of elements of T in [at, end), the n-th by CTA n % gridDim.x: calls enter(block),
 /// while `shared` is free for other uses, then sink(block, first, entries) for each chunk as above. What is refused
 /// goes into the control's error word.
 template <class T, class Enter, class Sink>
@@ -53,10 +53,10 @@ __device__ void decode_range(const Received& received, const ReceivedBlock* at, 
     const ReceivedBlock& block = *at;
     if (block.element_shift != kShift) continue;
     enter(block);
-    const Refusal refusal = decode_block<T>(
+    const InputError input_error = decode_block<T>(
         block, shared, [&](std::uint32_t first, std::uint32_t entries) { sink(block, first, entries); });
-    if (refusal != Refusal::kNone) {
-      refuse_block(&received.control->block_refusal, static_cast<std::uint32_t>(at - received.blocks), refusal);
+    if (input_error != InputError::kNone) {
+      refuse_block(&received.control->block_input_error, static_cast<std::uint32_t>(at - received.blocks), input_error);
     }
     __syncthreads();
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The positions of one block, read by all threads of a block of threads together. locate() finds where the position
+// The positions of one block, read by all threads of a CTA together. locate() finds where the position
 // part ends, which the codes themselves say; then read() decodes chunk after chunk, each going on where the one before
 // ended.
 
@@ -16,7 +16,7 @@ inline constexpr std::uint32_t kEachDecoded = 4;
 inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
 
 /// Where the next chunk goes on. It is the same for all threads, and in shared memory because registers decide how many
-/// blocks of threads a multiprocessor takes. Thread 0 writes it, behind a barrier that all have read it before.
+/// CTAs a multiprocessor takes. Thread 0 writes it, behind a barrier that all have read it before.
 struct PositionCursor {
   std::uint32_t ones_bit;  ///< packed, bitmap: where the ones are,
   std::uint32_t tail_bit;  ///< and packed's tails.
@@ -34,7 +34,7 @@ class PositionDecoder {
   /// `count` changes among `span` elements. The coding is kept as its word: fields are cheaper to take out again than
   /// to keep in registers through the block.
   __device__ PositionDecoder(std::uint32_t coding, std::uint32_t span, std::uint32_t count, const BitString& payload,
-                             PositionsShared& shared, FirstRefusal& found)
+                             PositionsShared& shared, FirstInputError& found)
       : shared_(shared), found_(found), payload_(payload), coding_(coding), span_(span), count_(count) {}
 
   /// The words that follow the position part; none when it is not valid.
@@ -81,11 +81,11 @@ class PositionDecoder {
   /// The position part takes `bits` bits; the values follow it.
   __device__ BitString end(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
-    if (words > payload_.count) return refused(Refusal::kOverrun);
-    found_.require(payload_.padded_at(static_cast<std::uint32_t>(bits)), Refusal::kPadding);
+    if (words > payload_.count) return refused(InputError::kOverrun);
+    found_.require(payload_.padded_at(static_cast<std::uint32_t>(bits)), InputError::kPadding);
     return {payload_.words + words, payload_.count - static_cast<std::uint32_t>(words)};
   }
-  __device__ BitString refused(Refusal reason) {
+  __device__ BitString refused(InputError reason) {
     found_.refuse(reason);
     return {};
   }
@@ -93,30 +93,30 @@ class PositionDecoder {
   __device__ BitString locate_bitmap() {
     const BitString values = end(span_);
     // All threads have found the same.
-    if (found_.refusal != Refusal::kNone) return {};
+    if (found_.input_error != InputError::kNone) return {};
     std::uint32_t own = 0;
     for (std::uint32_t w = threadIdx.x; w < (span_ + 31) / 32; w += kThreads) {
       own += static_cast<std::uint32_t>(__popc(payload_.word(w)));
     }
-    found_.require(block_sum(shared_.scan, own) == count_, Refusal::kBitmapCount);
+    found_.require(block_sum(shared_.scan, own) == count_, InputError::kBitmapCount);
     if (threadIdx.x == 0) cursor().ones_bit = 0;
     return values;
   }
 
   __device__ BitString locate_packed() {
     const std::uint64_t quotients = std::uint64_t{count_} * rice();
-    if (quotients + count_ > payload_.bits()) return refused(Refusal::kOverrun);
+    if (quotients + count_ > payload_.bits()) return refused(InputError::kOverrun);
     auto at = static_cast<std::uint32_t>(quotients);
     std::uint64_t tails = 0;
     for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {
       const std::uint32_t wanted = count_ - first < kDecodeChunk ? count_ - first : kDecodeChunk;
       if (find_ones(payload_, at, wanted, kMaxQuotientZeros, shared_.positions, shared_.scan) < wanted) {
-        return refused(Refusal::kOverrun);
+        return refused(InputError::kOverrun);
       }
       std::uint64_t own = 0;
       for (std::uint32_t i = threadIdx.x; i < wanted; i += kThreads) {
         const std::uint32_t zeros = zeros_before(shared_.positions, i, at);
-        found_.require(zeros <= kMaxQuotientZeros, Refusal::kQuotient);
+        found_.require(zeros <= kMaxQuotientZeros, InputError::kQuotient);
         if (zeros > kEscape) own += zeros - kEscape;
       }
       tails += block_sum(shared_.scan, own);
@@ -133,7 +133,7 @@ class PositionDecoder {
     for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
       const std::uint32_t position = payload_.word(first + i);
       const bool grows = first + i == 0 || position > payload_.word(first + i - 1);
-      found_.require(grows && position < span_, Refusal::kPosition);
+      found_.require(grows && position < span_, InputError::kPosition);
       shared_.positions[i] = position;
     }
   }
@@ -161,7 +161,7 @@ class PositionDecoder {
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
       next += steps[e];
       if (own + e < entries) {
-        found_.require(next <= span_, Refusal::kPosition);
+        found_.require(next <= span_, InputError::kPosition);
         shared_.positions[own + e] = static_cast<std::uint32_t>(next - 1);
       }
     }
@@ -205,7 +205,7 @@ class PositionDecoder {
   }
 
   PositionsShared& shared_;
-  FirstRefusal& found_;
+  FirstInputError& found_;
   BitString payload_;
   std::uint32_t coding_;
   std::uint32_t span_;

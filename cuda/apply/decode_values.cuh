@@ -1,6 +1,6 @@
 #pragma once
 
-// The coded words of one block, read by all threads of a block of threads together. locate() walks over the streams
+// The coded words of one block, read by all threads of a CTA together. locate() walks over the streams
 // whose ends are not known (the exceptions' gaps and widths) and checks that the payload ends where they do; then
 // read() decodes chunk after chunk, each going on where the one before ended.
 
@@ -32,7 +32,7 @@ class ValueDecoder {
   static constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
   /// The words of `count` changes. For the coding word see PositionDecoder.
-  __device__ ValueDecoder(std::uint32_t coding, std::uint32_t count, DecodeShared<T>& shared, FirstRefusal& found)
+  __device__ ValueDecoder(std::uint32_t coding, std::uint32_t count, DecodeShared<T>& shared, FirstInputError& found)
       : shared_(shared), found_(found), coding_(coding), count_(count) {}
 
   /// `values`: the payload behind the positions.
@@ -40,7 +40,7 @@ class ValueDecoder {
     values_ = values;
     if (whole_words()) {
       const std::uint64_t bits = std::uint64_t{count_} * kWidth;
-      if ((bits + 31) / 32 != values_.count) return found_.refuse(Refusal::kLength);
+      if ((bits + 31) / 32 != values_.count) return found_.refuse(InputError::kLength);
       return end_values(bits);
     }
     if (coding().lengths) return locate_lengths();
@@ -73,14 +73,14 @@ class ValueDecoder {
   /// The value part takes `bits` bits, and nothing follows.
   __device__ void end_values(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
-    if (words != values_.count) return found_.refuse(words > values_.count ? Refusal::kOverrun : Refusal::kLength);
-    found_.require(values_.padded_at(static_cast<std::uint32_t>(bits)), Refusal::kPadding);
+    if (words != values_.count) return found_.refuse(words > values_.count ? InputError::kOverrun : InputError::kLength);
+    found_.require(values_.padded_at(static_cast<std::uint32_t>(bits)), InputError::kPadding);
   }
 
   __device__ void locate_lengths() {
     constexpr std::uint32_t kField = length_field_bits(kWidth);
     const std::uint64_t lows = std::uint64_t{count_} * (1 + kField);
-    if (lows > values_.bits()) return found_.refuse(Refusal::kOverrun);
+    if (lows > values_.bits()) return found_.refuse(InputError::kOverrun);
     std::uint64_t own = 0;
     for (std::uint32_t i = threadIdx.x; i < count_; i += kThreads) {
       const std::uint32_t length = values_.get(count_ + i * kField, kField);
@@ -92,19 +92,19 @@ class ValueDecoder {
 
   __device__ void locate_exceptions() {
     const std::uint64_t begin = std::uint64_t{count_} * (1 + kept_bits());
-    if (begin > values_.bits()) return found_.refuse(Refusal::kOverrun);
+    if (begin > values_.bits()) return found_.refuse(InputError::kOverrun);
     // Their number, which all threads read.
     const auto at = static_cast<std::uint32_t>(begin);
     const std::uint64_t window = values_.get_long(at, 64);
-    if (window == 0) return found_.refuse(Refusal::kOverrun);
+    if (window == 0) return found_.refuse(InputError::kOverrun);
     const auto low_bits = static_cast<std::uint32_t>(__ffsll(static_cast<long long>(window))) - 1;
-    if (low_bits > kMaxRiceParameter) return found_.refuse(Refusal::kExceptions);  // More than any block's changes.
+    if (low_bits > kMaxRiceParameter) return found_.refuse(InputError::kExceptions);  // More than any block's changes.
     const std::uint64_t remainders = begin + 2 * low_bits + 1;
-    if (remainders > values_.bits()) return found_.refuse(Refusal::kOverrun);
+    if (remainders > values_.bits()) return found_.refuse(InputError::kOverrun);
     const std::uint32_t number = (1U << low_bits | values_.get(at + low_bits + 1, low_bits)) - 1;
-    if (number > count_ || (number == 0 && gap_rice() != 0)) return found_.refuse(Refusal::kExceptions);
+    if (number > count_ || (number == 0 && gap_rice() != 0)) return found_.refuse(InputError::kExceptions);
     const std::uint64_t gaps = remainders + std::uint64_t{number} * gap_rice();
-    if (gaps > values_.bits()) return found_.refuse(Refusal::kOverrun);
+    if (gaps > values_.bits()) return found_.refuse(InputError::kOverrun);
     ExceptionCursor cursor{};
     cursor.left = number;
     cursor.remainder_bit = static_cast<std::uint32_t>(remainders);
@@ -119,21 +119,21 @@ class ValueDecoder {
     for (std::uint32_t first = 0; first < cursor.left; first += kThreads) {
       const std::uint32_t wanted = batch(cursor.left - first);
       if (find_ones(values_, at, wanted, count_, shared_.gap_ones, shared_.scan) < wanted) {
-        return found_.refuse(Refusal::kOverrun);
+        return found_.refuse(InputError::kOverrun);
       }
       next += block_sum(shared_.scan, exception_step(cursor.remainder_bit + first * gap_rice(), at, wanted));
       at = shared_.gap_ones[wanted - 1] + 1;
-      if (next > count_) return found_.refuse(Refusal::kExceptions);
+      if (next > count_) return found_.refuse(InputError::kExceptions);
     }
     cursor.width_bit = at;
     std::uint64_t highs = 0;
     for (std::uint32_t first = 0; first < cursor.left; first += kThreads) {
       const std::uint32_t wanted = batch(cursor.left - first);
       if (find_ones(values_, at, wanted, 63, shared_.width_ones, shared_.scan) < wanted) {
-        return found_.refuse(Refusal::kOverrun);
+        return found_.refuse(InputError::kOverrun);
       }
       const std::uint32_t zeros = threadIdx.x < wanted ? zeros_before(shared_.width_ones, threadIdx.x, at) : 0;
-      found_.require(threadIdx.x >= wanted || zeros + 1 + kept_bits() < kWidth, Refusal::kMagnitude);
+      found_.require(threadIdx.x >= wanted || zeros + 1 + kept_bits() < kWidth, InputError::kMagnitude);
       highs += block_sum(shared_.scan, zeros);
       at = shared_.width_ones[wanted - 1] + 1;
     }
@@ -160,7 +160,7 @@ class ValueDecoder {
   __device__ T code(std::uint64_t magnitude, std::uint32_t i) {
     constexpr std::uint64_t kHalf = std::uint64_t{1} << (kWidth - 1);
     const bool negative = values_.get(i, 1) != 0;
-    found_.require(magnitude < kHalf - (negative ? 0 : 1), Refusal::kMagnitude);
+    found_.require(magnitude < kHalf - (negative ? 0 : 1), InputError::kMagnitude);
     return ulp_from_magnitude(static_cast<T>(magnitude), negative);
   }
 
@@ -226,7 +226,7 @@ class ValueDecoder {
   }
 
   DecodeShared<T>& shared_;
-  FirstRefusal& found_;
+  FirstInputError& found_;
   BitString values_;
   std::uint32_t coding_;
   std::uint32_t count_;

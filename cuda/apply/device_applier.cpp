@@ -55,7 +55,7 @@ class DeviceApplier::State {
   void inspect(std::span<const DeviceRecord> frames);
   void check_headers(const DeltaHeader& header, std::span<const DeviceRecord> frames);
   void validate(const DeltaHeader& header);
-  [[noreturn]] void explain(std::uint64_t refusal, const DeltaHeader& header);
+  [[noreturn]] void explain(std::uint64_t input_error, const DeltaHeader& header);
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
   }
@@ -72,7 +72,7 @@ class DeviceApplier::State {
   void tell(const char* step) const {
     if (options_.after_step) options_.after_step(step);
   }
-  const ReceiveControl& verdict() const { return *h_control_.as<ReceiveControl>(); }
+  const ReceiveControl& decision() const { return *h_control_.as<ReceiveControl>(); }
   void read_control() {
     copy_async(h_control_.as(), control_.as(), sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device_stream_.stream);
   }
@@ -219,14 +219,14 @@ void DeviceApplier::State::validate(const DeltaHeader& header) {
   tell("validate");
   read_control();
   wait_for(device_stream_.stream, options_.deadline, "validate");
-  const std::uint64_t refusal = std::min(verdict().directory_refusal, verdict().block_refusal);
-  if (refusal != kNoRefusal) explain(refusal, header);
-  if (keeps_replaced()) reserve(undo_, verdict().undo_bytes);
+  const std::uint64_t input_error = std::min(decision().directory_input_error, decision().block_input_error);
+  if (input_error != kNoInputError) explain(input_error, header);
+  if (keeps_replaced()) reserve(undo_, decision().undo_bytes);
 }
 
 /// The frame is taken apart again on the CPU, whose words say what is wrong and where.
-void DeviceApplier::State::explain(std::uint64_t refusal, const DeltaHeader& header) {
-  const auto number = static_cast<std::uint32_t>(refusal >> 8);
+void DeviceApplier::State::explain(std::uint64_t input_error, const DeltaHeader& header) {
+  const auto number = static_cast<std::uint32_t>(input_error >> 8);
   std::size_t f = headers_.size() - 1;
   while (frames()[f].first_block > number) --f;
   Bytes record(frames()[f].record_bytes);
@@ -237,7 +237,7 @@ void DeviceApplier::State::explain(std::uint64_t refusal, const DeltaHeader& hea
   ApplyScratch scratch;
   try {
     validate_block(block, table_[block.tensor].dtype, scratch);
-    corrupt(describe_refusal(static_cast<Refusal>(refusal & 0xFF)));
+    corrupt(describe_input_error(static_cast<InputError>(input_error & 0xFF)));
   } catch (const Error& error) {
     throw error.within(describe(frame.header(), block, table_));
   }
@@ -314,7 +314,7 @@ std::vector<StateDigest> DeviceApplier::State::digest_changes() {
   wait_for(device_stream_.stream, options_.deadline, "apply");
   std::vector<StateDigest> out(table_.size());
   if (received_.block_count == 0) return out;
-  if (verdict().block_refusal != kNoRefusal) {
+  if (decision().block_input_error != kNoInputError) {
     throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
   for (std::size_t t = 0; t < out.size(); ++t) out[t] = digest_at(h_changes_, t);

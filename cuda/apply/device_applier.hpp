@@ -1,6 +1,6 @@
 #pragma once
 
-// Decode and apply on a device: what the CPU's FrameReader and apply_block do, with its verdicts and its words. Plain
+// Decode and apply on a device: what the CPU's FrameReader and apply_block do, with its decisions and its words. Plain
 // C++, no CUDA header: for the code that chooses a backend.
 
 #include <chrono>
@@ -47,7 +47,7 @@ class DeviceApplier {
   ~DeviceApplier();
 
   /// Verifies all FRAMEs of a delta, in order of sequence: checksums, fields, directories, every block. Waits for the
-  /// verdict, twice. Nothing is written to the tensors. The records stay as they are until their last use. Throws
+  /// decision, twice. Nothing is written to the tensors. The records stay as they are until their last use. Throws
   /// Error{kCorrupt | kForeignStream} as the CPU does, kUnsupported for a body compressed with zstd.
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
   /// Of the staged frames; the caller compares them with the COMMIT.

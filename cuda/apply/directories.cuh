@@ -10,7 +10,7 @@
 
 namespace sparsecast::cuda {
 
-/// Words of a frame that a block of threads adds up at a time.
+/// Words of a frame that a CTA adds up at a time.
 inline constexpr std::uint32_t kInspectWords = 8192;
 
 struct InspectShared {
@@ -84,7 +84,7 @@ __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint3
 }
 
 /// The rules for one entry by itself; fills in what does not depend on other entries.
-__device__ inline Refusal read_entry(const std::uint32_t* entry, const LiveTensor& tensor, ValueCodec values,
+__device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTensor& tensor, ValueCodec values,
                                      ReceivedBlock& block) {
   const std::uint32_t tiles = (entry[1] >> 24) + 1;
   block.first_tile = entry[0];
@@ -92,11 +92,11 @@ __device__ inline Refusal read_entry(const std::uint32_t* entry, const LiveTenso
   block.coding = entry[3];
   block.element_shift = tensor.element_shift;
   if (!run_is_in_tensor(tensor.elements, block.first_tile, tiles) || !run_is_in_section(block.first_tile, tiles)) {
-    return Refusal::kExtent;
+    return InputError::kExtent;
   }
   block.span = block_span(tensor.elements, block.first_tile, tiles);
-  if (block.changed == 0 || block.changed > block.span) return Refusal::kExtent;
-  return coding_is_possible(block.coding, values, 8U << tensor.element_shift) ? Refusal::kNone : Refusal::kCoding;
+  if (block.changed == 0 || block.changed > block.span) return InputError::kExtent;
+  return coding_is_possible(block.coding, values, 8U << tensor.element_shift) ? InputError::kNone : InputError::kCoding;
 }
 
 /// True when a frame's first block lies after the last of the frame before, as far as that one has its counts right.
@@ -110,7 +110,7 @@ __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t 
 __device__ inline void read_directory(const Received& received, std::uint32_t f, DirectoryShared& shared) {
   const ReceivedFrame frame = received.frames[f];
   if (!read_groups(received, frame, shared)) {
-    if (threadIdx.x == 0) refuse_block(&received.control->directory_refusal, frame.first_block, Refusal::kGroup);
+    if (threadIdx.x == 0) refuse_block(&received.control->directory_input_error, frame.first_block, InputError::kGroup);
     return;
   }
   const auto* body = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
@@ -129,12 +129,12 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       const std::uint32_t group = group_of(begins, frame.groups, b);
       block.tensor = body[2 * group];
       block.frame = f;
-      Refusal refusal = read_entry(entry, received.tensors[block.tensor], received.values, block);
+      InputError input_error = read_entry(entry, received.tensors[block.tensor], received.values, block);
       const std::uint32_t begin = b == 0 ? 0 : entry[2 - 4];
       const std::uint32_t end = entry[2];
-      if (refusal == Refusal::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
+      if (input_error == InputError::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
                                         (b + 1 == frame.blocks && end != payload_bytes))) {
-        refusal = Refusal::kPayloadRange;
+        input_error = InputError::kPayloadRange;
       }
       bool follows = true;
       if (b > begins[group]) {
@@ -142,9 +142,9 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       } else if (b == 0 && f > 0) {
         follows = follows_frame(received.frames[f - 1], block.tensor, entry[0]);
       }
-      if (refusal == Refusal::kNone && !follows) refusal = Refusal::kOrder;
-      if (refusal != Refusal::kNone) {
-        refuse_block(&received.control->directory_refusal, frame.first_block + b, refusal);
+      if (input_error == InputError::kNone && !follows) input_error = InputError::kOrder;
+      if (input_error != InputError::kNone) {
+        refuse_block(&received.control->directory_input_error, frame.first_block + b, input_error);
       } else {
         block.payload = payload + begin / 4;
         block.payload_words = (end - begin) / 4;
@@ -161,21 +161,21 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
   if (threadIdx.x == 0) {
     received.frame_undo[f] = undo;
     if (changed != frame.changed) {
-      refuse_block(&received.control->directory_refusal, frame.first_block, Refusal::kChanged);
+      refuse_block(&received.control->directory_input_error, frame.first_block, InputError::kChanged);
     }
   }
 }
 
-/// One block of threads a frame.
+/// One CTA a frame.
 static __global__ void __launch_bounds__(kThreads) read_directories(Received received) {
   SPARSECAST_SHARED(DirectoryShared, shared);
   for (std::uint32_t f = blockIdx.x; f < received.frame_count; f += gridDim.x) read_directory(received, f, shared);
 }
 
-/// Turns bytes of each frame's undo into where it begins. One block of threads.
+/// Turns bytes of each frame's undo into where it begins. One CTA.
 static __global__ void __launch_bounds__(kThreads) place_undo(Received received) {
   SPARSECAST_SHARED(DirectoryShared, shared);
-  if (received.control->directory_refusal != kNoRefusal) return;
+  if (received.control->directory_input_error != kNoInputError) return;
   std::uint64_t before = 0;
   for (std::uint32_t first = 0; first < received.frame_count; first += kThreads) {
     const std::uint32_t f = first + threadIdx.x;

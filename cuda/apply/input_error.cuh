@@ -8,22 +8,22 @@
 
 namespace sparsecast::cuda {
 
-/// The first refusal that a thread has found; others may have found another.
-struct FirstRefusal {
-  Refusal refusal = Refusal::kNone;
+/// The first input error that a thread has found; others may have found another.
+struct FirstInputError {
+  InputError input_error = InputError::kNone;
 
-  __device__ void refuse(Refusal reason) {
-    if (refusal == Refusal::kNone) refusal = reason;
+  __device__ void refuse(InputError reason) {
+    if (input_error == InputError::kNone) input_error = reason;
   }
-  __device__ void require(bool holds, Refusal reason) {
+  __device__ void require(bool holds, InputError reason) {
     if (!holds) refuse(reason);
   }
   /// A barrier: true for all threads when any of them has found one.
-  __device__ bool any() const { return __syncthreads_or(refusal != Refusal::kNone ? 1 : 0) != 0; }
+  __device__ bool any() const { return __syncthreads_or(input_error != InputError::kNone ? 1 : 0) != 0; }
 };
 
-__device__ inline void refuse_block(std::uint64_t* refusal, std::uint32_t block, Refusal reason) {
-  atomicMin(reinterpret_cast<unsigned long long*>(refusal),
+__device__ inline void refuse_block(std::uint64_t* input_error, std::uint32_t block, InputError reason) {
+  atomicMin(reinterpret_cast<unsigned long long*>(input_error),
             static_cast<unsigned long long>(std::uint64_t{block} << 8 | static_cast<std::uint64_t>(reason)));
 }
 

@@ -1,42 +1,42 @@
 #pragma once
 
-// What a kernel's refusal means, for errors that the CPU's reader has no words for.
+// What a kernel's input error means, for errors that the CPU's reader has no words for.
 
 #include "cuda/apply/received.hpp"
 
 namespace sparsecast::cuda {
 
-inline const char* describe_refusal(Refusal refusal) {
-  switch (refusal) {
-    case Refusal::kGroup:
+inline const char* describe_input_error(InputError input_error) {
+  switch (input_error) {
+    case InputError::kGroup:
       return "a group of the directory is wrong";
-    case Refusal::kExtent:
+    case InputError::kExtent:
       return "a block reaches beyond the tensor";
-    case Refusal::kCoding:
+    case InputError::kCoding:
       return "impossible coding";
-    case Refusal::kPayloadRange:
+    case InputError::kPayloadRange:
       return "a payload lies outside the frame";
-    case Refusal::kOrder:
+    case InputError::kOrder:
       return "blocks of two frames are out of order or overlap";
-    case Refusal::kChanged:
+    case InputError::kChanged:
       return "the blocks do not add up to the frame's changes";
-    case Refusal::kPosition:
+    case InputError::kPosition:
       return "a position lies outside its block";
-    case Refusal::kOverrun:
+    case InputError::kOverrun:
       return "a code runs past the end of its block";
-    case Refusal::kLength:
+    case InputError::kLength:
       return "a block's payload has the wrong length";
-    case Refusal::kPadding:
+    case InputError::kPadding:
       return "padding bits of a block are set";
-    case Refusal::kQuotient:
+    case InputError::kQuotient:
       return "a quotient has too many zeros";
-    case Refusal::kBitmapCount:
+    case InputError::kBitmapCount:
       return "a bitmap has not as many bits set as its block has changes";
-    case Refusal::kMagnitude:
+    case InputError::kMagnitude:
       return "a distance in ULP does not fit its element";
-    case Refusal::kExceptions:
+    case InputError::kExceptions:
       return "the exceptions of a block are wrong";
-    case Refusal::kNone:
+    case InputError::kNone:
       break;
   }
   return "a block is wrong";

@@ -4,9 +4,9 @@
 //
 //   records  --inspect_frames-->  headers and sums, for the host to check
 //   directories  --read_directories-->  blocks  --place_undo-->  where each frame's undo begins
-//   blocks  --decode_blocks, kValidate-->  the first refusal  --decode_blocks, kApply-->  live tensors
+//   blocks  --decode_blocks, kValidate-->  the first input error  --decode_blocks, kApply-->  live tensors
 //
-// A refusal is (number of the block in the delta << 8 | reason); the least one is kept, and nothing is written when
+// A input error is (number of the block in the delta << 8 | reason); the least one is kept, and nothing is written when
 // there is one.
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace sparsecast::cuda {
 
-enum class Refusal : std::uint8_t {
+enum class InputError : std::uint8_t {
   kNone = 0,
   // Of the directory.
   kGroup,   ///< Tensor index, order of groups, or their counts of blocks.
@@ -38,7 +38,7 @@ enum class Refusal : std::uint8_t {
   kExceptions,  ///< Their number, parameter or indices.
 };
 
-inline constexpr std::uint64_t kNoRefusal = ~std::uint64_t{0};
+inline constexpr std::uint64_t kNoInputError = ~std::uint64_t{0};
 
 struct LiveTensor {
   std::byte* data = nullptr;
@@ -88,8 +88,8 @@ struct ReceivedBlock {
 };
 
 struct ReceiveControl {
-  std::uint64_t directory_refusal = kNoRefusal;
-  std::uint64_t block_refusal = kNoRefusal;
+  std::uint64_t directory_input_error = kNoInputError;
+  std::uint64_t block_input_error = kNoInputError;
   std::uint64_t undo_bytes = 0;
 };
 

@@ -13,7 +13,7 @@
 namespace sparsecast::cuda {
 
 /// One tile of a tensor. `current`, `old` and `refresh` point to its first element, those with a view to the tensor's.
-struct TileView {
+struct DeviceTile {
   const std::byte* current = nullptr;
   const std::byte* old = nullptr;
   std::byte* refresh = nullptr;
@@ -34,15 +34,15 @@ struct TileView {
 
 /// Whether `current` are fp32 masters.
 template <Source kSource>
-__device__ bool casts(const TileView& tile) {
+__device__ bool casts(const DeviceTile& tile) {
   return kSource == Source::kFusedCast || (kSource == Source::kMasters && tile.masters);
 }
 
 template <Source kSource>
-__device__ TileView open_tile(const Pipeline& pipeline, std::uint32_t index) {
+__device__ DeviceTile open_tile(const Pipeline& pipeline, std::uint32_t index) {
   const TileEntry entry = pipeline.tiles[index];
   const TensorEntry& tensor = pipeline.tensors[entry.tensor];
-  TileView tile;
+  DeviceTile tile;
   tile.first = std::uint64_t{entry.tile} * kTileElems;
   tile.element_shift = tensor.element_shift;
   tile.floating = tensor.floating;
@@ -79,7 +79,7 @@ __device__ T load_element(const std::byte* base, Index index) {
 
 /// Where element `index` of the tile lies behind the tile's pointer that has this view.
 template <Source kSource>
-__device__ auto place_in(const Pipeline& pipeline, const TileView& tile, std::uint32_t view, std::uint32_t index) {
+__device__ auto place_in(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t view, std::uint32_t index) {
   if constexpr (has_views(kSource)) {
     return view == kNoView ? static_cast<std::int64_t>(index)
                            : strided_offset(pipeline.views[view], tile.first + index);
@@ -89,7 +89,7 @@ __device__ auto place_in(const Pipeline& pipeline, const TileView& tile, std::ui
 }
 
 template <Source kSource, class T>
-__device__ T new_element(const Pipeline& pipeline, const TileView& tile, std::uint32_t index) {
+__device__ T new_element(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t index) {
   const auto place = place_in<kSource>(pipeline, tile, tile.current_view, index);
   if constexpr (sizeof(T) == 2) {
     if (casts<kSource>(tile)) return bf16_from_f32_bits(load_element<std::uint32_t>(tile.current, place));
@@ -154,7 +154,7 @@ __device__ void compare_loaded(std::uint32_t vectors, std::uint8_t element_shift
   }
 }
 
-__device__ inline void compare_vectors(const TileView& tile, std::uint32_t vectors, std::uint32_t* mask) {
+__device__ inline void compare_vectors(const DeviceTile& tile, std::uint32_t vectors, std::uint32_t* mask) {
   const auto* current = reinterpret_cast<const uint4*>(tile.current);
   const auto* old = reinterpret_cast<const uint4*>(tile.old);
   compare_loaded<4>(vectors, tile.element_shift, mask, [&](std::uint32_t at, uint4& a, uint4& b) {
@@ -164,14 +164,14 @@ __device__ inline void compare_vectors(const TileView& tile, std::uint32_t vecto
 }
 
 /// The 16 bytes from element `index` of the tile on, of elements of 2^shift bytes.
-__device__ inline const uint4* vector_at(const Pipeline& pipeline, const TileView& tile, const std::byte* base,
+__device__ inline const uint4* vector_at(const Pipeline& pipeline, const DeviceTile& tile, const std::byte* base,
                                          std::uint32_t view, std::uint32_t index, std::uint32_t shift) {
   const std::int64_t place = place_in<Source::kStrided>(pipeline, tile, view, index);
   return reinterpret_cast<const uint4*>(base + (place << shift));
 }
 
 /// The same where at least one is a view: a division for each of its dimensions but the first, a vector.
-__device__ inline void compare_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
+__device__ inline void compare_strided_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t vectors,
                                                std::uint32_t* mask) {
   const std::uint32_t shift = tile.element_shift;
   compare_loaded<2>(vectors, tile.element_shift, mask, [&](std::uint32_t at, uint4& a, uint4& b) {
@@ -209,7 +209,7 @@ __device__ void cast_loaded(std::uint32_t vectors, std::uint32_t* mask, const Lo
   }
 }
 
-__device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors, std::uint32_t* mask) {
+__device__ inline void cast_vectors(const DeviceTile& tile, std::uint32_t vectors, std::uint32_t* mask) {
   const auto* master = reinterpret_cast<const uint4*>(tile.current);
   const auto* old = reinterpret_cast<const uint4*>(tile.old);
   cast_loaded<2>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
@@ -219,7 +219,7 @@ __device__ inline void cast_vectors(const TileView& tile, std::uint32_t vectors,
   });
 }
 
-__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
+__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t vectors,
                                             std::uint32_t* mask) {
   cast_loaded<1>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
     const uint4* const master = vector_at(pipeline, tile, tile.current, tile.current_view, at << 3, 2);
@@ -231,7 +231,7 @@ __device__ inline void cast_strided_vectors(const Pipeline& pipeline, const Tile
 
 /// All whole vectors, as they are best read.
 template <Source kSource>
-__device__ void find_in_vectors(const Pipeline& pipeline, const TileView& tile, std::uint32_t vectors,
+__device__ void find_in_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t vectors,
                                 std::uint32_t* mask) {
   const bool strided = has_views(kSource) && (tile.current_view != kNoView || tile.old_view != kNoView);
   if constexpr (kSource == Source::kFusedCast || kSource == Source::kMasters) {
@@ -254,7 +254,7 @@ __device__ void find_in_vectors(const Pipeline& pipeline, const TileView& tile, 
 }
 
 template <Source kSource, class T>
-__device__ void compare_elements(const Pipeline& pipeline, const TileView& tile, std::uint32_t begin,
+__device__ void compare_elements(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t begin,
                                  std::uint32_t* mask) {
   for (std::uint32_t i = begin + threadIdx.x; i < tile.count; i += kThreads) {
     const T old_bits = load_element<T>(tile.old, place_in<kSource>(pipeline, tile, tile.old_view, i));
@@ -265,7 +265,7 @@ __device__ void compare_elements(const Pipeline& pipeline, const TileView& tile,
 /// Sets the bits of the changed elements in `mask` (kMaskWords words that the block shares). Barriers: none is needed
 /// before but for uses of `mask`; it is complete after.
 template <Source kSource>
-__device__ void find_changes(const Pipeline& pipeline, const TileView& tile, std::uint32_t* mask) {
+__device__ void find_changes(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t* mask) {
   if constexpr (kSource == Source::kMask) {
     const std::uint32_t words = (tile.count + 31) / 32;
     for (std::uint32_t w = threadIdx.x; w < kMaskWords; w += kThreads) {
@@ -319,7 +319,7 @@ __device__ void list_own_changes(const std::uint32_t* mask, Position* out) {
 
 /// The coded word of a changed element; refreshes the old bits and adds to the digest's change.
 template <Source kSource, class T>
-__device__ T code_change(const Pipeline& pipeline, const TileView& tile, std::uint32_t at, DigestSum& sum) {
+__device__ T code_change(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t at, DigestSum& sum) {
   const T new_bits = new_element<kSource, T>(pipeline, tile, at);
   if constexpr (kSource == Source::kMask) {
     return new_bits;

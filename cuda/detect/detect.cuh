@@ -2,14 +2,14 @@
 
 // K1. Reads every element of a chunk and its old bits once (masters: 6 bytes an element; Mask: a bit and what changed),
 // and writes each changed tile's positions and coded words to its slot, and the refreshed old bits. Its floor
-// is the device's read bandwidth. Grid: as many blocks of kThreads threads as the device holds at once; each
+// is the device's read bandwidth. Grid: as many CTAs as the device holds at once; each
 // takes tile after tile.
 
 #include "cuda/detect/changes.cuh"
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads that a multiprocessor holds at once, by registers.
+/// CTAs that a multiprocessor holds at once, by registers.
 inline constexpr unsigned kDetectBlocks = 4;
 
 struct DetectShared {
@@ -22,7 +22,7 @@ struct DetectShared {
 };
 
 template <Source kSource, class T>
-__device__ void fill_slot(const Pipeline& pipeline, const TileView& tile, std::uint32_t slot, std::uint32_t changed,
+__device__ void fill_slot(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t slot, std::uint32_t changed,
                           const std::uint16_t* positions, DigestSum& sum) {
   std::uint16_t* slot_positions = pipeline.slot_positions + std::uint64_t{slot} * kSlotEntries;
   T* slot_words = reinterpret_cast<T*>(pipeline.slot_words + std::uint64_t{slot} * pipeline.slot_word_bytes);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipel
   if (pipeline.control->stopped != 0) return;
   DigestSum sum;
   for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
-    const TileView tile = open_tile<kSource>(pipeline, index);
+    const DeviceTile tile = open_tile<kSource>(pipeline, index);
     const std::uint32_t slot = index - chunk.tile_begin;
     find_changes<kSource>(pipeline, tile, shared.mask);
     const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));

@@ -1,7 +1,7 @@
 #pragma once
 
 // K3. Encodes the blocks of a chunk: a run of tiles from its slots (less than kRunChanges entries, in shared memory), a
-// tile with many changes by reading it again (in a scratch of the block of threads). Reads some 4 bytes a change for
+// tile with many changes by reading it again (in a scratch of the CTA). Reads some 4 bytes a change for
 // bf16 and writes its payload, about 1.2; a tile that is read again costs what it cost detect. Grid: some blocks of
 // kThreads threads a multiprocessor, bounded by the scratch; each takes work item after work item.
 
@@ -12,7 +12,7 @@
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads that a multiprocessor holds at once, by registers; each has scratch.
+/// CTAs that a multiprocessor holds at once, by registers; each has scratch.
 inline constexpr unsigned kEncodeBlocks = 3;
 /// Payloads up to this are put together in shared memory.
 inline constexpr std::uint32_t kStageBytes = 8192;
@@ -62,7 +62,7 @@ __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::ui
 }
 
 template <Source kSource, class T>
-__device__ void read_tile_again(const Pipeline& pipeline, const TileView& tile, std::uint32_t count,
+__device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t count,
                                 const Entries<T>& entries, EncodeShared<T>& shared, DigestSum& sum) {
   find_changes<kSource>(pipeline, tile, shared.mask);
   const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));
@@ -76,7 +76,7 @@ __device__ void read_tile_again(const Pipeline& pipeline, const TileView& tile, 
 
 /// Every element's new bits, a word of the payload at a time.
 template <Source kSource, class T>
-__device__ void write_dense_raw(const Pipeline& pipeline, const TileView& tile, std::uint32_t* out) {
+__device__ void write_dense_raw(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
   for (std::uint32_t w = threadIdx.x; w < words; w += kThreads) {
     if constexpr (sizeof(T) == 8) {
@@ -104,7 +104,7 @@ __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count
 
 /// Chooses the block's coding, writes its payload and completes its record.
 template <Source kSource, class T>
-__device__ void encode_block(const Pipeline& pipeline, const TileView& first_tile, const PositionList& list,
+__device__ void encode_block(const Pipeline& pipeline, const DeviceTile& first_tile, const PositionList& list,
                              const Entries<T>& entries, BlockRecord& record, EncodeShared<T>& shared) {
   PositionPlan positions = plan_positions(list, pipeline.positions, shared.scan);
   ValuePlan values;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kEncodeBlocks))
     const std::uint32_t extent = record.extent;
     const std::uint32_t tiles = (extent >> 24) + 1;
     const std::uint32_t count = extent & 0xFFFFFFU;
-    const TileView tile = open_tile<kSource>(pipeline, item.first_tile);
+    const DeviceTile tile = open_tile<kSource>(pipeline, item.first_tile);
     const bool again = tiles == 1 && count >= kBlockChanges;
     const Entries<T> entries =
         again ? tile_entries : Entries<T>{shared.run.positions, shared.run.words, shared.run.exceptions};

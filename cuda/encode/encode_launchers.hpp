@@ -19,7 +19,7 @@ void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, 
 /// Encodes the blocks of elements of 2^size bytes.
 void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
-/// Blocks of threads that launch_encode takes for a chunk of so many tiles; each needs its scratch.
+/// CTAs that launch_encode takes for a chunk of so many tiles; each needs its scratch.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);
 /// Orders the blocks of all chunks and cuts them into frames.
 void launch_cut_frames(const Pipeline& pipeline, const DeviceStream& device);
@@ -37,7 +37,7 @@ void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint
 void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
                          std::uint64_t elements, const DeviceStream& device);
 
-/// Enough blocks of threads for `items`, but no more than `per_multiprocessor` on each.
+/// Enough CTAs for `items`, but no more than `per_multiprocessor` on each.
 inline unsigned grid_for(std::uint64_t items, unsigned per_multiprocessor, const DeviceStream& device) {
   const std::uint64_t most = std::uint64_t{device.multiprocessors} * per_multiprocessor;
   return static_cast<unsigned>(items == 0 ? 1 : items < most ? items : most);

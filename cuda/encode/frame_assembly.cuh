@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(kThreads) assemble_frames(Pipeline pipe
 struct SumShared {
   BlockDigest::TempStorage digest;
 };
-/// Words of a frame that a block of threads adds up at a time.
+/// Words of a frame that a CTA adds up at a time.
 inline constexpr std::uint32_t kSumWords = 8192;
 
 /// The sums over the frames' words (docs/wire-format.md §2.3). A frame has as many slices as one of full capacity.

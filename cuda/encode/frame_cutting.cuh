@@ -17,7 +17,7 @@ struct SectionShared {
   std::uint64_t changed;
 };
 
-/// Sums of each section's blocks. One block of threads a section, one thread a block.
+/// Sums of each section's blocks. One CTA a section, one thread a block.
 static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;

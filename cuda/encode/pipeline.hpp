@@ -23,7 +23,7 @@ inline constexpr std::uint32_t kFrameHeaderBytes = kFramePrefix;
 
 inline constexpr unsigned kThreads = 256;
 
-/// Registers are cut so that a kernel which is launched with `blocks` blocks of threads on each multiprocessor has them
+/// Registers are cut so that a kernel which is launched with `blocks` CTAs on each multiprocessor has them
 /// resident. With three, ptxas spills for sm_100; there one less has to do.
 constexpr unsigned resident_blocks(unsigned blocks) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -41,7 +41,7 @@ inline constexpr std::uint32_t kSlotEntries = kBlockChanges;
 /// A run of several tiles has fewer changes than this.
 inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 
-/// Scratch of a block of threads of encode_blocks: words, positions and exceptions of a whole tile.
+/// Scratch of a CTA of encode_blocks: words, positions and exceptions of a whole tile.
 constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileElems * (element_bytes + 4 + 2); }
 
 enum class Source : std::uint8_t {
@@ -168,7 +168,7 @@ struct Pipeline {
   std::uint32_t* section_blocks = nullptr;
   SectionSums* section_sums = nullptr;
 
-  std::byte* scratch = nullptr;  ///< encode_blocks: scratch_stride bytes a block of threads.
+  std::byte* scratch = nullptr;  ///< encode_blocks: scratch_stride bytes a CTA.
   std::uint64_t scratch_stride = 0;
   std::byte* arena = nullptr;
   std::uint64_t arena_bytes = 0;

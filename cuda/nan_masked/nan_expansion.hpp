@@ -31,9 +31,9 @@ class NanExpansion {
               const DeviceStream& device) const;
 
  private:
-  void read_verdict(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
+  void read_decision(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
                     const DeviceStream& device);
-  [[noreturn]] void explain(const TensorTable& table, const Received& received, std::uint64_t refusal,
+  [[noreturn]] void explain(const TensorTable& table, const Received& received, std::uint64_t input_error,
                             std::chrono::milliseconds deadline, const DeviceStream& device);
 
   DeviceMemory ranges_, control_;

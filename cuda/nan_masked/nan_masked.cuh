@@ -3,14 +3,14 @@
 // NaN-masked tensors (sparsecast/nan_masked.hpp). check_new_values and expand_blocks read the payloads and the live
 // elements that change; fill_elements writes every element of a tensor once; masked_copy reads every element of the
 // source and writes those that are no NaN, so that a copy after a sparse delta costs its source's bytes. Grid: some
-// blocks of threads a multiprocessor, each takes block after block, or element after element.
+// CTAs a multiprocessor, each takes block after block, or element after element.
 
 #include "cuda/apply/decode_blocks.cuh"
 #include "cuda/nan_masked/nan_masked_launchers.hpp"
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads on a multiprocessor, as many as registers allow; a check needs more of them for the digest.
+/// CTAs on a multiprocessor, as many as registers allow; a check needs more of them for the digest.
 inline constexpr unsigned kExpandBlocks = 3;
 inline constexpr unsigned kCheckBlocks = 2;
 
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, kCheckBlocks)
           changed_bits(old_bits, shared.decode.coded[i], received.values, tensor.floating, pass == Pass::kInverse);
       if (new_bits != old_bits && is_nan_bits(tensor.nan, new_bits)) {
         const auto number = static_cast<std::uint64_t>(&block - received.blocks);
-        atomicMin(reinterpret_cast<unsigned long long*>(&control->nan_refusal),
+        atomicMin(reinterpret_cast<unsigned long long*>(&control->nan_input_error),
                   static_cast<unsigned long long>(number << 24 | position));
       }
       digest_replace(sum, tensor.key_lo, tensor.key_hi, digest_index(received, tensor, index), old_bits, new_bits);

@@ -19,7 +19,7 @@ struct BlockRange {
 };
 
 struct ExpansionControl {
-  std::uint64_t nan_refusal = kNoRefusal;  ///< The least (block << 24 | position in the block) that becomes a NaN.
+  std::uint64_t nan_input_error = kNoInputError;  ///< The least (block << 24 | position in the block) that becomes a NaN.
   std::uint64_t digest_lo = 0;
   std::uint64_t digest_hi = 0;
 };

@@ -3,7 +3,7 @@
 // fp8 block quantisation (sparsecast/quantize.hpp). block_amaxes reads every element of a shard and writes 4 bytes a
 // block; quantize_blocks reads every element once from memory (without a given amax twice, the second time from a cache
 // that holds the block's 32 to 64 KiB), and writes a byte for each. Its floor is the device's copy bandwidth. Grid:
-// some blocks of threads a multiprocessor, each takes quantisation block after quantisation block, a warp its row after
+// some CTAs a multiprocessor, each takes quantisation block after quantisation block, a warp its row after
 // row.
 
 #include "cuda/common/launch.hpp"
@@ -11,7 +11,7 @@
 
 namespace sparsecast::cuda {
 
-/// Blocks of threads on a multiprocessor: all threads that fit.
+/// CTAs on a multiprocessor: all threads that fit.
 inline constexpr unsigned kQuantizeBlocks = 8;
 inline constexpr unsigned kWarps = kThreads / 32;
 

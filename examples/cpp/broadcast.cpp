@@ -22,7 +22,7 @@ void train_and_send(const Table& table, Weights& weights, const RendezvousOption
   Publisher publisher(table, make_host_snapshot(*table, {std::as_bytes(std::span(weights))}), {});
   for (std::size_t step = 0; step < kSteps; ++step) {
     for (std::size_t i = step; i < weights.size(); i += 100) ++weights[i];
-    const SyncReport report = sync_send(publisher, *transport, 60s);  // Returns when the engine has proved it.
+    const SyncReport report = sync_send(publisher, *transport, 60s);  // Returns when the engine has verified it.
     std::cout << "version " << report.version << ": " << report.changed << " changed, " << report.wire_bytes
               << " bytes instead of " << weights.size() * sizeof weights[0] << "\n";
   }

@@ -1,5 +1,5 @@
 // publish LOG [STEPS]: a trainer that publishes each step to a delta log (a directory, or s3://bucket/prefix), and a
-// follower in the same process that proves that what it gets is what was trained. docs/publishing-to-a-log.md.
+// follower in the same process that verifies that what it gets is what was trained. docs/publishing-to-a-log.md.
 
 #include <cstdint>
 #include <cstdlib>

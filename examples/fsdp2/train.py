@@ -115,7 +115,7 @@ def train(rank: int, args: argparse.Namespace, world: World, store: str, check: 
         if published.get_total_counts() != 0:
             raise SystemExit(f"rank {rank}: publish() ran collectives: {dict(published.get_comm_counts())}")
         if gathered.get_total_counts() == 0:
-            raise SystemExit("the counter does not see the check's own all-gathers: it proves nothing")
+            raise SystemExit("the counter does not see the check's own all-gathers: it verifies nothing")
 
         sums = torch.tensor(report.totals())
         dist.all_reduce(sums)

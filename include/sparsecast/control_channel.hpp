@@ -32,7 +32,7 @@ class SPARSECAST_API ControlChannel {
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) = 0;
   /// The bytes of rank 0, on every rank; `own` is ignored elsewhere.
   virtual Bytes broadcast(std::span<const std::byte> own, Deadline deadline) = 0;
-  /// The largest status of all ranks. `coordinator` alone decides: once it has returned, its verdict stands, even where
+  /// The largest status of all ranks. `coordinator` alone decides: once it has returned, its decision stands, even where
   /// it could not be delivered.
   virtual int agree(int status, int coordinator, Deadline deadline) = 0;
   /// Channels of the ranks of one `color` each, ordered by `key`, then rank. A negative color joins none: null.
@@ -41,7 +41,7 @@ class SPARSECAST_API ControlChannel {
   /// Tells the others that this rank gives up, and why; best effort. The channel is broken then, and so are the
   /// channels that split() has made of it here. May be called by any thread at any time: a call that another one is in
   /// ends at once with Error{kPeerFailed} and the reason, and so does that of every other rank that waits in the
-  /// channel; one that waits in a part of it hears of it within a second or two. But a verdict that agree() has reached
+  /// channel; one that waits in a part of it hears of it within a second or two. But a decision that agree() has reached
   /// stands, and a split() whose part is being formed ends by its own deadline. Over MPI without MPI_THREAD_MULTIPLE,
   /// when no thread is in a call, it is the next call of the thread that makes them, or the end of the channel, that
   /// tells the others.

@@ -254,7 +254,7 @@ class SPARSECAST_API LogWriter {
   const LogCommit& head() const;
 
   /// Stores `checkpoint`, a checkpoint on disk that holds `version`, as an anchor: reads it twice (hash and digest,
-  /// which is proved against the commit's; then upload), windows at a time. An anchor that is there already is no
+  /// which is verified against the commit's; then upload), windows at a time. An anchor that is there already is no
   /// error.
   AnchorRef write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version);
   /// Whether the rule asks for an anchor at the head now.

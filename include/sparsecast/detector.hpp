@@ -49,7 +49,7 @@ class SPARSECAST_API Detector {
   /// The bits that the next receivers' state will have, for a full digest. Asked only of detectors that keep no
   /// snapshot.
   virtual ConstHostTensor current(std::size_t tensor) const = 0;
-  /// The elements that receivers hold now, parallel to the table, to be taken back by the inverse delta when a sync
+  /// The elements that receivers hold now, parallel to the table, to be rolled back by the inverse delta when a sync
   /// fails; empty when this detector keeps none (FusedCast, Mask): then the failed delta is joined with the next.
   virtual std::span<const HostTensor> snapshot() const noexcept { return {}; }
   /// True when `detect` gives old bits, so that every value codec and the incremental digest can be used.

@@ -37,13 +37,13 @@ class SPARSECAST_API FollowerTarget {
  public:
   virtual ~FollowerTarget() = default;
   /// Brings the target to a state of one version, whatever a crash or an error has left (I4), and says which by its
-  /// digest, proved by reading everything; nullopt: empty, or beyond repair, an anchor is needed.
+  /// digest, verified by reading everything; nullopt: empty, or beyond repair, an anchor is needed.
   virtual std::optional<StateDigest> recover() = 0;
-  /// From the delta's base to its version, and proves the result's digest. Throws Error; the state is then that of the
+  /// From the delta's base to its version, and verifies the result's digest. Throws Error; the state is then that of the
   /// base, unless only recover() can say (I2, I3): it is called before anything else is asked for.
   virtual void apply(const DeltaFile& delta) = 0;
   /// Replaces everything by the checkpoint in `directory` (of the target's own file system, in scratch_directory()),
-  /// whose digest must be `expected`; that is proved before anything is replaced. The target may keep the directory's
+  /// whose digest must be `expected`; that is verified before anything is replaced. The target may keep the directory's
   /// files; it removes the directory in any case.
   virtual void reseed(const std::string& directory, std::uint64_t version, const StateDigest& expected) = 0;
   /// Where fetched objects may lie meanwhile: an existing directory.
@@ -131,7 +131,7 @@ struct FollowReport {
 ///
 /// The state file (path given; durable, replaced after each version) holds stream, highest commit seen, its hash and
 /// epoch, the version of the target and trusted keys: a restart never goes back (I6). Every error leaves the target at
-/// a proven version and the call may be repeated. An object that is gone or not what it should be is avoided: the step
+/// a verified version and the call may be repeated. An object that is gone or not what it should be is avoided: the step
 /// plans again without it, a few times. Memory: what the target needs, the catalog and the list of edges between here
 /// and the head. Not thread-safe, except stop().
 class SPARSECAST_API LogFollower {

@@ -100,15 +100,15 @@ class SPARSECAST_API NcclTransport final : public Transport {
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept;
 
-  class Channel;     ///< Internal.
+  class Group;     ///< Internal.
   class DeviceSync;  ///< Internal.
-  explicit NcclTransport(std::unique_ptr<Channel> channel);
+  explicit NcclTransport(std::unique_ptr<Group> channel);
 
  private:
   std::uint64_t bucket_bytes() const noexcept;  ///< The largest of broadcast_device.
   void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream);
 
-  std::unique_ptr<Channel> channel_;
+  std::unique_ptr<Group> channel_;
 };
 
 /// sync_send and sync_receive (transport.hpp) with frames that never leave device memory: one small broadcast carries

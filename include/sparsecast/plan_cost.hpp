@@ -3,12 +3,12 @@
 // What a sync by a fan-out plan costs on given links: a prediction, from a model that is this simple:
 //
 // - A transfer takes `latency_seconds` and then its bytes at the bandwidth of the slowest link that it needs: that
-//   between nodes, unless all members of its channel are on one node whose name is known. The number of members does
+//   between nodes, unless all members of its group are on one node whose name is known. The number of members does
 //   not matter, as in a pipelined broadcast.
 // - Ranks execute the transfers in the plan's order, each when all members are free; those without a common member do
 //   not slow one another down, so every rank is taken to have links of its own.
 // - All tensors change alike: `wire_bytes_per_byte` is the same everywhere.
-// - Detecting, encoding, proving and applying take no time: this is the wire alone.
+// - Detecting, encoding, verifying and applying take no time: this is the wire alone.
 
 #include <cstdint>
 #include <vector>
@@ -29,8 +29,8 @@ struct CostModel {
 struct RankCost {
   int rank = 0;  ///< World rank.
   double sent_bytes = 0;
-  double received_bytes = 0;         ///< Of lanes of its own.
-  double foreign_bytes = 0;          ///< For other members of its channels: received for nothing.
+  double received_bytes = 0;         ///< Of routes of its own.
+  double foreign_bytes = 0;          ///< For other members of its groups: received for nothing.
   double busy_seconds = 0;           ///< In transfers.
   double finish_seconds = 0;         ///< When its last transfer ends.
   std::uint64_t weight_bytes = 0;    ///< Memory: its local tensors.

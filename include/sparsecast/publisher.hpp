@@ -23,11 +23,11 @@ struct PublisherOptions {
 
 /// The trainer's end. Its base is what the receivers have *committed*, never what was merely sent:
 ///
-///     publish() -> Delta ---- transport ----> every receiver proved it: commit(version)
+///     publish() -> Delta ---- transport ----> every receiver verified it: commit(version)
 ///                                       \---> anything else:            abort(version)
 ///
 /// Every publish has a version number of its own, so that a delta whose fate is unknown can never be taken for its
-/// successor. After abort with a detector that keeps a snapshot, the snapshot is taken back by the inverse delta, so
+/// successor. After abort with a detector that keeps a snapshot, the snapshot is rolled back by the inverse delta, so
 /// that the next publish covers everything since the last commit. With one whose detection uses the old bits up
 /// (FusedCast), the aborted delta is kept and joined with the next one (compose), so that nothing is lost. Not
 /// thread-safe; `encode.threads` works inside.
@@ -56,7 +56,7 @@ class SPARSECAST_API Publisher {
   /// The same with the frames left in device memory, for transports that send from there; owned by the publisher and
   /// valid until commit or abort. Needs a device detector (Error{kUsage}).
   const DeviceDelta& publish_on_device(CUevent_st* weights_ready = nullptr);
-  /// The pending delta has been proved by every receiver; it becomes the base.
+  /// The pending delta has been verified by every receiver; it becomes the base.
   void commit(std::uint64_t version);
   /// The pending delta has failed or its fate is unknown; the base stays.
   ///

@@ -74,7 +74,7 @@ SPARSECAST_API UniqueId make_unique_id(const UniqueIdOptions& options = {});
 /// Closes the port of an id on which nobody will meet. False when this process has none for it.
 SPARSECAST_API bool forget_unique_id(const UniqueId& id) noexcept;
 
-/// A group that has met: N ranks that proved to each other that they know the secret. Rank 0 is the hub of a star;
+/// A group that has met: N ranks that verified to each other that they know the secret. Rank 0 is the hub of a star;
 /// everything after the handshake is encrypted and authenticated, each way with a key of its own.
 class SPARSECAST_API Rendezvous final : public ControlChannel {
  public:

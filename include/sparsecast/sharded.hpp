@@ -21,20 +21,20 @@
 
 namespace sparsecast {
 
-/// Opens the channels of a plan that `rank` (of the world) is a member of; parallel to plan.channels(), null elsewhere.
+/// Opens the channels of a plan that `rank` (of the world) is a member of; parallel to plan.groups(), null elsewhere.
 /// Collective over the world.
-using ChannelOpener = std::function<std::vector<std::unique_ptr<Transport>>(ControlChannel& world,
+using GroupOpener = std::function<std::vector<std::unique_ptr<Transport>>(ControlChannel& world,
                                                                             const FanoutPlan& plan, Deadline deadline)>;
 
 /// Records travel over the world's own control channel, split once a round of the plan (tcp_transport.hpp).
-SPARSECAST_API ChannelOpener open_control_channels();
+SPARSECAST_API GroupOpener open_control_groups();
 /// An MPI communicator a channel, made by its members alone (MPI_Comm_create_group), after all ranks have said within
 /// the deadline that they are about to. `communicator` points to the MPI_Comm whose ranks are the world's, null for
 /// MPI_COMM_WORLD; it outlives the opener. Throws Error{kUnsupported} without MPI.
-SPARSECAST_API ChannelOpener open_mpi_channels(const void* communicator = nullptr);
+SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
 /// One NCCL communicator over the world, split into the channels, once a round of the plan. The channels of a rank
 /// share its staging memory (options.staging_bytes). Throws as NcclTransport::open.
-SPARSECAST_API ChannelOpener open_nccl_channels(const NcclOptions& options);
+SPARSECAST_API GroupOpener open_nccl_groups(const NcclOptions& options);
 
 struct ShardedOptions {
   StreamId stream;            ///< All zero: derived from the tensors. The same on every rank.
@@ -64,7 +64,7 @@ struct SentTensor {
   std::uint64_t blocks = 0;
 };
 
-/// What one sync did on this rank, over all its lanes.
+/// What one sync did on this rank, over all its routes.
 struct ShardedReport {
   std::uint64_t version = 0;
   std::uint64_t changed = 0;         ///< Elements in the deltas that it sent.
@@ -73,8 +73,8 @@ struct ShardedReport {
   std::uint64_t received_bytes = 0;  ///< Of deltas for this rank.
   std::uint64_t foreign_bytes = 0;   ///< Of deltas for others of a channel, dropped unread.
   // The first three overlap, so that their sum may be more than the total.
-  double encode_seconds = 0;  ///< That lanes were being detected and encoded.
-  double wire_seconds = 0;    ///< In transfers, with the waits for other ranks; not the wait for an own lane.
+  double encode_seconds = 0;  ///< That routes were being detected and encoded.
+  double wire_seconds = 0;    ///< In transfers, with the waits for other ranks; not the wait for an own route.
   double stage_seconds = 0;   ///< That what came was being verified.
   double apply_seconds = 0;   ///< The pause.
   double total_seconds = 0;
@@ -82,7 +82,7 @@ struct ShardedReport {
   std::vector<SentTensor> tensors;        ///< With report_tensors: what this rank sends, in the plan's order.
 };
 
-/// The trainer's end on one rank. Not thread-safe. sync() encodes lanes ahead of the wire on a thread of its own, which
+/// The trainer's end on one rank. Not thread-safe. sync() encodes routes ahead of the wire on a thread of its own, which
 /// has ended when it returns; all calls of the channels are made by the calling thread.
 ///
 ///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or is cut anew
@@ -96,10 +96,10 @@ class SPARSECAST_API ShardedPublisher {
                    ShardedOptions options);
   /// The same for tensors in device memory, aligned to their elements; one without elements may have a null pointer.
   /// The snapshot lies there as well; records come to the host, where the channels take them. All work is enqueued on
-  /// `device.stream`, or, when that is null, on one stream of the object's own for all lanes: when regroup() or sync()
+  /// `device.stream`, or, when that is null, on one stream of the object's own for all routes: when regroup() or sync()
   /// is called, the tensors are complete for what follows on that stream, and they stay as they are until it returns.
   /// Several threads enqueue there: Error{kUsage} for cudaStreamPerThread, which is another one on each.
-  /// No wait for the device is longer than `device.deadline`, and `device.chunk_bytes` holds for each lane. Throws
+  /// No wait for the device is longer than `device.deadline`, and `device.chunk_bytes` holds for each route. Throws
   /// Error{kUnsupported} without a device backend or a device, or for options.encode.zstd_level other than 0, and
   /// Error{kUsage} for pointers that do not fit.
   ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
@@ -110,10 +110,10 @@ class SPARSECAST_API ShardedPublisher {
 
   /// Collective over `world`: all ranks of the trainer and of all engines, in any order; replaces the group before.
   /// Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels, seeds the engines that
-  /// have no anchor or another version, and proves that every slot holds the committed version. Throws what the plan,
+  /// have no anchor or another version, and verifies that every destination holds the committed version. Throws what the plan,
   /// the control channel and the transports throw, and Error{kGroupMismatch | kWrongBase | kDigestMismatch} that names
   /// the rank, or the engine; the committed version stands then, and regroup() can be called again.
-  void regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open, std::chrono::milliseconds timeout);
+  void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
 
   /// Collective over the world: brings the weights as they are now to every engine. When it throws, no rank claims the
   /// new version, and the group is broken: regroup() with whoever is left comes next. The error is this rank's own, or
@@ -143,7 +143,7 @@ class SPARSECAST_API ShardedSubscriber {
                     std::vector<TensorBytes> local, ShardedOptions options);
   /// The same for tensors in device memory, as with ShardedPublisher. Nothing else reads or writes them while
   /// regroup() or sync() runs, but for what is on the stream before. When sync() returns, the new version has been
-  /// proved there, and whatever is enqueued from then on, on any stream, sees it. `options.threads` is of no use.
+  /// verified there, and whatever is enqueued from then on, on any stream, sees it. `options.threads` is of no use.
   ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                     std::vector<void*> d_local, ShardedOptions options, const DeviceOptions& device);
   ~ShardedSubscriber();
@@ -152,7 +152,7 @@ class SPARSECAST_API ShardedSubscriber {
 
   /// As ShardedPublisher::regroup. Should it fail while the rank is being seeded, its memory is half-written, and the
   /// next one seeds it again.
-  void regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open, std::chrono::milliseconds timeout);
+  void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
   /// Before a regroup() of an engine that has moved its experts between its ranks, contents included. Throws
   /// Error{kUsage} while a version is in doubt.
   void replace(std::shared_ptr<const Layout> layout, std::vector<TensorBytes> local);
@@ -165,16 +165,16 @@ class SPARSECAST_API ShardedSubscriber {
   /// sent or staged everything. Live memory is only read. Fails as sync(). Threads may take turns, one call at a time;
   /// with NCCL channels this is called by the thread that called regroup().
   void receive(std::chrono::milliseconds timeout);
-  /// The second half, the pause: writes, proves, and waits for every engine and the verdict; the trainer's sync() waits
+  /// The second half, the pause: writes, verifies, and waits for every engine and the decision; the trainer's sync() waits
   /// for it within its own timeout. Throws Error{kUsage} without a receive() before it, and fails as sync().
   ShardedReport apply(std::chrono::milliseconds timeout);
 
-  /// As Subscriber::audit_next and audit, over this rank's lanes.
+  /// As Subscriber::audit_next and audit, over this rank's routes.
   std::uint64_t audit_next();
   void audit();
 
   const FanoutPlan& plan() const;
-  std::uint64_t version() const noexcept;  ///< Last proved.
+  std::uint64_t version() const noexcept;  ///< Last verified.
 
  private:
   friend class ColocatedRank;
@@ -188,7 +188,7 @@ class SPARSECAST_API ColocatedRank {
  public:
   ColocatedRank(ShardedPublisher& publisher, ShardedSubscriber& subscriber)
       : publisher_(publisher), subscriber_(subscriber) {}
-  void regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open, std::chrono::milliseconds timeout);
+  void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
   ShardedReport sync(std::chrono::milliseconds timeout);
 
  private:

@@ -168,7 +168,7 @@ SC_API scResult_t scDeregister(scBuffer_t buffer);
 
 /* Collective; in the place of ncclBroadcast, in place: brings the buffer of every rank to what `root` holds, bit for
  * bit. Unlike ncclBroadcast it is synchronous with the host: scSuccess means that every rank holds the root's bits, and
- * has proved it by a digest. On device memory it begins behind what is on `stream` now, and what is put on `stream`
+ * has verified it by a digest. On device memory it begins behind what is on `stream` now, and what is put on `stream`
  * afterwards sees the result; on host memory `stream` is ignored.
  *
  * The first broadcast from a root is an anchor: it compares digests of the whole buffers, and sends all of it unless
@@ -184,7 +184,7 @@ SC_API scResult_t scDeregister(scBuffer_t buffer);
  * every later call is scPeerFailed: destroy it, make a new one, and register again. */
 SC_API scResult_t scBroadcast(scBuffer_t buffer, int root, struct CUstream_st* stream);
 
-/* Local: re-reads the whole buffer, and compares it with what the last broadcast has proved. scDirty when somebody has
+/* Local: re-reads the whole buffer, and compares it with what the last broadcast has verified. scDirty when somebody has
  * written into it; the next scBroadcast is then an anchor. On the rank that was the last root, which may write, and
  * before the first broadcast, there is nothing to compare: scSuccess. */
 SC_API scResult_t scAudit(scBuffer_t buffer);

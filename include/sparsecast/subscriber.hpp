@@ -26,7 +26,7 @@ struct SubscriberOptions {
 struct ApplyReport {
   std::uint64_t version = 0;
   std::uint64_t changed = 0;  ///< Elements that the delta names.
-  StateDigest digest;         ///< Reached and proved.
+  StateDigest digest;         ///< Reached and verified.
 };
 
 /// How an apply on a device is ordered with the engine's own streams.
@@ -34,7 +34,7 @@ struct ApplyOrder {
   /// Nothing is written before this event has been reached (the engine's last read of the old weights); null: at once.
   CUevent_st* after = nullptr;
   /// Recorded behind the last write, for streams of the engine to wait on; null: none. They may wait on it before
-  /// apply() returns, but the version is proved only then.
+  /// apply() returns, but the version is verified only then.
   CUevent_st* written = nullptr;
 };
 
@@ -44,14 +44,14 @@ struct ApplyOrder {
 /// on the host), and what the loader enqueues there is waited for.
 using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* tensor, CUstream_st* stream)>;
 
-/// The engine's end: stage, verify, apply, prove.
+/// The engine's end: stage, verify, apply, verify.
 ///
 ///     clean(v) --stage*--> staged --apply--> clean(v+1)
-///                              \--digest mismatch: undo--> clean(v), or dirty when even that cannot be proved
+///                              \--digest mismatch: undo--> clean(v), or dirty when even that cannot be verified
 ///     dirty: refuses everything until reset() after an anchor
 ///
 /// Staging accepts records in any order after the header, verifies checksums and validates every block, and writes
-/// nothing. `apply` is the whole pause: it writes in place (addresses never change), and proves the result digest.
+/// nothing. `apply` is the whole pause: it writes in place (addresses never change), and verifies the result digest.
 /// Not thread-safe.
 class SPARSECAST_API Subscriber {
  public:
@@ -91,19 +91,19 @@ class SPARSECAST_API Subscriber {
   /// Forgets what is staged.
   void discard() noexcept;
 
-  /// Applies the staged delta and proves the result. Throws Error{kIncomplete} when not ready(). On
-  /// Error{kDigestMismatch} every write has been undone and the old version stands; if the undo cannot be proved
+  /// Applies the staged delta and verifies the result. Throws Error{kIncomplete} when not ready(). On
+  /// Error{kDigestMismatch} every write has been undone and the old version stands; if the undo cannot be verified
   /// the error is kDirty and dirty() holds.
-  /// On a device: begins and ends as `order` says, and returns when the result is proved.
+  /// On a device: begins and ends as `order` says, and returns when the result is verified.
   ApplyReport apply(const ApplyOrder& order = {});
 
   /// The same through the engine's own loader, for engines that must see tensors of full shape: checks that NaN-masked
   /// tensors can carry the staged delta, then calls `load` for each tensor that it names, in order of the table, and
-  /// reads those live tensors in full to prove the result. Needs memory for the largest of them. Throws
+  /// reads those live tensors in full to verify the result. Needs memory for the largest of them. Throws
   /// Error{kUnsupported} that names the tensor when it has no NaNs, and the element that would become one: nothing was
   /// written then, and the delta stays staged, for apply(). Error{kDigestMismatch} before the first load leaves the old
   /// version; whatever goes wrong later is Error{kDirty}, or the loader's own exception with dirty() set. Cannot be
-  /// taken back by undo_last(). On a device `order` holds for the loader's writes.
+  /// rolled back by undo_last(). On a device `order` holds for the loader's writes.
   ApplyReport apply_nan_masked(const NanMaskedLoader& load, const ApplyOrder& order = {});
 
   /// Takes the last applied delta back (once, until the next stage), to the version before it: for an engine group

@@ -40,7 +40,7 @@ struct SyncReport {
   double total_seconds = 0;
 };
 
-/// One whole sync, from the source's side: publish, broadcast, wait until every receiver has staged and then proved
+/// One whole sync, from the source's side: publish, broadcast, wait until every receiver has staged and then verified
 /// the delta, commit. On any failure the publisher has aborted, its base stands, and the error is thrown.
 SPARSECAST_API SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout);
 

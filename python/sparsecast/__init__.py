@@ -1,6 +1,6 @@
 """sparsecast: lossless sparse synchronisation of model weights.
 
-Only the weights that changed travel, bit for bit, and every receiver proves what it holds. Arrays of any library go in
+Only the weights that changed travel, bit for bit, and every receiver verifies what it holds. Arrays of any library go in
 by DLPack or the buffer protocol (:func:`describe`); torch is needed only by :mod:`sparsecast.torch`.
 
 The ends, thin on top of one another:

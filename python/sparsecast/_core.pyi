@@ -349,7 +349,7 @@ class Delta:
 
 class Publisher:
     """
-    The trainer's end on one rank. Its base is what the receivers have committed: publish(), then commit() when every receiver has proved the delta, else abort(). Not thread-safe.
+    The trainer's end on one rank. Its base is what the receivers have committed: publish(), then commit() when every receiver has verified the delta, else abort(). Not thread-safe.
     """
 
     def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, frame_capacity: int = 16777216, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
@@ -363,14 +363,14 @@ class Publisher:
         """
 
     def commit(self, version: int) -> None:
-        """The pending delta has been proved by every receiver."""
+        """The pending delta has been verified by every receiver."""
 
     def abort(self, version: int) -> None:
         """The pending delta has failed, or its fate is unknown; the base stays."""
 
     def sync(self, transport: Transport, timeout: float = 60.0) -> SyncReport:
         """
-        publish, broadcast, wait until every receiver has proved it, commit; or abort, and the error is raised.
+        publish, broadcast, wait until every receiver has verified it, commit; or abort, and the error is raised.
         """
 
     def mark(self, tensor: int, words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', writable=False)]) -> None:
@@ -400,7 +400,7 @@ class ApplyReport:
 
 class Subscriber:
     """
-    The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and proves the result. A failure leaves the old version, or dirty, which it says. Not thread-safe.
+    The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies the result. A failure leaves the old version, or dirty, which it says. Not thread-safe.
     """
 
     def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, allow_rollback: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
@@ -425,7 +425,7 @@ class Subscriber:
 
     def apply(self, after: int = 0, written: int = 0) -> ApplyReport:
         """
-        Applies what is staged and proves it. On a device nothing is written before the CUDA event `after`, and `written` is recorded behind the last write (numbers; 0: none). IncompleteError, DigestMismatchError (the old version stands), DirtyError.
+        Applies what is staged and verifies it. On a device nothing is written before the CUDA event `after`, and `written` is recorded behind the last write (numbers; 0: none). IncompleteError, DigestMismatchError (the old version stands), DirtyError.
         """
 
     def undo_last(self) -> None: ...
@@ -537,7 +537,7 @@ class ShardedPublisher:
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
         """
-        Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and proves that every slot holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.
+        Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every slot holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.
         """
 
     def sync(self, timeout: float = 60.0) -> ShardedReport:
@@ -571,7 +571,7 @@ class ShardedSubscriber:
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
         """
-        Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and proves that every slot holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.
+        Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every slot holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.
         """
 
     def receive(self, timeout: float = 60.0) -> None:
@@ -581,7 +581,7 @@ class ShardedSubscriber:
 
     def apply(self, timeout: float = 60.0) -> ShardedReport:
         """
-        The second half, the pause: writes, proves, waits for every engine and the verdict. UsageError without a receive() before it.
+        The second half, the pause: writes, verifies, waits for every engine and the decision. UsageError without a receive() before it.
         """
 
     def sync(self, timeout: float = 60.0) -> ShardedReport: ...
@@ -598,7 +598,7 @@ class ShardedSubscriber:
 
     @property
     def version(self) -> int:
-        """Last proved."""
+        """Last verified."""
 
 class ColocatedRank:
     """

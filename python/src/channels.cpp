@@ -76,16 +76,16 @@ void require_mpi() {
 
 }  // namespace
 
-ChannelOpener opener_of(const std::string& channels, int device) {
-  if (channels == "control") return open_control_channels();
+GroupOpener opener_of(const std::string& channels, int device) {
+  if (channels == "control") return open_control_groups();
   if (channels == "mpi") {
     require_mpi();
-    return open_mpi_channels();
+    return open_mpi_groups();
   }
   if (channels == "nccl") {
     NcclOptions options;
     options.device = device;
-    return open_nccl_channels(options);
+    return open_nccl_groups(options);
   }
   throw Error(ErrorCode::kUsage, fmt::format("there are no channels '{}': control, mpi, nccl", channels));
 }

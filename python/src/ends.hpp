@@ -10,7 +10,7 @@
 namespace sparsecast::python {
 
 /// "control", "mpi" or "nccl" (on a CUDA ordinal). Error{kUsage} for anything else.
-ChannelOpener opener_of(const std::string& channels, int device);
+GroupOpener opener_of(const std::string& channels, int device);
 
 /// A sync's figures, of either kind, as attributes of one Python object.
 void bind_reports(nb::module_& m);

@@ -132,7 +132,7 @@ class PythonColocated {
 
 template <class End>
 void regroup(End& self, std::shared_ptr<ControlChannel> world, const std::string& channels, double timeout) {
-  const ChannelOpener open = opener_of(channels, self.device());
+  const GroupOpener open = opener_of(channels, self.device());
   const nb::gil_scoped_release release;
   self.get().regroup(std::move(world), open, milliseconds(timeout));
 }
@@ -146,7 +146,7 @@ ShardedReport sync(End& self, double timeout) {
 constexpr const char* kRegroup =
     "Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. "
     "Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the "
-    "world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and proves that every slot "
+    "world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every slot "
     "holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.";
 
 void bind_report(nb::module_& m) {
@@ -273,14 +273,14 @@ void bind_subscriber(nb::module_& m) {
              return self.get().apply(milliseconds(timeout));
            },
            nb::arg("timeout") = 60.0,
-           "The second half, the pause: writes, proves, waits for every engine and the verdict. UsageError without a "
+           "The second half, the pause: writes, verifies, waits for every engine and the decision. UsageError without a "
            "receive() before it.")
       .def("sync", &sync<PythonShardedSubscriber>, nb::arg("timeout") = 60.0)
       .def("replace", &PythonShardedSubscriber::replace, nb::arg("layout"), nb::arg("tensors"),
            "Before the regroup() of an engine that has moved its tensors, contents included.")
       .def("audit_next", [](PythonShardedSubscriber& self) { return self.get().audit_next(); }, ReleaseGil())
       .def("audit", [](PythonShardedSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
-      .def_prop_ro("version", [](PythonShardedSubscriber& self) { return self.get().version(); }, "Last proved.");
+      .def_prop_ro("version", [](PythonShardedSubscriber& self) { return self.get().version(); }, "Last verified.");
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ void bind_publisher(nb::module_& m) {
   nb::class_<PythonPublisher>(
       m, "Publisher",
       "The trainer's end on one rank. Its base is what the receivers have committed: publish(), then commit() when "
-      "every receiver has proved the delta, else abort(). Not thread-safe.")
+      "every receiver has verified the delta, else abort(). Not thread-safe.")
       .def("__init__",
            [](PythonPublisher* self, const TensorTable& table, const std::vector<Memory>& tensors,
               const std::string& detector, const std::optional<std::vector<std::optional<Memory>>>& masters,
@@ -160,7 +160,7 @@ void bind_publisher(nb::module_& m) {
           "Detects and encodes what changed since the committed version. On a device it begins when the CUDA event "
           "`weights_ready` (its number; 0: at once) has been reached.")
       .def("commit", [](PythonPublisher& self, std::uint64_t version) { self.get().commit(version); },
-           nb::arg("version"), ReleaseGil(), "The pending delta has been proved by every receiver.")
+           nb::arg("version"), ReleaseGil(), "The pending delta has been verified by every receiver.")
       .def("abort", [](PythonPublisher& self, std::uint64_t version) { self.get().abort(version); },
            nb::arg("version"), ReleaseGil(), "The pending delta has failed, or its fate is unknown; the base stays.")
       .def(
@@ -170,7 +170,7 @@ void bind_publisher(nb::module_& m) {
             return sync_send(self.get(), transport, milliseconds(timeout));
           },
           nb::arg("transport"), nb::arg("timeout") = 60.0,
-          "publish, broadcast, wait until every receiver has proved it, commit; or abort, and the error is raised.")
+          "publish, broadcast, wait until every receiver has verified it, commit; or abort, and the error is raised.")
       .def("mark", &mark, nb::arg("tensor"), nb::arg("words"),
            "With the 'mask' detector: ors a bit mask (uint64 words, least significant bit first) into a tensor's.")
       .def_prop_ro("version", [](PythonPublisher& self) { return self.get().version(); }, "Last committed.")
@@ -185,7 +185,7 @@ void bind_subscriber(nb::module_& m) {
       .def_prop_ro("digest", [](const ApplyReport& self) { return to_hex(self.digest.value); });
   nb::class_<PythonSubscriber>(
       m, "Subscriber",
-      "The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and proves "
+      "The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies "
       "the result. A failure leaves the old version, or dirty, which it says. Not thread-safe.")
       .def("__init__",
            [](PythonSubscriber* self, const TensorTable& table, const std::vector<Memory>& tensors,
@@ -228,7 +228,7 @@ void bind_subscriber(nb::module_& m) {
             return self.get().apply({event_of(after), event_of(written)});
           },
           nb::arg("after") = 0, nb::arg("written") = 0,
-          "Applies what is staged and proves it. On a device nothing is written before the CUDA event `after`, and "
+          "Applies what is staged and verifies it. On a device nothing is written before the CUDA event `after`, and "
           "`written` is recorded behind the last write (numbers; 0: none). IncompleteError, DigestMismatchError (the "
           "old version stands), DirtyError.")
       .def("undo_last", [](PythonSubscriber& self) { self.get().undo_last(); }, ReleaseGil())

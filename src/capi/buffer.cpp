@@ -23,7 +23,7 @@ std::optional<Error> failure_of(const Step& step) {
   return std::nullopt;
 }
 
-/// The bytes here are not what was proved: somebody else has written into them.
+/// The bytes here are not what was verified: somebody else has written into them.
 bool shows_foreign_writes(ErrorCode code) {
   return code == ErrorCode::kDirty || code == ErrorCode::kDigestMismatch || code == ErrorCode::kWrongBase;
 }
@@ -71,7 +71,7 @@ void Buffer::broadcast(int root, CUstream_st* stream) {
   });
   std::uint64_t version = 0;
   for (const Notice& other : all) version = std::max(version, other.version);
-  // Set again when all is proved: whatever fails in between, the next broadcast is an anchor.
+  // Set again when all is verified: whatever fails in between, the next broadcast is an anchor.
   base_root_ = -1;
   try {
     if (follow) {
@@ -124,7 +124,7 @@ void Buffer::overwrite(int root, const StateDigest& expected, Deadline deadline)
   if (comm_->rank() == root) {
     memory_->send_all(*comm_, deadline);
   } else {
-    stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and proved.
+    stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and verified.
     memory_->receive_all(*comm_, root, deadline);
     failure = failure_of([&] { subscriber_->reset(subscriber_->version(), expected); });
     if (!failure) stats_.dirty = 0;
@@ -133,7 +133,7 @@ void Buffer::overwrite(int root, const StateDigest& expected, Deadline deadline)
   if (failure) throw Error(*failure);
   if (worst != 0) {
     throw Error(ErrorCode::kPeerFailed,
-                fmt::format("another rank could not prove the anchor: {}", to_string(static_cast<ErrorCode>(worst))));
+                fmt::format("another rank could not verify the anchor: {}", to_string(static_cast<ErrorCode>(worst))));
   }
 }
 

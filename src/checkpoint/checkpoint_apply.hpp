@@ -19,14 +19,14 @@ struct CheckpointApplyOptions {
 struct CheckpointApplyReport {
   std::size_t applied = 0;          ///< Deltas whose changes were written.
   std::size_t already_applied = 0;  ///< Deltas that the checkpoint contained before (in place only).
-  bool recovered = false;           ///< An interrupted earlier apply was taken back first (in place only).
+  bool recovered = false;           ///< An interrupted earlier apply was rolled back first (in place only).
   std::uint64_t version = 0;        ///< Of the last delta.
   std::uint64_t changed = 0;        ///< Elements, over the deltas that were applied.
   StateDigest digest;               ///< Read back from the files after the last write.
 };
 
 /// Copies `base` (a file; or a directory with its index and every other plain file) to a temporary beside `output`,
-/// applies the deltas there, makes it durable, proves the result digest by reading it back, and renames. Whatever
+/// applies the deltas there, makes it durable, verifies the result digest by reading it back, and renames. Whatever
 /// fails, `output` is absent, or what it was. Throws Error; kUsage when `output` exists and `replace` is not set.
 CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, const std::vector<std::string>& deltas,
                                     const std::string& output, const CheckpointApplyOptions& options);
@@ -37,10 +37,10 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
 CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoint,
                                      const std::vector<std::string>& deltas, const CheckpointApplyOptions& options);
 
-/// One delta by the same protocol, to a checkpoint whose digest this process has just proved to be the delta's base
+/// One delta by the same protocol, to a checkpoint whose digest this process has just verified to be the delta's base
 /// digest, so that the base is not read first. Returns the digest that was read back. Throws Error; an undo record may
 /// be left then, for recover_checkpoint.
-StateDigest apply_to_proven_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
+StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
                                  const CheckpointApplyOptions& options);
 
 /// Takes back an interrupted in-place apply. False when there is nothing to recover. Throws Error{kDirty}, with nothing

@@ -8,7 +8,7 @@
 
 namespace sparsecast {
 
-/// Delta files opened in the order in which they will be applied, everything in them proved that can be proved without
+/// Delta files opened in the order in which they will be applied, everything in them verified that can be verified without
 /// the checkpoint: every record and block valid, one stream, one tensor table, each starting where the one before
 /// ended.
 class DeltaChain {
@@ -35,7 +35,7 @@ enum class WriteBack {
                   ///< show bytes that never reached the disk.
 };
 
-/// Applies all blocks of the delta to the files, window by window, on `threads` threads. Neither proves the base nor
+/// Applies all blocks of the delta to the files, window by window, on `threads` threads. Neither verifies the base nor
 /// the result, and makes nothing durable. Memory: one frame, and two windows a thread.
 void apply_delta(CheckpointStore& store, const DeltaFile& delta, WriteBack write_back, int threads,
                  const Progress& progress);

@@ -4,18 +4,18 @@
 //        CLEAN(base) ------------------------------------------> ARMED(base, undo)
 //            ^                                                        | write changed pages
 //            |                                                        v
-//            |   recover: prove by digest where the undo leads,   MIXED(undo)
-//            |   write it, fsync, read back and prove,                | fsync all files, read back and
-//            +---- remove the undo record <---------------------------| prove the result digest
+//            |   recover: verify by digest where the undo leads,   MIXED(undo)
+//            |   write it, fsync, read back and verify,                | fsync all files, read back and
+//            +---- remove the undo record <---------------------------| verify the result digest
 //                                                                     v
-//        CLEAN(result) <----------------------------------------- PROVED(result, undo)
+//        CLEAN(result) <----------------------------------------- VERIFIED(result, undo)
 //                          remove undo record, fsync directory
 //
-// Before CLEAN(base) is left, the delta has been decoded to its last block, the base digest proved by reading the
+// Before CLEAN(base) is left, the delta has been decoded to its last block, the base digest verified by reading the
 // whole base, and the result digest computed from the bytes that the delta meets: a delta that does not lead where it
 // promises never costs a write. A crash or an error
 //   - while the undo record is written leaves the base and at most a stray temporary file (AtomicFile);
-//   - in ARMED, MIXED or PROVED leaves the undo record, and the next run goes back to the base. The record holds
+//   - in ARMED, MIXED or VERIFIED leaves the undo record, and the next run goes back to the base. The record holds
 //   absolute
 //     values of every element that the delta alters, so any mixture of old, new and torn pages goes back, any number of
 //     times;
@@ -53,8 +53,8 @@ void remove_durably(FileSystem& fs, const std::string& path) {
   fs.sync_directory(parent_directory(path));
 }
 
-/// ARMED to PROVED. The undo record is on disk.
-void write_and_prove(CheckpointStore& store, const DeltaFile& delta, const CheckpointApplyOptions& options) {
+/// ARMED to VERIFIED. The undo record is on disk.
+void write_and_verify(CheckpointStore& store, const DeltaFile& delta, const CheckpointApplyOptions& options) {
   apply_delta(store, delta, WriteBack::kChangedPages, options.threads, options.progress);
   store.sync();
   const StateDigest result = read_digest(store, options);
@@ -64,14 +64,14 @@ void write_and_prove(CheckpointStore& store, const DeltaFile& delta, const Check
   }
 }
 
-/// CLEAN(base) to CLEAN(result); the base digest has been proved.
+/// CLEAN(base) to CLEAN(result); the base digest has been verified.
 void apply_one(FileSystem& fs, const std::string& checkpoint, CheckpointStore& store, const DeltaFile& delta,
                const CheckpointApplyOptions& options) {
   const std::string undo = undo_record_path(fs, checkpoint);
   write_undo_record(fs, undo, store, delta, options.progress);
   try {
     DeltaFile::open(fs, undo);
-    write_and_prove(store, delta, options);
+    write_and_verify(store, delta, options);
     remove_durably(fs, undo);
   } catch (const Error& error) {
     throw Error(error.code(),
@@ -116,7 +116,7 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
                 undo_path);
   }
   remove_durably(fs, undo_path);
-  say(options, fmt::format("an interrupted apply was found and taken back: '{}' is at version {} again", checkpoint,
+  say(options, fmt::format("an interrupted apply was found and rolled back: '{}' is at version {} again", checkpoint,
                            undo.header().version));
   return true;
 }
@@ -156,7 +156,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
   return report;
 }
 
-StateDigest apply_to_proven_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
+StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
                                  const CheckpointApplyOptions& options) {
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, delta.table(), delta.name());

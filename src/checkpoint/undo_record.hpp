@@ -12,7 +12,7 @@ namespace sparsecast {
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint);
 
 /// The `raw` delta that takes the state after `delta` back to the bytes in `store`, which are the delta's base (already
-/// proved by digest), whatever the delta's own value codec: what `delta` alters, and nothing else. Streams windows of
+/// verified by digest), whatever the delta's own value codec: what `delta` alters, and nothing else. Streams windows of
 /// the base, so that memory is one frame and one section. `options.values` and `options.threads` are ignored. Throws
 /// Error{kDigestMismatch}, before the commit record goes to `sink`, when the delta does not lead to the digest that it
 /// promises.

@@ -8,7 +8,7 @@
 #include "core/word.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/kernels.cpp"
+#define HWY_TARGET_INCLUDE "codec/kernels.cpp"
 #include <hwy/foreach_target.h>  // Compiles this file once for each instruction set.
 //
 #include <hwy/highway.h>

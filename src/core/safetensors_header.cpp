@@ -1,4 +1,4 @@
-// The header of a safetensors file: hostile until proven otherwise. Everything is checked against the file's real
+// The header of a safetensors file: hostile until verified otherwise. Everything is checked against the file's real
 // size before anything is allocated from a number in it.
 
 #include <fmt/format.h>

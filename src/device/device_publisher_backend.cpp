@@ -67,7 +67,7 @@ class DevicePublisherBackend final : public PublisherBackend {
     const cuda::DeviceGuard guard = context_.enter();
     applier_.stage(delta.info, frames_on_device(), context_.stream());
     applier_.apply(direction, context_.stream());
-    static_cast<void>(applier_.digest_changes());  // Proves that all was written.
+    static_cast<void>(applier_.digest_changes());  // Verifies that all was written.
   }
   void committed() override {}
   void aborted() override {

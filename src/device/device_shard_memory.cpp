@@ -1,5 +1,5 @@
-// A rank's local tensors on a device: snapshots, lanes and anchors of sharded syncs. Everything is enqueued on one
-// stream, so that copies are before what the lanes do with them; anchors pass through pinned memory in pieces.
+// A rank's local tensors on a device: snapshots, routes and anchors of sharded syncs. Everything is enqueued on one
+// stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces.
 
 #include <fmt/format.h>
 
@@ -57,26 +57,26 @@ std::vector<DeviceTensor> device_tensors(const std::vector<ShardView>& views) {
   return tensors;
 }
 
-/// The parts of a lane, and the way between them and pinned memory, in which their elements follow one another.
-class PartCopies {
+/// The regions of a route, and the way between them and pinned memory, in which their elements follow one another.
+class RegionCopies {
  public:
-  PartCopies(const TensorTable& table, const std::vector<ShardView>& parts, const DeviceContext& context)
-      : context_(context), table_(table), parts_(parts) {
-    for (std::size_t p = 0; p < table.size(); ++p) views_.push_back(view_of_tensor(table[p], parts[p].strides));
+  RegionCopies(const TensorTable& table, const std::vector<ShardView>& regions, const DeviceContext& context)
+      : context_(context), table_(table), regions_(regions) {
+    for (std::size_t p = 0; p < table.size(); ++p) views_.push_back(view_of_tensor(table[p], regions[p].strides));
   }
 
   const DeviceContext& context() const noexcept { return context_; }
-  std::uint64_t element_bytes(std::size_t part) const { return element_size(table_[part].dtype); }
-  std::uint64_t elements(std::size_t part) const { return table_[part].elements(); }
-  DType dtype(std::size_t part) const { return table_[part].dtype; }
+  std::uint64_t element_bytes(std::size_t region) const { return element_size(table_[region].dtype); }
+  std::uint64_t elements(std::size_t region) const { return table_[region].elements(); }
+  DType dtype(std::size_t region) const { return table_[region].dtype; }
 
   /// Enqueues the copy of elements [first, first + count).
-  void copy(std::size_t part, std::uint64_t first, std::uint64_t count, std::byte* h_elements,
+  void copy(std::size_t region, std::uint64_t first, std::uint64_t count, std::byte* h_elements,
             cudaMemcpyKind kind) const {
-    const std::uint64_t size = element_bytes(part);
-    for_each_rectangle(views_[part], first, count, [&](const RowRectangle& next) {
+    const std::uint64_t size = element_bytes(region);
+    for_each_rectangle(views_[region], first, count, [&](const RowRectangle& next) {
       const RowsAt<std::byte> host{h_elements + next.first * size, next.run * size};
-      const RowsAt<std::byte> device{parts_[part].data + next.offset * size, next.pitch * size};
+      const RowsAt<std::byte> device{regions_[region].data + next.offset * size, next.pitch * size};
       const auto& [to, from] = kind == cudaMemcpyHostToDevice ? std::tie(device, host) : std::tie(host, device);
       copy_rows(to, {from.data, from.pitch_bytes}, next.run * size, next.rows, kind, context_.stream());
     });
@@ -85,37 +85,37 @@ class PartCopies {
  private:
   const DeviceContext& context_;
   const TensorTable& table_;
-  std::vector<ShardView> parts_;
+  std::vector<ShardView> regions_;
   std::vector<StridedView> views_;
 };
 
-class DevicePartReader final : public PartReader {
+class DeviceRegionReader final : public RegionReader {
  public:
-  DevicePartReader(PartCopies parts, cuda::PinnedMemory& staging) : parts_(std::move(parts)), staging_(staging) {}
+  DeviceRegionReader(RegionCopies regions, cuda::PinnedMemory& staging) : regions_(std::move(regions)), staging_(staging) {}
 
-  const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte*) override {
-    if (part != part_ || first < begin_ || first + count > end_) fetch(part, first, count);
-    return staging_.as() + (first - begin_) * parts_.element_bytes(part);
+  const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte*) override {
+    if (region != region_ || first < begin_ || first + count > end_) fetch(region, first, count);
+    return staging_.as() + (first - begin_) * regions_.element_bytes(region);
   }
 
  private:
   /// More than is asked for: an anchor asks for all of it, tile by tile.
-  void fetch(std::size_t part, std::uint64_t first, std::uint64_t count) {
-    const cuda::DeviceGuard guard = parts_.context().enter();
-    const std::uint64_t size = parts_.element_bytes(part);
-    count = std::min(std::max(count, kStagingBytes / size), parts_.elements(part) - first);
+  void fetch(std::size_t region, std::uint64_t first, std::uint64_t count) {
+    const cuda::DeviceGuard guard = regions_.context().enter();
+    const std::uint64_t size = regions_.element_bytes(region);
+    count = std::min(std::max(count, kStagingBytes / size), regions_.elements(region) - first);
     end_ = 0;
     make_room(staging_, count * size);
-    parts_.copy(part, first, count, staging_.as(), cudaMemcpyDeviceToHost);
-    parts_.context().wait("read the anchor");
-    part_ = part;
+    regions_.copy(region, first, count, staging_.as(), cudaMemcpyDeviceToHost);
+    regions_.context().wait("read the anchor");
+    region_ = region;
     begin_ = first;
     end_ = first + count;
   }
 
-  PartCopies parts_;
+  RegionCopies regions_;
   cuda::PinnedMemory& staging_;
-  std::size_t part_ = 0;  ///< What is in the staging memory: its elements from begin_ to end_.
+  std::size_t region_ = 0;  ///< What is in the staging memory: its elements from begin_ to end_.
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
 };
@@ -126,11 +126,11 @@ struct Outbox {
   std::uint64_t used_bytes = 0;
 };
 
-class DevicePartWriter final : public PartWriter {
+class DeviceRegionWriter final : public RegionWriter {
  public:
-  DevicePartWriter(PartCopies parts, Outbox& outbox) : parts_(std::move(parts)), outbox_(outbox) {}
+  DeviceRegionWriter(RegionCopies regions, Outbox& outbox) : regions_(std::move(regions)), outbox_(outbox) {}
   /// After a failure, too, nothing of the library's is on its way to the caller's memory.
-  ~DevicePartWriter() override {
+  ~DeviceRegionWriter() override {
     try {
       if (outbox_.used_bytes != 0) finish();
     } catch (const Error&) {  // The next call on the stream reports it again.
@@ -142,17 +142,17 @@ class DevicePartWriter final : public PartWriter {
       throw Error(ErrorCode::kCorrupt,
                   fmt::format("a block of an anchor has {} of its {} elements", block.changed, block.span));
     }
-    const cuda::DeviceGuard guard = parts_.context().enter();
+    const cuda::DeviceGuard guard = regions_.context().enter();
     ApplyTarget target;
-    target.window = take(block.span * parts_.element_bytes(block.tensor));
-    target.dtype = parts_.dtype(block.tensor);
+    target.window = take(block.span * regions_.element_bytes(block.tensor));
+    target.dtype = regions_.dtype(block.tensor);
     apply_block(block, target, Direction::kForward, scratch_);
-    parts_.copy(block.tensor, block.first_element, block.span, target.window, cudaMemcpyHostToDevice);
+    regions_.copy(block.tensor, block.first_element, block.span, target.window, cudaMemcpyHostToDevice);
   }
 
   void finish() override {
-    const cuda::DeviceGuard guard = parts_.context().enter();
-    parts_.context().wait("write the anchor");
+    const cuda::DeviceGuard guard = regions_.context().enter();
+    regions_.context().wait("write the anchor");
     outbox_.used_bytes = 0;
   }
 
@@ -167,7 +167,7 @@ class DevicePartWriter final : public PartWriter {
     return h_taken;
   }
 
-  PartCopies parts_;
+  RegionCopies regions_;
   Outbox& outbox_;
   ApplyScratch scratch_;
 };
@@ -221,16 +221,16 @@ class DeviceShardMemory final : public ShardMemory {
     return std::make_unique<Subscriber>(std::move(table), device_tensors(live), options, options_);
   }
 
-  std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) override {
-    return std::make_unique<DevicePartReader>(PartCopies(table, parts, context_), inbox_);
+  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    return std::make_unique<DeviceRegionReader>(RegionCopies(table, regions, context_), inbox_);
   }
-  std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) override {
-    return std::make_unique<DevicePartWriter>(PartCopies(table, parts, context_), outbox_);
+  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    return std::make_unique<DeviceRegionWriter>(RegionCopies(table, regions, context_), outbox_);
   }
 
  private:
   const DeviceContext context_;
-  DeviceOptions options_;  ///< Of the lanes: the context's device and stream.
+  DeviceOptions options_;  ///< Of the routes: the context's device and stream.
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };

@@ -87,7 +87,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     return applier_.digest_changes();
   }
 
-  std::vector<StateDigest> take_back() override {
+  std::vector<StateDigest> roll_back() override {
     const cuda::DeviceGuard guard = context_.enter();
     if (header_.values == ValueCodec::kRaw) {
       applier_.restore(context_.stream());

@@ -10,7 +10,7 @@
 namespace sparsecast {
 namespace {
 
-/// By tensor of the plan: the boxes that one rank sends. They overlap where several of its lanes have an element.
+/// By tensor of the plan: the boxes that one rank sends. They overlap where several of its routes have an element.
 using SentBoxes = std::unordered_map<std::uint32_t, std::vector<const Box*>>;
 
 Shard piece_of(const Shard& shard, Box box, bool has_base) {
@@ -28,7 +28,7 @@ class ShardCutter {
     for (const Box* box : sent) {
       if (auto common = intersect(shard.box, *box)) inside.push_back(std::move(*common));
     }
-    // Of lanes to different engines: the same ones.
+    // Of routes to different engines: the same ones.
     std::sort(inside.begin(), inside.end());
     inside.erase(std::unique(inside.begin(), inside.end()), inside.end());
     if (inside.empty() || inside.front() == shard.box) {
@@ -61,9 +61,9 @@ class ShardCutter {
 
 Layout mark_bases(const FanoutPlan& plan) {
   std::unordered_map<int, SentBoxes> sent;
-  for (const Lane& lane : plan.lanes()) {
-    SentBoxes& boxes = sent[lane.source];
-    for (const Part& part : lane.parts) boxes[part.tensor].push_back(&part.box);
+  for (const Route& route : plan.routes()) {
+    SentBoxes& boxes = sent[route.source];
+    for (const Region& region : route.regions) boxes[region.tensor].push_back(&region.box);
   }
   const std::vector<std::uint32_t>& tensor_of = plan.tensor_of_[0];
   std::vector<RankLayout> ranks = plan.trainer().layout->ranks();

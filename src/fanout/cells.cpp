@@ -17,7 +17,7 @@ constexpr std::size_t kMostCellsOfAll = std::size_t{1} << 23;
 /// Cuts one tensor after another; what it allocates for one serves the next.
 class Cutter {
  public:
-  Cutter(const World& world, const CanonicalNames& names, Cells& out)
+  Cutter(const WorldRanks& world, const CanonicalNames& names, Cells& out)
       : world_(world), names_(names), holders_(world, names), out_(out) {}
 
   void cut(std::uint32_t tensor) {
@@ -43,19 +43,19 @@ class Cutter {
  private:
   void append(std::uint32_t tensor) {
     candidates_.assign(sending_.lists(), kNone);
-    slots_.assign(receiving_.lists(), kNone);
+    destinations_.assign(receiving_.lists(), kNone);
     for (const KeyedBox& box : boxes_) {
       const std::uint32_t from = pairs_[box.key][0];
       const std::uint32_t to = pairs_[box.key][1];
       if (sending_.list(from).empty()) refuse_unsent(tensor, box.box, to);
       if (receiving_.list(to).empty()) refuse_unheld(tensor, box.box);
       if (candidates_[from] == kNone) candidates_[from] = add_candidates(sending_.list(from));
-      if (slots_[to] == kNone) slots_[to] = intern_slots(receiving_.list(to));
-      out_.cells.push_back({box.box, tensor, candidates_[from], slots_[to], to});
+      if (destinations_[to] == kNone) destinations_[to] = intern_destinations(receiving_.list(to));
+      out_.cells.push_back({box.box, tensor, candidates_[from], destinations_[to], to});
     }
     if (out_.cells.size() > kMostCellsOfAll) {
       throw Error(ErrorCode::kUsage,
-                  fmt::format("the plan would have more than {} parts: the layouts' cuts do not fit", kMostCellsOfAll));
+                  fmt::format("the plan would have more than {} regions: the layouts' cuts do not fit", kMostCellsOfAll));
     }
   }
 
@@ -79,9 +79,9 @@ class Cutter {
   }
 
   /// Numbers the places of each rank; tied names in the very same memory are one.
-  std::uint32_t intern_slots(std::span<const std::uint32_t> list) {
+  std::uint32_t intern_destinations(std::span<const std::uint32_t> list) {
     gather(receivers_, list);
-    slot_list_.clear();
+    destination_list_.clear();
     std::size_t rank_begin = 0;
     std::uint32_t copies = 0;
     for (std::size_t i = 0; i < gathered_.size(); ++i) {
@@ -94,10 +94,10 @@ class Cutter {
                                      gathered_.begin() + static_cast<std::ptrdiff_t>(i),
                                      [&](const Holder& before) { return same_place(shard_of(world_, before), shard); });
       if (known) continue;
-      slot_list_.push_back(gathered_[i].rank);
-      slot_list_.push_back(copies++);
+      destination_list_.push_back(gathered_[i].rank);
+      destination_list_.push_back(copies++);
     }
-    return out_.slot_sets.intern(slot_list_);
+    return out_.destination_sets.intern(destination_list_);
   }
 
   std::string context(std::uint32_t tensor, const FlatBox& box) const {
@@ -108,7 +108,7 @@ class Cutter {
   /// A rank of the trainer that has the box without a base.
   std::uint32_t holder_without_base(std::uint32_t tensor, const Box& box) const {
     for (std::uint32_t rank = 0; rank < world_.size(); ++rank) {
-      if (world_[rank].group != 0) continue;
+      if (world_[rank].participant != 0) continue;
       for (const Shard& shard : world_[rank].layout->shards) {
         if (names_.tensor_of[0][shard.tensor] == tensor && intersect(shard.box, box)) return rank;
       }
@@ -136,7 +136,7 @@ class Cutter {
                 context(tensor, box));
   }
 
-  const World& world_;
+  const WorldRanks& world_;
   const CanonicalNames& names_;
   Holders holders_;
   Cells& out_;
@@ -150,14 +150,14 @@ class Cutter {
   ListInterner pairs_;
   std::vector<KeyedBox> boxes_;
   std::vector<std::uint32_t> candidates_;  ///< By list of `sending_`.
-  std::vector<std::uint32_t> slots_;       ///< By list of `receiving_`.
+  std::vector<std::uint32_t> destinations_;       ///< By list of `receiving_`.
   std::vector<Holder> gathered_;
-  std::vector<std::uint32_t> slot_list_;
+  std::vector<std::uint32_t> destination_list_;
 };
 
 }  // namespace
 
-Cells cut_cells(const World& world, const CanonicalNames& names) {
+Cells cut_cells(const WorldRanks& world, const CanonicalNames& names) {
   Cells cells;
   Cutter cutter(world, names, cells);
   for (std::uint32_t tensor = 0; tensor < names.table.size(); ++tensor) cutter.cut(tensor);

@@ -1,6 +1,6 @@
 #pragma once
 
-// The boxes of every canonical tensor whose elements all have the same candidate senders and the same slots.
+// The boxes of every canonical tensor whose elements all have the same candidate senders and the same destinations.
 
 #include <cstdint>
 #include <span>
@@ -20,19 +20,19 @@ struct Holder {
   friend auto operator<=>(const Holder&, const Holder&) = default;
 };
 
-/// A box of which every element has these candidates and these slots, and lies in one shard of each.
+/// A box of which every element has these candidates and these destinations, and lies in one shard of each.
 struct Cell {
   FlatBox box;
   std::uint32_t tensor = 0;
   std::uint32_t candidates = 0;  ///< Index for Cells::candidates_of.
-  std::uint32_t slots = 0;       ///< Id in Cells::slot_sets.
+  std::uint32_t destinations = 0;       ///< Id in Cells::destination_sets.
   /// Equal for cells of a tensor whose receiving shards are the same ones.
   std::uint32_t receiving = 0;
 };
 
 struct Cells {
   std::vector<Cell> cells;         ///< Ordered by tensor, then box.
-  ListInterner slot_sets;          ///< rank, copy, rank, copy, ...: ascending.
+  ListInterner destination_sets;          ///< rank, copy, rank, copy, ...: ascending.
   std::vector<Holder> candidates;  ///< One after another: one a rank, ascending.
   std::vector<std::size_t> begins = {0};
 
@@ -44,6 +44,6 @@ struct Cells {
 /// Cuts each tensor at the borders of all boxes that senders with a base and receivers have of it; replicas of one box
 /// count once, so the work grows with the number of cells and of holders, not with their product. Throws Error{kUsage}
 /// that names tensor, box and rank for elements that one side lacks, and for cuts into millions of cells.
-Cells cut_cells(const World& world, const CanonicalNames& names);
+Cells cut_cells(const WorldRanks& world, const CanonicalNames& names);
 
 }  // namespace sparsecast::fanout

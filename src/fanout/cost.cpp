@@ -22,34 +22,34 @@ void check_model(const CostModel& model) {
 class Predictor {
  public:
   Predictor(const FanoutPlan& plan, const CostModel& model) : plan_(plan), model_(model) {
-    add_group(plan.trainer());
-    for (const FanoutGroup& engine : plan.engines()) add_group(engine);
+    add_participant(plan.trainer());
+    for (const Participant& engine : plan.engines()) add_participant(engine);
   }
 
   PlanCost predict() {
-    for (const Lane& lane : plan_.lanes()) {
-      RankCost& source = rank(lane.source);
-      source.snapshot_bytes += lane.bytes;
-      source.sent_bytes += wire(lane.bytes);
-      source.staging_bytes += wire(lane.bytes);
+    for (const Route& route : plan_.routes()) {
+      RankCost& source = rank(route.source);
+      source.snapshot_bytes += route.bytes;
+      source.sent_bytes += wire(route.bytes);
+      source.staging_bytes += wire(route.bytes);
     }
     std::vector<bool> near;
-    for (const Channel& channel : plan_.channels()) near.push_back(on_one_node(channel));
-    for (const Transfer& transfer : plan_.transfers()) run(transfer, near[transfer.channel]);
+    for (const RouteGroup& group : plan_.groups()) near.push_back(on_one_node(group));
+    for (const Transfer& transfer : plan_.transfers()) run(transfer, near[transfer.group]);
     for (std::size_t i = 0; i < cost_.ranks.size(); ++i) cost_.ranks[i].foreign_bytes = wire(foreign_[i]);
     for (const RankCost& cost : cost_.ranks) cost_.wire_seconds = std::max(cost_.wire_seconds, cost.finish_seconds);
     return std::move(cost_);
   }
 
  private:
-  void add_group(const FanoutGroup& group) {
-    for (std::size_t i = 0; i < group.ranks.size(); ++i) {
-      const RankLayout& layout = group.layout->ranks()[i];
-      index_.emplace(group.ranks[i], cost_.ranks.size());
+  void add_participant(const Participant& participant) {
+    for (std::size_t i = 0; i < participant.ranks.size(); ++i) {
+      const RankLayout& layout = participant.layout->ranks()[i];
+      index_.emplace(participant.ranks[i], cost_.ranks.size());
       nodes_.push_back(&layout.node);
       foreign_.push_back(0);
       cost_.ranks.emplace_back();
-      cost_.ranks.back().rank = group.ranks[i];
+      cost_.ranks.back().rank = participant.ranks[i];
       for (const LocalTensor& local : layout.tensors) {
         cost_.ranks.back().weight_bytes += local.elements * element_size(local.dtype);
       }
@@ -59,16 +59,16 @@ class Predictor {
   RankCost& rank(int world) { return cost_.ranks[index_.at(world)]; }
   double wire(std::uint64_t bytes) const { return static_cast<double>(bytes) * model_.wire_bytes_per_byte; }
 
-  bool on_one_node(const Channel& channel) const {
-    const std::string& first = *nodes_[index_.at(channel.members.front())];
-    return !first.empty() && std::all_of(channel.members.begin(), channel.members.end(),
+  bool on_one_node(const RouteGroup& group) const {
+    const std::string& first = *nodes_[index_.at(group.members.front())];
+    return !first.empty() && std::all_of(group.members.begin(), group.members.end(),
                                          [&](int member) { return *nodes_[index_.at(member)] == first; });
   }
 
   void run(const Transfer& transfer, bool near) {
     std::uint64_t bytes = 0;
-    for (const std::uint32_t lane : transfer.lanes) bytes += plan_.lanes()[lane].bytes;
-    const std::vector<int>& members = plan_.channels()[transfer.channel].members;
+    for (const std::uint32_t route : transfer.routes) bytes += plan_.routes()[route].bytes;
+    const std::vector<int>& members = plan_.groups()[transfer.group].members;
     TransferTime time;
     for (const int member : members) time.start_seconds = std::max(time.start_seconds, rank(member).finish_seconds);
     const double seconds =
@@ -80,18 +80,18 @@ class Predictor {
       cost.busy_seconds += seconds;
       if (member != transfer.source) foreign_[index_.at(member)] += bytes;
     }
-    for (const std::uint32_t lane : transfer.lanes) receive(plan_.lanes()[lane]);
+    for (const std::uint32_t route : transfer.routes) receive(plan_.routes()[route]);
     cost_.transfers.push_back(time);
   }
 
-  /// Takes a lane out of what its receivers got for nothing.
-  void receive(const Lane& lane) {
-    for (std::size_t i = 0; i < lane.slots.size(); ++i) {
-      if (i > 0 && lane.slots[i - 1].rank == lane.slots[i].rank) continue;
-      RankCost& cost = rank(lane.slots[i].rank);
-      foreign_[index_.at(cost.rank)] -= lane.bytes;
-      cost.received_bytes += wire(lane.bytes);
-      cost.staging_bytes += wire(lane.bytes);
+  /// Takes a route out of what its receivers got for nothing.
+  void receive(const Route& route) {
+    for (std::size_t i = 0; i < route.destinations.size(); ++i) {
+      if (i > 0 && route.destinations[i - 1].rank == route.destinations[i].rank) continue;
+      RankCost& cost = rank(route.destinations[i].rank);
+      foreign_[index_.at(cost.rank)] -= route.bytes;
+      cost.received_bytes += wire(route.bytes);
+      cost.staging_bytes += wire(route.bytes);
     }
   }
 

@@ -14,31 +14,31 @@
 namespace sparsecast {
 namespace {
 
-/// All of a plan that depends on which engines may share lanes.
+/// All of a plan that depends on which engines may share routes.
 struct Draft {
-  std::vector<Lane> lanes;
-  fanout::Channels channels;
+  std::vector<Route> routes;
+  fanout::RouteGroups groups;
   fanout::Schedule schedule;
 };
 
-Draft make_draft(const fanout::World& world, const fanout::CanonicalNames& names, const fanout::Cells& cells,
+Draft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const fanout::Cells& cells,
                  const std::vector<std::uint32_t>& classes, const PlanOptions& options) {
   Draft draft;
   {
-    const auto senders = fanout::choose_senders(world, names.table, cells, classes, options.lane_cost_bytes);
-    draft.lanes = fanout::make_lanes(world, names, cells, senders);
+    const auto senders = fanout::choose_senders(world, names.table, cells, classes, options.route_cost_bytes);
+    draft.routes = fanout::make_routes(world, names, cells, senders);
   }
-  draft.channels = fanout::make_channels(world, draft.lanes, options.max_channels_per_rank);
-  draft.schedule = fanout::schedule_transfers(world, draft.lanes, draft.channels.channels);
+  draft.groups = fanout::make_groups(world, draft.routes, options.max_groups_per_rank);
+  draft.schedule = fanout::schedule_transfers(world, draft.routes, draft.groups.groups);
   return draft;
 }
 
-/// The rule is in plan_channels.hpp, number 4.
-Draft make_best_draft(const fanout::World& world, const fanout::CanonicalNames& names, const PlanOptions& options) {
+/// The rule is in plan_groups.hpp, number 4.
+Draft make_best_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const PlanOptions& options) {
   const fanout::Cells cells = fanout::cut_cells(world, names);
-  const std::vector<std::uint32_t> together(world.groups() - 1, 0);
+  const std::vector<std::uint32_t> together(world.participants() - 1, 0);
   Draft draft = make_draft(world, names, cells, together, options);
-  if (!draft.channels.merged) return draft;
+  if (!draft.groups.merged) return draft;
   const std::vector<std::uint32_t> classes = fanout::classify_engines(world, cells);
   if (classes == together) return draft;
   Draft apart = make_draft(world, names, cells, classes, options);
@@ -48,17 +48,17 @@ Draft make_best_draft(const fanout::World& world, const fanout::CanonicalNames& 
 
 }  // namespace
 
-FanoutPlan::FanoutPlan(FanoutGroup trainer, std::vector<FanoutGroup> engines, const PlanOptions& options)
+FanoutPlan::FanoutPlan(Participant trainer, std::vector<Participant> engines, const PlanOptions& options)
     : trainer_(std::move(trainer)), engines_(std::move(engines)) {
-  if (options.max_channels_per_rank == 0) {
-    throw Error(ErrorCode::kUsage, "max_channels_per_rank is 0", "fan-out plan");
+  if (options.max_groups_per_rank == 0) {
+    throw Error(ErrorCode::kUsage, "max_groups_per_rank is 0", "fan-out plan");
   }
-  const fanout::World world(trainer_, engines_);
+  const fanout::WorldRanks world(trainer_, engines_);
   fanout::CanonicalNames names = fanout::resolve_names(world, options.unsent);
   Draft draft = make_best_draft(world, names, options);
-  lanes_ = std::move(draft.lanes);
-  channels_ = std::move(draft.channels.channels);
-  rounds_ = draft.channels.rounds;
+  routes_ = std::move(draft.routes);
+  groups_ = std::move(draft.groups.groups);
+  rounds_ = draft.groups.rounds;
   transfers_ = std::move(draft.schedule.transfers);
   table_ = std::move(names.table);
   tensor_of_ = std::move(names.tensor_of);

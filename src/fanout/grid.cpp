@@ -35,7 +35,7 @@ void Grid::assign(const TensorSpec& spec, std::span<const Box* const> boxes) {
       cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
     }
     cells *= cuts.size() - 1;
-    if (cells > kMostCells) refuse(spec, fmt::format("it would be cut into more than {} parts", kMostCells));
+    if (cells > kMostCells) refuse(spec, fmt::format("it would be cut into more than {} regions", kMostCells));
     counts_[d] = static_cast<std::uint32_t>(cuts.size() - 1);
   }
   size_ = static_cast<std::uint32_t>(cells);
@@ -74,7 +74,7 @@ std::uint64_t Grid::cells_in(const Box& box) const {
 void Covers::assign(const TensorSpec& spec, const Grid& grid, std::span<const Box* const> boxes) {
   std::uint64_t entries = 0;
   for (const Box* box : boxes) entries += grid.cells_in(*box);
-  if (entries > kMostEntries) refuse(spec, fmt::format("its parts would have more than {} holders", kMostEntries));
+  if (entries > kMostEntries) refuse(spec, fmt::format("its regions would have more than {} holders", kMostEntries));
 
   begins_.assign(grid.size() + 1, 0);
   for (const Box* box : boxes) grid.visit(*box, [&](std::uint32_t cell) { ++begins_[cell + 1]; });

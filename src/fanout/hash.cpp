@@ -34,43 +34,43 @@ class Bytes128 {
   std::vector<std::byte> bytes_;
 };
 
-void add_group(Bytes128& bytes, const FanoutGroup& group) {
-  bytes.add(group.name);
-  bytes.add(group.layout->hash());
-  bytes.add_all(group.ranks);
+void add_participant(Bytes128& bytes, const Participant& participant) {
+  bytes.add(participant.name);
+  bytes.add(participant.layout->hash());
+  bytes.add_all(participant.ranks);
 }
 
-void add_lane(Bytes128& bytes, const Lane& lane) {
-  bytes.add(static_cast<std::uint64_t>(lane.source));
-  bytes.add(lane.channel);
-  bytes.add(lane.slots.size());
-  for (const Slot& slot : lane.slots) {
-    bytes.add(static_cast<std::uint64_t>(slot.rank));
-    bytes.add(slot.copy);
+void add_route(Bytes128& bytes, const Route& route) {
+  bytes.add(static_cast<std::uint64_t>(route.source));
+  bytes.add(route.group);
+  bytes.add(route.destinations.size());
+  for (const Destination& destination : route.destinations) {
+    bytes.add(static_cast<std::uint64_t>(destination.rank));
+    bytes.add(destination.copy);
   }
-  bytes.add_all(lane.counted_by);
-  bytes.add(lane.counted_in_state ? 1 : 0);
-  bytes.add(lane.parts.size());
-  for (const Part& part : lane.parts) {
-    bytes.add(part.tensor);
-    bytes.add_all(part.box.offset);
-    bytes.add_all(part.box.extent);
-    bytes.add_all(part.order);
+  bytes.add_all(route.counted_by);
+  bytes.add(route.counted_in_state ? 1 : 0);
+  bytes.add(route.regions.size());
+  for (const Region& region : route.regions) {
+    bytes.add(region.tensor);
+    bytes.add_all(region.box.offset);
+    bytes.add_all(region.box.extent);
+    bytes.add_all(region.order);
   }
 }
 
-void add_channels(Bytes128& bytes, const FanoutPlan& plan) {
-  bytes.add(plan.channels().size());
-  for (const Channel& channel : plan.channels()) {
-    bytes.add_all(channel.sources);
-    bytes.add_all(channel.receivers);
-    bytes.add(channel.round);
+void add_groups(Bytes128& bytes, const FanoutPlan& plan) {
+  bytes.add(plan.groups().size());
+  for (const RouteGroup& group : plan.groups()) {
+    bytes.add_all(group.sources);
+    bytes.add_all(group.receivers);
+    bytes.add(group.round);
   }
   bytes.add(plan.transfers().size());
   for (const Transfer& transfer : plan.transfers()) {
-    bytes.add(transfer.channel);
+    bytes.add(transfer.group);
     bytes.add(static_cast<std::uint64_t>(transfer.source));
-    bytes.add_all(transfer.lanes);
+    bytes.add_all(transfer.routes);
   }
 }
 
@@ -78,22 +78,22 @@ void add_channels(Bytes128& bytes, const FanoutPlan& plan) {
 
 Hash128 hash_plan(const FanoutPlan& plan, const PlanOptions& options) {
   Bytes128 bytes;
-  add_group(bytes, plan.trainer());
+  add_participant(bytes, plan.trainer());
   bytes.add(plan.engines().size());
-  for (const FanoutGroup& engine : plan.engines()) add_group(bytes, engine);
-  bytes.add(options.max_channels_per_rank);
-  bytes.add(options.lane_cost_bytes);
+  for (const Participant& engine : plan.engines()) add_participant(bytes, engine);
+  bytes.add(options.max_groups_per_rank);
+  bytes.add(options.route_cost_bytes);
   bytes.add(options.unsent.size());
   for (const std::string& pattern : options.unsent) bytes.add(pattern);
   bytes.add(plan.table().hash());
-  bytes.add(plan.lanes().size());
-  Bytes128 of_lane;
-  for (const Lane& lane : plan.lanes()) {
-    of_lane.clear();
-    add_lane(of_lane, lane);
-    bytes.add(of_lane.hash());
+  bytes.add(plan.routes().size());
+  Bytes128 of_route;
+  for (const Route& route : plan.routes()) {
+    of_route.clear();
+    add_route(of_route, route);
+    bytes.add(of_route.hash());
   }
-  add_channels(bytes, plan);
+  add_groups(bytes, plan);
   return bytes.hash();
 }
 

@@ -6,14 +6,14 @@ namespace sparsecast::fanout {
 namespace {
 
 template <class Visit>
-void visit_shards(const World& world, const CanonicalNames& names, const Visit& visit) {
+void visit_shards(const WorldRanks& world, const CanonicalNames& names, const Visit& visit) {
   for (std::uint32_t rank = 0; rank < world.size(); ++rank) {
-    const std::vector<std::uint32_t>& tensor_of = names.tensor_of[world[rank].group];
+    const std::vector<std::uint32_t>& tensor_of = names.tensor_of[world[rank].participant];
     const std::vector<Shard>& shards = world[rank].layout->shards;
     for (std::uint32_t s = 0; s < shards.size(); ++s) {
       const std::uint32_t tensor = tensor_of[shards[s].tensor];
       if (tensor == kNone || shards[s].box.elements() == 0) continue;
-      const bool sends = world[rank].group == 0;
+      const bool sends = world[rank].participant == 0;
       if (!sends || shards[s].has_base) visit(sends, tensor, Holder{rank, s});
     }
   }
@@ -21,7 +21,7 @@ void visit_shards(const World& world, const CanonicalNames& names, const Visit& 
 
 }  // namespace
 
-Holders::Holders(const World& world, const CanonicalNames& names) {
+Holders::Holders(const WorldRanks& world, const CanonicalNames& names) {
   const std::size_t tensors = names.table.size();
   for (Lists* lists : {&senders_, &receivers_}) lists->begins.assign(tensors + 1, 0);
   visit_shards(world, names, [&](bool sends, std::uint32_t tensor, const Holder&) {
@@ -42,7 +42,7 @@ Holders::Holders(const World& world, const CanonicalNames& names) {
   });
 }
 
-void UniqueBoxes::assign(const World& world, std::span<const Holder> holders) {
+void UniqueBoxes::assign(const WorldRanks& world, std::span<const Holder> holders) {
   sorted_.assign(holders.begin(), holders.end());
   const auto box = [&](const Holder& holder) -> const Box& { return shard_of(world, holder).box; };
   const bool one = std::all_of(sorted_.begin(), sorted_.end(),

@@ -11,7 +11,7 @@ namespace sparsecast::fanout {
 /// Every shard with elements of a tensor that is sent, by tensor; those of one tensor ascending.
 class Holders {
  public:
-  Holders(const World& world, const CanonicalNames& names);
+  Holders(const WorldRanks& world, const CanonicalNames& names);
 
   /// Of the trainer, with a base.
   std::span<const Holder> senders(std::uint32_t tensor) const { return senders_.of(tensor); }
@@ -33,7 +33,7 @@ class Holders {
 /// The different boxes of some holders, each with its holders.
 class UniqueBoxes {
  public:
-  void assign(const World& world, std::span<const Holder> holders);
+  void assign(const WorldRanks& world, std::span<const Holder> holders);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(boxes_.size()); }
   std::span<const Box* const> boxes() const { return boxes_; }
@@ -47,7 +47,7 @@ class UniqueBoxes {
   std::vector<std::size_t> begins_;
 };
 
-inline const Shard& shard_of(const World& world, const Holder& holder) {
+inline const Shard& shard_of(const WorldRanks& world, const Holder& holder) {
   return world[holder.rank].layout->shards[holder.shard];
 }
 

@@ -30,10 +30,10 @@ class DisjointSets {
 
 std::string tensor_context(const std::string& name) { return fmt::format("tensor '{}'", excerpt(name)); }
 
-/// Every name of every group's table, numbered; ties as classes of such numbers.
+/// Every name of every participant's table, numbered; ties as classes of such numbers.
 class Resolver {
  public:
-  explicit Resolver(const World& world)
+  explicit Resolver(const WorldRanks& world)
       : world_(world), of_(number_names()), all_(ids_.size()), trainers_(ids_.size()) {
     join_ties();
     find_held();
@@ -53,17 +53,17 @@ class Resolver {
       specs.push_back(table[t]);
     }
     names.table = TensorTable(std::move(specs));
-    for (std::uint32_t g = 0; g < world_.groups(); ++g) names.tensor_of.push_back(map_group(g, sent));
+    for (std::uint32_t g = 0; g < world_.participants(); ++g) names.tensor_of.push_back(map_participant(g, sent));
     return names;
   }
 
  private:
-  const Layout& trainer() const { return *world_.group(0).layout; }
-  const Layout& layout(std::uint32_t group) const { return *world_.group(group).layout; }
+  const Layout& trainer() const { return *world_.participant(0).layout; }
+  const Layout& layout(std::uint32_t participant) const { return *world_.participant(participant).layout; }
 
   std::vector<std::vector<std::uint32_t>> number_names() {
-    std::vector<std::vector<std::uint32_t>> of(world_.groups());
-    for (std::uint32_t g = 0; g < world_.groups(); ++g) {
+    std::vector<std::vector<std::uint32_t>> of(world_.participants());
+    for (std::uint32_t g = 0; g < world_.participants(); ++g) {
       of[g].reserve(layout(g).table().size());
       for (const TensorSpec& spec : layout(g).table()) {
         of[g].push_back(ids_.emplace(spec.name, static_cast<std::uint32_t>(ids_.size())).first->second);
@@ -74,7 +74,7 @@ class Resolver {
 
   void join_ties() {
     is_alias_.resize(ids_.size());
-    for (std::uint32_t g = 0; g < world_.groups(); ++g) {
+    for (std::uint32_t g = 0; g < world_.participants(); ++g) {
       for (const TiedTensor& tie : layout(g).ties()) {
         const std::uint32_t alias = ids_.at(tie.alias);
         const std::uint32_t original = ids_.at(tie.original);
@@ -89,7 +89,7 @@ class Resolver {
   void find_held() {
     held_by_trainer_.resize(ids_.size());
     held_by_engine_.resize(ids_.size(), kNone);
-    for (std::uint32_t g = 0; g < world_.groups(); ++g) {
+    for (std::uint32_t g = 0; g < world_.participants(); ++g) {
       for (const RankLayout& rank : layout(g).ranks()) {
         for (const Shard& shard : rank.shards) {
           if (shard.box.elements() == 0) continue;
@@ -132,10 +132,10 @@ class Resolver {
 
   [[noreturn]] void refuse_tie(const std::string& a, const std::string& b) const {
     std::string who = "the engines together tie";
-    for (std::uint32_t g = 1; g < world_.groups(); ++g) {
+    for (std::uint32_t g = 1; g < world_.participants(); ++g) {
       DisjointSets sets(ids_.size());
       for (const TiedTensor& tie : layout(g).ties()) sets.join(ids_.at(tie.alias), ids_.at(tie.original));
-      if (sets.find(ids_.at(a)) == sets.find(ids_.at(b))) who = fmt::format("engine '{}' ties", world_.group(g).name);
+      if (sets.find(ids_.at(a)) == sets.find(ids_.at(b))) who = fmt::format("engine '{}' ties", world_.participant(g).name);
     }
     throw Error(ErrorCode::kUsage,
                 fmt::format("{} it with '{}', but the trainer holds a value of each", who, excerpt(b)),
@@ -156,11 +156,11 @@ class Resolver {
     const TensorSpec& spec = trainer().table()[original];
     const std::uint32_t all = all_.find(of_[0][original]);
     if (held_by_engine_[all] != kNone) return true;
-    if (spec.elements() == 0 || !held_by_trainer_[trainers_.find(of_[0][original])] || world_.groups() == 1)
+    if (spec.elements() == 0 || !held_by_trainer_[trainers_.find(of_[0][original])] || world_.participants() == 1)
       return false;
     if (unsent_[all]) return false;
     std::string near;
-    for (std::uint32_t g = 1; g < world_.groups() && near.empty(); ++g) near = near_in(layout(g).table(), spec.name);
+    for (std::uint32_t g = 1; g < world_.participants() && near.empty(); ++g) near = near_in(layout(g).table(), spec.name);
     throw Error(ErrorCode::kUsage, "the trainer has it, but no engine holds it" + near, tensor_context(spec.name));
   }
 
@@ -170,52 +170,52 @@ class Resolver {
     return found.empty() || found == name ? "" : fmt::format("; the nearest name there is '{}'", excerpt(found));
   }
 
-  std::vector<std::uint32_t> map_group(std::uint32_t group, const std::vector<std::uint32_t>& sent) {
-    const TensorTable& table = layout(group).table();
+  std::vector<std::uint32_t> map_participant(std::uint32_t participant, const std::vector<std::uint32_t>& sent) {
+    const TensorTable& table = layout(participant).table();
     std::vector<std::uint32_t> tensor_of(table.size(), kNone);
     for (std::uint32_t t = 0; t < table.size(); ++t) {
-      const std::uint32_t all = all_.find(of_[group][t]);
+      const std::uint32_t all = all_.find(of_[participant][t]);
       const std::uint32_t original = original_[all];
       if (original == kNone) {
-        if (group == 0 || held_by_engine_[all] == kNone) continue;
+        if (participant == 0 || held_by_engine_[all] == kNone) continue;
         throw Error(ErrorCode::kUsage,
                     fmt::format("engine '{}' holds it, but the trainer does not have it{}",
-                                world_.group(held_by_engine_[all]).name, near_in(trainer().table(), table[t].name)),
+                                world_.participant(held_by_engine_[all]).name, near_in(trainer().table(), table[t].name)),
                     tensor_context(table[t].name));
       }
       tensor_of[t] = sent[original];
-      if (tensor_of[t] != kNone) check_same(group, table[t], trainer().table()[original]);
+      if (tensor_of[t] != kNone) check_same(participant, table[t], trainer().table()[original]);
     }
     return tensor_of;
   }
 
-  void check_same(std::uint32_t group, const TensorSpec& theirs, const TensorSpec& original) const {
+  void check_same(std::uint32_t participant, const TensorSpec& theirs, const TensorSpec& original) const {
     if (theirs.dtype == original.dtype && theirs.shape == original.shape) return;
     const auto text = [](const TensorSpec& spec) {
       return fmt::format("{} {}", to_string(spec.dtype), to_string(whole_box(spec.shape)));
     };
     throw Error(ErrorCode::kUsage,
-                fmt::format("{} '{}' has {}, but the trainer has {}{}", group == 0 ? "trainer" : "engine",
-                            world_.group(group).name, text(theirs), text(original),
+                fmt::format("{} '{}' has {}, but the trainer has {}{}", participant == 0 ? "trainer" : "engine",
+                            world_.participant(participant).name, text(theirs), text(original),
                             theirs.name == original.name ? "" : fmt::format(" as '{}'", excerpt(original.name))),
                 tensor_context(theirs.name));
   }
 
-  const World& world_;
+  const WorldRanks& world_;
   std::unordered_map<std::string_view, std::uint32_t> ids_;
-  std::vector<std::vector<std::uint32_t>> of_;  ///< By group and index into its table.
+  std::vector<std::vector<std::uint32_t>> of_;  ///< By participant and index into its table.
   DisjointSets all_;
   DisjointSets trainers_;  ///< By the trainer's ties alone.
   std::vector<bool> is_alias_;
   std::vector<bool> held_by_trainer_;          ///< By the trainer's class.
-  std::vector<std::uint32_t> held_by_engine_;  ///< By class: a group that holds it.
+  std::vector<std::uint32_t> held_by_engine_;  ///< By class: a participant that holds it.
   std::vector<bool> unsent_;                   ///< By class: PlanOptions::unsent matches one of its names.
   std::vector<std::uint32_t> original_;        ///< By class: index into the trainer's table.
 };
 
 }  // namespace
 
-CanonicalNames resolve_names(const World& world, const std::vector<std::string>& unsent) {
+CanonicalNames resolve_names(const WorldRanks& world, const std::vector<std::string>& unsent) {
   return Resolver(world).resolve(unsent);
 }
 

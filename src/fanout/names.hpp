@@ -13,12 +13,12 @@ namespace sparsecast::fanout {
 
 struct CanonicalNames {
   TensorTable table;  ///< What is sent.
-  /// By group and index into its layout's table: the index into `table`, or kNone.
+  /// By participant and index into its layout's table: the index into `table`, or kNone.
   std::vector<std::vector<std::uint32_t>> tensor_of;
 };
 
 /// Names that either side ties make one class. Its original is the trainer's: of the names that the trainer has, all of
 /// which it must tie, the one that is no alias. Throws Error{kUsage} by name, as FanoutPlan does.
-CanonicalNames resolve_names(const World& world, const std::vector<std::string>& unsent);
+CanonicalNames resolve_names(const WorldRanks& world, const std::vector<std::string>& unsent);
 
 }  // namespace sparsecast::fanout

@@ -20,21 +20,21 @@ struct Queue {
   std::uint64_t bytes_left = 0;
 };
 
-std::vector<Queue> make_queues(const World& world, const std::vector<Lane>& lanes,
-                               const std::vector<Channel>& channels) {
-  std::vector<Queue> queues(channels.size());
-  for (std::uint32_t l = 0; l < lanes.size(); ++l) {
-    Queue& queue = queues[lanes[l].channel];
-    // Lanes are ordered by source.
-    if (queue.transfers.empty() || queue.transfers.back().transfer.source != lanes[l].source) {
-      queue.transfers.push_back({{lanes[l].channel, lanes[l].source, {}}, 0});
+std::vector<Queue> make_queues(const WorldRanks& world, const std::vector<Route>& routes,
+                               const std::vector<RouteGroup>& groups) {
+  std::vector<Queue> queues(groups.size());
+  for (std::uint32_t l = 0; l < routes.size(); ++l) {
+    Queue& queue = queues[routes[l].group];
+    // Routes are ordered by source.
+    if (queue.transfers.empty() || queue.transfers.back().transfer.source != routes[l].source) {
+      queue.transfers.push_back({{routes[l].group, routes[l].source, {}}, 0});
     }
-    queue.transfers.back().transfer.lanes.push_back(l);
-    queue.transfers.back().bytes += lanes[l].bytes;
-    queue.bytes_left += lanes[l].bytes;
+    queue.transfers.back().transfer.routes.push_back(l);
+    queue.transfers.back().bytes += routes[l].bytes;
+    queue.bytes_left += routes[l].bytes;
   }
-  for (std::size_t c = 0; c < channels.size(); ++c) {
-    for (const int rank : channels[c].members) queues[c].members.push_back(world.place_of(rank));
+  for (std::size_t c = 0; c < groups.size(); ++c) {
+    for (const int rank : groups[c].members) queues[c].members.push_back(world.place_of(rank));
   }
   return queues;
 }
@@ -42,16 +42,16 @@ std::vector<Queue> make_queues(const World& world, const std::vector<Lane>& lane
 struct Start {
   std::uint64_t time = 0;
   std::uint64_t bytes_left = 0;
-  std::uint32_t channel = 0;
+  std::uint32_t group = 0;
   bool operator<(const Start& other) const {  // The last in order is the next to start.
-    return std::tie(other.time, bytes_left, other.channel) < std::tie(time, other.bytes_left, channel);
+    return std::tie(other.time, bytes_left, other.group) < std::tie(time, other.bytes_left, group);
   }
 };
 
 }  // namespace
 
-Schedule schedule_transfers(const World& world, const std::vector<Lane>& lanes, const std::vector<Channel>& channels) {
-  std::vector<Queue> queues = make_queues(world, lanes, channels);
+Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes, const std::vector<RouteGroup>& groups) {
+  std::vector<Queue> queues = make_queues(world, routes, groups);
   std::vector<std::uint64_t> free_at(world.size());
   std::priority_queue<Start> starts;
   for (std::uint32_t c = 0; c < queues.size(); ++c) starts.push({0, queues[c].bytes_left, c});
@@ -59,11 +59,11 @@ Schedule schedule_transfers(const World& world, const std::vector<Lane>& lanes, 
   while (!starts.empty()) {
     const Start start = starts.top();
     starts.pop();
-    Queue& queue = queues[start.channel];
+    Queue& queue = queues[start.group];
     std::uint64_t time = 0;
     for (const std::uint32_t member : queue.members) time = std::max(time, free_at[member]);
     if (time > start.time) {  // Members have become busy since this was queued.
-      starts.push({time, start.bytes_left, start.channel});
+      starts.push({time, start.bytes_left, start.group});
       continue;
     }
     Pending& pending = queue.transfers[queue.next++];
@@ -71,7 +71,7 @@ Schedule schedule_transfers(const World& world, const std::vector<Lane>& lanes, 
     queue.bytes_left -= pending.bytes;
     schedule.length = std::max(schedule.length, time + pending.bytes);
     schedule.transfers.push_back(std::move(pending.transfer));
-    if (queue.next < queue.transfers.size()) starts.push({time + pending.bytes, queue.bytes_left, start.channel});
+    if (queue.next < queue.transfers.size()) starts.push({time + pending.bytes, queue.bytes_left, start.group});
   }
   return schedule;
 }

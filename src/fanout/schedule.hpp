@@ -12,9 +12,9 @@ struct Schedule {
 };
 
 /// The transfers in the order in which they would start if each lasted as long as it has bytes: again and again the
-/// channel whose members are all free first broadcasts for its next source (of equals, the one with the most bytes
+/// group whose members are all free first broadcasts for its next source (of equals, the one with the most bytes
 /// left, then the first). So transfers without a common member run side by side, and every rank takes part in its own
 /// in this order.
-Schedule schedule_transfers(const World& world, const std::vector<Lane>& lanes, const std::vector<Channel>& channels);
+Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes, const std::vector<RouteGroup>& groups);
 
 }  // namespace sparsecast::fanout

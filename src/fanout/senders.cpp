@@ -12,24 +12,24 @@
 namespace sparsecast::fanout {
 namespace {
 
-/// Slots that choose alike, with those who may send to them.
-struct SlotGroup {
-  std::vector<std::uint32_t> candidates;  ///< Indices into the cell's; none: whoever sends to another group.
-  std::vector<std::uint32_t> slots;       ///< As in Cells::slot_sets.
+/// Destinations that choose alike, with those who may send to them.
+struct DestinationSet {
+  std::vector<std::uint32_t> candidates;  ///< Indices into the cell's; none: whoever sends to another set.
+  std::vector<std::uint32_t> destinations;       ///< As in Cells::destination_sets.
 };
 
-struct ChosenSlot {
+struct ChosenDestination {
   std::uint32_t rank = 0;
   std::uint32_t copy = 0;
   std::uint32_t candidate = 0;
 };
 
-/// What one candidate sends to slots of one class of engines.
-struct LaneSlots {
+/// What one candidate sends to destinations of one class of engines.
+struct RouteDestinations {
   std::uint32_t candidate = 0;
-  std::uint32_t slots = 0;    ///< Id in Senders::slot_sets.
+  std::uint32_t destinations = 0;    ///< Id in Senders::destination_sets.
   std::uint32_t counted = 0;  ///< Id in Senders::counted_sets.
-  bool in_state = false;      ///< Lane::counted_in_state.
+  bool in_state = false;      ///< Route::counted_in_state.
 };
 
 struct Chosen {
@@ -39,16 +39,16 @@ struct Chosen {
 
 class Chooser {
  public:
-  Chooser(const World& world, const TensorTable& table, const Cells& cells, const std::vector<std::uint32_t>& classes,
-          std::uint64_t lane_cost)
+  Chooser(const WorldRanks& world, const TensorTable& table, const Cells& cells, const std::vector<std::uint32_t>& classes,
+          std::uint64_t route_cost)
       : world_(world),
         table_(table),
         cells_(cells),
         classes_(classes),
-        lane_cost_(std::min(lane_cost, std::uint64_t{1} << 62)),
+        route_cost_(std::min(route_cost, std::uint64_t{1} << 62)),
         load_(world.size()),
         first_(cells.cells.size(), kNone) {
-    out_.slot_sets = cells.slot_sets;
+    out_.destination_sets = cells.destination_sets;
   }
 
   Senders choose() {
@@ -75,129 +75,129 @@ class Chooser {
     return elements_of(cells_.cells[cell].box) * element_size(table_[cells_.cells[cell].tensor].dtype);
   }
 
-  void assign(std::uint32_t cell, const Holder& source, const LaneSlots& slots) {
-    const std::array<std::uint32_t, 4> lane{source.rank, slots.slots, slots.counted, slots.in_state ? 1U : 0U};
-    chosen_.push_back({{out_.lanes.intern(lane), source.shard}, first_[cell]});
+  void assign(std::uint32_t cell, const Holder& source, const RouteDestinations& destinations) {
+    const std::array<std::uint32_t, 4> route{source.rank, destinations.destinations, destinations.counted, destinations.in_state ? 1U : 0U};
+    chosen_.push_back({{out_.routes.intern(route), source.shard}, first_[cell]});
     first_[cell] = static_cast<std::uint32_t>(chosen_.size() - 1);
     load_[source.rank] += bytes(cell);
-    sends_.insert(key(source.rank, cells_.cells[cell].slots));
+    sends_.insert(key(source.rank, cells_.cells[cell].destinations));
   }
 
   void send_all(std::uint32_t cell, const Holder& source) {
-    for (const LaneSlots& lane : lanes_of(cells_.cells[cell].slots)) assign(cell, source, lane);
+    for (const RouteDestinations& route : routes_of(cells_.cells[cell].destinations)) assign(cell, source, route);
   }
 
-  /// A set of slots, all from one sender, as lanes: one for each class of engines.
-  const std::vector<LaneSlots>& lanes_of(std::uint32_t slots) {
-    if (slots >= lanes_of_.size()) lanes_of_.resize(out_.slot_sets.size());
-    if (lanes_of_[slots].empty()) {
-      std::vector<ChosenSlot> all;
-      const auto set = out_.slot_sets[slots];
+  /// A set of destinations, all from one sender, as routes: one for each class of engines.
+  const std::vector<RouteDestinations>& routes_of(std::uint32_t destinations) {
+    if (destinations >= routes_of_.size()) routes_of_.resize(out_.destination_sets.size());
+    if (routes_of_[destinations].empty()) {
+      std::vector<ChosenDestination> all;
+      const auto set = out_.destination_sets[destinations];
       for (std::size_t i = 0; i < set.size(); i += 2) all.push_back({set[i], set[i + 1], 0});
-      lanes_of_[slots] = divide(all);
+      routes_of_[destinations] = divide(all);
     }
-    return lanes_of_[slots];
+    return routes_of_[destinations];
   }
 
-  /// One entry for each candidate and class. An engine counts what its first slot gets, the state what the first of all
-  /// slots gets.
-  std::vector<LaneSlots> divide(const std::vector<ChosenSlot>& slots) {
+  /// One entry for each candidate and class. An engine counts what its first destination gets, the state what the first of all
+  /// destinations gets.
+  std::vector<RouteDestinations> divide(const std::vector<ChosenDestination>& destinations) {
     struct Lists {
-      std::vector<std::uint32_t> slots;
+      std::vector<std::uint32_t> destinations;
       std::vector<std::uint32_t> counted;
       bool in_state = false;
     };
-    std::map<std::pair<std::uint32_t, std::uint32_t>, Lists> lanes;
-    std::vector<bool> counted(world_.groups());
-    for (const ChosenSlot& slot : slots) {
-      const std::uint32_t engine = world_[slot.rank].group - 1;
-      Lists& lane = lanes[{slot.candidate, classes_[engine]}];
-      lane.slots.insert(lane.slots.end(), {slot.rank, slot.copy});
-      lane.in_state = lane.in_state || &slot == &slots.front();
-      if (!counted[engine]) lane.counted.push_back(engine);
+    std::map<std::pair<std::uint32_t, std::uint32_t>, Lists> routes;
+    std::vector<bool> counted(world_.participants());
+    for (const ChosenDestination& destination : destinations) {
+      const std::uint32_t engine = world_[destination.rank].participant - 1;
+      Lists& route = routes[{destination.candidate, classes_[engine]}];
+      route.destinations.insert(route.destinations.end(), {destination.rank, destination.copy});
+      route.in_state = route.in_state || &destination == &destinations.front();
+      if (!counted[engine]) route.counted.push_back(engine);
       counted[engine] = true;
     }
-    std::vector<LaneSlots> out;
-    for (auto& [key, lane] : lanes) {
-      std::sort(lane.counted.begin(), lane.counted.end());
+    std::vector<RouteDestinations> out;
+    for (auto& [key, route] : routes) {
+      std::sort(route.counted.begin(), route.counted.end());
       out.push_back(
-          {key.first, out_.slot_sets.intern(lane.slots), out_.counted_sets.intern(lane.counted), lane.in_state});
+          {key.first, out_.destination_sets.intern(route.destinations), out_.counted_sets.intern(route.counted), route.in_state});
     }
     return out;
   }
 
   void choose_for(std::uint32_t cell) {
-    const std::vector<SlotGroup>& groups = groups_of(cell);
-    std::vector<std::uint32_t> by(groups.size());
+    const std::vector<DestinationSet>& sets = sets_of(cell);
+    std::vector<std::uint32_t> by(sets.size());
     std::vector<std::uint32_t> near;  // Who sends the cell anyway.
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      if (!groups[g].candidates.empty()) near.push_back(by[g] = least_loaded(cell, groups[g].candidates));
+    for (std::size_t g = 0; g < sets.size(); ++g) {
+      if (!sets[g].candidates.empty()) near.push_back(by[g] = least_loaded(cell, sets[g].candidates));
     }
     std::sort(near.begin(), near.end());
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      if (groups[g].candidates.empty()) by[g] = least_loaded(cell, near);
+    for (std::size_t g = 0; g < sets.size(); ++g) {
+      if (sets[g].candidates.empty()) by[g] = least_loaded(cell, near);
     }
     if (std::all_of(by.begin(), by.end(), [&](std::uint32_t candidate) { return candidate == by.front(); })) {
       send_all(cell, candidates(cell)[by.front()]);
       return;
     }
-    split(cell, groups, by);
+    split(cell, sets, by);
   }
 
   std::uint32_t least_loaded(std::uint32_t cell, const std::vector<std::uint32_t>& among) const {
     const auto cost = [&](std::uint32_t candidate) {
       const std::uint32_t rank = candidates(cell)[candidate].rank;
-      return load_[rank] + (sends_.contains(key(rank, cells_.cells[cell].slots)) ? 0 : lane_cost_);
+      return load_[rank] + (sends_.contains(key(rank, cells_.cells[cell].destinations)) ? 0 : route_cost_);
     };
     return *std::min_element(among.begin(), among.end(),
                              [&](std::uint32_t a, std::uint32_t b) { return cost(a) < cost(b); });
   }
 
-  void split(std::uint32_t cell, const std::vector<SlotGroup>& groups, const std::vector<std::uint32_t>& by) {
-    std::vector<ChosenSlot> slots;
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      for (std::size_t i = 0; i < groups[g].slots.size(); i += 2) {
-        slots.push_back({groups[g].slots[i], groups[g].slots[i + 1], by[g]});
+  void split(std::uint32_t cell, const std::vector<DestinationSet>& sets, const std::vector<std::uint32_t>& by) {
+    std::vector<ChosenDestination> destinations;
+    for (std::size_t g = 0; g < sets.size(); ++g) {
+      for (std::size_t i = 0; i < sets[g].destinations.size(); i += 2) {
+        destinations.push_back({sets[g].destinations[i], sets[g].destinations[i + 1], by[g]});
       }
     }
-    std::sort(slots.begin(), slots.end(), [](const ChosenSlot& a, const ChosenSlot& b) {
+    std::sort(destinations.begin(), destinations.end(), [](const ChosenDestination& a, const ChosenDestination& b) {
       return std::tie(a.rank, a.copy) < std::tie(b.rank, b.copy);
     });
-    for (const LaneSlots& lane : divide(slots)) assign(cell, candidates(cell)[lane.candidate], lane);
+    for (const RouteDestinations& route : divide(destinations)) assign(cell, candidates(cell)[route.candidate], route);
   }
 
-  const std::vector<SlotGroup>& groups_of(std::uint32_t cell) {
+  const std::vector<DestinationSet>& sets_of(std::uint32_t cell) {
     std::vector<std::uint32_t> ranks;
     for (const Holder& candidate : candidates(cell)) ranks.push_back(candidate.rank);
-    const std::uint32_t slots = cells_.cells[cell].slots;
-    const auto [found, fresh] = groups_.try_emplace(key(candidate_sets_.intern(ranks), slots));
-    if (fresh) found->second = make_groups(ranks, out_.slot_sets[slots]);
+    const std::uint32_t destinations = cells_.cells[cell].destinations;
+    const auto [found, fresh] = sets_.try_emplace(key(candidate_sets_.intern(ranks), destinations));
+    if (fresh) found->second = make_sets(ranks, out_.destination_sets[destinations]);
     return found->second;
   }
 
-  std::vector<SlotGroup> make_groups(const std::vector<std::uint32_t>& ranks,
-                                     std::span<const std::uint32_t> slots) const {
-    std::vector<SlotGroup> groups;
+  std::vector<DestinationSet> make_sets(const std::vector<std::uint32_t>& ranks,
+                                     std::span<const std::uint32_t> destinations) const {
+    std::vector<DestinationSet> sets;
     std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> local;  // By node: candidates.
     for (std::uint32_t c = 0; c < ranks.size(); ++c) {
       if (world_[ranks[c]].node != kNone) local[world_[ranks[c]].node].push_back(c);
     }
-    std::unordered_map<std::uint32_t, std::size_t> group_of;  // By node, kNone for nodes without candidates.
-    for (std::size_t i = 0; i < slots.size(); i += 2) {
-      const std::uint32_t node = world_[slots[i]].node;
+    std::unordered_map<std::uint32_t, std::size_t> set_of;  // By node, kNone for nodes without candidates.
+    for (std::size_t i = 0; i < destinations.size(); i += 2) {
+      const std::uint32_t node = world_[destinations[i]].node;
       const auto near = local.find(node);
-      const auto [group, fresh] = group_of.emplace(near == local.end() ? kNone : node, groups.size());
+      const auto [set, fresh] = set_of.emplace(near == local.end() ? kNone : node, sets.size());
       if (fresh) {
-        groups.emplace_back();
-        if (near != local.end()) groups.back().candidates = near->second;
+        sets.emplace_back();
+        if (near != local.end()) sets.back().candidates = near->second;
       }
-      groups[group->second].slots.insert(groups[group->second].slots.end(), {slots[i], slots[i + 1]});
+      sets[set->second].destinations.insert(sets[set->second].destinations.end(), {destinations[i], destinations[i + 1]});
     }
-    if (groups.size() == 1 && groups[0].candidates.empty()) {
-      groups[0].candidates.resize(ranks.size());
-      std::iota(groups[0].candidates.begin(), groups[0].candidates.end(), 0U);
+    if (sets.size() == 1 && sets[0].candidates.empty()) {
+      sets[0].candidates.resize(ranks.size());
+      std::iota(sets[0].candidates.begin(), sets[0].candidates.end(), 0U);
     }
-    return groups;
+    return sets;
   }
 
   Senders collect() {
@@ -209,25 +209,25 @@ class Chooser {
     return std::move(out_);
   }
 
-  const World& world_;
+  const WorldRanks& world_;
   const TensorTable& table_;
   const Cells& cells_;
   const std::vector<std::uint32_t>& classes_;
-  const std::uint64_t lane_cost_;
+  const std::uint64_t route_cost_;
   std::vector<std::uint64_t> load_;          ///< Bytes, by dense rank.
-  std::unordered_set<std::uint64_t> sends_;  ///< Dense rank, and slots of a cell that it sends (to some of them).
+  std::unordered_set<std::uint64_t> sends_;  ///< Dense rank, and destinations of a cell that it sends (to some of them).
   std::vector<std::uint32_t> first_;         ///< By cell: its last choice, which leads to the others.
   std::vector<Chosen> chosen_;
-  std::vector<std::vector<LaneSlots>> lanes_of_;  ///< By set of slots.
+  std::vector<std::vector<RouteDestinations>> routes_of_;  ///< By set of destinations.
   ListInterner candidate_sets_;
-  std::unordered_map<std::uint64_t, std::vector<SlotGroup>> groups_;
+  std::unordered_map<std::uint64_t, std::vector<DestinationSet>> sets_;
   Senders out_;
 };
 
 }  // namespace
 
-std::vector<std::uint32_t> classify_engines(const World& world, const Cells& cells) {
-  std::vector<Hash128> hashes(world.groups() - 1);
+std::vector<std::uint32_t> classify_engines(const WorldRanks& world, const Cells& cells) {
+  std::vector<Hash128> hashes(world.participants() - 1);
   std::vector<std::vector<std::uint32_t>> held(hashes.size());  // By engine: cell, then index of a rank and copy, ...
   const auto flush = [&](std::size_t engine) {
     const std::array<std::uint64_t, 2> before{hashes[engine].lo, hashes[engine].hi};
@@ -240,11 +240,11 @@ std::vector<std::uint32_t> classify_engines(const World& world, const Cells& cel
   };
   constexpr std::size_t kMostHeld = 4096;
   for (std::uint32_t c = 0; c < cells.cells.size(); ++c) {
-    const auto slots = cells.slot_sets[cells.cells[c].slots];
-    for (std::size_t i = 0; i < slots.size(); i += 2) {
-      const WorldRank& rank = world[slots[i]];
-      held[rank.group - 1].insert(held[rank.group - 1].end(), {c, rank.index, slots[i + 1]});
-      if (held[rank.group - 1].size() > kMostHeld) flush(rank.group - 1);
+    const auto destinations = cells.destination_sets[cells.cells[c].destinations];
+    for (std::size_t i = 0; i < destinations.size(); i += 2) {
+      const WorldRank& rank = world[destinations[i]];
+      held[rank.participant - 1].insert(held[rank.participant - 1].end(), {c, rank.index, destinations[i + 1]});
+      if (held[rank.participant - 1].size() > kMostHeld) flush(rank.participant - 1);
     }
   }
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint32_t> classes;
@@ -257,9 +257,9 @@ std::vector<std::uint32_t> classify_engines(const World& world, const Cells& cel
   return of;
 }
 
-Senders choose_senders(const World& world, const TensorTable& table, const Cells& cells,
-                       const std::vector<std::uint32_t>& classes, std::uint64_t lane_cost_bytes) {
-  return Chooser(world, table, cells, classes, lane_cost_bytes).choose();
+Senders choose_senders(const WorldRanks& world, const TensorTable& table, const Cells& cells,
+                       const std::vector<std::uint32_t>& classes, std::uint64_t route_cost_bytes) {
+  return Chooser(world, table, cells, classes, route_cost_bytes).choose();
 }
 
 }  // namespace sparsecast::fanout

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which of a cell's candidates sends it to which of its slots.
+// Which of a cell's candidates sends it to which of its destinations.
 
 #include <cstdint>
 #include <span>
@@ -13,14 +13,14 @@ namespace sparsecast::fanout {
 
 /// One sender of a cell.
 struct Assignment {
-  std::uint32_t lane = 0;   ///< Id in Senders::lanes.
+  std::uint32_t route = 0;   ///< Id in Senders::routes.
   std::uint32_t shard = 0;  ///< Of the sender: where the cell lies.
 };
 
 struct Senders {
-  ListInterner slot_sets;     ///< As Cells::slot_sets, and parts of those.
+  ListInterner destination_sets;     ///< As Cells::destination_sets, and parts of those.
   ListInterner counted_sets;  ///< Engines, ascending.
-  ListInterner lanes;         ///< Dense source, id of slots, id of engines that count it, Lane::counted_in_state.
+  ListInterner routes;         ///< Dense source, id of destinations, id of engines that count it, Route::counted_in_state.
   std::vector<Assignment> assignments;
   std::vector<std::size_t> begins;  ///< By cell.
 
@@ -31,13 +31,13 @@ struct Senders {
 
 /// Engines that hold the same elements on the same of their ranks, in the same places, have the same number: 0, 1, ...
 /// By engine.
-std::vector<std::uint32_t> classify_engines(const World& world, const Cells& cells);
+std::vector<std::uint32_t> classify_engines(const WorldRanks& world, const Cells& cells);
 
-/// Slots on a node that has candidates get the cell from one of these, all others from one that sends it anyway, or
+/// Destinations on a node that has candidates get the cell from one of these, all others from one that sends it anyway, or
 /// from any. Among several it is the one that has the fewest bytes to send so far, the lowest rank of equals; who has
-/// no lane to such slots yet counts as if it had `lane_cost_bytes` more (PlanOptions). Cells without a choice come
-/// first, then large before small. A lane has only slots of engines with the same number in `classes`.
-Senders choose_senders(const World& world, const TensorTable& table, const Cells& cells,
-                       const std::vector<std::uint32_t>& classes, std::uint64_t lane_cost_bytes);
+/// no route to such destinations yet counts as if it had `route_cost_bytes` more (PlanOptions). Cells without a choice come
+/// first, then large before small. A route has only destinations of engines with the same number in `classes`.
+Senders choose_senders(const WorldRanks& world, const TensorTable& table, const Cells& cells,
+                       const std::vector<std::uint32_t>& classes, std::uint64_t route_cost_bytes);
 
 }  // namespace sparsecast::fanout

@@ -22,19 +22,19 @@ class ShardsByTensor {
     }
   }
 
-  /// The `copy`-th place where the rank has all of the part.
-  const Shard& find(const Part& part, std::uint32_t copy, bool with_base) const {
+  /// The `copy`-th place where the rank has all of the region.
+  const Shard& find(const Region& region, std::uint32_t copy, bool with_base) const {
     std::vector<const Shard*> places;
-    for (const std::uint32_t s : shards_.at(part.tensor)) {
+    for (const std::uint32_t s : shards_.at(region.tensor)) {
       const Shard& shard = rank_.shards[s];
-      if (!shard.box.contains(part.box) || (with_base && !shard.has_base)) continue;
+      if (!shard.box.contains(region.box) || (with_base && !shard.has_base)) continue;
       bool known = false;
       for (const Shard* place : places) known = known || fanout::same_place(*place, shard);
       if (known) continue;
       if (places.size() == copy) return shard;
       places.push_back(&shard);
     }
-    throw Error(ErrorCode::kUsage, "the rank has no such place for a part of the lane", to_string(part.box));
+    throw Error(ErrorCode::kUsage, "the rank has no such place for a part of the route", to_string(region.box));
   }
 
  private:
@@ -42,51 +42,51 @@ class ShardsByTensor {
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> shards_;
 };
 
-PartView view_of(const Shard& shard, const Part& part) {
-  PartView view{shard.local, fanout::address_of(shard, part.box.offset), {}};
-  for (const std::uint8_t d : part.order) view.strides.push_back(shard.strides[d]);
+RegionView view_of(const Shard& shard, const Region& region) {
+  RegionView view{shard.local, fanout::address_of(shard, region.box.offset), {}};
+  for (const std::uint8_t d : region.order) view.strides.push_back(shard.strides[d]);
   return view;
 }
 
-std::optional<std::size_t> index_in(const FanoutGroup& group, int world_rank) {
-  for (std::size_t i = 0; i < group.ranks.size(); ++i) {
-    if (group.ranks[i] == world_rank) return i;
+std::optional<std::size_t> index_in(const Participant& participant, int world_rank) {
+  for (std::size_t i = 0; i < participant.ranks.size(); ++i) {
+    if (participant.ranks[i] == world_rank) return i;
   }
   return std::nullopt;
 }
 
-std::vector<PartView> views_of(const Lane& lane, const RankLayout& rank, const std::vector<std::uint32_t>& tensor_of,
+std::vector<RegionView> views_of(const Route& route, const RankLayout& rank, const std::vector<std::uint32_t>& tensor_of,
                                std::uint32_t copy, bool with_base) {
   const ShardsByTensor shards(rank, tensor_of);
-  std::vector<PartView> views;
-  views.reserve(lane.parts.size());
-  for (const Part& part : lane.parts) views.push_back(view_of(shards.find(part, copy, with_base), part));
+  std::vector<RegionView> views;
+  views.reserve(route.regions.size());
+  for (const Region& region : route.regions) views.push_back(view_of(shards.find(region, copy, with_base), region));
   return views;
 }
 
-void check_lane(std::size_t lane, std::size_t lanes) {
-  if (lane < lanes) return;
-  throw Error(ErrorCode::kUsage, fmt::format("lane {} of {}", lane, lanes), "fan-out plan");
+void check_route(std::size_t route, std::size_t routes) {
+  if (route < routes) return;
+  throw Error(ErrorCode::kUsage, fmt::format("route {} of {}", route, routes), "fan-out plan");
 }
 
 }  // namespace
 
-TensorTable FanoutPlan::lane_table(std::size_t lane) const {
-  check_lane(lane, lanes_.size());
+TensorTable FanoutPlan::route_table(std::size_t route) const {
+  check_route(route, routes_.size());
   std::vector<TensorSpec> specs;
   std::vector<DigestOrigin> origins;
-  for (const Part& part : lanes_[lane].parts) {
-    const TensorSpec& whole = table_[part.tensor];
+  for (const Region& region : routes_[route].regions) {
+    const TensorSpec& whole = table_[region.tensor];
     std::vector<std::int64_t> strides(whole.shape.size(), 1);
     for (std::size_t d = strides.size(); d > 1; --d) {
       strides[d - 2] = strides[d - 1] * static_cast<std::int64_t>(whole.shape[d - 1]);
     }
-    TensorSpec spec{whole.name + to_string(part.box), whole.dtype, {}};
-    DigestOrigin origin{table_.digest_key(part.tensor), 0, {}};
+    TensorSpec spec{whole.name + to_string(region.box), whole.dtype, {}};
+    DigestOrigin origin{table_.digest_key(region.tensor), 0, {}};
     for (std::size_t d = 0; d < strides.size(); ++d) {
-      origin.first += part.box.offset[d] * static_cast<std::uint64_t>(strides[d]);
-      spec.shape.push_back(part.box.extent[part.order[d]]);
-      origin.strides.push_back(strides[part.order[d]]);
+      origin.first += region.box.offset[d] * static_cast<std::uint64_t>(strides[d]);
+      spec.shape.push_back(region.box.extent[region.order[d]]);
+      origin.strides.push_back(strides[region.order[d]]);
     }
     specs.push_back(std::move(spec));
     origins.push_back(std::move(origin));
@@ -94,24 +94,24 @@ TensorTable FanoutPlan::lane_table(std::size_t lane) const {
   return TensorTable(std::move(specs), std::move(origins));
 }
 
-std::vector<PartView> FanoutPlan::source_views(std::size_t lane) const {
-  check_lane(lane, lanes_.size());
-  const std::size_t rank = *index_in(trainer_, lanes_[lane].source);
-  return views_of(lanes_[lane], trainer_.layout->ranks()[rank], tensor_of_[0], 0, true);
+std::vector<RegionView> FanoutPlan::source_views(std::size_t route) const {
+  check_route(route, routes_.size());
+  const std::size_t rank = *index_in(trainer_, routes_[route].source);
+  return views_of(routes_[route], trainer_.layout->ranks()[rank], tensor_of_[0], 0, true);
 }
 
-std::vector<PartView> FanoutPlan::slot_views(std::size_t lane, const Slot& slot) const {
-  check_lane(lane, lanes_.size());
-  if (!std::binary_search(lanes_[lane].slots.begin(), lanes_[lane].slots.end(), slot)) {
-    throw Error(ErrorCode::kUsage, fmt::format("the lane has no slot {} of world rank {}", slot.copy, slot.rank),
-                fmt::format("lane {}", lane));
+std::vector<RegionView> FanoutPlan::destination_views(std::size_t route, const Destination& destination) const {
+  check_route(route, routes_.size());
+  if (!std::binary_search(routes_[route].destinations.begin(), routes_[route].destinations.end(), destination)) {
+    throw Error(ErrorCode::kUsage, fmt::format("the route has no destination {} of world rank {}", destination.copy, destination.rank),
+                fmt::format("route {}", route));
   }
   for (std::size_t e = 0; e < engines_.size(); ++e) {
-    if (const auto rank = index_in(engines_[e], slot.rank)) {
-      return views_of(lanes_[lane], engines_[e].layout->ranks()[*rank], tensor_of_[1 + e], slot.copy, false);
+    if (const auto rank = index_in(engines_[e], destination.rank)) {
+      return views_of(routes_[route], engines_[e].layout->ranks()[*rank], tensor_of_[1 + e], destination.copy, false);
     }
   }
-  throw Error(ErrorCode::kUsage, "no engine has the slot's rank", fmt::format("world rank {}", slot.rank));
+  throw Error(ErrorCode::kUsage, "no engine has the destination's rank", fmt::format("world rank {}", destination.rank));
 }
 
 }  // namespace sparsecast

@@ -12,57 +12,57 @@
 namespace sparsecast::fanout {
 namespace {
 
-std::string describe_group(const FanoutGroup& group, bool trainer) {
-  return fmt::format("{} '{}'", trainer ? "trainer" : "engine", group.name);
+std::string describe_participant(const Participant& participant, bool trainer) {
+  return fmt::format("{} '{}'", trainer ? "trainer" : "engine", participant.name);
 }
 
-void check_group(const FanoutGroup& group, bool trainer) {
-  const std::string who = describe_group(group, trainer);
-  if (!group.layout) throw Error(ErrorCode::kUsage, "the group has no layout", who);
-  if (group.ranks.size() != group.layout->ranks().size()) {
+void check_participant(const Participant& participant, bool trainer) {
+  const std::string who = describe_participant(participant, trainer);
+  if (!participant.layout) throw Error(ErrorCode::kUsage, "the participant has no layout", who);
+  if (participant.ranks.size() != participant.layout->ranks().size()) {
     throw Error(
         ErrorCode::kUsage,
-        fmt::format("{} world ranks for the {} ranks of its layout", group.ranks.size(), group.layout->ranks().size()),
+        fmt::format("{} world ranks for the {} ranks of its layout", participant.ranks.size(), participant.layout->ranks().size()),
         who);
   }
 }
 
 }  // namespace
 
-World::World(const FanoutGroup& trainer, const std::vector<FanoutGroup>& engines) {
-  groups_.push_back(&trainer);
-  for (const FanoutGroup& engine : engines) groups_.push_back(&engine);
+WorldRanks::WorldRanks(const Participant& trainer, const std::vector<Participant>& engines) {
+  participants_.push_back(&trainer);
+  for (const Participant& engine : engines) participants_.push_back(&engine);
 
   std::unordered_map<std::string, std::uint32_t> nodes;
   std::unordered_set<std::string> names;
-  for (std::uint32_t g = 0; g < groups(); ++g) {
-    check_group(group(g), g == 0);
-    if (!names.insert(group(g).name).second) {
-      throw Error(ErrorCode::kUsage, "another group has the same name", describe_group(group(g), g == 0));
+  for (std::uint32_t g = 0; g < participants(); ++g) {
+    check_participant(participant(g), g == 0);
+    if (!names.insert(participant(g).name).second) {
+      throw Error(ErrorCode::kUsage, "another participant has the same name", describe_participant(participant(g), g == 0));
     }
-    for (std::uint32_t i = 0; i < group(g).ranks.size(); ++i) {
-      const RankLayout& layout = group(g).layout->ranks()[i];
+    for (std::uint32_t i = 0; i < participant(g).ranks.size(); ++i) {
+      const RankLayout& layout = participant(g).layout->ranks()[i];
       const auto node = static_cast<std::uint32_t>(nodes.size());
-      ranks_.push_back({group(g).ranks[i], g, i,
+      ranks_.push_back({participant(g).ranks[i], g, i,
                         layout.node.empty() ? kNone : nodes.emplace(layout.node, node).first->second, &layout});
     }
   }
   std::sort(ranks_.begin(), ranks_.end(), [](const WorldRank& a, const WorldRank& b) {
-    return std::tie(a.world, a.group) < std::tie(b.world, b.group);
+    return std::tie(a.world, a.participant) < std::tie(b.world, b.participant);
   });
   for (std::uint32_t i = 0; i < size(); ++i) {
     if (ranks_[i].world < 0) throw Error(ErrorCode::kUsage, "a world rank is negative", describe(i));
     // A rank may be the trainer's and an engine's.
-    if (i > 0 && ranks_[i - 1].world == ranks_[i].world && ranks_[i - 1].group != 0) {
+    if (i > 0 && ranks_[i - 1].world == ranks_[i].world && ranks_[i - 1].participant != 0) {
       throw Error(ErrorCode::kUsage, fmt::format("the world rank is also that of {}", describe(i - 1)), describe(i));
     }
   }
 }
 
-std::string World::describe(std::uint32_t rank) const {
+std::string WorldRanks::describe(std::uint32_t rank) const {
   const WorldRank& who = ranks_[rank];
   return fmt::format("rank {} (world rank {}) of {}", who.index, who.world,
-                     describe_group(group(who.group), who.group == 0));
+                     describe_participant(participant(who.participant), who.participant == 0));
 }
 
 }  // namespace sparsecast::fanout

@@ -77,7 +77,7 @@ void AnchorFiles::read_part(const Part& part, const Take& take, StateDigest* dig
   }
 }
 
-AnchorFiles::Proof AnchorFiles::prove(int threads) const {
+AnchorFiles::Proof AnchorFiles::verify(int threads) const {
   Proof proof;
   proof.files.resize(parts_.size());
   std::vector<StateDigest> digests(parts_.size());

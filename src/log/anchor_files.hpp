@@ -21,7 +21,7 @@ class AnchorFiles {
     StateDigest digest;
   };
   /// Reads everything once: names, sizes, hashes, and the digest of the state. On `threads` threads, a window each.
-  Proof prove(int threads) const;
+  Proof verify(int threads) const;
 
   using Take = std::function<void(ConstBytes window)>;
   /// The bytes of a file, in order, read anew.

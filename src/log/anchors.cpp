@@ -1,6 +1,6 @@
 // Anchors: whole checkpoints in the log, so that nobody has to replay it from its beginning.
 //
-//     prove digest -> files, each durable -> record -> catalog
+//     verify digest -> files, each durable -> record -> catalog
 //
 // The directory is named after the record, and the record names the files by hash: a crash leaves files without a
 // record, which the same call goes on from, or gc removes.
@@ -46,7 +46,7 @@ AnchorRef LogWriter::write_anchor(FileSystem& fs, const std::string& checkpoint,
     throw Error(ErrorCode::kTableMismatch, "the checkpoint has other tensors than the log", checkpoint);
   }
   const AnchorFiles files(source, state.options.anchor_file_bytes);
-  const AnchorFiles::Proof proof = files.prove(state.options.threads);
+  const AnchorFiles::Proof proof = files.verify(state.options.threads);
   if (!(proof.digest == commit.digest)) {
     throw Error(ErrorCode::kDigestMismatch,
                 fmt::format("the checkpoint has digest {}, and version {} has {}", to_hex(proof.digest.value), version,

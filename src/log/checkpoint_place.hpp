@@ -24,7 +24,7 @@ class CheckpointPlace {
   std::string next() const { return scratch_ + "/next"; }
   /// Makes the scratch directory when it is missing.
   void prepare();
-  /// Finishes or takes back a replacement that was interrupted; removes unfinished copies.
+  /// Finishes or rolls back a replacement that was interrupted; removes unfinished copies.
   void recover();
   /// Removes `next()` and what CheckpointCopy leaves of it.
   void remove_unfinished();

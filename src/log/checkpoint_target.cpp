@@ -67,7 +67,7 @@ class CheckpointTarget : public FollowerTarget {
 
   void reseed(const std::string& directory, std::uint64_t, const StateDigest& expected) override {
     try {
-      prove(directory, expected);
+      verify(directory, expected);
       known_.reset();
       if (is_single_file()) {
         replace_file(directory, expected);
@@ -128,7 +128,7 @@ class CheckpointTarget : public FollowerTarget {
     return sum(digest_store(store, apply_options_.threads, apply_options_.progress));
   }
 
-  void prove(const std::string& path, const StateDigest& expected) {
+  void verify(const std::string& path, const StateDigest& expected) {
     const StateDigest found = read_digest(path);
     if (found == expected) return;
     throw Error(ErrorCode::kMixed,
@@ -137,15 +137,15 @@ class CheckpointTarget : public FollowerTarget {
 
   void apply_in_place(const DeltaFile& delta, const StateDigest& base) {
     try {
-      apply_to_proven_base(fs_, place_.path(), delta, apply_options_);
+      apply_to_verified_base(fs_, place_.path(), delta, apply_options_);
     } catch (const Error&) {
-      take_back(base);
+      roll_back(base);
       throw;
     }
   }
 
   /// Engines should not have to wait for the next step to find a whole version again.
-  void take_back(const StateDigest& base) {
+  void roll_back(const StateDigest& base) {
     try {
       recover_checkpoint(fs_, place_.path(), apply_options_);
       known_ = base;
@@ -208,7 +208,7 @@ class CheckpointTarget : public FollowerTarget {
   CheckpointPlace place_;
   const bool copy_on_write_;
   CheckpointApplyOptions apply_options_;
-  std::optional<StateDigest> known_;  ///< Proved in this life, by reading everything.
+  std::optional<StateDigest> known_;  ///< Verified in this life, by reading everything.
 };
 
 }  // namespace

@@ -25,12 +25,12 @@ bool may_pass(ErrorCode code) {
 }  // namespace
 
 LogFollower::State::State(std::shared_ptr<ObjectStore> objects, FileSystem& file_system, std::string path,
-                          std::unique_ptr<FollowerTarget> followed, FollowerOptions wishes)
+                          std::unique_ptr<FollowerTarget> followed, FollowerOptions follower_options)
     : store(std::make_shared<MeteredStore>(std::move(objects))),
       fs(file_system),
       state_path(std::move(path)),
       target(std::move(followed)),
-      options(std::move(wishes)),
+      options(std::move(follower_options)),
       reader(std::make_unique<LogReader>(store, options.trust)) {
   check_notification(options.notify);
   saved = load_follower_state(fs, state_path);

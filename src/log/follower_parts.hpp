@@ -17,7 +17,7 @@ struct LogFollower::State {
   using Position = FollowerState::Position;
 
   State(std::shared_ptr<ObjectStore> objects, FileSystem& file_system, std::string path,
-        std::unique_ptr<FollowerTarget> followed, FollowerOptions wishes);
+        std::unique_ptr<FollowerTarget> followed, FollowerOptions follower_options);
 
   FollowReport step(std::optional<std::uint64_t> wanted);
 

@@ -23,10 +23,10 @@ struct LogMaintenance::Parts {
         scratch(options.scratch.empty() ? scratch_directory : options.scratch) {}
 
   static FollowerOptions follower_options(const LogTrust& trust, const LogPublisherOptions& options) {
-    FollowerOptions wishes;
-    wishes.trust = trust;
-    wishes.fetch_threads = std::max(1, options.writer.threads);
-    return wishes;
+    FollowerOptions made;
+    made.trust = trust;
+    made.fetch_threads = std::max(1, options.writer.threads);
+    return made;
   }
 };
 

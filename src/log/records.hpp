@@ -7,7 +7,7 @@
 
 namespace sparsecast {
 
-// The records of a log and their JSON (docs/delta-log.md, "Records"). Parsing checks every field: presence, type,
+// The records of a log and their JSON (docs/delta-log.md, "Records"). Parsing checks every field: rank info, type,
 // range, and that there is no other; `name` goes into errors. Throws what open_record throws. Whether a record may
 // stand where it was found, and whether its signer is trusted, is for LogReader.
 

@@ -18,7 +18,7 @@ namespace sparsecast {
 ///     believed, newer commit --changes of keys lead back to what is believed--> believed
 ///     believed, older commit --changes of keys, read backwards, say who could sign it--> believed
 ///
-/// A change of keys is signed by a key of both the old and the new set, so that both ends of a period prove it. Reads
+/// A change of keys is signed by a key of both the old and the new set, so that both ends of a period verify it. Reads
 /// two commits a change, and not more than kMaxChanges of them.
 class TrustedKeys {
  public:

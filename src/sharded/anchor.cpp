@@ -1,7 +1,7 @@
 // An anchor is a delta of raw values in which every element is named; its blocks are dense, so it costs what the bytes
-// cost. Each record is a broadcast of its own, and a lane ends with its commit record:
+// cost. Each record is a broadcast of its own, and a route ends with its commit record:
 //
-//     for each transfer of the plan:   for each of its lanes:   HEADER, FRAME*, COMMIT
+//     for each transfer of the plan:   for each of its routes:   HEADER, FRAME*, COMMIT
 
 #include "sharded/anchor.hpp"
 
@@ -20,7 +20,7 @@ namespace {
 /// Says of every element that it has changed.
 class WholeTensors final : public Detector {
  public:
-  WholeTensors(const TensorTable& table, PartReader& reader) : table_(table), reader_(reader) {}
+  WholeTensors(const TensorTable& table, RegionReader& reader) : table_(table), reader_(reader) {}
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     std::iota(workspace.positions, workspace.positions + count, 0U);
@@ -37,19 +37,19 @@ class WholeTensors final : public Detector {
 
  private:
   const TensorTable& table_;
-  PartReader& reader_;
+  RegionReader& reader_;
 };
 
-/// One lane of an anchor on its way into the places of this rank, of which there may be none.
-class LaneWriter {
+/// One route of an anchor on its way into the places of this rank, of which there may be none.
+class RouteWriter {
  public:
   /// `memory` is null where the rank receives nothing.
-  LaneWriter(const FanoutPlan& plan, std::uint32_t lane, int rank, ShardMemory* memory) {
+  RouteWriter(const FanoutPlan& plan, std::uint32_t route, int rank, ShardMemory* memory) {
     if (memory == nullptr) return;
-    const std::vector<Slot> slots = own_slots(plan.lanes()[lane], rank);
-    if (!slots.empty()) table_ = plan.lane_table(lane);
-    for (const Slot& slot : slots) {
-      places_.push_back(memory->make_writer(table_, slot_tensors(plan, lane, slot, *memory)));
+    const std::vector<Destination> destinations = own_destinations(plan.routes()[route], rank);
+    if (!destinations.empty()) table_ = plan.route_table(route);
+    for (const Destination& destination : destinations) {
+      places_.push_back(memory->make_writer(table_, destination_tensors(plan, route, destination, *memory)));
     }
   }
 
@@ -95,15 +95,15 @@ class LaneWriter {
   }
 
   TensorTable table_;
-  std::vector<std::unique_ptr<PartWriter>> places_;  ///< By slot.
+  std::vector<std::unique_ptr<RegionWriter>> places_;  ///< By destination.
   DeltaHeader header_;
   std::uint32_t frames_ = 0;
   std::uint64_t changed_ = 0;
 };
 
-/// Calls deliver(record) for each record of the lane.
+/// Calls deliver(record) for each record of the route.
 template <class Deliver>
-void make_records(const TensorTable& table, PartReader& held, std::uint64_t version, const EncodeOptions& options,
+void make_records(const TensorTable& table, RegionReader& held, std::uint64_t version, const EncodeOptions& options,
                   const Deliver& deliver) {
   EncodeOptions encode = options;
   encode.values = ValueCodec::kRaw;
@@ -122,12 +122,12 @@ void exchange_anchor(Wire& wire, const AnchorRoles& roles, std::uint64_t version
                      Deadline deadline) {
   const FanoutPlan& plan = wire.plan();
   for (const Transfer* const transfer : wire.transfers()) {
-    for (const std::uint32_t lane : transfer->lanes) {
-      LaneWriter writer(plan, lane, wire.rank(), roles.receives);
+    for (const std::uint32_t route : transfer->routes) {
+      RouteWriter writer(plan, route, wire.rank(), roles.receives);
       if (wire.is_source(*transfer)) {
         std::vector<ShardBuffer> scratch;
-        const TensorTable table = plan.lane_table(lane);
-        const auto reader = roles.sends->memory().make_reader(table, roles.sends->held_for_anchor(plan, lane, scratch));
+        const TensorTable table = plan.route_table(route);
+        const auto reader = roles.sends->memory().make_reader(table, roles.sends->held_for_anchor(plan, route, scratch));
         make_records(table, *reader, version, options, [&](Bytes&& record) {
           writer.take(record, version);
           std::vector<Bytes> records;

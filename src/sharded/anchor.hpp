@@ -8,13 +8,13 @@
 
 namespace sparsecast {
 
-/// What a rank does in it; both, one, or none, where it is an idle member of a channel.
+/// What a rank does in it; both, one, or none, where it is an idle member of a group.
 struct AnchorRoles {
   ShardSnapshot* sends = nullptr;   ///< The committed version.
   ShardMemory* receives = nullptr;  ///< The engine's local tensors.
 };
 
-/// Collective: the rank's part in all transfers of the wire's plan, in their order. What is written has been proved by
+/// Collective: the rank's region in all transfers of the wire's plan, in their order. What is written has been verified by
 /// the frames' checksums only; what it adds up to is for the digest afterwards. A failure leaves it half-written.
 void exchange_anchor(Wire& wire, const AnchorRoles& roles, std::uint64_t version, const EncodeOptions& options,
                      Deadline deadline);

@@ -1,24 +1,24 @@
-// One sync of a trainer and its engines, all lanes of all ranks. A rank may be both, and does then both columns.
+// One sync of a trainer and its engines, all routes of all ranks. A rank may be both, and does then both columns.
 //
 //     trainer rank                                    engine rank
-//     publish own lanes, in that order                idle(v-1)
+//     publish own routes, in that order                idle(v-1)
 //        |------- transfers, in the order of the plan: each rank those of its channels -------|
-//        |                                            stage own lanes, in that order
+//        |                                            stage own routes, in that order
 //        |------- agree: all have published, sent and staged ---------------------------------|
-//        |                                            apply every own lane, each proves its digest
-//        |------- ballots: why not, if not; digests; every engine's must add up --------------|
-//        |------- verdict of the coordinator (trainer rank 0) --------------------------------|
+//        |                                            apply every own route, each verifies its digest
+//        |------- votes: why not, if not; digests; every engine's must add up --------------|
+//        |------- decision of the coordinator (trainer rank 0) --------------------------------|
 //     commit: idle, base v                            idle(v)
 //
-// Lanes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
+// Routes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
 //
-// Whatever fails before the verdict: publishers abort, subscribers undo, v-1 stands everywhere, and the group is broken
-// until the next regroup. A rank that has given its ballot for v and does not hear the verdict is in doubt: it keeps
+// Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is broken
+// until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it keeps
 // what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is never
-// in doubt, because it decides. Every attempt has a number of its own, the same in all lanes.
+// in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
 //
 // A regroup: meet -> settle doubts -> plan, agreed on -> channels -> anchors for engines without a version -> every
-// slot compares its digest with its source's -> ballots -> verdict. Whether the new plan is in force (which ranks know
+// destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks know
 // what receivers hold) may be in doubt in the same way, and is settled in the same way.
 
 #include "sharded/group_sync.hpp"
@@ -34,10 +34,10 @@ using std::chrono::steady_clock;
 
 namespace {
 
-std::vector<RolePresence> presences(const Roles& roles) {
-  std::vector<RolePresence> own;
-  if (roles.publisher != nullptr) own.push_back(roles.publisher->presence());
-  if (roles.subscriber != nullptr) own.push_back(roles.subscriber->presence());
+std::vector<RankInfo> rank_infos(const Roles& roles) {
+  std::vector<RankInfo> own;
+  if (roles.publisher != nullptr) own.push_back(roles.publisher->rank_info());
+  if (roles.subscriber != nullptr) own.push_back(roles.subscriber->rank_info());
   return own;
 }
 
@@ -72,17 +72,17 @@ std::uint64_t last_attempt(const Roles& roles) {
 
 }  // namespace
 
-Membership::Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const ChannelOpener& open,
+Membership::Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
                        std::chrono::milliseconds timeout)
     : world_(std::move(control)) {
   const Deadline deadline = steady_clock::now() + timeout;
   or_abort(world_.control(), [&] {
-    world_.meet(presences(roles), own_layouts(roles), deadline);
+    world_.meet(rank_infos(roles), own_layouts(roles), deadline);
     form(roles, open, deadline);
   });
 }
 
-void Membership::form(const Roles& roles, const ChannelOpener& open, Deadline deadline) {
+void Membership::form(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->met(world_.meeting());
   if (roles.subscriber != nullptr) roles.subscriber->met(world_.meeting(), world_.rank());
   world_.connect(open, deadline);
@@ -103,7 +103,7 @@ void Membership::form(const Roles& roles, const ChannelOpener& open, Deadline de
 
 /// Engines that hold nothing yet are seeded by a plan of their own: its sources are those of the plan, because only
 /// they have a base then.
-void Membership::seed(const Roles& roles, const ChannelOpener& open, Deadline deadline) {
+void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);
   if (!plan) return;
   Wire wire(world_.control(), *plan, open, deadline);
@@ -134,10 +134,10 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
       roles.subscriber->check_bases(*transfer, own ? kept : records, world_.meeting().name_of(transfer->source));
     });
   }
-  Ballot ballot;
-  if (roles.publisher != nullptr) ballot.promised = roles.publisher->base_digests(world_.plan());
-  if (roles.subscriber != nullptr) ballot.reached = roles.subscriber->digest();
-  const StateDigest digest = world_.exchange(std::move(ballot), outcome, deadline);
+  Vote vote;
+  if (roles.publisher != nullptr) vote.promised = roles.publisher->base_digests(world_.plan());
+  if (roles.subscriber != nullptr) vote.reached = roles.subscriber->digest();
+  const StateDigest digest = world_.exchange(std::move(vote), outcome, deadline);
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
@@ -145,9 +145,9 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
 TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
   TransferSteps steps;
   if (roles.publisher != nullptr) {
-    steps.publish = [&side = *roles.publisher](std::uint32_t lane) {
+    steps.publish = [&side = *roles.publisher](std::uint32_t route) {
       const TraceRange<"sync.publish"> range({.version = side.last_attempt()});
-      side.publish(lane);
+      side.publish(route);
     };
     steps.records = [&side = *roles.publisher, &report](const Transfer& transfer) {
       return side.records(transfer, report);
@@ -184,18 +184,18 @@ void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedRe
   world_.require_all(outcome, deadline);
 }
 
-/// From the vote up to the verdict; the digest of all tensors at the new version.
-StateDigest Membership::prove(const Roles& roles, ShardedReport& report, Deadline deadline) {
+/// From the vote up to the decision; the digest of all tensors at the new version.
+StateDigest Membership::verify(const Roles& roles, ShardedReport& report, Deadline deadline) {
   Outcome outcome;
-  Ballot ballot;
+  Vote vote;
   if (roles.subscriber != nullptr) {
     Stopwatch watch;
     outcome.then([&] { roles.subscriber->apply(report); });
-    ballot.reached = roles.subscriber->digest();
+    vote.reached = roles.subscriber->digest();
     report.apply_seconds = watch.lap();
   }
-  if (roles.publisher != nullptr) ballot.promised = roles.publisher->result_digests(world_.plan());
-  return world_.exchange(std::move(ballot), outcome, deadline);
+  if (roles.publisher != nullptr) vote.promised = roles.publisher->result_digests(world_.plan());
+  return world_.exchange(std::move(vote), outcome, deadline);
 }
 
 ShardedReport Membership::sync(const Roles& roles, std::chrono::milliseconds timeout) {
@@ -212,11 +212,11 @@ void Membership::begin(const Roles& roles, Deadline deadline) {
   ShardedReport report;
   ShardedReport staged;
   try {
-    std::vector<std::uint32_t> lanes;
+    std::vector<std::uint32_t> routes;
     if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
-    if (roles.publisher != nullptr) lanes = roles.publisher->begin_attempt();
+    if (roles.publisher != nullptr) routes = roles.publisher->begin_attempt();
     // Its threads end when the others have learned of a failure, and before the attempt is settled.
-    TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), std::move(lanes),
+    TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), std::move(routes),
                               steps(roles, report, staged, deadline));
     or_abort(world_.control(), [&] { bring(roles, pipeline, report, deadline); });
   } catch (...) {
@@ -235,7 +235,7 @@ ShardedReport Membership::finish(const Roles& roles, Deadline deadline) {
   const Stopwatch watch;
   StateDigest digest;
   try {
-    or_abort(world_.control(), [&] { digest = prove(roles, report, deadline); });
+    or_abort(world_.control(), [&] { digest = verify(roles, report, deadline); });
   } catch (...) {
     settle(roles, false);
     throw;

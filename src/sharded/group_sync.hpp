@@ -20,7 +20,7 @@ struct Roles {
 class Membership {
  public:
   /// Collective; see ShardedPublisher::regroup.
-  Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const ChannelOpener& open,
+  Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
              std::chrono::milliseconds timeout);
   /// Collective; see ShardedPublisher::sync.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
@@ -30,14 +30,14 @@ class Membership {
   const FanoutPlan& plan() const noexcept { return world_.plan(); }
 
  private:
-  void form(const Roles& roles, const ChannelOpener& open, Deadline deadline);
-  void seed(const Roles& roles, const ChannelOpener& open, Deadline deadline);
+  void form(const Roles& roles, const GroupOpener& open, Deadline deadline);
+  void seed(const Roles& roles, const GroupOpener& open, Deadline deadline);
   void compare_bases(const Roles& roles, Deadline deadline);
   TransferSteps steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline);
   void bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline);
-  StateDigest prove(const Roles& roles, ShardedReport& report, Deadline deadline);
+  StateDigest verify(const Roles& roles, ShardedReport& report, Deadline deadline);
 
-  World world_;
+  SyncWorld world_;
   bool broken_ = false;                  ///< Also while a sync is under way.
   std::optional<ShardedReport> staged_;  ///< Between the two halves of one.
 };

@@ -19,24 +19,24 @@ std::vector<HostTensor> host_tensors_at(const std::vector<ShardView>& views) {
   return tensors;
 }
 
-std::vector<StridedView> strided_views(const TensorTable& table, const std::vector<ShardView>& parts) {
+std::vector<StridedView> strided_views(const TensorTable& table, const std::vector<ShardView>& regions) {
   std::vector<StridedView> views;
-  for (std::size_t p = 0; p < table.size(); ++p) views.push_back(view_of_tensor(table[p], parts[p].strides));
+  for (std::size_t p = 0; p < table.size(); ++p) views.push_back(view_of_tensor(table[p], regions[p].strides));
   return views;
 }
 
-class HostPartReader final : public PartReader {
+class HostRegionReader final : public RegionReader {
  public:
-  HostPartReader(const TensorTable& table, const std::vector<ShardView>& parts)
-      : table_(table), parts_(parts), views_(strided_views(table, parts)) {}
+  HostRegionReader(const TensorTable& table, const std::vector<ShardView>& regions)
+      : table_(table), regions_(regions), views_(strided_views(table, regions)) {}
 
-  const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte* scratch) override {
-    const std::size_t size = element_size(table_[part].dtype);
-    if (is_contiguous(views_[part])) return parts_[part].data + first * size;
-    for_each_rectangle(views_[part], first, count, [&](const RowRectangle& next) {
+  const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) override {
+    const std::size_t size = element_size(table_[region].dtype);
+    if (is_contiguous(views_[region])) return regions_[region].data + first * size;
+    for_each_rectangle(views_[region], first, count, [&](const RowRectangle& next) {
       for (std::uint64_t r = 0; r < next.rows; ++r) {
         std::memcpy(scratch + (next.first + r * next.run) * size,
-                    parts_[part].data + (next.offset + r * next.pitch) * size, next.run * size);
+                    regions_[region].data + (next.offset + r * next.pitch) * size, next.run * size);
       }
     });
     return scratch;
@@ -44,26 +44,26 @@ class HostPartReader final : public PartReader {
 
  private:
   const TensorTable& table_;
-  std::vector<ShardView> parts_;
+  std::vector<ShardView> regions_;
   std::vector<StridedView> views_;
 };
 
-class HostPartWriter final : public PartWriter {
+class HostRegionWriter final : public RegionWriter {
  public:
-  HostPartWriter(const TensorTable& table, const std::vector<ShardView>& parts)
-      : table_(table), parts_(parts), views_(strided_views(table, parts)) {}
+  HostRegionWriter(const TensorTable& table, const std::vector<ShardView>& regions)
+      : table_(table), regions_(regions), views_(strided_views(table, regions)) {}
 
   void write(const BlockRef& block) override {
     const StridedView& view = views_[block.tensor];
     const ApplyTarget target =
-        target_in(parts_[block.tensor].data, is_contiguous(view) ? nullptr : &view, table_[block.tensor].dtype, block);
+        target_in(regions_[block.tensor].data, is_contiguous(view) ? nullptr : &view, table_[block.tensor].dtype, block);
     apply_block(block, target, Direction::kForward, scratch_);
   }
   void finish() override {}
 
  private:
   const TensorTable& table_;
-  std::vector<ShardView> parts_;
+  std::vector<ShardView> regions_;
   std::vector<StridedView> views_;
   ApplyScratch scratch_;
 };
@@ -115,11 +115,11 @@ class HostShardMemory final : public ShardMemory {
     return std::make_unique<Subscriber>(std::move(table), host_tensors_at(live), options);
   }
 
-  std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) override {
-    return std::make_unique<HostPartReader>(table, parts);
+  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    return std::make_unique<HostRegionReader>(table, regions);
   }
-  std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) override {
-    return std::make_unique<HostPartWriter>(table, parts);
+  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    return std::make_unique<HostRegionWriter>(table, regions);
   }
 };
 

@@ -7,21 +7,21 @@
 namespace sparsecast {
 namespace {
 
-/// The channel of this round that the rank is a member of, or -1: its color in a split.
-int own_channel(const FanoutPlan& plan, std::uint32_t round, int rank) {
-  const std::vector<Channel>& channels = plan.channels();
-  const auto found = std::ranges::find_if(channels, [&](const Channel& channel) {
-    return channel.round == round && std::ranges::binary_search(channel.members, rank);
+/// The group of this round that the rank is a member of, or -1: its color in a split.
+int own_group(const FanoutPlan& plan, std::uint32_t round, int rank) {
+  const std::vector<RouteGroup>& groups = plan.groups();
+  const auto found = std::ranges::find_if(groups, [&](const RouteGroup& group) {
+    return group.round == round && std::ranges::binary_search(group.members, rank);
   });
-  return found == channels.end() ? -1 : static_cast<int>(found - channels.begin());
+  return found == groups.end() ? -1 : static_cast<int>(found - groups.begin());
 }
 
-/// Opens the channels round by round; split(color) makes the rank's one, or null.
+/// Opens the groups round by round; split(color) makes the rank's one, or null.
 template <class Split>
 std::vector<std::unique_ptr<Transport>> split_by_round(const FanoutPlan& plan, int rank, const Split& split) {
-  std::vector<std::unique_ptr<Transport>> open(plan.channels().size());
+  std::vector<std::unique_ptr<Transport>> open(plan.groups().size());
   for (std::uint32_t round = 0; round < plan.rounds(); ++round) {
-    const int own = own_channel(plan, round, rank);
+    const int own = own_group(plan, round, rank);
     std::unique_ptr<Transport> made = split(own);
     if (own >= 0) open[static_cast<std::size_t>(own)] = std::move(made);
   }
@@ -30,16 +30,16 @@ std::vector<std::unique_ptr<Transport>> split_by_round(const FanoutPlan& plan, i
 
 }  // namespace
 
-ChannelOpener open_control_channels() {
+GroupOpener open_control_groups() {
   return [](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
     return split_by_round(plan, world.rank(), [&](int own) -> std::unique_ptr<Transport> {
-      std::shared_ptr<ControlChannel> part = world.split(own, world.rank(), deadline);
-      return part ? make_tcp_transport(std::move(part)) : nullptr;
+      std::shared_ptr<ControlChannel> region = world.split(own, world.rank(), deadline);
+      return region ? make_tcp_transport(std::move(region)) : nullptr;
     });
   };
 }
 
-ChannelOpener split_nccl_channels(NcclWorldOpener open_world) {
+GroupOpener split_nccl_groups(NcclWorldOpener open_world) {
   return [open_world = std::move(open_world)](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
     const auto all = open_world(world.split(0, world.rank(), deadline), deadline);
     return split_by_round(plan, world.rank(), [&](int own) -> std::unique_ptr<Transport> {
@@ -48,8 +48,8 @@ ChannelOpener split_nccl_channels(NcclWorldOpener open_world) {
   };
 }
 
-ChannelOpener open_nccl_channels(const NcclOptions& options) {
-  return split_nccl_channels([options](std::shared_ptr<ControlChannel> control, Deadline deadline) {
+GroupOpener open_nccl_groups(const NcclOptions& options) {
+  return split_nccl_groups([options](std::shared_ptr<ControlChannel> control, Deadline deadline) {
     return NcclTransport::open(std::move(control), options, deadline);
   });
 }

@@ -17,14 +17,14 @@ PublisherSide::PublisherSide(std::shared_ptr<const Layout> layout, std::size_t r
       version_(options_.version),
       last_attempt_(options_.version) {}
 
-RolePresence PublisherSide::presence() const {
+RankInfo PublisherSide::rank_info() const {
   if (snapshot_lost_) {
     throw Error(
         ErrorCode::kDirty,
         "an earlier publish, commit or abort failed half-way: what receivers hold is not known any more. Make new "
         "publishers on all ranks of the trainer, and seed all engines");
   }
-  RolePresence own;
+  RankInfo own;
   own.role = Role::kTrainer;
   own.group = "trainer";
   own.rank = static_cast<std::uint32_t>(rank_);
@@ -37,7 +37,7 @@ RolePresence PublisherSide::presence() const {
 }
 
 void PublisherSide::met(const Meeting& meeting) {
-  if (next_layout_ && next_layout_->hash() == meeting.trainer.group.layout->hash()) adopt();
+  if (next_layout_ && next_layout_->hash() == meeting.trainer.participant.layout->hash()) adopt();
   next_layout_.reset();
   if (in_doubt_) settle(meeting.version == last_attempt_);
   last_attempt_ = meeting.last_attempt;
@@ -45,9 +45,9 @@ void PublisherSide::met(const Meeting& meeting) {
 
 void PublisherSide::build(const FanoutPlan& plan, int world_rank) {
   deltas_.clear();
-  lanes_.clear();
+  routes_.clear();
   PublisherOptions publishing{options_.stream, version_, options_.encode, last_attempt_};
-  lanes_ = make_source_lanes(plan, world_rank, snapshot_, publishing);
+  routes_ = make_source_routes(plan, world_rank, snapshot_, publishing);
 }
 
 void PublisherSide::adopt() {
@@ -58,8 +58,8 @@ void PublisherSide::adopt() {
 
 std::vector<Bytes> PublisherSide::base_records(const Transfer& transfer) {
   std::vector<Bytes> records;
-  for (const std::uint32_t lane : transfer.lanes) {
-    const auto bytes = bytes_of(find_lane(lanes_, lane).publisher->digest());
+  for (const std::uint32_t route : transfer.routes) {
+    const auto bytes = bytes_of(find_route(routes_, route).publisher->digest());
     records.emplace_back(bytes.begin(), bytes.end());
   }
   return records;
@@ -67,25 +67,25 @@ std::vector<Bytes> PublisherSide::base_records(const Transfer& transfer) {
 
 std::vector<StateDigest> PublisherSide::base_digests(const FanoutPlan& plan) const {
   std::vector<StateDigest> bases;
-  for (const SourceLane& lane : lanes_) bases.push_back(lane.publisher->digest());
-  return source_digests(plan, lanes_, bases);
+  for (const SourceRoute& route : routes_) bases.push_back(route.publisher->digest());
+  return source_digests(plan, routes_, bases);
 }
 
 std::vector<std::uint32_t> PublisherSide::begin_attempt() {
   ++last_attempt_;
-  deltas_.assign(lanes_.size(), nullptr);
-  std::vector<std::uint32_t> lanes;
-  for (const SourceLane& lane : lanes_) lanes.push_back(lane.lane);
-  return lanes;
+  deltas_.assign(routes_.size(), nullptr);
+  std::vector<std::uint32_t> routes;
+  for (const SourceRoute& route : routes_) routes.push_back(route.route);
+  return routes;
 }
 
-void PublisherSide::publish(std::uint32_t lane) {
-  SourceLane& own = find_lane(lanes_, lane);
+void PublisherSide::publish(std::uint32_t route) {
+  SourceRoute& own = find_route(routes_, route);
   snapshot_lost_ = true;  // Until it is through.
   const Delta& delta = own.publisher->publish();
   if (delta.info.version != last_attempt_) {
     throw Error(ErrorCode::kUsage,
-                fmt::format("lane {} made version {}, not {}", lane, delta.info.version, last_attempt_));
+                fmt::format("route {} made version {}, not {}", route, delta.info.version, last_attempt_));
   }
   deltas_[index_of(own)] = &delta;
   snapshot_lost_ = false;
@@ -94,19 +94,19 @@ void PublisherSide::publish(std::uint32_t lane) {
 void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) const {
   if (!options_.report_tensors) return;
   std::map<std::uint32_t, SentTensor> tensors;  // By the plan's tensor.
-  for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    const std::vector<Part>& parts = plan.lanes()[lanes_[i].lane].parts;
-    for (const Part& part : parts) {
-      SentTensor& sent = tensors[part.tensor];
-      sent.name = plan.table()[part.tensor].name;
-      sent.elements += part.box.elements();
+  for (std::size_t i = 0; i < routes_.size(); ++i) {
+    const std::vector<Region>& regions = plan.routes()[routes_[i].route].regions;
+    for (const Region& region : regions) {
+      SentTensor& sent = tensors[region.tensor];
+      sent.name = plan.table()[region.tensor].name;
+      sent.elements += region.box.elements();
     }
-    const DeltaReport found = report_of(*deltas_[i], *lanes_[i].table);
+    const DeltaReport found = report_of(*deltas_[i], *routes_[i].table);
     for (std::size_t codec = 0; codec < std::size(found.blocks_by_codec); ++codec) {
       report.blocks_by_codec[codec] += found.blocks_by_codec[codec];
     }
     for (const DeltaReport::Tensor& tensor : found.tensors) {
-      SentTensor& sent = tensors[parts[tensor.index].tensor];
+      SentTensor& sent = tensors[regions[tensor.index].tensor];
       sent.changed += tensor.changed;
       sent.bytes += tensor.bytes;
       sent.dense_blocks += tensor.dense_blocks;
@@ -118,8 +118,8 @@ void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) cons
 
 std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedReport& report) {
   std::vector<Bytes> records;
-  for (const std::uint32_t lane : transfer.lanes) {
-    const Delta& delta = *deltas_[index_of(find_lane(lanes_, lane))];
+  for (const std::uint32_t route : transfer.routes) {
+    const Delta& delta = *deltas_[index_of(find_route(routes_, route))];
     // Copies: a transport must own what it sends, because after a failure it may go on reading it.
     records.push_back(delta.header);
     records.insert(records.end(), delta.frames.begin(), delta.frames.end());
@@ -133,19 +133,19 @@ std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedRepor
 std::vector<StateDigest> PublisherSide::result_digests(const FanoutPlan& plan) const {
   std::vector<StateDigest> results;
   for (const Delta* delta : deltas_) results.push_back(delta->result.result_digest);
-  return source_digests(plan, lanes_, results);
+  return source_digests(plan, routes_, results);
 }
 
 void PublisherSide::settle(bool committed) {
   deltas_.clear();
   const bool lost = snapshot_lost_;
   snapshot_lost_ = true;
-  for (SourceLane& lane : lanes_) {
-    if (!lane.publisher->pending()) continue;
+  for (SourceRoute& route : routes_) {
+    if (!route.publisher->pending()) continue;
     if (committed) {
-      lane.publisher->commit(last_attempt_);
+      route.publisher->commit(last_attempt_);
     } else {
-      lane.publisher->abort(last_attempt_);
+      route.publisher->abort(last_attempt_);
     }
   }
   snapshot_lost_ = lost;

@@ -16,13 +16,13 @@ class PublisherSide {
                 ShardedOptions options);
 
   /// Throws Error{kDirty} when the snapshot is not known any more.
-  RolePresence presence() const;
+  RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 
   /// The ranks have met: learns from the coordinator what was in doubt.
   void met(const Meeting& meeting);
-  /// Makes its lanes of the plan.
+  /// Makes its routes of the plan.
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
   const EncodeOptions& encode_options() const noexcept { return options_.encode; }
@@ -31,25 +31,25 @@ class PublisherSide {
   void adopt();
   void forget_plan() { next_layout_.reset(); }
 
-  /// The digests that the lanes of a transfer start from, for the receivers to compare.
+  /// The digests that the routes of a transfer start from, for the receivers to compare.
   std::vector<Bytes> base_records(const Transfer& transfer);
-  /// Of the lanes as they are committed, for the ballot.
+  /// Of the routes as they are committed, for the vote.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
-  /// The attempt after the last; the lanes that are to be published for it.
+  /// The attempt after the last; the routes that are to be published for it.
   std::vector<std::uint32_t> begin_attempt();
-  /// Detects and encodes one of them. On one thread at a time, while another may ask for the records of lanes that are
+  /// Detects and encodes one of them. On one thread at a time, while another may ask for the records of routes that are
   /// published, and for nothing else. When it throws, the snapshot is lost.
-  void publish(std::uint32_t lane);
-  /// With options.report_tensors: what has been found, in all lanes.
+  void publish(std::uint32_t route);
+  /// With options.report_tensors: what has been found, in all routes.
   void describe(const FanoutPlan& plan, ShardedReport& report) const;
-  /// The records of a transfer's lanes, which have been published.
+  /// The records of a transfer's routes, which have been published.
   std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
-  /// Of the attempt, for the ballot.
+  /// Of the attempt, for the vote.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
   /// The attempt's fate.
   void settle(bool committed);
-  /// The verdict was not heard.
+  /// The decision was not heard.
   void doubt() noexcept { in_doubt_ = true; }
 
   std::uint64_t version() const noexcept { return version_; }
@@ -57,7 +57,7 @@ class PublisherSide {
   StateDigest digest;  ///< Of all tensors at the version.
 
  private:
-  std::size_t index_of(const SourceLane& lane) const { return static_cast<std::size_t>(&lane - lanes_.data()); }
+  std::size_t index_of(const SourceRoute& route) const { return static_cast<std::size_t>(&route - routes_.data()); }
 
   std::shared_ptr<const Layout> layout_;       ///< With the bases of the plan in force.
   std::shared_ptr<const Layout> next_layout_;  ///< Of a plan that may be in force.
@@ -66,10 +66,10 @@ class PublisherSide {
   ShardSnapshot snapshot_;
   std::uint64_t version_;
   std::uint64_t last_attempt_;  ///< That of the pending deltas, if there are any.
-  bool in_doubt_ = false;       ///< They are pending for want of the verdict.
+  bool in_doubt_ = false;       ///< They are pending for want of the decision.
   bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
-  std::vector<SourceLane> lanes_;
-  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the lanes; null until published.
+  std::vector<SourceRoute> routes_;
+  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the routes; null until published.
 };
 
 }  // namespace sparsecast

@@ -16,19 +16,19 @@ namespace {
 /// A layout of 1000 ranks with 10^5 shards takes some hundred kilobytes.
 constexpr std::uint64_t kMostLayoutBytes = std::uint64_t{1} << 28;
 
-std::string describe(const RolePresence& presence) {
-  return presence.role == Role::kTrainer ? fmt::format("trainer rank {}", presence.rank)
-                                         : fmt::format("engine '{}' rank {}", presence.group, presence.rank);
+std::string describe(const RankInfo& rank_info) {
+  return rank_info.role == Role::kTrainer ? fmt::format("trainer rank {}", rank_info.rank)
+                                         : fmt::format("engine '{}' rank {}", rank_info.group, rank_info.rank);
 }
 
 /// A rank of the world in one of its roles.
 struct Attendant {
   int world_rank = 0;
-  RolePresence presence;
+  RankInfo rank_info;
 };
 using Members = std::vector<const Attendant*>;
 
-[[noreturn]] void refuse_missing(RolePresence like, std::uint32_t rank) {
+[[noreturn]] void refuse_missing(RankInfo like, std::uint32_t rank) {
   like.rank = rank;
   throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(like));
 }
@@ -38,9 +38,9 @@ std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size
   std::vector<std::string> names(size);
   const auto add = [&](Role role) {
     for (const Attendant& attendant : all) {
-      if (attendant.presence.role != role) continue;
+      if (attendant.rank_info.role != role) continue;
       std::string& name = names[static_cast<std::size_t>(attendant.world_rank)];
-      name += (name.empty() ? "" : " and ") + describe(attendant.presence);
+      name += (name.empty() ? "" : " and ") + describe(attendant.rank_info);
     }
   };
   add(Role::kTrainer);
@@ -57,13 +57,13 @@ std::vector<Members> find_groups(const std::vector<Attendant>& all) {
   std::map<std::pair<Role, std::string>, std::size_t> known;
   for (const Attendant& attendant : all) {
     const auto [place, added] =
-        known.emplace(std::pair(attendant.presence.role, attendant.presence.group), groups.size());
+        known.emplace(std::pair(attendant.rank_info.role, attendant.rank_info.group), groups.size());
     if (added) groups.emplace_back();
     groups[place->second].push_back(&attendant);
   }
   for (Members& members : groups) {
-    const auto first = std::ranges::find(members, 0U, [](const Attendant* a) { return a->presence.rank; });
-    if (first == members.end()) refuse_missing(members.front()->presence, 0);
+    const auto first = std::ranges::find(members, 0U, [](const Attendant* a) { return a->rank_info.rank; });
+    if (first == members.end()) refuse_missing(members.front()->rank_info, 0);
     std::iter_swap(first, members.begin());
   }
   return groups;
@@ -95,13 +95,13 @@ std::shared_ptr<const Layout> find_in(const Layouts& list, const Hash128& hash) 
 }
 
 /// What this rank provides: the layouts of the groups whose rank 0 it is. Says their sizes in `own`.
-std::map<Role, Bytes> pack_layouts(std::vector<RolePresence>& own, const Layouts& layouts) {
+std::map<Role, Bytes> pack_layouts(std::vector<RankInfo>& own, const Layouts& layouts) {
   std::map<Role, Bytes> packed;
-  for (RolePresence& presence : own) {
-    if (presence.rank != 0) continue;
-    Bytes& bytes = packed[presence.role];
-    bytes = find_in(layouts, presence.layout)->serialize();
-    presence.layout_bytes = bytes.size();
+  for (RankInfo& rank_info : own) {
+    if (rank_info.rank != 0) continue;
+    Bytes& bytes = packed[rank_info.role];
+    bytes = find_in(layouts, rank_info.layout)->serialize();
+    rank_info.layout_bytes = bytes.size();
   }
   return packed;
 }
@@ -111,7 +111,7 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& grou
                          const std::map<Role, Bytes>& packed, Deadline deadline) {
   Layouts layouts;
   for (const Members& members : groups) {
-    const RolePresence& first = members.front()->presence;
+    const RankInfo& first = members.front()->rank_info;
     if (auto before = find_in(layouts, first.layout)) {
       layouts.push_back(std::move(before));
       continue;
@@ -133,53 +133,53 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& grou
 }
 
 /// The group of these ranks, complete and of one mind.
-Party make_party(const Members& members, std::shared_ptr<const Layout> layout) {
-  const RolePresence& first = members.front()->presence;
+MeetingParticipant make_participant(const Members& members, std::shared_ptr<const Layout> layout) {
+  const RankInfo& first = members.front()->rank_info;
   const std::size_t size = layout->ranks().size();
-  Party party;
-  party.group = {first.group, std::move(layout), std::vector<int>(size, -1)};
+  MeetingParticipant participant;
+  participant.participant = {first.group, std::move(layout), std::vector<int>(size, -1)};
   for (const Attendant* const member : members) {
-    const RolePresence& presence = member->presence;
-    if (presence.layout != first.layout && presence.next_layout != first.layout) {
+    const RankInfo& rank_info = member->rank_info;
+    if (rank_info.layout != first.layout && rank_info.next_layout != first.layout) {
       throw Error(ErrorCode::kGroupMismatch, fmt::format("its layout is not that of {}", describe(first)),
-                  describe(presence));
+                  describe(rank_info));
     }
-    if (presence.rank >= size) {
-      throw Error(ErrorCode::kGroupMismatch, fmt::format("the layout has {} ranks", size), describe(presence));
+    if (rank_info.rank >= size) {
+      throw Error(ErrorCode::kGroupMismatch, fmt::format("the layout has {} ranks", size), describe(rank_info));
     }
-    int& place = party.group.ranks[presence.rank];
+    int& place = participant.participant.ranks[rank_info.rank];
     if (place >= 0) {
       throw Error(ErrorCode::kGroupMismatch,
-                  fmt::format("world ranks {} and {} both are it", place, member->world_rank), describe(presence));
+                  fmt::format("world ranks {} and {} both are it", place, member->world_rank), describe(rank_info));
     }
     place = member->world_rank;
   }
   for (std::size_t i = 0; i < size; ++i) {
-    if (party.group.ranks[i] < 0) refuse_missing(first, static_cast<std::uint32_t>(i));
+    if (participant.participant.ranks[i] < 0) refuse_missing(first, static_cast<std::uint32_t>(i));
   }
-  return party;
+  return participant;
 }
 
 /// Does the rank hold `version`, once its doubt is settled by the coordinator's word?
-bool holds(const RolePresence& presence, std::uint64_t version) {
-  return presence.version == version || (presence.in_doubt != 0 && presence.in_doubt == version);
+bool holds(const RankInfo& rank_info, std::uint64_t version) {
+  return rank_info.version == version || (rank_info.in_doubt != 0 && rank_info.in_doubt == version);
 }
 
 }  // namespace
 
 bool Meeting::seeds(int world_rank) const {
-  return std::ranges::any_of(engines, [&](const Party& engine) {
-    return engine.needs_anchor && std::ranges::find(engine.group.ranks, world_rank) != engine.group.ranks.end();
+  return std::ranges::any_of(engines, [&](const MeetingParticipant& engine) {
+    return engine.needs_anchor && std::ranges::find(engine.participant.ranks, world_rank) != engine.participant.ranks.end();
   });
 }
 
-Meeting meet(ControlChannel& world, std::vector<RolePresence> own, const Layouts& layouts, Deadline deadline) {
+Meeting meet(ControlChannel& world, std::vector<RankInfo> own, const Layouts& layouts, Deadline deadline) {
   const std::map<Role, Bytes> packed = pack_layouts(own, layouts);
   std::vector<Attendant> all;
   const std::vector<Bytes> said = world.all_gather(pack_roles(own), deadline);
   for (std::size_t r = 0; r < said.size(); ++r) {
-    for (RolePresence& presence : parse_roles(said[r], fmt::format("world rank {}", r))) {
-      all.push_back({static_cast<int>(r), std::move(presence)});
+    for (RankInfo& rank_info : parse_roles(said[r], fmt::format("world rank {}", r))) {
+      all.push_back({static_cast<int>(r), std::move(rank_info)});
     }
   }
   const std::vector<Members> groups = find_groups(all);
@@ -189,33 +189,33 @@ Meeting meet(ControlChannel& world, std::vector<RolePresence> own, const Layouts
   meeting.names = name_ranks(all, said.size());
   const Members* trainer = nullptr;
   for (const Attendant& attendant : all) {
-    const RolePresence& presence = attendant.presence;
-    meeting.last_attempt = std::max({meeting.last_attempt, presence.last_attempt, presence.version, presence.in_doubt});
+    const RankInfo& rank_info = attendant.rank_info;
+    meeting.last_attempt = std::max({meeting.last_attempt, rank_info.last_attempt, rank_info.version, rank_info.in_doubt});
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g].front()->presence.role == Role::kEngine) continue;
+    if (groups[g].front()->rank_info.role == Role::kEngine) continue;
     if (trainer != nullptr) throw Error(ErrorCode::kGroupMismatch, "there are two trainers in the world");
     trainer = &groups[g];
-    meeting.trainer = make_party(groups[g], of_groups[g]);
+    meeting.trainer = make_participant(groups[g], of_groups[g]);
   }
   if (trainer == nullptr) throw Error(ErrorCode::kGroupMismatch, "there is no trainer in the world");
-  const RolePresence& coordinator = trainer->front()->presence;
+  const RankInfo& coordinator = trainer->front()->rank_info;
   meeting.coordinator = trainer->front()->world_rank;
   meeting.version = coordinator.version;
   meeting.plan = coordinator.plan;
   for (const Attendant* const member : *trainer) {
-    const RolePresence& presence = member->presence;
-    if (holds(presence, meeting.version)) continue;
+    const RankInfo& rank_info = member->rank_info;
+    if (holds(rank_info, meeting.version)) continue;
     throw Error(ErrorCode::kGroupMismatch,
-                fmt::format("it is at version {}, and trainer rank 0 at {}", presence.version, meeting.version),
-                describe(presence));
+                fmt::format("it is at version {}, and trainer rank 0 at {}", rank_info.version, meeting.version),
+                describe(rank_info));
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (&groups[g] == trainer) continue;
-    Party engine = make_party(groups[g], of_groups[g]);
+    MeetingParticipant engine = make_participant(groups[g], of_groups[g]);
     for (const Attendant* const member : groups[g]) {
       engine.needs_anchor =
-          engine.needs_anchor || member->presence.needs_anchor || !holds(member->presence, meeting.version);
+          engine.needs_anchor || member->rank_info.needs_anchor || !holds(member->rank_info, meeting.version);
     }
     meeting.engines.push_back(std::move(engine));
   }

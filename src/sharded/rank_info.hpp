@@ -15,15 +15,15 @@ namespace sparsecast {
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
 /// What a rank says of itself in one role.
-struct RolePresence {
+struct RankInfo {
   Role role = Role::kEngine;
   std::string group;  ///< The engine's name; "trainer".
   std::uint32_t rank = 0;
   Hash128 layout;                  ///< Its hash; the group's is its rank 0's.
   Hash128 next_layout;             ///< Of the layout that counts instead if rank 0 has it already; zero: none.
   std::uint64_t layout_bytes = 0;  ///< As they travel; rank 0's, for meet() to say.
-  std::uint64_t version = 0;       ///< Proved by this rank.
-  std::uint64_t in_doubt = 0;      ///< A version that it has consented to without hearing the verdict; 0: none.
+  std::uint64_t version = 0;       ///< Verified by this rank.
+  std::uint64_t in_doubt = 0;      ///< A version that it has consented to without hearing the decision; 0: none.
   std::uint64_t last_attempt = 0;  ///< The highest number that it knows of.
   bool needs_anchor = false;
   PlanOptions plan;  ///< Counts on the trainer's rank 0.
@@ -33,22 +33,22 @@ struct RolePresence {
 };
 
 /// A rank has a role, or both.
-Bytes pack_roles(const std::vector<RolePresence>& roles);
+Bytes pack_roles(const std::vector<RankInfo>& roles);
 /// Throws Error{kCorrupt} that names the peer.
-std::vector<RolePresence> parse_roles(ConstBytes bytes, const std::string& peer);
+std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer);
 
 /// One group of the meeting.
-struct Party {
-  FanoutGroup group;
+struct MeetingParticipant {
+  Participant participant;
   bool needs_anchor = false;
 };
 
 /// What all ranks know after the meeting, and agree on.
 struct Meeting {
-  Party trainer;
-  std::vector<Party> engines;  ///< In order of their first rank in the world.
+  MeetingParticipant trainer;
+  std::vector<MeetingParticipant> engines;  ///< In order of their first rank in the world.
   PlanOptions plan;
-  int coordinator = 0;             ///< World rank of the trainer's rank 0: its verdicts stand.
+  int coordinator = 0;             ///< SyncWorld rank of the trainer's rank 0: its decisions stand.
   std::uint64_t version = 0;       ///< The last one that the coordinator has committed.
   std::uint64_t last_attempt = 0;  ///< No delta of this world has had a higher number.
   std::vector<std::string> names;  ///< By world rank.
@@ -63,7 +63,7 @@ struct Meeting {
 /// need not be parsed. Layouts that groups share travel once. Throws Error{kGroupMismatch} that names who: groups with
 /// missing, double or differing ranks, no trainer, a trainer rank without the committed version; and what the channel
 /// throws.
-Meeting meet(ControlChannel& world, std::vector<RolePresence> own,
+Meeting meet(ControlChannel& world, std::vector<RankInfo> own,
              const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
 
 }  // namespace sparsecast

@@ -14,78 +14,78 @@ std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   return std::nullopt;
 }
 
-/// True when this slot adds the lane's digest to its engine's: the first of the engine's slots, in a lane that the
+/// True when this destination adds the route's digest to its engine's: the first of the engine's destinations, in a route that the
 /// engine counts.
-bool counts(const FanoutPlan& plan, const Lane& lane, std::size_t engine, const Slot& slot) {
-  if (std::ranges::find(lane.counted_by, engine) == lane.counted_by.end()) return false;
+bool counts(const FanoutPlan& plan, const Route& route, std::size_t engine, const Destination& destination) {
+  if (std::ranges::find(route.counted_by, engine) == route.counted_by.end()) return false;
   const std::vector<int>& ranks = plan.engines()[engine].ranks;
   const auto first = std::ranges::find_if(
-      lane.slots, [&](const Slot& other) { return std::ranges::find(ranks, other.rank) != ranks.end(); });
-  return first != lane.slots.end() && *first == slot;
+      route.destinations, [&](const Destination& other) { return std::ranges::find(ranks, other.rank) != ranks.end(); });
+  return first != route.destinations.end() && *first == destination;
 }
 
 }  // namespace
 
-std::vector<Slot> own_slots(const Lane& lane, int rank) {
-  std::vector<Slot> own;
-  std::ranges::copy_if(lane.slots, std::back_inserter(own), [&](const Slot& slot) { return slot.rank == rank; });
+std::vector<Destination> own_destinations(const Route& route, int rank) {
+  std::vector<Destination> own;
+  std::ranges::copy_if(route.destinations, std::back_inserter(own), [&](const Destination& destination) { return destination.rank == rank; });
   return own;
 }
 
-std::vector<SourceLane> make_source_lanes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
+std::vector<SourceRoute> make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
                                           const PublisherOptions& options) {
   snapshot.cover(plan, rank);
-  std::vector<SourceLane> lanes;
-  for (std::uint32_t l = 0; l < plan.lanes().size(); ++l) {
-    if (plan.lanes()[l].source != rank) continue;
-    SourceLane lane;
-    lane.lane = l;
-    lane.table = std::make_shared<const TensorTable>(plan.lane_table(l));
-    lane.publisher =
-        snapshot.memory().make_publisher(lane.table, snapshot.live(plan, l), snapshot.held(plan, l), options);
-    lanes.push_back(std::move(lane));
+  std::vector<SourceRoute> routes;
+  for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
+    if (plan.routes()[l].source != rank) continue;
+    SourceRoute route;
+    route.route = l;
+    route.table = std::make_shared<const TensorTable>(plan.route_table(l));
+    route.publisher =
+        snapshot.memory().make_publisher(route.table, snapshot.live(plan, l), snapshot.held(plan, l), options);
+    routes.push_back(std::move(route));
   }
-  return lanes;
+  return routes;
 }
 
-std::vector<ShardView> slot_tensors(const FanoutPlan& plan, std::size_t lane, const Slot& slot,
+std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                     const ShardMemory& memory) {
-  return views_in(plan, lane, plan.slot_views(lane, slot),
+  return views_in(plan, route, plan.destination_views(route, destination),
                   [&](std::size_t, std::uint32_t local) { return memory.local()[local].data(); });
 }
 
-std::vector<SlotLane> make_slot_lanes(const FanoutPlan& plan, int rank, ShardMemory& memory,
+std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
                                       const SubscriberOptions& options) {
   const std::optional<std::size_t> engine = own_engine(plan, rank);
-  std::vector<SlotLane> lanes;
-  for (std::uint32_t l = 0; l < plan.lanes().size(); ++l) {
-    for (const Slot& slot : own_slots(plan.lanes()[l], rank)) {
-      SlotLane lane;
-      lane.lane = l;
-      lane.counted = engine && counts(plan, plan.lanes()[l], *engine, slot);
-      lane.table = std::make_shared<const TensorTable>(plan.lane_table(l));
-      lane.subscriber = memory.make_subscriber(lane.table, slot_tensors(plan, l, slot, memory), options);
-      lanes.push_back(std::move(lane));
+  std::vector<DestinationRoute> routes;
+  for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
+    for (const Destination& destination : own_destinations(plan.routes()[l], rank)) {
+      DestinationRoute route;
+      route.route = l;
+      route.counted = engine && counts(plan, plan.routes()[l], *engine, destination);
+      route.table = std::make_shared<const TensorTable>(plan.route_table(l));
+      route.subscriber = memory.make_subscriber(route.table, destination_tensors(plan, l, destination, memory), options);
+      routes.push_back(std::move(route));
     }
   }
-  return lanes;
+  return routes;
 }
 
-std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceLane>& lanes,
-                                        const std::vector<StateDigest>& of_lanes) {
+std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceRoute>& routes,
+                                        const std::vector<StateDigest>& of_routes) {
   std::vector<StateDigest> digests(plan.engines().size() + 1);
-  for (std::size_t i = 0; i < lanes.size(); ++i) {
-    const Lane& lane = plan.lanes()[lanes[i].lane];
-    for (const std::uint32_t engine : lane.counted_by) digests[engine] += of_lanes[i];
-    if (lane.counted_in_state) digests.back() += of_lanes[i];
+  for (std::size_t i = 0; i < routes.size(); ++i) {
+    const Route& route = plan.routes()[routes[i].route];
+    for (const std::uint32_t engine : route.counted_by) digests[engine] += of_routes[i];
+    if (route.counted_in_state) digests.back() += of_routes[i];
   }
   return digests;
 }
 
-StateDigest slot_digest(const std::vector<SlotLane>& lanes) {
+StateDigest destination_digest(const std::vector<DestinationRoute>& routes) {
   StateDigest total;
-  for (const SlotLane& lane : lanes) {
-    if (lane.counted) total += lane.subscriber->digest();
+  for (const DestinationRoute& route : routes) {
+    if (route.counted) total += route.subscriber->digest();
   }
   return total;
 }

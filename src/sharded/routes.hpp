@@ -1,6 +1,6 @@
 #pragma once
 
-// A rank's own lanes: each an ordinary delta stream, with a publisher on its source and a subscriber on each slot.
+// A rank's own routes: each an ordinary delta stream, with a publisher on its source and a subscriber on each destination.
 
 #include <algorithm>
 #include <memory>
@@ -11,42 +11,42 @@
 
 namespace sparsecast {
 
-struct SourceLane {
-  std::uint32_t lane = 0;
+struct SourceRoute {
+  std::uint32_t route = 0;
   std::shared_ptr<const TensorTable> table;
   std::unique_ptr<Publisher> publisher;
 };
 
-struct SlotLane {
-  std::uint32_t lane = 0;
-  bool counted = false;  ///< It adds the lane's digest to its engine's.
+struct DestinationRoute {
+  std::uint32_t route = 0;
+  bool counted = false;  ///< It adds the route's digest to its engine's.
   std::shared_ptr<const TensorTable> table;
   std::unique_ptr<Subscriber> subscriber;
 };
 
 /// Those that `rank` sends, ascending; the publishers' base is the snapshot.
-std::vector<SourceLane> make_source_lanes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
+std::vector<SourceRoute> make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
                                           const PublisherOptions& options);
-/// Those that it receives, ascending. Reads all of the parts, for their digests.
-std::vector<SlotLane> make_slot_lanes(const FanoutPlan& plan, int rank, ShardMemory& memory,
+/// Those that it receives, ascending. Reads all of the regions, for their digests.
+std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
                                       const SubscriberOptions& options);
 
 /// The one of this number, which must be there.
-template <class OwnLane>
-OwnLane& find_lane(std::vector<OwnLane>& lanes, std::uint32_t lane) {
-  return *std::ranges::lower_bound(lanes, lane, {}, &OwnLane::lane);
+template <class OwnRoute>
+OwnRoute& find_route(std::vector<OwnRoute>& routes, std::uint32_t route) {
+  return *std::ranges::lower_bound(routes, route, {}, &OwnRoute::route);
 }
 
-/// For the ballot: of each engine, then of all tensors.
-std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceLane>& lanes,
-                                        const std::vector<StateDigest>& of_lanes);
-/// For the ballot: of the counted lanes.
-StateDigest slot_digest(const std::vector<SlotLane>& lanes);
+/// For the vote: of each engine, then of all tensors.
+std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceRoute>& routes,
+                                        const std::vector<StateDigest>& of_routes);
+/// For the vote: of the counted routes.
+StateDigest destination_digest(const std::vector<DestinationRoute>& routes);
 
-/// Slots of this rank in a lane.
-std::vector<Slot> own_slots(const Lane& lane, int rank);
-/// Where the parts of a lane lie for a slot, in the rank's local tensors.
-std::vector<ShardView> slot_tensors(const FanoutPlan& plan, std::size_t lane, const Slot& slot,
+/// Destinations of this rank in a route.
+std::vector<Destination> own_destinations(const Route& route, int rank);
+/// Where the regions of a route lie for a destination, in the rank's local tensors.
+std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                     const ShardMemory& memory);
 
 }  // namespace sparsecast

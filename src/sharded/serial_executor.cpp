@@ -6,21 +6,21 @@
 
 namespace sparsecast {
 
-TaskLine::TaskLine(std::string what, std::size_t most_waiting) : what_(std::move(what)), most_waiting_(most_waiting) {}
+SerialExecutor::SerialExecutor(std::string what, std::size_t most_waiting) : what_(std::move(what)), most_waiting_(most_waiting) {}
 
-TaskLine::~TaskLine() {
+SerialExecutor::~SerialExecutor() {
   const std::lock_guard<std::mutex> lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
 }
 
 template <class Condition>
-void TaskLine::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met) {
+void SerialExecutor::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met) {
   if (changed_.wait_until(lock, deadline, met)) return;
   throw Error(ErrorCode::kTimeout, fmt::format("{} was at {} of {} when the deadline passed", what_, done_, given_));
 }
 
-void TaskLine::add(std::function<void()> task, Deadline deadline) {
+void SerialExecutor::add(std::function<void()> task, Deadline deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
   ++given_;
   if (most_waiting_ == kAtOnce) {
@@ -35,19 +35,19 @@ void TaskLine::add(std::function<void()> task, Deadline deadline) {
   changed_.notify_all();
 }
 
-bool TaskLine::wait_for(std::size_t tasks, Deadline deadline) {
+bool SerialExecutor::wait_for(std::size_t tasks, Deadline deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
   wait_until(lock, deadline, [&] { return done_ >= tasks || !outcome_.ok(); });
   return done_ >= tasks;
 }
 
-const Outcome& TaskLine::wait_for_all(Deadline deadline) {
+const Outcome& SerialExecutor::wait_for_all(Deadline deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
   wait_until(lock, deadline, [&] { return waiting_.empty() && !at_work_; });
   return outcome_;
 }
 
-void TaskLine::run() {
+void SerialExecutor::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopped_ || !waiting_.empty(); });
@@ -68,7 +68,7 @@ void TaskLine::run() {
 }
 
 /// Without the lock.
-void TaskLine::perform(const std::function<void()>& task) {
+void SerialExecutor::perform(const std::function<void()>& task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!outcome_.ok()) return;

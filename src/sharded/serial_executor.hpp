@@ -17,16 +17,16 @@ namespace sparsecast {
 
 /// Does tasks in the order in which they are given, on a thread of its own, or at once. Once one has failed, the others
 /// pass undone. For one thread, but for the tasks.
-class TaskLine {
+class SerialExecutor {
  public:
   /// At most so many tasks wait behind the one at work; kAtOnce: no thread is started, and add() does the task.
-  /// `what` begins the error of a wait that lasts too long, "the encoding of lanes".
-  TaskLine(std::string what, std::size_t most_waiting);
+  /// `what` begins the error of a wait that lasts too long, "the encoding of routes".
+  SerialExecutor(std::string what, std::size_t most_waiting);
   static constexpr std::size_t kAtOnce = 0;
   /// Tasks that have not begun are dropped; the one at work comes to its end.
-  ~TaskLine();
-  TaskLine(const TaskLine&) = delete;
-  TaskLine& operator=(const TaskLine&) = delete;
+  ~SerialExecutor();
+  SerialExecutor(const SerialExecutor&) = delete;
+  SerialExecutor& operator=(const SerialExecutor&) = delete;
 
   /// Waits for room. Throws Error{kTimeout} when there is none by the deadline; the task is dropped then.
   void add(std::function<void()> task, Deadline deadline);

@@ -22,8 +22,8 @@ using ShardBuffer = std::shared_ptr<std::byte>;
 /// A part's elements in memory of the kind at hand.
 struct ShardView {
   std::byte* data = nullptr;
-  std::vector<std::int64_t> strides;  ///< In elements, one a dimension of the part.
-  bool masters = false;               ///< The elements are fp32 masters of the part's bf16.
+  std::vector<std::int64_t> strides;  ///< In elements, one a dimension of the region.
+  bool masters = false;               ///< The elements are fp32 masters of the region's bf16.
 };
 
 /// A box of elements in a local tensor and whatever is laid out like it.
@@ -44,33 +44,33 @@ void for_each_rectangle(const ShardBox& box, const Visit& visit) {
   });
 }
 
-/// The parts of a lane, which lie at `views`, in memory that is laid out like the rank's tensors: base_of(part, local)
+/// The regions of a route, which lie at `views`, in memory that is laid out like the rank's tensors: base_of(region, local)
 /// is where that of a local tensor begins.
 template <class BaseOf>
-std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t lane, const std::vector<PartView>& views,
+std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
                                 const BaseOf& base_of) {
   std::vector<ShardView> out;
-  const std::vector<Part>& parts = plan.lanes()[lane].parts;
-  for (std::size_t p = 0; p < parts.size(); ++p) {
-    const std::size_t size = element_size(plan.table()[parts[p].tensor].dtype);
+  const std::vector<Region>& regions = plan.routes()[route].regions;
+  for (std::size_t p = 0; p < regions.size(); ++p) {
+    const std::size_t size = element_size(plan.table()[regions[p].tensor].dtype);
     out.push_back({base_of(p, views[p].local) + views[p].first * size, views[p].strides});
   }
   return out;
 }
 
-/// Reads the parts of a lane for an anchor.
-class PartReader {
+/// Reads the regions of a route for an anchor.
+class RegionReader {
  public:
-  virtual ~PartReader() = default;
+  virtual ~RegionReader() = default;
   /// Elements [first, first + count) of a part, one after another in host memory; `scratch` has room for them. Valid
   /// until the next call, and while `scratch` is.
-  virtual const std::byte* read(std::size_t part, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
+  virtual const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
 };
 
-/// Writes an anchor's blocks to where the parts of a lane lie.
-class PartWriter {
+/// Writes an anchor's blocks to where the regions of a route lie.
+class RegionWriter {
  public:
-  virtual ~PartWriter() = default;
+  virtual ~RegionWriter() = default;
   /// Throws Error{kCorrupt} for a payload that is not valid.
   virtual void write(const BlockRef& block) = 0;
   /// Everything is written when it returns.
@@ -100,7 +100,7 @@ class ShardMemory {
     is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
   }
 
-  /// Of a lane, with views parallel to its table.
+  /// Of a route, with views parallel to its table.
   virtual std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
                                                     const std::vector<ShardView>& live,
                                                     const std::vector<ShardView>& held,
@@ -109,8 +109,8 @@ class ShardMemory {
                                                       const std::vector<ShardView>& live,
                                                       const SubscriberOptions& options) = 0;
   /// One of each at a time is at work; table and memory outlive it.
-  virtual std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) = 0;
-  virtual std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) = 0;
+  virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) = 0;
+  virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) = 0;
 
  protected:
   ShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters)

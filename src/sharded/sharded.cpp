@@ -11,7 +11,7 @@ class Seat {
  public:
   /// A failure leaves the seats empty.
   static void regroup(std::initializer_list<Seat*> seats, const Roles& roles, std::shared_ptr<ControlChannel> world,
-                      const ChannelOpener& open, std::chrono::milliseconds timeout) {
+                      const GroupOpener& open, std::chrono::milliseconds timeout) {
     for (Seat* const seat : seats) {
       seat->left_ = true;
       seat->group_.reset();
@@ -31,7 +31,7 @@ class Seat {
   bool left_ = false;
 };
 
-/// An engine holds what is proved, and no masters of it.
+/// An engine holds what is verified, and no masters of it.
 ShardedOptions for_engine(ShardedOptions options) {
   if (options.local_dtypes.empty()) return options;
   throw Error(ErrorCode::kUsage, "local_dtypes are a publisher's: an engine's tensors are of its layout's dtypes");
@@ -59,7 +59,7 @@ ShardedPublisher::~ShardedPublisher() = default;
 ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
 ShardedPublisher& ShardedPublisher::operator=(ShardedPublisher&&) noexcept = default;
 
-void ShardedPublisher::regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open,
+void ShardedPublisher::regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open,
                                std::chrono::milliseconds timeout) {
   Seat::regroup({&state_->seat}, {&state_->side, nullptr}, std::move(world), open, timeout);
 }
@@ -92,7 +92,7 @@ ShardedSubscriber::~ShardedSubscriber() = default;
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;
 
-void ShardedSubscriber::regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open,
+void ShardedSubscriber::regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open,
                                 std::chrono::milliseconds timeout) {
   Seat::regroup({&state_->seat}, {nullptr, &state_->side}, std::move(world), open, timeout);
 }
@@ -126,7 +126,7 @@ void ShardedSubscriber::audit() { state_->side.audit(); }
 const FanoutPlan& ShardedSubscriber::plan() const { return state_->seat.group().plan(); }
 std::uint64_t ShardedSubscriber::version() const noexcept { return state_->side.version(); }
 
-void ColocatedRank::regroup(std::shared_ptr<ControlChannel> world, const ChannelOpener& open,
+void ColocatedRank::regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open,
                             std::chrono::milliseconds timeout) {
   Seat::regroup({&publisher_.state_->seat, &subscriber_.state_->seat},
                 {&publisher_.state_->side, &subscriber_.state_->side}, std::move(world), open, timeout);

@@ -15,12 +15,12 @@ std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& other
   return missing;
 }
 
-/// Where `box`, which lies in `part`, is in memory that is laid out like the part's local tensor.
-ShardBox place_of(const Part& part, const PartView& view, const Box& box, std::size_t element_bytes) {
+/// Where `box`, which lies in `region`, is in memory that is laid out like the region's local tensor.
+ShardBox place_of(const Region& region, const RegionView& view, const Box& box, std::size_t element_bytes) {
   ShardBox shard{view.first, {}, view.strides, element_bytes};
-  for (std::size_t i = 0; i < part.order.size(); ++i) {
-    const std::size_t d = part.order[i];
-    shard.first += (box.offset[d] - part.box.offset[d]) * static_cast<std::uint64_t>(view.strides[i]);
+  for (std::size_t i = 0; i < region.order.size(); ++i) {
+    const std::size_t d = region.order[i];
+    shard.first += (box.offset[d] - region.box.offset[d]) * static_cast<std::uint64_t>(view.strides[i]);
     shard.extents.push_back(box.extent[d]);
   }
   return shard;
@@ -52,14 +52,14 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
   return out;
 }
 
-/// The first layer in which nothing of the lane is covered yet.
-std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Lane& lane, const std::vector<PartView>& views) {
+/// The first layer in which nothing of the route is covered yet.
+std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Route& route, const std::vector<RegionView>& views) {
   const auto overlaps = [&](const Layer& layer) {
     for (std::size_t p = 0; p < views.size(); ++p) {
-      const Box& part = lane.parts[p].box;
-      const auto found = layer.covered.find({plan.table()[lane.parts[p].tensor].name, views[p].local});
+      const Box& region = route.regions[p].box;
+      const auto found = layer.covered.find({plan.table()[route.regions[p].tensor].name, views[p].local});
       if (found == layer.covered.end()) continue;
-      if (std::ranges::any_of(found->second, [&](const Box& box) { return intersect(box, part).has_value(); })) {
+      if (std::ranges::any_of(found->second, [&](const Box& box) { return intersect(box, region).has_value(); })) {
         return true;
       }
     }
@@ -72,18 +72,18 @@ std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Lane& lane, c
   return layers_.size() - 1;
 }
 
-/// Takes what of the part the layer does not hold: from another layer that does, or as the rank's tensor has it now.
-void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view) {
-  const TensorSpec& spec = plan.table()[part.tensor];
+/// Takes what of the region the layer does not hold: from another layer that does, or as the rank's tensor has it now.
+void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view) {
+  const TensorSpec& spec = plan.table()[region.tensor];
   const std::size_t size = element_size(spec.dtype);
   ShardBuffer& copy = layers_[layer].copies[view.local];
   if (!copy) copy = memory_->allocate(memory_->wire_bytes(view.local));
-  std::vector<Box> missing{part.box};
+  std::vector<Box> missing{region.box};
   const auto take_out = [&](const std::vector<Box>& boxes, const std::byte* from) {
     for (const Box& piece : missing) {
       for (const Box& box : boxes) {
         const std::optional<Box> shared = from != nullptr ? intersect(piece, box) : std::nullopt;
-        if (shared) memory_->copy(place_of(part, view, *shared, size), from, copy.get());
+        if (shared) memory_->copy(place_of(region, view, *shared, size), from, copy.get());
       }
     }
     missing = without(std::move(missing), boxes);
@@ -92,22 +92,22 @@ void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Part& 
   for (Layer& other : layers_) {
     if (&other != &layers_[layer]) take_out(other.sent[{spec.name, view.local}], other.copies[view.local].get());
   }
-  for (const Box& piece : missing) memory_->take(view.local, place_of(part, view, piece, size), copy.get());
+  for (const Box& piece : missing) memory_->take(view.local, place_of(region, view, piece, size), copy.get());
 }
 
 void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
   for (Layer& layer : layers_) layer.covered.clear();
-  lanes_.clear();
-  for (std::size_t l = 0; l < plan.lanes().size(); ++l) {
-    const Lane& lane = plan.lanes()[l];
-    if (lane.source != rank) continue;
-    std::vector<PartView> views = plan.source_views(l);
-    const std::size_t layer = layer_for(plan, lane, views);
-    for (std::size_t p = 0; p < lane.parts.size(); ++p) {
-      take(layer, plan, lane.parts[p], views[p]);
-      layers_[layer].covered[{plan.table()[lane.parts[p].tensor].name, views[p].local}].push_back(lane.parts[p].box);
+  routes_.clear();
+  for (std::size_t l = 0; l < plan.routes().size(); ++l) {
+    const Route& route = plan.routes()[l];
+    if (route.source != rank) continue;
+    std::vector<RegionView> views = plan.source_views(l);
+    const std::size_t layer = layer_for(plan, route, views);
+    for (std::size_t p = 0; p < route.regions.size(); ++p) {
+      take(layer, plan, route.regions[p], views[p]);
+      layers_[layer].covered[{plan.table()[route.regions[p].tensor].name, views[p].local}].push_back(route.regions[p].box);
     }
-    lanes_[l] = {layer, std::move(views)};
+    routes_[l] = {layer, std::move(views)};
   }
 }
 
@@ -116,10 +116,10 @@ void ShardSnapshot::adopt() {
   for (Layer& layer : layers_) layer.sent = layer.covered;
 }
 
-std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t lane) const {
-  const std::vector<PartView>& own = lanes_.at(lane).views;
+std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t route) const {
+  const std::vector<RegionView>& own = routes_.at(route).views;
   const auto base_of = [&](std::size_t, std::uint32_t local) { return memory_->local()[local].data(); };
-  std::vector<ShardView> views = views_in(plan, lane, own, base_of);
+  std::vector<ShardView> views = views_in(plan, route, own, base_of);
   for (std::size_t p = 0; p < views.size(); ++p) {
     if (!memory_->is_master(own[p].local)) continue;
     views[p].masters = true;
@@ -128,9 +128,9 @@ std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t l
   return views;
 }
 
-std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t lane) const {
-  const CoveredLane& own = lanes_.at(lane);
-  return views_in(plan, lane, own.views,
+std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t route) const {
+  const CoveredRoute& own = routes_.at(route);
+  return views_in(plan, route, own.views,
                   [&](std::size_t, std::uint32_t local) { return layers_[own.layer].copies[local].get(); });
 }
 
@@ -142,26 +142,26 @@ std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, 
   return nullptr;
 }
 
-ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Part& part, const PartView& view) {
-  const TensorSpec& spec = plan.table()[part.tensor];
+ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Region& region, const RegionView& view) {
+  const TensorSpec& spec = plan.table()[region.tensor];
   ShardBuffer out = memory_->allocate(memory_->wire_bytes(view.local));
   for (Layer& layer : layers_) {
     for (const Box& box : layer.covered[{spec.name, view.local}]) {
-      const std::optional<Box> shared = intersect(part.box, box);
+      const std::optional<Box> shared = intersect(region.box, box);
       if (!shared) continue;
-      memory_->copy(place_of(part, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(), out.get());
+      memory_->copy(place_of(region, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(), out.get());
     }
   }
   return out;
 }
 
-std::vector<ShardView> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t lane,
+std::vector<ShardView> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t route,
                                                       std::vector<ShardBuffer>& scratch) {
-  const std::vector<PartView> views = plan.source_views(lane);
-  return views_in(plan, lane, views, [&](std::size_t p, std::uint32_t local) {
-    const Part& part = plan.lanes()[lane].parts[p];
-    std::byte* const whole = find_whole(plan.table()[part.tensor].name, part.box, local);
-    return whole != nullptr ? whole : scratch.emplace_back(put_together(plan, part, views[p])).get();
+  const std::vector<RegionView> views = plan.source_views(route);
+  return views_in(plan, route, views, [&](std::size_t p, std::uint32_t local) {
+    const Region& region = plan.routes()[route].regions[p];
+    std::byte* const whole = find_whole(plan.table()[region.tensor].name, region.box, local);
+    return whole != nullptr ? whole : scratch.emplace_back(put_together(plan, region, views[p])).get();
   });
 }
 

@@ -17,8 +17,8 @@ namespace sparsecast {
 /// a without b: at most two boxes a dimension, disjoint.
 std::vector<Box> subtract(const Box& a, const Box& b);
 
-/// Lanes detect and refresh one after another, so each needs old bits of its own: where a rank sends an element in
-/// several lanes (engines of different cuts may have their own), there are several copies of it, in layers.
+/// Routes detect and refresh one after another, so each needs old bits of its own: where a rank sends an element in
+/// several routes (engines of different cuts may have their own), there are several copies of it, in layers.
 class ShardSnapshot {
  public:
   /// Copies lie in the same memory as the rank's tensors.
@@ -31,12 +31,12 @@ class ShardSnapshot {
   /// The plan of the last cover() is in force. Until then the one before is, and nothing of it is lost.
   void adopt();
 
-  /// Where the parts of a lane of the plan that was covered lie: in the rank's tensors, and in the snapshot.
-  std::vector<ShardView> live(const FanoutPlan& plan, std::size_t lane) const;
-  std::vector<ShardView> held(const FanoutPlan& plan, std::size_t lane) const;
-  /// The same for a lane of another plan, that of an anchor, which sends nothing that the covered one does not. Parts
+  /// Where the regions of a route of the plan that was covered lie: in the rank's tensors, and in the snapshot.
+  std::vector<ShardView> live(const FanoutPlan& plan, std::size_t route) const;
+  std::vector<ShardView> held(const FanoutPlan& plan, std::size_t route) const;
+  /// The same for a route of another plan, that of an anchor, which sends nothing that the covered one does not. Regions
   /// that no layer holds alone are put together in `scratch`.
-  std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t lane, std::vector<ShardBuffer>& scratch);
+  std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<ShardBuffer>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
   std::uint64_t bytes() const noexcept;
@@ -51,19 +51,19 @@ class ShardSnapshot {
     Boxes covered;                    ///< Under the one that may come to be.
   };
 
-  struct CoveredLane {
+  struct CoveredRoute {
     std::size_t layer = 0;
-    std::vector<PartView> views;
+    std::vector<RegionView> views;
   };
 
-  std::size_t layer_for(const FanoutPlan& plan, const Lane& lane, const std::vector<PartView>& views);
-  void take(std::size_t layer, const FanoutPlan& plan, const Part& part, const PartView& view);
+  std::size_t layer_for(const FanoutPlan& plan, const Route& route, const std::vector<RegionView>& views);
+  void take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view);
   std::byte* find_whole(const std::string& tensor, const Box& box, std::uint32_t local);
-  ShardBuffer put_together(const FanoutPlan& plan, const Part& part, const PartView& view);
+  ShardBuffer put_together(const FanoutPlan& plan, const Region& region, const RegionView& view);
 
   std::shared_ptr<ShardMemory> memory_;
   std::vector<Layer> layers_;
-  std::map<std::size_t, CoveredLane> lanes_;  ///< Of the plan that was covered, by its lane.
+  std::map<std::size_t, CoveredRoute> routes_;  ///< Of the plan that was covered, by its route.
 };
 
 }  // namespace sparsecast

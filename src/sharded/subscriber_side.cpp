@@ -19,8 +19,8 @@ SubscriberSide::SubscriberSide(std::string engine, std::shared_ptr<const Layout>
       last_attempt_(options_.version),
       needs_anchor_(options_.needs_anchor) {}
 
-RolePresence SubscriberSide::presence() const {
-  RolePresence own;
+RankInfo SubscriberSide::rank_info() const {
+  RankInfo own;
   own.role = Role::kEngine;
   own.group = engine_;
   own.rank = static_cast<std::uint32_t>(rank_);
@@ -40,33 +40,33 @@ void SubscriberSide::met(const Meeting& meeting, int world_rank) {
 
 void SubscriberSide::build(const FanoutPlan& plan, int world_rank, const Meeting& meeting) {
   version_ = meeting.version;
-  lanes_.clear();
+  routes_.clear();
   SubscriberOptions subscribing;
   subscribing.stream = options_.stream;
   subscribing.version = version_;
   subscribing.threads = options_.threads;
   subscribing.audit_versions = options_.audit_versions;
-  lanes_ = make_slot_lanes(plan, world_rank, *memory_, subscribing);
+  routes_ = make_destination_routes(plan, world_rank, *memory_, subscribing);
 }
 
-std::span<SlotLane> SubscriberSide::slots_of(std::uint32_t lane) {
-  return std::ranges::equal_range(lanes_, lane, {}, &SlotLane::lane);
+std::span<DestinationRoute> SubscriberSide::destinations_of(std::uint32_t route) {
+  return std::ranges::equal_range(routes_, route, {}, &DestinationRoute::route);
 }
 
 void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Bytes>& records,
                                  const std::string& source) {
-  if (records.size() != transfer.lanes.size()) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("{} digests of {} lanes", records.size(), transfer.lanes.size()),
+  if (records.size() != transfer.routes.size()) {
+    throw Error(ErrorCode::kCorrupt, fmt::format("{} digests of {} routes", records.size(), transfer.routes.size()),
                 source);
   }
   for (std::size_t i = 0; i < records.size(); ++i) {
     const auto base = value_of<StateDigest>(records[i], source);
-    for (const SlotLane& slot : slots_of(transfer.lanes[i])) {
-      if (slot.subscriber->digest() == base) continue;
+    for (const DestinationRoute& destination : destinations_of(transfer.routes[i])) {
+      if (destination.subscriber->digest() == base) continue;
       throw Error(ErrorCode::kWrongBase,
                   fmt::format("what is here for version {} is not what the trainer holds for it", version_),
-                  fmt::format("lane {} of {}, {} tensors from '{}'", slot.lane, source, slot.table->size(),
-                              (*slot.table)[0].name));
+                  fmt::format("route {} of {}, {} tensors from '{}'", destination.route, source, destination.table->size(),
+                              (*destination.table)[0].name));
     }
   }
 }
@@ -75,42 +75,42 @@ void SubscriberSide::stage(const Transfer& transfer, std::vector<Bytes> records,
                            ShardedReport& report) {
   if (records.empty()) throw Error(ErrorCode::kPeerFailed, "it had nothing to send", source);
   std::size_t headers = 0;
-  std::span<SlotLane> slots;
+  std::span<DestinationRoute> destinations;
   for (Bytes& record : records) {
     if (peek_record(record).kind == RecordKind::kHeader) {
-      if (headers == transfer.lanes.size()) {
+      if (headers == transfer.routes.size()) {
         throw Error(ErrorCode::kCorrupt, fmt::format("more than {} deltas came", headers), source);
       }
-      slots = slots_of(transfer.lanes[headers++]);
+      destinations = destinations_of(transfer.routes[headers++]);
     } else if (headers == 0) {
       throw Error(ErrorCode::kCorrupt, "the first record is not a header", source);
     }
-    (slots.empty() ? report.foreign_bytes : report.received_bytes) += record.size();
+    (destinations.empty() ? report.foreign_bytes : report.received_bytes) += record.size();
     try {
-      for (const SlotLane& slot : slots) slot.subscriber->stage(record);
+      for (const DestinationRoute& destination : destinations) destination.subscriber->stage(record);
     } catch (const Error& error) {
-      throw error.within(fmt::format("lane {} of {}", transfer.lanes[headers - 1], source));
+      throw error.within(fmt::format("route {} of {}", transfer.routes[headers - 1], source));
     }
     Bytes().swap(record);
   }
 }
 
 void SubscriberSide::require_staged() const {
-  for (const SlotLane& lane : lanes_) {
-    if (lane.subscriber->ready()) continue;
-    throw Error(ErrorCode::kIncomplete, "records of the delta are missing", fmt::format("lane {}", lane.lane));
+  for (const DestinationRoute& route : routes_) {
+    if (route.subscriber->ready()) continue;
+    throw Error(ErrorCode::kIncomplete, "records of the delta are missing", fmt::format("route {}", route.route));
   }
 }
 
 void SubscriberSide::apply(ShardedReport& report) {
-  for (const SlotLane& lane : lanes_) report.applied += lane.subscriber->apply().changed;
+  for (const DestinationRoute& route : routes_) report.applied += route.subscriber->apply().changed;
 }
 
-/// The lanes that have applied the attempt keep it, or take it back; those that cannot leave the rank without a
+/// The routes that have applied the attempt keep it, or take it back; those that cannot leave the rank without a
 /// version.
 void SubscriberSide::settle(bool committed) {
-  for (const SlotLane& lane : lanes_) {
-    Subscriber& subscriber = *lane.subscriber;
+  for (const DestinationRoute& route : routes_) {
+    Subscriber& subscriber = *route.subscriber;
     subscriber.discard();
     if (!committed && !subscriber.dirty() && subscriber.version() != version_) {
       try {
@@ -130,19 +130,19 @@ void SubscriberSide::replace(std::shared_ptr<const Layout> layout, std::shared_p
     throw Error(ErrorCode::kUsage,
                 fmt::format("whether version {} was committed is not known: regroup() before", last_attempt_));
   }
-  lanes_.clear();
+  routes_.clear();
   layout_ = std::move(layout);
   memory_ = std::move(memory);
 }
 
 std::uint64_t SubscriberSide::audit_next() {
   std::uint64_t read = 0;
-  for (const SlotLane& lane : lanes_) read += lane.subscriber->audit_next();
+  for (const DestinationRoute& route : routes_) read += route.subscriber->audit_next();
   return read;
 }
 
 void SubscriberSide::audit() {
-  for (const SlotLane& lane : lanes_) lane.subscriber->audit();
+  for (const DestinationRoute& route : routes_) route.subscriber->audit();
 }
 
 }  // namespace sparsecast

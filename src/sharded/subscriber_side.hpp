@@ -16,29 +16,29 @@ class SubscriberSide {
   SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                  std::shared_ptr<ShardMemory> memory, ShardedOptions options);
 
-  RolePresence presence() const;
+  RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
   /// The ranks have met: learns from the coordinator what was in doubt.
   void met(const Meeting& meeting, int world_rank);
   ShardMemory& memory() const noexcept { return *memory_; }
-  /// Makes its lanes of the plan, and reads what they hold.
+  /// Makes its routes of the plan, and reads what they hold.
   void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
-  /// Throws Error{kWrongBase} unless every slot holds what its lane starts from.
+  /// Throws Error{kWrongBase} unless every destination holds what its route starts from.
   void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
-  /// It has been proved that it holds the committed version.
+  /// It has been verified that it holds the committed version.
   void accept_base() noexcept { needs_anchor_ = false; }
 
   void begin_attempt() noexcept { ++last_attempt_; }
-  /// Verifies and keeps what is its own of a transfer's records: its lanes' one after another, each beginning with its
+  /// Verifies and keeps what is its own of a transfer's records: its routes' one after another, each beginning with its
   /// header.
   void stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source, ShardedReport& report);
   void require_staged() const;
   void apply(ShardedReport& report);
-  StateDigest digest() const { return slot_digest(lanes_); }
+  StateDigest digest() const { return destination_digest(routes_); }
   /// The attempt's fate.
   void settle(bool committed);
-  /// The verdict was not heard.
+  /// The decision was not heard.
   void doubt() noexcept { in_doubt_ = true; }
 
   /// See ShardedSubscriber.
@@ -51,7 +51,7 @@ class SubscriberSide {
   std::uint64_t last_attempt() const noexcept { return last_attempt_; }
 
  private:
-  std::span<SlotLane> slots_of(std::uint32_t lane);
+  std::span<DestinationRoute> destinations_of(std::uint32_t route);
 
   std::string engine_;
   std::shared_ptr<const Layout> layout_;
@@ -60,9 +60,9 @@ class SubscriberSide {
   ShardedOptions options_;
   std::uint64_t version_;
   std::uint64_t last_attempt_;  ///< The one that is applied, if there is doubt.
-  bool in_doubt_ = false;       ///< It is applied, and the verdict was not heard.
+  bool in_doubt_ = false;       ///< It is applied, and the decision was not heard.
   bool needs_anchor_;
-  std::vector<SlotLane> lanes_;
+  std::vector<DestinationRoute> routes_;
 };
 
 }  // namespace sparsecast

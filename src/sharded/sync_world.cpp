@@ -10,50 +10,50 @@
 
 namespace sparsecast {
 
-Wire::Wire(ControlChannel& world, const FanoutPlan& plan, const ChannelOpener& open, Deadline deadline)
-    : plan_(plan), rank_(world.rank()), channels_(open(world, plan, deadline)) {
-  if (channels_.size() != plan.channels().size()) {
+Wire::Wire(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline)
+    : plan_(plan), rank_(world.rank()), groups_(open(world, plan, deadline)) {
+  if (groups_.size() != plan.groups().size()) {
     throw Error(ErrorCode::kUsage,
-                fmt::format("{} channels were opened for a plan of {}", channels_.size(), plan.channels().size()));
+                fmt::format("{} groups were opened for a plan of {}", groups_.size(), plan.groups().size()));
   }
   for (const Transfer& transfer : plan.transfers()) {
-    const std::uint32_t channel = transfer.channel;
-    if (!std::ranges::binary_search(plan.channels()[channel].members, rank_)) continue;
-    if (!channels_[channel]) {
-      throw Error(ErrorCode::kUsage, fmt::format("channel {} was not opened for world rank {}", channel, rank_));
+    const std::uint32_t group = transfer.group;
+    if (!std::ranges::binary_search(plan.groups()[group].members, rank_)) continue;
+    if (!groups_[group]) {
+      throw Error(ErrorCode::kUsage, fmt::format("group {} was not opened for world rank {}", group, rank_));
     }
     transfers_.push_back(&transfer);
   }
 }
 
 void Wire::broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline) {
-  const std::vector<int>& members = plan_.channels()[transfer.channel].members;
+  const std::vector<int>& members = plan_.groups()[transfer.group].members;
   const auto source = static_cast<int>(std::ranges::lower_bound(members, transfer.source) - members.begin());
   try {
-    channels_[transfer.channel]->broadcast(records, source, deadline);
+    groups_[transfer.group]->broadcast(records, source, deadline);
   } catch (const Error& error) {
-    throw error.within(fmt::format("channel {}, from world rank {}", transfer.channel, transfer.source));
+    throw error.within(fmt::format("group {}, from world rank {}", transfer.group, transfer.source));
   }
 }
 
 namespace {
 
-std::vector<FanoutGroup> groups_of(const std::vector<Party>& parties, bool only_without_anchor) {
-  std::vector<FanoutGroup> groups;
-  for (const Party& party : parties) {
-    if (party.needs_anchor || !only_without_anchor) groups.push_back(party.group);
+std::vector<Participant> groups_of(const std::vector<MeetingParticipant>& participants, bool only_without_anchor) {
+  std::vector<Participant> groups;
+  for (const MeetingParticipant& participant : participants) {
+    if (participant.needs_anchor || !only_without_anchor) groups.push_back(participant.participant);
   }
   return groups;
 }
 
 }  // namespace
 
-void World::meet(std::vector<RolePresence> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
+void SyncWorld::meet(std::vector<RankInfo> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
                  Deadline deadline) {
   meeting_ = sparsecast::meet(*control_, std::move(own), layouts, deadline);
 }
 
-void World::agree_on(const FanoutPlan& plan, Deadline deadline) {
+void SyncWorld::agree_on(const FanoutPlan& plan, Deadline deadline) {
   const std::vector<Bytes> hashes = control_->all_gather(bytes_of(plan.hash()), deadline);
   for (std::size_t r = 0; r < hashes.size(); ++r) {
     const std::string who = meeting_.name_of(static_cast<int>(r));
@@ -63,24 +63,24 @@ void World::agree_on(const FanoutPlan& plan, Deadline deadline) {
   }
 }
 
-void World::connect(const ChannelOpener& open, Deadline deadline) {
+void SyncWorld::connect(const GroupOpener& open, Deadline deadline) {
   {
     const TraceRange<"sync.plan"> range;
-    plan_ = std::make_unique<FanoutPlan>(meeting_.trainer.group, groups_of(meeting_.engines, false), meeting_.plan);
+    plan_ = std::make_unique<FanoutPlan>(meeting_.trainer.participant, groups_of(meeting_.engines, false), meeting_.plan);
   }
   agree_on(*plan_, deadline);
   wire_ = std::make_unique<Wire>(*control_, *plan_, open, deadline);
 }
 
-const std::shared_ptr<const Layout>& World::marked_layout() {
+const std::shared_ptr<const Layout>& SyncWorld::marked_layout() {
   if (!marked_layout_) marked_layout_ = std::make_shared<const Layout>(mark_bases(*plan_));
   return marked_layout_;
 }
 
-std::unique_ptr<FanoutPlan> World::plan_of_anchor(Deadline deadline) {
-  std::vector<FanoutGroup> engines = groups_of(meeting_.engines, true);
+std::unique_ptr<FanoutPlan> SyncWorld::plan_of_anchor(Deadline deadline) {
+  std::vector<Participant> engines = groups_of(meeting_.engines, true);
   if (engines.empty()) return nullptr;
-  FanoutGroup trainer = meeting_.trainer.group;
+  Participant trainer = meeting_.trainer.participant;
   trainer.layout = marked_layout();
   PlanOptions options = meeting_.plan;
   options.unsent = {"*"};
@@ -89,21 +89,21 @@ std::unique_ptr<FanoutPlan> World::plan_of_anchor(Deadline deadline) {
   return plan;
 }
 
-void World::require_all(const Outcome& own, Deadline deadline) {
+void SyncWorld::require_all(const Outcome& own, Deadline deadline) {
   const int worst = control_->agree(own.status(), meeting_.coordinator, deadline);
   if (worst == 0) return;
-  Ballot ballot;
-  ballot.promised.resize(meeting_.engines.size() + 1);
-  exchange(std::move(ballot), own, deadline);
+  Vote vote;
+  vote.promised.resize(meeting_.engines.size() + 1);
+  exchange(std::move(vote), own, deadline);
   throw Error(ErrorCode::kPeerFailed,
               fmt::format("a rank failed, and does not say why: {}", to_string(static_cast<ErrorCode>(worst))));
 }
 
-void World::decide(Deadline deadline) {
-  const int verdict = control_->agree(0, meeting_.coordinator, deadline);
-  if (verdict != 0) {
+void SyncWorld::decide(Deadline deadline) {
+  const int decision = control_->agree(0, meeting_.coordinator, deadline);
+  if (decision != 0) {
     throw Error(ErrorCode::kPeerFailed,
-                fmt::format("a rank voted against: {}", to_string(static_cast<ErrorCode>(verdict))));
+                fmt::format("a rank voted against: {}", to_string(static_cast<ErrorCode>(decision))));
   }
 }
 

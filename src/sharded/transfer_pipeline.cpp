@@ -5,40 +5,40 @@
 namespace sparsecast {
 namespace {
 
-/// Those of `lanes`, in the order of the rank's own transfers; any that no transfer takes come last.
+/// Those of `routes`, in the order of the rank's own transfers; any that no transfer takes come last.
 std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& transfers, int rank,
-                                       std::vector<std::uint32_t> lanes) {
-  auto rest = lanes.begin();
+                                       std::vector<std::uint32_t> routes) {
+  auto rest = routes.begin();
   for (const Transfer* const transfer : transfers) {
     if (transfer->source != rank) continue;
-    for (const std::uint32_t lane : transfer->lanes) {
-      const auto found = std::find(rest, lanes.end(), lane);
-      if (found != lanes.end()) std::rotate(rest++, found, found + 1);
+    for (const std::uint32_t route : transfer->routes) {
+      const auto found = std::find(rest, routes.end(), route);
+      if (found != routes.end()) std::rotate(rest++, found, found + 1);
     }
   }
-  return lanes;
+  return routes;
 }
 
-/// So many lanes may be encoded ahead of the wire.
-std::size_t most_ahead(const std::vector<const Transfer*>& transfers, int rank, std::size_t lanes) {
-  if (transfers.empty()) return TaskLine::kAtOnce;
+/// So many routes may be encoded ahead of the wire.
+std::size_t most_ahead(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes) {
+  if (transfers.empty()) return SerialExecutor::kAtOnce;
   const Transfer& first = *transfers.front();
-  return first.source == rank && first.lanes.size() == lanes ? TaskLine::kAtOnce : lanes;
+  return first.source == rank && first.routes.size() == routes ? SerialExecutor::kAtOnce : routes;
 }
 
 }  // namespace
 
 TransferPipeline::TransferPipeline(const std::vector<const Transfer*>& transfers, int rank,
-                                   std::vector<std::uint32_t> lanes, TransferSteps steps)
+                                   std::vector<std::uint32_t> routes, TransferSteps steps)
     : transfers_(transfers),
       rank_(rank),
-      lanes_(by_transfer(transfers, rank, std::move(lanes))),
+      routes_(by_transfer(transfers, rank, std::move(routes))),
       steps_(std::move(steps)),
-      producer_("encoding of lanes", most_ahead(transfers, rank, lanes_.size())),
-      stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : TaskLine::kAtOnce) {}
+      producer_("encoding of routes", most_ahead(transfers, rank, routes_.size())),
+      stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : SerialExecutor::kAtOnce) {}
 
 void TransferPipeline::run(Deadline deadline) {
-  for (const std::uint32_t lane : lanes_) producer_.add([this, lane] { steps_.publish(lane); }, deadline);
+  for (const std::uint32_t route : routes_) producer_.add([this, route] { steps_.publish(route); }, deadline);
   for (const Transfer* const transfer : transfers_) pass(*transfer, deadline);
   published_ = producer_.wait_for_all(deadline);
   staged_ = stager_.wait_for_all(deadline);
@@ -47,7 +47,7 @@ void TransferPipeline::run(Deadline deadline) {
 void TransferPipeline::pass(const Transfer& transfer, Deadline deadline) {
   const bool own = transfer.source == rank_;
   bool ready = false;
-  if (own) ready = producer_.wait_for(lanes_due_ += transfer.lanes.size(), deadline);
+  if (own) ready = producer_.wait_for(routes_due_ += transfer.routes.size(), deadline);
   Stopwatch watch;
   std::vector<Bytes> records;
   if (ready) records = steps_.records(transfer);

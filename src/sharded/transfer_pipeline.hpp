@@ -1,9 +1,9 @@
 #pragma once
 
-// The transfers of a sync, as one rank takes part in them. What it sends is encoded lane by lane ahead of the wire, and
+// The transfers of a sync, as one rank takes part in them. What it sends is encoded route by route ahead of the wire, and
 // what it gets is verified behind the wire, each on a thread of its own:
 //
-//     producer         encode lane 0 | encode lane 1 | encode lane 2 |
+//     producer         encode route 0 | encode route 1 | encode route 2 |
 //     calling thread                 | wire of 0     | wire of 1     | wire of 2     |
 //     stager                                         | stage 0       | stage 1       | stage 2       |
 //
@@ -22,9 +22,9 @@ namespace sparsecast {
 
 /// What a rank does, one function a step.
 struct TransferSteps {
-  /// Producer: an own lane. Lanes come in the order in which the transfers take them.
-  std::function<void(std::uint32_t lane)> publish;
-  /// Calling thread: what to send for an own transfer, when all its lanes have been published.
+  /// Producer: an own route. Routes come in the order in which the transfers take them.
+  std::function<void(std::uint32_t route)> publish;
+  /// Calling thread: what to send for an own transfer, when all its routes have been published.
   std::function<std::vector<Bytes>(const Transfer& transfer)> records;
   /// Calling thread: as Wire::broadcast; the source's records are given, the others' come.
   std::function<void(const Transfer& transfer, std::vector<Bytes>& records)> broadcast;
@@ -38,14 +38,14 @@ class TransferPipeline {
   /// the records of three. One is enough to keep the stager at work while the next is on its way.
   static constexpr std::size_t kMostUnstaged = 1;
 
-  /// `transfers`: those of this rank, in the plan's order, which outlive the pipeline; `lanes`: its own.
-  TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::vector<std::uint32_t> lanes,
+  /// `transfers`: those of this rank, in the plan's order, which outlive the pipeline; `routes`: its own.
+  TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::vector<std::uint32_t> routes,
                    TransferSteps steps);
-  /// Its threads have ended then: the lane or transfer at work comes to its end, the others are left.
+  /// Its threads have ended then: the route or transfer at work comes to its end, the others are left.
   ~TransferPipeline() = default;
 
-  /// All of it. A lane that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that no
-  /// rank is missed in those that follow: transfers whose lanes are not all there have no records, and why is in
+  /// All of it. A route that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that no
+  /// rank is missed in those that follow: transfers whose routes are not all there have no records, and why is in
   /// published() and staged(). Throws what broadcast() throws, and Error{kTimeout}.
   void run(Deadline deadline);
   const Outcome& published() const noexcept { return published_; }
@@ -61,14 +61,14 @@ class TransferPipeline {
 
   const std::vector<const Transfer*>& transfers_;
   const int rank_;
-  std::vector<std::uint32_t> lanes_;  ///< In the order of the transfers.
+  std::vector<std::uint32_t> routes_;  ///< In the order of the transfers.
   TransferSteps steps_;
-  std::size_t lanes_due_ = 0;  ///< By the end of the transfer at hand.
+  std::size_t routes_due_ = 0;  ///< By the end of the transfer at hand.
   double wire_seconds_ = 0;
   Outcome published_;
   Outcome staged_;
-  TaskLine producer_;
-  TaskLine stager_;
+  SerialExecutor producer_;
+  SerialExecutor stager_;
 };
 
 }  // namespace sparsecast

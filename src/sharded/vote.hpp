@@ -11,23 +11,23 @@
 
 namespace sparsecast {
 
-struct Ballot {
+struct Vote {
   int status = 0;    ///< 0, or an ErrorCode.
   std::string text;  ///< Why not.
-  /// Of the lanes that a trainer's rank sends: the part of each engine's state digest, then that of all tensors.
+  /// Of the routes that a trainer's rank sends: the part of each engine's state digest, then that of all tensors.
   std::vector<StateDigest> promised;
-  /// Of the lanes that an engine's rank counts.
+  /// Of the routes that an engine's rank counts.
   StateDigest reached;
 };
 
-Bytes pack_ballot(const Ballot& ballot);
+Bytes pack_vote(const Vote& vote);
 /// Throws Error{kCorrupt} that names the peer.
-Ballot parse_ballot(ConstBytes bytes, const std::string& peer);
+Vote parse_vote(ConstBytes bytes, const std::string& peer);
 
-/// Collective: exchanges ballots; `own` gives the status and the words of this rank's. Returns the digest of all
+/// Collective: exchanges votes; `own` gives the status and the words of this rank's. Returns the digest of all
 /// tensors. Throws this rank's own error; else kPeerFailed that names a rank that failed and its words; else
 /// kDigestMismatch that names each engine whose parts do not add up to what the trainer says.
-StateDigest exchange_ballots(ControlChannel& world, const Meeting& meeting, Ballot ballot, const Outcome& own,
+StateDigest exchange_votes(ControlChannel& world, const Meeting& meeting, Vote vote, const Outcome& own,
                              Deadline deadline);
 
 }  // namespace sparsecast

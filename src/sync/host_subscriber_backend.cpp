@@ -47,7 +47,7 @@ class HostSubscriberBackend final : public SubscriberBackend {
     staged_.clear();
   }
   std::vector<StateDigest> apply(const ApplyOrder& order) override;
-  std::vector<StateDigest> take_back() override { return run(Direction::kInverse); }
+  std::vector<StateDigest> roll_back() override { return run(Direction::kInverse); }
   NanMasked prepare_nan_masked() override;
   void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
                        const ApplyOrder& order) override;

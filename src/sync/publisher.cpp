@@ -51,9 +51,9 @@ class DeltaCollector {
 }  // namespace
 
 struct Publisher::State {
-  State(std::shared_ptr<const TensorTable> its_table, const PublisherOptions& its_options)
-      : table(std::move(its_table)),
-        options(its_options),
+  State(std::shared_ptr<const TensorTable> initial_table, const PublisherOptions& initial_options)
+      : table(std::move(initial_table)),
+        options(initial_options),
         version(options.version),
         last_attempt(std::max(options.version, options.last_attempt)) {}
 

@@ -19,7 +19,7 @@ class PublisherBackend {
     bool knows_old = false;
     bool keeps_snapshot = false;
     bool consumes_changes = false;
-    /// A raw delta cannot be taken back from its own bytes, so its snapshot is refreshed at the commit instead.
+    /// A raw delta cannot be rolled back from its own bytes, so its snapshot is refreshed at the commit instead.
     bool refreshes_in_pass = false;
   };
 

@@ -1,4 +1,4 @@
-// Stage, verify, apply, prove. Everything that can be refused is refused while staging (delta_staging.cpp), before the
+// Stage, verify, apply, verify. Everything that can be refused is refused while staging (delta_staging.cpp), before the
 // first byte of live state changes; the apply that is left can only fail its proof, and is then undone.
 
 #include "sparsecast/subscriber.hpp"
@@ -16,8 +16,8 @@
 namespace sparsecast {
 
 struct Subscriber::State {
-  State(std::shared_ptr<const TensorTable> its_table, std::unique_ptr<SubscriberBackend> its_backend,
-        const SubscriberOptions& its_options);
+  State(std::shared_ptr<const TensorTable> initial_table, std::unique_ptr<SubscriberBackend> initial_backend,
+        const SubscriberOptions& initial_options);
 
   std::shared_ptr<const TensorTable> table;
   std::unique_ptr<SubscriberBackend> backend;
@@ -27,7 +27,7 @@ struct Subscriber::State {
   bool dirty = false;
   DeltaStaging staging;
 
-  /// What the last apply needs to be taken back, beside what the backend keeps.
+  /// What the last apply needs to be rolled back, beside what the backend keeps.
   struct Applied {
     std::vector<StateDigest> changes;  ///< By tensor.
     std::uint64_t old_version = 0;
@@ -63,11 +63,11 @@ struct Subscriber::State {
   void audit(std::size_t first, std::size_t count);
 };
 
-Subscriber::State::State(std::shared_ptr<const TensorTable> its_table, std::unique_ptr<SubscriberBackend> its_backend,
-                         const SubscriberOptions& its_options)
-    : table(std::move(its_table)),
-      backend(std::move(its_backend)),
-      options(its_options),
+Subscriber::State::State(std::shared_ptr<const TensorTable> initial_table, std::unique_ptr<SubscriberBackend> initial_backend,
+                         const SubscriberOptions& initial_options)
+    : table(std::move(initial_table)),
+      backend(std::move(initial_backend)),
+      options(initial_options),
       tensor_digests(backend->digests(0, table->size())),
       staging(*table, *backend) {
   held = {resolve_stream(options.stream, *table), options.version, sum(tensor_digests), options.allow_rollback};
@@ -145,7 +145,7 @@ ApplyReport Subscriber::apply(const ApplyOrder& order) {
   reached += change;
   if (reached != commit.result_digest) {
     StateDigest back = change;
-    back += sum(state.backend->take_back());
+    back += sum(state.backend->roll_back());
     if (back != StateDigest{}) {
       throw Error(ErrorCode::kDirty, "the result was wrong and could not be undone; an anchor is needed");
     }
@@ -194,14 +194,14 @@ ApplyReport Subscriber::apply_nan_masked(const NanMaskedLoader& load, const Appl
 void Subscriber::undo_last() {
   State& state = *state_;
   state.require_clean();
-  if (!state.applied) throw Error(ErrorCode::kUsage, "there is no applied delta to take back");
+  if (!state.applied) throw Error(ErrorCode::kUsage, "there is no applied delta to roll back");
   const TraceRange<"undo"> range({.version = state.held.version});
   const State::Applied applied = std::move(*state.applied);
   state.applied.reset();
   state.dirty = true;
   StateDigest back = sum(applied.changes);
-  back += sum(state.backend->take_back());
-  if (back != StateDigest{}) throw Error(ErrorCode::kDirty, "the delta could not be taken back; an anchor is needed");
+  back += sum(state.backend->roll_back());
+  if (back != StateDigest{}) throw Error(ErrorCode::kDirty, "the delta could not be rolled back; an anchor is needed");
   for (std::size_t t = 0; t < applied.changes.size(); ++t) state.tensor_digests[t] -= applied.changes[t];
   state.held.digest = sum(state.tensor_digests);
   state.held.version = applied.old_version;

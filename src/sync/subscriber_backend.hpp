@@ -17,7 +17,7 @@ class SubscriberBackend {
   /// Digests of tensors [first, first + count), read in full.
   virtual std::vector<StateDigest> digests(std::size_t first, std::size_t count) = 0;
 
-  /// A new staging. Drops what was staged before, and what the last apply needs to be taken back.
+  /// A new staging. Drops what was staged before, and what the last apply needs to be rolled back.
   virtual void begin(const DeltaHeader& header) = 0;
   /// Keeps a frame, whose fixed fields have been parsed to `frame`. Throws, and keeps nothing, when something about it
   /// is wrong; a device may leave its blocks to complete().
@@ -30,7 +30,7 @@ class SubscriberBackend {
   /// Writes the completed delta, which is not staged any more; the change of each tensor's digest.
   virtual std::vector<StateDigest> apply(const ApplyOrder& order) = 0;
   /// Takes the last apply() back; the change of each tensor's digest.
-  virtual std::vector<StateDigest> take_back() = 0;
+  virtual std::vector<StateDigest> roll_back() = 0;
 
   /// What the completed delta, still staged, does as NaN-masked tensors; writes nothing. Throws Error{kUnsupported}.
   struct NanMasked {

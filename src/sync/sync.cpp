@@ -5,24 +5,24 @@
 //             | broadcast: header, frames, commit     | broadcast
 //          published                               received --stage--> staged
 //             |---------- vote 1: "staged" (0), or why not (an ErrorCode) ---------|
-//          | any refusal: abort -> idle, base v-1      | any refusal: discard -> idle(v-1)
-//          waiting                                  applying --apply--> proved(v)
-//             |---------- vote 2: "proved" (0), or why not ------------------------|
-//          | any refusal: abort -> idle, base v-1      | any refusal: undo -> idle(v-1)
+//          | any error: abort -> idle, base v-1      | any error: discard -> idle(v-1)
+//          waiting                                  applying --apply--> verified(v)
+//             |---------- vote 2: "verified" (0), or why not ------------------------|
+//          | any error: abort -> idle, base v-1      | any error: undo -> idle(v-1)
 //          commit -> idle, base v                    idle(v)
 //
 // A source that cannot publish broadcasts no records and votes against, so that nobody waits for it in vain. After a
-// refusal the refusing rank throws its own error, the others kPeerFailed that names its code. A receiver that already
+// error the refusing rank throws its own error, the others kPeerFailed that names its code. A receiver that already
 // holds v with exactly the promised digest votes for it and applies nothing: a duplicate.
 //
 // One deadline bounds all phases. Where a rank is when it passes decides what is known:
-//   - before its vote 1, or waiting for that verdict: nothing was written anywhere by this rank; discard.
+//   - before its vote 1, or waiting for that decision: nothing was written anywhere by this rank; discard.
 //   - before its vote 2: it has not consented, so v cannot have been committed; undo.
-//   - after its vote 2, before the verdict: in doubt. No protocol can exclude this (the last message may be the lost
+//   - after its vote 2, before the decision: in doubt. No protocol can exclude this (the last message may be the lost
 //     one). The receiver undoes and reports; it never claims v. If the source had decided for v, the next delta starts
 //     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or
 //     by receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
-// The source decides alone: vote 2 is counted at the source, and a verdict that it has reached stands even if it cannot
+// The source decides alone: vote 2 is counted at the source, and a decision that it has reached stands even if it cannot
 // be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt needlessly.
 // The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its successor.
 
@@ -52,7 +52,7 @@ void require_consent(const Outcome& own, int worst, const char* verb) {
               fmt::format("another rank could not {} the delta: {}", verb, to_string(static_cast<ErrorCode>(worst))));
 }
 
-/// True when the subscriber proves that it already holds what these records lead to.
+/// True when the subscriber verifies that it already holds what these records lead to.
 bool already_held(const Subscriber& subscriber, const ReceiverSteps& steps) {
   if (subscriber.dirty() || steps.header().empty() || steps.commit().empty()) return false;
   const DeltaHeader header = parse_header(steps.header());
@@ -74,7 +74,7 @@ bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
   return true;
 }
 
-/// Takes the applied delta back because of `reason`, and throws that; or, graver, that it could not be taken back.
+/// Takes the applied delta back because of `reason`, and throws that; or, graver, that it could not be rolled back.
 [[noreturn]] void undo_and_throw(Subscriber& subscriber, const Error& reason) {
   const std::uint64_t applied = subscriber.version();
   try {
@@ -82,7 +82,7 @@ bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
   } catch (const Error& error) {
     throw error.within(fmt::format("taking version {} back after '{}'", applied, reason.what()));
   }
-  throw reason.within(fmt::format("version {} was applied and taken back, {} stands", applied, subscriber.version()));
+  throw reason.within(fmt::format("version {} was applied and rolled back, {} stands", applied, subscriber.version()));
 }
 
 /// Records through Transport::broadcast, as the source's publisher has made them on the host.

@@ -54,7 +54,7 @@ Bytes inverted(const Bytes& delta, const EncodeOptions& options, const TensorSta
   return join(records);
 }
 
-/// Applies `delta` to a copy of `base` and proves the digest; returns the result.
+/// Applies `delta` to a copy of `base` and verifies the digest; returns the result.
 TensorState applied(const Chain& chain, const TensorState& base, const Bytes& delta) {
   TensorState live = base;
   SubscriberOptions options;

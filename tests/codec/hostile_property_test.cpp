@@ -1,4 +1,4 @@
-// Deltas that were altered and sealed again, so that no checksum helps: the validation of blocks, and behind it the
+// Deltas that were altered and checksummed again, so that no checksum helps: the validation of blocks, and behind it the
 // digest, must keep the live state as it was.
 
 #include <gtest/gtest.h>
@@ -91,7 +91,7 @@ TEST(HostileProperty, AlteredBodiesUnderValidChecksumsNeverChangeTheLiveState) {
       std::vector<Bytes> altered = records;
       const std::size_t stored = field<std::uint32_t>(altered[1], at::kFrameStored);
       mutate_bytes(random, altered[1], at::kFrameBody, at::kFrameBody + stored);
-      reseal(altered);
+      refresh_checksums(altered);
       expect_safe(delta, altered, outcomes);
     }
   });
@@ -116,7 +116,7 @@ TEST(HostileProperty, AlteredDirectoriesUnderValidChecksumsNeverChangeTheLiveSta
         changed += field<std::uint32_t>(altered[1], at::kFrameBody + entry + 4) & 0xFFFFFF;
       }
       set_field(altered[1], at::kFrameChanged, changed);
-      reseal(altered);
+      refresh_checksums(altered);
       expect_safe(delta, altered, outcomes);
     }
   });
@@ -171,13 +171,13 @@ TEST(HostileProperty, ABlockThatCrossesASectionIsRefused) {
   EXPECT_EQ(outcomes.refused, 1);
 }
 
-TEST(HostileProperty, AWellFormedForgeryThatPromisesItsTrueDigestIsAppliedAndTakenBackExactly) {
+TEST(HostileProperty, AWellFormedForgeryThatPromisesItsTrueDigestIsAppliedAndRolledBackExactly) {
   int applied = 0;
   for_deltas(kDeltas, [&](const RandomDelta& delta, const std::vector<Bytes>& records, Random& random) {
     std::vector<Bytes> altered = records;
     const std::size_t stored = field<std::uint32_t>(altered[1], at::kFrameStored);
     mutate_bytes(random, altered[1], at::kFrameBody, at::kFrameBody + stored);
-    reseal(altered);
+    refresh_checksums(altered);
     TensorState expected = delta.old_state;
     try {
       apply_blocks(altered, *delta.table, expected);
@@ -185,7 +185,7 @@ TEST(HostileProperty, AWellFormedForgeryThatPromisesItsTrueDigestIsAppliedAndTak
       return;
     }
     set_field(altered.back(), at::kCommitDigest, sum(digest_tensors(*delta.table, views(expected))).value);
-    reseal(altered);
+    refresh_checksums(altered);
     TensorState live = delta.old_state;
     Subscriber subscriber(delta.table, live_views(live), {});
     for (const Bytes& record : altered) subscriber.stage(record);

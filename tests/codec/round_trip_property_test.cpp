@@ -33,8 +33,8 @@ TEST(RoundTripProperty, SmallDeltasAreTheReferenceEncodersByteForByte) {
   round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01}, {.against_reference = true});
 }
 
-TEST(RoundTripProperty, SmallDeltasCanBeTakenBack) {
-  round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01}, {.through_file = true, .taken_back = true});
+TEST(RoundTripProperty, SmallDeltasCanBeRolledBack) {
+  round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01}, {.through_file = true, .rolled_back = true});
 }
 
 TEST(RoundTripProperty, DeltasOfManyTilesAreTheReferenceEncodersByteForByte) {

@@ -1,4 +1,4 @@
-// scBroadcast's buffers in device memory: NCCL is its stand-in, the device is emulated, each rank is a thread.
+// scBroadcast's buffers in device memory: NCCL is its fake, the device is emulated, each rank is a thread.
 
 #if defined(SPARSECAST_CUDA_EMULATION) && defined(SPARSECAST_HAVE_NCCL)
 
@@ -25,7 +25,7 @@ constexpr int kRanks = 2;
 constexpr std::size_t kCount = 300'000;
 using Weights = std::vector<std::uint16_t>;
 
-/// Events of the emulated device, which publishers and subscribers wait for; all else is the stand-in's.
+/// Events of the emulated device, which publishers and subscribers wait for; all else is the fake's.
 class MixedDevice final : public DeviceApi {
  public:
   explicit MixedDevice(DeviceApi& inner) : inner_(inner) {}
@@ -89,7 +89,7 @@ void run_ranks(const std::function<void(const std::shared_ptr<Communicator>&, Mi
     NcclOptions options;
     options.device = control->rank();
     auto transport = std::make_unique<NcclTransport>(
-        NcclTransport::Channel::form(fake.runtime(), control, options, nullptr, in(20s)));
+        NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
     scConfig_t config = SC_CONFIG_INITIALIZER;
     config.timeout_ms = 30000;
     body(std::make_shared<Communicator>(control, config, std::move(transport), device), device);

@@ -176,25 +176,25 @@ std::optional<ErrorCode> apply_on_cpu(const std::vector<Bytes>& records, const T
   }
 }
 
-struct Verdicts {
+struct Decisions {
   int refused = 0;
   int applied = 0;
 };
 
-/// Verdict and result are the CPU's, and a refusal has written nothing.
-void expect_same_verdict(const std::vector<Bytes>& records, const TensorTable& table, const TensorState& base,
-                         Verdicts& verdicts) {
+/// Decision and result are the CPU's, and a input error has written nothing.
+void expect_same_decision(const std::vector<Bytes>& records, const TensorTable& table, const TensorState& base,
+                         Decisions& decisions) {
   TensorState expected = base;
   const std::optional<ErrorCode> refused = apply_on_cpu(records, table, expected);
   Receiver receiver(table, base);
   const DeltaHeader header = parse_header(records.front());
   if (refused) {
-    ++verdicts.refused;
+    ++decisions.refused;
     expect_error(*refused, [&] { receiver.stage(header, frames_of(records)); });
     ASSERT_EQ(receiver.state(), base) << "a refused delta has changed the live state";
     return;
   }
-  ++verdicts.applied;
+  ++decisions.applied;
   receiver.stage(header, frames_of(records));
   const StateDigest change = receiver.apply();
   ASSERT_EQ(first_difference(table, receiver.state(), expected), "");
@@ -202,7 +202,7 @@ void expect_same_verdict(const std::vector<Bytes>& records, const TensorTable& t
 }
 
 TEST_P(DeviceApplierTest, AnySingleByteOfASmallFrameMayBeWrong) {
-  Verdicts verdicts;
+  Decisions decisions;
   for_cases(3, [&](Random& random) {
     RandomDelta delta = random_delta(random, {.max_tensors = 2, .max_elements = 600, .large_chance = 0});
     delta.options.zstd_level = 0;
@@ -214,16 +214,16 @@ TEST_P(DeviceApplierTest, AnySingleByteOfASmallFrameMayBeWrong) {
       SCOPED_TRACE(testing::Message() << "byte " << at);
       std::vector<Bytes> altered = records;
       altered[1][at] ^= static_cast<std::byte>(random.chance(0.5) ? 1U << random.below(8) : random.between(1, 255));
-      if (random.chance(0.9)) reseal(altered);
-      expect_same_verdict(altered, *delta.table, delta.old_state, verdicts);
+      if (random.chance(0.9)) refresh_checksums(altered);
+      expect_same_decision(altered, *delta.table, delta.old_state, decisions);
     }
   });
-  RecordProperty("refused", verdicts.refused);
-  RecordProperty("applied", verdicts.applied);
+  RecordProperty("refused", decisions.refused);
+  RecordProperty("applied", decisions.applied);
 }
 
 TEST_P(DeviceApplierTest, DirectoriesMayBeWrongInAnyWay) {
-  Verdicts verdicts;
+  Decisions decisions;
   for_cases(4, [&](Random& random) {
     RandomDelta delta = random_delta(random, {.max_tensors = 3, .max_elements = 60'000, .large_chance = 0.5});
     delta.options.zstd_level = 0;
@@ -242,12 +242,12 @@ TEST_P(DeviceApplierTest, DirectoriesMayBeWrongInAnyWay) {
         changed += field<std::uint32_t>(altered[1], at::kFrameBody + entry + 4) & 0xFFFFFF;
       }
       set_field(altered[1], at::kFrameChanged, changed);
-      reseal(altered);
-      expect_same_verdict(altered, *delta.table, delta.old_state, verdicts);
+      refresh_checksums(altered);
+      expect_same_decision(altered, *delta.table, delta.old_state, decisions);
     }
   });
-  RecordProperty("refused", verdicts.refused);
-  RecordProperty("applied", verdicts.applied);
+  RecordProperty("refused", decisions.refused);
+  RecordProperty("applied", decisions.applied);
 }
 
 const std::string kGolden = SPARSECAST_TESTDATA_DIR "/golden/";
@@ -351,10 +351,10 @@ TEST(DeviceApplierShapes, ABlockOfManyTilesAndChangesIsDecoded) {
     block.tiles = 3;
     DeltaHeader header;
     const std::vector<Bytes> records = forge_records(table, header, {ForgedFrame{{{0, {block}}}, {}}}, {});
-    Verdicts verdicts;
+    Decisions decisions;
     set_thread_order(random.next());
-    expect_same_verdict(records, table, base, verdicts);
-    EXPECT_EQ(verdicts.applied, 1);
+    expect_same_decision(records, table, base, decisions);
+    EXPECT_EQ(decisions.applied, 1);
   }
   set_thread_order(0);
 }

@@ -45,9 +45,9 @@ TEST_F(DeviceShardedMasters, EveryVersionOnEveryEngineIsTheCastBitForBit) {
   expect_every_version_is_the_cast<DeviceShards>(ValueCodec::kUlp);
 }
 
-TEST_F(DeviceShardedMasters, AFailedSyncIsTakenBackAndAnAnchorIsWhatWasCommitted) {
+TEST_F(DeviceShardedMasters, AFailedSyncIsRolledBackAndAnAnchorIsWhatWasCommitted) {
   for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kRaw}) {
-    expect_a_failed_sync_is_taken_back_and_an_anchor_is_what_was_committed<DeviceShards>(values);
+    expect_a_failed_sync_is_rolled_back_and_an_anchor_is_what_was_committed<DeviceShards>(values);
   }
 }
 

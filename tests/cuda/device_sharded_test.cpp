@@ -78,7 +78,7 @@ TEST_P(DeviceSharded, AnEngineThatHasForgottenEverythingIsSeeded) {
   });
 }
 
-TEST_P(DeviceSharded, FlippedBitsAreFoundTakenBackEverywhereElseAndHealedByAnAnchor) {
+TEST_P(DeviceSharded, FlippedBitsAreFoundRolledBackEverywhereElseAndHealedByAnAnchor) {
   Meeting again(meeting_options(ShardedScene::kRanks, std::chrono::seconds(60)));
   run([&](const std::shared_ptr<Rendezvous>& channel) {
     const int r = channel->rank();
@@ -132,7 +132,7 @@ TEST_P(DeviceSharded, RanksThatTrainAndServeAtOnceReachEveryVersion) {
     SceneRank engine(scene_, 2 + channel->rank());
     engine.forget();
     ColocatedRank both(*trainer.publisher(), *engine.subscriber());
-    both.regroup(channel, open_control_channels(), std::chrono::seconds(60));
+    both.regroup(channel, open_control_groups(), std::chrono::seconds(60));
     for (std::uint64_t v = 1; v <= 3; ++v) {
       trainer.train(v);
       EXPECT_EQ(both.sync(std::chrono::seconds(60)).version, v);

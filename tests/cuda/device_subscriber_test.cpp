@@ -1,4 +1,4 @@
-// Subscribers with tensors on a device, emulated or real, against those of the CPU: the same bytes, the same refusals.
+// Subscribers with tensors on a device, emulated or real, against those of the CPU: the same bytes, the same input errors.
 
 #include "sparsecast/subscriber.hpp"
 
@@ -140,7 +140,7 @@ TEST_P(DeviceSubscriberTest, FollowsAPublisherVersionAfterVersion) {
 
 /// Code and words of what a call throws, or "".
 template <class Call>
-std::string verdict(const Call& call) {
+std::string decision(const Call& call) {
   try {
     call();
     return "";
@@ -168,7 +168,7 @@ TEST_P(DeviceSubscriberTest, RefusesWhatTheCpuRefusesWithItsWords) {
           break;
         case 1:  // The same with every checksum right.
           if (record.size() > 64) record[random.between(16, record.size() - 1)] ^= std::byte{4};
-          reseal(altered);
+          refresh_checksums(altered);
           break;
         case 2:
           record.resize(8 * random.below(record.size() / 8));
@@ -181,17 +181,17 @@ TEST_P(DeviceSubscriberTest, RefusesWhatTheCpuRefusesWithItsWords) {
           break;
         case 5:
           altered.front()[16 + random.below(100)] ^= std::byte{1};  // Stream, versions, table, base digest.
-          reseal(altered);
+          refresh_checksums(altered);
           break;
         default:
           set_field(altered.back(), at::kCommitDigest, random.next());
-          reseal(altered);
+          refresh_checksums(altered);
       }
       TensorState host = delta.old_state;
       Subscriber on_host(delta.table, live_views(host), {});
       Engine engine(delta.table, delta.old_state);
       const auto run = [&](Subscriber& subscriber) {
-        return verdict([&] {
+        return decision([&] {
           for (const Bytes& bytes : altered) subscriber.stage(bytes);
           subscriber.apply();
         });
@@ -348,7 +348,7 @@ TEST(DeviceSubscriberOrder, TakesEventsAndKeepsTheCallersDevice) {
   EXPECT_EQ(host, fixed.trainer->state);
 }
 
-TEST(DeviceSubscriberMemory, TheSteadyStateAllocatesNothingAndWaitsForVerdictsOnly) {
+TEST(DeviceSubscriberMemory, TheSteadyStateAllocatesNothingAndWaitsForDecisionsOnly) {
   Fixed fixed;
   Engine engine(fixed.delta.table, fixed.delta.old_state);
   emulation::RuntimeCounts before;

@@ -1,4 +1,4 @@
-// Whole syncs between devices: the NCCL transport on the stand-in for NCCL, publisher and subscribers on the emulated
+// Whole syncs between devices: the NCCL transport on the fake NCCL, publisher and subscribers on the emulated
 // device, each rank a thread.
 
 #if defined(SPARSECAST_CUDA_EMULATION) && defined(SPARSECAST_HAVE_NCCL)
@@ -48,7 +48,7 @@ struct Group {
       NcclOptions options;
       options.device = control->rank();
       options.staging_bytes = 8192;  // Less than a frame: several buckets for each.
-      NcclTransport transport(NcclTransport::Channel::form(fake.runtime(), control, options, nullptr, in(20s)));
+      NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
       body(control->rank(), transport);
     });
     EXPECT_EQ(fake.misuses(), "");
@@ -107,7 +107,7 @@ TEST(DeviceSync, AReceiverOfOtherBytesRefusesForAll) {
       SubscriberOptions{});
   group.train(1);
   group.run(fake, [&](int rank, NcclTransport& transport) {
-    // The channel stays open after a refusal: the same again on it.
+    // The channel stays open after a input error: the same again on it.
     for (int attempt = 0; attempt < 2; ++attempt) {
       if (rank == 0) {
         expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s, nullptr); },
@@ -137,7 +137,7 @@ TEST(DeviceSync, WhenOneCannotApplyTheOthersTakeTheirsBack) {
                    {"digest_mismatch"});
     } else if (rank == 1) {
       expect_error(ErrorCode::kPeerFailed, [&] { sync_receive(group.subscriber(1), transport, 0, 20s, ApplyOrder{}); },
-                   {"taken back"});
+                   {"rolled back"});
     } else {
       expect_error(ErrorCode::kDigestMismatch,
                    [&] { sync_receive(group.subscriber(2), transport, 0, 20s, ApplyOrder{}); });

@@ -64,7 +64,7 @@ TEST_P(DeviceViews, EncodeToTheFramesOfTheirContiguousCopies) {
   });
 }
 
-TEST_P(DeviceViews, ApplyAndTakeBackWithTheDigestsOfTheirOrigins) {
+TEST_P(DeviceViews, ApplyAndRollBackWithTheDigestsOfTheirOrigins) {
   for_cases(10, [](Random& random) {
     const BoxedDelta boxes = random_boxes(random, random.chance(0.8));
     const TensorTable& table = *boxes.delta.table;

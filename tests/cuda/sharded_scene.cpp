@@ -121,8 +121,8 @@ void SceneRank::subscribe(bool needs_anchor) {
 }
 
 void SceneRank::regroup(std::shared_ptr<ControlChannel> control) {
-  if (publisher_) return publisher_->regroup(std::move(control), open_control_channels(), kTimeout);
-  subscriber_->regroup(std::move(control), open_control_channels(), kTimeout);
+  if (publisher_) return publisher_->regroup(std::move(control), open_control_groups(), kTimeout);
+  subscriber_->regroup(std::move(control), open_control_groups(), kTimeout);
 }
 
 ShardedReport SceneRank::sync() { return publisher_ ? publisher_->sync(kTimeout) : subscriber_->sync(kTimeout); }

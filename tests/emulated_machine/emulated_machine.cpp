@@ -1,5 +1,5 @@
 // The machine that a whole program with ranks of its own runs on, where there is none: one emulated device that all
-// ranks share, and the stand-in for NCCL, whose ranks are the processes. The linker puts these three functions in the
+// ranks share, and the fake NCCL, whose ranks are the processes. The linker puts these three functions in the
 // place of the library's (--wrap, tests/CudaEmulation.cmake).
 
 #include <fmt/format.h>
@@ -69,11 +69,11 @@ DeviceApi& device_api() { return machine().nccl().device(); }
 const NcclLibrary& library() __asm__("__wrap__ZN10sparsecast12process_ncclEv");
 const NcclLibrary& library() {
   static const NcclLibrary found = [] {
-    NcclLibrary stand_in;
-    stand_in.functions = machine().nccl().functions;
-    stand_in.info.version = stand_in.functions.version;
-    stand_in.info.path = "stand-in";
-    return stand_in;
+    NcclLibrary fake;
+    fake.functions = machine().nccl().functions;
+    fake.info.version = fake.functions.version;
+    fake.info.path = "fake";
+    return fake;
   }();
   return found;
 }

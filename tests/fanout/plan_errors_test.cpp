@@ -9,7 +9,7 @@ namespace {
 using test::expect_error;
 using test::matrix;
 using test::rows;
-using test::small_group;
+using test::small_participant;
 using test::small_layout;
 
 const std::vector<TensorSpec> kA = {matrix("a", 8, 4)};
@@ -20,7 +20,7 @@ FanoutPlan plan_of(std::shared_ptr<const Layout> trainer, std::shared_ptr<const 
                    std::vector<std::string> unsent = {}) {
   PlanOptions options;
   options.unsent = std::move(unsent);
-  return FanoutPlan(small_group("trainer", std::move(trainer), 0), {small_group("e0", std::move(engine), 10)}, options);
+  return FanoutPlan(small_participant("trainer", std::move(trainer), 0), {small_participant("e0", std::move(engine), 10)}, options);
 }
 
 TEST(FanoutPlanErrors, WhatAnEngineHoldsAndTheTrainerDoesNotNamesTensorBoxAndRank) {
@@ -68,10 +68,10 @@ TEST(FanoutPlanErrors, ElementsThatNobodyHoldsAreNamed) {
 
 TEST(FanoutPlanErrors, AnEngineMayLackWhatAnotherEngineHolds) {
   const auto trainer = small_layout(kAB, {{"", {{"a", kWhole}, {"b", kWhole}}}});
-  const FanoutPlan plan(small_group("trainer", trainer, 0),
-                        {small_group("e0", small_layout(kA, {{"", {{"a", kWhole}}}}), 1),
-                         small_group("e1", small_layout(kAB, {{"", {{"b", kWhole}}}}), 2)});
-  EXPECT_EQ(plan.lanes().size(), 2);
+  const FanoutPlan plan(small_participant("trainer", trainer, 0),
+                        {small_participant("e0", small_layout(kA, {{"", {{"a", kWhole}}}}), 1),
+                         small_participant("e1", small_layout(kAB, {{"", {{"b", kWhole}}}}), 2)});
+  EXPECT_EQ(plan.routes().size(), 2);
 }
 
 TEST(FanoutPlanErrors, ShapesAndDtypesThatDifferAreNamed) {
@@ -104,27 +104,27 @@ TEST(FanoutPlanErrors, WhoHasNoBaseIsNamed) {
                {"'a'[4:8,0:4]", "has_base", "rank 0 (world rank 0) of trainer 'trainer'"});
 }
 
-TEST(FanoutPlanErrors, GroupsThatDoNotFitTheWorldAreNamed) {
+TEST(FanoutPlanErrors, ParticipantsThatDoNotFitTheWorldAreNamed) {
   const auto layout = small_layout(kA, {{"", {{"a", kWhole}}}});
-  const FanoutGroup trainer = small_group("trainer", layout, 0);
-  const auto refuse = [&](FanoutGroup engine, std::initializer_list<std::string_view> parts) {
+  const Participant trainer = small_participant("trainer", layout, 0);
+  const auto refuse = [&](Participant engine, std::initializer_list<std::string_view> parts) {
     expect_error(
         ErrorCode::kUsage, [&] { FanoutPlan(trainer, {engine}); }, parts);
   };
-  EXPECT_NO_THROW(FanoutPlan(trainer, {small_group("e0", layout, 0)})) << "a rank may be the trainer's and an engine's";
+  EXPECT_NO_THROW(FanoutPlan(trainer, {small_participant("e0", layout, 0)})) << "a rank may be the trainer's and an engine's";
   expect_error(ErrorCode::kUsage,
                [&] {
-                 FanoutPlan(trainer, {small_group("e0", layout, 1), small_group("e1", layout, 1)});
+                 FanoutPlan(trainer, {small_participant("e0", layout, 1), small_participant("e1", layout, 1)});
                },
                {"engine 'e0'", "engine 'e1'", "world rank"});
-  refuse(small_group("trainer", layout, 1), {"'trainer'", "same name"});
+  refuse(small_participant("trainer", layout, 1), {"'trainer'", "same name"});
   refuse({"e0", layout, {1, 2}}, {"engine 'e0'", "2 world ranks for the 1 ranks"});
   refuse({"e0", nullptr, {1}}, {"engine 'e0'", "no layout"});
   refuse({"e0", layout, {-1}}, {"engine 'e0'", "negative"});
   PlanOptions none;
-  none.max_channels_per_rank = 0;
-  expect_error(ErrorCode::kUsage, [&] { FanoutPlan(trainer, {small_group("e0", layout, 1)}, none); },
-               {"max_channels_per_rank"});
+  none.max_groups_per_rank = 0;
+  expect_error(ErrorCode::kUsage, [&] { FanoutPlan(trainer, {small_participant("e0", layout, 1)}, none); },
+               {"max_groups_per_rank"});
 }
 
 TEST(FanoutPlanErrors, CutsIntoMillionsOfPartsAreRefusedBeforeTheyAreMade) {
@@ -142,9 +142,9 @@ TEST(FanoutPlanErrors, CutsIntoMillionsOfPartsAreRefusedBeforeTheyAreMade) {
 }
 
 TEST(FanoutPlanErrors, WithoutEnginesNothingIsSent) {
-  const FanoutPlan plan(small_group("trainer", small_layout(kA, {{"", {{"a", kWhole}}}}), 0), {});
+  const FanoutPlan plan(small_participant("trainer", small_layout(kA, {{"", {{"a", kWhole}}}}), 0), {});
   EXPECT_EQ(plan.table().size(), 0);
-  EXPECT_TRUE(plan.lanes().empty());
+  EXPECT_TRUE(plan.routes().empty());
   EXPECT_TRUE(plan.transfers().empty());
   EXPECT_EQ(mark_bases(plan).hash(), plan.trainer().layout->hash());
 }
@@ -152,10 +152,10 @@ TEST(FanoutPlanErrors, WithoutEnginesNothingIsSent) {
 TEST(FanoutPlanErrors, ViewsOfWhatAPlanDoesNotHaveAreRefused) {
   const auto layout = small_layout(kA, {{"", {{"a", kWhole}}}});
   const FanoutPlan plan = plan_of(layout, layout);
-  expect_error(ErrorCode::kUsage, [&] { plan.lane_table(1); }, {"lane 1 of 1"});
-  expect_error(ErrorCode::kUsage, [&] { plan.source_views(1); }, {"lane 1 of 1"});
-  expect_error(ErrorCode::kUsage, [&] { plan.slot_views(0, {0, 0}); }, {"no slot 0 of world rank 0"});
-  expect_error(ErrorCode::kUsage, [&] { plan.slot_views(0, {10, 1}); }, {"no slot 1 of world rank 10"});
+  expect_error(ErrorCode::kUsage, [&] { plan.route_table(1); }, {"route 1 of 1"});
+  expect_error(ErrorCode::kUsage, [&] { plan.source_views(1); }, {"route 1 of 1"});
+  expect_error(ErrorCode::kUsage, [&] { plan.destination_views(0, {0, 0}); }, {"no destination 0 of world rank 0"});
+  expect_error(ErrorCode::kUsage, [&] { plan.destination_views(0, {10, 1}); }, {"no destination 1 of world rank 10"});
 }
 
 }  // namespace

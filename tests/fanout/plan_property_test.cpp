@@ -67,7 +67,7 @@ class Checker {
     carry_all();
     check_engines();
     check_digests();
-    check_channels();
+    check_groups();
     check_transfers();
   }
 
@@ -83,8 +83,8 @@ class Checker {
 
   /// visit(address in the local tensor, number of the canonical element)
   template <class Visit>
-  void for_each_element(const FanoutGroup& group, const Shard& shard, const Visit& visit) const {
-    const TensorSpec& spec = group.layout->table()[shard.tensor];
+  void for_each_element(const Participant& participant, const Shard& shard, const Visit& visit) const {
+    const TensorSpec& spec = participant.layout->table()[shard.tensor];
     const std::uint32_t tensor = tensor_of(spec.name);
     ASSERT_NE(tensor, kPadding) << spec.name;
     for_each_index(shard.box.extent, [&](const std::vector<std::uint64_t>& index) {
@@ -112,27 +112,27 @@ class Checker {
     for (std::size_t r = 0; r < plan_.trainer().ranks.size(); ++r) {
       sources.emplace(plan_.trainer().ranks[r], trainer_memory(r));
     }
-    for (const FanoutGroup& engine : plan_.engines()) {
+    for (const Participant& engine : plan_.engines()) {
       for (std::size_t r = 0; r < engine.ranks.size(); ++r) {
         received_.emplace(engine.ranks[r], empty_memory(engine.layout->ranks()[r]));
       }
     }
-    for (std::size_t l = 0; l < plan_.lanes().size(); ++l) carry(l, sources.at(plan_.lanes()[l].source));
+    for (std::size_t l = 0; l < plan_.routes().size(); ++l) carry(l, sources.at(plan_.routes()[l].source));
   }
 
   void carry(std::size_t l, const Memory& source) {
-    const Lane& lane = plan_.lanes()[l];
-    const TensorTable table = plan_.lane_table(l);
-    ASSERT_EQ(table.size(), lane.parts.size());
-    EXPECT_EQ(table.elements(), lane.elements);
-    EXPECT_EQ(table.bytes(), lane.bytes);
-    EXPECT_TRUE(std::is_sorted(lane.slots.begin(), lane.slots.end()));
-    const std::vector<PartView> from = plan_.source_views(l);
-    for (const Slot& slot : lane.slots) {
-      const std::vector<PartView> to = plan_.slot_views(l, slot);
-      ASSERT_EQ(to.size(), lane.parts.size());
-      Memory& memory = received_.at(slot.rank);
-      for (std::size_t p = 0; p < lane.parts.size(); ++p) {
+    const Route& route = plan_.routes()[l];
+    const TensorTable table = plan_.route_table(l);
+    ASSERT_EQ(table.size(), route.regions.size());
+    EXPECT_EQ(table.elements(), route.elements);
+    EXPECT_EQ(table.bytes(), route.bytes);
+    EXPECT_TRUE(std::is_sorted(route.destinations.begin(), route.destinations.end()));
+    const std::vector<RegionView> from = plan_.source_views(l);
+    for (const Destination& destination : route.destinations) {
+      const std::vector<RegionView> to = plan_.destination_views(l, destination);
+      ASSERT_EQ(to.size(), route.regions.size());
+      Memory& memory = received_.at(destination.rank);
+      for (std::size_t p = 0; p < route.regions.size(); ++p) {
         for_each_index(table[p].shape, [&](const std::vector<std::uint64_t>& index) {
           std::uint32_t& element = memory[to[p].local].at(place(to[p].first, to[p].strides, index));
           EXPECT_EQ(element, kPadding) << "delivered twice: " << table[p].name;
@@ -142,7 +142,7 @@ class Checker {
       }
     }
     // The wire has the order of the sender's memory.
-    for (std::size_t p = 0; p < lane.parts.size(); ++p) {
+    for (std::size_t p = 0; p < route.regions.size(); ++p) {
       std::vector<std::int64_t> moving;
       for (std::size_t d = 0; d < from[p].strides.size(); ++d) {
         if (table[p].shape[d] > 1) moving.push_back(from[p].strides[d]);
@@ -151,15 +151,15 @@ class Checker {
     }
   }
 
-  std::uint32_t canonical(std::size_t lane, std::size_t part, const TensorTable& table,
+  std::uint32_t canonical(std::size_t route, std::size_t region, const TensorTable& table,
                           const std::vector<std::uint64_t>& index) const {
-    const DigestOrigin& origin = table.digest_origin(part);
-    return begins_[plan_.lanes()[lane].parts[part].tensor] +
+    const DigestOrigin& origin = table.digest_origin(region);
+    return begins_[plan_.routes()[route].regions[region].tensor] +
            static_cast<std::uint32_t>(place(origin.first, origin.strides, index));
   }
 
   void check_engines() const {
-    for (const FanoutGroup& engine : plan_.engines()) {
+    for (const Participant& engine : plan_.engines()) {
       for (std::size_t r = 0; r < engine.ranks.size(); ++r) {
         Memory expected = empty_memory(engine.layout->ranks()[r]);
         for (const Shard& shard : engine.layout->ranks()[r].shards) {
@@ -181,8 +181,8 @@ class Checker {
   /// What an engine counts is every element that it holds, once; what the state counts, every element.
   void check_digests() const {
     StateDigest state;
-    for (std::size_t l = 0; l < plan_.lanes().size(); ++l) {
-      if (plan_.lanes()[l].counted_in_state) state += lane_digest(l);
+    for (std::size_t l = 0; l < plan_.routes().size(); ++l) {
+      if (plan_.routes()[l].counted_in_state) state += route_digest(l);
     }
     for (std::uint32_t tensor = 0; tensor < plan_.table().size(); ++tensor) {
       for (std::uint64_t i = 0; i < plan_.table()[tensor].elements(); ++i) {
@@ -192,18 +192,18 @@ class Checker {
     EXPECT_EQ(state, StateDigest{});
     for (std::uint32_t e = 0; e < plan_.engines().size(); ++e) {
       StateDigest counted;
-      for (std::size_t l = 0; l < plan_.lanes().size(); ++l) {
-        const auto& by = plan_.lanes()[l].counted_by;
+      for (std::size_t l = 0; l < plan_.routes().size(); ++l) {
+        const auto& by = plan_.routes()[l].counted_by;
         EXPECT_TRUE(std::is_sorted(by.begin(), by.end()));
-        if (std::find(by.begin(), by.end(), e) != by.end()) counted += lane_digest(l);
+        if (std::find(by.begin(), by.end(), e) != by.end()) counted += route_digest(l);
       }
       EXPECT_EQ(counted, held_digest(plan_.engines()[e])) << plan_.engines()[e].name;
     }
   }
 
-  StateDigest lane_digest(std::size_t l) const {
+  StateDigest route_digest(std::size_t l) const {
     StateDigest sum;
-    const TensorTable table = plan_.lane_table(l);
+    const TensorTable table = plan_.route_table(l);
     for (std::size_t p = 0; p < table.size(); ++p) {
       const DigestOrigin& origin = table.digest_origin(p);
       for_each_index(table[p].shape, [&](const std::vector<std::uint64_t>& index) {
@@ -213,7 +213,7 @@ class Checker {
     return sum;
   }
 
-  StateDigest held_digest(const FanoutGroup& engine) const {
+  StateDigest held_digest(const Participant& engine) const {
     std::set<std::uint32_t> held;
     for (const RankLayout& rank : engine.layout->ranks()) {
       for (const Shard& shard : rank.shards) {
@@ -231,41 +231,41 @@ class Checker {
     return sum;
   }
 
-  void check_channels() const {
+  void check_groups() const {
     std::map<std::pair<std::uint32_t, int>, int> rounds;
-    std::map<int, std::size_t> channels_of;
-    std::vector<std::set<int>> sources(plan_.channels().size());
-    std::vector<std::set<int>> receivers(plan_.channels().size());
-    for (const Lane& lane : plan_.lanes()) {
-      sources.at(lane.channel).insert(lane.source);
-      for (const Slot& slot : lane.slots) receivers[lane.channel].insert(slot.rank);
+    std::map<int, std::size_t> groups_of;
+    std::vector<std::set<int>> sources(plan_.groups().size());
+    std::vector<std::set<int>> receivers(plan_.groups().size());
+    for (const Route& route : plan_.routes()) {
+      sources.at(route.group).insert(route.source);
+      for (const Destination& destination : route.destinations) receivers[route.group].insert(destination.rank);
     }
-    for (std::size_t c = 0; c < plan_.channels().size(); ++c) {
-      const Channel& channel = plan_.channels()[c];
-      EXPECT_EQ(channel.sources, std::vector<int>(sources[c].begin(), sources[c].end()));
-      EXPECT_EQ(channel.receivers, std::vector<int>(receivers[c].begin(), receivers[c].end()));
+    for (std::size_t c = 0; c < plan_.groups().size(); ++c) {
+      const RouteGroup& group = plan_.groups()[c];
+      EXPECT_EQ(group.sources, std::vector<int>(sources[c].begin(), sources[c].end()));
+      EXPECT_EQ(group.receivers, std::vector<int>(receivers[c].begin(), receivers[c].end()));
       sources[c].merge(receivers[c]);
-      EXPECT_EQ(channel.members, std::vector<int>(sources[c].begin(), sources[c].end()));
-      EXPECT_LT(channel.round, plan_.rounds());
-      for (const int member : channel.members) {
-        EXPECT_EQ(++rounds[std::pair(channel.round, member)], 1) << "two channels of a round have rank " << member;
-        ++channels_of[member];
+      EXPECT_EQ(group.members, std::vector<int>(sources[c].begin(), sources[c].end()));
+      EXPECT_LT(group.round, plan_.rounds());
+      for (const int member : group.members) {
+        EXPECT_EQ(++rounds[std::pair(group.round, member)], 1) << "two groups of a round have rank " << member;
+        ++groups_of[member];
       }
     }
-    for (const auto& [rank, count] : channels_of) EXPECT_LE(count, most_channels) << rank;
+    for (const auto& [rank, count] : groups_of) EXPECT_LE(count, most_groups) << rank;
   }
 
-  /// Each lane is in one transfer, with all of its source's in the channel.
+  /// Each route is in one transfer, with all of its source's in the group.
   void check_transfers() const {
-    std::vector<int> seen(plan_.lanes().size());
+    std::vector<int> seen(plan_.routes().size());
     std::set<std::pair<std::uint32_t, int>> keys;
     for (const Transfer& transfer : plan_.transfers()) {
-      EXPECT_TRUE(keys.emplace(transfer.channel, transfer.source).second);
-      EXPECT_TRUE(std::is_sorted(transfer.lanes.begin(), transfer.lanes.end()));
-      for (const std::uint32_t lane : transfer.lanes) {
-        ++seen.at(lane);
-        EXPECT_EQ(plan_.lanes()[lane].source, transfer.source);
-        EXPECT_EQ(plan_.lanes()[lane].channel, transfer.channel);
+      EXPECT_TRUE(keys.emplace(transfer.group, transfer.source).second);
+      EXPECT_TRUE(std::is_sorted(transfer.routes.begin(), transfer.routes.end()));
+      for (const std::uint32_t route : transfer.routes) {
+        ++seen.at(route);
+        EXPECT_EQ(plan_.routes()[route].source, transfer.source);
+        EXPECT_EQ(plan_.routes()[route].group, transfer.group);
       }
     }
     EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
@@ -277,12 +277,12 @@ class Checker {
   std::map<int, Memory> received_;
 
  public:
-  std::size_t most_channels = 16;
+  std::size_t most_groups = 16;
 };
 
 void check(const FanoutPlan& plan, const PlanOptions& options) {
   Checker checker(plan);
-  checker.most_channels = options.max_channels_per_rank;
+  checker.most_groups = options.max_groups_per_rank;
   checker.run();
 }
 
@@ -305,14 +305,14 @@ TEST(FanoutPlanProperty, TheSameLayoutsGiveTheSamePlanOnEveryRank) {
     const FanoutPlan plan(fanout.trainer, fanout.engines, fanout.options);
     // As ranks have it: layouts from bytes, in memory of their own.
     test::RandomFanout other = fanout;
-    const auto copy = [](const FanoutGroup& group) {
-      return std::make_shared<Layout>(Layout::parse(group.layout->serialize()));
+    const auto copy = [](const Participant& participant) {
+      return std::make_shared<Layout>(Layout::parse(participant.layout->serialize()));
     };
     other.trainer.layout = copy(other.trainer);
-    for (FanoutGroup& engine : other.engines) engine.layout = copy(engine);
+    for (Participant& engine : other.engines) engine.layout = copy(engine);
     const FanoutPlan again(other.trainer, other.engines, other.options);
     EXPECT_EQ(plan.hash(), again.hash()) << i;
-    other.options.max_channels_per_rank += 1;
+    other.options.max_groups_per_rank += 1;
     EXPECT_NE(plan.hash(), FanoutPlan(other.trainer, other.engines, other.options).hash()) << i;
   }
 }
@@ -324,12 +324,12 @@ std::map<int, std::set<std::uint32_t>> sent_elements(const FanoutPlan& plan) {
     begins.push_back(begins.back() + static_cast<std::uint32_t>(spec.elements()));
   }
   std::map<int, std::set<std::uint32_t>> sent;
-  for (std::size_t l = 0; l < plan.lanes().size(); ++l) {
-    const TensorTable table = plan.lane_table(l);
+  for (std::size_t l = 0; l < plan.routes().size(); ++l) {
+    const TensorTable table = plan.route_table(l);
     for (std::size_t p = 0; p < table.size(); ++p) {
       const DigestOrigin& origin = table.digest_origin(p);
       for_each_index(table[p].shape, [&](const std::vector<std::uint64_t>& index) {
-        sent[plan.lanes()[l].source].insert(begins[plan.lanes()[l].parts[p].tensor] +
+        sent[plan.routes()[l].source].insert(begins[plan.routes()[l].regions[p].tensor] +
                                             static_cast<std::uint32_t>(place(origin.first, origin.strides, index)));
       });
     }
@@ -346,7 +346,7 @@ TEST(FanoutPlanProperty, WhileEnginesJoinAndLeaveOnlyRanksThatSentAnElementSendI
     FanoutPlan plan(fanout.trainer, fanout.engines, fanout.options);
     for (int change = 0; change < 3; ++change) {
       fanout.trainer.layout = std::make_shared<Layout>(mark_bases(plan));
-      std::vector<FanoutGroup> engines = fanout.engines;
+      std::vector<Participant> engines = fanout.engines;
       if (change % 2 == 0) engines.insert(engines.begin() + static_cast<std::ptrdiff_t>(random.below(2)), fanout.spare);
       const auto sent = sent_elements(plan);
       plan = FanoutPlan(fanout.trainer, engines, fanout.options);

@@ -96,7 +96,7 @@ void hold(RankLayout& rank, const TensorTable& table, std::uint32_t tensor) {
   hold(rank, table, tensor, whole_box(table[tensor].shape));
 }
 
-std::string node_name(const std::string& group, std::uint32_t rank) { return group + std::to_string(rank / 8); }
+std::string node_name(const std::string& participant, std::uint32_t rank) { return participant + std::to_string(rank / 8); }
 
 std::shared_ptr<const Layout> pp_ep_trainer(const Model& model, std::uint32_t pp, std::uint32_t ep) {
   const TensorTable table = table_of(model);
@@ -198,11 +198,11 @@ std::shared_ptr<const Layout> sharded(const TensorTable& table, std::uint32_t pa
   return std::make_shared<Layout>(table, std::move(ranks));
 }
 
-FanoutGroup group_of(const std::string& name, std::shared_ptr<const Layout> layout, int first_rank) {
-  FanoutGroup group{name, std::move(layout), {}};
-  group.ranks.resize(group.layout->ranks().size());
-  std::iota(group.ranks.begin(), group.ranks.end(), first_rank);
-  return group;
+Participant participant_of(const std::string& name, std::shared_ptr<const Layout> layout, int first_rank) {
+  Participant participant{name, std::move(layout), {}};
+  participant.ranks.resize(participant.layout->ranks().size());
+  std::iota(participant.ranks.begin(), participant.ranks.end(), first_rank);
+  return participant;
 }
 
 double peak_mebibytes() {
@@ -212,18 +212,18 @@ double peak_mebibytes() {
 }
 
 /// Prints what it cost; times are shown, not judged.
-FanoutPlan measure(const FanoutGroup& trainer, const std::vector<FanoutGroup>& engines) {
+FanoutPlan measure(const Participant& trainer, const std::vector<Participant>& engines) {
   const double before = peak_mebibytes();
   const auto start = std::chrono::steady_clock::now();
   FanoutPlan plan(trainer, engines);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::size_t parts = 0;
-  for (const Lane& lane : plan.lanes()) parts += lane.parts.size();
+  for (const Route& route : plan.routes()) parts += route.parts.size();
   std::printf(
-      "plan of %zu tensors: %.2f s, peak memory %.0f MiB (%.0f with the layouts alone); %zu parts, %zu lanes, "
-      "%zu channels, %u rounds, %zu transfers\n",
-      plan.table().size(), seconds.count(), peak_mebibytes(), before, parts, plan.lanes().size(),
-      plan.channels().size(), plan.rounds(), plan.transfers().size());
+      "plan of %zu tensors: %.2f s, peak memory %.0f MiB (%.0f with the layouts alone); %zu parts, %zu routes, "
+      "%zu groups, %u rounds, %zu transfers\n",
+      plan.table().size(), seconds.count(), peak_mebibytes(), before, parts, plan.routes().size(),
+      plan.groups().size(), plan.rounds(), plan.transfers().size());
   const PlanCost cost = predict_cost(plan);
   double most_wanted = 0;
   double foreign = 0;
@@ -243,25 +243,25 @@ FanoutPlan measure(const FanoutGroup& trainer, const std::vector<FanoutGroup>& e
   return plan;
 }
 
-std::vector<FanoutGroup> ep_engines(const Model& model, std::uint32_t engines, std::uint32_t ep, int first_rank) {
-  std::vector<FanoutGroup> groups;
+std::vector<Participant> ep_engines(const Model& model, std::uint32_t engines, std::uint32_t ep, int first_rank) {
+  std::vector<Participant> participants;
   for (std::uint32_t e = 0; e < engines; ++e) {
     const std::string name = "engine" + std::to_string(e) + "-";
-    groups.push_back(group_of(
+    participants.push_back(participant_of(
         name,
         ep_engine(model, ep, name, [&](std::uint32_t, std::uint32_t expert) { return expert * ep / model.experts; }),
         first_rank + static_cast<int>(e * ep)));
   }
-  return groups;
+  return participants;
 }
 
 /// No rank gets, for itself, more than it holds.
 void expect_own_bytes_only(const FanoutPlan& plan) {
   std::unordered_map<int, std::uint64_t> wanted;
-  for (const Lane& lane : plan.lanes()) {
-    for (const Slot& slot : lane.slots) wanted[slot.rank] += lane.elements;
+  for (const Route& route : plan.routes()) {
+    for (const Destination& destination : route.destinations) wanted[destination.rank] += route.elements;
   }
-  for (const FanoutGroup& engine : plan.engines()) {
+  for (const Participant& engine : plan.engines()) {
     for (std::size_t r = 0; r < engine.ranks.size(); ++r) {
       std::uint64_t held = 0;
       for (const Shard& shard : engine.layout->ranks()[r].shards) held += shard.box.elements();
@@ -272,31 +272,31 @@ void expect_own_bytes_only(const FanoutPlan& plan) {
 
 TEST(FanoutPlanScale, DeepSeekV3OfAPp16Ep16TrainerForFourEp32Engines) {
   const Model model = mla_moe(61, 3, 256, 128, 129280);
-  const FanoutPlan plan = measure(group_of("trainer", pp_ep_trainer(model, 16, 16), 0), ep_engines(model, 4, 32, 256));
+  const FanoutPlan plan = measure(participant_of("trainer", pp_ep_trainer(model, 16, 16), 0), ep_engines(model, 4, 32, 256));
   expect_own_bytes_only(plan);
 }
 
 TEST(FanoutPlanScale, KimiK2OfAPp16Ep64TrainerForSixteenEp32Engines) {
   const Model model = mla_moe(61, 1, 384, 64, 163840);
   const FanoutPlan plan =
-      measure(group_of("trainer", pp_ep_trainer(model, 16, 64), 0), ep_engines(model, 16, 32, 1024));
+      measure(participant_of("trainer", pp_ep_trainer(model, 16, 64), 0), ep_engines(model, 16, 32, 1024));
   expect_own_bytes_only(plan);
 }
 
 TEST(FanoutPlanScale, AnFsdp256TrainerOfADense70BModelForThirtyTwoTp8Engines) {
   const TensorTable table = dense_70b();
-  std::vector<FanoutGroup> engines;
+  std::vector<Participant> engines;
   for (int e = 0; e < 32; ++e) {
     const std::string name = "engine" + std::to_string(e) + "-";
-    engines.push_back(group_of(name, sharded(table, 8, name, true), 256 + 8 * e));
+    engines.push_back(participant_of(name, sharded(table, 8, name, true), 256 + 8 * e));
   }
-  const FanoutPlan plan = measure(group_of("trainer", sharded(table, 256, "trainer-", false), 0), engines);
+  const FanoutPlan plan = measure(participant_of("trainer", sharded(table, 256, "trainer-", false), 0), engines);
   expect_own_bytes_only(plan);
 }
 
 TEST(FanoutPlanScale, EnginesThatPlaceTheExpertsOfEveryLayerAnew) {
   const Model model = mla_moe(61, 3, 256, 128, 129280);
-  std::vector<FanoutGroup> engines;
+  std::vector<Participant> engines;
   for (int e = 0; e < 4; ++e) {
     const std::string name = "engine" + std::to_string(e) + "-";
     // A shuffle of the experts of every layer.
@@ -306,12 +306,12 @@ TEST(FanoutPlanScale, EnginesThatPlaceTheExpertsOfEveryLayerAnew) {
       for (std::uint32_t x = 0; x < model.experts; ++x) layer[x] = x / 8;
       for (std::size_t i = layer.size(); i > 1; --i) std::swap(layer[i - 1], layer[random.below(i)]);
     }
-    engines.push_back(group_of(
+    engines.push_back(participant_of(
         name,
         ep_engine(model, 32, name, [&](std::uint32_t layer, std::uint32_t expert) { return hosts[layer][expert]; }),
         256 + 32 * e));
   }
-  const FanoutPlan plan = measure(group_of("trainer", pp_ep_trainer(model, 16, 16), 0), engines);
+  const FanoutPlan plan = measure(participant_of("trainer", pp_ep_trainer(model, 16, 16), 0), engines);
   expect_own_bytes_only(plan);
 }
 

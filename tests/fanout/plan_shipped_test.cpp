@@ -12,27 +12,27 @@
 namespace sparsecast {
 namespace {
 
-FanoutGroup group_of(const std::string& file, const std::string& name, int first) {
-  FanoutGroup group{name,
+Participant participant_of(const std::string& file, const std::string& name, int first) {
+  Participant participant{name,
                     std::make_shared<Layout>(
                         read_layout_file(FileSystem::posix(), SPARSECAST_SOURCE_DIR "/layouts/" + file + ".json", {})),
                     {}};
-  group.ranks.resize(group.layout->ranks().size());
-  std::iota(group.ranks.begin(), group.ranks.end(), first);
-  return group;
+  participant.ranks.resize(participant.layout->ranks().size());
+  std::iota(participant.ranks.begin(), participant.ranks.end(), first);
+  return participant;
 }
 
 class FanoutPlanShipped : public testing::TestWithParam<std::pair<const char*, const char*>> {};
 
 TEST_P(FanoutPlanShipped, LayoutsGiveAPlanByWhichEveryRankGetsWhatItHolds) {
-  const FanoutGroup trainer = group_of(GetParam().first, "trainer", 0);
-  const FanoutGroup engine = group_of(GetParam().second, "engine", static_cast<int>(trainer.ranks.size()));
+  const Participant trainer = participant_of(GetParam().first, "trainer", 0);
+  const Participant engine = participant_of(GetParam().second, "engine", static_cast<int>(trainer.ranks.size()));
   const FanoutPlan plan(trainer, {engine});
   std::unordered_map<int, std::uint64_t> got;
   std::uint64_t counted = 0;
-  for (const Lane& lane : plan.lanes()) {
-    for (const Slot& slot : lane.slots) got[slot.rank] += lane.elements;
-    if (lane.counted_in_state) counted += lane.elements;
+  for (const Route& route : plan.routes()) {
+    for (const Destination& destination : route.destinations) got[destination.rank] += route.elements;
+    if (route.counted_in_state) counted += route.elements;
   }
   EXPECT_EQ(counted, plan.table().elements());
   for (std::size_t r = 0; r < engine.ranks.size(); ++r) {

@@ -12,11 +12,11 @@ namespace {
 
 using test::matrix;
 using test::rows;
-using test::small_group;
+using test::small_participant;
 using test::small_layout;
 
 /// `sources` trainer ranks with a tensor each per receiver; receiver r holds tensor (s, r) of every source s.
-FanoutPlan all_to_all(std::size_t sources, std::size_t receivers, std::size_t most_channels,
+FanoutPlan all_to_all(std::size_t sources, std::size_t receivers, std::size_t most_groups,
                       const std::string& node = "") {
   std::vector<TensorSpec> specs;
   std::vector<test::SmallRank> senders(sources, {node, {}});
@@ -29,38 +29,38 @@ FanoutPlan all_to_all(std::size_t sources, std::size_t receivers, std::size_t mo
     }
   }
   PlanOptions options;
-  options.max_channels_per_rank = most_channels;
-  return FanoutPlan(small_group("trainer", small_layout(specs, senders), 0),
-                    {small_group("engine", small_layout(specs, holders), 100)}, options);
+  options.max_groups_per_rank = most_groups;
+  return FanoutPlan(small_participant("trainer", small_layout(specs, senders), 0),
+                    {small_participant("engine", small_layout(specs, holders), 100)}, options);
 }
 
 /// Dense bytes that anybody gets and does not want.
 std::uint64_t foreign_bytes(const FanoutPlan& plan) {
   std::uint64_t bytes = 0;
-  for (const Lane& lane : plan.lanes()) {
-    bytes += lane.bytes * (plan.channels()[lane.channel].members.size() - 1 - lane.slots.size());
+  for (const Route& route : plan.routes()) {
+    bytes += route.bytes * (plan.groups()[route.group].members.size() - 1 - route.destinations.size());
   }
   return bytes;
 }
 
-TEST(FanoutPlanChannels, WithRoomEverySourceAndReceiverSetHasAChannelOfItsOwn) {
+TEST(FanoutPlanGroups, WithRoomEverySourceAndReceiverSetHasAGroupOfItsOwn) {
   const FanoutPlan plan = all_to_all(4, 4, 16);
-  EXPECT_EQ(plan.channels().size(), 16);
+  EXPECT_EQ(plan.groups().size(), 16);
   EXPECT_EQ(foreign_bytes(plan), 0);
-  // Four channels at each rank, and no two of a round at one: it takes four rounds.
+  // Four groups at each rank, and no two of a round at one: it takes four rounds.
   EXPECT_GE(plan.rounds(), 4);
   EXPECT_LE(plan.rounds(), 7);
 }
 
-TEST(FanoutPlanChannels, WithoutRoomTheyAreJoinedAndWasteLittle) {
+TEST(FanoutPlanGroups, WithoutRoomTheyAreJoinedAndWasteLittle) {
   std::map<std::size_t, std::uint64_t> foreign;
   for (const std::size_t most : {1, 2, 4}) {
     const FanoutPlan plan = all_to_all(4, 4, most);
-    std::map<int, std::size_t> channels;
-    for (const Channel& channel : plan.channels()) {
-      for (const int member : channel.members) ++channels[member];
+    std::map<int, std::size_t> groups;
+    for (const RouteGroup& group : plan.groups()) {
+      for (const int member : group.members) ++groups[member];
     }
-    for (const auto& [rank, count] : channels) EXPECT_LE(count, most) << rank;
+    for (const auto& [rank, count] : groups) EXPECT_LE(count, most) << rank;
     foreign[most] = foreign_bytes(plan);
   }
   EXPECT_EQ(foreign[4], 0);
@@ -69,7 +69,7 @@ TEST(FanoutPlanChannels, WithoutRoomTheyAreJoinedAndWasteLittle) {
   EXPECT_EQ(foreign[1], 16 * 64 * 6);
 }
 
-TEST(FanoutPlanChannels, PipelineStagesHaveChannelsOfTheirOwn) {
+TEST(FanoutPlanGroups, PipelineStagesHaveGroupsOfTheirOwn) {
   // Six stages for one engine of two ranks that hold everything.
   std::vector<TensorSpec> specs;
   std::vector<test::SmallRank> stages(6);
@@ -80,13 +80,13 @@ TEST(FanoutPlanChannels, PipelineStagesHaveChannelsOfTheirOwn) {
     all.pieces.push_back(stages[s].pieces.back());
   }
   PlanOptions options;
-  options.max_channels_per_rank = 3;
-  const FanoutPlan plan(small_group("trainer", small_layout(specs, stages), 0),
-                        {small_group("engine", small_layout(specs, {all, all}), 10)}, options);
+  options.max_groups_per_rank = 3;
+  const FanoutPlan plan(small_participant("trainer", small_layout(specs, stages), 0),
+                        {small_participant("engine", small_layout(specs, {all, all}), 10)}, options);
   std::vector<std::vector<int>> sources;
-  for (const Channel& channel : plan.channels()) {
-    sources.push_back(channel.sources);
-    EXPECT_EQ(channel.receivers, (std::vector<int>{10, 11}));
+  for (const RouteGroup& group : plan.groups()) {
+    sources.push_back(group.sources);
+    EXPECT_EQ(group.receivers, (std::vector<int>{10, 11}));
   }
   ASSERT_EQ(sources.size(), 3);
   for (const auto& group : sources) EXPECT_EQ(group.back() - group.front() + 1, static_cast<int>(group.size()));

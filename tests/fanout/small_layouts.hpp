@@ -54,10 +54,10 @@ inline std::shared_ptr<const Layout> small_layout(const std::vector<TensorSpec>&
 }
 
 /// World ranks from `first` on.
-inline FanoutGroup small_group(const std::string& name, std::shared_ptr<const Layout> layout, int first) {
-  FanoutGroup group{name, std::move(layout), {}};
-  for (std::size_t r = 0; r < group.layout->ranks().size(); ++r) group.ranks.push_back(first + static_cast<int>(r));
-  return group;
+inline Participant small_participant(const std::string& name, std::shared_ptr<const Layout> layout, int first) {
+  Participant participant{name, std::move(layout), {}};
+  for (std::size_t r = 0; r < participant.layout->ranks().size(); ++r) participant.ranks.push_back(first + static_cast<int>(r));
+  return participant;
 }
 
 }  // namespace sparsecast::test

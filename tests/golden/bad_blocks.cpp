@@ -58,7 +58,7 @@ class Collection {
     header.values = ValueCodec::kXor;
     std::vector<Bytes> records = forge_records(start_.table, header, {frame}, {});
     alter(records[2]);
-    reseal(records);
+    refresh_checksums(records);
     vectors_.push_back({name, why, ErrorCode::kCorrupt, join(records)});
   }
   std::vector<BadVector> take() { return std::move(vectors_); }

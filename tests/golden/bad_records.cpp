@@ -52,12 +52,12 @@ class Collection {
     alter(records);
     add_bytes(name, why, join(records), code);
   }
-  /// The records altered and sealed again; the commit agrees with the frames.
-  void sealed(const std::string& name, const std::string& why, const Alter& alter,
+  /// The records altered and checksummed again; the commit agrees with the frames.
+  void checksummed(const std::string& name, const std::string& why, const Alter& alter,
               ErrorCode code = ErrorCode::kCorrupt) {
     Records records = good_records();
     alter(records);
-    reseal(records);
+    refresh_checksums(records);
     add_bytes(name, why, join(records), code);
   }
   /// The commit's own claims altered under a valid checksum.
@@ -65,7 +65,7 @@ class Collection {
               ErrorCode code = ErrorCode::kCorrupt) {
     Records records = good_records();
     alter(records);
-    reseal(records, Sums::kKeep);
+    refresh_checksums(records, Sums::kKeep);
     add_bytes(name, why, join(records), code);
   }
   std::vector<BadVector> take() { return std::move(vectors_); }
@@ -100,20 +100,20 @@ void add_header(Collection& all) {
   all.torn("header_magic", "the header's magic is unknown", set(0, std::uint8_t{'X'}));
   all.torn("header_checksum", "a bit of the version is flipped", set(32, std::uint8_t{77}));
   all.torn("header_record_bytes", "the header says 136 bytes", set(4, 136U));
-  all.sealed("format_major_2", "a format of another major version", set(8, std::uint16_t{2}), ErrorCode::kUnsupported);
-  all.sealed("format_minor_1", "a format of another minor version", set(10, std::uint16_t{1}), ErrorCode::kUnsupported);
-  all.sealed("header_flags", "a feature that no reader knows", set(12, 0x10U), ErrorCode::kUnsupported);
-  all.sealed("frame_capacity_small", "frame_capacity below 2^20", set(92, (1U << 20) - 1));
-  all.sealed("frame_capacity_large", "frame_capacity over 2^30", set(92, (1U << 30) + 1));
-  all.sealed("position_mode", "an unknown position mode", set(96, std::uint8_t{5}));
-  all.sealed("value_codec", "an unknown value codec", set(97, std::uint8_t{3}));
-  all.sealed("header_reserved_first", "a reserved byte of the header is set", set(98, std::uint8_t{1}));
-  all.sealed("header_reserved_last", "a reserved byte of the header is set", set(119, std::uint8_t{1}));
-  all.sealed("header_elements", "another number of elements than the table's", set(80, std::uint64_t{20'047}));
-  all.sealed("header_tensors", "another number of tensors than the table's", set(88, 4U));
-  all.sealed("header_table_hash", "the header names another table", set(48, std::uint64_t{1}),
+  all.checksummed("format_major_2", "a format of another major version", set(8, std::uint16_t{2}), ErrorCode::kUnsupported);
+  all.checksummed("format_minor_1", "a format of another minor version", set(10, std::uint16_t{1}), ErrorCode::kUnsupported);
+  all.checksummed("header_flags", "a feature that no reader knows", set(12, 0x10U), ErrorCode::kUnsupported);
+  all.checksummed("frame_capacity_small", "frame_capacity below 2^20", set(92, (1U << 20) - 1));
+  all.checksummed("frame_capacity_large", "frame_capacity over 2^30", set(92, (1U << 30) + 1));
+  all.checksummed("position_mode", "an unknown position mode", set(96, std::uint8_t{5}));
+  all.checksummed("value_codec", "an unknown value codec", set(97, std::uint8_t{3}));
+  all.checksummed("header_reserved_first", "a reserved byte of the header is set", set(98, std::uint8_t{1}));
+  all.checksummed("header_reserved_last", "a reserved byte of the header is set", set(119, std::uint8_t{1}));
+  all.checksummed("header_elements", "another number of elements than the table's", set(80, std::uint64_t{20'047}));
+  all.checksummed("header_tensors", "another number of tensors than the table's", set(88, 4U));
+  all.checksummed("header_table_hash", "the header names another table", set(48, std::uint64_t{1}),
              ErrorCode::kTableMismatch);
-  all.sealed("header_base_digest", "the delta starts from other bytes", set(64, std::uint64_t{1}),
+  all.checksummed("header_base_digest", "the delta starts from other bytes", set(64, std::uint64_t{1}),
              ErrorCode::kWrongBase);
 }
 
@@ -136,9 +136,9 @@ void add_order(Collection& all) {
   all.torn("frame_missing", "the commit promises a frame that is not there",
            [](Records& r) { r.erase(r.begin() + kFrame); });
   all.torn("frame_twice", "a frame stands twice", [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
-  all.sealed("frame_twice_sealed", "a frame stands twice, and the commit counts both",
+  all.checksummed("frame_twice_checksummed", "a frame stands twice, and the commit counts both",
              [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
-  all.sealed("frames_overlap", "two frames change the same blocks", [](Records& r) {
+  all.checksummed("frames_overlap", "two frames change the same blocks", [](Records& r) {
     Bytes again = r[kFrame];
     set_field(again, at::kFrameSequence, 1U);
     r.insert(r.end() - 1, again);
@@ -159,24 +159,24 @@ void add_frame(Collection& all) {
       [](Records& r) {
         Records other = good_records();
         set_field(other[kHeader], 32, std::uint64_t{6});
-        reseal(other);
+        refresh_checksums(other);
         r[kFrame] = other[kFrame];
       },
       ErrorCode::kForeignStream);
-  all.sealed("frame_sequence", "the first frame says it is the second", set(at::kFrameSequence, 1U));
-  all.sealed("frame_version", "the frame names another version", set(48, std::uint64_t{6}), ErrorCode::kForeignStream);
-  all.sealed("frame_flags", "a feature that no reader knows", set(at::kFrameFlags, 2U), ErrorCode::kUnsupported);
-  all.sealed("frame_body_bytes", "stored as it is, but of two lengths", set(at::kFrameBodyBytes, 64U));
-  all.sealed("frame_no_groups", "a frame without groups", set(at::kFrameGroups, 0U));
-  all.sealed("frame_many_groups", "more groups than blocks", set(at::kFrameGroups, 100U));
-  all.sealed("frame_many_blocks", "more blocks than the body can hold", set(at::kFrameBlocks, 0xFFFFFFFFU));
-  all.sealed("frame_changed", "another number of changes than its blocks'", set(at::kFrameChanged, std::uint64_t{8}));
-  all.sealed("frame_padding", "a padding byte after the body is set", [](Records& r) {
+  all.checksummed("frame_sequence", "the first frame says it is the second", set(at::kFrameSequence, 1U));
+  all.checksummed("frame_version", "the frame names another version", set(48, std::uint64_t{6}), ErrorCode::kForeignStream);
+  all.checksummed("frame_flags", "a feature that no reader knows", set(at::kFrameFlags, 2U), ErrorCode::kUnsupported);
+  all.checksummed("frame_body_bytes", "stored as it is, but of two lengths", set(at::kFrameBodyBytes, 64U));
+  all.checksummed("frame_no_groups", "a frame without groups", set(at::kFrameGroups, 0U));
+  all.checksummed("frame_many_groups", "more groups than blocks", set(at::kFrameGroups, 100U));
+  all.checksummed("frame_many_blocks", "more blocks than the body can hold", set(at::kFrameBlocks, 0xFFFFFFFFU));
+  all.checksummed("frame_changed", "another number of changes than its blocks'", set(at::kFrameChanged, std::uint64_t{8}));
+  all.checksummed("frame_padding", "a padding byte after the body is set", [](Records& r) {
     const auto stored = field<std::uint32_t>(r[kFrame], at::kFrameStored);
     if (stored % 8 == 0) throw std::logic_error("the frame of the bad vectors has no padding");
     r[kFrame].back() = std::byte{1};
   });
-  all.sealed("frame_empty", "a frame without a body",
+  all.checksummed("frame_empty", "a frame without a body",
              [](Records& r) { r[kFrame] = wrap_body({}, 0, 0, 0, 0, 5, false, 0); });
 }
 
@@ -191,7 +191,7 @@ void add_commit(Collection& all) {
       [](Records& r) {
         Records other = good_records();
         set_field(other[kHeader], 32, std::uint64_t{6});
-        reseal(other);
+        refresh_checksums(other);
         r.back() = other.back();
       },
       ErrorCode::kForeignStream);
@@ -204,7 +204,7 @@ void add_commit(Collection& all) {
   all.commit("commit_reserved", "a reserved byte of the commit is set", set(80, std::uint8_t{1}));
   all.commit("commit_digest", "the result has another digest", set(at::kCommitDigest, std::uint64_t{1}),
              ErrorCode::kDigestMismatch);
-  all.sealed("commit_digest_without_frames", "no frame, but another digest than the base's",
+  all.checksummed("commit_digest_without_frames", "no frame, but another digest than the base's",
              [](Records& r) { r.erase(r.begin() + kFrame); });
 }
 
@@ -235,7 +235,7 @@ void add_zstd(Collection& all) {
   const auto add = [&](const std::string& name, const std::string& why, const Bytes& bytes, std::uint32_t says) {
     Records records = good;
     records[kFrame] = wrap_body(bytes, 0, groups, blocks, changed, 5, true, says);
-    reseal(records);
+    refresh_checksums(records);
     all.add_bytes("zstd_" + name, why, join(records));
   };
   add("garbage", "the stored bytes are no zstd frame", Bytes(40, std::byte{0x5A}), body_bytes);

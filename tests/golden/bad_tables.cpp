@@ -60,7 +60,7 @@ class Collection {
     set_field(records[0], 80, elements);
     set_field(records[0], 88, tensors);
     records[1] = record;
-    reseal(records);
+    refresh_checksums(records);
     vectors_.push_back({"table_" + name, why, code, join(records)});
   }
   std::vector<BadVector> take() { return std::move(vectors_); }

@@ -36,7 +36,7 @@ class Collection {
     TensorState result = start_.base;
     apply_blocks(records, start_.table, result);
     set_field(records.back(), at::kCommitDigest, sum(digest_tensors(start_.table, views(result))).value);
-    reseal(records);
+    refresh_checksums(records);
     vectors_.push_back(
         {"valid_" + name, "valid_" + name, start_.table, start_.base, std::move(result), join(records), false});
   }

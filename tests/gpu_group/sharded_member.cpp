@@ -20,12 +20,12 @@ std::shared_ptr<const Layout> cut(const char* axis, std::uint32_t ranks, const C
   return std::make_shared<const Layout>(builder.build());
 }
 
-ChannelOpener open_channels(const GroupPlan& plan) {
-  if (!plan.over_nccl) return open_control_channels();
+GroupOpener open_channels(const GroupPlan& plan) {
+  if (!plan.over_nccl) return open_control_groups();
   NcclOptions options;
   options.device = 0;
   options.staging_bytes = std::uint64_t{1} << 20;
-  return open_nccl_channels(options);
+  return open_nccl_groups(options);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// A signed log whose records are altered, and how the refusals are checked.
+// A signed log whose records are altered, and how the errors are checked.
 
 #include <gtest/gtest.h>
 
@@ -35,14 +35,14 @@ inline const char* name_of(Forgery forgery) {
     case Forgery::kSignedByStranger:
       return "signed by a stranger";
     case Forgery::kUnsigned:
-      return "sealed without a signature";
+      return "checksummed without a signature";
   }
   return "";
 }
 
 inline Bytes forged(RecordParts parts, Forgery forgery) {
-  if (forgery == Forgery::kSignedByStranger) return parts.sealed(fixed_key(99).get());
-  if (forgery == Forgery::kUnsigned) return parts.sealed(nullptr);
+  if (forgery == Forgery::kSignedByStranger) return parts.checksummed(fixed_key(99).get());
+  if (forgery == Forgery::kUnsigned) return parts.checksummed(nullptr);
   if (forgery != Forgery::kNothingElse) parts.rehash();
   if (forgery == Forgery::kSignatureCut) parts.signature.clear();
   return parts.record();
@@ -123,7 +123,7 @@ class LogAttacks : public ::testing::Test {
   Bytes get(const std::string& key) { return *store_->get(key, kMaxRecordBytes); }
   void put_anchor(const AnchorRef& ref, const Bytes& record) { store_->put(anchor_directory(ref) + "/anchor", record); }
 
-  /// Reads with `call`, and checks the refusal.
+  /// Reads with `call`, and checks the error.
   template <class Call>
   void expect_refused(const Codes& codes, const std::string& what, const Call& call) {
     ++cases_;

@@ -191,7 +191,7 @@ TEST_F(LogAttacks, WithARetiredKeyAreRefused) {
   store_->remove(commit_key(head + 1));
   for (const std::string& key : {std::string(kFloorKey), std::string(kCatalogKey)}) {
     const Bytes genuine = get(key);
-    store_->put(key, RecordParts::of(genuine).sealed(key_.get()));
+    store_->put(key, RecordParts::of(genuine).checksummed(key_.get()));
     expect_refused({ErrorCode::kForeignKey}, key,
                    [&] { key == kFloorKey ? (void)seen.floor() : (void)seen.catalog(); });
     store_->put(key, genuine);

@@ -131,7 +131,7 @@ TEST_F(HostileLog, AFrameThatUnfoldsToHalfAGigabyteIsRefusedUnread) {
   set_field<std::uint32_t>(frame, at::kFrameFlags, 1);
   set_field<std::uint32_t>(frame, at::kFrameStored, static_cast<std::uint32_t>(packed.size()));
   set_field<std::uint32_t>(frame, at::kFrameBodyBytes, kUnfolded);
-  reseal(records);
+  refresh_checksums(records);
   const Bytes bomb = join(records);
   LogCommit commit = parse_log_commit(scene_.store().objects().at(commit_key(1)), "commit");
   commit.delta = content_hash(bomb);
@@ -169,7 +169,7 @@ TEST_F(HostileLog, ADeltaOfAnotherStreamIsRefused) {
   DeltaHeader header = parse_header(records.front());
   header.stream = {1, 2};
   records.front() = pack_header(header);
-  reseal(records);
+  refresh_checksums(records);
   const Bytes foreign = join(records);
   LogCommit commit = parse_log_commit(scene_.store().objects().at(commit_key(1)), "commit");
   commit.delta = content_hash(foreign);

@@ -135,11 +135,11 @@ TEST(LogRecords, RefuseMissingAndUnknownFields) {
       if (field == "signer") continue;
       RecordParts without = parts;
       without.fields.erase(field);
-      expect_refused(record.kind, without.sealed(nullptr), ErrorCode::kCorrupt, "without " + field);
+      expect_refused(record.kind, without.checksummed(nullptr), ErrorCode::kCorrupt, "without " + field);
     }
     RecordParts more = parts;
     more.fields["zz"] = 1;
-    expect_refused(record.kind, more.sealed(nullptr), ErrorCode::kCorrupt, "with a field more");
+    expect_refused(record.kind, more.checksummed(nullptr), ErrorCode::kCorrupt, "with a field more");
   }
 }
 
@@ -153,11 +153,11 @@ TEST(LogRecords, RefuseValuesOfAnotherType) {
       for (const Json& other : values) {
         RecordParts altered = parts;
         altered.fields[field] = other;
-        expect_refused(record.kind, altered.sealed(nullptr), ErrorCode::kCorrupt, field + " = " + other.dump());
+        expect_refused(record.kind, altered.checksummed(nullptr), ErrorCode::kCorrupt, field + " = " + other.dump());
       }
       RecordParts altered = parts;
       altered.fields[field] = value.is_string() ? Json(7) : Json("text");
-      expect_refused(record.kind, altered.sealed(nullptr), ErrorCode::kCorrupt, field + " of another type");
+      expect_refused(record.kind, altered.checksummed(nullptr), ErrorCode::kCorrupt, field + " of another type");
     }
   }
 }
@@ -170,7 +170,7 @@ TEST(LogRecords, RefuseIntegersThatJsonReadersRound) {
       for (const std::uint64_t number : {std::uint64_t{1} << 53, ~std::uint64_t{0}}) {
         RecordParts altered = parts;
         altered.fields[field] = number;
-        expect_refused(record.kind, altered.sealed(nullptr), ErrorCode::kCorrupt, field + " too large");
+        expect_refused(record.kind, altered.checksummed(nullptr), ErrorCode::kCorrupt, field + " too large");
       }
     }
   }
@@ -188,7 +188,7 @@ TEST(LogRecords, RefuseHashesInAnotherForm) {
            {std::string(), hash.substr(1), hash + "0", "G" + hash.substr(1), "A" + hash.substr(1)}) {
         RecordParts altered = parts;
         altered.fields[field] = other;
-        expect_refused(record.kind, altered.sealed(nullptr), ErrorCode::kCorrupt, field + " = " + other);
+        expect_refused(record.kind, altered.checksummed(nullptr), ErrorCode::kCorrupt, field + " = " + other);
       }
     }
   }
@@ -251,7 +251,7 @@ TEST(LogRecords, RefuseWhatTheirFieldsSayTogether) {
       if (record.name != alteration.kind && record.name != alteration.kind + "-delta") continue;
       RecordParts parts = RecordParts::of(record.bytes);
       alteration.alter(parts.fields);
-      expect_refused(record.kind, parts.sealed(nullptr), ErrorCode::kCorrupt, alteration.why);
+      expect_refused(record.kind, parts.checksummed(nullptr), ErrorCode::kCorrupt, alteration.why);
     }
   }
 }

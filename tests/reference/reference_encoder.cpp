@@ -128,13 +128,13 @@ Bytes compressed_if_smaller(const Bytes& body, int level) {
   return out;
 }
 
-struct SealedFrame {
+struct ChecksummedFrame {
   Bytes record;
   std::uint64_t checksum = 0;
 };
 
 /// §2.3
-SealedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::uint64_t delta_id, std::uint64_t version,
+ChecksummedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::uint64_t delta_id, std::uint64_t version,
                          int zstd_level) {
   const Bytes body = frame.body();
   const Bytes compressed = compressed_if_smaller(body, zstd_level);
@@ -148,8 +148,8 @@ SealedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::u
   Wide sum = 0;
   for (std::size_t i = 0; i < words.size() / 8; ++i)
     sum += mix({}, i, reference_element(words.bytes(), DType::kI64, i));
-  const Fields sealed = Fields().u64(static_cast<std::uint64_t>(sum)).u64(static_cast<std::uint64_t>(sum >> 64));
-  const std::uint64_t checksum = xxh3_64(sealed.bytes(), xxh3_64(record.bytes()));
+  const Fields checksummed = Fields().u64(static_cast<std::uint64_t>(sum)).u64(static_cast<std::uint64_t>(sum >> 64));
+  const std::uint64_t checksum = xxh3_64(checksummed.bytes(), xxh3_64(record.bytes()));
   record.u64(checksum).append(words.bytes());
   return {record.bytes(), checksum};
 }
@@ -189,7 +189,7 @@ std::vector<Bytes> reference_encode(const TensorTable& table, std::span<const Co
   Fields checksums;
   const std::vector<FrameContent> frames = cut_into_frames(table, old_state, new_state, options);
   for (std::size_t sequence = 0; sequence < frames.size(); ++sequence) {
-    SealedFrame frame = frame_record(frames[sequence], sequence, delta_id, header.version, options.zstd_level);
+    ChecksummedFrame frame = frame_record(frames[sequence], sequence, delta_id, header.version, options.zstd_level);
     changed += frames[sequence].changed();
     frame_bytes += frame.record.size();
     checksums.u64(frame.checksum);

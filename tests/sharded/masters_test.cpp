@@ -12,9 +12,9 @@ TEST(ShardedMasters, EveryVersionOnEveryEngineIsTheCastBitForBit) {
   expect_every_version_is_the_cast<HostShards>(ValueCodec::kUlp);
 }
 
-TEST(ShardedMasters, AFailedSyncIsTakenBackAndAnAnchorIsWhatWasCommitted) {
+TEST(ShardedMasters, AFailedSyncIsRolledBackAndAnAnchorIsWhatWasCommitted) {
   for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kRaw}) {
-    expect_a_failed_sync_is_taken_back_and_an_anchor_is_what_was_committed<HostShards>(values);
+    expect_a_failed_sync_is_rolled_back_and_an_anchor_is_what_was_committed<HostShards>(values);
   }
 }
 

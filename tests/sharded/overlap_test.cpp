@@ -1,4 +1,4 @@
-// A sync whose lanes are published one by one while others are on the wire: that they are, and what is left behind when
+// A sync whose routes are published one by one while others are on the wire: that they are, and what is left behind when
 // one of them fails, lasts too long, or has no wire any more.
 
 #include <gtest/gtest.h>
@@ -30,15 +30,15 @@ std::shared_ptr<const Layout> one_tensor(std::uint32_t ranks, const Cut& rule) {
   return std::make_shared<const Layout>(builder.build());
 }
 
-/// What a test has to say when the publisher detects in a lane.
-using AtPublish = std::function<void(std::size_t lane)>;
+/// What a test has to say when the publisher detects in a route.
+using AtPublish = std::function<void(std::size_t route)>;
 
 class WatchedDetector final : public Detector {
  public:
   WatchedDetector(std::unique_ptr<Detector> inner, std::function<void()> at_detect)
       : inner_(std::move(inner)), at_detect_(std::move(at_detect)) {}
 
-  std::uint32_t part() const noexcept override { return inner_->part(); }
+  std::uint32_t region() const noexcept override { return inner_->region(); }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     if (first == 0) at_detect_();
     return inner_->detect(tensor, first, count, workspace);
@@ -56,7 +56,7 @@ class WatchedDetector final : public Detector {
   std::function<void()> at_detect_;
 };
 
-/// Host memory whose publishers can be watched; lanes are counted as they are made.
+/// Host memory whose publishers can be watched; routes are counted as they are made.
 class WatchedMemory final : public ShardMemory {
  public:
   WatchedMemory(std::shared_ptr<ShardMemory> inner, AtPublish at_publish)
@@ -64,7 +64,7 @@ class WatchedMemory final : public ShardMemory {
         inner_(std::move(inner)),
         at_publish_(std::move(at_publish)) {}
 
-  void start_again() { lanes_ = 0; }
+  void start_again() { routes_ = 0; }
 
   ShardBuffer allocate(std::uint64_t bytes) override { return inner_->allocate(bytes); }
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override { inner_->copy(box, from, to); }
@@ -73,7 +73,7 @@ class WatchedMemory final : public ShardMemory {
                                             const std::vector<ShardView>& live, const std::vector<ShardView>& held,
                                             const PublisherOptions& options) override {
     auto inner = make_snapshot_over(*table, tensors_at(live), tensors_at(held));
-    auto watched = std::make_unique<WatchedDetector>(std::move(inner), [this, lane = lanes_++] { at_publish_(lane); });
+    auto watched = std::make_unique<WatchedDetector>(std::move(inner), [this, route = routes_++] { at_publish_(route); });
     return std::make_unique<Publisher>(std::move(table), std::move(watched), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
@@ -81,11 +81,11 @@ class WatchedMemory final : public ShardMemory {
                                               const SubscriberOptions& options) override {
     return inner_->make_subscriber(std::move(table), live, options);
   }
-  std::unique_ptr<PartReader> make_reader(const TensorTable& table, const std::vector<ShardView>& parts) override {
-    return inner_->make_reader(table, parts);
+  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    return inner_->make_reader(table, regions);
   }
-  std::unique_ptr<PartWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& parts) override {
-    return inner_->make_writer(table, parts);
+  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    return inner_->make_writer(table, regions);
   }
 
  private:
@@ -97,7 +97,7 @@ class WatchedMemory final : public ShardMemory {
 
   std::shared_ptr<ShardMemory> inner_;
   AtPublish at_publish_;
-  std::size_t lanes_ = 0;
+  std::size_t routes_ = 0;
 };
 
 /// A channel on which a test has something to say before a broadcast that is not one of a regroup.
@@ -118,7 +118,7 @@ class WatchedTransport final : public Transport {
   std::function<void()> at_broadcast_;
 };
 
-/// One trainer rank, the first of the world, and an engine of three ranks, each of which gets a lane and a transfer of
+/// One trainer rank, the first of the world, and an engine of three ranks, each of which gets a route and a transfer of
 /// its own.
 class Trio {
  public:
@@ -143,8 +143,8 @@ class Sender {
       : trio_(trio),
         storage_(trio.weights.make(*trio.trainer, 0, 0)),
         memory_(std::make_shared<WatchedMemory>(make_host_shard_memory(*trio.trainer, 0, test::views_of(storage_)),
-                                                [this](std::size_t lane) {
-                                                  if (watching_) trio_.at_publish(lane);
+                                                [this](std::size_t route) {
+                                                  if (watching_) trio_.at_publish(route);
                                                 })),
         side_(trio.trainer, 0, memory_, {}) {}
 
@@ -163,9 +163,9 @@ class Sender {
   PublisherSide& side() { return side_; }
 
  private:
-  ChannelOpener opener() {
+  GroupOpener opener() {
     return [this](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
-      auto channels = open_control_channels()(world, plan, deadline);
+      auto channels = open_control_groups()(world, plan, deadline);
       for (auto& channel : channels) {
         if (!channel) continue;
         channel = std::make_unique<WatchedTransport>(std::move(channel), [this] {
@@ -195,7 +195,7 @@ class Receiver {
         subscriber_("engine", trio.engine, place, test::views_of(storage_), {}) {}
 
   void regroup(std::shared_ptr<ControlChannel> control) {
-    subscriber_.regroup(std::move(control), open_control_channels(), kTimeout);
+    subscriber_.regroup(std::move(control), open_control_groups(), kTimeout);
   }
   ShardedReport sync(std::chrono::milliseconds timeout = kTimeout) { return subscriber_.sync(timeout); }
   std::uint64_t version() const { return subscriber_.version(); }
@@ -213,7 +213,7 @@ class Receiver {
 /// A sync that the trainer cannot finish.
 struct Failure {
   std::string words;                             ///< The trainer's.
-  std::string refusal;                           ///< What a regroup then says; "" when it heals.
+  std::string error;                           ///< What a regroup then says; "" when it heals.
   std::chrono::milliseconds timeout = kTimeout;  ///< The trainer's.
   /// The engine's: ranks whose channel falls silent wait for it as long.
   std::chrono::milliseconds engine_timeout = kTimeout;
@@ -233,8 +233,8 @@ void fail_and_heal(const Trio& trio, const Failure& failure) {
       EXPECT_NE(said.find(failure.words), std::string::npos) << said;
       EXPECT_EQ(sender.side().version(), 0U);
       const std::string refused = words_of([&] { sender.regroup(again.meet(r)); });
-      EXPECT_EQ(refused.substr(0, failure.refusal.size()), failure.refusal);
-      if (!failure.refusal.empty()) return;
+      EXPECT_EQ(refused.substr(0, failure.error.size()), failure.error);
+      if (!failure.error.empty()) return;
       ASSERT_EQ(refused, "");
       sender.train(2);
       EXPECT_EQ(sender.sync().version, 2U);
@@ -247,19 +247,19 @@ void fail_and_heal(const Trio& trio, const Failure& failure) {
     EXPECT_EQ(receiver.version(), 0U);
     EXPECT_EQ(receiver.wrong(0), 0U);
     const std::string refused = words_of([&] { receiver.regroup(again.meet(r)); });
-    EXPECT_EQ(refused.empty(), failure.refusal.empty()) << refused;
+    EXPECT_EQ(refused.empty(), failure.error.empty()) << refused;
     if (!refused.empty()) return;
     EXPECT_EQ(receiver.sync().version, 2U);
     EXPECT_EQ(receiver.wrong(2), 0U);
   });
 }
 
-TEST(Overlap, ALaneIsPublishedWhileTheOneBeforeIsSentAndNothingElseChanges) {
+TEST(Overlap, ARouteIsPublishedWhileTheOneBeforeIsSentAndNothingElseChanges) {
   Trio trio;
   Tryst trysts[3];
   std::size_t version = 0;
-  trio.at_publish = [&](std::size_t lane) {
-    if (lane == 1) trysts[version].first();
+  trio.at_publish = [&](std::size_t route) {
+    if (route == 1) trysts[version].first();
   };
   trio.at_send = [&](std::size_t transfer) {
     if (transfer == 0) trysts[version].second();
@@ -287,17 +287,17 @@ TEST(Overlap, ALaneIsPublishedWhileTheOneBeforeIsSentAndNothingElseChanges) {
   });
 }
 
-TEST(Overlap, ALaneThatFailsIsKnownEverywhereAndTheSnapshotIsLost) {
+TEST(Overlap, ARouteThatFailsIsKnownEverywhereAndTheSnapshotIsLost) {
   for (std::size_t bad = 0; bad < kEngineRanks; ++bad) {
     Trio trio;
-    trio.at_publish = [&](std::size_t lane) {
-      if (lane == bad) throw Error(ErrorCode::kIo, "the memory of this lane is gone");
+    trio.at_publish = [&](std::size_t route) {
+      if (route == bad) throw Error(ErrorCode::kIo, "the memory of this route is gone");
     };
-    fail_and_heal(trio, {"io: the memory of this lane is gone", "dirty: an earlier publish"});
+    fail_and_heal(trio, {"io: the memory of this route is gone", "dirty: an earlier publish"});
   }
 }
 
-TEST(Overlap, ATransferThatFailsLosesNothingWhicheverLanesArePublished) {
+TEST(Overlap, ATransferThatFailsLosesNothingWhicheverRoutesArePublished) {
   for (std::size_t bad = 0; bad < kEngineRanks; ++bad) {
     Trio trio;
     bool failed = false;
@@ -308,16 +308,16 @@ TEST(Overlap, ATransferThatFailsLosesNothingWhicheverLanesArePublished) {
   }
 }
 
-TEST(Overlap, ALaneThatLastsBeyondTheDeadlineLosesNothing) {
+TEST(Overlap, ARouteThatLastsBeyondTheDeadlineLosesNothing) {
   Trio trio;
   Gate known;
   bool first = true;
-  trio.at_publish = [&](std::size_t lane) {
-    if (lane == 1 && std::exchange(first, false)) known.pass();
+  trio.at_publish = [&](std::size_t route) {
+    if (route == 1 && std::exchange(first, false)) known.pass();
   };
-  // The others know of it while the lane is still being published.
+  // The others know of it while the route is still being published.
   fail_and_heal(
-      trio, {"timeout: encoding of lanes was at 1 of 3 when the deadline passed", "", 1s, 4s, [&] { known.open(); }});
+      trio, {"timeout: encoding of routes was at 1 of 3 when the deadline passed", "", 1s, 4s, [&] { known.open(); }});
 }
 
 /// The engine's server has failed where its ranks cannot know: they never come, and somebody else ends the wait.

@@ -26,16 +26,16 @@ struct Guest {
   std::uint64_t in_doubt = 0;
 };
 
-RolePresence presence_of(const Guest& guest) {
-  RolePresence presence;
-  presence.role = guest.role;
-  presence.group = guest.group;
-  presence.rank = guest.rank;
-  presence.version = guest.version;
-  presence.in_doubt = guest.in_doubt;
-  presence.last_attempt = std::max(guest.version, guest.in_doubt);
-  presence.set_layouts(*guest.layout, nullptr);
-  return presence;
+RankInfo rank_info_of(const Guest& guest) {
+  RankInfo rank_info;
+  rank_info.role = guest.role;
+  rank_info.group = guest.group;
+  rank_info.rank = guest.rank;
+  rank_info.version = guest.version;
+  rank_info.in_doubt = guest.in_doubt;
+  rank_info.last_attempt = std::max(guest.version, guest.in_doubt);
+  rank_info.set_layouts(*guest.layout, nullptr);
+  return rank_info;
 }
 
 /// The guests meet; calls check(rank, meeting), or check_error(error) where they cannot.
@@ -45,7 +45,7 @@ void let_meet(const std::vector<Guest>& guests, const Check& check, const CheckE
   place.run([&](const std::shared_ptr<Rendezvous>& channel) {
     const Guest& guest = guests[static_cast<std::size_t>(channel->rank())];
     try {
-      check(channel->rank(), meet(*channel, {presence_of(guest)}, {guest.layout}, test::in(std::chrono::seconds(20))));
+      check(channel->rank(), meet(*channel, {rank_info_of(guest)}, {guest.layout}, test::in(std::chrono::seconds(20))));
     } catch (const Error& error) {
       check_error(error);
     }
@@ -71,11 +71,11 @@ TEST(ShardedMeeting, EveryRankSeesTheSameGroups) {
   let_meet(
       {engine("b"), trainer(1), engine("a"), trainer(0)},
       [](int, const Meeting& meeting) {
-        EXPECT_EQ(meeting.trainer.group.ranks, (std::vector<int>{3, 1}));
+        EXPECT_EQ(meeting.trainer.participant.ranks, (std::vector<int>{3, 1}));
         ASSERT_EQ(meeting.engines.size(), 2U);
-        EXPECT_EQ(meeting.engines[0].group.name, "b");
-        EXPECT_EQ(meeting.engines[1].group.ranks, std::vector<int>{2});
-        EXPECT_EQ(meeting.engines[0].group.layout->hash(), kOne->hash());
+        EXPECT_EQ(meeting.engines[0].participant.name, "b");
+        EXPECT_EQ(meeting.engines[1].participant.ranks, std::vector<int>{2});
+        EXPECT_EQ(meeting.engines[0].participant.layout->hash(), kOne->hash());
         EXPECT_EQ(meeting.coordinator, 3);
         EXPECT_EQ(meeting.name_of(1), "trainer rank 1");
         EXPECT_EQ(meeting.name_of(0), "engine 'b' rank 0");
@@ -122,10 +122,10 @@ TEST(ShardedMeeting, RefusesRanksOfOneGroupThatDisagreeByName) {
   expect_refused(guests, "trainer rank 1: it is at version 3, and trainer rank 0 at 0");
 }
 
-TEST(ShardedMeeting, AnyBytesAreAPresenceOrRefused) {
+TEST(ShardedMeeting, AnyBytesAreARankInfoOrRefused) {
   SCOPED_TRACE(test::seed_note());
   test::Random random(test::run_seed());
-  const Bytes good = pack_roles({presence_of(trainer(0)), presence_of(engine("a"))});
+  const Bytes good = pack_roles({rank_info_of(trainer(0)), rank_info_of(engine("a"))});
   EXPECT_EQ(parse_roles(good, "rank 0").size(), 2U);
   for (int i = 0; i < 2000; ++i) {
     Bytes bad = good;
@@ -141,27 +141,27 @@ TEST(ShardedMeeting, AnyBytesAreAPresenceOrRefused) {
   }
 }
 
-TEST(ShardedBallot, SurvivesTheWayAndRefusesWhatIsNotOne) {
-  Ballot ballot;
-  ballot.status = 9;
-  ballot.text = std::string(1000, 'x');
-  ballot.promised = {StateDigest{{1, 2}}, StateDigest{{3, 4}}};
-  ballot.reached = StateDigest{{5, 6}};
-  const Bytes bytes = pack_ballot(ballot);
-  const Ballot parsed = parse_ballot(bytes, "rank 0");
+TEST(ShardedVote, SurvivesTheWayAndRefusesWhatIsNotOne) {
+  Vote vote;
+  vote.status = 9;
+  vote.text = std::string(1000, 'x');
+  vote.promised = {StateDigest{{1, 2}}, StateDigest{{3, 4}}};
+  vote.reached = StateDigest{{5, 6}};
+  const Bytes bytes = pack_vote(vote);
+  const Vote parsed = parse_vote(bytes, "rank 0");
   EXPECT_EQ(parsed.status, 9);
   EXPECT_EQ(parsed.text, std::string(400, 'x')) << "words are cut, so that votes stay small";
-  EXPECT_EQ(parsed.promised, ballot.promised);
-  EXPECT_EQ(parsed.reached, ballot.reached);
+  EXPECT_EQ(parsed.promised, vote.promised);
+  EXPECT_EQ(parsed.reached, vote.reached);
   for (std::size_t size = 0; size < 56; ++size) {
-    EXPECT_THROW(parse_ballot(ConstBytes(bytes).first(size), "rank 0"), Error) << size;
+    EXPECT_THROW(parse_vote(ConstBytes(bytes).first(size), "rank 0"), Error) << size;
   }
   Bytes huge = bytes;
   std::fill_n(huge.begin() + 4, 4, std::byte{0xFF});
-  EXPECT_THROW(parse_ballot(huge, "rank 0"), Error);
+  EXPECT_THROW(parse_vote(huge, "rank 0"), Error);
   huge = bytes;
   huge.resize(huge.size() + 1000);
-  EXPECT_THROW(parse_ballot(huge, "rank 0"), Error);
+  EXPECT_THROW(parse_vote(huge, "rank 0"), Error);
 }
 
 }  // namespace

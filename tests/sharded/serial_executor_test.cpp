@@ -22,9 +22,9 @@ using test::words_of;
 
 constexpr std::size_t kRoom = 100;
 
-TEST(TaskLine, DoesTasksInTheOrderInWhichTheyAreGiven) {
-  for (const std::size_t most_waiting : {TaskLine::kAtOnce, std::size_t{1}, kRoom}) {
-    TaskLine line("counting", most_waiting);
+TEST(SerialExecutor, DoesTasksInTheOrderInWhichTheyAreGiven) {
+  for (const std::size_t most_waiting : {SerialExecutor::kAtOnce, std::size_t{1}, kRoom}) {
+    SerialExecutor line("counting", most_waiting);
     std::vector<int> done;
     for (int i = 0; i < 50; ++i) line.add([&done, i] { done.push_back(i); }, soon());
     EXPECT_TRUE(line.wait_for_all(soon()).ok());
@@ -34,21 +34,21 @@ TEST(TaskLine, DoesTasksInTheOrderInWhichTheyAreGiven) {
   }
 }
 
-TEST(TaskLine, StartsNoThreadWhereTasksAreDoneAtOnce) {
+TEST(SerialExecutor, StartsNoThreadWhereTasksAreDoneAtOnce) {
   const std::thread::id own = std::this_thread::get_id();
   std::thread::id seen;
-  TaskLine at_once("looking", TaskLine::kAtOnce);
+  SerialExecutor at_once("looking", SerialExecutor::kAtOnce);
   at_once.add([&] { seen = std::this_thread::get_id(); }, soon());
   EXPECT_EQ(seen, own);
-  TaskLine beside("looking", 1);
+  SerialExecutor beside("looking", 1);
   beside.add([&] { seen = std::this_thread::get_id(); }, soon());
   EXPECT_TRUE(beside.wait_for_all(soon()).ok());
   EXPECT_NE(seen, own);
 }
 
-TEST(TaskLine, TheGiverGoesOnWhileATaskIsAtWork) {
+TEST(SerialExecutor, TheGiverGoesOnWhileATaskIsAtWork) {
   Gate gate;
-  TaskLine line("waiting", 1);
+  SerialExecutor line("waiting", 1);
   std::atomic<bool> passed = false;
   line.add([&] { passed = gate.pass(); }, soon());
   EXPECT_FALSE(passed);
@@ -57,9 +57,9 @@ TEST(TaskLine, TheGiverGoesOnWhileATaskIsAtWork) {
   EXPECT_TRUE(passed);
 }
 
-TEST(TaskLine, WaitsForThoseAskedForAndNoMore) {
+TEST(SerialExecutor, WaitsForThoseAskedForAndNoMore) {
   Gate gate;
-  TaskLine line("waiting", kRoom);
+  SerialExecutor line("waiting", kRoom);
   int first = 0;
   line.add([&] { first = 1; }, soon());
   line.add([&] { gate.pass(); }, soon());
@@ -69,9 +69,9 @@ TEST(TaskLine, WaitsForThoseAskedForAndNoMore) {
   EXPECT_TRUE(line.wait_for(2, soon()));
 }
 
-TEST(TaskLine, AFailureKeepsWhatWasDoneAndLeavesTheRestUndone) {
-  for (const std::size_t most_waiting : {TaskLine::kAtOnce, std::size_t{1}, kRoom}) {
-    TaskLine line("failing", most_waiting);
+TEST(SerialExecutor, AFailureKeepsWhatWasDoneAndLeavesTheRestUndone) {
+  for (const std::size_t most_waiting : {SerialExecutor::kAtOnce, std::size_t{1}, kRoom}) {
+    SerialExecutor line("failing", most_waiting);
     int done = 0;
     for (int i = 0; i < 10; ++i) {
       line.add(
@@ -91,10 +91,10 @@ TEST(TaskLine, AFailureKeepsWhatWasDoneAndLeavesTheRestUndone) {
   }
 }
 
-TEST(TaskLine, TakesNoMoreThanItHasRoomFor) {
+TEST(SerialExecutor, TakesNoMoreThanItHasRoomFor) {
   Gate began;
   Gate gate;
-  TaskLine line("staging", 1);
+  SerialExecutor line("staging", 1);
   line.add(
       [&] {
         began.open();
@@ -109,9 +109,9 @@ TEST(TaskLine, TakesNoMoreThanItHasRoomFor) {
   EXPECT_TRUE(line.wait_for(2, soon()));
 }
 
-TEST(TaskLine, NoWaitOutlastsItsDeadline) {
+TEST(SerialExecutor, NoWaitOutlastsItsDeadline) {
   Gate gate;
-  TaskLine line("staging", kRoom);
+  SerialExecutor line("staging", kRoom);
   line.add([&] { gate.pass(); }, soon());
   const Deadline now = std::chrono::steady_clock::now();
   test::expect_error(ErrorCode::kTimeout, [&] { line.wait_for(1, now); }, {"staging was at 0 of 1"});
@@ -120,14 +120,14 @@ TEST(TaskLine, NoWaitOutlastsItsDeadline) {
   EXPECT_TRUE(line.wait_for_all(soon()).ok());
 }
 
-TEST(TaskLine, IsGoneWhenTheTaskAtWorkHasEnded) {
+TEST(SerialExecutor, IsGoneWhenTheTaskAtWorkHasEnded) {
   Gate began;
   Gate gate;
   std::atomic<int> done = 0;
   const auto held = std::make_shared<int>();
   std::jthread opener;
   {
-    TaskLine line("staging", kRoom);
+    SerialExecutor line("staging", kRoom);
     line.add(
         [&] {
           began.open();

@@ -50,8 +50,8 @@ class Rank {
   }
 
   void regroup(std::shared_ptr<ControlChannel> control, std::chrono::milliseconds timeout = kTimeout) {
-    if (publisher_) return publisher_->regroup(std::move(control), open_control_channels(), timeout);
-    subscriber_->regroup(std::move(control), open_control_channels(), timeout);
+    if (publisher_) return publisher_->regroup(std::move(control), open_control_groups(), timeout);
+    subscriber_->regroup(std::move(control), open_control_groups(), timeout);
   }
   ShardedReport sync(std::chrono::milliseconds timeout = kTimeout) {
     return publisher_ ? publisher_->sync(timeout) : subscriber_->sync(timeout);

@@ -76,13 +76,13 @@ struct MasterLocals {
   std::vector<Bytes> storage;
 };
 
-/// Calls visit(lane, part, local tensor, element of it, the same from the part's first) for all that a rank sends.
+/// Calls visit(route, region, local tensor, element of it, the same from the region's first) for all that a rank sends.
 template <class Visit>
 void for_each_sent(const FanoutPlan& plan, int rank, const Visit& visit) {
-  for (std::size_t l = 0; l < plan.lanes().size(); ++l) {
-    if (plan.lanes()[l].source != rank) continue;
-    const TensorTable table = plan.lane_table(l);
-    const std::vector<PartView> views = plan.source_views(l);
+  for (std::size_t l = 0; l < plan.routes().size(); ++l) {
+    if (plan.routes()[l].source != rank) continue;
+    const TensorTable table = plan.route_table(l);
+    const std::vector<RegionView> views = plan.source_views(l);
     for (std::size_t p = 0; p < views.size(); ++p) {
       for (std::uint64_t i = 0; i < table[p].elements(); ++i) {
         std::uint64_t offset = 0;
@@ -98,8 +98,8 @@ void for_each_sent(const FanoutPlan& plan, int rank, const Visit& visit) {
 }
 
 /// Covers two plans with masters that move on in between, on every rank of the trainer. What is held of an element is
-/// its cast as it was under the first plan that sent it, in every lane. Returns how many elements are in several lanes.
-std::uint64_t expect_casts(test::Random& random, const FanoutGroup& trainer, const FanoutPlan& first,
+/// its cast as it was under the first plan that sent it, in every route. Returns how many elements are in several routes.
+std::uint64_t expect_casts(test::Random& random, const Participant& trainer, const FanoutPlan& first,
                            const FanoutPlan& second) {
   std::uint64_t repeated = 0;
   for (std::size_t place = 0; place < trainer.ranks.size(); ++place) {
@@ -113,13 +113,13 @@ std::uint64_t expect_casts(test::Random& random, const FanoutGroup& trainer, con
       std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint64_t> now;
       for_each_sent(
           *plan, trainer.ranks[place],
-          [&](std::size_t lane, std::size_t part, std::uint32_t local, std::uint64_t element, std::uint64_t offset) {
+          [&](std::size_t route, std::size_t region, std::uint32_t local, std::uint64_t element, std::uint64_t offset) {
             const auto before = sent.find({local, element});
             const std::uint64_t expected = before != sent.end() ? before->second : own.wire(locals, local, element);
             repeated += now.insert({{local, element}, expected}).second ? 0 : 1;
-            const ShardView held = snapshot.held(*plan, lane)[part];
+            const ShardView held = snapshot.held(*plan, route)[region];
             ASSERT_EQ(test::read_element(held.data, element_size(locals[local].dtype), offset), expected);
-            const ShardView live = snapshot.live(*plan, lane)[part];
+            const ShardView live = snapshot.live(*plan, route)[region];
             ASSERT_EQ(live.masters, own.dtypes[local] != locals[local].dtype);
             const std::size_t size = element_size(own.dtypes[local]);
             ASSERT_EQ(live.data + offset * size, own.storage[local].data() + element * size);
@@ -154,20 +154,20 @@ std::shared_ptr<const Layout> experts_over(std::uint32_t ranks, const std::vecto
 }
 
 TEST(ShardedSnapshot, HoldsTheCastOfMastersInEveryLayer) {
-  // Two engines that place their experts differently, so that with few channels each gets lanes of its own.
+  // Two engines that place their experts differently, so that with few channels each gets routes of its own.
   test::Random random(6);
   std::vector<std::uint32_t> places(60);
   std::iota(places.begin(), places.end(), 0U);
-  const FanoutGroup trainer{"trainer", experts_over(4, places), {0, 1, 2, 3}};
-  const FanoutGroup in_order{"in order", experts_over(5, places), {4, 5, 6, 7, 8}};
+  const Participant trainer{"trainer", experts_over(4, places), {0, 1, 2, 3}};
+  const Participant in_order{"in order", experts_over(5, places), {4, 5, 6, 7, 8}};
   for (std::size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random.below(i)]);
-  const FanoutGroup shuffled{"shuffled", experts_over(5, places), {9, 10, 11, 12, 13}};
+  const Participant shuffled{"shuffled", experts_over(5, places), {9, 10, 11, 12, 13}};
   PlanOptions options;
-  options.max_channels_per_rank = 4;
-  options.lane_cost_bytes = 0;
+  options.max_groups_per_rank = 4;
+  options.route_cost_bytes = 0;
   const FanoutPlan alone(trainer, {in_order}, options);
   const FanoutPlan together(trainer, {in_order, shuffled}, options);
-  EXPECT_EQ(expect_casts(random, trainer, alone, together), 60U * 32U) << "the plan has every element in two lanes";
+  EXPECT_EQ(expect_casts(random, trainer, alone, together), 60U * 32U) << "the plan has every element in two routes";
 }
 
 }  // namespace

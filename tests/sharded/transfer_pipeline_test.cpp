@@ -25,13 +25,13 @@ constexpr int kOther = 5;
 /// Transfers of a rank that is a trainer's and an engine's; what happened is written down.
 class Scene {
  public:
-  using Lanes = std::vector<std::uint32_t>;
+  using Routes = std::vector<std::uint32_t>;
 
-  void own(Lanes lanes) { add(kOwn, std::move(lanes)); }
-  void foreign(Lanes lanes) { add(kOther, std::move(lanes)); }
+  void own(Routes routes) { add(kOwn, std::move(routes)); }
+  void foreign(Routes routes) { add(kOther, std::move(routes)); }
 
-  // What a test has to say at a step, by lane or by number of the transfer.
-  std::function<void(std::uint32_t lane)> at_publish = [](std::uint32_t) {};
+  // What a test has to say at a step, by route or by number of the transfer.
+  std::function<void(std::uint32_t route)> at_publish = [](std::uint32_t) {};
   std::function<void(std::size_t number)> at_wire = [](std::size_t) {};
   std::function<void(std::size_t number)> at_stage = [](std::size_t) {};
 
@@ -39,20 +39,20 @@ class Scene {
   TransferPipeline& make() {
     pointers_.clear();
     for (const Transfer& transfer : transfers_) pointers_.push_back(&transfer);
-    Lanes lanes(own_.begin(), own_.end());
+    Routes routes(own_.begin(), own_.end());
     TransferSteps steps;
-    steps.publish = [this](std::uint32_t lane) {
-      at_publish(lane);
+    steps.publish = [this](std::uint32_t route) {
+      at_publish(route);
       const std::lock_guard<std::mutex> lock(mutex_);
       threads.insert(std::this_thread::get_id());
-      published.push_back(lane);
+      published.push_back(route);
     };
     steps.records = [](const Transfer& transfer) {
-      return std::vector<Bytes>(transfer.lanes.size(), Bytes(1, std::byte(transfer.lanes.front())));
+      return std::vector<Bytes>(transfer.routes.size(), Bytes(1, std::byte(transfer.routes.front())));
     };
     steps.broadcast = [this](const Transfer& transfer, std::vector<Bytes>& records) {
       at_wire(number_of(transfer));
-      if (transfer.source == kOther) records.assign(transfer.lanes.size(), Bytes(2));
+      if (transfer.source == kOther) records.assign(transfer.routes.size(), Bytes(2));
       const std::lock_guard<std::mutex> lock(mutex_);
       sent.emplace_back(number_of(transfer), records.size());
       if (transfer.source == kOwn) records.clear();  // As a transport does that owns what it sends.
@@ -63,19 +63,19 @@ class Scene {
       threads.insert(std::this_thread::get_id());
       staged.emplace_back(number_of(transfer), records.size());
     };
-    return pipeline_.emplace(pointers_, kOwn, std::move(lanes), std::move(steps));
+    return pipeline_.emplace(pointers_, kOwn, std::move(routes), std::move(steps));
   }
   void forget() { pipeline_.reset(); }
 
-  Lanes published;
+  Routes published;
   std::vector<std::pair<std::size_t, std::size_t>> sent;    ///< Number of the transfer, records.
   std::vector<std::pair<std::size_t, std::size_t>> staged;  ///< The same.
   std::set<std::thread::id> threads;                        ///< That published or staged.
 
  private:
-  void add(int source, Lanes lanes) {
-    if (source == kOwn) own_.insert(lanes.begin(), lanes.end());
-    transfers_.push_back({0, source, std::move(lanes)});
+  void add(int source, Routes routes) {
+    if (source == kOwn) own_.insert(routes.begin(), routes.end());
+    transfers_.push_back({0, source, std::move(routes)});
   }
   std::size_t number_of(const Transfer& transfer) const {
     return static_cast<std::size_t>(&transfer - transfers_.data());
@@ -101,18 +101,18 @@ TEST(TransferPipeline, KeepsTheOrderOfTheTransfersAndPublishesInIt) {
   pipeline.run(soon());
   EXPECT_TRUE(pipeline.published().ok());
   EXPECT_TRUE(pipeline.staged().ok());
-  EXPECT_EQ(scene.published, (Scene::Lanes{4, 2, 7, 1}));
+  EXPECT_EQ(scene.published, (Scene::Routes{4, 2, 7, 1}));
   const Passed all{{0, 1}, {1, 2}, {2, 2}, {3, 1}, {4, 1}};
   EXPECT_EQ(scene.sent, all);
   EXPECT_EQ(scene.staged, all);
 }
 
-TEST(TransferPipeline, ALaneIsPublishedWhileTheOneBeforeIsOnTheWire) {
+TEST(TransferPipeline, ARouteIsPublishedWhileTheOneBeforeIsOnTheWire) {
   Scene scene;
-  for (std::uint32_t lane = 0; lane < 3; ++lane) scene.own({lane});
+  for (std::uint32_t route = 0; route < 3; ++route) scene.own({route});
   Tryst tryst;
-  scene.at_publish = [&](std::uint32_t lane) {
-    if (lane == 1) tryst.first();
+  scene.at_publish = [&](std::uint32_t route) {
+    if (route == 1) tryst.first();
   };
   scene.at_wire = [&](std::size_t number) {
     if (number == 0) tryst.second();
@@ -123,7 +123,7 @@ TEST(TransferPipeline, ALaneIsPublishedWhileTheOneBeforeIsOnTheWire) {
 
 TEST(TransferPipeline, ATransferIsStagedWhileTheNextIsOnTheWire) {
   Scene scene;
-  for (std::uint32_t lane = 0; lane < 3; ++lane) scene.foreign({lane});
+  for (std::uint32_t route = 0; route < 3; ++route) scene.foreign({route});
   Tryst tryst;
   scene.at_stage = [&](std::size_t number) {
     if (number == 0) tryst.first();
@@ -137,7 +137,7 @@ TEST(TransferPipeline, ATransferIsStagedWhileTheNextIsOnTheWire) {
 
 TEST(TransferPipeline, EncodingTheWireAndStagingAreAllAtWorkAtOnce) {
   Scene scene;
-  for (std::uint32_t lane = 0; lane < 4; ++lane) scene.own({lane});
+  for (std::uint32_t route = 0; route < 4; ++route) scene.own({route});
   Gate encoding;
   Gate on_the_wire;
   Gate staging;
@@ -147,8 +147,8 @@ TEST(TransferPipeline, EncodingTheWireAndStagingAreAllAtWorkAtOnce) {
     on_the_wire.pass();
     staging.pass();
   };
-  scene.at_publish = [&](std::uint32_t lane) {
-    if (lane == 2) meet(encoding);
+  scene.at_publish = [&](std::uint32_t route) {
+    if (route == 2) meet(encoding);
   };
   scene.at_wire = [&](std::size_t number) {
     if (number == 1) meet(on_the_wire);
@@ -177,7 +177,7 @@ TEST(TransferPipeline, StartsNoThreadWhereNothingCouldOverlap) {
   EXPECT_TRUE(published_here);
 }
 
-TEST(TransferPipeline, ALaneThatCannotBePublishedStopsNoTransfer) {
+TEST(TransferPipeline, ARouteThatCannotBePublishedStopsNoTransfer) {
   for (std::uint32_t bad = 0; bad < 6; ++bad) {
     Scene scene;
     scene.own({0});
@@ -185,23 +185,23 @@ TEST(TransferPipeline, ALaneThatCannotBePublishedStopsNoTransfer) {
     scene.own({1, 2});
     scene.own({3});
     scene.own({4, 5});
-    scene.at_publish = [&](std::uint32_t lane) {
-      if (lane == bad) throw Error(ErrorCode::kDirty, "this lane cannot be published");
+    scene.at_publish = [&](std::uint32_t route) {
+      if (route == bad) throw Error(ErrorCode::kDirty, "this route cannot be published");
     };
     TransferPipeline& pipeline = scene.make();
     pipeline.run(soon());
     EXPECT_EQ(pipeline.published().status(), static_cast<int>(ErrorCode::kDirty));
-    EXPECT_EQ(scene.published.size(), bad) << "lanes after it are left";
+    EXPECT_EQ(scene.published.size(), bad) << "routes after it are left";
     // A transfer has all its records, or none.
     const Passed all{{0, bad > 0 ? 1U : 0U}, {1, 1}, {2, bad > 2 ? 2U : 0U}, {3, bad > 3 ? 1U : 0U}, {4, 0}};
-    EXPECT_EQ(scene.sent, all) << "lane " << bad;
+    EXPECT_EQ(scene.sent, all) << "route " << bad;
   }
 }
 
 TEST(TransferPipeline, BytesThatCannotBeStagedStopNoTransfer) {
   for (std::size_t bad = 0; bad < 4; ++bad) {
     Scene scene;
-    for (std::uint32_t lane = 0; lane < 4; ++lane) scene.foreign({lane});
+    for (std::uint32_t route = 0; route < 4; ++route) scene.foreign({route});
     scene.at_stage = [&](std::size_t number) {
       if (number == bad) throw Error(ErrorCode::kCorrupt, "this transfer cannot be staged");
     };
@@ -216,11 +216,11 @@ TEST(TransferPipeline, BytesThatCannotBeStagedStopNoTransfer) {
 
 TEST(TransferPipeline, AFailureOfTheWireEndsItAndItsThreads) {
   Scene scene;
-  for (std::uint32_t lane = 0; lane < 5; ++lane) scene.own({lane});
+  for (std::uint32_t route = 0; route < 5; ++route) scene.own({route});
   Gate at_work;
   Gate failed;
-  scene.at_publish = [&](std::uint32_t lane) {
-    if (lane != 2) return;
+  scene.at_publish = [&](std::uint32_t route) {
+    if (route != 2) return;
     at_work.open();
     failed.pass();
   };
@@ -234,19 +234,19 @@ TEST(TransferPipeline, AFailureOfTheWireEndsItAndItsThreads) {
   failed.open();
   scene.forget();  // Hangs, or is found by the sanitizers, were a thread left.
   EXPECT_EQ(scene.sent.size(), 1U);
-  EXPECT_GE(scene.published.size(), 3U) << "the lane at work came to its end";
+  EXPECT_GE(scene.published.size(), 3U) << "the route at work came to its end";
 }
 
-TEST(TransferPipeline, ALaneThatIsNotPublishedByTheDeadlineIsNotWaitedFor) {
+TEST(TransferPipeline, ARouteThatIsNotPublishedByTheDeadlineIsNotWaitedFor) {
   Scene scene;
-  for (std::uint32_t lane = 0; lane < 3; ++lane) scene.own({lane});
+  for (std::uint32_t route = 0; route < 3; ++route) scene.own({route});
   Gate passed;
-  scene.at_publish = [&](std::uint32_t lane) {
-    if (lane == 1) passed.pass();
+  scene.at_publish = [&](std::uint32_t route) {
+    if (route == 1) passed.pass();
   };
   TransferPipeline& pipeline = scene.make();
   const auto run = [&] { pipeline.run(std::chrono::steady_clock::now() + 100ms); };
-  test::expect_error(ErrorCode::kTimeout, run, {"encoding of lanes was at", "of 3 when the deadline passed"});
+  test::expect_error(ErrorCode::kTimeout, run, {"encoding of routes was at", "of 3 when the deadline passed"});
   EXPECT_LE(scene.sent.size(), 1U);
   passed.open();
   scene.forget();
@@ -254,7 +254,7 @@ TEST(TransferPipeline, ALaneThatIsNotPublishedByTheDeadlineIsNotWaitedFor) {
 
 TEST(TransferPipeline, ARankThatCannotStageSoFastTakesNoMoreThanThreeTransfers) {
   Scene scene;
-  for (std::uint32_t lane = 0; lane < 8; ++lane) scene.foreign({lane});
+  for (std::uint32_t route = 0; route < 8; ++route) scene.foreign({route});
   Gate passed;
   scene.at_stage = [&](std::size_t number) {
     if (number == 0) passed.pass();

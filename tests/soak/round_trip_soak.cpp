@@ -1,5 +1,5 @@
 // Millions of random deltas from publisher to subscriber, every byte compared. One delta in 16 is also held to the
-// reference encoder, goes through a delta file and is taken back again.
+// reference encoder, goes through a delta file and is rolled back again.
 
 #include <atomic>
 #include <mutex>

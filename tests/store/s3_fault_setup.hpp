@@ -26,11 +26,11 @@ inline S3Options impatient(const HttpServer& server, std::chrono::milliseconds d
   return options;
 }
 
-/// A pretended bucket, and what it answers in the place of its own for the first questions of one kind.
+/// A fake bucket, and what it answers in the place of its own for the first questions of one kind.
 struct FaultyBucket {
-  using Reply = std::function<HttpReply(const HttpQuestion&, PretendedBucket&)>;
+  using Reply = std::function<HttpReply(const HttpQuestion&, FakeBucket&)>;
 
-  PretendedBucket bucket;
+  FakeBucket bucket;
   std::string method = "GET";
   std::string query;  ///< A part of the query, when only such questions are meant.
   int faults = 1;     ///< So many questions meet `fault`.
@@ -61,11 +61,11 @@ constexpr int kForEver = 1'000'000;
 
 /// The same answer whatever is asked.
 inline FaultyBucket::Reply always(HttpReply reply) {
-  return [reply](const HttpQuestion&, PretendedBucket&) { return reply; };
+  return [reply](const HttpQuestion&, FakeBucket&) { return reply; };
 }
 
 /// Does what was asked, and closes the connection without a word.
-inline HttpReply act_and_vanish(const HttpQuestion& question, PretendedBucket& bucket) {
+inline HttpReply act_and_vanish(const HttpQuestion& question, FakeBucket& bucket) {
   bucket(question);
   return {};
 }

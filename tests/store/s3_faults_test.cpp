@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(S3Faults, APretendedBucketKeepsTheContractOfStores) {
+TEST(S3Faults, AFakeBucketKeepsTheContractOfStores) {
   FaultyBucket faulty;
   faulty.faults = 0;
   EXPECT_EQ(faulty.open()->location(), "s3://bucket");
@@ -112,7 +112,7 @@ TEST(S3Faults, AServerThatIsSilentIsATimeout) {
 TEST(S3Faults, AStallIsTriedAgain) {
   FaultyBucket faulty;
   faulty.bucket.objects["/bucket/a"] = {"the content", "", 1, 0};
-  faulty.fault = [](const HttpQuestion& question, PretendedBucket& bucket) {
+  faulty.fault = [](const HttpQuestion& question, FakeBucket& bucket) {
     HttpReply reply = bucket(question);
     reply.bytes.resize(reply.bytes.size() - 3);
     reply.stall = true;
@@ -126,7 +126,7 @@ TEST(S3Faults, ABodyThatWasCutShortIsReadAgain) {
   FaultyBucket faulty;
   faulty.bucket.objects["/bucket/a"] = {"the content", "", 1, 0};
   faulty.faults = 2;
-  faulty.fault = [](const HttpQuestion& question, PretendedBucket& bucket) {
+  faulty.fault = [](const HttpQuestion& question, FakeBucket& bucket) {
     HttpReply reply = bucket(question);
     reply.bytes.resize(reply.bytes.size() - 3);
     reply.close = true;

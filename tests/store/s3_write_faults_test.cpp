@@ -30,7 +30,7 @@ TEST(S3Creation, ThatAnotherWasFasterInIsNotTakenForOnesOwn) {
   for (const std::string theirs : {"mine", "other"}) {
     FaultyBucket faulty;
     faulty.method = "PUT";
-    faulty.fault = [&](const HttpQuestion&, PretendedBucket& bucket) {
+    faulty.fault = [&](const HttpQuestion&, FakeBucket& bucket) {
       bucket.objects["/bucket/a"] = {theirs, "another-call", 7, 0};
       return HttpReply{};
     };
@@ -61,7 +61,7 @@ TEST(S3Creation, NeedsAnEndpointThatHonoursTheCondition) {
 
 TEST(S3Creation, FindsOutAnEndpointThatLooksFirstAndWritesLater) {
   // As SeaweedFS 4.16: right for one writer after the other, and wrong for two at a time.
-  PretendedBucket bucket;
+  FakeBucket bucket;
   std::atomic<int> lookers{0};
   HttpServer racy([&](const HttpQuestion& question) {
     HttpQuestion unconditional = question;
@@ -116,7 +116,7 @@ TEST(S3Multipart, PartsThatFailAreSentAgain) {
   FaultyBucket faulty;
   faulty.method = "PUT";
   faulty.faults = 2;
-  faulty.fault = [](const HttpQuestion& question, PretendedBucket& bucket) {
+  faulty.fault = [](const HttpQuestion& question, FakeBucket& bucket) {
     return question.query.starts_with("partNumber=1") ? act_and_vanish(question, bucket)
                                                       : s3_error_reply(503, "SlowDown");
   };

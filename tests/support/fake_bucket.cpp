@@ -5,14 +5,14 @@
 namespace sparsecast::test {
 namespace {
 
-std::string tag_header(const PretendedBucket::Object& object) {
+std::string tag_header(const FakeBucket::Object& object) {
   const std::string parts = object.parts == 0 ? "" : "-" + std::to_string(object.parts);
   return "ETag: \"" + std::to_string(object.version) + parts + "\"\r\n";
 }
 
 }  // namespace
 
-HttpReply PretendedBucket::operator()(const HttpQuestion& question) {
+HttpReply FakeBucket::operator()(const HttpQuestion& question) {
   if (question.method == "POST") return post(question);
   const bool of_upload = question.query.find("uploadId=") != std::string::npos;
   if (question.method == "PUT" && of_upload) {
@@ -33,7 +33,7 @@ HttpReply PretendedBucket::operator()(const HttpQuestion& question) {
   return get(question, found->second);
 }
 
-HttpReply PretendedBucket::put(const HttpQuestion& question, const std::string& content) {
+HttpReply FakeBucket::put(const HttpQuestion& question, const std::string& content) {
   if (honours_conditions && question.header("if-none-match") == "*" && objects.count(question.path) != 0) {
     return s3_error_reply(412, "PreconditionFailed");
   }
@@ -42,7 +42,7 @@ HttpReply PretendedBucket::put(const HttpQuestion& question, const std::string& 
   return http_reply(200, "", tag_header(object));
 }
 
-HttpReply PretendedBucket::get(const HttpQuestion& question, const Object& object) const {
+HttpReply FakeBucket::get(const HttpQuestion& question, const Object& object) const {
   std::string headers = tag_header(object);
   if (!object.creator.empty()) headers += "X-Amz-Meta-Sparsecast-Creator: " + object.creator + "\r\n";
   if (question.method == "HEAD") {
@@ -60,7 +60,7 @@ HttpReply PretendedBucket::get(const HttpQuestion& question, const Object& objec
   return http_reply(206, object.content.substr(first, last - first + 1), headers);
 }
 
-HttpReply PretendedBucket::post(const HttpQuestion& question) {
+HttpReply FakeBucket::post(const HttpQuestion& question) {
   if (question.query == "uploads=") {
     uploads_[question.path];
     return http_reply(200, "<InitiateMultipartUploadResult><UploadId>a/b+c</UploadId></InitiateMultipartUploadResult>");
@@ -74,7 +74,7 @@ HttpReply PretendedBucket::post(const HttpQuestion& question) {
   return http_reply(200, "<CompleteMultipartUploadResult/>");
 }
 
-HttpReply PretendedBucket::list(const HttpQuestion& question) const {
+HttpReply FakeBucket::list(const HttpQuestion& question) const {
   std::string xml = "<ListBucketResult><IsTruncated>false</IsTruncated>";
   for (const auto& [path, object] : objects) {
     xml += "<Contents><Key>" + path.substr(question.path.size() + 1) + "</Key><Size>" +

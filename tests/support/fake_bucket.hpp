@@ -10,7 +10,7 @@
 
 namespace sparsecast::test {
 
-class PretendedBucket {
+class FakeBucket {
  public:
   struct Object {
     std::string content;

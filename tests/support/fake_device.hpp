@@ -1,6 +1,6 @@
 #pragma once
 
-// The CUDA runtime of the stand-in for NCCL: memory is the host's, a stream is a thread with a queue.
+// The CUDA runtime of the fake NCCL: memory is the host's, a stream is a thread with a queue.
 
 #include <atomic>
 #include <functional>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the ranks of one communicator of the stand-in for NCCL share: who has joined, what was said about a split, and
+// What the ranks of one communicator of the fake NCCL share: who has joined, what was said about a split, and
 // the broadcasts. Ranks are threads that share memory, or processes that share a directory.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 
-// Hostile deltas that get past every checksum: records are altered at will and sealed again.
+// Hostile deltas that get past every checksum: records are altered at will and checksummed again.
 
 #include <cstring>
 #include <vector>
@@ -51,7 +51,7 @@ enum class Sums { kRecompute, kKeep };
 
 /// Makes every checksum right again: header, table (if there is one), frames, commit, which all name the header's id.
 /// With kRecompute, the commit's counts and hash are made those of the frames as well. Reads nothing beyond a record.
-inline void reseal(std::vector<Bytes>& records, Sums sums = Sums::kRecompute) {
+inline void refresh_checksums(std::vector<Bytes>& records, Sums sums = Sums::kRecompute) {
   Bytes& header = records.front();
   const std::uint64_t id = xxh3_64(ConstBytes(header).first(at::kHeaderId));
   set_field(header, at::kHeaderId, id);
@@ -69,7 +69,7 @@ inline void reseal(std::vector<Bytes>& records, Sums sums = Sums::kRecompute) {
       const ConstBytes body = view.subspan(at::kTableBody, std::min(stored, record.size() - at::kTableBody));
       set_field(record, at::kTableChecksum, xxh3_64(body, xxh3_64(view.first(at::kTableChecksum))));
     } else if (kind == 'F' && record.size() >= at::kFrameBody) {
-      set_field(record, at::kFrameChecksum, layout::seal_frame(record));
+      set_field(record, at::kFrameChecksum, layout::add_checksum_frame(record));
       ++frames;
       changed += field<std::uint64_t>(record, at::kFrameChanged);
       frame_bytes += record.size();
@@ -125,7 +125,7 @@ struct ForgedFrame {
   }
 };
 
-/// A frame record around any body, without its id and checksum: reseal() adds them.
+/// A frame record around any body, without its id and checksum: refresh checksums() adds them.
 inline Bytes wrap_body(ConstBytes stored, std::uint32_t sequence, std::uint32_t groups, std::uint32_t blocks,
                        std::uint64_t changed, std::uint64_t version, bool compressed, std::uint32_t body_bytes) {
   Bytes record((at::kFrameBody + stored.size() + 7) / 8 * 8);
@@ -168,7 +168,7 @@ inline std::vector<Bytes> forge_records(const TensorTable& table, DeltaHeader he
   commit.version = header.version;
   commit.result_digest = result;
   records.push_back(pack_commit(commit));
-  reseal(records);
+  refresh_checksums(records);
   return records;
 }
 

@@ -58,7 +58,7 @@ void require(bool holds, const std::string& what) {
 void recover(FaultFileSystem& fs, LogScene& scene, const LogScenario& scenario,
              const std::optional<LogCommit>& promised, std::uint64_t before, CrashCount& count) {
   LogWorld world(fs, scene);
-  if (promised) world.reader().remember(*promised);  // I6: what was seen is never taken back.
+  if (promised) world.reader().remember(*promised);  // I6: what was seen is never rolled back.
   std::optional<LogCommit> head = world.reader().head();
   if (!head) {
     require(!promised, "the log is gone");

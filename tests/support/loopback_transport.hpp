@@ -28,8 +28,8 @@ struct LoopbackHooks {
   std::function<void(int rank, std::vector<Bytes>& records)> receive = nullptr;
   /// Before a rank gives its `vote`-th vote on the channel, from 1.
   std::function<void(int rank, int vote)> before_vote = nullptr;
-  /// True: the verdict of that vote never reaches the rank.
-  std::function<bool(int rank, int vote)> lose_verdict = nullptr;
+  /// True: the decision of that vote never reaches the rank.
+  std::function<bool(int rank, int vote)> lose_decision = nullptr;
 };
 
 class LoopbackHub {
@@ -41,14 +41,14 @@ class LoopbackHub {
  private:
   class Endpoint;
 
-  struct Verdict {
+  struct Decision {
     int worst = 0;
     std::vector<int> silent;
   };
   struct Round {
     std::optional<std::vector<Bytes>> records;
     std::map<int, int> votes;
-    std::optional<Verdict> verdict;
+    std::optional<Decision> decision;
   };
 
   const int ranks_;
@@ -88,40 +88,40 @@ class LoopbackHub::Endpoint final : public Transport {
     require_usable();
     ++votes_;
     if (hub_.hooks_.before_vote) hub_.hooks_.before_vote(rank_, votes_);
-    const bool lost = hub_.hooks_.lose_verdict && hub_.hooks_.lose_verdict(rank_, votes_);
+    const bool lost = hub_.hooks_.lose_decision && hub_.hooks_.lose_decision(rank_, votes_);
     if (std::chrono::steady_clock::now() >= deadline) fail("too late to vote");
     std::unique_lock lock(hub_.mutex_);
     Round& round = hub_.votes_[votes_];
     round.votes[rank_] = status;
     hub_.changed_.notify_all();
     if (rank_ == source_) count(round, lock, deadline);
-    const auto decided = [&] { return round.verdict.has_value(); };
-    // A rank whose verdict gets lost knows nothing of it; the test need not wait for its deadline.
+    const auto decided = [&] { return round.decision.has_value(); };
+    // A rank whose decision gets lost knows nothing of it; the test need not wait for its deadline.
     if (!hub_.changed_.wait_until(lock, deadline, decided) || lost) {
-      fail("no verdict from rank " + std::to_string(source_));
+      fail("no decision from rank " + std::to_string(source_));
     }
-    if (!round.verdict->silent.empty()) {
+    if (!round.decision->silent.empty()) {
       std::string ranks;
-      for (const int silent : round.verdict->silent) ranks += " " + std::to_string(silent);
+      for (const int silent : round.decision->silent) ranks += " " + std::to_string(silent);
       fail("no vote from" + ranks);
     }
-    return round.verdict->worst;
+    return round.decision->worst;
   }
 
  private:
   void count(Round& round, std::unique_lock<std::mutex>& lock, Deadline deadline) {
     const auto complete = [&] { return static_cast<int>(round.votes.size()) == hub_.ranks_; };
     hub_.changed_.wait_until(lock, deadline - std::chrono::milliseconds(50), complete);
-    Verdict verdict;
+    Decision decision;
     for (int r = 0; r < hub_.ranks_; ++r) {
       const auto vote = round.votes.find(r);
       if (vote == round.votes.end()) {
-        verdict.silent.push_back(r);
+        decision.silent.push_back(r);
       } else {
-        verdict.worst = std::max(verdict.worst, vote->second);
+        decision.worst = std::max(decision.worst, vote->second);
       }
     }
-    round.verdict = verdict;
+    round.decision = decision;
     hub_.changed_.notify_all();
   }
 

@@ -216,7 +216,7 @@ RandomFanout random_fanout(Random& random) {
     // Where the trainer does not tie, it has one name only, and an engine may tie a second one to it.
     const TieStyle style =
         tied ? random.pick<TieStyle>(kStyles) : (random.chance(0.2) ? TieStyle::kTied : TieStyle::kNone);
-    return FanoutGroup{name, random_side(random, specs, style, holds, false), {}};
+    return Participant{name, random_side(random, specs, style, holds, false), {}};
   };
   const std::uint64_t engines = random.between(1, 3);
   std::vector<std::vector<Hold>> holds(engines + 1);  // The last is the spare one's.
@@ -233,7 +233,7 @@ RandomFanout random_fanout(Random& random) {
   std::vector<int> world(40);
   std::iota(world.begin(), world.end(), 0);
   for (std::size_t i = world.size(); i > 1; --i) std::swap(world[i - 1], world[random.below(i)]);
-  const auto give_ranks = [&](FanoutGroup& group) {
+  const auto give_ranks = [&](Participant& group) {
     for (std::size_t r = 0; r < group.layout->ranks().size(); ++r) {
       group.ranks.push_back(world.back());
       world.pop_back();
@@ -244,10 +244,10 @@ RandomFanout random_fanout(Random& random) {
     world.insert(world.begin(), out.trainer.ranks.begin(), out.trainer.ranks.end());
     for (std::size_t i = world.size(); i > 1; --i) std::swap(world[i - 1], world[random.below(i)]);
   }
-  for (FanoutGroup& engine : out.engines) give_ranks(engine);
+  for (Participant& engine : out.engines) give_ranks(engine);
   give_ranks(out.spare);
-  out.options.max_channels_per_rank = random.chance(0.5) ? random.between(1, 4) : 16;
-  out.options.lane_cost_bytes = random.chance(0.7) ? random.below(64) : out.options.lane_cost_bytes;
+  out.options.max_groups_per_rank = random.chance(0.5) ? random.between(1, 4) : 16;
+  out.options.route_cost_bytes = random.chance(0.7) ? random.below(64) : out.options.route_cost_bytes;
   return out;
 }
 

@@ -8,9 +8,9 @@
 namespace sparsecast::test {
 
 struct RandomFanout {
-  FanoutGroup trainer;
-  std::vector<FanoutGroup> engines;
-  FanoutGroup spare;  ///< Another engine, which may join and leave.
+  Participant trainer;
+  std::vector<Participant> engines;
+  Participant spare;  ///< Another engine, which may join and leave.
   PlanOptions options;
 };
 

@@ -113,7 +113,7 @@ void require_reference(const RandomDelta& delta, const Delta& published) {
           "the frames are the reference encoder's");
 }
 
-void require_taken_back(const RandomDelta& delta, const Delta& published, Subscriber& subscriber,
+void require_rolled_back(const RandomDelta& delta, const Delta& published, Subscriber& subscriber,
                         const TensorState& live) {
   const StateDigest reached = subscriber.digest();
   subscriber.undo_last();
@@ -165,7 +165,7 @@ void check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& d
     require(parsed.report().changed == changed, "the file's directories count the changes");
     require(parsed.table().hash() == table.hash(), "the file holds the table");
   }
-  if (depth.taken_back) require_taken_back(delta, published, subscriber, live);
+  if (depth.rolled_back) require_rolled_back(delta, published, subscriber, live);
   trainer.publisher->commit(published.info.version);
   require(trainer.publisher->digest() == report.digest, "both ends hold the same digest");
 }

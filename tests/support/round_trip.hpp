@@ -10,7 +10,7 @@ namespace sparsecast::test {
 struct RoundTripDepth {
   bool against_reference = false;  ///< The records are the reference encoder's, byte for byte.
   bool through_file = false;       ///< The same as a delta file: parsed, and its report counted.
-  bool taken_back = false;         ///< undo_last, and the inverse delta.
+  bool rolled_back = false;         ///< undo_last, and the inverse delta.
 };
 
 /// A claim of the round trip that does not hold.

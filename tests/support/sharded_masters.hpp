@@ -173,8 +173,8 @@ class MasterRank {
   }
 
   void regroup(std::shared_ptr<ControlChannel> control) {
-    if (publisher_) return publisher_->regroup(std::move(control), open_control_channels(), kMastersTimeout);
-    subscriber_->regroup(std::move(control), open_control_channels(), kMastersTimeout);
+    if (publisher_) return publisher_->regroup(std::move(control), open_control_groups(), kMastersTimeout);
+    subscriber_->regroup(std::move(control), open_control_groups(), kMastersTimeout);
   }
   ShardedReport sync() { return publisher_ ? publisher_->sync(kMastersTimeout) : subscriber_->sync(kMastersTimeout); }
   /// A trainer's rank: to the masters of that version.
@@ -248,7 +248,7 @@ void expect_every_version_is_the_cast(ValueCodec values) {
 }
 
 template <class Memory>
-void expect_a_failed_sync_is_taken_back_and_an_anchor_is_what_was_committed(ValueCodec values) {
+void expect_a_failed_sync_is_rolled_back_and_an_anchor_is_what_was_committed(ValueCodec values) {
   SCOPED_TRACE(seed_note());
   const MasterScene scene;
   Meeting again(meeting_options(6, kMastersTimeout));

@@ -153,7 +153,7 @@ TEST_P(RecordOrderProperty, AnotherBaseStreamOrTableIsRefused) {
 TEST_P(RecordOrderProperty, TwoDifferentFramesOfOneNumberAreRefused) {
   std::vector<Bytes> forged = deltas_[0];
   set_field(forged[2], at::kFrameSequence, 0U);
-  reseal(forged);
+  refresh_checksums(forged);
   Subscriber receiver = subscriber();
   receiver.stage(forged[0]);
   receiver.stage(forged[1]);
@@ -165,7 +165,7 @@ TEST_P(RecordOrderProperty, AFrameThatTheCommitDoesNotPromiseIsRefusedWheneverIt
   std::vector<Bytes> forged = deltas_[0];
   const Bytes extra = forged[frames(0)];
   forged.erase(forged.begin() + static_cast<std::ptrdiff_t>(frames(0)));
-  reseal(forged);
+  refresh_checksums(forged);
   for (const bool late : {false, true}) {
     Subscriber receiver = subscriber();
     receiver.stage(forged[0]);
@@ -181,7 +181,7 @@ TEST_P(RecordOrderProperty, AFrameThatTheCommitDoesNotPromiseIsRefusedWheneverIt
 TEST_P(RecordOrderProperty, ASecondCommitThatSaysSomethingElseIsRefused) {
   std::vector<Bytes> forged = deltas_[0];
   set_field(forged.back(), at::kCommitDigest, std::uint64_t{1});
-  reseal(forged);
+  refresh_checksums(forged);
   Subscriber receiver = subscriber();
   for (const Bytes& record : deltas_[0]) receiver.stage(record);
   expect_error(ErrorCode::kCorrupt, [&] { receiver.stage(forged.back()); });
@@ -193,7 +193,7 @@ TEST_P(RecordOrderProperty, FramesThatOverlapEachOtherAreRefused) {
   Bytes again = forged[1];
   set_field(again, at::kFrameSequence, static_cast<std::uint32_t>(frames(0)));
   forged.insert(forged.end() - 1, again);
-  reseal(forged);
+  refresh_checksums(forged);
   Subscriber receiver = subscriber();
   expect_error(ErrorCode::kCorrupt, [&] {
     for (const Bytes& record : forged) receiver.stage(record);

@@ -137,7 +137,7 @@ TEST(SyncFaults, AReceiverThatDiesAfterItsApplyMakesTheOthersUndoTheirs) {
   const auto results = group.sync(kShort);
   EXPECT_EQ(code_of(results[0]), ErrorCode::kTimeout);
   EXPECT_EQ(code_of(results[1]), ErrorCode::kTimeout);
-  EXPECT_THAT(results[1].error->context(), HasSubstr("version 1 was applied and taken back, 0 stands"));
+  EXPECT_THAT(results[1].error->context(), HasSubstr("version 1 was applied and rolled back, 0 stands"));
   EXPECT_EQ(group.publisher->version(), 0U);
   EXPECT_EQ(group.subscriber(1).version(), 0U);
   EXPECT_EQ(group.wrong(1), 0U);
@@ -165,10 +165,10 @@ TEST(SyncFaults, AReceiverThatCannotApplyMakesTheOthersUndoTheirs) {
   expect_recovery(group);
 }
 
-TEST(SyncFaults, ALostVerdictOfTheFirstVoteWritesNothing) {
+TEST(SyncFaults, ALostDecisionOfTheFirstVoteWritesNothing) {
   SyncGroup group({});
   group.model.train();
-  group.use_channel({.lose_verdict = [](int rank, int vote) { return rank == 1 && vote == 1; }});
+  group.use_channel({.lose_decision = [](int rank, int vote) { return rank == 1 && vote == 1; }});
   const auto results = group.sync(kShort);
   for (const RankResult& result : results) EXPECT_EQ(code_of(result), ErrorCode::kTimeout);
   expect_all_at(group, 0);
@@ -178,7 +178,7 @@ TEST(SyncFaults, ALostVerdictOfTheFirstVoteWritesNothing) {
 TEST(SyncFaults, AReceiverInDoubtTakesItsApplyBackAndIsNeverSilentlyAhead) {
   SyncGroup group({});
   group.model.train();
-  group.use_channel({.lose_verdict = [](int rank, int vote) { return rank == 1 && vote == 2; }});
+  group.use_channel({.lose_decision = [](int rank, int vote) { return rank == 1 && vote == 2; }});
   auto results = group.sync(kShort);
   EXPECT_TRUE(results[0].report) << results[0].text();
   EXPECT_TRUE(results[2].report) << results[2].text();
@@ -235,7 +235,7 @@ TEST(SyncFaults, RandomFaultsNeverLeaveAMixedState) {
           record[(where >> 16) % record.size()] ^= static_cast<std::byte>(1U << (where >> 60) % 8);
         };
       } else if (fault == 2) {
-        hooks.lose_verdict = [&](int rank, int vote) { return rank == victim && vote == fatal_vote; };
+        hooks.lose_decision = [&](int rank, int vote) { return rank == victim && vote == fatal_vote; };
       }
       group.use_channel(std::move(hooks));
       group.model.train(random.chance(0.2) ? 1e-3F : 1e-6F);

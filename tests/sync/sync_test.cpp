@@ -87,10 +87,10 @@ TEST(Sync, WorksWithADetectorThatConsumesTheChangesAndJoinsWhatWasAborted) {
   expect_all_synchronised(group, group.sync());
 }
 
-TEST(Sync, CountsAProvedDuplicateAsSuccessAndAppliesNothingAgain) {
+TEST(Sync, CountsAVerifiedDuplicateAsSuccessAndAppliesNothingAgain) {
   SyncGroup group({});
   group.model.train();
-  // Rank 1 gets the delta on another way first, as from a publisher that crashed after its receivers had proved it.
+  // Rank 1 gets the delta on another way first, as from a publisher that crashed after its receivers had verified it.
   const Delta& delta = group.publisher->publish();
   group.subscriber(1).stage(delta);
   group.subscriber(1).apply();

@@ -95,18 +95,18 @@ TEST_F(PlanTest, TheExampleOfTheDocumentationHasTheseAddresses) {
   const auto trainer = std::make_shared<const Layout>(read_layout_file(fs_, path("trainer.json")));
   const auto engine = std::make_shared<const Layout>(read_layout_file(fs_, path("engine.json")));
   const FanoutPlan plan({"trainer", trainer, {0, 1, 2}}, {{"engine", engine, {3, 4}}});
-  ASSERT_EQ(plan.lanes().size(), 6u);
+  ASSERT_EQ(plan.routes().size(), 6u);
   for (std::size_t l = 0; l < 6; ++l) {
-    const Lane& lane = plan.lanes()[l];
-    ASSERT_EQ(lane.parts.size(), 1u);
-    ASSERT_EQ(lane.slots.size(), 1u);
-    const auto source = static_cast<std::uint64_t>(lane.source);
-    const auto column = static_cast<std::uint64_t>(lane.slots[0].rank - 3);
-    EXPECT_EQ(lane.parts[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
+    const Route& route = plan.routes()[l];
+    ASSERT_EQ(route.parts.size(), 1u);
+    ASSERT_EQ(route.slots.size(), 1u);
+    const auto source = static_cast<std::uint64_t>(route.source);
+    const auto column = static_cast<std::uint64_t>(route.slots[0].rank - 3);
+    EXPECT_EQ(route.parts[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
     const std::vector<PartView> from = plan.source_views(l);
     EXPECT_EQ(from[0].first, 2 * column);
     EXPECT_EQ(from[0].strides, (std::vector<std::int64_t>{4, 1}));
-    const std::vector<PartView> to = plan.slot_views(l, lane.slots[0]);
+    const std::vector<PartView> to = plan.slot_views(l, route.slots[0]);
     EXPECT_EQ(to[0].first, 4 * source);
     EXPECT_EQ(to[0].strides, (std::vector<std::int64_t>{2, 1}));
   }
@@ -117,7 +117,7 @@ TEST_F(PlanTest, SaysHowASmallTensorTravels) {
   const Outcome outcome = plan();
   ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("tensors       1, 24 elements, 48 bytes"));
-  EXPECT_THAT(outcome.out, HasSubstr("6 lanes"));
+  EXPECT_THAT(outcome.out, HasSubstr("6 routes"));
   EXPECT_THAT(outcome.out, HasSubstr("x.*.w"));
   EXPECT_THAT(outcome.out, HasSubstr("predicted for 50 GB/s between nodes"));
 }
@@ -134,17 +134,17 @@ TEST_F(PlanTest, NumbersForMachinesAddUp) {
   EXPECT_EQ(result["engines"].size(), 3u);
   EXPECT_EQ(result["engines"][2]["ranks"], json({7, 8}));
   double channels = 0;
-  double lanes = 0;
+  double routes = 0;
   double received = 0;
   double sent = 0;
   for (const json& channel : result["channels"]) channels += channel["delta_bytes"].get<double>();
-  for (const json& lane : result["lanes"]) lanes += lane["dense_bytes"].get<double>();
+  for (const json& route : result["routes"]) routes += route["dense_bytes"].get<double>();
   for (const json& rank : result["ranks"]) {
     sent += rank["sent_bytes"].get<double>();
     received += rank["received_bytes"].get<double>();
   }
   EXPECT_DOUBLE_EQ(channels, 24);
-  EXPECT_DOUBLE_EQ(lanes, 48);
+  EXPECT_DOUBLE_EQ(routes, 48);
   EXPECT_DOUBLE_EQ(sent, 24);
   EXPECT_DOUBLE_EQ(received, 3 * 24);
   // An engine rank gets 4 bytes from each of three sources, one after another, at a byte a second.
@@ -235,7 +235,7 @@ TEST_F(PlanTest, WrongNumbersAreUsageErrors) {
                                                                                       {"--engines", "-1"},
                                                                                       {"--engines", "many"},
                                                                                       {"--scale-down", "0"},
-                                                                                      {"--max-channels", "0"},
+                                                                                      {"--max-groups", "0"},
                                                                                       {"--bandwidth", "0"},
                                                                                       {"--bandwidth", "nan"},
                                                                                       {"--node-bandwidth", "-1"},

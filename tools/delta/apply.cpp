@@ -52,9 +52,9 @@ void print_summary(Console& console, const ApplyFlags& flags, const CheckpointAp
   report.add("applied", std::uint64_t{done.applied}, "deltas applied");
   report.add("already_applied", std::uint64_t{done.already_applied}, done.already_applied > 0 ? "already applied" : "");
   report.add("recovered", done.recovered, done.recovered ? "recovered" : "",
-             "an interrupted apply was taken back first");
+             "an interrupted apply was rolled back first");
   report.add("changed", done.changed, "changed");
-  report.add("digest", done.digest.value, "digest (proved)");
+  report.add("digest", done.digest.value, "digest (verified)");
   report.add("seconds", seconds, "time", human_seconds(seconds));
   report.print(console, flags.json);
 }
@@ -65,7 +65,7 @@ int run_recover(Console& console, const ApplyFlags& flags, const std::string& ba
   Report report;
   report.add("checkpoint", flags.base, "checkpoint");
   report.add("recovered", recovered, "recovered",
-             recovered ? "an interrupted apply was taken back" : "nothing to recover");
+             recovered ? "an interrupted apply was rolled back" : "nothing to recover");
   report.print(console, flags.json);
   return kExitGood;
 }
@@ -108,13 +108,13 @@ AddedCommand add_apply(CLI::App& app, Console& console) {
       ->type_name("DELTA...");
   parser->add_option("-o,--output", flags->output, "Write the result here; BASE is not touched")->type_name("OUT");
   parser->add_flag("--in-place", flags->in_place, "Change BASE itself, safely across crashes");
-  parser->add_flag("--recover", flags->recover, "Only take back an interrupted in-place apply of BASE");
+  parser->add_flag("--recover", flags->recover, "Only roll back an interrupted in-place apply of BASE");
   parser->add_flag("--force", flags->force, "Replace OUT if it exists");
   add_threads(*parser, flags->threads);
   add_json(*parser, flags->json);
   parser->footer(
       "Each delta is verified to its last block, and the base's digest by reading the base, before anything is\n"
-      "written; the result's digest is proved by reading the result back. With -o, OUT appears whole or not at all.\n"
+      "written; the result's digest is verified by reading the result back. With -o, OUT appears whole or not at all.\n"
       "With --in-place, an undo record lies beside BASE while it is being written (BASE.undo.scd, or\n"
       "sparsecast.undo.scd in a directory); after a crash the next in-place apply, or --recover, takes the\n"
       "unfinished delta back.\n\n"

@@ -13,13 +13,13 @@
 namespace sparsecast::tools {
 namespace {
 
-const char* to_string(Verdict verdict) {
+const char* to_string(CheckResult verdict) {
   switch (verdict) {
-    case Verdict::kGood:
+    case CheckResult::kGood:
       return "ok";
-    case Verdict::kNote:
+    case CheckResult::kNote:
       return "note";
-    case Verdict::kFailed:
+    case CheckResult::kFailed:
       return "FAILED";
   }
   return "";
@@ -41,7 +41,7 @@ int run_doctor(Console& console, const DoctorFlags& flags) {
   std::vector<Check> checks = check_machine(flags, facts);
   check_group(flags, facts, checks);
   const auto failed = static_cast<std::uint64_t>(
-      std::count_if(checks.begin(), checks.end(), [](const Check& c) { return c.verdict == Verdict::kFailed; }));
+      std::count_if(checks.begin(), checks.end(), [](const Check& c) { return c.verdict == CheckResult::kFailed; }));
   if (flags.json) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     for (const Check& check : checks) {

@@ -11,11 +11,11 @@
 
 namespace sparsecast::tools {
 
-enum class Verdict { kGood, kNote, kFailed };
+enum class CheckResult { kGood, kNote, kFailed };
 
 struct Check {
   std::string name;  ///< Stable, for scripts: "nccl", "fabric", ...
-  Verdict verdict = Verdict::kGood;
+  CheckResult verdict = CheckResult::kGood;
   std::string text;
   std::string cure;  ///< What to do; empty when there is nothing to do.
 };

@@ -86,14 +86,14 @@ void compare(const std::vector<json>& ranks, std::vector<Check>& checks) {
       if (field(ranks[r], name) == field(ranks[0], name)) continue;
       same = false;
       checks.push_back(
-          {"agreement", Verdict::kFailed,
+          {"agreement", CheckResult::kFailed,
            fmt::format("{}: rank {} has '{}', rank 0 has '{}'", words, r, field(ranks[r], name), field(ranks[0], name)),
            "make it the same on every rank"});
       break;
     }
   }
   if (same) {
-    checks.push_back({"agreement", Verdict::kGood,
+    checks.push_back({"agreement", CheckResult::kGood,
                       fmt::format("{} ranks have the same versions and NCCL environment", ranks.size()), ""});
   }
 }
@@ -112,7 +112,7 @@ void check_devices(const std::vector<json>& ranks, std::vector<Check>& checks) {
             "ranks {} and {} share a GPU ({}), which NCCL takes for two because their NCCL_HOSTID differ", a, b, uuid);
         continue;
       }
-      checks.push_back({"duplicate_devices", Verdict::kFailed,
+      checks.push_back({"duplicate_devices", CheckResult::kFailed,
                         fmt::format("ranks {} and {} would use the same GPU ({})", a, b, uuid),
                         "give each rank its own: --device, CUDA_VISIBLE_DEVICES or LOCAL_RANK"});
       return;
@@ -120,11 +120,11 @@ void check_devices(const std::vector<json>& ranks, std::vector<Check>& checks) {
   }
   if (with_device == ranks.size()) {
     checks.push_back(
-        {"duplicate_devices", Verdict::kGood, shared.empty() ? "every rank has a GPU of its own" : shared, ""});
+        {"duplicate_devices", CheckResult::kGood, shared.empty() ? "every rank has a GPU of its own" : shared, ""});
     return;
   }
   checks.push_back(
-      {"duplicate_devices", Verdict::kNote, fmt::format("{} of {} ranks have a GPU", with_device, ranks.size()), ""});
+      {"duplicate_devices", CheckResult::kNote, fmt::format("{} of {} ranks have a GPU", with_device, ranks.size()), ""});
 }
 
 void smoke_test(const std::shared_ptr<Rendezvous>& group, const DoctorFlags& flags, const MachineFacts& facts,
@@ -147,13 +147,13 @@ void smoke_test(const std::shared_ptr<Rendezvous>& group, const DoctorFlags& fla
       if (channel->agree(right ? 0 : 1, deadline) != 0) throw Error(ErrorCode::kCorrupt, "bytes arrived altered");
     }
     checks.push_back(
-        {"smoke_broadcast", Verdict::kGood,
+        {"smoke_broadcast", CheckResult::kGood,
          fmt::format("{} from host memory over NCCL to {} ranks: {}/s at best ({}{})", human_bytes(kSmokeBytes),
                      group->size(), human_bytes(static_cast<std::uint64_t>(best)), channel->report().formed_by,
                      channel->report().registered ? ", registered" : ""),
          ""});
   } catch (const Error& error) {
-    checks.push_back({"smoke_broadcast", Verdict::kFailed, error.what(), "docs/nccl.md; NCCL_DEBUG=INFO says more"});
+    checks.push_back({"smoke_broadcast", CheckResult::kFailed, error.what(), "docs/nccl.md; NCCL_DEBUG=INFO says more"});
   }
 }
 
@@ -177,9 +177,9 @@ void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vecto
     group = Rendezvous::meet(options);
     const double seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
     checks.push_back(
-        {"rendezvous", Verdict::kGood, fmt::format("{}, met in {}", group->describe(), human_seconds(seconds)), ""});
+        {"rendezvous", CheckResult::kGood, fmt::format("{}, met in {}", group->describe(), human_seconds(seconds)), ""});
     for (const std::string& line : group->turned_away()) {
-      checks.push_back({"rendezvous", Verdict::kNote, "turned away: " + line, ""});
+      checks.push_back({"rendezvous", CheckResult::kNote, "turned away: " + line, ""});
     }
     const std::string own = facts_of(facts).dump(-1, ' ', false, json::error_handler_t::replace);
     const auto all =
@@ -189,14 +189,14 @@ void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vecto
     const std::vector<Check> compared = compare_ranks(facts_of_ranks);
     checks.insert(checks.end(), compared.begin(), compared.end());
     const bool comparable = std::all_of(compared.begin(), compared.end(),
-                                        [](const Check& check) { return check.verdict == Verdict::kGood; });
+                                        [](const Check& check) { return check.verdict == CheckResult::kGood; });
     if (group->size() < 2 || !comparable || facts.nccl_version == 0) {
       checks.push_back(
-          {"smoke_broadcast", Verdict::kNote, "not done: it needs two ranks, each with NCCL and a GPU of its own", ""});
+          {"smoke_broadcast", CheckResult::kNote, "not done: it needs two ranks, each with NCCL and a GPU of its own", ""});
       return;
     }
   } catch (const Error& error) {
-    checks.push_back({"rendezvous", Verdict::kFailed, fmt::format("{} [{}]", error.what(), to_string(error.code())),
+    checks.push_back({"rendezvous", CheckResult::kFailed, fmt::format("{} [{}]", error.what(), to_string(error.code())),
                       "docs/errors.md has the cure for this code"});
     return;
   }

@@ -19,7 +19,7 @@ constexpr double kRight = 24;
 constexpr double kPlot = kWidth - kLeft - kRight;
 constexpr double kDensityHeight = 130;
 constexpr double kBytesHeight = 80;
-constexpr double kLane = 18;     ///< A row of anchors, of merged deltas of one span, or of readers.
+constexpr double kRoute = 18;     ///< A row of anchors, of merged deltas of one span, or of readers.
 constexpr double kHeading = 34;  ///< Above each panel.
 constexpr double kAxis = 22;     ///< Version numbers below a panel.
 constexpr double kMostBar = 36;
@@ -173,27 +173,27 @@ class Chart {
     axis();
   }
 
-  void lane(const std::string& name) {
-    text(kLeft - 8, y_ + kLane / 2 + 4, "end", name, " class=\"soft\"");
-    out_ += fmt::format("<path class=\"tick\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, y_ + kLane / 2, kLeft + kPlot);
+  void route(const std::string& name) {
+    text(kLeft - 8, y_ + kRoute / 2 + 4, "end", name, " class=\"soft\"");
+    out_ += fmt::format("<path class=\"tick\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, y_ + kRoute / 2, kLeft + kPlot);
   }
 
   void ways_panel() {
     heading("Ways to catch up, and where readers are");
-    lane("anchors");
+    route("anchors");
     for (const AnchorRef& anchor : survey_.anchors) {
       if (anchor.version < columns_.first) continue;
       const double x = middle_of(columns_.column_of(anchor.version));
       out_ += fmt::format(
           "<path class=\"anchor\" d=\"M{:.1f} {:.1f}l6 6l-6 6l-6 -6Z\"><title>anchor of version {}: "
           "{}</title></path>\n",
-          x, y_ + kLane / 2 - 6, anchor.version, human_bytes(anchor.bytes));
+          x, y_ + kRoute / 2 - 6, anchor.version, human_bytes(anchor.bytes));
     }
-    y_ += kLane;
+    y_ += kRoute;
     std::map<std::uint64_t, std::vector<const DeltaRef*>> by_span;
     for (const DeltaRef& merged : survey_.merged) by_span[merged.to - merged.from].push_back(&merged);
     for (const auto& [span, refs] : by_span) {
-      lane(fmt::format("{} versions in one", span));
+      route(fmt::format("{} versions in one", span));
       for (const DeltaRef* ref : refs) {
         if (ref->to <= columns_.first) continue;
         const double begin = left_of(columns_.column_of(ref->from + 1)) + 1;
@@ -202,17 +202,17 @@ class Chart {
             "<rect class=\"merged\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"8\" rx=\"3\"><title>merged "
             "delta "
             "from version {} to {}: {}</title></rect>\n",
-            begin, y_ + kLane / 2 - 4, std::max(2.0, end - begin), ref->from, ref->to, human_bytes(ref->bytes));
+            begin, y_ + kRoute / 2 - 4, std::max(2.0, end - begin), ref->from, ref->to, human_bytes(ref->bytes));
       }
-      y_ += kLane;
+      y_ += kRoute;
     }
-    for (const LogLease& lease : survey_.leases) reader_lane(lease);
+    for (const LogLease& lease : survey_.leases) reader_route(lease);
     axis();
   }
 
   /// From where the reader is to the head: what it has still to read.
-  void reader_lane(const LogLease& lease) {
-    lane(clipped(lease.name));
+  void reader_route(const LogLease& lease) {
+    route(clipped(lease.name));
     const double x = middle_of(columns_.column_of(std::max(lease.version, columns_.first)));
     const double head = middle_of(columns_.column_of(columns_.last));
     const std::uint64_t behind = survey_.head.version - std::min(survey_.head.version, lease.version);
@@ -221,8 +221,8 @@ class Chart {
     out_ += fmt::format(
         "<path class=\"behind\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n<circle class=\"reader\" cx=\"{:.1f}\" cy=\"{:.1f}\" "
         "r=\"5\"><title>{}</title></circle>\n",
-        x, y_ + kLane / 2, head, x, y_ + kLane / 2, escape_markup(words));
-    y_ += kLane;
+        x, y_ + kRoute / 2, head, x, y_ + kRoute / 2, escape_markup(words));
+    y_ += kRoute;
   }
 
   /// Of one layer in each column; negative where no version has a delta.

@@ -109,7 +109,7 @@ int run_pull(Console& console, const FollowFlags& flags) {
   }
   Report report;
   report.add("checkpoint", flags.checkpoint, "checkpoint");
-  report.add("version", done.version, "version (proved)");
+  report.add("version", done.version, "version (verified)");
   report.add("head", done.head, "newest in the log");
   report.add("reseeded", done.reseeded, done.reseeded ? "anchor" : "", "started from one");
   report.add("applied", done.applied, "deltas applied");
@@ -196,7 +196,7 @@ AddedCommand add_log_pull(CLI::App& log, Console& console) {
   flags->add_to(*parser);
   parser->add_option("--version", flags->version, "To this version instead")->type_name("N");
   parser->footer(
-      "Every delta is proved before the first byte is written, and every version by its digest after the last. After "
+      "Every delta is verified before the first byte is written, and every version by its digest after the last. After "
       "an\n"
       "interruption or an error, the same command goes on. What belongs to the follower lies in CHECKPOINT.follow.\n\n"
       "Examples:\n"

@@ -46,7 +46,7 @@ class Leader {
   std::unique_ptr<LogWriter> writer_;
 };
 
-/// The tensors that a log is about, from the newest delta or an anchor, proved by the commit's hash of them. `scratch`
+/// The tensors that a log is about, from the newest delta or an anchor, verified by the commit's hash of them. `scratch`
 /// is a name for a temporary file.
 TensorTable read_log_table(FileSystem& fs, OpenLog& log, const LogCommit& head, const std::string& scratch);
 

@@ -159,7 +159,7 @@ AddedCommand add_log_anchor(CLI::App& log, Console& console) {
   add_threads(*parser, flags->threads);
   add_json(*parser, flags->json);
   parser->footer(
-      "The files are ordinary safetensors: any tool reads them. The digest is proved before anything is uploaded, and "
+      "The files are ordinary safetensors: any tool reads them. The digest is verified before anything is uploaded, and "
       "an\n"
       "anchor that is there already is no error.\n\n"
       "Example:\n"

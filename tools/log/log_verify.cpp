@@ -1,4 +1,4 @@
-// sparsecast log verify: everything that a log holds, proved.
+// sparsecast log verify: everything that a log holds, verified.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ void print_report(Console& console, const VerifyFlags& flags, const std::string&
   report.add("merged", found.merged, "merged deltas");
   report.add("anchors", found.anchors, flags.anchors ? "anchors" : "");
   report.add("bytes", found.bytes, "bytes read", human_bytes(found.bytes));
-  report.add("problems", found.problem_count, "verdict",
+  report.add("problems", found.problem_count, "decision",
              good ? std::string("good") : fmt::format("{} PROBLEMS", human_count(found.problem_count)));
   report.add("problem_rows", problem_rows(found), "", "");
   report.add("seconds", seconds, "time", human_seconds(seconds));
@@ -83,7 +83,7 @@ int run_verify(Console& console, const VerifyFlags& flags) {
 
 AddedCommand add_log_verify(CLI::App& log, Console& console) {
   auto flags = std::make_shared<VerifyFlags>();
-  CLI::App* parser = log.add_subcommand("verify", "Prove everything that a log holds");
+  CLI::App* parser = log.add_subcommand("verify", "Verify everything that a log holds");
   flags->log.add_to(*parser);
   add_duration(*parser, "--max-age", flags->max_age, "Fail when the newest version is older; 0: any age");
   parser->add_flag("!--no-anchors", flags->anchors, "Leave anchors out: they are what takes long");

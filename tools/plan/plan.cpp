@@ -40,8 +40,8 @@ void add_plan_options(CLI::App& parser, PlanRequest& request) {
       ->capture_default_str()
       ->type_name("K");
   parser
-      .add_option("--max-channels", request.options.max_channels_per_rank,
-                  "The most channels (communicators) that a rank may be in")
+      .add_option("--max-groups", request.options.max_groups_per_rank,
+                  "The most groups (communicators) that a rank may be in")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->type_name("N");
@@ -84,7 +84,7 @@ AddedCommand add_plan(CLI::App& app, Console& console) {
   parser->add_option("engine", flags->request.engine_file, "The engine's layout file")->required()->type_name("ENGINE");
   add_plan_options(*parser, flags->request);
   add_model_options(*parser, flags->request);
-  parser->add_flag("--channels", flags->every.channel, "Print a row for every channel, however many there are");
+  parser->add_flag("--groups", flags->every.group, "Print a row for every group, however many there are");
   parser->add_flag("--ranks", flags->every.rank, "Print bytes and memory of every rank");
   parser->add_option("--html", flags->html, "Write a picture, one page; an older page there is replaced")
       ->type_name("FILE");

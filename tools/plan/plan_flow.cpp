@@ -1,4 +1,4 @@
-// The flow from senders over channels to receivers, as SVG.
+// The flow from senders over groups to receivers, as SVG.
 
 #include <fmt/format.h>
 
@@ -72,7 +72,7 @@ class Flow {
  public:
   explicit Flow(const Picture& picture) : picture_(picture) {
     const std::size_t most =
-        std::max({picture.senders.size(), picture.channels.size(), picture.receivers.size(), std::size_t{1}});
+        std::max({picture.senders.size(), picture.groups.size(), picture.receivers.size(), std::size_t{1}});
     const double height = std::clamp(22.0 * static_cast<double>(most), 360.0, 1000.0);
     sent_scale_ = scale_of(picture.sent, height);
     received_scale_ = scale_of(picture.received, height);
@@ -80,16 +80,16 @@ class Flow {
   }
 
   std::string svg() {
-    const double height = std::max({senders_.end, channels_.end, receivers_.end}) + 40;
+    const double height = std::max({senders_.end, groups_.end, receivers_.end}) + 40;
     out_ = fmt::format(
         "<svg class=\"flow\" viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-labelledby=\"flow-title flow-text\" "
         "xmlns=\"http://www.w3.org/2000/svg\">\n<title id=\"flow-title\">Who sends what to whom</title>\n"
-        "<desc id=\"flow-text\">{} boxes of senders, {} of channels, {} of receivers. The table below says the same."
+        "<desc id=\"flow-text\">{} boxes of senders, {} of groups, {} of receivers. The table below says the same."
         "</desc>\n",
-        kWidth, height, picture_.senders.size(), picture_.channels.size(), picture_.receivers.size());
+        kWidth, height, picture_.senders.size(), picture_.groups.size(), picture_.receivers.size());
     add_bands();
     add_boxes(picture_.senders, senders_, kLeft, Side::kSenders);
-    add_boxes(picture_.channels, channels_, kMiddle, Side::kChannels);
+    add_boxes(picture_.groups, groups_, kMiddle, Side::kGroups);
     add_boxes(picture_.receivers, receivers_, kRight, Side::kReceivers);
     add_scale((kLeft + kMiddle) / 2, height, sent_scale_, "sent");
     add_scale((kMiddle + kRight) / 2, height, received_scale_, "received by a rank");
@@ -97,15 +97,15 @@ class Flow {
   }
 
  private:
-  enum class Side { kSenders, kChannels, kReceivers };
+  enum class Side { kSenders, kGroups, kReceivers };
 
   double sent_height(const PictureBand& band) const { return std::max(kLeastBand, band.bytes * sent_scale_); }
   double received_height(const PictureBand& band) const { return std::max(kLeastBand, band.bytes * received_scale_); }
 
   void lay_out() {
     std::vector<double> left(picture_.senders.size(), 0);
-    std::vector<double> into(picture_.channels.size(), 0);
-    std::vector<double> from(picture_.channels.size(), 0);
+    std::vector<double> into(picture_.groups.size(), 0);
+    std::vector<double> from(picture_.groups.size(), 0);
     std::vector<double> right(picture_.receivers.size(), 0);
     for (const PictureBand& band : picture_.sent) {
       left[band.from] += sent_height(band);
@@ -117,16 +117,16 @@ class Flow {
     }
     for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
     senders_.lay_out(picture_.senders, left);
-    channels_.lay_out(picture_.channels, into);
+    groups_.lay_out(picture_.groups, into);
     receivers_.lay_out(picture_.receivers, right);
-    const double end = std::max({senders_.end, channels_.end, receivers_.end});
-    for (Column* column : {&senders_, &channels_, &receivers_}) column->move((end - column->end) / 2);
+    const double end = std::max({senders_.end, groups_.end, receivers_.end});
+    for (Column* column : {&senders_, &groups_, &receivers_}) column->move((end - column->end) / 2);
   }
 
   void add_bands() {
     std::vector<double> left = senders_.top;
-    std::vector<double> into = channels_.top;
-    std::vector<double> from = channels_.top;
+    std::vector<double> into = groups_.top;
+    std::vector<double> from = groups_.top;
     std::vector<double> right = receivers_.top;
     for (const PictureBand& band : picture_.sent) {
       const double height = sent_height(band);
@@ -142,19 +142,19 @@ class Flow {
     }
   }
 
-  void add_band(double x0, double y0, double x1, double y1, double height, std::size_t channel,
+  void add_band(double x0, double y0, double x1, double y1, double height, std::size_t group,
                 const std::string& title) {
     const double middle = (x0 + x1) / 2;
     out_ += fmt::format(
         "<path class=\"band\" fill=\"{0}\" d=\"M{1:.1f} {2:.1f}C{3:.1f} {2:.1f} {3:.1f} {4:.1f} {5:.1f} {4:.1f}"
         "V{6:.1f}C{3:.1f} {6:.1f} {3:.1f} {7:.1f} {1:.1f} {7:.1f}Z\"><title>{8}</title></path>\n",
-        channel_colour(channel), x0, y0, middle, y1, x1, y1 + height, y0 + height, escape_markup(title));
+        group_colour(group), x0, y0, middle, y1, x1, y1 + height, y0 + height, escape_markup(title));
   }
 
   void add_boxes(const std::vector<PictureBox>& boxes, const Column& column, double x, Side side) {
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       const std::string fill =
-          side == Side::kChannels ? fmt::format(" fill=\"{}\"", channel_colour(i)) : " class=\"box\"";
+          side == Side::kGroups ? fmt::format(" fill=\"{}\"", group_colour(i)) : " class=\"box\"";
       const double text_x = side == Side::kSenders ? x - 8 : x + kBoxWidth + 8;
       const char* anchor = side == Side::kSenders ? "end" : "start";
       out_ += fmt::format("<g><title>{}</title><rect{} x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.0f}\" height=\"{:.1f}\"/>",
@@ -182,7 +182,7 @@ class Flow {
   double sent_scale_ = 0;
   double received_scale_ = 0;
   Column senders_;
-  Column channels_;
+  Column groups_;
   Column receivers_;
   std::string out_;
 };
@@ -191,7 +191,7 @@ class Flow {
 
 std::string flow_svg(const Picture& picture) { return Flow(picture).svg(); }
 
-std::string channel_colour(std::size_t i) {
+std::string group_colour(std::size_t i) {
   // Steps of the golden angle keep neighbours apart, however many there are.
   return fmt::format("hsl({:.0f},60%,50%)", std::fmod(210 + 137.508 * static_cast<double>(i), 360));
 }

@@ -12,10 +12,10 @@ namespace sparsecast::tools {
 
 /// What is printed one by one, however many there are.
 struct Every {
-  bool channel = false;
+  bool group = false;
   bool rank = false;
 };
-/// For people: a summary, the channels, and bytes and memory by group.
+/// For people: a summary, the groups, and bytes and memory by participant.
 void print_plan(const PlanStudy& study, const Every& every, std::ostream& out);
 
 /// For machines: docs/cli.md names the keys.

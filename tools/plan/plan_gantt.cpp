@@ -21,7 +21,7 @@ constexpr double kMostHeight = 640;  ///< Of all rows, where rows are higher tha
 constexpr double kLabelRow = 11;     ///< Lower rows have no room for text.
 constexpr double kJoinedGap = 0.5;   ///< Transfers nearer than this are drawn as one bar.
 
-/// Consecutive transfers of a channel that the eye cannot tell apart.
+/// Consecutive transfers of a group that the eye cannot tell apart.
 struct Bar {
   double start = 0;
   double end = 0;
@@ -37,10 +37,10 @@ struct Row {
 
 class Schedule {
  public:
-  Schedule(const PlanStudy& study, const Picture& picture) : study_(study), rows_(study.channels.size()) {
+  Schedule(const PlanStudy& study, const Picture& picture) : study_(study), rows_(study.groups.size()) {
     std::size_t next = 0;
-    for (std::size_t box = 0; box < picture.channels.size(); ++box) {
-      for (const int c : picture.channels[box].members) {
+    for (std::size_t box = 0; box < picture.groups.size(); ++box) {
+      for (const int c : picture.groups[box].members) {
         Row& row = rows_[static_cast<std::size_t>(c)];
         row.place = next++;
         row.box = box;
@@ -56,8 +56,8 @@ class Schedule {
     const double bottom = kTop + row_height_ * static_cast<double>(rows_.size());
     std::string out = fmt::format(
         "<svg class=\"schedule\" viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-labelledby=\"time-title time-text\" "
-        "xmlns=\"http://www.w3.org/2000/svg\">\n<title id=\"time-title\">When each channel is busy</title>\n"
-        "<desc id=\"time-text\">{} transfers in {} channels, {} in all.</desc>\n",
+        "xmlns=\"http://www.w3.org/2000/svg\">\n<title id=\"time-title\">When each group is busy</title>\n"
+        "<desc id=\"time-text\">{} transfers in {} groups, {} in all.</desc>\n",
         kWidth, bottom + 30, study_.cost.transfers.size(), rows_.size(), human_time(study_.cost.wire_seconds));
     add_axis(out, bottom);
     for (std::size_t c = 0; c < rows_.size(); ++c) add_row(out, c);
@@ -68,7 +68,7 @@ class Schedule {
   void add_transfer(std::size_t t) {
     const Transfer& transfer = study_.plan->transfers()[t];
     const TransferTime& time = study_.cost.transfers[t];
-    std::vector<Bar>& row = rows_[transfer.channel].bars;
+    std::vector<Bar>& row = rows_[transfer.group].bars;
     const bool thin = (time.end_seconds - time.start_seconds) * scale_ < 2;
     if (!row.empty() && thin && (time.start_seconds - row.back().end) * scale_ < kJoinedGap &&
         (row.back().end - row.back().start) * scale_ < 2) {
@@ -93,22 +93,22 @@ class Schedule {
     }
   }
 
-  void add_row(std::string& out, std::size_t channel) const {
-    const Row& row = rows_[channel];
+  void add_row(std::string& out, std::size_t group) const {
+    const Row& row = rows_[group];
     const double y = kTop + row_height_ * static_cast<double>(row.place);
     if (row_height_ >= kLabelRow) {
-      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">channel {}</text>\n", kLeft - 8,
-                         y + row_height_ / 2 + 4, channel);
+      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">group {}</text>\n", kLeft - 8,
+                         y + row_height_ / 2 + 4, group);
     }
     for (const Bar& bar : row.bars) {
       const std::string who = bar.transfers == 1
                                   ? fmt::format("from rank {}", bar.source)
                                   : fmt::format("{} transfers from rank {} on", bar.transfers, bar.source);
       out += fmt::format(
-          "<rect class=\"bar\" fill=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"><title>channel "
+          "<rect class=\"bar\" fill=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"><title>group "
           "{}, {}: {} to {}</title></rect>\n",
-          channel_colour(row.box), kLeft + bar.start * scale_, y + row_height_ * 0.1,
-          std::max(0.4, (bar.end - bar.start) * scale_ - 0.3), row_height_ * 0.8, channel, who, human_time(bar.start),
+          group_colour(row.box), kLeft + bar.start * scale_, y + row_height_ * 0.1,
+          std::max(0.4, (bar.end - bar.start) * scale_ - 0.3), row_height_ * 0.8, group, who, human_time(bar.start),
           human_time(bar.end));
     }
   }
@@ -116,7 +116,7 @@ class Schedule {
   const PlanStudy& study_;
   double scale_ = 0;  ///< Pixels a second.
   double row_height_ = kMostRow;
-  std::vector<Row> rows_;  ///< By channel.
+  std::vector<Row> rows_;  ///< By group.
 };
 
 }  // namespace

@@ -22,8 +22,8 @@ std::string summary(const PlanStudy& study) {
   add("trainer", fmt::format("{}, {} ranks", request.trainer_file, plan.trainer().ranks.size()));
   add("engines", fmt::format("{} of {}, {} ranks", plan.engines().size(), request.engine_file, study.receivers()));
   add("tensors", fmt::format("{}, {}", human_count(plan.table().size()), human_bytes(plan.table().bytes())));
-  add("plan", fmt::format("{} lanes, {} channels in {} rounds, {} transfers; {}", plan.lanes().size(),
-                          plan.channels().size(), plan.rounds(), plan.transfers().size(), to_hex(plan.hash())));
+  add("plan", fmt::format("{} routes, {} groups in {} rounds, {} transfers; {}", plan.routes().size(),
+                          plan.groups().size(), plan.rounds(), plan.transfers().size(), to_hex(plan.hash())));
   add("delta", fmt::format("{} a sync: {}", human_size(study.delta_bytes), density_words(request)));
   add("wire time",
       fmt::format("{} a sync, {} to seed every engine; predicted for {}", human_time(study.cost.wire_seconds),
@@ -31,21 +31,21 @@ std::string summary(const PlanStudy& study) {
   return out + "</dl>\n";
 }
 
-std::string channel_table(const PlanStudy& study) {
-  PageTable table({"channel", "round", "sources", "receivers", "lanes", "dense", "delta", "for nothing", "tensors"},
+std::string group_table(const PlanStudy& study) {
+  PageTable table({"group", "round", "sources", "receivers", "routes", "dense", "delta", "for nothing", "tensors"},
                   {false, false, true, true, false, false, false, false, true});
-  for (std::size_t c = 0; c < study.channels.size(); ++c) {
-    const Channel& channel = study.plan->channels()[c];
-    const ChannelStudy& of = study.channels[c];
-    table.add({std::to_string(c), std::to_string(channel.round), rank_ranges(channel.sources),
-               rank_ranges(channel.receivers), std::to_string(of.lanes.size()), human_bytes(of.dense_bytes),
+  for (std::size_t c = 0; c < study.groups.size(); ++c) {
+    const RouteGroup& group = study.plan->groups()[c];
+    const GroupStudy& of = study.groups[c];
+    table.add({std::to_string(c), std::to_string(group.round), rank_ranges(group.sources),
+               rank_ranges(group.receivers), std::to_string(of.routes.size()), human_bytes(of.dense_bytes),
                human_size(of.delta_bytes), human_size(of.foreign_bytes), join_patterns(of.tensors)});
   }
   return table.end();
 }
 
-std::string group_table(const PlanStudy& study) {
-  std::vector<std::string> heading = {"group", "ranks", ""};
+std::string participant_table(const PlanStudy& study) {
+  std::vector<std::string> heading = {"participant", "ranks", ""};
   std::vector<bool> left = {true, true, true};
   for (const RankColumn& column : rank_columns()) {
     heading.emplace_back(column.label);
@@ -53,9 +53,9 @@ std::string group_table(const PlanStudy& study) {
   }
   PageTable table(heading, left);
   for (std::size_t g = 0; g < study.first_of.size(); ++g) {
-    const FanoutGroup& group = study.group(g);
+    const Participant& participant = study.participant(g);
     std::vector<std::string> rows[3] = {
-        {group.name, rank_ranges(group.ranks), "least"}, {"", "", "median"}, {"", "", "most"}};
+        {participant.name, rank_ranges(participant.ranks), "least"}, {"", "", "median"}, {"", "", "most"}};
     for (const RankColumn& column : rank_columns()) {
       const Spread spread = spread_of(study, g, column.value);
       rows[0].push_back(human_size(spread.least));
@@ -74,15 +74,15 @@ std::string plan_html(const PlanStudy& study) {
   std::string page = page_start("Fan-out plan");
   page += summary(study);
   page +=
-      "<h2>Senders, channels, receivers</h2>\n<p class=\"note\">Left, the bytes that leave each sender, once, however "
+      "<h2>Senders, groups, receivers</h2>\n<p class=\"note\">Left, the bytes that leave each sender, once, however "
       "many ranks get them; right, those that one rank of a box gets for itself.";
   if (picture.silent > 0) page += fmt::format(" {} trainer ranks send nothing: others hold the same.", picture.silent);
-  page += "</p>\n" + flow_svg(picture) + channel_table(study);
+  page += "</p>\n" + flow_svg(picture) + group_table(study);
   page +=
-      "<h2>Schedule</h2>\n<p class=\"note\">A row a channel; every rank takes part in the transfers of its channels in "
+      "<h2>Schedule</h2>\n<p class=\"note\">A row a group; every rank takes part in the transfers of its groups in "
       "one agreed order.</p>\n" +
       schedule_svg(study, picture);
-  page += "<h2>Ranks</h2>\n<p class=\"note\">Bytes of a sync on the wire, and memory.</p>\n" + group_table(study);
+  page += "<h2>Ranks</h2>\n<p class=\"note\">Bytes of a sync on the wire, and memory.</p>\n" + participant_table(study);
   return page + page_end();
 }
 

@@ -7,22 +7,22 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json group_json(const PlanStudy& study, std::size_t index) {
-  const FanoutGroup& group = study.group(index);
+Json participant_json(const PlanStudy& study, std::size_t index) {
+  const Participant& participant = study.participant(index);
   Json spreads = Json::object();
   for (const RankColumn& column : rank_columns()) {
     const Spread spread = spread_of(study, index, column.value);
     spreads[column.key] = {{"least", spread.least}, {"median", spread.median}, {"most", spread.most}};
   }
-  return {{"name", group.name},
+  return {{"name", participant.name},
           {"file", index == 0 ? study.request.trainer_file : study.request.engine_file},
-          {"ranks", group.ranks},
+          {"ranks", participant.ranks},
           {"per_rank", std::move(spreads)}};
 }
 
 Json engines_json(const PlanStudy& study) {
   Json rows = Json::array();
-  for (std::size_t g = 1; g < study.first_of.size(); ++g) rows.push_back(group_json(study, g));
+  for (std::size_t g = 1; g < study.first_of.size(); ++g) rows.push_back(participant_json(study, g));
   return rows;
 }
 
@@ -43,16 +43,16 @@ Json tensors_json(const std::vector<NamePattern>& patterns) {
   return rows;
 }
 
-Json channels_json(const PlanStudy& study) {
+Json groups_json(const PlanStudy& study) {
   Json rows = Json::array();
-  for (std::size_t c = 0; c < study.channels.size(); ++c) {
-    const Channel& channel = study.plan->channels()[c];
-    const ChannelStudy& of = study.channels[c];
-    rows.push_back({{"channel", c},
-                    {"round", channel.round},
-                    {"sources", channel.sources},
-                    {"receivers", channel.receivers},
-                    {"lanes", of.lanes},
+  for (std::size_t c = 0; c < study.groups.size(); ++c) {
+    const RouteGroup& group = study.plan->groups()[c];
+    const GroupStudy& of = study.groups[c];
+    rows.push_back({{"group", c},
+                    {"round", group.round},
+                    {"sources", group.sources},
+                    {"receivers", group.receivers},
+                    {"routes", of.routes},
                     {"dense_bytes", of.dense_bytes},
                     {"delta_bytes", of.delta_bytes},
                     {"foreign_bytes", of.foreign_bytes},
@@ -61,21 +61,21 @@ Json channels_json(const PlanStudy& study) {
   return rows;
 }
 
-Json lanes_json(const PlanStudy& study) {
+Json routes_json(const PlanStudy& study) {
   Json rows = Json::array();
-  for (std::size_t l = 0; l < study.plan->lanes().size(); ++l) {
-    const Lane& lane = study.plan->lanes()[l];
-    Json slots = Json::array();
-    for (const Slot& slot : lane.slots) slots.push_back({slot.rank, slot.copy});
-    rows.push_back({{"lane", l},
-                    {"source", lane.source},
-                    {"channel", lane.channel},
-                    {"slots", std::move(slots)},
-                    {"parts", lane.parts.size()},
-                    {"elements", lane.elements},
-                    {"dense_bytes", lane.bytes},
-                    {"counted_by", lane.counted_by},
-                    {"counted", lane.counted_in_state}});
+  for (std::size_t l = 0; l < study.plan->routes().size(); ++l) {
+    const Route& route = study.plan->routes()[l];
+    Json destinations = Json::array();
+    for (const Destination& destination : route.destinations) destinations.push_back({destination.rank, destination.copy});
+    rows.push_back({{"route", l},
+                    {"source", route.source},
+                    {"group", route.group},
+                    {"destinations", std::move(destinations)},
+                    {"parts", route.regions.size()},
+                    {"elements", route.elements},
+                    {"dense_bytes", route.bytes},
+                    {"counted_by", route.counted_by},
+                    {"counted", route.counted_in_state}});
   }
   return rows;
 }
@@ -84,9 +84,9 @@ Json transfers_json(const PlanStudy& study) {
   Json rows = Json::array();
   for (std::size_t t = 0; t < study.cost.transfers.size(); ++t) {
     const Transfer& transfer = study.plan->transfers()[t];
-    rows.push_back({{"channel", transfer.channel},
+    rows.push_back({{"group", transfer.group},
                     {"source", transfer.source},
-                    {"lanes", transfer.lanes},
+                    {"routes", transfer.routes},
                     {"start_seconds", study.cost.transfers[t].start_seconds},
                     {"end_seconds", study.cost.transfers[t].end_seconds}});
   }
@@ -97,7 +97,7 @@ Json ranks_json(const PlanStudy& study) {
   Json rows = Json::array();
   for (std::size_t i = 0; i < study.cost.ranks.size(); ++i) {
     const RankCost& rank = study.cost.ranks[i];
-    Json row = {{"rank", rank.rank}, {"group", study.group(study.group_of[i]).name}, {"node", study.node_of(i)}};
+    Json row = {{"rank", rank.rank}, {"participant", study.participant(study.participant_of[i]).name}, {"node", study.node_of(i)}};
     for (const RankColumn& column : rank_columns()) row[column.key] = column.value(rank);
     row["busy_seconds"] = rank.busy_seconds;
     row["finish_seconds"] = rank.finish_seconds;
@@ -111,10 +111,10 @@ Json ranks_json(const PlanStudy& study) {
 nlohmann::ordered_json plan_json(const PlanStudy& study) {
   const FanoutPlan& plan = *study.plan;
   const std::uint64_t dense = plan.table().bytes();
-  return {{"trainer", group_json(study, 0)},
+  return {{"trainer", participant_json(study, 0)},
           {"engines", engines_json(study)},
           {"scale_down", study.request.scale_down},
-          {"max_channels", study.request.options.max_channels_per_rank},
+          {"max_groups", study.request.options.max_groups_per_rank},
           {"unsent", study.request.options.unsent},
           {"tensors", plan.table().size()},
           {"elements", plan.table().elements()},
@@ -131,8 +131,8 @@ nlohmann::ordered_json plan_json(const PlanStudy& study) {
            {{"gathered_bytes", dense},
             {"received_bytes_per_rank", dense},
             {"seconds", static_cast<double>(dense) / study.model.world_bytes_per_second}}},
-          {"channels", channels_json(study)},
-          {"lanes", lanes_json(study)},
+          {"channels", groups_json(study)},
+          {"routes", routes_json(study)},
           {"transfers", transfers_json(study)},
           {"ranks", ranks_json(study)}};
 }

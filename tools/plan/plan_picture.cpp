@@ -17,54 +17,54 @@ using Members = std::vector<std::size_t>;
 /// What ranks of one box have in common.
 using Key = std::function<std::string(std::size_t)>;
 
-/// Groups in the order of their first members.
-std::vector<Members> group_by(const Members& ranks, const Key& key) {
-  std::vector<Members> groups;
+/// Clusters in the order of their first members.
+std::vector<Members> cluster_by(const Members& ranks, const Key& key) {
+  std::vector<Members> clusters;
   std::unordered_map<std::string, std::size_t> of_key;
   for (const std::size_t i : ranks) {
-    const auto [at, added] = of_key.emplace(key(i), groups.size());
-    if (added) groups.emplace_back();
-    groups[at->second].push_back(i);
+    const auto [at, added] = of_key.emplace(key(i), clusters.size());
+    if (added) clusters.emplace_back();
+    clusters[at->second].push_back(i);
   }
-  return groups;
+  return clusters;
 }
 
-/// Neighbouring groups together, equally many where that can be: a power of two of them.
-std::vector<Members> join_neighbours(const std::vector<Members>& groups) {
+/// Neighbouring clusters together, equally many where that can be: a power of two of them.
+std::vector<Members> join_neighbours(const std::vector<Members>& clusters) {
   std::size_t together = 1;
-  while (groups.size() > kMostBoxes * together) together *= 2;
-  std::vector<Members> joined((groups.size() + together - 1) / together);
-  for (std::size_t i = 0; i < groups.size(); ++i) {
+  while (clusters.size() > kMostBoxes * together) together *= 2;
+  std::vector<Members> joined((clusters.size() + together - 1) / together);
+  for (std::size_t i = 0; i < clusters.size(); ++i) {
     Members& into = joined[i / together];
-    into.insert(into.end(), groups[i].begin(), groups[i].end());
+    into.insert(into.end(), clusters[i].begin(), clusters[i].end());
   }
   return joined;
 }
 
-/// By the first key that gives few enough groups, else neighbouring groups of the last.
-std::vector<Members> few_groups(const Members& ranks, const std::vector<Key>& keys) {
-  std::vector<Members> groups;
+/// By the first key that gives few enough clusters, else neighbouring clusters of the last.
+std::vector<Members> few_clusters(const Members& ranks, const std::vector<Key>& keys) {
+  std::vector<Members> clusters;
   for (const Key& key : keys) {
-    groups = group_by(ranks, key);
-    if (groups.size() <= kMostBoxes) return groups;
+    clusters = cluster_by(ranks, key);
+    if (clusters.size() <= kMostBoxes) return clusters;
   }
-  return join_neighbours(groups);
+  return join_neighbours(clusters);
 }
 
 class Painter {
  public:
   explicit Painter(const PlanStudy& study) : study_(study), sends_(ranks()), receives_(ranks()), roles_(ranks()) {
     for (std::size_t i = 0; i < ranks(); ++i) place_[study.cost.ranks[i].rank].push_back(i);
-    for (std::size_t c = 0; c < study.channels.size(); ++c) {
-      for (const auto& [rank, bytes] : study.channels[c].sent) add_role(trainer_place(rank), c);
-      for (const auto& [rank, bytes] : study.channels[c].received) add_role(engine_place(rank), c);
+    for (std::size_t c = 0; c < study.groups.size(); ++c) {
+      for (const auto& [rank, bytes] : study.groups[c].sent) add_role(trainer_place(rank), c);
+      for (const auto& [rank, bytes] : study.groups[c].received) add_role(engine_place(rank), c);
     }
   }
 
   Picture paint() {
     paint_senders();
     paint_receivers();
-    paint_channels();
+    paint_groups();
     paint_bands();
     return std::move(picture_);
   }
@@ -74,11 +74,11 @@ class Painter {
   /// A rank that is the trainer's and an engine's has two places, the trainer's first.
   std::size_t trainer_place(int rank) const { return place_.at(rank).front(); }
   std::size_t engine_place(int rank) const { return place_.at(rank).back(); }
-  void add_role(std::size_t place, std::size_t channel) { roles_[place] += fmt::format("{},", channel); }
+  void add_role(std::size_t place, std::size_t group) { roles_[place] += fmt::format("{},", group); }
 
   std::string node_key(std::size_t i) const {
     const std::string& node = study_.node_of(i);
-    return fmt::format("{} {}", study_.group_of[i], node.empty() ? fmt::format("\n{}", i) : node);
+    return fmt::format("{} {}", study_.participant_of[i], node.empty() ? fmt::format("\n{}", i) : node);
   }
 
   std::vector<int> world_ranks(const Members& members) const {
@@ -113,9 +113,9 @@ class Painter {
     }
     picture_.silent = study_.plan->trainer().ranks.size() - active.size();
     const Key by_node = [&](std::size_t i) { return node_key(i); };
-    const std::vector<Members> groups = few_groups(active, {[](std::size_t i) { return std::to_string(i); }, by_node,
+    const std::vector<Members> clusters = few_clusters(active, {[](std::size_t i) { return std::to_string(i); }, by_node,
                                                             [&](std::size_t i) { return roles_[i]; }, by_node});
-    for (const Members& members : groups) {
+    for (const Members& members : clusters) {
       double bytes = 0;
       for (const std::size_t i : members) bytes += study_.cost.ranks[i].sent_bytes;
       for (const std::size_t i : members) sends_[i] = picture_.senders.size();
@@ -127,29 +127,29 @@ class Painter {
   void paint_receivers() {
     Members all(study_.receivers());
     std::iota(all.begin(), all.end(), study_.plan->trainer().ranks.size());
-    const std::vector<Members> groups =
-        few_groups(all, {[](std::size_t i) { return std::to_string(i); }, [&](std::size_t i) { return node_key(i); },
-                         [&](std::size_t i) { return fmt::format("{} {}", study_.group_of[i], roles_[i]); },
-                         [&](std::size_t i) { return std::to_string(study_.group_of[i]); }});
+    const std::vector<Members> clusters =
+        few_clusters(all, {[](std::size_t i) { return std::to_string(i); }, [&](std::size_t i) { return node_key(i); },
+                         [&](std::size_t i) { return fmt::format("{} {}", study_.participant_of[i], roles_[i]); },
+                         [&](std::size_t i) { return std::to_string(study_.participant_of[i]); }});
     std::size_t before = 0;
-    for (const Members& members : groups) {
+    for (const Members& members : clusters) {
       double bytes = 0;
       for (const std::size_t i : members) bytes += study_.cost.ranks[i].received_bytes;
       for (const std::size_t i : members) receives_[i] = picture_.receivers.size();
       PictureBox box = box_of(members, bytes / static_cast<double>(members.size()), "received a sync and rank");
-      const std::size_t engine = study_.group_of[members.front()];
-      if (engine != before) box.heading = study_.group(engine).name;
+      const std::size_t engine = study_.participant_of[members.front()];
+      if (engine != before) box.heading = study_.participant(engine).name;
       before = engine;
       picture_.receivers.push_back(std::move(box));
     }
   }
 
-  /// The boxes that a channel connects.
-  std::string ends_of(std::size_t channel) const {
+  /// The boxes that a group connects.
+  std::string ends_of(std::size_t group) const {
     std::vector<std::size_t> from;
     std::vector<std::size_t> to;
-    for (const auto& [rank, bytes] : study_.channels[channel].sent) from.push_back(sends_[trainer_place(rank)]);
-    for (const auto& [rank, bytes] : study_.channels[channel].received) to.push_back(receives_[engine_place(rank)]);
+    for (const auto& [rank, bytes] : study_.groups[group].sent) from.push_back(sends_[trainer_place(rank)]);
+    for (const auto& [rank, bytes] : study_.groups[group].received) to.push_back(receives_[engine_place(rank)]);
     for (std::vector<std::size_t>* boxes : {&from, &to}) {
       std::sort(boxes->begin(), boxes->end());
       boxes->erase(std::unique(boxes->begin(), boxes->end()), boxes->end());
@@ -157,68 +157,68 @@ class Painter {
     return fmt::format("{}>{}", fmt::join(from, ","), fmt::join(to, ","));
   }
 
-  double bytes_of(const Members& channels) const {
+  double bytes_of(const Members& groups) const {
     double bytes = 0;
-    for (const std::size_t c : channels) bytes += study_.channels[c].delta_bytes;
+    for (const std::size_t c : groups) bytes += study_.groups[c].delta_bytes;
     return bytes;
   }
 
-  /// Where the middle of what a group of channels carries leaves the senders: the order in which bands cross least.
-  double middle_of(const Members& channels) const {
+  /// Where the middle of what a cluster of groups carries leaves the senders: the order in which bands cross least.
+  double middle_of(const Members& groups) const {
     double weighted = 0;
-    for (const std::size_t c : channels) {
-      for (const auto& [rank, bytes] : study_.channels[c].sent) {
+    for (const std::size_t c : groups) {
+      for (const auto& [rank, bytes] : study_.groups[c].sent) {
         weighted += bytes * static_cast<double>(sends_[trainer_place(rank)]);
       }
     }
-    const double bytes = bytes_of(channels);
+    const double bytes = bytes_of(groups);
     return bytes > 0 ? weighted / bytes : 0;
   }
 
-  void paint_channels() {
-    Members all(study_.channels.size());
+  void paint_groups() {
+    Members all(study_.groups.size());
     std::iota(all.begin(), all.end(), std::size_t{0});
-    std::vector<Members> groups = group_by(all, [&](std::size_t c) { return ends_of(c); });
-    std::stable_sort(groups.begin(), groups.end(),
+    std::vector<Members> clusters = cluster_by(all, [&](std::size_t c) { return ends_of(c); });
+    std::stable_sort(clusters.begin(), clusters.end(),
                      [&](const Members& a, const Members& b) { return bytes_of(a) > bytes_of(b); });
-    while (groups.size() > kMostBoxes) {
-      Members& last = groups[groups.size() - 2];
-      last.insert(last.end(), groups.back().begin(), groups.back().end());
-      groups.pop_back();
+    while (clusters.size() > kMostBoxes) {
+      Members& last = clusters[clusters.size() - 2];
+      last.insert(last.end(), clusters.back().begin(), clusters.back().end());
+      clusters.pop_back();
     }
-    std::stable_sort(groups.begin(), groups.end(),
+    std::stable_sort(clusters.begin(), clusters.end(),
                      [&](const Members& a, const Members& b) { return middle_of(a) < middle_of(b); });
-    for (const Members& members : groups) {
+    for (const Members& members : clusters) {
       PictureBox box;
       for (const std::size_t c : members) box.members.push_back(static_cast<int>(c));
       std::sort(box.members.begin(), box.members.end());
-      const char* word = members.size() == 1 ? "channel" : "channels";
+      const char* word = members.size() == 1 ? "group" : "channels";
       box.label = fmt::format("{} {}", word, short_rank_ranges(box.members, 16));
       box.title = fmt::format("{} {}: {} a sync", word, rank_ranges(box.members), human_size(bytes_of(members)));
-      if (members.size() == 1) box.title += "; " + join_patterns(study_.channels[members.front()].tensors);
-      picture_.channels.push_back(std::move(box));
+      if (members.size() == 1) box.title += "; " + join_patterns(study_.groups[members.front()].tensors);
+      picture_.groups.push_back(std::move(box));
     }
   }
 
   void paint_bands() {
-    for (std::size_t m = 0; m < picture_.channels.size(); ++m) {
+    for (std::size_t m = 0; m < picture_.groups.size(); ++m) {
       std::vector<double> sent(picture_.senders.size(), 0);
       std::vector<double> received(picture_.receivers.size(), 0);
-      for (const int c : picture_.channels[m].members) {
-        const ChannelStudy& channel = study_.channels[static_cast<std::size_t>(c)];
-        for (const auto& [rank, bytes] : channel.sent) sent[sends_[trainer_place(rank)]] += bytes;
-        for (const auto& [rank, bytes] : channel.received) received[receives_[engine_place(rank)]] += bytes;
+      for (const int c : picture_.groups[m].members) {
+        const GroupStudy& group = study_.groups[static_cast<std::size_t>(c)];
+        for (const auto& [rank, bytes] : group.sent) sent[sends_[trainer_place(rank)]] += bytes;
+        for (const auto& [rank, bytes] : group.received) received[receives_[engine_place(rank)]] += bytes;
       }
       add_bands(m, sent, received);
     }
   }
 
-  void add_bands(std::size_t channel, const std::vector<double>& sent, const std::vector<double>& received) {
-    const std::string& middle = picture_.channels[channel].label;
+  void add_bands(std::size_t group, const std::vector<double>& sent, const std::vector<double>& received) {
+    const std::string& middle = picture_.groups[group].label;
     for (std::size_t s = 0; s < sent.size(); ++s) {
       if (sent[s] == 0) continue;
       picture_.sent.push_back(
-          {s, channel, sent[s],
+          {s, group, sent[s],
            fmt::format("{} to {}: {} a sync", picture_.senders[s].label, middle, human_size(sent[s]))});
     }
     for (std::size_t r = 0; r < received.size(); ++r) {
@@ -226,7 +226,7 @@ class Painter {
       const PictureBox& box = picture_.receivers[r];
       const double mean = received[r] / static_cast<double>(box.members.size());
       picture_.received.push_back(
-          {channel, r, mean, fmt::format("{} to {}: {} a sync and rank", middle, box.label, human_size(mean))});
+          {group, r, mean, fmt::format("{} to {}: {} a sync and rank", middle, box.label, human_size(mean))});
     }
   }
 
@@ -235,7 +235,7 @@ class Painter {
   std::unordered_map<int, Members> place_;  ///< By world rank.
   std::vector<std::size_t> sends_;          ///< By place: the box of a sender.
   std::vector<std::size_t> receives_;       ///< By place: the box of a receiver.
-  std::vector<std::string> roles_;          ///< By place: the channels in which a rank has lanes.
+  std::vector<std::string> roles_;          ///< By place: the groups in which a rank has routes.
 };
 
 }  // namespace

@@ -27,10 +27,10 @@ std::shared_ptr<const Layout> on_own_nodes(const std::shared_ptr<const Layout>& 
   return named ? std::make_shared<Layout>(layout->table(), std::move(ranks), layout->ties()) : layout;
 }
 
-FanoutGroup make_group(std::string name, std::shared_ptr<const Layout> layout, int& next_rank) {
-  FanoutGroup group{std::move(name), std::move(layout), {}};
-  for (std::size_t i = 0; i < group.layout->ranks().size(); ++i) group.ranks.push_back(next_rank++);
-  return group;
+Participant make_participant(std::string name, std::shared_ptr<const Layout> layout, int& next_rank) {
+  Participant participant{std::move(name), std::move(layout), {}};
+  for (std::size_t i = 0; i < participant.layout->ranks().size(); ++i) participant.ranks.push_back(next_rank++);
+  return participant;
 }
 
 CostModel model_of(const PlanRequest& request, const TensorTable& table) {
@@ -43,55 +43,55 @@ CostModel model_of(const PlanRequest& request, const TensorTable& table) {
   return model;
 }
 
-/// What a lane adds to its channel.
-void add_lane(ChannelStudy& channel, const Lane& lane, double wire_bytes_per_byte) {
-  const double bytes = static_cast<double>(lane.bytes) * wire_bytes_per_byte;
-  channel.dense_bytes += lane.bytes;
-  channel.delta_bytes += bytes;
-  channel.sent[lane.source] += bytes;
-  for (std::size_t s = 0; s < lane.slots.size(); ++s) {
-    if (s == 0 || lane.slots[s - 1].rank != lane.slots[s].rank) channel.received[lane.slots[s].rank] += bytes;
+/// What a route adds to its group.
+void add_route(GroupStudy& group, const Route& route, double wire_bytes_per_byte) {
+  const double bytes = static_cast<double>(route.bytes) * wire_bytes_per_byte;
+  group.dense_bytes += route.bytes;
+  group.delta_bytes += bytes;
+  group.sent[route.source] += bytes;
+  for (std::size_t s = 0; s < route.destinations.size(); ++s) {
+    if (s == 0 || route.destinations[s - 1].rank != route.destinations[s].rank) group.received[route.destinations[s].rank] += bytes;
   }
 }
 
-void study_channels(PlanStudy& study) {
+void study_groups(PlanStudy& study) {
   const FanoutPlan& plan = *study.plan;
   const TensorTable& table = plan.table();
   const NamePatterns patterns(table);
-  study.channels.resize(plan.channels().size());
-  for (std::uint32_t l = 0; l < plan.lanes().size(); ++l) {
-    ChannelStudy& channel = study.channels[plan.lanes()[l].channel];
-    channel.lanes.push_back(l);
-    add_lane(channel, plan.lanes()[l], study.model.wire_bytes_per_byte);
+  study.groups.resize(plan.groups().size());
+  for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
+    GroupStudy& group = study.groups[plan.routes()[l].group];
+    group.routes.push_back(l);
+    add_route(group, plan.routes()[l], study.model.wire_bytes_per_byte);
   }
   std::vector<std::uint64_t> bytes(table.size());
-  for (std::size_t c = 0; c < study.channels.size(); ++c) {
-    ChannelStudy& channel = study.channels[c];
+  for (std::size_t c = 0; c < study.groups.size(); ++c) {
+    GroupStudy& group = study.groups[c];
     std::fill(bytes.begin(), bytes.end(), 0);
-    for (const std::uint32_t l : channel.lanes) {
-      for (const Part& part : plan.lanes()[l].parts) {
-        bytes[part.tensor] += part.box.elements() * element_size(table[part.tensor].dtype);
+    for (const std::uint32_t l : group.routes) {
+      for (const Region& region : plan.routes()[l].regions) {
+        bytes[region.tensor] += region.box.elements() * element_size(table[region.tensor].dtype);
       }
     }
-    channel.tensors = patterns.of(bytes);
+    group.tensors = patterns.of(bytes);
     // Every member but its source gets a broadcast.
     double wanted = 0;
-    for (const auto& [unused, received] : channel.received) wanted += received;
-    const auto others = static_cast<double>(plan.channels()[c].members.size() - 1);
-    channel.foreign_bytes = std::max(0.0, channel.delta_bytes * others - wanted);
-    study.delta_bytes += channel.delta_bytes;
+    for (const auto& [unused, received] : group.received) wanted += received;
+    const auto others = static_cast<double>(plan.groups()[c].members.size() - 1);
+    group.foreign_bytes = std::max(0.0, group.delta_bytes * others - wanted);
+    study.delta_bytes += group.delta_bytes;
   }
 }
 
 }  // namespace
 
-const FanoutGroup& PlanStudy::group(std::size_t index) const {
+const Participant& PlanStudy::participant(std::size_t index) const {
   return index == 0 ? plan->trainer() : plan->engines()[index - 1];
 }
 
 const std::string& PlanStudy::node_of(std::size_t i) const {
-  const std::size_t g = group_of[i];
-  return group(g).layout->ranks()[i - first_of[g]].node;
+  const std::size_t g = participant_of[i];
+  return participant(g).layout->ranks()[i - first_of[g]].node;
 }
 
 std::size_t PlanStudy::receivers() const { return cost.ranks.size() - plan->trainer().ranks.size(); }
@@ -104,12 +104,12 @@ PlanStudy study_plan(FileSystem& fs, const PlanRequest& request) {
   const auto trainer = std::make_shared<const Layout>(read_layout_file(fs, request.trainer_file, file_options));
   const auto engine = std::make_shared<const Layout>(read_layout_file(fs, request.engine_file, file_options));
   int next_rank = 0;
-  FanoutGroup senders = make_group("trainer", trainer, next_rank);
-  std::vector<FanoutGroup> engines;
+  Participant senders = make_participant("trainer", trainer, next_rank);
+  std::vector<Participant> engines;
   for (std::size_t e = 0; e < request.engines; ++e) {
     std::string name = fmt::format("engine-{}", e);
     std::shared_ptr<const Layout> layout = e == 0 ? engine : on_own_nodes(engine, name);
-    engines.push_back(make_group(std::move(name), std::move(layout), next_rank));
+    engines.push_back(make_participant(std::move(name), std::move(layout), next_rank));
   }
   study.read_seconds = seconds_since(began);
   began = Clock::now();
@@ -126,17 +126,17 @@ PlanStudy study_plan(FileSystem& fs, const PlanRequest& request) {
   dense.wire_bytes_per_byte = 1;
   study.anchor_seconds = predict_cost(*study.plan, dense).wire_seconds;
   for (std::size_t g = 0; g <= study.plan->engines().size(); ++g) {
-    study.first_of.push_back(study.group_of.size());
-    study.group_of.insert(study.group_of.end(), study.group(g).ranks.size(), g);
+    study.first_of.push_back(study.participant_of.size());
+    study.participant_of.insert(study.participant_of.end(), study.participant(g).ranks.size(), g);
   }
-  study_channels(study);
+  study_groups(study);
   return study;
 }
 
-Spread spread_of(const PlanStudy& study, std::size_t group, double (*value)(const RankCost&)) {
+Spread spread_of(const PlanStudy& study, std::size_t participant, double (*value)(const RankCost&)) {
   std::vector<double> values;
-  for (std::size_t i = 0; i < study.group_of.size(); ++i) {
-    if (study.group_of[i] == group) values.push_back(value(study.cost.ranks[i]));
+  for (std::size_t i = 0; i < study.participant_of.size(); ++i) {
+    if (study.participant_of[i] == participant) values.push_back(value(study.cost.ranks[i]));
   }
   std::sort(values.begin(), values.end());
   if (values.empty()) return {};

@@ -28,13 +28,13 @@ struct PlanRequest {
   double bytes_per_change = 1.3;
 };
 
-struct ChannelStudy {
-  std::vector<std::uint32_t> lanes;
-  std::uint64_t dense_bytes = 0;     ///< Of its lanes, each once.
+struct GroupStudy {
+  std::vector<std::uint32_t> routes;
+  std::uint64_t dense_bytes = 0;     ///< Of its routes, each once.
   std::vector<NamePattern> tensors;  ///< Most bytes first.
   std::map<int, double> sent;        ///< By source: bytes of deltas.
   std::map<int, double> received;    ///< By receiver: bytes of deltas for it.
-  double delta_bytes = 0;            ///< Of its lanes, each once.
+  double delta_bytes = 0;            ///< Of its routes, each once.
   double foreign_bytes = 0;          ///< What members get for nothing, all together.
 };
 
@@ -46,12 +46,12 @@ struct PlanStudy {
   double anchor_seconds = 0;  ///< On the wire, when every engine is seeded with all bytes.
   double read_seconds = 0;
   double plan_seconds = 0;
-  double delta_bytes = 0;              ///< Of all lanes, each once.
-  std::vector<ChannelStudy> channels;  ///< Parallel to plan->channels().
-  std::vector<std::size_t> group_of;   ///< Parallel to cost.ranks: 0 the trainer, i + 1 engine i.
-  std::vector<std::size_t> first_of;   ///< By group: where its ranks begin in cost.ranks.
+  double delta_bytes = 0;              ///< Of all routes, each once.
+  std::vector<GroupStudy> groups;  ///< Parallel to plan->groups().
+  std::vector<std::size_t> participant_of;   ///< Parallel to cost.ranks: 0 the trainer, i + 1 engine i.
+  std::vector<std::size_t> first_of;   ///< By participant: where its ranks begin in cost.ranks.
 
-  const FanoutGroup& group(std::size_t index) const;
+  const Participant& participant(std::size_t index) const;
   /// The machine of cost.ranks[i]; may be empty.
   const std::string& node_of(std::size_t i) const;
   std::size_t receivers() const;  ///< Ranks of all engines.
@@ -67,8 +67,8 @@ struct Spread {
   double median = 0;
   double most = 0;
 };
-/// Of the ranks of a group (PlanStudy::group_of); zeros when it has none.
-Spread spread_of(const PlanStudy& study, std::size_t group, double (*value)(const RankCost&));
+/// Of the ranks of a participant (PlanStudy::participant_of); zeros when it has none.
+Spread spread_of(const PlanStudy& study, std::size_t participant, double (*value)(const RankCost&));
 
 /// A number of a rank that is shown, for people and for machines.
 struct RankColumn {

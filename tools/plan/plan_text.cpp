@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostRankText = 24;
 constexpr std::size_t kMostPatternText = 64;
-constexpr std::size_t kMostRows = 16;  ///< More channels are joined to fewer rows.
+constexpr std::size_t kMostRows = 16;  ///< More groups are joined to fewer rows.
 
 /// Aligned as Report does, without its JSON.
 class Lines {
@@ -44,8 +44,8 @@ void print_summary(const PlanStudy& study, std::ostream& out) {
                                    human_count(plan.table().elements()), human_bytes(plan.table().bytes())));
   lines.add(
       "plan",
-      fmt::format("{} in {}, {}, {}; {} + {} to read the layouts", counted(plan.lanes().size(), "lane", "lanes"),
-                  counted(plan.channels().size(), "channel", "channels"), counted(plan.rounds(), "round", "rounds"),
+      fmt::format("{} in {}, {}, {}; {} + {} to read the layouts", counted(plan.routes().size(), "route", "routes"),
+                  counted(plan.groups().size(), "group", "channels"), counted(plan.rounds(), "round", "rounds"),
                   counted(plan.transfers().size(), "transfer", "transfers"), human_time(study.plan_seconds),
                   human_time(study.read_seconds)));
   lines.add("plan hash", to_hex(plan.hash()));
@@ -53,41 +53,41 @@ void print_summary(const PlanStudy& study, std::ostream& out) {
   lines.add("wire time", fmt::format("{} a sync, {} to seed every engine", human_time(study.cost.wire_seconds),
                                      human_time(study.anchor_seconds)));
   lines.add("", fmt::format("predicted for {};", link_words(request)));
-  lines.add("", "links of its own for every rank, nothing for detecting, encoding, proving and applying");
+  lines.add("", "links of its own for every rank, nothing for detecting, encoding, verifying and applying");
   const double dense = static_cast<double>(plan.table().bytes());
   lines.add("dense way", fmt::format("{} gathered on one rank, then as much to each of {}: {} at least",
                                      human_size(dense), counted(study.receivers(), "rank", "ranks"),
                                      human_time(dense / study.model.world_bytes_per_second)));
 }
 
-/// Channels that are printed as one: they carry the same tensors, each to as many receivers.
-struct ChannelRow {
-  std::vector<int> channels;
+/// Groups that are printed as one: they carry the same tensors, each to as many receivers.
+struct GroupRow {
+  std::vector<int> groups;
   std::set<int> sources;
   std::set<int> receivers;
   std::size_t receivers_each = 0;
-  std::size_t lanes = 0;
+  std::size_t routes = 0;
   std::uint64_t dense_bytes = 0;
   double delta_bytes = 0;
   std::string tensors;
 };
 
-std::vector<ChannelRow> channel_rows(const PlanStudy& study, bool join) {
-  std::vector<ChannelRow> rows;
+std::vector<GroupRow> group_rows(const PlanStudy& study, bool join) {
+  std::vector<GroupRow> rows;
   std::map<std::pair<std::string, std::size_t>, std::size_t> row_of;
-  for (std::size_t c = 0; c < study.channels.size(); ++c) {
-    const Channel& channel = study.plan->channels()[c];
-    const ChannelStudy& of = study.channels[c];
+  for (std::size_t c = 0; c < study.groups.size(); ++c) {
+    const RouteGroup& group = study.plan->groups()[c];
+    const GroupStudy& of = study.groups[c];
     std::size_t at = rows.size();
     if (join)
-      at = row_of.emplace(std::make_pair(join_patterns(of.tensors), channel.receivers.size()), at).first->second;
+      at = row_of.emplace(std::make_pair(join_patterns(of.tensors), group.receivers.size()), at).first->second;
     if (at == rows.size()) rows.emplace_back();
-    ChannelRow& row = rows[at];
-    row.channels.push_back(static_cast<int>(c));
-    row.sources.insert(channel.sources.begin(), channel.sources.end());
-    row.receivers.insert(channel.receivers.begin(), channel.receivers.end());
-    row.receivers_each = channel.receivers.size();
-    row.lanes += of.lanes.size();
+    GroupRow& row = rows[at];
+    row.groups.push_back(static_cast<int>(c));
+    row.sources.insert(group.sources.begin(), group.sources.end());
+    row.receivers.insert(group.receivers.begin(), group.receivers.end());
+    row.receivers_each = group.receivers.size();
+    row.routes += of.routes.size();
     row.dense_bytes += of.dense_bytes;
     row.delta_bytes += of.delta_bytes;
     row.tensors = short_patterns(of.tensors, kMostPatternText);
@@ -99,14 +99,14 @@ std::string ranks_text(const std::set<int>& ranks) {
   return short_rank_ranges(std::vector<int>(ranks.begin(), ranks.end()), kMostRankText);
 }
 
-void print_channels(const PlanStudy& study, bool every_channel, std::ostream& out) {
-  const bool join = !every_channel && study.channels.size() > kMostRows;
+void print_groups(const PlanStudy& study, bool every_group, std::ostream& out) {
+  const bool join = !every_group && study.groups.size() > kMostRows;
   out << fmt::format("\nWho sends what to whom in a sync{} (1-9/4: every fourth rank):\n",
-                     join ? ", channels with the same tensors together" : "");
-  Columns columns({"channels", "sources", "receivers", "each", "lanes", "dense", "delta", "tensors"}, 1, true);
-  for (const ChannelRow& row : channel_rows(study, join)) {
-    columns.add({short_rank_ranges(row.channels, kMostRankText), ranks_text(row.sources), ranks_text(row.receivers),
-                 std::to_string(row.receivers_each), std::to_string(row.lanes), human_bytes(row.dense_bytes),
+                     join ? ", groups with the same tensors together" : "");
+  Columns columns({"channels", "sources", "receivers", "each", "routes", "dense", "delta", "tensors"}, 1, true);
+  for (const GroupRow& row : group_rows(study, join)) {
+    columns.add({short_rank_ranges(row.groups, kMostRankText), ranks_text(row.sources), ranks_text(row.receivers),
+                 std::to_string(row.receivers_each), std::to_string(row.routes), human_bytes(row.dense_bytes),
                  human_size(row.delta_bytes), row.tensors});
   }
   columns.print(out);
@@ -120,7 +120,7 @@ std::string spread_text(const Spread& spread) {
 }
 
 /// Engines that follow one another with the same numbers share a row.
-void print_groups(const PlanStudy& study, std::ostream& out) {
+void print_participants(const PlanStudy& study, std::ostream& out) {
   std::vector<std::string> heading = {"least/median/most", "ranks"};
   for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
   Columns columns(std::move(heading), 2);
@@ -134,18 +134,18 @@ void print_groups(const PlanStudy& study, std::ostream& out) {
     columns.add(std::move(row));
   };
   for (std::size_t g = 0; g < study.first_of.size(); ++g) {
-    const FanoutGroup& group = study.group(g);
+    const Participant& participant = study.participant(g);
     std::vector<std::string> next;
     for (const RankColumn& column : rank_columns()) next.push_back(spread_text(spread_of(study, g, column.value)));
     if (g < 2 || next != numbers) {
-      if (g > 0) flush(study.group(g - 1).name);
+      if (g > 0) flush(study.participant(g - 1).name);
       ranks.clear();
-      first = group.name;
+      first = participant.name;
       numbers = std::move(next);
     }
-    ranks.insert(ranks.end(), group.ranks.begin(), group.ranks.end());
+    ranks.insert(ranks.end(), participant.ranks.begin(), participant.ranks.end());
   }
-  flush(study.group(study.first_of.size() - 1).name);
+  flush(study.participant(study.first_of.size() - 1).name);
   columns.print(out);
 }
 
@@ -156,7 +156,7 @@ void print_ranks(const PlanStudy& study, std::ostream& out) {
   Columns columns(std::move(heading), 3);
   for (std::size_t i = 0; i < study.cost.ranks.size(); ++i) {
     const RankCost& rank = study.cost.ranks[i];
-    std::vector<std::string> row = {std::to_string(rank.rank), study.group(study.group_of[i]).name, study.node_of(i)};
+    std::vector<std::string> row = {std::to_string(rank.rank), study.participant(study.participant_of[i]).name, study.node_of(i)};
     for (const RankColumn& column : rank_columns()) row.push_back(human_size(column.value(rank)));
     row.push_back(human_time(rank.busy_seconds));
     columns.add(std::move(row));
@@ -191,9 +191,9 @@ std::string human_time(double seconds) {
 
 void print_plan(const PlanStudy& study, const Every& every, std::ostream& out) {
   print_summary(study, out);
-  print_channels(study, every.channel, out);
+  print_groups(study, every.group, out);
   out << "\nBytes of a sync on the wire, and memory, of a rank:\n";
-  print_groups(study, out);
+  print_participants(study, out);
   if (!every.rank) return;
   out << '\n';
   print_ranks(study, out);

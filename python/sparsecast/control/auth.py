@@ -93,9 +93,9 @@ class Gatekeeper:
         if scope["type"] != "http":
             return  # no websockets here: the connection is closed
         headers = {name.lower(): value for name, value in scope["headers"]}
-        refusal = None if scope["path"] in OPEN_PATHS else self._refusal(headers)
-        if refusal is not None:
-            await _answer(send, *refusal)
+        error = None if scope["path"] in OPEN_PATHS else self._error(headers)
+        if error is not None:
+            await _answer(send, *error)
             return
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_bytes:
@@ -103,7 +103,7 @@ class Gatekeeper:
             return
         await self._bounded(scope, receive, send)
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
+    def _error(self, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         if self._digest is None:
             if b"origin" in headers or not _is_loopback_host(headers.get(b"host", b"")):
                 return 403, "unauthenticated", "without a token only programs of this machine may call, not web pages"

@@ -108,7 +108,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def apply(self, base_version: int, timeout: float) -> None:
-        """Writes what was received into the live weights; returns when all of the group have proved the version."""
+        """Writes what was received into the live weights; returns when all of the group have verified the version."""
 
     @abstractmethod
     async def finish(self, version: int, timeout: float) -> None:

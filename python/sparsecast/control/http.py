@@ -104,7 +104,7 @@ class HttpCaller:
             reason = str(error) or type(error).__name__
             raise EndpointError(name, step, f"{method} {self.endpoint.url}{path}: {reason}", code="io") from error
         if status >= 300:
-            raise self._refusal(method, path, step, status, _without(body, [*hide, self.endpoint.token]))
+            raise self._error(method, path, step, status, _without(body, [*hide, self.endpoint.token]))
         return Answer(name, step, status, body)
 
     async def _exchange(
@@ -133,7 +133,7 @@ class HttpCaller:
         finally:
             await response.aclose()
 
-    def _refusal(self, method: str, path: str, step: str, status: int, text: str) -> EndpointError:
+    def _error(self, method: str, path: str, step: str, status: int, text: str) -> EndpointError:
         what = f"{method} {self.endpoint.url}{path} was answered with {status}"
         if status < 400:
             message, code = f"{what}, a redirect, which is not followed: is this the engine itself?", "unsupported"

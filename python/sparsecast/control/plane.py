@@ -113,7 +113,7 @@ class ControlPlane:
     # sync
 
     def sync_now(self, policy: SyncPolicy | None = None, *, by: str = "the trainer") -> SyncReport:
-        """Brings every endpoint to the trainer's weights of now; returns when all have proved it.
+        """Brings every endpoint to the trainer's weights of now; returns when all have verified it.
 
         The steps are in `sync_round.py`. Raises `SyncError` if any endpoint or the trainer failed: it names them all,
         says who is at which version, and holds the report. Raises `BusyError` if another operation is in progress.
@@ -163,10 +163,10 @@ class ControlPlane:
         async def go_on(engine: Engine) -> None:
             record = engine.record
             if record.asleep:
-                raise _refusal(engine, "resume", f"its memory is released ({', '.join(record.asleep)}): wake it first")
+                raise _error(engine, "resume", f"its memory is released ({', '.join(record.asleep)}): wake it first")
             record.held = False
             if record.needs_anchor and record.paused:
-                raise _refusal(engine, "resume", "its weights are of no use yet: the next sync seeds and resumes it")
+                raise _error(engine, "resume", "its weights are of no use yet: the next sync seeds and resumes it")
             await engine.client.resume(self.policy.call_timeout)
             record.paused = False
 
@@ -287,7 +287,7 @@ class ControlPlane:
             raise SyncError(f"{what} failed: {sentences}. Done: {', '.join(done) or 'nowhere'}", list(errors.values()))
 
 
-def _refusal(engine: Engine, step: str, message: str) -> EndpointError:
+def _error(engine: Engine, step: str, message: str) -> EndpointError:
     return EndpointError(engine.name, step, message, code="usage", echo=True)
 
 

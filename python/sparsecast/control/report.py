@@ -30,7 +30,7 @@ class State(str, enum.Enum):
 class EndpointRecord:
     """What the control plane knows of an endpoint now.
 
-    version       the last that it proved; None before the first.
+    version       the last that it verified; None before the first.
     in_doubt      a sync failed when it had begun to write, and no answer came: it is at `version` or at the one
                   after. The next regroup settles which.
     needs_anchor  what it holds is of no use: the next sync seeds it with all weights.
@@ -77,7 +77,7 @@ class EndpointRecord:
 class EndpointReport:
     """One endpoint in one sync. Seconds are measured here, around the calls.
 
-    version        that it is at afterwards; None: none that it has proved. `in_doubt`: or at the one after that.
+    version        that it is at afterwards; None: none that it has verified. `in_doubt`: or at the one after that.
     error          empty if nothing failed; `step` and `code` say what and how.
     cache_flushed  None: it was not asked to.
     left_paused    it was not resumed: it may hold wrong bytes, or did not answer.

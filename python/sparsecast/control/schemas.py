@@ -104,7 +104,7 @@ class EndpointOut(BaseModel):
     world_size: int
     has_token: bool
     state: Literal["joining", "ready", "updating", "asleep", "unhealthy"]
-    version: int | None = Field(description="The last version that it proved.")
+    version: int | None = Field(description="The last version that it verified.")
     in_doubt: bool = Field(description="It may be at the version after that; the next regroup settles it.")
     needs_anchor: bool
     paused: bool

@@ -60,7 +60,7 @@ class SyncRound:
         except Stopped:
             pass
         self._report.seconds = time.monotonic() - started
-        return self._verdict()
+        return self._decision()
 
     # health
 
@@ -193,7 +193,7 @@ class SyncRound:
         try:
             await self._sides.last_phase("apply", self._engines, apply)
         except Stopped:
-            # Whose apply failed in its own words holds the version before. The rest waits for the trainer's verdict.
+            # Whose apply failed in its own words holds the version before. The rest waits for the trainer's decision.
             said = {name for name, error in self._failures.items() if error.code not in _UNKNOWN_OUTCOME}
             await self._tidy_up([engine for engine in self._engines if engine.name in said])
             raise
@@ -213,7 +213,7 @@ class SyncRound:
     # the end
 
     async def _conclude(self, engines: list[Engine], version: int) -> None:
-        """`engines` have proved `version`: that stands, whatever fails from here."""
+        """`engines` have verified `version`: that stands, whatever fails from here."""
 
         async def finish(engine: Engine) -> None:
             await engine.client.finish(version, self._policy.call_timeout)
@@ -257,7 +257,7 @@ class SyncRound:
         await self._resume(engines)
 
     async def _resume(self, engines: list[Engine]) -> None:
-        """Takes back every pause that is ours to take back. What holds nothing of use stays paused."""
+        """Takes back every pause that is ours to roll back. What holds nothing of use stays paused."""
 
         async def resume(engine: Engine) -> None:
             await engine.client.resume(self._policy.call_timeout)
@@ -274,7 +274,7 @@ class SyncRound:
 
     # the report
 
-    def _verdict(self) -> SyncReport:
+    def _decision(self) -> SyncReport:
         report = self._report
         report.version = self._source.version
         for engine in [*self._engines, *self._left_out]:

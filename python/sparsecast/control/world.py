@@ -20,7 +20,7 @@ class WorldSpec:
     trainer_ranks  how many are the trainer's: ranks 0 to trainer_ranks - 1.
     placements     the engines and their ranks.
     generation     number of this world; no two worlds of a control plane share one.
-    secret         what ranks prove to each other that they know. New for every world; never shown.
+    secret         what ranks verify to each other that they know. New for every world; never shown.
     channels       what bytes travel by: "control", "mpi" or "nccl".
     tensors        the trainer's table: (name, dtype as safetensors names it, shape) each.
     ties           (alias, original): names of one tensor.

@@ -25,7 +25,7 @@ def _is_unknown_name(error: Exception) -> bool:
 
 
 def raise_for(traced: TracedLoader, failed: Mapping[str, Exception], live: Mapping[str, torch.Tensor]) -> None:
-    """Raises for whatever keeps a trace from being the whole map: unknown names first, refusals, then what is missing.
+    """Raises for whatever keeps a trace from being the whole map: unknown names first, errors, then what is missing.
 
     `failed` has what the loader raised, by canonical name; `live` the model's tensors.
     """

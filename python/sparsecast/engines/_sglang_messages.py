@@ -38,7 +38,7 @@ class GroupInfo:
     engine: str = "sglang"
     """Name of this engine in the world, unique in it."""
     timeout: float = 300.0
-    """Seconds for meeting, proving, and seeding if this engine needs it."""
+    """Seconds for meeting, verifying, and seeding if this engine needs it."""
     version: int = 0
     """That the engine holds, at the first call: that of the checkpoint that it was started from."""
     needs_anchor: bool = False

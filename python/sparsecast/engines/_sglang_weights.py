@@ -132,7 +132,7 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
     return traced
 
 
-def prove_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: ModelConfig) -> None:
+def verify_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: ModelConfig) -> None:
     """Compares live memory with the files that SGLang was started from, through the address map.
 
     Raises UnsupportedError that names the tensors which a kernel keeps in another order than the loader writes.

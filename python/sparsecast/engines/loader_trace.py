@@ -117,7 +117,7 @@ class TracedLoader:
     def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
         """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
 
-        An empty dict for the whole checkpoint that the engine was started from proves that the map is right: that
+        An empty dict for the whole checkpoint that the engine was started from verifies that the map is right: that
         nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
         """
         places: dict[str, list[TracedShard]] = {}

@@ -1,4 +1,4 @@
-"""The receiving end of an engine's rank: stages a version while generation goes on, applies it in the pause, proves it.
+"""The receiving end of an engine's rank: stages a version while generation goes on, applies it in the pause, verifies it.
 
     unproven --join()--> ready --start_receive()--> receiving --> staged --apply()--> ready ...
        ^                   ^                            |            |
@@ -29,7 +29,7 @@ State = Literal["unproven", "ready", "receiving", "staged", "applying", "broken"
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one update did on this rank. It exists only if every rank of the group has proved the version's digest."""
+    """What one update did on this rank. It exists only if every rank of the group has verified the version's digest."""
 
     engine: str
     rank: int
@@ -43,7 +43,7 @@ class Receipt:
     wire_seconds: float
     stage_seconds: float
     pause_seconds: float
-    """In `apply`: the writes, the digest, and the verdict of all ranks."""
+    """In `apply`: the writes, the digest, and the decision of all ranks."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Receiver:
 
     @property
     def version(self) -> int:
-        """The version last proved. While an apply runs it is still the one before."""
+        """The version last verified. While an apply runs it is still the one before."""
         return self._version
 
     @property
@@ -136,7 +136,7 @@ class Receiver:
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
     def join(self, world: World, timeout: float = 60.0) -> None:
-        """Meets the trainer and all engines as the rank `world.rank_offset`, and proves that this rank holds the trainer's version.
+        """Meets the trainer and all engines as the rank `world.rank_offset`, and verifies that this rank holds the trainer's version.
 
         Collective over the world, within `timeout` seconds. Writes the weights where they hold no version, or another
         one than the trainer's (so no generation may run then); otherwise it only reads them. Joining again replaces
@@ -146,7 +146,7 @@ class Receiver:
         self._refuse_closed()
         if self._state in ("receiving", "staged", "applying"):
             raise UsageError(f"engine {self.engine!r}: join() while it is {self._state}; abandon() that first")
-        proved = self._state not in ("unproven", "dirty")
+        verified = self._state not in ("unproven", "dirty")
         deadline = time.monotonic() + timeout
         channel = replace(world, timeout=timeout).open(0)
         with self._writing():
@@ -154,7 +154,7 @@ class Receiver:
                 remaining = max(deadline - time.monotonic(), 0.001)
                 self._wire.submit(self._regroup, channel, world.channels, remaining).result()
             except BaseException as error:
-                self._state = self._after_failed_join(error, proved)
+                self._state = self._after_failed_join(error, verified)
                 raise
             self._channel = channel
             self._version = self._subscriber.version
@@ -187,7 +187,7 @@ class Receiver:
         staging.result()
 
     def apply(self, timeout: float = 60.0) -> Receipt:
-        """The pause: applies the staged version in place, proves its digest, and hears the verdict of all ranks.
+        """The pause: applies the staged version in place, verifies its digest, and hears the decision of all ranks.
 
         Waits for the staging if it is not done. Nothing may read the weights meanwhile. When it raises, the version
         before stands (`state` is "broken": join again), or the weights are half-written ("dirty").
@@ -266,11 +266,11 @@ class Receiver:
             with self._lock:
                 self._epoch += 1
 
-    def _after_failed_join(self, error: BaseException, proved: bool) -> State:
+    def _after_failed_join(self, error: BaseException, verified: bool) -> State:
         """A group that failed may have begun to write an anchor; reading the weights is what tells."""
         if isinstance(error, DirtyError) or self._state == "dirty":
             return "dirty"
-        if not proved:
+        if not verified:
             return "unproven"
         try:
             self._subscriber.audit()

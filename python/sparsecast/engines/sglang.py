@@ -2,10 +2,10 @@
 
 `sglang_plugin` hooks it into SGLang's own control messages:
 
-    init_weights_update_group     join      trace the model's loader, meet the trainer, prove the weights
+    init_weights_update_group     join      trace the model's loader, meet the trainer, verify the weights
     weights_checker "receive"     receive   begin to stage the next version; generation goes on
     weights_checker "staged"      staged    whether it has come
-    weights_checker "apply"       apply     the pause: apply in place, prove, stamp what is generated from now on
+    weights_checker "apply"       apply     the pause: apply in place, verify, stamp what is generated from now on
     destroy_weights_update_group  leave
 
 Parameters stay where they are, with the addresses that CUDA graphs captured, and no post-processing runs; what
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
-from sparsecast.engines._sglang_weights import prove_checkpoint, trace_weights
+from sparsecast.engines._sglang_weights import verify_checkpoint, trace_weights
 from sparsecast.engines.loader_trace import CanonicalTensor
 from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.errors import UsageError
@@ -48,11 +48,11 @@ class SglangEnd:
         self._group = cpu_group
         self._rank = dist.get_rank(cpu_group)
         self._table: tuple[CanonicalTensor, ...] | None = None
-        self._map_proved = False  # Once; later the weights are not those of the files any more.
+        self._map_verified = False  # Once; later the weights are not those of the files any more.
         self._left_version: int | None = None
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
-        """Meets the trainer, and proves that this engine holds its version, which is returned. Again: a new group.
+        """Meets the trainer, and verifies that this engine holds its version, which is returned. Again: a new group.
 
         Blocks generation until all have come, within `info.timeout` seconds. Raises UnsupportedError that names
         tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
@@ -101,7 +101,7 @@ class SglangEnd:
         return not waiting.item()
 
     def apply(self, timeout: float) -> Receipt:
-        """The pause: applies the staged version and proves it. Raises what went wrong; then the version before stands.
+        """The pause: applies the staged version and verifies it. Raises what went wrong; then the version before stands.
 
         After DirtyError the weights are half-written, and nothing may be generated until `join` has repaired them.
         """
@@ -126,7 +126,7 @@ class SglangEnd:
         raise_if_any_failed(_failure_of(self._joined().audit), self._group)
 
     def leave(self, timeout: float) -> None:
-        """Leaves the group. Weights stay at the version last proved."""
+        """Leaves the group. Weights stay at the version last verified."""
         if self.receiver is not None and self.receiver.state != "closed":
             if self.receiver.state in ("receiving", "staged"):
                 self.receiver.abandon("the engine leaves its group", timeout)
@@ -149,17 +149,17 @@ class SglangEnd:
         from sparsecast.torch.layouts import gather_layout
 
         model, config = self._runner.model, self._runner.model_config
-        prove = info.proof == "checkpoint" and not info.needs_anchor and not self._map_proved
+        verify = info.proof == "checkpoint" and not info.needs_anchor and not self._map_verified
         traced = None
         failure: BaseException | None = None
         try:
             traced = trace_weights(model, config, info)
-            if prove:
-                prove_checkpoint(traced, model, config)
+            if verify:
+                verify_checkpoint(traced, model, config)
         except Exception as error:  # Said to the other ranks, and raised there and here.
             failure = error
         raise_if_any_failed(failure, self._group)
-        self._map_proved = self._map_proved or prove
+        self._map_verified = self._map_verified or verify
         assert traced is not None
         layout = gather_layout(traced.layout(node=os.uname().nodename, exclude=traced.unused), self._group)
         memories = traced.memories()

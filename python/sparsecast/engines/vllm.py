@@ -2,9 +2,9 @@
 
 It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's own life cycle mean:
 
-    init_weight_transfer_engine   trace the model's loader, meet the trainer, prove the weights   (again: a new group)
+    init_weight_transfer_engine   trace the model's loader, meet the trainer, verify the weights   (again: a new group)
     start_weight_update           begin to stage the next version; generation goes on
-    update_weights                the pause: wait for the staging, apply, prove
+    update_weights                the pause: wait for the staging, apply, verify
     finish_weight_update          check that the update was applied
 
 vLLM's layerwise reload is not used: parameters stay where they are, with the addresses that CUDA graphs captured, and
@@ -132,7 +132,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._table: list[CanonicalTensor] = []
         self._timeout = 300.0
         self._in_update = False
-        self._map_proved = False  # Once; later the weights are not those of the files any more.
+        self._map_verified = False  # Once; later the weights are not those of the files any more.
 
     # -- vLLM's life cycle ---------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._in_update = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Applies the staged version. It is proved on the device when this returns: nothing is left to wait for."""
+        """Applies the staged version. It is verified on the device when this returns: nothing is left to wait for."""
         self.receive_weights(self.parse_update_info(update_info))
 
     @with_code
@@ -194,7 +194,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             raise UsageError("finish_weight_update without update_weights: the staged version was dropped")
 
     def shutdown(self) -> None:
-        """Leaves the group. Weights stay at the version last proved."""
+        """Leaves the group. Weights stay at the version last verified."""
         if self.receiver is not None:
             self.receiver.close(self._timeout)
 
@@ -226,12 +226,12 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             with set_current_vllm_config(self.vllm_config):
                 self.traced = trace(self.model, init_info.table(), init_info.may_miss)
             refuse_new_ties(self.traced, init_info.ties)
-            if init_info.proof == "checkpoint" and not self._map_proved:
-                self._prove_checkpoint(self.traced)
+            if init_info.proof == "checkpoint" and not self._map_verified:
+                self._verify_checkpoint(self.traced)
         except BaseException as error:  # Said to the other workers, and raised there and here.
             failure = error
         raise_if_any_failed(failure, cpu_group)
-        self._map_proved = True
+        self._map_verified = True
         assert self.traced is not None
         layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
         replicas = self.parallel_config.data_parallel_size > 1 and size == self.parallel_config.world_size
@@ -245,7 +245,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             needs_anchor=init_info.needs_anchor,
         )
 
-    def _prove_checkpoint(self, traced: TracedLoader) -> None:
+    def _verify_checkpoint(self, traced: TracedLoader) -> None:
         wrong = traced.differences(_checkpoint(self.vllm_config, self.model))
         if wrong:
             listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])

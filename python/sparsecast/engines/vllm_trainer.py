@@ -131,7 +131,7 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         return engine
 
     def send_weights(self, staged: Callable[[], bool] | None = None) -> None:
-        """Collective over the trainer: brings what changed to the engine; returns when every worker has proved it.
+        """Collective over the trainer: brings what changed to the engine; returns when every worker has verified it.
 
         A worker generates nothing while it is in update_weights. With `staged`, a function that asks the workers
         (`/collective_rpc` with sparsecast_status), update_weights is called only once they have the version, and the

@@ -1,6 +1,6 @@
 """The trainer's end for torch: what changed since the last publication goes to every engine.
 
-idle --publish()--> publishing --proved--> idle      (the base is what the engines hold)
+idle --publish()--> publishing --verified--> idle      (the base is what the engines hold)
                           \\--error--> the base stands; live: regroup(), log: publish() again
 """
 
@@ -90,7 +90,7 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """The newest version that every engine has proved (live), or that is durable (log)."""
+        """The newest version that every engine has verified (live), or that is durable (log)."""
         return self._end.version
 
     @property
@@ -130,7 +130,7 @@ class Publisher:
     ) -> PublishReport | concurrent.futures.Future[PublishReport]:
         """Brings the weights, as they are now, to every engine; collective over the trainer's ranks when live.
 
-        With ``wait`` it returns the report when every engine has proved the new version (live), or when it is durable
+        With ``wait`` it returns the report when every engine has verified the new version (live), or when it is durable
         (log). Without, a future of it: the weights must not change until it is done, or until the next optimizer step,
         which waits. An error of the publication before is raised first. ``label``: for people, in a log's record.
         """

@@ -1,4 +1,4 @@
-"""The engine's end for plain torch models: weights are updated in place, and proved."""
+"""The engine's end for plain torch models: weights are updated in place, and verified."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Subscriber:
     ``source`` as :class:`Publisher`'s; with DTensor parameters each rank makes one, over the same ``process_group``.
     ``engine`` names the engine in the world. Live, with ``needs_anchor`` the memory holds no version yet and is seeded
     when the group meets; else it must hold ``version``. From a log it is brought to the newest version whatever it
-    holds. ``pause(True)`` is called before weights are written and ``pause(False)`` when they are proved, in the thread
+    holds. ``pause(True)`` is called before weights are written and ``pause(False)`` when they are verified, in the thread
     of update() or apply(). Call from one thread, but receive(), which may run in another.
     """
 
@@ -82,7 +82,7 @@ class Subscriber:
 
     @property
     def version(self) -> int | None:
-        """The version that the weights hold, proved; None when that is not known yet."""
+        """The version that the weights hold, verified; None when that is not known yet."""
         if self._follower is not None:
             version: int | None = self._follower.version
             return version
@@ -118,7 +118,7 @@ class Subscriber:
             raise
 
     def apply(self) -> UpdateReport:
-        """Writes what is staged, proves it, and waits for the verdict: the pause. Live only."""
+        """Writes what is staged, verifies it, and waits for the decision: the pause. Live only."""
         if self._follower is not None:
             raise UsageError("a log is followed by update()")
         begin = time.perf_counter()

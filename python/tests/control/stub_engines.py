@@ -262,7 +262,7 @@ class StubEngine:
         collective = self.source.collective
         if info["phase"] == "apply":
             collective.arrive("applied", self.name)
-            collective.wait(lambda: collective.committed, info["timeout"], "the verdict")
+            collective.wait(lambda: collective.committed, info["timeout"], "the decision")
         return {"success": True, "message": ""}
 
     def _pause(self, mode: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_every_version_arrives_bit_for_bit_and_counts_what_changed(values: str, 
     subscriber.audit()
 
 
-def test_an_aborted_delta_is_part_of_the_next_and_undo_takes_one_back() -> None:
+def test_an_aborted_delta_is_part_of_the_next_and_undo_rolls_one_back() -> None:
     rng = np.random.default_rng(8)
     live = random_tensors(rng)
     held = [t.copy() for t in live]
@@ -186,13 +186,13 @@ def test_the_names_of_options_that_do_not_exist_are_answered_with_those_that_do(
 
 
 def test_errors_survive_pickling_with_code_and_context() -> None:
-    error = pickle.loads(pickle.dumps(errors.make("wrong_base", "other bytes", "lane 3")))
+    error = pickle.loads(pickle.dumps(errors.make("wrong_base", "other bytes", "route 3")))
     assert type(error) is errors.WrongBaseError
     assert (error.code, error.message, error.context, str(error)) == (
         "wrong_base",
         "other bytes",
-        "lane 3",
-        "lane 3: other bytes",
+        "route 3",
+        "route 3: other bytes",
     )
     deadline = errors.make("timeout", "nobody came", "")
     assert isinstance(deadline, TimeoutError) and str(deadline) == "nobody came"

@@ -1,4 +1,4 @@
-"""What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, refusals, the optimizer's shards."""
+"""What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, errors, the optimizer's shards."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ struct HttpAnswer {
     kBroken,      ///< The connection could not be made or broke, or the body was cut short: another try may help.
     kStalled,     ///< Nothing moved for the stall time, or the deadline came.
     kRefused,     ///< The body or the headers are longer than they may be.
-    kUntrusted,   ///< The server could not prove who it is (TLS).
+    kUntrusted,   ///< The server could not verify who it is (TLS).
     kImpossible,  ///< Another try would end the same.
   };
   End end = End::kImpossible;

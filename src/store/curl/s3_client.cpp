@@ -13,7 +13,7 @@ namespace sparsecast {
 namespace {
 
 using End = HttpAnswer::End;
-using Verdict = S3Verdict;
+using RetryDecision = S3Verdict;
 
 HttpOptions http_options(const S3Options& options) {
   HttpOptions http;
@@ -43,8 +43,8 @@ bool may_pass(int status, const std::string& code) {
          code == "RequestTimeout" || code == "IncompleteBody" || code == "InternalError";
 }
 
-Verdict judge_status(const HttpAnswer& answer, const std::optional<S3Error>& error) {
-  Verdict verdict;
+RetryDecision judge_status(const HttpAnswer& answer, const std::optional<S3Error>& error) {
+  RetryDecision verdict;
   verdict.sentence = fmt::format("HTTP {}", answer.status);
   if (error) verdict.sentence += fmt::format(" {}: {}", error->code, error->message);
   const std::string region = answer.header("x-amz-bucket-region");
@@ -56,8 +56,8 @@ Verdict judge_status(const HttpAnswer& answer, const std::optional<S3Error>& err
   return verdict;
 }
 
-Verdict judge_failure(const HttpAnswer& answer) {
-  Verdict verdict;
+RetryDecision judge_failure(const HttpAnswer& answer) {
+  RetryDecision verdict;
   verdict.sentence = answer.trouble;
   verdict.may_pass = answer.end == End::kBroken || answer.end == End::kStalled;
   if (answer.end == End::kStalled) verdict.code = ErrorCode::kTimeout;
@@ -66,7 +66,7 @@ Verdict judge_failure(const HttpAnswer& answer) {
 }
 
 /// Nullopt: the answer is one that the caller takes.
-std::optional<Verdict> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
+std::optional<RetryDecision> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
   if (answer.end != End::kComplete) return judge_failure(answer);
   const std::optional<S3Error> error = parse_s3_error(answer.text);
   if (answer.is_success() && !error) return std::nullopt;
@@ -113,7 +113,7 @@ HttpAnswer S3Client::call(const S3Request& request, std::initializer_list<int> e
     if (request.make_taker) http.take_body = request.make_taker();
     HttpAnswer answer = http_.perform(http, retry.deadline());
     answer.earlier_attempts = retry.attempts() - 1;
-    const std::optional<Verdict> verdict = judge(answer, expected);
+    const std::optional<RetryDecision> verdict = judge(answer, expected);
     if (!verdict) return answer;
     if (!verdict->may_pass || !retry.again()) fail(request, *verdict, before, retry);
     before = verdict->sentence;

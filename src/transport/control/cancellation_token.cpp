@@ -9,14 +9,14 @@
 
 namespace sparsecast {
 
-CallGate::CallGate(bool any_thread)
+CancellationToken::CancellationToken(bool any_thread)
     : any_thread_(any_thread), descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), last_(std::this_thread::get_id()) {
   if (descriptor_ < 0) throw Error(ErrorCode::kIo, "eventfd: " + std::generic_category().message(errno));
 }
 
-CallGate::~CallGate() { close(descriptor_); }
+CancellationToken::~CancellationToken() { close(descriptor_); }
 
-bool CallGate::enter() {
+bool CancellationToken::enter() {
   std::unique_lock<std::mutex> lock(mutex_);
   free_.wait(lock, [&] { return state_ != State::kForAMoment; });
   if (state_ == State::kInCall) return false;
@@ -25,14 +25,14 @@ bool CallGate::enter() {
   return true;
 }
 
-bool CallGate::enter_for_a_moment() {
+bool CancellationToken::enter_for_a_moment() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != State::kFree) return false;
   state_ = State::kForAMoment;
   return true;
 }
 
-bool CallGate::ask(const std::string& reason) {
+bool CancellationToken::ask(const std::string& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!reason_) reason_ = reason;
   raised_ = true;
@@ -44,12 +44,12 @@ bool CallGate::ask(const std::string& reason) {
   return true;
 }
 
-std::optional<std::string> CallGate::asked() const {
+std::optional<std::string> CancellationToken::asked() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return reason_;
 }
 
-std::optional<std::string> CallGate::leave() {
+std::optional<std::string> CancellationToken::leave() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (reason_ && !acted_) return reason_;
   state_ = State::kFree;
@@ -57,12 +57,12 @@ std::optional<std::string> CallGate::leave() {
   return std::nullopt;
 }
 
-void CallGate::check() const {
+void CancellationToken::check() const {
   if (!heeded_ || !raised_) return;
   throw Error(ErrorCode::kPeerFailed, *asked());
 }
 
-void CallGate::look_up() const {
+void CancellationToken::look_up() const {
   if (!heeded_ || !whole_) return;
   if (const std::optional<std::string> why = whole_()) throw Error(ErrorCode::kPeerFailed, *why);
 }

@@ -21,13 +21,13 @@
 
 namespace sparsecast {
 
-class CallGate {
+class CancellationToken {
  public:
   /// `any_thread`: whoever asks may act on it. Throws Error{kIo}.
-  explicit CallGate(bool any_thread);
-  ~CallGate();
-  CallGate(const CallGate&) = delete;
-  CallGate& operator=(const CallGate&) = delete;
+  explicit CancellationToken(bool any_thread);
+  ~CancellationToken();
+  CancellationToken(const CancellationToken&) = delete;
+  CancellationToken& operator=(const CancellationToken&) = delete;
 
   /// For a call. Another thread that is in for a moment is waited for; false when one is in a call.
   bool enter();

@@ -4,7 +4,7 @@
 
 namespace sparsecast {
 
-std::vector<int> ranks_of_part(const std::vector<PartChoice>& choices, int color) {
+std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color) {
   std::vector<int> ranks;
   for (std::size_t r = 0; r < choices.size(); ++r) {
     if (choices[r].color == color) ranks.push_back(static_cast<int>(r));
@@ -15,7 +15,7 @@ std::vector<int> ranks_of_part(const std::vector<PartChoice>& choices, int color
   return ranks;
 }
 
-std::shared_ptr<ControlChannel> LivingParts::add(std::shared_ptr<ControlChannel> part) {
+std::shared_ptr<ControlChannel> ChildChannels::add(std::shared_ptr<ControlChannel> part) {
   std::optional<std::string> reason;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -27,7 +27,7 @@ std::shared_ptr<ControlChannel> LivingParts::add(std::shared_ptr<ControlChannel>
   return part;
 }
 
-void LivingParts::abort(const std::string& reason) noexcept {
+void ChildChannels::abort(const std::string& reason) noexcept {
   try {
     std::vector<std::shared_ptr<ControlChannel>> parts;
     {

@@ -13,16 +13,16 @@
 
 namespace sparsecast {
 
-struct PartChoice {
+struct SplitChoice {
   std::int32_t color = 0;
   std::int32_t key = 0;
 };
 
 /// The ranks of `color`, by key, then rank.
-std::vector<int> ranks_of_part(const std::vector<PartChoice>& choices, int color);
+std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color);
 
 /// The parts that were made of a channel, as far as they live: who gives up the whole gives up these.
-class LivingParts {
+class ChildChannels {
  public:
   /// The part itself; it has given up when the whole has.
   std::shared_ptr<ControlChannel> add(std::shared_ptr<ControlChannel> part);

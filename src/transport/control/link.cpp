@@ -23,8 +23,8 @@ const char* to_string(MessageType type) {
       return "broadcast";
     case MessageType::kVote:
       return "vote";
-    case MessageType::kVerdict:
-      return "verdict";
+    case MessageType::kDecision:
+      return "decision";
     case MessageType::kAbort:
       return "abort";
     case MessageType::kLeave:

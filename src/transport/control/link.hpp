@@ -20,7 +20,7 @@ enum class MessageType : std::uint32_t {
   kGathered = 3,  ///< From the hub: all parts.
   kBroadcast = 4,
   kVote = 5,
-  kVerdict = 6,
+  kDecision = 6,
   kAbort = 7,  ///< Either way, at any time: the sender gives up; text says why.
   kLeave = 8,  ///< Either way: the sender has done its part and closes in good order.
 };
@@ -54,23 +54,23 @@ class Link {
   /// After the last send, before the link goes: lets what was sent reach the peer, until the deadline at most.
   virtual void linger(Deadline deadline) noexcept = 0;
 
-  /// From now on its waits end with what `gate` is asked for. The gate outlives the link.
-  void obey(const CallGate& gate) noexcept { gate_ = &gate; }
+  /// From now on its waits end with what `token` is asked for. The token outlives the link.
+  void set_cancellation(const CancellationToken& token) noexcept { token_ = &token; }
 
  protected:
   /// Throws when its group has been asked to give up.
-  void check_gate() const {
-    if (gate_ != nullptr) gate_->check();
+  void check_cancelled() const {
+    if (token_ != nullptr) token_->check();
   }
   /// The same for what its group is a part of; at least once in kLookUp in a wait.
   void look_up() const {
-    if (gate_ != nullptr) gate_->look_up();
+    if (token_ != nullptr) token_->look_up();
   }
   static constexpr std::chrono::seconds kLookUp{1};
-  int gate_descriptor() const noexcept { return gate_ != nullptr ? gate_->descriptor() : -1; }
+  int cancel_descriptor() const noexcept { return token_ != nullptr ? token_->descriptor() : -1; }
 
  private:
-  const CallGate* gate_ = nullptr;
+  const CancellationToken* token_ = nullptr;
 };
 
 /// The body of a kAbort, and the error that it makes at the other end: only a silence and a disagreement concern every

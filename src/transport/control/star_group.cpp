@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kSmallestBound = 4096;
 
-struct Vote {
+struct AgreeVote {
   std::int32_t status = 0;
   std::int32_t coordinator = 0;
 };
@@ -29,23 +29,23 @@ Deadline close_of_step(Deadline deadline) {
 }
 
 StarGroup::StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread)
-    : who_(std::move(who)), rank_(rank), size_(size), max_blob_bytes_(max_blob_bytes), gate_(any_thread) {}
+    : who_(std::move(who)), rank_(rank), size_(size), max_blob_bytes_(max_blob_bytes), token_(any_thread) {}
 
 void StarGroup::connect_members(std::vector<std::unique_ptr<Link>> members) {
   members_ = std::move(members);
   for (const auto& member : members_) {
-    if (member) member->obey(gate_);
+    if (member) member->set_cancellation(token_);
   }
 }
 
 void StarGroup::connect_hub(std::unique_ptr<Link> hub) {
   hub_ = std::move(hub);
-  hub_->obey(gate_);
+  hub_->set_cancellation(token_);
 }
 
 StarGroup::~StarGroup() {
   if (!broken_) return;
-  const Deadline soon = steady_clock::now() + kParting;
+  const Deadline soon = steady_clock::now() + kLingerTimeout;
   if (hub_) hub_->linger(soon);
   for (const auto& member : members_) {
     if (member) member->linger(soon);
@@ -76,12 +76,12 @@ void StarGroup::tell_all(MessageType type, std::span<const std::byte> body, Dead
 }
 
 void StarGroup::break_with(const Error& error) noexcept {
-  gate_.acted();
-  gate_.ignore();  // The last words.
+  token_.acted();
+  token_.ignore();  // The last words.
   if (broken_) return;
   try {
     broken_ = error.what();
-    tell_all(MessageType::kAbort, abort_body(error), steady_clock::now() + kParting);
+    tell_all(MessageType::kAbort, abort_body(error), steady_clock::now() + kLingerTimeout);
   } catch (...) {
     if (!broken_) broken_ = "out of memory";
   }
@@ -89,9 +89,9 @@ void StarGroup::break_with(const Error& error) noexcept {
 
 void StarGroup::leave() noexcept {
   try {
-    while (const std::optional<std::string> reason = gate_.leave()) break_with(Error(ErrorCode::kPeerFailed, *reason));
+    while (const std::optional<std::string> reason = token_.leave()) break_with(Error(ErrorCode::kPeerFailed, *reason));
   } catch (...) {
-    gate_.acted();
+    token_.acted();
     if (!broken_) broken_ = "out of memory";
     leave();
   }
@@ -99,7 +99,7 @@ void StarGroup::leave() noexcept {
 
 template <class Body>
 auto StarGroup::guard(const char* phase, const Body& body) {
-  if (!gate_.enter()) {
+  if (!token_.enter()) {
     throw Error(ErrorCode::kUsage, "another thread is in a call of this channel", context(phase));
   }
   const Turn turn{*this};
@@ -108,7 +108,7 @@ auto StarGroup::guard(const char* phase, const Body& body) {
                 context(phase));
   }
   try {
-    gate_.check();
+    token_.check();
     return body();
   } catch (const Error& error) {
     break_with(error);
@@ -178,26 +178,26 @@ Bytes StarGroup::broadcast(std::span<const std::byte> own, Deadline deadline) {
   });
 }
 
-/// A verdict is final: where it cannot be delivered, the channel breaks, but the call that decided succeeds.
-void StarGroup::deliver_verdict(std::int32_t worst, int decided_by, Deadline deadline) {
-  gate_.ignore();
+/// A decision is final: where it cannot be delivered, the channel breaks, but the call that decided succeeds.
+void StarGroup::deliver_decision(std::int32_t worst, int decided_by, Deadline deadline) {
+  token_.ignore();
   for (int r = 1; r < size_; ++r) {
     if (r == decided_by) continue;
     try {
-      members_[static_cast<std::size_t>(r)]->send(MessageType::kVerdict, bytes_of(worst), deadline);
+      members_[static_cast<std::size_t>(r)]->send(MessageType::kDecision, bytes_of(worst), deadline);
     } catch (const Error& error) {
-      broken_ = fmt::format("the verdict could not be delivered: {}", error.what());
+      broken_ = fmt::format("the decision could not be delivered: {}", error.what());
     }
   }
-  gate_.heed();
+  token_.heed();
 }
 
 int StarGroup::agree_as_hub(int status, int coordinator, Deadline deadline) {
   const std::vector<Bytes> bodies = collect(MessageType::kVote, close_of_step(deadline));
-  Vote worst{status, coordinator};
+  AgreeVote worst{status, coordinator};
   for (int r = 1; r < size_; ++r) {
     const Link& member = *members_[static_cast<std::size_t>(r)];
-    const Vote vote = value_of<Vote>(bodies[static_cast<std::size_t>(r)], member.name());
+    const AgreeVote vote = value_of<AgreeVote>(bodies[static_cast<std::size_t>(r)], member.name());
     if (vote.coordinator != coordinator) {
       throw Error(ErrorCode::kGroupMismatch,
                   fmt::format("takes rank {} for the coordinator, this rank takes {}", vote.coordinator, coordinator),
@@ -205,30 +205,30 @@ int StarGroup::agree_as_hub(int status, int coordinator, Deadline deadline) {
     }
     worst.status = std::max(worst.status, vote.status);
   }
-  std::int32_t verdict = worst.status;
+  std::int32_t decision = worst.status;
   if (coordinator != 0) {
     Link& decider = *members_[static_cast<std::size_t>(coordinator)];
     decider.send(MessageType::kVote, bytes_of(worst), deadline);
-    verdict = value_of<std::int32_t>(expect(decider, MessageType::kVerdict, deadline, members_), decider.name());
+    decision = value_of<std::int32_t>(expect(decider, MessageType::kDecision, deadline, members_), decider.name());
   }
-  deliver_verdict(verdict, coordinator, deadline);
-  return verdict;
+  deliver_decision(decision, coordinator, deadline);
+  return decision;
 }
 
 int StarGroup::agree_as_member(int status, int coordinator, Deadline deadline) {
-  const Vote vote{status, coordinator};
+  const AgreeVote vote{status, coordinator};
   hub_->send(MessageType::kVote, bytes_of(vote), deadline);
   if (rank_ != coordinator) {
-    return value_of<std::int32_t>(expect(*hub_, MessageType::kVerdict, deadline), hub_->name());
+    return value_of<std::int32_t>(expect(*hub_, MessageType::kDecision, deadline), hub_->name());
   }
-  const auto worst = value_of<Vote>(expect(*hub_, MessageType::kVote, deadline), hub_->name());
-  gate_.ignore();
+  const auto worst = value_of<AgreeVote>(expect(*hub_, MessageType::kVote, deadline), hub_->name());
+  token_.ignore();
   try {
-    hub_->send(MessageType::kVerdict, bytes_of(worst.status), deadline);
+    hub_->send(MessageType::kDecision, bytes_of(worst.status), deadline);
   } catch (const Error& error) {
-    broken_ = fmt::format("the verdict could not be delivered: {}", error.what());
+    broken_ = fmt::format("the decision could not be delivered: {}", error.what());
   }
-  gate_.heed();
+  token_.heed();
   return worst.status;
 }
 
@@ -243,13 +243,13 @@ int StarGroup::agree(int status, int coordinator, Deadline deadline) {
 
 void StarGroup::abort(const std::string& reason) noexcept {
   try {
-    if (gate_.ask(reason)) leave();
+    if (token_.ask(reason)) leave();
   } catch (...) {
   }
 }
 
-void StarGroup::say_farewell(Deadline deadline) noexcept {
-  if (!gate_.enter()) return;
+void StarGroup::send_close(Deadline deadline) noexcept {
+  if (!token_.enter()) return;
   const Turn turn{*this};
   if (broken_) return;
   try {
@@ -259,15 +259,15 @@ void StarGroup::say_farewell(Deadline deadline) noexcept {
 }
 
 void StarGroup::settle_abort() noexcept {
-  if (gate_.enter_for_a_moment()) leave();
+  if (token_.enter_for_a_moment()) leave();
 }
 
 std::optional<std::string> StarGroup::aborted() noexcept {
   try {
-    if (!gate_.enter_for_a_moment()) return gate_.asked();
+    if (!token_.enter_for_a_moment()) return token_.asked();
     const Turn turn{*this};
     if (broken_) return broken_;
-    std::optional<std::string> why = gate_.asked();
+    std::optional<std::string> why = token_.asked();
     if (hub_ && !why) why = hub_->given_up();
     for (const auto& member : members_) {
       if (member && !why) why = member->given_up();

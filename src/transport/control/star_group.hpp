@@ -6,8 +6,8 @@
 //
 //     all_gather   every rank -> hub: blob              hub -> every rank: all blobs
 //     broadcast                                         hub -> every rank
-//     agree        every rank -> hub: vote   hub -> coordinator: worst   coordinator -> hub: verdict
-//                                                       hub -> every rank: verdict
+//     agree        every rank -> hub: vote   hub -> coordinator: worst   coordinator -> hub: decision
+//                                                       hub -> every rank: decision
 //
 // Collectives run in lockstep, so a message of another kind than the expected one means that the ranks disagree on what
 // they do next: kGroupMismatch, not a wait until the deadline. The hub closes a step a little before its deadline, so
@@ -23,7 +23,7 @@
 
 namespace sparsecast {
 
-inline constexpr std::chrono::milliseconds kParting{200};  ///< For the last words to a peer.
+inline constexpr std::chrono::milliseconds kLingerTimeout{200};  ///< For the last words to a peer.
 
 /// Before `deadline` by so much that the hub's sentence still reaches the others.
 Deadline close_of_step(Deadline deadline);
@@ -56,9 +56,9 @@ class StarGroup {
   void abort(const std::string& reason) noexcept;
   std::optional<std::string> aborted() noexcept;
   /// It is a part of another group, which `whole` asks why it is broken: calls that wait look there now and then.
-  void follow(std::function<std::optional<std::string>()> whole) { gate_.follow(std::move(whole)); }
+  void follow(std::function<std::optional<std::string>()> whole) { token_.follow(std::move(whole)); }
   /// Before it goes: to every link that this rank has done its part, unless the group is broken.
-  void say_farewell(Deadline deadline) noexcept;
+  void send_close(Deadline deadline) noexcept;
   /// Before it goes: what abort() has left to the next call.
   void settle_abort() noexcept;
 
@@ -69,7 +69,7 @@ class StarGroup {
                       std::span<const std::unique_ptr<Link>> others = {});
 
  private:
-  /// A turn of the thread that has entered the gate.
+  /// A turn of the thread that has entered the token.
   struct Turn {
     StarGroup& star;
     ~Turn() { star.leave(); }
@@ -78,12 +78,12 @@ class StarGroup {
   std::string context(const char* phase) const;
   template <class Body>
   auto guard(const char* phase, const Body& body);
-  /// Ends a turn that CallGate::enter or ask has begun; does what was asked for meanwhile.
+  /// Ends a turn that CancellationToken::enter or ask has begun; does what was asked for meanwhile.
   void leave() noexcept;
   void break_with(const Error& error) noexcept;
   /// Every member's message; when some are silent, all of them are named.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
-  void deliver_verdict(std::int32_t worst, int decided_by, Deadline deadline);
+  void deliver_decision(std::int32_t worst, int decided_by, Deadline deadline);
   int agree_as_hub(int status, int coordinator, Deadline deadline);
   int agree_as_member(int status, int coordinator, Deadline deadline);
 
@@ -91,7 +91,7 @@ class StarGroup {
   int rank_;
   int size_;
   std::uint64_t max_blob_bytes_;
-  CallGate gate_;
+  CancellationToken token_;
   std::vector<std::unique_ptr<Link>> members_;  ///< Hub: by rank; none for itself.
   std::unique_ptr<Link> hub_;                   ///< Members.
   std::optional<std::string> broken_;

@@ -23,7 +23,7 @@ constexpr std::uint64_t kMaxBlobBytes = std::uint64_t{1} << 20;
 constexpr const char* kWho = "mpi control channel";
 
 struct PartRequest {
-  PartChoice choice;
+  SplitChoice choice;
   std::int32_t next_tag = 0;
 };
 
@@ -88,13 +88,13 @@ class MpiControlChannel final : public ControlChannel, public std::enable_shared
   std::shared_ptr<MpiCommunicator> communicator_;
   std::vector<int> ranks_;
   StarGroup star_;
-  LivingParts parts_;
+  ChildChannels parts_;
 };
 
 std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Deadline deadline) {
   const PartRequest own{{color, key}, communicator_->next_tag};
   const std::vector<Bytes> all = all_gather(bytes_of(own), deadline);
-  std::vector<PartChoice> choices;
+  std::vector<SplitChoice> choices;
   int tag = 0;
   for (std::size_t r = 0; r < all.size(); ++r) {
     const auto request = value_of<PartRequest>(all[r], fmt::format("rank {}", r));
@@ -110,7 +110,7 @@ std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Dea
     throw Error(ErrorCode::kUnsupported, fmt::format("this MPI has {} tags, and as many parts were made", *largest),
                 kWho);
   }
-  std::vector<int> ranks = ranks_of_part(choices, color);
+  std::vector<int> ranks = ranks_of_color(choices, color);
   for (int& r : ranks) r = ranks_[static_cast<std::size_t>(r)];
   auto part = std::make_shared<MpiControlChannel>(communicator_, std::move(ranks), tag);
   part->star_.follow([whole = weak_from_this()]() -> std::optional<std::string> {

@@ -1,4 +1,4 @@
-// The channels of a plan as MPI communicators. MPI makes a communicator of a group only by a call that waits for all of
+// The groups of a plan as MPI communicators. MPI makes a communicator of a group only by a call that waits for all of
 // its members; so the ranks first tell one another, with a deadline, that they are here and about to make it.
 
 #include "sparsecast/mpi_transport.hpp"
@@ -28,9 +28,9 @@ class MpiGroup {
   MPI_Group handle_ = MPI_GROUP_NULL;
 };
 
-std::unique_ptr<Transport> open_channel(MPI_Comm world, const MpiGroup& all, const Channel& channel, int tag) {
+std::unique_ptr<Transport> open_group(MPI_Comm world, const MpiGroup& all, const RouteGroup& group, int tag) {
   MpiGroup members;
-  check_mpi(MPI_Group_incl(all.get(), static_cast<int>(channel.members.size()), channel.members.data(), members.put()),
+  check_mpi(MPI_Group_incl(all.get(), static_cast<int>(group.members.size()), group.members.data(), members.put()),
             "MPI_Group_incl");
   MPI_Comm communicator = MPI_COMM_NULL;
   check_mpi(MPI_Comm_create_group(world, members.get(), tag, &communicator), "MPI_Comm_create_group");
@@ -41,23 +41,23 @@ std::unique_ptr<Transport> open_channel(MPI_Comm world, const MpiGroup& all, con
 
 }  // namespace
 
-ChannelOpener open_mpi_channels(const void* communicator) {
-  require_running_mpi("mpi channels");
+GroupOpener open_mpi_groups(const void* communicator) {
+  require_running_mpi("mpi groups");
   return [communicator](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
     const MPI_Comm parent = communicator == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(communicator);
     int size = 0;
     check_mpi(MPI_Comm_size(parent, &size), "MPI_Comm_size");
     if (size != world.size()) {
-      throw Error(ErrorCode::kUsage, "the communicator and the world are not of one size", "mpi channels");
+      throw Error(ErrorCode::kUsage, "the communicator and the world are not of one size", "mpi groups");
     }
     MpiGroup all;
     check_mpi(MPI_Comm_group(parent, all.put()), "MPI_Comm_group");
     world.agree(0, 0, deadline);
-    std::vector<std::unique_ptr<Transport>> open(plan.channels().size());
+    std::vector<std::unique_ptr<Transport>> open(plan.groups().size());
     for (std::size_t c = 0; c < open.size(); ++c) {
-      const Channel& channel = plan.channels()[c];
-      if (!std::ranges::binary_search(channel.members, world.rank())) continue;
-      open[c] = open_channel(parent, all, channel, static_cast<int>(c));
+      const RouteGroup& group = plan.groups()[c];
+      if (!std::ranges::binary_search(group.members, world.rank())) continue;
+      open[c] = open_group(parent, all, group, static_cast<int>(c));
     }
     return open;
   };
@@ -69,7 +69,7 @@ ChannelOpener open_mpi_channels(const void* communicator) {
 
 namespace sparsecast {
 
-ChannelOpener open_mpi_channels(const void*) {
+GroupOpener open_mpi_groups(const void*) {
   throw Error(ErrorCode::kUnsupported, "this build of the library has no MPI transport");
 }
 

@@ -80,7 +80,7 @@ void MpiLink::send(MessageType type, std::span<const std::byte> body, Deadline d
     check_mpi(MPI_Isend(departure->message.data(), static_cast<int>(departure->message.size()), MPI_BYTE, peer_, tag_,
                         communicator_->handle(), departure->add()),
               "MPI_Isend");
-    if (wait_all(*departure, deadline, Pace::kMoving, [this] { check_gate(); })) return;
+    if (wait_all(*departure, deadline, Pace::kMoving, [this] { check_cancelled(); })) return;
   } catch (const Error& error) {
     communicator_->leave_behind();
     abandon(std::move(departure));
@@ -126,7 +126,7 @@ ControlMessage MpiLink::receive(Deadline deadline, std::span<const std::unique_p
   Backoff backoff(Pace::kIdle);
   Deadline look = steady_clock::now() + kLookUp;
   for (;;) {
-    check_gate();
+    check_cancelled();
     if (waiting_.empty()) fill();
     if (!waiting_.empty()) {
       ControlMessage message = std::move(waiting_.front());

@@ -1,13 +1,13 @@
 // Channel over MPI.
 //
 //     broadcast:  opening (512 bytes: count and sizes) -> more sizes, if any -> messages, in batches
-//     agree:      every rank sends its vote to the coordinator -> the coordinator sends the verdict to every rank
+//     agree:      every rank sends its vote to the coordinator -> the coordinator sends the decision to every rank
 //
-// The records travel by MPI_Ibcast, votes and verdicts by plain messages (mpi_voting.hpp). The coordinator is the
+// The records travel by MPI_Ibcast, votes and decisions by plain messages (mpi_voting.hpp). The coordinator is the
 // source of the last broadcast: so the publisher itself takes the decision on which it commits.
 //
-// The coordinator closes the vote a little before its deadline, so that its verdict ("rank 2 is silent") reaches ranks
-// that started at the same time before theirs. After the verdict is decided it is final: if it cannot be delivered to
+// The coordinator closes the vote a little before its deadline, so that its decision ("rank 2 is silent") reaches ranks
+// that started at the same time before theirs. After the decision is decided it is final: if it cannot be delivered to
 // some rank, the call succeeds all the same, and the next one fails.
 //
 // Any failure breaks the channel: requests that are still running, their buffers and the communicator are left behind

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr int kVoteTag = 1;
-constexpr int kVerdictTag = 2;
+constexpr int kDecisionTag = 2;
 
 }  // namespace
 
@@ -39,28 +39,28 @@ void MpiVoting::out_of_step(int rank, std::uint64_t round) const {
                                                   rank, round, round_));
 }
 
-Verdict MpiVoting::silence(const std::vector<int>& ranks) const {
-  Verdict verdict;
-  verdict.round = round_;
-  verdict.silent = static_cast<std::int32_t>(ranks.size());
-  std::copy_n(ranks.begin(), std::min(ranks.size(), Verdict::kNamed), verdict.names);
-  return verdict;
+MpiDecision MpiVoting::silence(const std::vector<int>& ranks) const {
+  MpiDecision decision;
+  decision.round = round_;
+  decision.silent = static_cast<std::int32_t>(ranks.size());
+  std::copy_n(ranks.begin(), std::min(ranks.size(), MpiDecision::kNamed), decision.names);
+  return decision;
 }
 
-/// Sends the verdict to every rank that is not in `without`. What is decided stands, whatever happens to a message.
-void MpiVoting::deliver(const Verdict& verdict, const std::vector<int>& without, Deadline deadline) noexcept {
+/// Sends the decision to every rank that is not in `without`. What is decided stands, whatever happens to a message.
+void MpiVoting::deliver(const MpiDecision& decision, const std::vector<int>& without, Deadline deadline) noexcept {
   std::unique_ptr<VoteOperation> operation;
   try {
     operation = std::make_unique<VoteOperation>();
-    operation->verdict = verdict;
+    operation->decision = decision;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || std::find(without.begin(), without.end(), r) != without.end()) continue;
       check_mpi(
-          MPI_Isend(&operation->verdict, sizeof(Verdict), MPI_BYTE, r, kVerdictTag, communicator_, operation->add()),
+          MPI_Isend(&operation->decision, sizeof(MpiDecision), MPI_BYTE, r, kDecisionTag, communicator_, operation->add()),
           "MPI_Isend");
     }
     if (wait_all(*operation, deadline, Pace::kMoving)) return;
-    undelivered_ = "a verdict was not taken by every rank";
+    undelivered_ = "a decision was not taken by every rank";
   } catch (const std::exception& error) {
     undelivered_ = error.what();
   }
@@ -89,7 +89,7 @@ int MpiVoting::collect(VoteOperation& operation, int status, Deadline deadline) 
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     voters.push_back(r);
-    check_mpi(MPI_Irecv(&operation.votes[static_cast<std::size_t>(r)], sizeof(Vote), MPI_BYTE, r, kVoteTag,
+    check_mpi(MPI_Irecv(&operation.votes[static_cast<std::size_t>(r)], sizeof(MpiVote), MPI_BYTE, r, kVoteTag,
                         communicator_, operation.add()),
               "MPI_Irecv");
   }
@@ -103,38 +103,38 @@ int MpiVoting::collect(VoteOperation& operation, int status, Deadline deadline) 
       throw Error(ErrorCode::kTimeout, fmt::format("no vote from {} until the deadline", name_ranks(silent)));
     }
   }
-  Verdict verdict;
-  verdict.round = round_;
-  verdict.worst = status;
+  MpiDecision decision;
+  decision.round = round_;
+  decision.worst = status;
   for (const int r : voters) {
-    const Vote& vote = operation.votes[static_cast<std::size_t>(r)];
+    const MpiVote& vote = operation.votes[static_cast<std::size_t>(r)];
     if (vote.round != round_) out_of_step(r, vote.round);
-    verdict.worst = std::max(verdict.worst, static_cast<std::int32_t>(vote.status));
+    decision.worst = std::max(decision.worst, static_cast<std::int32_t>(vote.status));
   }
-  deliver(verdict, {}, deadline);
-  return verdict.worst;
+  deliver(decision, {}, deadline);
+  return decision.worst;
 }
 
 int MpiVoting::cast(VoteOperation& operation, int status, int coordinator, Deadline deadline) {
-  operation.votes = {Vote{round_, status}};
-  Verdict& verdict = operation.verdict;
-  check_mpi(MPI_Irecv(&verdict, sizeof(Verdict), MPI_BYTE, coordinator, kVerdictTag, communicator_, operation.add()),
+  operation.votes = {MpiVote{round_, status}};
+  MpiDecision& decision = operation.decision;
+  check_mpi(MPI_Irecv(&decision, sizeof(MpiDecision), MPI_BYTE, coordinator, kDecisionTag, communicator_, operation.add()),
             "MPI_Irecv");
   check_mpi(
-      MPI_Isend(operation.votes.data(), sizeof(Vote), MPI_BYTE, coordinator, kVoteTag, communicator_, operation.add()),
+      MPI_Isend(operation.votes.data(), sizeof(MpiVote), MPI_BYTE, coordinator, kVoteTag, communicator_, operation.add()),
       "MPI_Isend");
   if (!wait_all(operation, deadline, Pace::kIdle)) {
-    throw Error(ErrorCode::kTimeout, fmt::format("no verdict from rank {} until the deadline", coordinator));
+    throw Error(ErrorCode::kTimeout, fmt::format("no decision from rank {} until the deadline", coordinator));
   }
-  if (verdict.round != round_ || verdict.silent < 0) out_of_step(coordinator, verdict.round);
-  if (verdict.silent != 0) {
-    const auto named = std::min(static_cast<std::size_t>(verdict.silent), Verdict::kNamed);
-    const bool more = static_cast<std::size_t>(verdict.silent) > named;
+  if (decision.round != round_ || decision.silent < 0) out_of_step(coordinator, decision.round);
+  if (decision.silent != 0) {
+    const auto named = std::min(static_cast<std::size_t>(decision.silent), MpiDecision::kNamed);
+    const bool more = static_cast<std::size_t>(decision.silent) > named;
     throw Error(ErrorCode::kTimeout,
                 fmt::format("rank {} waited for {}{} until its deadline", coordinator,
-                            name_ranks({verdict.names, verdict.names + named}), more ? " and others" : ""));
+                            name_ranks({decision.names, decision.names + named}), more ? " and others" : ""));
   }
-  return verdict.worst;
+  return decision.worst;
 }
 
 int MpiVoting::agree(VoteOperation& operation, int status, int coordinator, Deadline deadline) {

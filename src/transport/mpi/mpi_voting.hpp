@@ -1,6 +1,6 @@
 #pragma once
 
-// Votes of a channel: every rank tells the coordinator its status, the coordinator tells every rank the verdict.
+// Votes of a channel: every rank tells the coordinator its status, the coordinator tells every rank the decision.
 // Plain messages between two ranks, so that the coordinator knows who is silent and can say so to the others; a
 // collective would only hang. Included only where MPI is there.
 
@@ -11,12 +11,12 @@
 
 namespace sparsecast {
 
-struct Vote {
+struct MpiVote {
   std::uint64_t round = 0;
   std::int64_t status = 0;
 };
 
-struct Verdict {
+struct MpiDecision {
   static constexpr std::size_t kNamed = 14;
   std::uint64_t round = 0;
   std::int32_t worst = 0;
@@ -25,11 +25,11 @@ struct Verdict {
 };
 
 struct VoteOperation final : MpiOperation {
-  std::vector<Vote> votes;
-  Verdict verdict;
+  std::vector<MpiVote> votes;
+  MpiDecision decision;
 };
 
-/// Before `deadline` by so much that a verdict given then still reaches ranks that started at the same time.
+/// Before `deadline` by so much that a decision given then still reaches ranks that started at the same time.
 Deadline close_of_vote(Deadline deadline);
 
 /// "rank 2", "ranks 1, 3".
@@ -53,8 +53,8 @@ class MpiVoting {
  private:
   int collect(VoteOperation& operation, int status, Deadline deadline);
   int cast(VoteOperation& operation, int status, int coordinator, Deadline deadline);
-  void deliver(const Verdict& verdict, const std::vector<int>& without, Deadline deadline) noexcept;
-  Verdict silence(const std::vector<int>& ranks) const;
+  void deliver(const MpiDecision& decision, const std::vector<int>& without, Deadline deadline) noexcept;
+  MpiDecision silence(const std::vector<int>& ranks) const;
   [[noreturn]] void out_of_step(int rank, std::uint64_t round) const;
 
   MPI_Comm communicator_ = MPI_COMM_NULL;

@@ -40,9 +40,9 @@ CountTable make_table(TableKind kind, std::uint64_t sequence, std::span<const st
   return table;
 }
 
-CountTable make_refusal(TableKind kind, std::uint64_t sequence, std::uint32_t refusal) {
+CountTable make_error_table(TableKind kind, std::uint64_t sequence, std::uint32_t error_code) {
   CountTable table = empty_table(kind, sequence);
-  table.refusal = refusal;
+  table.error_code = error_code;
   table.checksum = checksum_of(table);
   return table;
 }

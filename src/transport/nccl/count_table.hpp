@@ -18,7 +18,7 @@ struct CountTable {
   std::uint32_t magic = 0;
   TableKind kind = TableKind::kHostRecords;
   std::uint32_t protocol = 0;
-  std::uint32_t refusal = 0;  ///< Not 0: the source has nothing to send, by this ErrorCode.
+  std::uint32_t error_code = 0;  ///< Not 0: the source has nothing to send, by this ErrorCode.
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
   std::uint64_t total = 0;
@@ -36,7 +36,7 @@ struct TableLimits {
 
 CountTable make_table(TableKind kind, std::uint64_t sequence, std::span<const std::uint64_t> sizes);
 /// A table that says that the source refused.
-CountTable make_refusal(TableKind kind, std::uint64_t sequence, std::uint32_t refusal);
+CountTable make_error_table(TableKind kind, std::uint64_t sequence, std::uint32_t error_code);
 
 /// Throws Error{kCorrupt | kGroupMismatch} for a table that is not the next one of this kind, or over the limits.
 void check_table(const CountTable& table, TableKind kind, std::uint64_t sequence, const TableLimits& limits);

@@ -30,16 +30,16 @@ constexpr const char* kMustAgree[] = {
 
 std::string or_nothing(const std::string& text) { return text.empty() ? "none" : text; }
 
-void check_devices(const std::vector<Presence>& presences) {
-  const bool may_share = get_text(presences[0].settings).find("NCCL_MULTI_RANK_GPU_ENABLE=1\n") != std::string::npos &&
-                         presences[0].nccl_version >= kMultiRankVersion;
+void check_devices(const std::vector<NcclRankInfo>& rank_infos) {
+  const bool may_share = get_text(rank_infos[0].settings).find("NCCL_MULTI_RANK_GPU_ENABLE=1\n") != std::string::npos &&
+                         rank_infos[0].nccl_version >= kMultiRankVersion;
   if (may_share) return;
-  for (std::size_t b = 1; b < presences.size(); ++b) {
+  for (std::size_t b = 1; b < rank_infos.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
-      const std::string device = get_text(presences[a].device);
-      if (device != get_text(presences[b].device)) continue;
+      const std::string device = get_text(rank_infos[a].device);
+      if (device != get_text(rank_infos[b].device)) continue;
       // Processes that call themselves different hosts may share one: for tests, over sockets.
-      if (get_text(presences[a].host_id) != get_text(presences[b].host_id)) continue;
+      if (get_text(rank_infos[a].host_id) != get_text(rank_infos[b].host_id)) continue;
       throw Error(
           ErrorCode::kGroupMismatch,
           fmt::format("ranks {} and {} use the same GPU ({}); give each rank its own, by CUDA_VISIBLE_DEVICES or "
@@ -49,20 +49,20 @@ void check_devices(const std::vector<Presence>& presences) {
   }
 }
 
-std::uint64_t number_of_channel(const std::vector<Presence>& presences) {
-  return xxh3_64(std::as_bytes(std::span(presences))) | 1;
+std::uint64_t number_of_channel(const std::vector<NcclRankInfo>& rank_infos) {
+  return xxh3_64(std::as_bytes(std::span(rank_infos))) | 1;
 }
 
-bool all(const std::vector<Presence>& presences, std::uint32_t Presence::*ability) {
-  return std::all_of(presences.begin(), presences.end(), [&](const Presence& p) { return p.*ability != 0; });
+bool all(const std::vector<NcclRankInfo>& rank_infos, std::uint32_t NcclRankInfo::*ability) {
+  return std::all_of(rank_infos.begin(), rank_infos.end(), [&](const NcclRankInfo& p) { return p.*ability != 0; });
 }
 
 /// All ranks were in one channel, stay in their order, and some of it are lost.
-bool shrinks(const std::vector<Presence>& presences, std::vector<int>& lost) {
-  const Presence& first = presences[0];
-  if (first.old_channel == 0 || first.old_size > kMostRanks || !all(presences, &Presence::can_shrink)) return false;
+bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost) {
+  const NcclRankInfo& first = rank_infos[0];
+  if (first.old_channel == 0 || first.old_size > kMostRanks || !all(rank_infos, &NcclRankInfo::can_shrink)) return false;
   int next = 0;
-  for (const Presence& p : presences) {
+  for (const NcclRankInfo& p : rank_infos) {
     if (p.old_channel != first.old_channel || p.old_size != first.old_size || p.old_rank < next ||
         p.old_rank >= first.old_size) {
       return false;
@@ -75,12 +75,12 @@ bool shrinks(const std::vector<Presence>& presences, std::vector<int>& lost) {
 }
 
 /// The first ranks are a whole old channel in its order, the others are new.
-bool grows(const std::vector<Presence>& presences) {
-  const Presence& first = presences[0];
+bool grows(const std::vector<NcclRankInfo>& rank_infos) {
+  const NcclRankInfo& first = rank_infos[0];
   const auto old_size = static_cast<std::size_t>(std::max(first.old_size, 0));
-  if (first.old_channel == 0 || old_size >= presences.size() || !all(presences, &Presence::can_grow)) return false;
-  for (std::size_t r = 0; r < presences.size(); ++r) {
-    const Presence& p = presences[r];
+  if (first.old_channel == 0 || old_size >= rank_infos.size() || !all(rank_infos, &NcclRankInfo::can_grow)) return false;
+  for (std::size_t r = 0; r < rank_infos.size(); ++r) {
+    const NcclRankInfo& p = rank_infos[r];
     if (r < old_size ? p.old_channel != first.old_channel || p.old_rank != static_cast<int>(r) : p.old_channel != 0) {
       return false;
     }
@@ -129,16 +129,16 @@ std::vector<std::string> relevant_environment() {
   return found;
 }
 
-std::vector<Presence> parse_presences(const std::vector<Bytes>& all) {
-  std::vector<Presence> presences;
-  for (std::size_t r = 0; r < all.size(); ++r) presences.push_back(value_of_rank<Presence>(all[r], r));
-  return presences;
+std::vector<NcclRankInfo> parse_rank_infos(const std::vector<Bytes>& all) {
+  std::vector<NcclRankInfo> rank_infos;
+  for (std::size_t r = 0; r < all.size(); ++r) rank_infos.push_back(value_of_rank<NcclRankInfo>(all[r], r));
+  return rank_infos;
 }
 
-void check_presences(const std::vector<Presence>& presences) {
-  const Presence& first = presences[0];
-  for (std::size_t i = 1; i < presences.size(); ++i) {
-    const Presence& p = presences[i];
+void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos) {
+  const NcclRankInfo& first = rank_infos[0];
+  for (std::size_t i = 1; i < rank_infos.size(); ++i) {
+    const NcclRankInfo& p = rank_infos[i];
     const int rank = static_cast<int>(i);
     if (p.protocol != first.protocol) {
       disagree(rank, "the protocol of sparsecast's channels", std::to_string(p.protocol),
@@ -159,23 +159,23 @@ void check_presences(const std::vector<Presence>& presences) {
       disagree(rank, "NCCL's environment", theirs, ours);
     }
   }
-  check_devices(presences);
+  check_devices(rank_infos);
 }
 
-FormationPlan plan_formation(const std::vector<Presence>& presences) {
+FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos) {
   FormationPlan plan;
-  plan.registered = all(presences, &Presence::can_register);
-  plan.channel = number_of_channel(presences);
+  plan.registered = all(rank_infos, &NcclRankInfo::can_register);
+  plan.channel = number_of_channel(rank_infos);
   plan.roots = {0};
-  const int size = static_cast<int>(presences.size());
-  if (shrinks(presences, plan.lost)) {
+  const int size = static_cast<int>(rank_infos.size());
+  if (shrinks(rank_infos, plan.lost)) {
     plan.formation = Formation::kShrink;
     return plan;
   }
   plan.lost.clear();
-  if (grows(presences)) {
+  if (grows(rank_infos)) {
     plan.formation = Formation::kGrow;
-  } else if (size >= 2 * kRanksPerRoot && all(presences, &Presence::can_init_scalable)) {
+  } else if (size >= 2 * kRanksPerRoot && all(rank_infos, &NcclRankInfo::can_init_scalable)) {
     plan.formation = Formation::kInitScalable;
     for (int root = kRanksPerRoot; root + kRanksPerRoot <= size; root += kRanksPerRoot) plan.roots.push_back(root);
   }

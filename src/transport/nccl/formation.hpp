@@ -20,7 +20,7 @@ namespace sparsecast {
 inline constexpr std::uint32_t kNcclChannelProtocol = 1;
 
 /// One rank's part of the table. Text fields end in zeros.
-struct Presence {
+struct NcclRankInfo {
   std::uint32_t protocol = kNcclChannelProtocol;
   std::int32_t nccl_version = 0;
   std::uint64_t staging_bytes = 0;
@@ -68,10 +68,10 @@ Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
 }
 
 /// What every rank sent, in the order of ranks.
-std::vector<Presence> parse_presences(const std::vector<Bytes>& all);
+std::vector<NcclRankInfo> parse_rank_infos(const std::vector<Bytes>& all);
 /// Throws Error{kGroupMismatch} that names two ranks and what differs. There is at least one.
-void check_presences(const std::vector<Presence>& presences);
-FormationPlan plan_formation(const std::vector<Presence>& presences);
+void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos);
+FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos);
 
 template <std::size_t N>
 void set_text(std::array<char, N>& field, const std::string& text) {

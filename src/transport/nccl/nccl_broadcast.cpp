@@ -13,7 +13,7 @@
 
 namespace sparsecast {
 
-void NcclTransport::Channel::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
+void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   check_nccl(nccl,
              nccl.broadcast(d_data, d_data, static_cast<std::size_t>(bytes), ncclInt8, source, communicator_,
@@ -22,16 +22,16 @@ void NcclTransport::Channel::issue(void* d_data, std::uint64_t bytes, int source
   watchdog_.settle(communicator_, deadline, "ncclBroadcast");
 }
 
-void NcclTransport::Channel::wait_event(void* event, Deadline deadline, const std::string& what) {
+void NcclTransport::Group::wait_event(void* event, Deadline deadline, const std::string& what) {
   watchdog_.wait([&] { return staging_->api().finished(event); }, communicator_, deadline, what);
 }
 
-TableLimits NcclTransport::Channel::limits(TableKind kind) const {
+TableLimits NcclTransport::Group::limits(TableKind kind) const {
   const bool buckets = kind == TableKind::kDeviceBuckets;
   return {options_.max_records, options_.max_bytes, buckets ? options_.staging_bytes : options_.max_bytes};
 }
 
-void NcclTransport::Channel::exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline) {
+void NcclTransport::Group::exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline) {
   Staging& staging = *staging_;
   DeviceApi& device = staging.api();
   const bool sends = rank() == source;
@@ -48,14 +48,14 @@ void NcclTransport::Channel::exchange_table(const CountTable& table, TableKind k
   check_table(*staging.h_table, kind, sequence_, limits(kind));
 }
 
-std::vector<std::uint64_t> NcclTransport::Channel::exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind,
+std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind,
                                                                   int source, Deadline deadline) {
   const bool sends = rank() == source;
   ++sequence_;
   const CountTable own = sends ? make_table(kind, sequence_, sizes) : CountTable{};
   exchange_table(own, kind, source, deadline);
   const CountTable table = sends ? own : *staging_->h_table;
-  if (table.refusal != 0) return {};
+  if (table.error_code != 0) return {};
   if (!sends) sizes = sizes_of(table);
   if (sizes.size() > kTableSizes) {
     std::byte* place = std::as_writable_bytes(std::span(sizes).subspan(kTableSizes)).data();
@@ -70,7 +70,7 @@ std::vector<std::uint64_t> NcclTransport::Channel::exchange_sizes(std::vector<st
   return sizes;
 }
 
-void NcclTransport::Channel::pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline) {
+void NcclTransport::Group::pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline) {
   Staging& staging = *staging_;
   DeviceApi& device = staging.api();
   const bool sends = rank() == source;
@@ -98,13 +98,13 @@ void NcclTransport::Channel::pipe(std::uint64_t total, int source, const CopyPie
   if (pieces >= 1) arrive(pieces - 1);
 }
 
-void NcclTransport::Channel::check_source(int source, const char* phase) const {
+void NcclTransport::Group::check_source(int source, const char* phase) const {
   if (source < 0 || source >= size()) {
     throw Error(ErrorCode::kUsage, fmt::format("source {} of {} ranks", source, size()), context(phase));
   }
 }
 
-void NcclTransport::Channel::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
+void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
   check_source(source, "broadcast");
   guard("broadcast", [&] {
     const bool sends = rank() == source;
@@ -129,18 +129,18 @@ void NcclTransport::Channel::broadcast(std::vector<Bytes>& records, int source, 
   });
 }
 
-std::vector<std::uint64_t> NcclTransport::Channel::broadcast_device(std::span<const DeviceBucket> buckets, int source,
+std::vector<std::uint64_t> NcclTransport::Group::broadcast_device(std::span<const DeviceBucket> buckets, int source,
                                                                     const DeviceConsumer& consume, Deadline deadline,
                                                                     void* ready_stream) {
   check_source(source, "broadcast_device");
   const bool sends = rank() == source;
-  std::optional<Error> refusal;
+  std::optional<Error> failure;
   std::vector<std::uint64_t> sizes;
   if (sends) {
     for (const DeviceBucket& bucket : buckets) sizes.push_back(bucket.bytes);
     const auto largest = std::max_element(sizes.begin(), sizes.end());
     if (largest != sizes.end() && *largest > options_.staging_bytes) {
-      refusal =
+      failure =
           Error(ErrorCode::kUsage,
                 fmt::format("a bucket of {} bytes; the staging buffers hold {}", *largest, options_.staging_bytes),
                 context("broadcast_device"));
@@ -150,21 +150,21 @@ std::vector<std::uint64_t> NcclTransport::Channel::broadcast_device(std::span<co
     Staging& staging = *staging_;
     DeviceApi& device = staging.api();
     coordinator_ = source;
-    if (refusal) {
+    if (failure) {
       // The others wait for a table: they get one that says so, and the channel stays open.
       if (size() == 1) return;
-      const auto code = static_cast<std::uint32_t>(refusal->code());
-      exchange_table(make_refusal(TableKind::kDeviceBuckets, ++sequence_, code), TableKind::kDeviceBuckets, source,
+      const auto code = static_cast<std::uint32_t>(failure->code());
+      exchange_table(make_error_table(TableKind::kDeviceBuckets, ++sequence_, code), TableKind::kDeviceBuckets, source,
                      deadline);
       wait_event(staging.table_arrived, deadline, "the count table");
       return;
     }
     if (size() == 1) return;
     sizes = exchange_sizes(std::move(sizes), TableKind::kDeviceBuckets, source, deadline);
-    if (!sends && staging.h_table->refusal != 0) {
-      refusal = Error(ErrorCode::kPeerFailed,
+    if (!sends && staging.h_table->error_code != 0) {
+      failure = Error(ErrorCode::kPeerFailed,
                       fmt::format("the source had nothing to send: {}",
-                                  to_string(static_cast<ErrorCode>(staging.h_table->refusal))),
+                                  to_string(static_cast<ErrorCode>(staging.h_table->error_code))),
                       context("broadcast_device"));
       return;
     }
@@ -200,7 +200,7 @@ std::vector<std::uint64_t> NcclTransport::Channel::broadcast_device(std::span<co
     }
     if (sends) wait_event(staging.table_arrived, deadline, "the count table");
   });
-  if (refusal) throw Error(*refusal);
+  if (failure) throw Error(*failure);
   return sizes;
 }
 

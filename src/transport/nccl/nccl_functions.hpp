@@ -1,6 +1,6 @@
 #pragma once
 
-// The NCCL entry points that are used, as a table: filled from a loaded library, or by a test's stand-in. nccl.h gives
+// The NCCL entry points that are used, as a table: filled from a loaded library, or by a test's fake. nccl.h gives
 // types and prototypes only; nothing links against NCCL.
 
 #include <nccl.h>

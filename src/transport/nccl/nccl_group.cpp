@@ -1,6 +1,6 @@
 // State of a channel:
 //
-//     form: presence -> plan -> communicator -> registration --every rank ready--> open
+//     form: rank info -> plan -> communicator -> registration --every rank ready--> open
 //     open --any Error in a collective--> broken: tell the control channel, stop the communicator (revoke or abort)
 //     open or broken --reform--> used up
 //
@@ -19,13 +19,13 @@
 
 namespace sparsecast {
 
-NcclTransport::Channel::Channel(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
+NcclTransport::Group::Group(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
                                 const NcclOptions& options)
     : runtime_(runtime), control_(std::move(control)), options_(options), watchdog_(*runtime.functions, control_) {
   report_.library = runtime.info;
 }
 
-NcclTransport::Channel::~Channel() {
+NcclTransport::Group::~Group() {
   if (communicator_ == nullptr) return;
   const NcclFunctions& nccl = *runtime_.functions;
   for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
@@ -33,11 +33,11 @@ NcclTransport::Channel::~Channel() {
   if (!gone && staging_) staging_->leave_behind();
 }
 
-std::string NcclTransport::Channel::context(const char* phase) const {
+std::string NcclTransport::Group::context(const char* phase) const {
   return fmt::format("nccl channel, rank {} of {}: {}", rank(), size(), phase);
 }
 
-void NcclTransport::Channel::fail(const Error& error) noexcept {
+void NcclTransport::Group::fail(const Error& error) noexcept {
   if (broken_) return;
   try {
     broken_ = error.message();
@@ -56,8 +56,8 @@ void NcclTransport::Channel::fail(const Error& error) noexcept {
   if (staging_ && !(stopped && staging_->becomes_idle())) staging_->leave_behind();
 }
 
-std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::split(int color, int key, Deadline deadline) {
-  return guard("split", [&]() -> std::unique_ptr<Channel> {
+std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int key, Deadline deadline) {
+  return guard("split", [&]() -> std::unique_ptr<Group> {
     const NcclFunctions& nccl = *runtime_.functions;
     ++sequence_;  // On every rank, in a part or not.
     const std::shared_ptr<ControlChannel> control = control_->split(color, key, deadline);
@@ -68,7 +68,7 @@ std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::split(int color,
                "ncclCommSplit");
     watchdog_.settle(communicator_, deadline, "ncclCommSplit");
     if (!control) return nullptr;
-    std::unique_ptr<Channel> channel(new Channel(runtime_, control, options_));
+    std::unique_ptr<Group> channel(new Group(runtime_, control, options_));
     channel->staging_ = staging_;
     channel->communicator_ = part;
     channel->report_ = report_;
@@ -86,7 +86,7 @@ std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::split(int color,
   });
 }
 
-std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::reform(std::shared_ptr<ControlChannel> members,
+std::unique_ptr<NcclTransport::Group> NcclTransport::Group::reform(std::shared_ptr<ControlChannel> members,
                                                                        Deadline deadline) {
   staging_->enter();
   auto channel = form(runtime_, std::move(members), options_, this, deadline);
@@ -95,11 +95,11 @@ std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::reform(std::shar
   return channel;
 }
 
-int NcclTransport::Channel::agree(int status, Deadline deadline) {
+int NcclTransport::Group::agree(int status, Deadline deadline) {
   return guard("agree", [&] { return control_->agree(status, coordinator_, deadline); });
 }
 
-void NcclTransport::Channel::abort(const std::string& reason) noexcept {
+void NcclTransport::Group::abort(const std::string& reason) noexcept {
   try {
     fail(Error(ErrorCode::kPeerFailed, reason));
   } catch (...) {

@@ -19,14 +19,14 @@ struct NcclRuntime {
   NcclLibraryInfo info;
 };
 
-class NcclTransport::Channel {
+class NcclTransport::Group {
  public:
   /// A new channel over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
-  static std::unique_ptr<Channel> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
-                                       const NcclOptions& options, Channel* old, Deadline deadline);
-  ~Channel();
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
+  static std::unique_ptr<Group> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
+                                       const NcclOptions& options, Group* old, Deadline deadline);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
@@ -35,8 +35,8 @@ class NcclTransport::Channel {
                                               const DeviceConsumer& consume, Deadline deadline,
                                               void* ready_stream = nullptr);
   int agree(int status, Deadline deadline);
-  std::unique_ptr<Channel> split(int color, int key, Deadline deadline);
-  std::unique_ptr<Channel> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
+  std::unique_ptr<Group> split(int color, int key, Deadline deadline);
+  std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept { return report_; }
   /// The largest bucket of broadcast_device.
@@ -50,7 +50,7 @@ class NcclTransport::Channel {
   /// Copies between staging and host records, from where it last stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
-  Channel(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
+  Group(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
 
   template <class Body>
   auto guard(const char* phase, const Body& body);
@@ -58,8 +58,8 @@ class NcclTransport::Channel {
   std::string context(const char* phase) const;
   void check_source(int source, const char* phase) const;
 
-  Presence presence(const Channel* old) const;
-  void create(const FormationPlan& plan, Channel* old, Deadline deadline);
+  NcclRankInfo rank_info(const Group* old) const;
+  void create(const FormationPlan& plan, Group* old, Deadline deadline);
   void register_staging(bool wanted, Deadline deadline);
 
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);

@@ -1,4 +1,4 @@
-// presence -> plan -> communicator -> registration. Every rank sees what all ranks said before it creates anything.
+// rank info -> plan -> communicator -> registration. Every rank sees what all ranks said before it creates anything.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -18,9 +18,9 @@ constexpr std::uint64_t kSmallestStaging = 4096;
 
 }  // namespace
 
-Presence NcclTransport::Channel::presence(const Channel* old) const {
+NcclRankInfo NcclTransport::Group::rank_info(const Group* old) const {
   const NcclFunctions& nccl = *runtime_.functions;
-  Presence own;
+  NcclRankInfo own;
   own.nccl_version = nccl.version;
   own.staging_bytes = options_.staging_bytes;
   own.can_register = options_.register_memory && staging_->nccl_memory() ? 1 : 0;
@@ -41,25 +41,25 @@ Presence NcclTransport::Channel::presence(const Channel* old) const {
   return own;
 }
 
-std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::form(const NcclRuntime& runtime,
+std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRuntime& runtime,
                                                                      std::shared_ptr<ControlChannel> control,
-                                                                     const NcclOptions& options, Channel* old,
+                                                                     const NcclOptions& options, Group* old,
                                                                      Deadline deadline) {
   if (options.staging_bytes < kSmallestStaging) {
     throw Error(ErrorCode::kUsage, fmt::format("staging buffers of {} bytes; at least {} are needed",
                                                options.staging_bytes, kSmallestStaging));
   }
-  std::unique_ptr<Channel> channel(new Channel(runtime, std::move(control), options));
+  std::unique_ptr<Group> channel(new Group(runtime, std::move(control), options));
   try {
     channel->staging_ = old != nullptr ? old->staging_
                                        : std::make_shared<Staging>(*runtime.device, *runtime.functions, options.device,
                                                                    options.staging_bytes, options.register_memory);
     channel->staging_->enter();
     channel->report_.device = channel->staging_->device();
-    const std::vector<Bytes> all = channel->control_->all_gather(bytes_of(channel->presence(old)), deadline);
-    const std::vector<Presence> presences = parse_presences(all);
-    check_presences(presences);
-    const FormationPlan plan = plan_formation(presences);
+    const std::vector<Bytes> all = channel->control_->all_gather(bytes_of(channel->rank_info(old)), deadline);
+    const std::vector<NcclRankInfo> rank_infos = parse_rank_infos(all);
+    check_rank_infos(rank_infos);
+    const FormationPlan plan = plan_formation(rank_infos);
     channel->channel_ = plan.channel;
     channel->create(plan, old, deadline);
     channel->register_staging(plan.registered, deadline);
@@ -72,7 +72,7 @@ std::unique_ptr<NcclTransport::Channel> NcclTransport::Channel::form(const NcclR
   return channel;
 }
 
-void NcclTransport::Channel::create(const FormationPlan& plan, Channel* old, Deadline deadline) {
+void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   ncclConfig_t config = nonblocking_config();
   const auto check = [&](ncclResult_t result, ncclComm_t communicator, const char* call) {
@@ -121,7 +121,7 @@ void NcclTransport::Channel::create(const FormationPlan& plan, Channel* old, Dea
 }
 
 /// All ranks or none: NCCL must not see both kinds of memory in one collective. Also the proof that all are ready.
-void NcclTransport::Channel::register_staging(bool wanted, Deadline deadline) {
+void NcclTransport::Group::register_staging(bool wanted, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   bool mine = wanted;
   for (std::uint64_t piece = 0; piece < 2 && mine; ++piece) {

@@ -10,7 +10,7 @@ namespace sparsecast {
 
 /// Runs `body`; whatever it throws breaks the channel.
 template <class Body>
-auto NcclTransport::Channel::guard(const char* phase, const Body& body) {
+auto NcclTransport::Group::guard(const char* phase, const Body& body) {
   if (broken_) {
     throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
                 context(phase));

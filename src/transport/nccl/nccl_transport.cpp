@@ -29,12 +29,12 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
     control->abort(error.what());  // Or the others would wait for this rank.
     throw;
   }
-  return std::make_unique<NcclTransport>(Channel::form(runtime, std::move(control), options, nullptr, deadline));
+  return std::make_unique<NcclTransport>(Group::form(runtime, std::move(control), options, nullptr, deadline));
 }
 
 #else
 
-class NcclTransport::Channel {
+class NcclTransport::Group {
  public:
   int rank() const noexcept { return 0; }
   int size() const noexcept { return 1; }
@@ -44,8 +44,8 @@ class NcclTransport::Channel {
                                               void*) {
     return {};
   }
-  std::unique_ptr<Channel> split(int, int, Deadline) { return nullptr; }
-  std::unique_ptr<Channel> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
+  std::unique_ptr<Group> split(int, int, Deadline) { return nullptr; }
+  std::unique_ptr<Group> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
   void abort(const std::string&) noexcept {}
   const NcclChannelReport& report() const noexcept { return report_; }
   std::uint64_t bucket_bytes() const noexcept { return 1; }
@@ -71,7 +71,7 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
 
 #endif
 
-NcclTransport::NcclTransport(std::unique_ptr<Channel> channel) : channel_(std::move(channel)) {}
+NcclTransport::NcclTransport(std::unique_ptr<Group> channel) : channel_(std::move(channel)) {}
 NcclTransport::~NcclTransport() = default;
 int NcclTransport::rank() const noexcept { return channel_->rank(); }
 int NcclTransport::size() const noexcept { return channel_->size(); }

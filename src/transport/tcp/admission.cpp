@@ -23,7 +23,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
 /// Tells peers whose connections are about to be closed; best effort.
 void say_why(const std::vector<Connection*>& peers, const Error& error) {
   const Bytes reason = abort_body(error);
-  const Deadline soon = steady_clock::now() + kParting;
+  const Deadline soon = steady_clock::now() + kLingerTimeout;
   for (Connection* const peer : peers) {
     try {
       peer->send(MessageType::kAbort, reason, soon);
@@ -35,14 +35,14 @@ void say_why(const std::vector<Connection*>& peers, const Error& error) {
 
 }  // namespace
 
-Admission::Admission(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
+GroupAcceptor::GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
                      std::uint64_t max_body_bytes)
     : options_(options),
-      door_(listener, key, options.size, max_body_bytes),
+      acceptor_(listener, key, options.size, max_body_bytes),
       size_(options.size),
       members_(static_cast<std::size_t>(options.size)) {}
 
-std::vector<int> Admission::missing() const {
+std::vector<int> GroupAcceptor::missing() const {
   std::vector<int> ranks;
   for (int r = 1; r < size_; ++r) {
     if (!members_[static_cast<std::size_t>(r)]) ranks.push_back(r);
@@ -50,7 +50,7 @@ std::vector<int> Admission::missing() const {
   return ranks;
 }
 
-void Admission::fail(const Error& error, Connection* newcomer) {
+void GroupAcceptor::fail(const Error& error, Connection* newcomer) {
   std::vector<Connection*> peers;
   if (newcomer != nullptr) peers.push_back(newcomer);
   for (const auto& member : members_) {
@@ -60,7 +60,7 @@ void Admission::fail(const Error& error, Connection* newcomer) {
   throw error.within("rendezvous, rank 0");
 }
 
-void Admission::drop_the_gone() {
+void GroupAcceptor::drop_the_gone() {
   for (auto& member : members_) {
     if (!member) continue;
     if (const auto why = member->given_up()) {
@@ -70,7 +70,7 @@ void Admission::drop_the_gone() {
   }
 }
 
-void Admission::admit(Authenticated& peer) {
+void GroupAcceptor::admit(Authenticated& peer) {
   const Hello& hello = peer.hello;
   Connection& connection = *peer.connection;
   if (hello.generation != options_.generation) {
@@ -99,17 +99,17 @@ void Admission::admit(Authenticated& peer) {
   place_of_rank = std::move(peer.connection);
 }
 
-std::vector<std::unique_ptr<Link>> Admission::gather(Deadline deadline) {
+std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
   const Deadline close = close_of_step(deadline);
   while (!missing().empty()) {
     std::vector<int> descriptors;
     for (const auto& member : members_) {
       if (member) descriptors.push_back(member->socket().descriptor());
     }
-    for (Authenticated& peer : door_.wait(descriptors, close)) admit(peer);
+    for (Authenticated& peer : acceptor_.wait(descriptors, close)) admit(peer);
     drop_the_gone();
     if (notes_.size() > kNotes) notes_.erase(notes_.begin(), notes_.end() - kNotes);
-    turned_away_ = door_.turned_away();
+    turned_away_ = acceptor_.turned_away();
     turned_away_.insert(turned_away_.end(), notes_.begin(), notes_.end());
     if (steady_clock::now() >= close && !missing().empty()) {
       std::string text = fmt::format("{} of {} did not come until the deadline", list_ranks(missing()), size_);

@@ -11,9 +11,9 @@
 
 namespace sparsecast {
 
-class Admission {
+class GroupAcceptor {
  public:
-  Admission(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
+  GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
             std::uint64_t max_body_bytes);
 
   /// The links to the members, by rank. Throws Error{kTimeout | kGroupMismatch}; who is here by then is told why.
@@ -28,7 +28,7 @@ class Admission {
   [[noreturn]] void fail(const Error& error, Connection* newcomer);
 
   const RendezvousOptions& options_;
-  Door door_;
+  Acceptor acceptor_;
   int size_;
   std::vector<std::unique_ptr<Connection>> members_;  ///< By rank; none for this one.
   std::vector<std::string> notes_;

@@ -10,7 +10,7 @@
 namespace sparsecast {
 namespace {
 
-/// On the wire: type and length of the body, little-endian; then the sealed body. The header is sealed with it.
+/// On the wire: type and length of the body, little-endian; then the encrypted body. The header is encrypted with it.
 struct MessageHeader {
   std::uint32_t type = 0;
   std::uint32_t reserved = 0;
@@ -28,7 +28,7 @@ constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 Connection::Connection(Socket socket, const SecretKey& send_key, const SecretKey& receive_key, std::string name,
                        std::uint64_t max_body_bytes)
     : socket_(std::move(socket)),
-      seal_(send_key),
+      encrypt_(send_key),
       open_(receive_key),
       name_(std::move(name)),
       max_body_bytes_(max_body_bytes) {}
@@ -37,14 +37,14 @@ void Connection::send(MessageType type, std::span<const std::byte> body, Deadlin
   const MessageHeader header{static_cast<std::uint32_t>(type), 0, body.size()};
   const auto header_bytes = std::as_bytes(std::span(&header, 1));
   Bytes message(header_bytes.begin(), header_bytes.end());
-  const Bytes sealed = seal_.seal(body, header_bytes);
-  message.insert(message.end(), sealed.begin(), sealed.end());
+  const Bytes encrypted = encrypt_.encrypt(body, header_bytes);
+  message.insert(message.end(), encrypted.begin(), encrypted.end());
   try {
     std::span<const std::byte> left = message;
     while (!left.empty()) {
       left = left.subspan(socket_.send_some(left));
       if (left.empty()) break;
-      check_gate();
+      check_cancelled();
       if (!wait_here(POLLOUT, deadline)) {
         throw Error(ErrorCode::kTimeout, fmt::format("takes no {} until the deadline", to_string(type)));
       }
@@ -77,7 +77,7 @@ bool Connection::take_message() {
         fmt::format("announces a message of {} bytes; at most {} are taken", header.body_bytes, max_body_bytes_),
         name_);
   }
-  const std::size_t whole = sizeof(header) + static_cast<std::size_t>(header.body_bytes) + kSealBytes;
+  const std::size_t whole = sizeof(header) + static_cast<std::size_t>(header.body_bytes) + kTagBytes;
   if (received_.size() < whole) return false;
   const std::span<const std::byte> bytes(received_);
   ControlMessage message;
@@ -151,7 +151,7 @@ bool Connection::listens() const noexcept { return !closed_ && !left_ && waiting
 bool Connection::wait_here(short events, Deadline deadline) {
   for (;;) {
     const auto now = std::chrono::steady_clock::now();
-    if (socket_.wait(events, std::min(deadline, now + kLookUp), gate_descriptor())) return true;
+    if (socket_.wait(events, std::min(deadline, now + kLookUp), cancel_descriptor())) return true;
     if (deadline <= now + kLookUp) return false;
     look_up();
   }
@@ -159,7 +159,7 @@ bool Connection::wait_here(short events, Deadline deadline) {
 
 bool Connection::wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline) {
   if (others.empty()) return wait_here(POLLIN, deadline);
-  std::vector<pollfd> entries{{socket_.descriptor(), POLLIN, 0}, {gate_descriptor(), POLLIN, 0}};
+  std::vector<pollfd> entries{{socket_.descriptor(), POLLIN, 0}, {cancel_descriptor(), POLLIN, 0}};
   std::vector<Connection*> watched;
   for (const std::unique_ptr<Link>& other : others) {
     auto* const connection = static_cast<Connection*>(other.get());
@@ -183,7 +183,7 @@ bool Connection::wait_for_news(std::span<const std::unique_ptr<Link>> others, De
 
 ControlMessage Connection::receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others) {
   for (;;) {
-    check_gate();
+    check_cancelled();
     if (std::optional<ControlMessage> message = poll()) return std::move(*message);
     if (!wait_for_news(others, deadline)) {
       throw Error(ErrorCode::kTimeout, "silent until the deadline", name_);

@@ -1,6 +1,6 @@
 #pragma once
 
-// An authenticated connection: sealed messages in order, each way. Bytes are taken into memory only as they arrive, and
+// An authenticated connection: encrypted messages in order, each way. Bytes are taken into memory only as they arrive, and
 // never more than the bound of the message.
 
 #include <deque>
@@ -23,7 +23,7 @@ class Connection final : public Link {
   const Socket& socket() const noexcept { return socket_; }
 
   void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
-  /// The next message that is complete by now. Throws Error{kCorrupt} for what was not sealed by the peer, and
+  /// The next message that is complete by now. Throws Error{kCorrupt} for what was not encrypted by the peer, and
   /// Error{kPeerFailed} when it is gone.
   std::optional<ControlMessage> poll();
   ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
@@ -38,15 +38,15 @@ class Connection final : public Link {
   void throw_if_given_up();
   /// More may come on it that is not known yet.
   bool listens() const noexcept;
-  /// Until the socket is ready, or the gate is asked; false at the deadline.
+  /// Until the socket is ready, or the call is cancelled; false at the deadline.
   bool wait_here(short events, Deadline deadline);
-  /// Until there is something to receive, here or on `others`, or the gate is asked; false at the deadline.
+  /// Until there is something to receive, here or on `others`, or the call is cancelled; false at the deadline.
   bool wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline);
   bool take_message();
 
   Socket socket_;
-  Sealer seal_;
-  Sealer open_;
+  SecureChannel encrypt_;
+  SecureChannel open_;
   std::string name_;
   std::uint64_t max_body_bytes_;
   Bytes received_;

@@ -53,18 +53,18 @@ std::string name_of(std::uint32_t rank, const SocketAddress& address) {
 
 }  // namespace
 
-Door::Door(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes)
+Acceptor::Acceptor(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes)
     : listener_(listener),
       key_(key),
       most_pending_(static_cast<std::size_t>(size) + 64),
       max_body_bytes_(max_body_bytes) {}
 
-void Door::turn_away(const Pending& pending, const std::string& why) {
+void Acceptor::turn_away(const Pending& pending, const std::string& why) {
   if (turned_away_.size() == kRemembered) turned_away_.erase(turned_away_.begin());
   turned_away_.push_back(fmt::format("{} {}", pending.address.text(), why));
 }
 
-void Door::accept_all() {
+void Acceptor::accept_all() {
   while (std::optional<Socket> socket = accept_one(listener_)) {
     if (pending_.size() == most_pending_) {
       turn_away(pending_.front(), "made way for newer connections before it had proved anything");
@@ -80,11 +80,11 @@ void Door::accept_all() {
 
 /// These few bytes always fit into the empty send buffer of a new connection; a peer for which they do not is refused.
 template <class Message>
-bool Door::send(Pending& pending, const Message& message) {
+bool Acceptor::send(Pending& pending, const Message& message) {
   return pending.socket.send_some(std::as_bytes(std::span(&message, 1))) == sizeof(message);
 }
 
-bool Door::answer_hello(Pending& pending) {
+bool Acceptor::answer_hello(Pending& pending) {
   Hello hello;
   // Judge the mark by itself: a stranger may never send a whole Hello.
   const std::size_t marked = std::min(pending.received.size(), sizeof(hello.magic));
@@ -96,7 +96,7 @@ bool Door::answer_hello(Pending& pending) {
   Challenge& challenge = pending.challenge;
   std::memcpy(challenge.magic, kRendezvousMagic, sizeof(challenge.magic));
   if (hello.protocol != kRendezvousProtocol) {
-    challenge.refusal = static_cast<std::uint32_t>(Refusal::kProtocol);
+    challenge.reject_reason = static_cast<std::uint32_t>(RejectReason::kProtocol);
     send(pending, challenge);
     turn_away(pending, fmt::format("speaks rendezvous protocol {}, this end {}", hello.protocol, kRendezvousProtocol));
     return true;
@@ -106,13 +106,13 @@ bool Door::answer_hello(Pending& pending) {
   return !send(pending, challenge);
 }
 
-bool Door::check_proof(Pending& pending, std::vector<Authenticated>& in) {
+bool Acceptor::check_proof(Pending& pending, std::vector<Authenticated>& in) {
   Proof proof;
   if (!take(pending.received, proof)) return false;
   const Session session = session_of(key_, *pending.hello, pending.challenge);
   Welcome welcome;
   if (!same_proof(proof, session.member)) {
-    welcome.refusal = static_cast<std::uint32_t>(Refusal::kSecret);
+    welcome.reject_reason = static_cast<std::uint32_t>(RejectReason::kSecret);
     send(pending, welcome);
     turn_away(pending, "does not know the secret");
     return true;
@@ -128,7 +128,7 @@ bool Door::check_proof(Pending& pending, std::vector<Authenticated>& in) {
   return true;
 }
 
-bool Door::advance(Pending& pending, std::vector<Authenticated>& in) {
+bool Acceptor::advance(Pending& pending, std::vector<Authenticated>& in) {
   try {
     // One byte more than the handshake takes is enough to know that a peer does not keep to it.
     std::array<std::byte, sizeof(Hello) + sizeof(Proof) + 1> part;
@@ -155,7 +155,7 @@ bool Door::advance(Pending& pending, std::vector<Authenticated>& in) {
   }
 }
 
-std::vector<Authenticated> Door::wait(const std::vector<int>& others, Deadline deadline) {
+std::vector<Authenticated> Acceptor::wait(const std::vector<int>& others, Deadline deadline) {
   std::vector<pollfd> entries = {{listener_.descriptor(), POLLIN, 0}};
   for (const int descriptor : others) entries.push_back({descriptor, POLLIN, 0});
   for (const Pending& pending : pending_) entries.push_back({pending.socket.descriptor(), POLLIN, 0});
@@ -171,9 +171,9 @@ std::vector<Authenticated> Door::wait(const std::vector<int>& others, Deadline d
 namespace {
 
 /// One attempt: empty when it may be tried again, with `why`.
-class Knocker {
+class Connector {
  public:
-  Knocker(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes, Deadline deadline)
+  Connector(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes, Deadline deadline)
       : options_(options), key_(key), max_body_bytes_(max_body_bytes), deadline_(deadline) {}
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
@@ -225,7 +225,7 @@ class Knocker {
     write(socket, hello);
     const auto challenge = read<Challenge>(socket);
     if (!has_magic(challenge)) throw Error(ErrorCode::kCorrupt, "something else than a rendezvous answers there");
-    if (challenge.refusal != 0 || challenge.protocol != kRendezvousProtocol) {
+    if (challenge.reject_reason != 0 || challenge.protocol != kRendezvousProtocol) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("speaks rendezvous protocol {}, this end {}: update the older one", challenge.protocol,
                               kRendezvousProtocol));
@@ -233,7 +233,7 @@ class Knocker {
     const Session session = session_of(key_, hello, challenge);
     write(socket, session.member);
     const auto welcome = read<Welcome>(socket);
-    if (welcome.refusal != 0) {
+    if (welcome.reject_reason != 0) {
       throw Error(ErrorCode::kUnauthenticated,
                   "says that this rank does not know its secret: give every rank the same");
     }
@@ -252,7 +252,7 @@ class Knocker {
 
 }  // namespace
 
-std::unique_ptr<Connection> knock(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
+std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
                                   Deadline deadline) {
   constexpr std::chrono::milliseconds kBetween{50};
   const std::vector<SocketAddress> addresses = resolve(options.host, options.port, deadline);
@@ -261,12 +261,12 @@ std::unique_ptr<Connection> knock(const RendezvousOptions& options, const Secret
     const InterfaceChoice choice = choose_interface(network_interfaces(), options.interface, "");
     from = resolve(choice.interface.address, 0, deadline).front();
   }
-  Knocker knocker(options, key, max_body_bytes, deadline);
+  Connector connector(options, key, max_body_bytes, deadline);
   std::string why = "no address of the host is of the interface's family";
   for (;;) {
     for (const SocketAddress& address : addresses) {
       if (from && from->storage.ss_family != address.storage.ss_family) continue;
-      if (auto connection = knocker.attempt(address, from ? &*from : nullptr, why)) return connection;
+      if (auto connection = connector.attempt(address, from ? &*from : nullptr, why)) return connection;
     }
     if (steady_clock::now() + kBetween >= deadline) {
       throw Error(

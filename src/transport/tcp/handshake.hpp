@@ -6,13 +6,13 @@
 //     rank r                                       rank 0
 //       | Hello: magic, protocol, r, size, generation, nonce_r                              (56 bytes)
 //       |------------------------------------------->|
-//       |      Challenge: magic, protocol, refusal, nonce_0                                 (48 bytes)
+//       |      Challenge: magic, protocol, reject reason, nonce_0                                 (48 bytes)
 //       |<-------------------------------------------|
 //       | Proof: HMAC("member", Hello, Challenge)                                           (32 bytes)
 //       |------------------------------------------->|
-//       |      Welcome: refusal, HMAC("hub", Hello, Challenge)                              (40 bytes)
+//       |      Welcome: reject reason, HMAC("hub", Hello, Challenge)                              (40 bytes)
 //       |<-------------------------------------------|
-//       |              sealed messages               |
+//       |              encrypted messages               |
 //
 // The member proves first: whoever merely reaches rank 0's port gets nothing to guess the secret from.
 
@@ -31,7 +31,7 @@ namespace sparsecast {
 inline constexpr std::uint32_t kRendezvousProtocol = 1;
 inline constexpr char kRendezvousMagic[9] = "sparsecR";
 
-enum class Refusal : std::uint32_t { kNone = 0, kProtocol = 1, kSecret = 2, kMalformed = 3 };
+enum class RejectReason : std::uint32_t { kNone = 0, kProtocol = 1, kSecret = 2, kMalformed = 3 };
 
 struct Hello {
   char magic[8] = {};
@@ -44,11 +44,11 @@ struct Hello {
 struct Challenge {
   char magic[8] = {};
   std::uint32_t protocol = kRendezvousProtocol;
-  std::uint32_t refusal = 0;
+  std::uint32_t reject_reason = 0;
   Nonce nonce{};
 };
 struct Welcome {
-  std::uint32_t refusal = 0;
+  std::uint32_t reject_reason = 0;
   std::uint32_t reserved = 0;
   Proof proof{};
 };
@@ -63,9 +63,9 @@ struct Authenticated {
 
 /// Rank 0's side, for any number of connections at once, none of which can hold up another: each has a few seconds and
 /// a place in a bounded list, from which the oldest falls out.
-class Door {
+class Acceptor {
  public:
-  Door(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
+  Acceptor(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
 
   /// Waits for something to happen, on `others` (readable) as well, and returns who has come in. May return none.
   std::vector<Authenticated> wait(const std::vector<int>& others, Deadline deadline);
@@ -100,7 +100,7 @@ class Door {
 };
 
 /// The other side. Tries again while nobody listens; throws what Rendezvous::meet documents.
-std::unique_ptr<Connection> knock(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
+std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
                                   Deadline deadline);
 
 }  // namespace sparsecast

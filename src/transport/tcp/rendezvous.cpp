@@ -1,5 +1,5 @@
 // A group over TCP: rank 0 lets in who knows the secret (admission.hpp, handshake.hpp); from then on the group is a
-// star of sealed connections (star.hpp).
+// star of encrypted connections (star.hpp).
 
 #include "sparsecast/rendezvous.hpp"
 
@@ -23,7 +23,7 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr int kLargestGroup = 1 << 16;
-constexpr milliseconds kFarewell{100};
+constexpr milliseconds kCloseTimeout{100};
 
 void check_options(const RendezvousOptions& options) {
   if (options.size < 1 || options.size > kLargestGroup || options.rank < 0 || options.rank >= options.size) {
@@ -41,7 +41,7 @@ struct Rendezvous::Impl {
       : star("rendezvous", options.rank, options.size, options.max_blob_bytes, /*any_thread=*/true) {}
 
   StarGroup star;
-  LivingParts parts;
+  ChildChannels parts;
   std::string own_host;
   std::string place;
   std::vector<std::string> turned_away;
@@ -54,7 +54,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options) {
     const SecretKey key = key_from_secret(options.secret);
     auto impl = std::make_shared<Impl>(options);
     try {
-      auto hub = knock(options, key, impl->star.max_body_bytes(), deadline);
+      auto hub = connect_to_hub(options, key, impl->star.max_body_bytes(), deadline);
       impl->own_host = hub->socket().local().host();
       impl->place = fmt::format("{}, hub {}", hub->socket().local().text(), hub->socket().peer().text());
       StarGroup::expect(*hub, MessageType::kStart, deadline);
@@ -77,7 +77,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
   auto impl = std::make_shared<Impl>(options);
   impl->own_host = listener.host();
   impl->place = listener.impl_->socket.local().text();
-  Admission admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
+  GroupAcceptor admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
   impl->star.connect_members(admission.gather(deadline));
   impl->turned_away = admission.turned_away();
   impl->star.tell_all(MessageType::kStart, {}, deadline);
@@ -88,7 +88,7 @@ Rendezvous::Rendezvous(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Rendezvous::~Rendezvous() {
   // So that a rank that still waits for the end of the last collective does not take this for a death.
-  impl_->star.say_farewell(steady_clock::now() + kFarewell);
+  impl_->star.send_close(steady_clock::now() + kCloseTimeout);
 }
 
 int Rendezvous::rank() const noexcept { return impl_->star.rank(); }
@@ -116,8 +116,8 @@ std::optional<std::string> Rendezvous::aborted() noexcept { return impl_->star.a
 
 namespace {
 
-struct Membership {
-  PartChoice choice;
+struct RendezvousMember {
+  SplitChoice choice;
   char host[64] = {};
 };
 
@@ -129,17 +129,17 @@ struct Invitation {
 }  // namespace
 
 std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline deadline) {
-  Membership own{{color, key}, {}};
+  RendezvousMember own{{color, key}, {}};
   impl_->own_host.copy(own.host, sizeof(own.host) - 1);
   const std::vector<Bytes> all = all_gather(bytes_of(own), deadline);
-  std::vector<Membership> memberships;
-  std::vector<PartChoice> choices;
+  std::vector<RendezvousMember> memberships;
+  std::vector<SplitChoice> choices;
   for (int r = 0; r < size(); ++r) {
-    memberships.push_back(value_of<Membership>(all[static_cast<std::size_t>(r)], fmt::format("rank {}", r)));
+    memberships.push_back(value_of<RendezvousMember>(all[static_cast<std::size_t>(r)], fmt::format("rank {}", r)));
     memberships.back().host[sizeof(own.host) - 1] = '\0';
     choices.push_back(memberships.back().choice);
   }
-  const std::vector<int> group = ranks_of_part(choices, color);
+  const std::vector<int> group = ranks_of_color(choices, color);
   const bool leads = color >= 0 && group.front() == rank();
   RendezvousOptions options;
   options.max_blob_bytes = max_blob_bytes();
@@ -155,7 +155,7 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
       failure = std::current_exception();
     }
   }
-  // The invitations travel sealed, so nobody outside the group learns a part's secret.
+  // The invitations travel encrypted, so nobody outside the group learns a part's secret.
   const std::vector<Bytes> invitations = all_gather(bytes_of(invitation), deadline);
   if (color < 0) return nullptr;
   if (failure) std::rethrow_exception(failure);

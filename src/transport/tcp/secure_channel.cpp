@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kShortestSecret = 16;
 constexpr std::string_view kKeyLabel = "sparsecast rendezvous key";
 static_assert(crypto_auth_BYTES == kProofBytes && crypto_auth_KEYBYTES == sizeof(SecretKey::bytes));
-static_assert(crypto_aead_chacha20poly1305_ietf_ABYTES == kSealBytes);
+static_assert(crypto_aead_chacha20poly1305_ietf_ABYTES == kTagBytes);
 
 using AeadNonce = std::array<unsigned char, crypto_aead_chacha20poly1305_ietf_NPUBBYTES>;
 
@@ -69,20 +69,20 @@ SecretKey derive(const SecretKey& key, std::string_view label, std::span<const s
   return derived;
 }
 
-Bytes Sealer::seal(std::span<const std::byte> plain, std::span<const std::byte> header) {
-  Bytes sealed(plain.size() + kSealBytes);
+Bytes SecureChannel::encrypt(std::span<const std::byte> plain, std::span<const std::byte> header) {
+  Bytes encrypted(plain.size() + kTagBytes);
   const AeadNonce nonce = counter_nonce(counter_++);
-  crypto_aead_chacha20poly1305_ietf_encrypt(raw(sealed.data()), nullptr, raw(plain.data()), plain.size(),
+  crypto_aead_chacha20poly1305_ietf_encrypt(raw(encrypted.data()), nullptr, raw(plain.data()), plain.size(),
                                             raw(header.data()), header.size(), nullptr, nonce.data(),
                                             raw(key_.bytes.data()));
-  return sealed;
+  return encrypted;
 }
 
-bool Sealer::open(std::span<const std::byte> sealed, std::span<const std::byte> header, Bytes& plain) {
-  if (sealed.size() < kSealBytes) return false;
-  plain.resize(sealed.size() - kSealBytes);
+bool SecureChannel::open(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain) {
+  if (encrypted.size() < kTagBytes) return false;
+  plain.resize(encrypted.size() - kTagBytes);
   const AeadNonce nonce = counter_nonce(counter_);
-  if (crypto_aead_chacha20poly1305_ietf_decrypt(raw(plain.data()), nullptr, nullptr, raw(sealed.data()), sealed.size(),
+  if (crypto_aead_chacha20poly1305_ietf_decrypt(raw(plain.data()), nullptr, nullptr, raw(encrypted.data()), encrypted.size(),
                                                 raw(header.data()), header.size(), nonce.data(),
                                                 raw(key_.bytes.data())) != 0) {
     return false;
@@ -110,8 +110,8 @@ Nonce fresh_nonce() { return {}; }
 Proof prove(const SecretKey&, std::string_view, std::span<const std::byte>) { return {}; }
 bool same_proof(const Proof&, const Proof&) { return false; }
 SecretKey derive(const SecretKey&, std::string_view, std::span<const std::byte>) { return {}; }
-Bytes Sealer::seal(std::span<const std::byte>, std::span<const std::byte>) { return {}; }
-bool Sealer::open(std::span<const std::byte>, std::span<const std::byte>, Bytes&) { return false; }
+Bytes SecureChannel::encrypt(std::span<const std::byte>, std::span<const std::byte>) { return {}; }
+bool SecureChannel::open(std::span<const std::byte>, std::span<const std::byte>, Bytes&) { return false; }
 
 }  // namespace sparsecast
 

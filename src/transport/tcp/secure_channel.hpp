@@ -3,7 +3,7 @@
 // The rendezvous' cryptography, all of it libsodium's:
 //   key       = BLAKE2b-256("sparsecast rendezvous key", secret)
 //   proof     = HMAC-SHA-512-256(key, label, transcript)      label: who proves, so that no proof can be reflected
-//   sealing   = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as nonce
+//   encryption   = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as nonce
 // The transcript holds both fresh nonces, so every proof and every session key is of this connection alone.
 
 #include <array>
@@ -19,7 +19,7 @@ namespace sparsecast {
 
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kProofBytes = 32;
-inline constexpr std::size_t kSealBytes = 16;
+inline constexpr std::size_t kTagBytes = 16;
 using Nonce = std::array<std::byte, kNonceBytes>;
 using Proof = std::array<std::byte, kProofBytes>;
 
@@ -41,13 +41,13 @@ Proof prove(const SecretKey& key, std::string_view label, std::span<const std::b
 bool same_proof(const Proof& a, const Proof& b);
 SecretKey derive(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
 
-/// One direction of a connection. Messages must be opened in the order in which they were sealed.
-class Sealer {
+/// One direction of a connection. Messages must be opened in the order in which they were encrypted.
+class SecureChannel {
  public:
-  explicit Sealer(const SecretKey& key) : key_(key) {}
-  Bytes seal(std::span<const std::byte> plain, std::span<const std::byte> header);
-  /// False when the bytes are not the next sealed message.
-  bool open(std::span<const std::byte> sealed, std::span<const std::byte> header, Bytes& plain);
+  explicit SecureChannel(const SecretKey& key) : key_(key) {}
+  Bytes encrypt(std::span<const std::byte> plain, std::span<const std::byte> header);
+  /// False when the bytes are not the next encrypted message.
+  bool open(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain);
 
  private:
   SecretKey key_;

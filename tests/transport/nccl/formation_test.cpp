@@ -12,27 +12,27 @@ namespace {
 
 using testing::ElementsAre;
 
-std::vector<Presence> fresh(int size) {
-  std::vector<Presence> presences(static_cast<std::size_t>(size));
+std::vector<NcclRankInfo> fresh(int size) {
+  std::vector<NcclRankInfo> rank_infos(static_cast<std::size_t>(size));
   for (int r = 0; r < size; ++r) {
-    Presence& p = presences[static_cast<std::size_t>(r)];
+    NcclRankInfo& p = rank_infos[static_cast<std::size_t>(r)];
     p.nccl_version = 22902;
     p.staging_bytes = 1 << 20;
     p.can_register = p.can_init_scalable = p.can_grow = 1;
     set_text(p.device, "GPU-" + std::to_string(r));
   }
-  return presences;
+  return rank_infos;
 }
 
-std::vector<Presence> of_old_ranks(const std::vector<int>& old_ranks, int old_size) {
-  std::vector<Presence> presences = fresh(static_cast<int>(old_ranks.size()));
+std::vector<NcclRankInfo> of_old_ranks(const std::vector<int>& old_ranks, int old_size) {
+  std::vector<NcclRankInfo> rank_infos = fresh(static_cast<int>(old_ranks.size()));
   for (std::size_t i = 0; i < old_ranks.size(); ++i) {
-    presences[i].old_rank = old_ranks[i];
-    presences[i].old_channel = old_ranks[i] < 0 ? 0 : 42;
-    presences[i].old_size = old_ranks[i] < 0 ? 0 : old_size;
-    presences[i].can_shrink = old_ranks[i] < 0 ? 0 : 1;
+    rank_infos[i].old_rank = old_ranks[i];
+    rank_infos[i].old_channel = old_ranks[i] < 0 ? 0 : 42;
+    rank_infos[i].old_size = old_ranks[i] < 0 ? 0 : old_size;
+    rank_infos[i].can_shrink = old_ranks[i] < 0 ? 0 : 1;
   }
-  return presences;
+  return rank_infos;
 }
 
 TEST(Formation, NewRanksInitAndManyOfThemWithSeveralRoots) {
@@ -74,31 +74,31 @@ TEST(Formation, AWholeChannelAndJoinersGrow) {
 }
 
 TEST(Formation, WhatDiffersIsNamedWithBothRanks) {
-  auto presences = fresh(3);
-  presences[2].nccl_version = 22703;
-  expect_error(ErrorCode::kGroupMismatch, [&] { check_presences(presences); },
+  auto rank_infos = fresh(3);
+  rank_infos[2].nccl_version = 22703;
+  expect_error(ErrorCode::kGroupMismatch, [&] { check_rank_infos(rank_infos); },
                {"NCCL library", "rank 2 has 2.27.3", "rank 0 has 2.29.2"});
-  presences = fresh(3);
-  set_text(presences[1].settings, "NCCL_CUMEM_ENABLE=0\n");
-  expect_error(ErrorCode::kGroupMismatch, [&] { check_presences(presences); },
+  rank_infos = fresh(3);
+  set_text(rank_infos[1].settings, "NCCL_CUMEM_ENABLE=0\n");
+  expect_error(ErrorCode::kGroupMismatch, [&] { check_rank_infos(rank_infos); },
                {"environment", "rank 1 has NCCL_CUMEM_ENABLE=0", "rank 0 has none"});
 }
 
 TEST(Formation, RanksShareAGpuOnlyWhereNcclAllowsIt) {
-  auto presences = fresh(2);
-  set_text(presences[1].device, "GPU-0");
-  expect_error(ErrorCode::kGroupMismatch, [&] { check_presences(presences); }, {"ranks 0 and 1"});
-  set_text(presences[0].host_id, "r0");
-  set_text(presences[1].host_id, "r1");
-  EXPECT_NO_THROW(check_presences(presences));
-  set_text(presences[0].host_id, "");
-  EXPECT_NO_THROW(check_presences(presences));
-  presences = fresh(2);
-  set_text(presences[1].device, "GPU-0");
-  for (Presence& p : presences) set_text(p.settings, "NCCL_MULTI_RANK_GPU_ENABLE=1\n");
-  expect_error(ErrorCode::kGroupMismatch, [&] { check_presences(presences); });
-  for (Presence& p : presences) p.nccl_version = 23007;
-  EXPECT_NO_THROW(check_presences(presences));
+  auto rank_infos = fresh(2);
+  set_text(rank_infos[1].device, "GPU-0");
+  expect_error(ErrorCode::kGroupMismatch, [&] { check_rank_infos(rank_infos); }, {"ranks 0 and 1"});
+  set_text(rank_infos[0].host_id, "r0");
+  set_text(rank_infos[1].host_id, "r1");
+  EXPECT_NO_THROW(check_rank_infos(rank_infos));
+  set_text(rank_infos[0].host_id, "");
+  EXPECT_NO_THROW(check_rank_infos(rank_infos));
+  rank_infos = fresh(2);
+  set_text(rank_infos[1].device, "GPU-0");
+  for (NcclRankInfo& p : rank_infos) set_text(p.settings, "NCCL_MULTI_RANK_GPU_ENABLE=1\n");
+  expect_error(ErrorCode::kGroupMismatch, [&] { check_rank_infos(rank_infos); });
+  for (NcclRankInfo& p : rank_infos) p.nccl_version = 23007;
+  EXPECT_NO_THROW(check_rank_infos(rank_infos));
 }
 
 constexpr TableLimits kLimits{5000, 1 << 20, 1000};

@@ -12,7 +12,7 @@ namespace sparsecast::test {
 namespace {
 
 using namespace std::chrono_literals;
-using Channel = NcclTransport::Channel;
+using Channel = NcclTransport::Group;
 using testing::HasSubstr;
 
 constexpr std::uint64_t kStaging = 10000;

@@ -1,4 +1,4 @@
-// Sharded syncs over NCCL channels, on the stand-in for NCCL.
+// Sharded syncs over NCCL channels, on the fake NCCL.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -39,9 +39,9 @@ TEST(ShardedOverNccl, BringsEveryVersionThroughChannelsSplitFromOneCommunicator)
     NcclOptions options;
     options.device = rank;
     options.staging_bytes = 4096;
-    const ChannelOpener open = split_nccl_channels([&](std::shared_ptr<ControlChannel> world, Deadline deadline) {
+    const GroupOpener open = split_nccl_groups([&](std::shared_ptr<ControlChannel> world, Deadline deadline) {
       return std::make_unique<NcclTransport>(
-          NcclTransport::Channel::form(fake.runtime(), std::move(world), options, nullptr, deadline));
+          NcclTransport::Group::form(fake.runtime(), std::move(world), options, nullptr, deadline));
     });
     LocalStorage storage = weights.make(*layout, place, 0);
     std::optional<ShardedPublisher> publisher;

@@ -1,4 +1,4 @@
-// Whole syncs of a publisher and its subscribers over the NCCL transport, on the stand-in for NCCL.
+// Whole syncs of a publisher and its subscribers over the NCCL transport, on the fake NCCL.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -22,7 +22,7 @@ TEST(SyncOverNccl, LeavesAllReceiversBitIdenticalVersionAfterVersion) {
     NcclOptions options;
     options.device = rank;
     options.staging_bytes = 4096;
-    NcclTransport transport(NcclTransport::Channel::form(fake.runtime(), control, options, nullptr, in(20s)));
+    NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
     for (std::uint64_t version = 1; version <= 4; ++version) {
       if (rank == 0) group.model.train();
       const SyncReport report = rank == 0 ? sync_send(*group.publisher, transport, 20s)
@@ -51,7 +51,7 @@ TEST(SyncOverNccl, AFailedSyncLeavesTheOldVersionEverywhere) {
     NcclOptions options;
     options.device = rank;
     options.staging_bytes = 4096;
-    NcclTransport transport(NcclTransport::Channel::form(fake.runtime(), control, options, nullptr, in(20s)));
+    NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
     const auto sync = [&] {
       for (;;) {
         if (rank == 0) group.model.train();

@@ -161,10 +161,10 @@ TEST(ChannelAbort, TellsTheOthersWhenNoCallIsUnderWay) {
   });
 }
 
-TEST(ChannelAbort, AVerdictThatOneRankHasIsTheCoordinators) {
+TEST(ChannelAbort, ADecisionThatOneRankHasIsTheCoordinators) {
   for (int round = 0; round < 20; ++round) {
     constexpr int kRanks = 3;
-    std::array<int, kRanks> verdicts{};
+    std::array<int, kRanks> decisions{};
     const int coordinator = round % kRanks;
     Meeting meeting(meeting_options(kRanks));
     meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
@@ -179,13 +179,13 @@ TEST(ChannelAbort, AVerdictThatOneRankHasIsTheCoordinators) {
       expect_given_up([&] {
         for (;;) {
           channel->agree(0, coordinator, soon());
-          ++verdicts[static_cast<std::size_t>(r)];
+          ++decisions[static_cast<std::size_t>(r)];
         }
       });
     });
-    const int decided = verdicts[static_cast<std::size_t>(coordinator)];
-    for (const int heard : verdicts) {
-      EXPECT_LE(heard, decided) << "a rank has a verdict that its coordinator has not";
+    const int decided = decisions[static_cast<std::size_t>(coordinator)];
+    for (const int heard : decisions) {
+      EXPECT_LE(heard, decided) << "a rank has a decision that its coordinator has not";
       EXPECT_GE(heard, decided - 1);
     }
   }

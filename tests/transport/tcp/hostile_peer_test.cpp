@@ -135,7 +135,7 @@ TEST_F(HostilePeer, AnotherProtocolVersionIsToldSo) {
     Hello hello = valid_hello(meeting.options(1));
     hello.protocol = 9;
     send_raw(socket, hello);
-    EXPECT_EQ(read_raw<Challenge>(socket).refusal, static_cast<std::uint32_t>(Refusal::kProtocol));
+    EXPECT_EQ(read_raw<Challenge>(socket).reject_reason, static_cast<std::uint32_t>(RejectReason::kProtocol));
     EXPECT_TRUE(closed_by_peer(socket));
   });
   EXPECT_THAT(turned_away.at(0), HasSubstr("protocol 9"));
@@ -158,7 +158,7 @@ TEST_F(HostilePeer, AProofReplayedFromAnotherConnectionIsRefused) {
     send_raw(second, hello);
     EXPECT_NE(read_raw<Challenge>(second).nonce, challenge.nonce);
     send_raw(second, honest);
-    EXPECT_EQ(read_raw<Welcome>(second).refusal, static_cast<std::uint32_t>(Refusal::kSecret));
+    EXPECT_EQ(read_raw<Welcome>(second).reject_reason, static_cast<std::uint32_t>(RejectReason::kSecret));
   });
 }
 
@@ -213,7 +213,7 @@ TEST_F(HostilePeer, AHostOfAnotherProtocolVersionIsUnsupported) {
     Challenge challenge;
     std::memcpy(challenge.magic, kRendezvousMagic, sizeof(challenge.magic));
     challenge.protocol = 2;
-    challenge.refusal = static_cast<std::uint32_t>(Refusal::kProtocol);
+    challenge.reject_reason = static_cast<std::uint32_t>(RejectReason::kProtocol);
     send_raw(socket, challenge);
   });
 }
@@ -245,13 +245,13 @@ TEST_F(HostilePeer, AlteredAndRepeatedMessagesAreRefused) {
   Pair pair;
   const Bytes body = bytes_from("hello");
   const std::uint64_t header[2] = {static_cast<std::uint64_t>(MessageType::kBlob), body.size()};
-  Sealer sealer(pair.key);
-  const Bytes sealed = sealer.seal(body, std::as_bytes(std::span(header)));
+  SecureChannel secure_channel(pair.key);
+  const Bytes encrypted = secure_channel.encrypt(body, std::as_bytes(std::span(header)));
   send_raw(pair.raw, header);
-  pair.raw.send_some(sealed);
+  pair.raw.send_some(encrypted);
   EXPECT_EQ(pair.honest->receive(in(5s)).body, body);
   send_raw(pair.raw, header);  // The same once more: the counter has moved on.
-  pair.raw.send_some(sealed);
+  pair.raw.send_some(encrypted);
   expect_error(ErrorCode::kCorrupt, [&] { pair.honest->receive(in(5s)); }, {"not a message of this connection"});
 }
 

@@ -1,5 +1,5 @@
 // A library that looks like NCCL at first sight: it has a version, and nothing else.
 extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  *version = PRETENDED_VERSION;
+  *version = FAKE_VERSION;
   return 0;
 }
