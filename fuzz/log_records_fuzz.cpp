@@ -67,7 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   nlohmann::json fields = nlohmann::json::parse(text, nullptr, false);
   if (!fields.is_object()) return 0;
   try {
-    check(kind, add_checksum_record(kind, std::move(fields), nullptr), true);
+    check(kind, make_record(kind, std::move(fields), nullptr), true);
   } catch (const nlohmann::json::exception&) {
     // Text that is not UTF-8 cannot be checksummed.
   }

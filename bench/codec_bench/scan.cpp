@@ -14,15 +14,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class T>
 std::uint64_t ScanWords(const std::byte* current, const std::byte* base, std::uint64_t count) {
   const hn::ScalableTag<T> d;
-  const std::uint64_t routes = hn::Routes(d);
+  const std::uint64_t lanes = hn::Lanes(d);
   const T* a = reinterpret_cast<const T*>(current);
   const T* b = reinterpret_cast<const T*>(base);
   std::uint64_t differing = 0;
   std::uint64_t i = 0;
   const auto count_at = [&](std::uint64_t at)
                             HWY_ATTR { return hn::CountTrue(d, hn::Ne(hn::LoadU(d, a + at), hn::LoadU(d, b + at))); };
-  for (; i + 4 * routes <= count; i += 4 * routes) {
-    differing += count_at(i) + count_at(i + routes) + count_at(i + 2 * routes) + count_at(i + 3 * routes);
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    differing += count_at(i) + count_at(i + lanes) + count_at(i + 2 * lanes) + count_at(i + 3 * lanes);
   }
   for (; i < count; ++i) differing += a[i] != b[i] ? 1 : 0;
   return differing;

@@ -269,7 +269,7 @@ DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
     frame.header.version = header.version;
     layout::put_frame_fields(fixed, frame.header);
     frame.header.checksum =
-        layout::seal_frame(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
+        layout::frame_checksum(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
     layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
     std::memcpy(h_headers_.as() + f * layout::kFramePrefix, fixed.data(), fixed.size());
     checksums.insert(checksums.end(), fixed.end() - 8, fixed.end());

@@ -6,7 +6,7 @@ namespace sparsecast::python {
 namespace {
 
 std::optional<DType> dtype_of(nb::dlpack::dtype type) {
-  if (type.routes != 1) return std::nullopt;
+  if (type.lanes != 1) return std::nullopt;
   const auto code = static_cast<nb::dlpack::dtype_code>(type.code);
   switch (code) {
     case nb::dlpack::dtype_code::Bfloat: return type.bits == 16 ? std::optional(DType::kBF16) : std::nullopt;
@@ -40,8 +40,8 @@ Memory::Memory(nb::ndarray<> array, const std::optional<std::string>& dtype, boo
   const std::optional<DType> own = dtype_of(type);
   if (dtype) {
     dtype_ = named_dtype(*dtype);
-    if (type.routes != 1 || element_size(dtype_) * 8 != type.bits) {
-      throw Error(ErrorCode::kUsage, fmt::format("elements of {} bits cannot be {}", type.bits * type.routes, *dtype));
+    if (type.lanes != 1 || element_size(dtype_) * 8 != type.bits) {
+      throw Error(ErrorCode::kUsage, fmt::format("elements of {} bits cannot be {}", type.bits * type.lanes, *dtype));
     }
   } else if (own) {
     dtype_ = *own;

@@ -82,7 +82,7 @@ void FrameWriter::flush() {
   fields.changed = changed_;
   fields.version = header_.version;
   put_frame_fields(record, fields);
-  const std::uint64_t checksum = seal_frame(record);
+  const std::uint64_t checksum = frame_checksum(record);
   put(record, 56, checksum);
 
   const auto* checksum_bytes = reinterpret_cast<const std::byte*>(&checksum);

@@ -63,11 +63,11 @@ inline void require_zero(ConstBytes bytes, const char* what) {
 }
 
 /// Checksum of a TABLE record: of its stored bytes, seeded with the checksum of its fixed fields.
-inline std::uint64_t seal_table(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
+inline std::uint64_t table_checksum(ConstBytes fixed, ConstBytes stored) { return xxh3_64(stored, xxh3_64(fixed)); }
 
 /// Checksum of a FRAME record (docs/wire-format.md §2.3) from its fixed fields, the first 56 bytes, and the sum over
 /// the words of what it stores, which a device adds up in parallel.
-inline std::uint64_t seal_frame(ConstBytes fixed, const StateDigest& words) {
+inline std::uint64_t frame_checksum(ConstBytes fixed, const StateDigest& words) {
   const auto sum = std::bit_cast<std::array<std::byte, 16>>(std::array{words.value.lo, words.value.hi});
   return xxh3_64(sum, xxh3_64(fixed));
 }
@@ -75,8 +75,8 @@ inline StateDigest sum_of_frame_words(ConstBytes record) {
   return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
 }
 /// The same from the whole record.
-inline std::uint64_t seal_frame(ConstBytes record) {
-  return seal_frame(record.first(kFramePrefix - 8), sum_of_frame_words(record));
+inline std::uint64_t frame_checksum(ConstBytes record) {
+  return frame_checksum(record.first(kFramePrefix - 8), sum_of_frame_words(record));
 }
 
 /// The fixed fields of a FRAME record but its checksum.

@@ -131,7 +131,7 @@ Bytes pack_table(const TensorTable& table, std::uint64_t delta_id) {
   put(record, 20, static_cast<std::uint32_t>(raw.size()));
   put(record, 24, compressed.empty() ? 0U : kCompressedFlag);
   put(record, 28, static_cast<std::uint32_t>(table.size()));
-  put(record, 40, seal_table(ConstBytes(record).first(40), stored));
+  put(record, 40, table_checksum(ConstBytes(record).first(40), stored));
   std::memcpy(record.data() + kTablePrefix, stored.data(), stored.size());
   return record;
 }
@@ -143,7 +143,7 @@ TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
   const auto flags = get<std::uint32_t>(record, 24);
   if (record.size() != pad8(kTablePrefix + stored_bytes)) corrupt("table record has the wrong size");
   const ConstBytes stored = record.subspan(kTablePrefix, stored_bytes);
-  if (get<std::uint64_t>(record, 40) != seal_table(record.first(40), stored)) corrupt("table checksum does not match");
+  if (get<std::uint64_t>(record, 40) != table_checksum(record.first(40), stored)) corrupt("table checksum does not match");
   if (get<std::uint64_t>(record, 8) != header.delta_id) {
     throw Error(ErrorCode::kForeignStream, "the table record belongs to another delta");
   }

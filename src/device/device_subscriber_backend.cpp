@@ -24,7 +24,7 @@ Bytes without_compression(const FrameHeader& frame, ConstBytes record) {
   Bytes out(layout::pad8(kFramePrefix + body.size()));
   layout::put_frame_fields(out, plain);
   std::memcpy(out.data() + kFramePrefix, body.data(), body.size());
-  layout::put(out, kFramePrefix - 8, layout::seal_frame(out));
+  layout::put(out, kFramePrefix - 8, layout::frame_checksum(out));
   return out;
 }
 

@@ -99,7 +99,7 @@ nlohmann::json parse_canonical(std::string_view text, std::size_t offset, const 
 
 }  // namespace
 
-Bytes seal_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash) {
+Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash) {
   fields["signer"] = key == nullptr ? std::string() : to_string(key->public_key());
   std::string text = fmt::format("{}{} {}\n{}\n", kMagic, kFormat, kind, fields.dump());
   const ContentHash own = content_hash(bytes_of(text));

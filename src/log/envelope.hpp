@@ -31,9 +31,9 @@ struct OpenedRecord {
 };
 
 /// `fields` is an object; "signer" is added.
-Bytes seal_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
+Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
 
-/// Throws Error{kCorrupt} for anything that seal_record does not write, kReplayed for a record of another kind,
+/// Throws Error{kCorrupt} for anything that make_record does not write, kReplayed for a record of another kind,
 /// kUnsupported for a newer format, kForeignKey when the signature is not the named key's. `name` goes into errors.
 OpenedRecord open_record(std::string_view kind, ConstBytes bytes, const std::string& name);
 

@@ -46,7 +46,7 @@ Bytes pack(const FollowerState& state) {
   if (state.target) target.push_back({state.target->version, to_hex(state.target->digest.value)});
   Json notified = Json::array();
   if (state.notified) notified.push_back(*state.notified);
-  return seal_record(kKind,
+  return make_record(kKind,
                      {{"stream", to_hex(state.seen.stream)},
                       {"seen", state.seen.version},
                       {"commit", to_hex(state.seen.record_hash)},

@@ -139,7 +139,7 @@ Bytes pack(LogCommit& commit, const SigningKey* key) {
                  {"keys", std::move(keys)},
                  {"keys_version", commit.keys_version}};
   commit.signer = signer_of(key);
-  return seal_record("commit", std::move(fields), key, &commit.record_hash);
+  return make_record("commit", std::move(fields), key, &commit.record_hash);
 }
 
 LogCommit parse_log_commit(ConstBytes record, const std::string& name) {
@@ -185,7 +185,7 @@ Bytes pack(LogCatalog& catalog, const SigningKey* key) {
                  {"merged", refs_json(catalog.merged)},
                  {"anchors", std::move(anchors)}};
   catalog.signer = signer_of(key);
-  return seal_record("catalog", std::move(fields), key);
+  return make_record("catalog", std::move(fields), key);
 }
 
 LogCatalog parse_log_catalog(ConstBytes record, const std::string& name) {
@@ -212,7 +212,7 @@ Bytes pack(LogAnchor& anchor, const SigningKey* key) {
                  {"commit", to_hex(anchor.commit)},       {"table", to_hex(anchor.table_hash)},
                  {"digest", to_hex(anchor.digest.value)}, {"files", std::move(files)}};
   anchor.signer = signer_of(key);
-  return seal_record("anchor", std::move(fields), key, &anchor.record_hash);
+  return make_record("anchor", std::move(fields), key, &anchor.record_hash);
 }
 
 LogAnchor parse_log_anchor(ConstBytes record, const std::string& name) {
@@ -241,7 +241,7 @@ LogAnchor parse_log_anchor(ConstBytes record, const std::string& name) {
 
 Bytes pack(LogFloor& floor, const SigningKey* key) {
   floor.signer = signer_of(key);
-  return seal_record("floor", {{"stream", to_hex(floor.stream)}, {"version", floor.version}}, key);
+  return make_record("floor", {{"stream", to_hex(floor.stream)}, {"version", floor.version}}, key);
 }
 
 LogFloor parse_log_floor(ConstBytes record, const std::string& name) {
@@ -259,7 +259,7 @@ Bytes pack(const LogLease& lease) {
   if (!is_lease_name(lease.name)) {
     throw Error(ErrorCode::kUsage, fmt::format("'{}' is no name of a lease: 1 to 128 of [A-Za-z0-9._-]", lease.name));
   }
-  return seal_record("lease",
+  return make_record("lease",
                      {{"stream", to_hex(lease.stream)},
                       {"name", lease.name},
                       {"version", lease.version},

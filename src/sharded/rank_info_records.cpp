@@ -26,7 +26,7 @@ nlohmann::json to_json(const RankInfo& rank_info) {
           {"last_attempt", rank_info.last_attempt},
           {"needs_anchor", rank_info.needs_anchor},
           {"channels", rank_info.plan.max_groups_per_rank},
-          {"route_cost", rank_info.plan.route_cost_bytes},
+          {"lane_cost", rank_info.plan.route_cost_bytes},
           {"unsent", rank_info.plan.unsent}};
 }
 
@@ -43,7 +43,7 @@ RankInfo from_json(const nlohmann::json& object) {
   rank_info.last_attempt = object.at("last_attempt").get<std::uint64_t>();
   rank_info.needs_anchor = object.at("needs_anchor").get<bool>();
   rank_info.plan.max_groups_per_rank = object.at("channels").get<std::size_t>();
-  rank_info.plan.route_cost_bytes = object.at("route_cost").get<std::uint64_t>();
+  rank_info.plan.route_cost_bytes = object.at("lane_cost").get<std::uint64_t>();
   rank_info.plan.unsent = object.at("unsent").get<std::vector<std::string>>();
   return rank_info;
 }

@@ -126,7 +126,7 @@ TEST_F(Trace, ThePhasesOnADeviceAreRanges) {
   delta.old_state = step.before;
   delta.new_state = step.after;
   expect_compare_agrees(delta, random);
-  expect_ranges({"device_encode.enqueue", "device_encode.finish", "device_encode.wait", "device_encode.add checksum"});
+  expect_ranges({"device_encode.enqueue", "device_encode.finish", "device_encode.wait", "device_encode.seal"});
   EXPECT_EQ(payload(Kind::kMark, "device_encode.finish").changed, 300U);
 }
 

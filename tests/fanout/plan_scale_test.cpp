@@ -174,24 +174,24 @@ TensorTable dense_70b() {
   return TensorTable(std::move(specs));
 }
 
-/// Part `r` of `parts` along a dimension, in chunks rounded up as FSDP has them.
-Box chunk(const std::vector<std::uint64_t>& shape, std::size_t dim, std::uint64_t parts, std::uint64_t r) {
+/// Part `r` of `chunks` along a dimension, in chunks rounded up as FSDP has them.
+Box chunk(const std::vector<std::uint64_t>& shape, std::size_t dim, std::uint64_t chunks, std::uint64_t r) {
   Box box = whole_box(shape);
-  const std::uint64_t size = (shape[dim] + parts - 1) / parts;
+  const std::uint64_t size = (shape[dim] + chunks - 1) / chunks;
   box.offset[dim] = std::min(shape[dim], r * size);
   box.extent[dim] = std::min(shape[dim], (r + 1) * size) - box.offset[dim];
   return box;
 }
 
-std::shared_ptr<const Layout> sharded(const TensorTable& table, std::uint32_t parts, const std::string& name, bool tp) {
-  std::vector<RankLayout> ranks(parts);
-  for (std::uint32_t r = 0; r < parts; ++r) {
+std::shared_ptr<const Layout> sharded(const TensorTable& table, std::uint32_t chunks, const std::string& name, bool tp) {
+  std::vector<RankLayout> ranks(chunks);
+  for (std::uint32_t r = 0; r < chunks; ++r) {
     ranks[r].node = node_name(name, r);
     for (std::uint32_t t = 0; t < table.size(); ++t) {
       const auto& shape = table[t].shape;
       const bool columns =
           table[t].name.find("o_proj") != std::string::npos || table[t].name.find("down_proj") != std::string::npos;
-      const Box box = tp && shape.size() == 1 ? whole_box(shape) : chunk(shape, tp && columns ? 1 : 0, parts, r);
+      const Box box = tp && shape.size() == 1 ? whole_box(shape) : chunk(shape, tp && columns ? 1 : 0, chunks, r);
       if (box.elements() != 0) hold(ranks[r], table, t, box);
     }
   }
@@ -217,12 +217,12 @@ FanoutPlan measure(const Participant& trainer, const std::vector<Participant>& e
   const auto start = std::chrono::steady_clock::now();
   FanoutPlan plan(trainer, engines);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::size_t parts = 0;
-  for (const Route& route : plan.routes()) parts += route.parts.size();
+  std::size_t regions = 0;
+  for (const Route& route : plan.routes()) regions += route.regions.size();
   std::printf(
-      "plan of %zu tensors: %.2f s, peak memory %.0f MiB (%.0f with the layouts alone); %zu parts, %zu routes, "
+      "plan of %zu tensors: %.2f s, peak memory %.0f MiB (%.0f with the layouts alone); %zu regions, %zu routes, "
       "%zu groups, %u rounds, %zu transfers\n",
-      plan.table().size(), seconds.count(), peak_mebibytes(), before, parts, plan.routes().size(),
+      plan.table().size(), seconds.count(), peak_mebibytes(), before, regions, plan.routes().size(),
       plan.groups().size(), plan.rounds(), plan.transfers().size());
   const PlanCost cost = predict_cost(plan);
   double most_wanted = 0;

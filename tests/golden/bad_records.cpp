@@ -136,7 +136,7 @@ void add_order(Collection& all) {
   all.torn("frame_missing", "the commit promises a frame that is not there",
            [](Records& r) { r.erase(r.begin() + kFrame); });
   all.torn("frame_twice", "a frame stands twice", [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
-  all.checksummed("frame_twice_checksummed", "a frame stands twice, and the commit counts both",
+  all.checksummed("frame_twice_sealed", "a frame stands twice, and the commit counts both",
              [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
   all.checksummed("frames_overlap", "two frames change the same blocks", [](Records& r) {
     Bytes again = r[kFrame];

@@ -27,13 +27,13 @@ void expect_refused(const Bytes& record, ErrorCode code = ErrorCode::kCorrupt) {
 TEST(LogEnvelope, OpensWhatItChecksummed) {
   ContentHash hash;
   const auto key = fixed_key(1);
-  const Bytes record = add_checksum_record("floor", {{"a", 1}, {"b", "text"}}, key.get(), &hash);
+  const Bytes record = make_record("floor", {{"a", 1}, {"b", "text"}}, key.get(), &hash);
   const OpenedRecord opened = open_record("floor", record, "name");
   EXPECT_EQ(opened.fields.at("a"), 1);
   EXPECT_EQ(opened.fields.at("b"), "text");
   EXPECT_EQ(opened.signer, key->public_key());
   EXPECT_EQ(opened.hash, hash);
-  EXPECT_EQ(open_record("floor", add_checksum_record("floor", {{"a", 1}}, nullptr), "name").signer, std::nullopt);
+  EXPECT_EQ(open_record("floor", make_record("floor", {{"a", 1}}, nullptr), "name").signer, std::nullopt);
 }
 
 TEST(LogEnvelope, RefusesJsonInAnyOtherForm) {
@@ -98,7 +98,7 @@ TEST(LogEnvelope, RefusesLinesThatAreNotItsOwn) {
 TEST(LogEnvelope, TellsNewerFormatsAndOtherKinds) {
   expect_refused(with_hash("sparsecast-log 2 floor\n{\"a\":1,\"signer\":\"\"}\n"), ErrorCode::kUnsupported);
   expect_refused(with_hash("sparsecast-log 01 floor\n{\"a\":1,\"signer\":\"\"}\n"), ErrorCode::kUnsupported);
-  expect_refused(add_checksum_record("catalog", {{"a", 1}}, nullptr), ErrorCode::kReplayed);
+  expect_refused(make_record("catalog", {{"a", 1}}, nullptr), ErrorCode::kReplayed);
 }
 
 TEST(LogEnvelope, RefusesARecordThatIsTooLarge) {
@@ -108,7 +108,7 @@ TEST(LogEnvelope, RefusesARecordThatIsTooLarge) {
 
 TEST(LogEnvelope, SignsEverythingBeforeTheSignature) {
   const auto key = fixed_key(1);
-  const RecordParts good = RecordParts::of(add_checksum_record("floor", {{"a", 1}}, key.get()));
+  const RecordParts good = RecordParts::of(make_record("floor", {{"a", 1}}, key.get()));
   EXPECT_NO_THROW(open_record("floor", good.record(), "name"));
 
   RecordParts value = good;
@@ -141,13 +141,13 @@ TEST(LogEnvelope, SignsEverythingBeforeTheSignature) {
   expect_refused(not_named.record());
 
   RecordParts of_another = good;
-  of_another.signature = RecordParts::of(add_checksum_record("floor", {{"a", 1}}, fixed_key(2).get())).signature;
+  of_another.signature = RecordParts::of(make_record("floor", {{"a", 1}}, fixed_key(2).get())).signature;
   expect_refused(of_another.record(), ErrorCode::kForeignKey);
 }
 
 TEST(LogEnvelope, RefusesWeakKeysWhoseSignaturesAnybodyCanMake) {
   // The identity of the curve: R = identity, S = 0 would "sign" every message.
-  RecordParts parts = RecordParts::of(add_checksum_record("floor", {{"a", 1}}, nullptr));
+  RecordParts parts = RecordParts::of(make_record("floor", {{"a", 1}}, nullptr));
   parts.fields["signer"] = "ed25519:01" + std::string(62, '0');
   parts.rehash();
   parts.signature = "01" + std::string(126, '0');

@@ -38,7 +38,7 @@ class WatchedDetector final : public Detector {
   WatchedDetector(std::unique_ptr<Detector> inner, std::function<void()> at_detect)
       : inner_(std::move(inner)), at_detect_(std::move(at_detect)) {}
 
-  std::uint32_t region() const noexcept override { return inner_->region(); }
+  std::uint32_t part() const noexcept override { return inner_->part(); }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     if (first == 0) at_detect_();
     return inner_->detect(tensor, first, count, workspace);

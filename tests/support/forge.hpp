@@ -69,7 +69,7 @@ inline void refresh_checksums(std::vector<Bytes>& records, Sums sums = Sums::kRe
       const ConstBytes body = view.subspan(at::kTableBody, std::min(stored, record.size() - at::kTableBody));
       set_field(record, at::kTableChecksum, xxh3_64(body, xxh3_64(view.first(at::kTableChecksum))));
     } else if (kind == 'F' && record.size() >= at::kFrameBody) {
-      set_field(record, at::kFrameChecksum, layout::add_checksum_frame(record));
+      set_field(record, at::kFrameChecksum, layout::frame_checksum(record));
       ++frames;
       changed += field<std::uint64_t>(record, at::kFrameChanged);
       frame_bytes += record.size();

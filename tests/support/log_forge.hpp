@@ -50,7 +50,7 @@ struct RecordParts {
     return bytes_of(text);
   }
   /// As its author would have made it; `key` may be null.
-  Bytes checksummed(const SigningKey* key) const { return add_checksum_record(kind(), fields, key); }
+  Bytes checksummed(const SigningKey* key) const { return make_record(kind(), fields, key); }
 };
 
 /// A secret key that is the same in every run: its seed is this byte, 32 times.

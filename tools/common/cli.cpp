@@ -69,9 +69,9 @@ int run_cli(const std::vector<std::string>& arguments, Console& console) {
   if (!arguments.empty() && is_external_command(arguments[0])) {
     return run_command([&]() -> int { run_external_command(arguments, console); }, console);
   }
-  CLI::App app(kAbout, "sparsecast");
+  Parser app(kAbout, "sparsecast");
   app.footer(kTour);
-  app.set_version_flag("--version", fmt::format("sparsecast {}", version_string()));
+  app.set_version_flag(fmt::format("sparsecast {}", version_string()));
   app.require_subcommand(1);
   std::vector<AddedCommand> commands = {add_diff(app, console),    add_apply(app, console),  add_inspect(app, console),
                                         add_compose(app, console), add_invert(app, console), add_digest(app, console),
@@ -81,11 +81,8 @@ int run_cli(const std::vector<std::string>& arguments, Console& console) {
   commands.push_back(add_log(app, console));
 #endif
   add_external_commands(app);
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error, console.out, console.err) == 0 ? kExitGood : kExitUsage;
-  }
+  int parse_result = 0;
+  if (!app.parse(arguments, console.out, console.err, parse_result)) return parse_result == 0 ? kExitGood : kExitUsage;
   for (const AddedCommand& command : commands) {
     if (command.parser->parsed()) return run_command(command.run, console);
   }

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 
 #include "tools/common/cli.hpp"
+#include "tools/common/parser.hpp"
 
 namespace sparsecast::tools {
 
@@ -11,20 +11,20 @@ namespace sparsecast::tools {
 using Command = std::function<int()>;
 
 struct AddedCommand {
-  CLI::App* parser;
+  Parser* parser;
   Command run;
 };
 
-AddedCommand add_diff(CLI::App& app, Console& console);
-AddedCommand add_apply(CLI::App& app, Console& console);
-AddedCommand add_inspect(CLI::App& app, Console& console);
-AddedCommand add_compose(CLI::App& app, Console& console);
-AddedCommand add_invert(CLI::App& app, Console& console);
-AddedCommand add_digest(CLI::App& app, Console& console);
-AddedCommand add_compare(CLI::App& app, Console& console);
-AddedCommand add_doctor(CLI::App& app, Console& console);
-AddedCommand add_convert(CLI::App& app, Console& console);
-AddedCommand add_plan(CLI::App& app, Console& console);
-AddedCommand add_log(CLI::App& app, Console& console);  ///< In builds with SPARSECAST_WITH_LOG.
+AddedCommand add_diff(Parser& app, Console& console);
+AddedCommand add_apply(Parser& app, Console& console);
+AddedCommand add_inspect(Parser& app, Console& console);
+AddedCommand add_compose(Parser& app, Console& console);
+AddedCommand add_invert(Parser& app, Console& console);
+AddedCommand add_digest(Parser& app, Console& console);
+AddedCommand add_compare(Parser& app, Console& console);
+AddedCommand add_doctor(Parser& app, Console& console);
+AddedCommand add_convert(Parser& app, Console& console);
+AddedCommand add_plan(Parser& app, Console& console);
+AddedCommand add_log(Parser& app, Console& console);  ///< In builds with SPARSECAST_WITH_LOG.
 
 }  // namespace sparsecast::tools

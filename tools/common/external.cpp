@@ -1,3 +1,4 @@
+#include "tools/common/parser.hpp"
 #include "tools/common/external.hpp"
 
 #include <fmt/format.h>
@@ -30,7 +31,7 @@ bool is_external_command(const std::string& name) {
                      [&](const External& external) { return name == external.name; });
 }
 
-void add_external_commands(CLI::App& app) {
+void add_external_commands(Parser& app) {
   for (const External& external : kExternals) app.add_subcommand(external.name, external.about);
 }
 

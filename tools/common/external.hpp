@@ -1,10 +1,10 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "tools/common/cli.hpp"
+#include "tools/common/parser.hpp"
 
 namespace sparsecast::tools {
 
@@ -13,7 +13,7 @@ namespace sparsecast::tools {
 bool is_external_command(const std::string& name);
 
 /// Lists them in the help of `app`.
-void add_external_commands(CLI::App& app);
+void add_external_commands(Parser& app);
 
 /// Becomes the program of `arguments[0]`, found on PATH, which gets the other arguments as they are: its exit code,
 /// output and signals are the command's own. Returns only by an exception: Error{kUsage} when it is not installed,

@@ -20,34 +20,34 @@ const std::string& require_replaceable(FileSystem& fs, const std::string& path) 
 
 }  // namespace
 
-void EncodeFlags::add_to(CLI::App& parser, bool with_values) {
+void EncodeFlags::add_to(Parser& parser, bool with_values) {
   parser.add_option("-o,--output", output, "The delta file to write (.scd); an older delta there is replaced")
       ->required()
       ->type_name("DELTA");
   add_codec_to(parser, with_values);
 }
 
-void EncodeFlags::add_codec_to(CLI::App& parser, bool with_values) {
+void EncodeFlags::add_codec_to(Parser& parser, bool with_values) {
   parser
       .add_option("--positions", positions,
                   "How positions are coded: auto (smallest for each block), packed, gap16, index32 or bitmap")
-      ->check(CLI::IsMember({"auto", "packed", "gap16", "index32", "bitmap"}))
+      ->check(Condition::one_of({"auto", "packed", "gap16", "index32", "bitmap"}))
       ->capture_default_str()
       ->type_name("CODEC");
   if (with_values) {
     parser
         .add_option("--values", values,
                     "How values are coded: ulp (smallest; composes and inverts), xor, or raw (may be applied twice)")
-        ->check(CLI::IsMember({"ulp", "xor", "raw"}))
+        ->check(Condition::one_of({"ulp", "xor", "raw"}))
         ->capture_default_str()
         ->type_name("CODEC");
   }
   parser.add_option("--zstd", zstd_level, "Compress frames with zstd at this level where that is smaller; 0: off")
-      ->check(CLI::Range(0, 19))
+      ->check(Condition::range(0, 19))
       ->capture_default_str()
       ->type_name("LEVEL");
   parser.add_option("--frame-mb", frame_mb, "Largest frame, in MiB: what a reader holds in memory")
-      ->check(CLI::Range(1, 1024))
+      ->check(Condition::range(1, 1024))
       ->capture_default_str()
       ->type_name("MIB");
   add_threads(parser, threads);
@@ -63,14 +63,14 @@ EncodeOptions EncodeFlags::options() const {
   return encode;
 }
 
-void add_threads(CLI::App& parser, int& threads) {
+void add_threads(Parser& parser, int& threads) {
   parser.add_option("--threads", threads, "Threads; 0: all cores. Never changes the result")
-      ->check(CLI::Range(0, 4096))
+      ->check(Condition::range(0, 4096))
       ->capture_default_str()
       ->type_name("N");
 }
 
-void add_json(CLI::App& parser, bool& json) { parser.add_flag("--json", json, "Print one JSON object for machines"); }
+void add_json(Parser& parser, bool& json) { parser.add_flag("--json", json, "Print one JSON object for machines"); }
 
 DeltaOutput::DeltaOutput(FileSystem& fs, const std::string& path) : file_(fs, require_replaceable(fs, path)) {}
 

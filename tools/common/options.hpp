@@ -1,12 +1,12 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "sparsecast/delta.hpp"
 #include "tools/common/cli.hpp"
+#include "tools/common/parser.hpp"
 
 namespace sparsecast::tools {
 
@@ -19,14 +19,14 @@ struct EncodeFlags {
   std::uint32_t frame_mb = 16;
   std::string output;
 
-  void add_to(CLI::App& parser, bool with_values);
+  void add_to(Parser& parser, bool with_values);
   /// All but the output.
-  void add_codec_to(CLI::App& parser, bool with_values);
+  void add_codec_to(Parser& parser, bool with_values);
   EncodeOptions options() const;
 };
 
-void add_threads(CLI::App& parser, int& threads);
-void add_json(CLI::App& parser, bool& json);
+void add_threads(Parser& parser, int& threads);
+void add_json(Parser& parser, bool& json);
 
 /// A delta file being written: it appears under its name, whole, at commit(). An existing delta is replaced; anything
 /// else of that name is not: Error{kUsage}.

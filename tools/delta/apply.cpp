@@ -98,9 +98,9 @@ int run_apply(Console& console, const ApplyFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_apply(CLI::App& app, Console& console) {
+AddedCommand add_apply(Parser& app, Console& console) {
   auto flags = std::make_shared<ApplyFlags>();
-  CLI::App* parser = app.add_subcommand("apply", "Apply deltas, in order, to a checkpoint");
+  Parser* parser = app.add_subcommand("apply", "Apply deltas, in order, to a checkpoint");
   parser->add_option("base", flags->base, "The checkpoint that the first delta starts from")
       ->required()
       ->type_name("BASE");

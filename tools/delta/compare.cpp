@@ -145,9 +145,9 @@ int run_compare(Console& console, const CompareFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_compare(CLI::App& app, Console& console) {
+AddedCommand add_compare(Parser& app, Console& console) {
   auto flags = std::make_shared<CompareFlags>();
-  CLI::App* parser = app.add_subcommand("compare", "Compare two checkpoints bit for bit; exit code 1 when they differ");
+  Parser* parser = app.add_subcommand("compare", "Compare two checkpoints bit for bit; exit code 1 when they differ");
   parser->add_option("first", flags->first, "A checkpoint")->required()->type_name("A");
   parser->add_option("second", flags->second, "Another one")->required()->type_name("B");
   add_threads(*parser, flags->threads);

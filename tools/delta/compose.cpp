@@ -82,9 +82,9 @@ int run_compose(Console& console, const ComposeFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_compose(CLI::App& app, Console& console) {
+AddedCommand add_compose(Parser& app, Console& console) {
   auto flags = std::make_shared<ComposeFlags>();
-  CLI::App* parser = app.add_subcommand("compose", "Merge deltas that follow one another into one");
+  Parser* parser = app.add_subcommand("compose", "Merge deltas that follow one another into one");
   parser->add_option("deltas", flags->deltas, "Two or more delta files, oldest first")
       ->required()
       ->expected(2, 1 << 20)

@@ -207,14 +207,14 @@ int run_convert(Console& console, const ConvertFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_convert(CLI::App& app, Console& console) {
+AddedCommand add_convert(Parser& app, Console& console) {
   auto flags = std::make_shared<ConvertFlags>();
-  CLI::App* parser = app.add_subcommand("convert", "Convert versions between deltas and the files of other systems");
+  Parser* parser = app.add_subcommand("convert", "Convert versions between deltas and the files of other systems");
   parser->add_option("inputs", flags->inputs, "Deltas, steps or version directories, or directories of them")
       ->required()
       ->type_name("IN");
   parser->add_option("--from", flags->from, "What the inputs are: auto, scd, trl, slime or packed")
-      ->check(CLI::IsMember({"auto", "scd", "trl", "slime", "packed"}))
+      ->check(Condition::one_of({"auto", "scd", "trl", "slime", "packed"}))
       ->capture_default_str()
       ->type_name("FORMAT");
   parser
@@ -222,7 +222,7 @@ AddedCommand add_convert(CLI::App& app, Console& console) {
           "--to", flags->to,
           "scd, trl, slime-xor, slime-overwrite, packed-indices, packed-deltas, packed-deltas-zstd, verl, vllm")
       ->required()
-      ->check(CLI::IsMember({"scd", "trl", "slime-xor", "slime-overwrite", "packed-indices", "packed-deltas",
+      ->check(Condition::one_of({"scd", "trl", "slime-xor", "slime-overwrite", "packed-indices", "packed-deltas",
                              "packed-deltas-zstd", "verl", "vllm"}))
       ->type_name("FORMAT");
   parser->add_option("--base", flags->base, "The checkpoint before the first version")
@@ -236,7 +236,7 @@ AddedCommand add_convert(CLI::App& app, Console& console) {
   parser->add_option("--stream", flags->stream,
                      "Stream id of deltas, 32 hexadecimal digits; default: from the tensors");
   parser->add_option("--checksum", flags->checksum, "Checksum in slime's directories: xxh3-128 or adler32")
-      ->check(CLI::IsMember({"xxh3-128", "adler32"}))
+      ->check(Condition::one_of({"xxh3-128", "adler32"}))
       ->capture_default_str()
       ->type_name("NAME");
   parser

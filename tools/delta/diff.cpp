@@ -86,9 +86,9 @@ int run_diff(Console& console, const DiffFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_diff(CLI::App& app, Console& console) {
+AddedCommand add_diff(Parser& app, Console& console) {
   auto flags = std::make_shared<DiffFlags>();
-  CLI::App* parser = app.add_subcommand("diff", "Write what changed from BASE to NEW as a delta");
+  Parser* parser = app.add_subcommand("diff", "Write what changed from BASE to NEW as a delta");
   parser->add_option("base", flags->base, "The checkpoint that receivers hold")->required()->type_name("BASE");
   parser->add_option("new", flags->target, "The checkpoint after it, or a sparse step (NAME.indices, NAME.values)")
       ->required()

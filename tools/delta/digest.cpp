@@ -60,9 +60,9 @@ int run_digest(Console& console, const DigestFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_digest(CLI::App& app, Console& console) {
+AddedCommand add_digest(Parser& app, Console& console) {
   auto flags = std::make_shared<DigestFlags>();
-  CLI::App* parser = app.add_subcommand("digest", "Print the state digest of a checkpoint");
+  Parser* parser = app.add_subcommand("digest", "Print the state digest of a checkpoint");
   parser->add_option("checkpoint", flags->checkpoint, "The checkpoint")->required()->type_name("CHECKPOINT");
   parser->add_flag("--tensors", flags->tensors, "Also a line for each tensor; they add up to the whole");
   add_threads(*parser, flags->threads);

@@ -103,9 +103,9 @@ int run_inspect(Console& console, const InspectFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_inspect(CLI::App& app, Console& console) {
+AddedCommand add_inspect(Parser& app, Console& console) {
   auto flags = std::make_shared<InspectFlags>();
-  CLI::App* parser = app.add_subcommand("inspect", "Show what a delta holds, and verify all of it");
+  Parser* parser = app.add_subcommand("inspect", "Show what a delta holds, and verify all of it");
   parser->add_option("delta", flags->delta, "The delta file")->required()->type_name("DELTA");
   parser->add_flag("--tensors", flags->tensors, "A row for each tensor that changes");
   add_json(*parser, flags->json);

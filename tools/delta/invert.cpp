@@ -67,9 +67,9 @@ int run_invert(Console& console, const InvertFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_invert(CLI::App& app, Console& console) {
+AddedCommand add_invert(Parser& app, Console& console) {
   auto flags = std::make_shared<InvertFlags>();
-  CLI::App* parser = app.add_subcommand("invert", "Write the delta that takes another one back");
+  Parser* parser = app.add_subcommand("invert", "Write the delta that takes another one back");
   parser->add_option("delta", flags->delta, "The delta to invert")->required()->type_name("DELTA");
   flags->encode.add_to(*parser, false);
   parser->add_option("--base", flags->base, "The checkpoint that DELTA starts from; a raw delta needs it")

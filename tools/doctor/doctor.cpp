@@ -67,13 +67,13 @@ int run_doctor(Console& console, const DoctorFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_doctor(CLI::App& app, Console& console) {
+AddedCommand add_doctor(Parser& app, Console& console) {
   auto flags = std::make_shared<DoctorFlags>();
-  CLI::App* parser = app.add_subcommand("doctor", "Check libraries, devices, network and, with other ranks, the group");
+  Parser* parser = app.add_subcommand("doctor", "Check libraries, devices, network and, with other ranks, the group");
   parser->add_option("--rendezvous", flags->rendezvous, "Meet the other ranks here: rank 0 listens")
       ->type_name("HOST:PORT");
-  parser->add_option("--rank", flags->rank, "This rank")->type_name("R")->check(CLI::Range(0, 65535));
-  parser->add_option("--size", flags->size, "How many ranks there are")->type_name("N")->check(CLI::Range(1, 65536));
+  parser->add_option("--rank", flags->rank, "This rank")->type_name("R")->check(Condition::range(0, 65535));
+  parser->add_option("--size", flags->size, "How many ranks there are")->type_name("N")->check(Condition::range(1, 65536));
   parser->add_option("--secret-file", flags->secret_file, "Holds the secret of the group; else SPARSECAST_SECRET")
       ->type_name("FILE");
   parser->add_option("--interface", flags->interface, "Name or address of the network interface to use")
@@ -81,7 +81,7 @@ AddedCommand add_doctor(CLI::App& app, Console& console) {
   parser->add_option("--device", flags->device, "The GPU of this rank; else LOCAL_RANK or 0")->type_name("D");
   parser->add_option("--timeout", flags->timeout_seconds, "Seconds to wait for the other ranks")
       ->capture_default_str()
-      ->check(CLI::Range(0.1, 86400.0))
+      ->check(Condition::range(0.1, 86400.0))
       ->type_name("S");
   parser->add_flag("--require-fabric", flags->require_fabric, "Fail when NCCL would fall back to TCP sockets");
   add_json(*parser, flags->json);

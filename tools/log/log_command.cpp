@@ -4,8 +4,8 @@
 
 namespace sparsecast::tools {
 
-AddedCommand add_log(CLI::App& app, Console& console) {
-  CLI::App* parser = app.add_subcommand("log", "Publish and follow deltas in a directory or an S3 bucket");
+AddedCommand add_log(Parser& app, Console& console) {
+  Parser* parser = app.add_subcommand("log", "Publish and follow deltas in a directory or an S3 bucket");
   parser->require_subcommand(1);
   parser->footer(
       "LOG is a directory, or s3://bucket/prefix with the usual variables and files for credentials.\n\n"

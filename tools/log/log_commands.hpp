@@ -6,16 +6,16 @@
 
 namespace sparsecast::tools {
 
-AddedCommand add_log_init(CLI::App& log, Console& console);
-AddedCommand add_log_keygen(CLI::App& log, Console& console);
-AddedCommand add_log_keys(CLI::App& log, Console& console);
-AddedCommand add_log_publish(CLI::App& log, Console& console);
-AddedCommand add_log_pull(CLI::App& log, Console& console);
-AddedCommand add_log_follow(CLI::App& log, Console& console);
-AddedCommand add_log_status(CLI::App& log, Console& console);
-AddedCommand add_log_verify(CLI::App& log, Console& console);
-AddedCommand add_log_anchor(CLI::App& log, Console& console);
-AddedCommand add_log_compact(CLI::App& log, Console& console);
-AddedCommand add_log_gc(CLI::App& log, Console& console);
+AddedCommand add_log_init(Parser& log, Console& console);
+AddedCommand add_log_keygen(Parser& log, Console& console);
+AddedCommand add_log_keys(Parser& log, Console& console);
+AddedCommand add_log_publish(Parser& log, Console& console);
+AddedCommand add_log_pull(Parser& log, Console& console);
+AddedCommand add_log_follow(Parser& log, Console& console);
+AddedCommand add_log_status(Parser& log, Console& console);
+AddedCommand add_log_verify(Parser& log, Console& console);
+AddedCommand add_log_anchor(Parser& log, Console& console);
+AddedCommand add_log_compact(Parser& log, Console& console);
+AddedCommand add_log_gc(Parser& log, Console& console);
 
 }  // namespace sparsecast::tools

@@ -35,7 +35,7 @@ struct FollowFlags {
   bool json = false;
   int threads = 0;
 
-  void add_to(CLI::App& parser);
+  void add_to(Parser& parser);
 };
 
 std::atomic<LogFollower*> g_stopped_by_signal{nullptr};
@@ -153,7 +153,7 @@ int run_follow(Console& console, const FollowFlags& flags) {
   return kExitGood;
 }
 
-void FollowFlags::add_to(CLI::App& parser) {
+void FollowFlags::add_to(Parser& parser) {
   log.add_to(parser);
   parser.add_option("checkpoint", checkpoint, "The local checkpoint; made from an anchor where there is none yet")
       ->required()
@@ -190,9 +190,9 @@ void FollowFlags::add_to(CLI::App& parser) {
 
 }  // namespace
 
-AddedCommand add_log_pull(CLI::App& log, Console& console) {
+AddedCommand add_log_pull(Parser& log, Console& console) {
   auto flags = std::make_shared<FollowFlags>();
-  CLI::App* parser = log.add_subcommand("pull", "Bring a local checkpoint to the log's newest version, once");
+  Parser* parser = log.add_subcommand("pull", "Bring a local checkpoint to the log's newest version, once");
   flags->add_to(*parser);
   parser->add_option("--version", flags->version, "To this version instead")->type_name("N");
   parser->footer(
@@ -205,9 +205,9 @@ AddedCommand add_log_pull(CLI::App& log, Console& console) {
   return {parser, [flags, &console] { return run_pull(console, *flags); }};
 }
 
-AddedCommand add_log_follow(CLI::App& log, Console& console) {
+AddedCommand add_log_follow(Parser& log, Console& console) {
   auto flags = std::make_shared<FollowFlags>();
-  CLI::App* parser = log.add_subcommand("follow", "Keep a local checkpoint at the log's newest version");
+  Parser* parser = log.add_subcommand("follow", "Keep a local checkpoint at the log's newest version");
   flags->add_to(*parser);
   add_duration(*parser, "--interval", flags->interval, "How often to look for a new version (2s)");
   parser->add_flag("--once", flags->once, "Stop at what is the newest version now");

@@ -104,9 +104,9 @@ int run_init(Console& console, const InitFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_log_init(CLI::App& log, Console& console) {
+AddedCommand add_log_init(Parser& log, Console& console) {
   auto flags = std::make_shared<InitFlags>();
-  CLI::App* parser = log.add_subcommand("init", "Begin a log with a checkpoint as its first version");
+  Parser* parser = log.add_subcommand("init", "Begin a log with a checkpoint as its first version");
   flags->log.add_to(*parser);
   parser->add_option("checkpoint", flags->checkpoint, "The checkpoint that the first delta will start from")
       ->required()

@@ -86,9 +86,9 @@ int run_keys(Console& console, const KeysFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_log_keygen(CLI::App& log, Console& console) {
+AddedCommand add_log_keygen(Parser& log, Console& console) {
   auto flags = std::make_shared<KeygenFlags>();
-  CLI::App* parser = log.add_subcommand("keygen", "Make a key pair; prints the public key");
+  Parser* parser = log.add_subcommand("keygen", "Make a key pair; prints the public key");
   parser->add_option("-o,--output", flags->output, "The secret key goes here, readable by you alone; must not exist")
       ->required()
       ->type_name("FILE");
@@ -100,9 +100,9 @@ AddedCommand add_log_keygen(CLI::App& log, Console& console) {
   return {parser, [flags, &console] { return run_keygen(console, *flags); }};
 }
 
-AddedCommand add_log_keys(CLI::App& log, Console& console) {
+AddedCommand add_log_keys(Parser& log, Console& console) {
   auto flags = std::make_shared<KeysFlags>();
-  CLI::App* parser = log.add_subcommand("keys", "Show or change the keys that may sign");
+  Parser* parser = log.add_subcommand("keys", "Show or change the keys that may sign");
   flags->log.add_to(*parser);
   parser->add_option("--add", flags->add, "This public key may sign from here on; may be repeated")
       ->allow_extra_args(false)

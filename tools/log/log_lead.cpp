@@ -1,7 +1,7 @@
 #include "tools/log/log_lead.hpp"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
+#include "tools/common/parser.hpp"
 
 #include <algorithm>
 #include <array>
@@ -50,7 +50,7 @@ TensorTable table_of_anchor(OpenLog& log, const AnchorRef& ref) {
 
 }  // namespace
 
-void LeadFlags::add_to(CLI::App& parser) {
+void LeadFlags::add_to(Parser& parser) {
   add_key(parser, key);
   parser
       .add_option("--state", state,

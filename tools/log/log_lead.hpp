@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "tools/common/parser.hpp"
 #include "tools/log/log_open.hpp"
 #include "tools/log/log_publisher_state.hpp"
 
@@ -16,7 +17,7 @@ struct LeadFlags {
   std::string state;
   bool take_over = false;
 
-  void add_to(CLI::App& parser);
+  void add_to(Parser& parser);
 };
 
 /// A writer that may commit: it goes on in the epoch that the state file names, or begins a new one.

@@ -1,13 +1,13 @@
 #include "tools/log/log_mirror.hpp"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
+#include "tools/common/parser.hpp"
 
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {
 
-void MirrorFlags::add_to(CLI::App& parser) {
+void MirrorFlags::add_to(Parser& parser) {
   parser
       .add_option("--mirror", path,
                   "A checkpoint that follows the log, as the base; brought along afterwards, and made from an anchor "
@@ -18,7 +18,7 @@ void MirrorFlags::add_to(CLI::App& parser) {
   parser
       .add_option("--bandwidth", gigabytes_per_second,
                   "How fast a joiner reads: an anchor is due when replaying would take longer than reading one")
-      ->check(CLI::PositiveNumber)
+      ->check(Condition::positive())
       ->capture_default_str()
       ->type_name("GB/S");
 }

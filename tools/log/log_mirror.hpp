@@ -6,6 +6,7 @@
 #include <string>
 
 #include "sparsecast/log_follower.hpp"
+#include "tools/common/parser.hpp"
 #include "tools/log/log_checkpoint.hpp"
 #include "tools/log/log_open.hpp"
 #include "tools/common/progress.hpp"
@@ -19,7 +20,7 @@ struct MirrorFlags {
   bool merge = true;
   double gigabytes_per_second = 1;  ///< Of a joiner's reading: the anchor rule.
 
-  void add_to(CLI::App& parser);
+  void add_to(Parser& parser);
   LogWriterOptions writer_options(int threads) const;
 };
 

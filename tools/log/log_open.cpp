@@ -2,7 +2,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
+#include "tools/common/parser.hpp"
 
 #include <charconv>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace sparsecast::tools {
 
-void LogFlags::add_to(CLI::App& parser) {
+void LogFlags::add_to(Parser& parser) {
   parser.add_option("log", location, "Where the log is: a directory, or s3://bucket/prefix")
       ->required()
       ->type_name("LOG");
@@ -48,12 +48,12 @@ LogCommit OpenLog::head() {
   return std::move(*found);
 }
 
-void add_key(CLI::App& parser, std::string& file) {
+void add_key(Parser& parser, std::string& file) {
   parser.add_option("--key", file, "Sign with the secret key in this file (`sparsecast log keygen`)")
       ->type_name("FILE");
 }
 
-void add_label(CLI::App& parser, std::string& label) {
+void add_label(Parser& parser, std::string& label) {
   parser.add_option("--label", label, "A note for people, kept with the version")->type_name("TEXT");
 }
 
@@ -80,7 +80,7 @@ std::chrono::milliseconds parse_duration(const std::string& text) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::llround(value * seconds * 1000)));
 }
 
-void add_duration(CLI::App& parser, const std::string& name, std::string& value, const std::string& help) {
+void add_duration(Parser& parser, const std::string& name, std::string& value, const std::string& help) {
   parser.add_option(name, value, help)
       ->check([](const std::string& text) {
         try {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sparsecast/delta_log.hpp"
+#include "tools/common/parser.hpp"
 #include "tools/common/cli.hpp"
 
 namespace CLI {
@@ -21,7 +22,7 @@ struct LogFlags {
   std::string location;
   std::vector<std::string> trust;  ///< Keys, or files of keys.
 
-  void add_to(CLI::App& parser);
+  void add_to(Parser& parser);
   /// Throws Error{kUsage | kIo} with the key or the file.
   LogTrust pinned(FileSystem& fs) const;
 };
@@ -39,14 +40,14 @@ struct OpenLog {
   std::optional<LogCommit> find_head() { return reader->head(); }
 };
 
-void add_key(CLI::App& parser, std::string& file);
-void add_label(CLI::App& parser, std::string& label);
+void add_key(Parser& parser, std::string& file);
+void add_label(Parser& parser, std::string& label);
 /// Null when `file` is empty.
 std::shared_ptr<const SigningKey> load_key(FileSystem& fs, const std::string& file);
 
 /// A time span as an option: "90s", "15m", "2h", "7d", or a number of seconds.
 std::chrono::milliseconds parse_duration(const std::string& text);
-void add_duration(CLI::App& parser, const std::string& name, std::string& value, const std::string& help);
+void add_duration(Parser& parser, const std::string& name, std::string& value, const std::string& help);
 /// "12 s", "3 min", "5.2 h", "3 d": one number, about.
 std::string human_duration(std::chrono::milliseconds duration);
 /// "2026-11-21 22:36:04 UTC"

@@ -243,9 +243,9 @@ int Publication::run() {
 
 }  // namespace
 
-AddedCommand add_log_publish(CLI::App& log, Console& console) {
+AddedCommand add_log_publish(Parser& log, Console& console) {
   auto flags = std::make_shared<PublishFlags>();
-  CLI::App* parser = log.add_subcommand("publish", "Publish the next version");
+  Parser* parser = log.add_subcommand("publish", "Publish the next version");
   flags->log.add_to(*parser);
   parser
       ->add_option("new", flags->target,

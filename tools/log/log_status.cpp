@@ -38,12 +38,12 @@ int run_status(Console& console, const StatusFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_log_status(CLI::App& log, Console& console) {
+AddedCommand add_log_status(Parser& log, Console& console) {
   auto flags = std::make_shared<StatusFlags>();
-  CLI::App* parser = log.add_subcommand("status", "Show a log at a glance");
+  Parser* parser = log.add_subcommand("status", "Show a log at a glance");
   flags->log.add_to(*parser);
   parser->add_option("--versions", flags->versions, "How many of the newest versions to show")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}))
+      ->check(Condition::range(1, 1'000'000))
       ->capture_default_str()
       ->type_name("N");
   parser

@@ -143,9 +143,9 @@ int run_gc(Console& console, const GcFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_log_anchor(CLI::App& log, Console& console) {
+AddedCommand add_log_anchor(Parser& log, Console& console) {
   auto flags = std::make_shared<AnchorFlags>();
-  CLI::App* parser = log.add_subcommand("anchor", "Store a whole checkpoint, from which followers can start");
+  Parser* parser = log.add_subcommand("anchor", "Store a whole checkpoint, from which followers can start");
   flags->log.add_to(*parser);
   parser->add_option("--checkpoint", flags->checkpoint, "A checkpoint that holds a version of the log")
       ->type_name("CHECKPOINT");
@@ -167,9 +167,9 @@ AddedCommand add_log_anchor(CLI::App& log, Console& console) {
   return {parser, [flags, &console] { return run_anchor(console, *flags); }};
 }
 
-AddedCommand add_log_compact(CLI::App& log, Console& console) {
+AddedCommand add_log_compact(Parser& log, Console& console) {
   auto flags = std::make_shared<CompactFlags>();
-  CLI::App* parser = log.add_subcommand("compact", "Merge deltas for those who are far behind");
+  Parser* parser = log.add_subcommand("compact", "Merge deltas for those who are far behind");
   flags->log.add_to(*parser);
   add_key(*parser, flags->key);
   parser->add_option("--limit", flags->limit, "At most so many merged deltas; 0: all that are missing")
@@ -184,9 +184,9 @@ AddedCommand add_log_compact(CLI::App& log, Console& console) {
   return {parser, [flags, &console] { return run_compact(console, *flags); }};
 }
 
-AddedCommand add_log_gc(CLI::App& log, Console& console) {
+AddedCommand add_log_gc(Parser& log, Console& console) {
   auto flags = std::make_shared<GcFlags>();
-  CLI::App* parser = log.add_subcommand("gc", "Remove what no reader needs any more");
+  Parser* parser = log.add_subcommand("gc", "Remove what no reader needs any more");
   flags->log.add_to(*parser);
   add_key(*parser, flags->key);
   parser->add_option("--keep", flags->keep, "The newest versions that stay, at least")

@@ -81,9 +81,9 @@ int run_verify(Console& console, const VerifyFlags& flags) {
 
 }  // namespace
 
-AddedCommand add_log_verify(CLI::App& log, Console& console) {
+AddedCommand add_log_verify(Parser& log, Console& console) {
   auto flags = std::make_shared<VerifyFlags>();
-  CLI::App* parser = log.add_subcommand("verify", "Verify everything that a log holds");
+  Parser* parser = log.add_subcommand("verify", "Verify everything that a log holds");
   flags->log.add_to(*parser);
   add_duration(*parser, "--max-age", flags->max_age, "Fail when the newest version is older; 0: any age");
   parser->add_flag("!--no-anchors", flags->anchors, "Leave anchors out: they are what takes long");

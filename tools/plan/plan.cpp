@@ -28,21 +28,22 @@ int run_plan(Console& console, const PlanFlags& flags) {
   return kExitGood;
 }
 
-void add_plan_options(CLI::App& parser, PlanRequest& request) {
+void add_plan_options(Parser& parser, PlanRequest& request) {
   parser.add_option("--engines", request.engines, "Replicas of the engine, each on nodes of its own")
-      ->check(CLI::Range(1, 4096))
+      ->check(Condition::range(1, 4096))
       ->capture_default_str()
       ->type_name("N");
   parser
       .add_option("--scale-down", request.scale_down,
                   "Divide what the files declare as scalable by this: the same plan in small")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(Condition::range(1, 1 << 20))
       ->capture_default_str()
       ->type_name("K");
+  parser.add_renamed("--max-channels", "--max-groups");
   parser
       .add_option("--max-groups", request.options.max_groups_per_rank,
                   "The most groups (communicators) that a rank may be in")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(Condition::range(1, 1 << 20))
       ->capture_default_str()
       ->type_name("N");
   parser.add_option("--unsent", request.options.unsent, "Trainer tensors that no engine holds are good (* and ?)")
@@ -50,40 +51,41 @@ void add_plan_options(CLI::App& parser, PlanRequest& request) {
       ->type_name("PATTERN");
 }
 
-void add_model_options(CLI::App& parser, PlanRequest& request) {
+void add_model_options(Parser& parser, PlanRequest& request) {
   parser.add_option("--bandwidth", request.world_gigabytes_per_second, "Of a rank, between nodes, GB/s")
-      ->check(CLI::PositiveNumber)
+      ->check(Condition::positive())
       ->capture_default_str()
       ->type_name("GB/S");
   parser.add_option("--node-bandwidth", request.node_gigabytes_per_second, "Of a rank, inside its node, GB/s")
-      ->check(CLI::PositiveNumber)
+      ->check(Condition::positive())
       ->capture_default_str()
       ->type_name("GB/S");
   parser.add_option("--latency", request.latency_microseconds, "Of a transfer, microseconds")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Condition::non_negative())
       ->capture_default_str()
       ->type_name("US");
   parser.add_option("--density", request.density_percent, "Elements that a sync changes, percent")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(Condition::range(0.0, 100.0))
       ->capture_default_str()
       ->type_name("PERCENT");
   parser.add_option("--bytes-per-change", request.bytes_per_change, "Bytes of a delta for each")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Condition::non_negative())
       ->capture_default_str()
       ->type_name("BYTES");
 }
 
 }  // namespace
 
-AddedCommand add_plan(CLI::App& app, Console& console) {
+AddedCommand add_plan(Parser& app, Console& console) {
   auto flags = std::make_shared<PlanFlags>();
-  CLI::App* parser = app.add_subcommand("plan", "Who sends what to whom, from a trainer's layout and an engine's");
+  Parser* parser = app.add_subcommand("plan", "Who sends what to whom, from a trainer's layout and an engine's");
   parser->add_option("trainer", flags->request.trainer_file, "The trainer's layout file")
       ->required()
       ->type_name("TRAINER");
   parser->add_option("engine", flags->request.engine_file, "The engine's layout file")->required()->type_name("ENGINE");
   add_plan_options(*parser, flags->request);
   add_model_options(*parser, flags->request);
+  parser->add_renamed("--channels", "--groups");
   parser->add_flag("--groups", flags->every.group, "Print a row for every group, however many there are");
   parser->add_flag("--ranks", flags->every.rank, "Print bytes and memory of every rank");
   parser->add_option("--html", flags->html, "Write a picture, one page; an older page there is replaced")

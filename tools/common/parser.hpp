@@ -1,0 +1,107 @@
+#pragma once
+
+// The command line's parser: a narrow view of CLI11, with its words. CLI11's header takes seconds to compile, so only
+// parser.cpp sees it.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace sparsecast::tools {
+
+/// A condition on the text of an option's argument. A text that fails it is a usage error that names the option.
+class Condition {
+ public:
+  /// Numbers in [low, high].
+  static Condition range(int low, int high);
+  static Condition range(double low, double high);
+  /// Numbers above 0.
+  static Condition positive();
+  /// Numbers from 0 on.
+  static Condition non_negative();
+  /// One of these texts.
+  static Condition one_of(std::vector<std::string> members);
+
+ private:
+  friend class Option;
+  enum class Kind : std::uint8_t { kIntegers, kNumbers, kPositive, kNonNegative, kMembers } kind_ = Kind::kPositive;
+  int first_ = 0;
+  int last_ = 0;
+  double low_ = 0;
+  double high_ = 0;
+  std::vector<std::string> members_;
+};
+
+/// One option of a command. Owned by its parser; every method returns the option itself, so that calls can be chained.
+class Option {
+ public:
+  explicit Option(CLI::Option* option) : option_(option) {}
+
+  /// Makes the command fail without it.
+  Option* required();
+  /// Names its argument in the help text.
+  Option* type_name(const std::string& name);
+  /// Shows the value that its variable has now as the default.
+  Option* capture_default_str();
+  /// Refuses arguments that fail the condition, or for which the function returns a sentence instead of "".
+  Option* check(const Condition& condition);
+  Option* check(const std::function<std::string(const std::string&)>& condition);
+  /// Bounds the number of its arguments.
+  Option* expected(int least, int most);
+  /// Whether one occurrence takes several arguments.
+  Option* allow_extra_args(bool allowed);
+
+ private:
+  CLI::Option* option_;
+};
+
+/// The parser of the program or of one command.
+class Parser {
+ public:
+  /// The program's parser, which prints `about` at the top of its help.
+  Parser(const std::string& about, const std::string& name);
+  ~Parser();
+  Parser(const Parser&) = delete;
+  Parser& operator=(const Parser&) = delete;
+
+  /// Adds a command. The parser owns what it returns.
+  Parser* add_subcommand(const std::string& name, const std::string& help);
+  /// Adds an option that sets `value`, which must outlive parsing. `T` is std::string, std::vector<std::string>, int,
+  /// std::uint32_t, std::uint64_t, double or std::optional<std::uint64_t>.
+  template <class T>
+  Option* add_option(const std::string& names, T& value, const std::string& help);
+  /// Adds a flag without an argument; "!--no-x" sets `value` to false.
+  Option* add_flag(const std::string& names, bool& value, const std::string& help);
+  /// Makes the use of an option that has a new name now an error that says the new one. The help does not show it.
+  void add_renamed(const std::string& old_name, const std::string& new_name);
+  /// Prints `text` below the help.
+  void footer(const std::string& text);
+  /// Makes a command line without so many commands an error.
+  void require_subcommand(int count);
+  /// Prints `text` for --version and ends.
+  void set_version_flag(const std::string& text);
+
+  /// Parses the arguments (without the program's name). Returns true when a command is to run; otherwise help or an
+  /// error has been printed, and `exit_code` is 0 or 1.
+  bool parse(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err, int& exit_code);
+  /// Whether the last parse() met this command.
+  bool parsed() const;
+
+ private:
+  struct Children;
+  explicit Parser(CLI::App* app);
+  Option* keep(CLI::Option* option);
+
+  CLI::App* app_;
+  std::unique_ptr<Children> children_;
+};
+
+}  // namespace sparsecast::tools
