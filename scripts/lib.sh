@@ -99,48 +99,64 @@ install_packages() {
   fi
 }
 
-# What .venv must hold: for the Python package and its tests, those of other parts, and NCCL's headers and library where
-# device code can be compiled.
+# Prints the files that say what .venv holds: for the Python package and its tests, those of other parts, and NCCL's
+# headers and library where device code can be compiled.
 python_requirements() {
-  cat tests/requirements.txt python/tests/requirements.txt python/tests/requirements-control.txt
-  cat python/tests/requirements-megatron.txt
+  printf '%s\n' tests/requirements.txt python/tests/requirements.txt python/tests/requirements-control.txt \
+    python/tests/requirements-megatron.txt
   if command -v nvcc >/dev/null; then
-    cat tests/requirements-nccl.txt
+    echo tests/requirements-nccl.txt
   fi
+}
+
+# Environments lie in the user's cache, under a name made of what they hold, so that every checkout shares them; the
+# checkout has links to them: .venv, .venv-vllm, .venv-sglang.
+environments=${XDG_CACHE_HOME:-$HOME/.cache}/sparsecast
+
+# link_environment NAME REQUIREMENT-FILE...: makes NAME a link to the environment of these files. Returns 1 when it has
+# still to be filled.
+link_environment() {
+  local name=$1 digest
+  shift
+  digest=$({ python3 -V; command -v python3; cat "$@"; } | sha256sum | cut -c1-16)
+  mkdir -p "$environments"
+  [[ -L $name ]] || rm -rf "$name"
+  ln -sfn "$environments/${name#.}-$digest" "$name"
+  [[ -e $name/complete ]]
 }
 
 # Commands of a step follow one another by `&&`: the shell does not stop at one that fails there.
 fill_python_environment() {
-  local pip=(.venv/bin/python3 -m pip install --quiet --disable-pip-version-check)
-  python3 -m venv .venv &&
+  local target pip=(.venv/bin/python3 -m pip install --quiet --disable-pip-version-check)
+  target=$(readlink .venv)
+  rm -rf "$target" && python3 -m venv "$target" &&
     "${pip[@]}" -r tests/requirements.txt -r python/tests/requirements.txt &&
     "${pip[@]}" --no-deps -r python/tests/requirements-megatron.txt &&
     { ! command -v nvcc >/dev/null || "${pip[@]}" -r tests/requirements-nccl.txt; } &&
-    python_requirements >.venv/installed-requirements.txt
+    touch .venv/complete
 }
 
 # fill_engine_environment ENGINE: its released package without dependencies, whose torch would be another one, and what
 # its layers and loaders need on a CPU; the rest comes from .venv.
 fill_engine_environment() {
-  local environment=.venv-$1
-  local site=lib/python3.*/site-packages
-  python3 -m venv "$environment" &&
-    (cd .venv && echo "$PWD"/$site) >"$(echo "$environment"/$site)/shared.pth" &&
-    "$environment/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps \
+  local target site=lib/python3.*/site-packages
+  target=$(readlink ".venv-$1")
+  rm -rf "$target" && python3 -m venv "$target" &&
+    (cd -P .venv && echo "$PWD"/$site) >"$(echo "$target"/$site)/shared.pth" &&
+    "$target/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps \
       -r "python/tests/requirements-$1.txt" &&
-    cp "python/tests/requirements-$1.txt" "$environment/installed-requirements.txt"
+    touch "$target/complete"
 }
 
 # fill_engine_environments ENGINE...: side by side; one that cannot be filled is removed.
 fill_engine_environments() {
   local engine code=0 fillers=()
   for engine in "$@"; do
-    rm -rf ".venv-$engine"
     fill_engine_environment "$engine" &
     fillers+=($!)
   done
   for engine in "$@"; do
-    wait "${fillers[0]}" || { rm -rf ".venv-$engine"; echo "no environment for $engine"; code=1; }
+    wait "${fillers[0]}" || { rm -rf "$(readlink ".venv-$engine")" ".venv-$engine"; echo "no environment for $engine"; code=1; }
     fillers=("${fillers[@]:1}")
   done
   return $code
@@ -149,12 +165,11 @@ fill_engine_environments() {
 # Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
 # unless SPARSECAST_ENGINES=ON.
 prepare_python() {
-  if ! cmp -s <(python_requirements) .venv/installed-requirements.txt; then
-    step "Python environment in .venv" fill_python_environment
-  fi
-  local engine engines=()
+  local engine engines=() requirements
+  mapfile -t requirements < <(python_requirements)
+  link_environment .venv "${requirements[@]}" || step "Python environment in .venv" fill_python_environment
   for engine in vllm sglang; do
-    cmp -s "python/tests/requirements-$engine.txt" ".venv-$engine/installed-requirements.txt" || engines+=("$engine")
+    link_environment ".venv-$engine" "${requirements[@]}" "python/tests/requirements-$engine.txt" || engines+=("$engine")
   done
   ((${#engines[@]})) || return 0
   if ! (step "Python environments for ${engines[*]}" fill_engine_environments "${engines[@]}"); then

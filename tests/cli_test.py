@@ -236,9 +236,9 @@ class Plans(Folder):
         self.assertEqual(sum(route["dense_bytes"] for route in plan["routes"]), plan["dense_bytes"])
         self.assertAlmostEqual(sum(rank["sent_bytes"] for rank in plan["ranks"]), plan["delta_bytes"], delta=1)
         for route in plan["routes"]:
-            channel = plan["channels"][route["channel"]]
-            self.assertIn(route["source"], channel["sources"])
-            self.assertTrue({rank for rank, _ in route["slots"]} <= set(channel["receivers"]))
+            group = plan["groups"][route["group"]]
+            self.assertIn(route["source"], group["sources"])
+            self.assertTrue({rank for rank, _ in route["destinations"]} <= set(group["receivers"]))
         self.assertEqual(max(transfer["end_seconds"] for transfer in plan["transfers"]), plan["wire_seconds"])
 
     def test_the_page_is_well_formed_and_needs_nothing_else(self):

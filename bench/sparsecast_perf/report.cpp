@@ -81,7 +81,7 @@ nlohmann::ordered_json to_json(const FanoutHeader& fanout, const FanoutOptions& 
           {"scale_down", options.scale_down},
           {"density_asked", options.density},
           {"routes", fanout.routes},
-          {"channels", fanout.groups},
+          {"groups", fanout.groups},
           {"rounds", fanout.rounds},
           {"transfers", fanout.transfers},
           {"plan", fanout.hash},

@@ -138,7 +138,7 @@ TEST(FanoutPlanErrors, CutsIntoMillionsOfPartsAreRefusedBeforeTheyAreMade) {
   }
   const std::vector<TensorSpec> specs = {matrix("a", kSize, kSize)};
   expect_error(ErrorCode::kUsage, [&] { plan_of(small_layout(specs, by_row), small_layout(specs, by_column)); },
-               {"'a'", "parts", "cuts"});
+               {"'a'", "regions", "cuts"});
 }
 
 TEST(FanoutPlanErrors, WithoutEnginesNothingIsSent) {

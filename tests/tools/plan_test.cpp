@@ -133,17 +133,17 @@ TEST_F(PlanTest, NumbersForMachinesAddUp) {
   EXPECT_DOUBLE_EQ(result["delta_bytes"], 24);
   EXPECT_EQ(result["engines"].size(), 3u);
   EXPECT_EQ(result["engines"][2]["ranks"], json({7, 8}));
-  double channels = 0;
+  double groups = 0;
   double routes = 0;
   double received = 0;
   double sent = 0;
-  for (const json& channel : result["channels"]) channels += channel["delta_bytes"].get<double>();
+  for (const json& group : result["groups"]) groups += group["delta_bytes"].get<double>();
   for (const json& route : result["routes"]) routes += route["dense_bytes"].get<double>();
   for (const json& rank : result["ranks"]) {
     sent += rank["sent_bytes"].get<double>();
     received += rank["received_bytes"].get<double>();
   }
-  EXPECT_DOUBLE_EQ(channels, 24);
+  EXPECT_DOUBLE_EQ(groups, 24);
   EXPECT_DOUBLE_EQ(routes, 48);
   EXPECT_DOUBLE_EQ(sent, 24);
   EXPECT_DOUBLE_EQ(received, 3 * 24);
@@ -175,6 +175,13 @@ TEST_F(PlanTest, PagesAreWellFormedWhateverTheNames) {
   EXPECT_THAT(page, HasSubstr("role=\"img\""));
   EXPECT_THAT(page, Not(HasSubstr("<script")));
   EXPECT_THAT(page, Not(HasSubstr("\x01")));
+}
+
+TEST_F(PlanTest, OptionsWithANewNameSayIt) {
+  write_rows_and_columns();
+  EXPECT_THAT(plan({"--max-channels", "4"}).err, HasSubstr("--max-groups"));
+  EXPECT_EQ(plan({"--max-channels", "4"}).code, kExitUsage);
+  EXPECT_THAT(plan({"--channels"}).err, HasSubstr("--groups"));
 }
 
 TEST_F(PlanTest, APageIsReplacedAndNothingElseIs) {
@@ -281,7 +288,7 @@ TEST_P(ShippedPairs, PlanAndAreDrawnInFewBoxes) {
   EXPECT_GE(boxes, 3u);
   EXPECT_LE(boxes, 120u);
   EXPECT_EQ(
-      run({"plan", shipped(pair.trainer), shipped(pair.engine), "--scale-down", "64", "--ranks", "--channels"}).code,
+      run({"plan", shipped(pair.trainer), shipped(pair.engine), "--scale-down", "64", "--ranks", "--groups"}).code,
       kExitGood);
 }
 

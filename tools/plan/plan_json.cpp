@@ -71,7 +71,7 @@ Json routes_json(const PlanStudy& study) {
                     {"source", route.source},
                     {"group", route.group},
                     {"destinations", std::move(destinations)},
-                    {"parts", route.regions.size()},
+                    {"regions", route.regions.size()},
                     {"elements", route.elements},
                     {"dense_bytes", route.bytes},
                     {"counted_by", route.counted_by},
@@ -131,7 +131,7 @@ nlohmann::ordered_json plan_json(const PlanStudy& study) {
            {{"gathered_bytes", dense},
             {"received_bytes_per_rank", dense},
             {"seconds", static_cast<double>(dense) / study.model.world_bytes_per_second}}},
-          {"channels", groups_json(study)},
+          {"groups", groups_json(study)},
           {"routes", routes_json(study)},
           {"transfers", transfers_json(study)},
           {"ranks", ranks_json(study)}};

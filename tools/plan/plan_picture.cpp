@@ -192,7 +192,7 @@ class Painter {
       PictureBox box;
       for (const std::size_t c : members) box.members.push_back(static_cast<int>(c));
       std::sort(box.members.begin(), box.members.end());
-      const char* word = members.size() == 1 ? "group" : "channels";
+      const char* word = members.size() == 1 ? "group" : "groups";
       box.label = fmt::format("{} {}", word, short_rank_ranges(box.members, 16));
       box.title = fmt::format("{} {}: {} a sync", word, rank_ranges(box.members), human_size(bytes_of(members)));
       if (members.size() == 1) box.title += "; " + join_patterns(study_.groups[members.front()].tensors);

@@ -45,7 +45,7 @@ void print_summary(const PlanStudy& study, std::ostream& out) {
   lines.add(
       "plan",
       fmt::format("{} in {}, {}, {}; {} + {} to read the layouts", counted(plan.routes().size(), "route", "routes"),
-                  counted(plan.groups().size(), "group", "channels"), counted(plan.rounds(), "round", "rounds"),
+                  counted(plan.groups().size(), "group", "groups"), counted(plan.rounds(), "round", "rounds"),
                   counted(plan.transfers().size(), "transfer", "transfers"), human_time(study.plan_seconds),
                   human_time(study.read_seconds)));
   lines.add("plan hash", to_hex(plan.hash()));
@@ -103,7 +103,7 @@ void print_groups(const PlanStudy& study, bool every_group, std::ostream& out) {
   const bool join = !every_group && study.groups.size() > kMostRows;
   out << fmt::format("\nWho sends what to whom in a sync{} (1-9/4: every fourth rank):\n",
                      join ? ", groups with the same tensors together" : "");
-  Columns columns({"channels", "sources", "receivers", "each", "routes", "dense", "delta", "tensors"}, 1, true);
+  Columns columns({"groups", "sources", "receivers", "each", "routes", "dense", "delta", "tensors"}, 1, true);
   for (const GroupRow& row : group_rows(study, join)) {
     columns.add({short_rank_ranges(row.groups, kMostRankText), ranks_text(row.sources), ranks_text(row.receivers),
                  std::to_string(row.receivers_each), std::to_string(row.routes), human_bytes(row.dense_bytes),
