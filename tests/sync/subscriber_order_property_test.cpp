@@ -3,21 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "sparsecast/subscriber.hpp"
+#include "support/expect_error.hpp"
 #include "support/forge.hpp"
 #include "support/random_delta.hpp"
 
 namespace sparsecast::test {
 namespace {
-
-template <class Call>
-void expect_error(ErrorCode code, const Call& call) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing was thrown; expected " << to_string(code);
-  } catch (const Error& error) {
-    EXPECT_EQ(to_string(error.code()), to_string(code)) << error.what();
-  }
-}
 
 /// One version step of several frames: a tensor of random bytes larger than a frame may be, changed throughout.
 class RecordOrderProperty : public ::testing::TestWithParam<ValueCodec> {
