@@ -98,15 +98,15 @@ TEST_F(PlanTest, TheExampleOfTheDocumentationHasTheseAddresses) {
   ASSERT_EQ(plan.routes().size(), 6u);
   for (std::size_t l = 0; l < 6; ++l) {
     const Route& route = plan.routes()[l];
-    ASSERT_EQ(route.parts.size(), 1u);
-    ASSERT_EQ(route.slots.size(), 1u);
+    ASSERT_EQ(route.regions.size(), 1u);
+    ASSERT_EQ(route.destinations.size(), 1u);
     const auto source = static_cast<std::uint64_t>(route.source);
-    const auto column = static_cast<std::uint64_t>(route.slots[0].rank - 3);
-    EXPECT_EQ(route.parts[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
-    const std::vector<PartView> from = plan.source_views(l);
+    const auto column = static_cast<std::uint64_t>(route.destinations[0].rank - 3);
+    EXPECT_EQ(route.regions[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
+    const std::vector<RegionView> from = plan.source_views(l);
     EXPECT_EQ(from[0].first, 2 * column);
     EXPECT_EQ(from[0].strides, (std::vector<std::int64_t>{4, 1}));
-    const std::vector<PartView> to = plan.slot_views(l, route.slots[0]);
+    const std::vector<RegionView> to = plan.destination_views(l, route.destinations[0]);
     EXPECT_EQ(to[0].first, 4 * source);
     EXPECT_EQ(to[0].strides, (std::vector<std::int64_t>{2, 1}));
   }
