@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+
 """The documents hold together: links and anchors resolve, paths that they name exist, prose lines fit 120 columns, the
-index names every document, the README stays short, and #include lines keep to the layers of docs/architecture.md.
+index names every document, and the README stays short.
 
     tests/doc_links_test.py [unittest arguments]
 """
@@ -72,14 +74,6 @@ def is_there(word):
     return any(REPOSITORY.glob(word.rstrip("/"))) if "*" in word else (REPOSITORY / word).exists()
 
 
-def layer_of(included, layers):
-    """The layer of a header as #include names it, from src/ or from the root; None for public and external ones."""
-    for path in ("src/" + included, included):
-        if (REPOSITORY / path).exists():
-            return next((layer for layer in layers if path.startswith(layer + "/")), None)
-    return None
-
-
 class Documents(unittest.TestCase):
     def check(self, problems):
         self.assertFalse(problems, "\n" + "\n".join(problems))
@@ -127,27 +121,6 @@ class Documents(unittest.TestCase):
                   for _, line in prose(index) for link in LINK.findall(line)}
         self.check([f"docs/README.md does not name {path.relative_to(REPOSITORY)}" for path in documents()
                     if path.parent != REPOSITORY and path != index and path not in linked])
-
-    def test_includes_keep_to_the_layers(self):
-        layers = {}
-        for _, line in prose(REPOSITORY / "docs" / "architecture.md"):
-            row = re.match(r"\| `([\w/]+)` \|.*\|([^|]*)\|$", line)
-            if row and (REPOSITORY / row[1]).is_dir():
-                layers[row[1]] = set(CODE.findall(row[2]))
-        self.assertIn("src/core", layers)
-        problems = [f"the table of layers lacks {folder.relative_to(REPOSITORY)}"
-                    for folder in (REPOSITORY / "src").iterdir()
-                    if folder.is_dir() and str(folder.relative_to(REPOSITORY)) not in layers]
-        for layer, allowed in layers.items():
-            for source in sorted((REPOSITORY / layer).rglob("*.*")):
-                if source.suffix not in (".cpp", ".hpp", ".cu", ".cuh"):
-                    continue
-                for included in re.findall(r'^\s*#\s*include "([^"]+)"', source.read_text(encoding="utf-8"), re.M):
-                    target = layer_of(included, layers)
-                    if target and target != layer and target not in allowed:
-                        problems.append(f"{source.relative_to(REPOSITORY)} includes {included}: {layer} may not include "
-                                        f"{target}")
-        self.check(sorted(problems))
 
     def test_the_readme_is_short(self):
         lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").count("\n")
