@@ -146,12 +146,17 @@ fill_engine_environments() {
   return $code
 }
 
-# Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
-# unless SPARSECAST_ENGINES=ON.
-prepare_python() {
+# Creates or refreshes .venv.
+prepare_package_environment() {
   if ! cmp -s <(python_requirements) .venv/installed-requirements.txt; then
     step "Python environment in .venv" fill_python_environment
   fi
+}
+
+# Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
+# unless SPARSECAST_ENGINES=ON.
+prepare_python() {
+  prepare_package_environment
   local engine engines=()
   for engine in vllm sglang; do
     cmp -s "python/tests/requirements-$engine.txt" ".venv-$engine/installed-requirements.txt" || engines+=("$engine")
