@@ -20,8 +20,8 @@ HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*$")
 LINK = re.compile(r"\]\(([^()\s]+)\)")  # The text may begin on the line before.
 CODE = re.compile(r"`([^`]+)`")
 # A path of this repository; what is generated (build/, .venv/) is not looked at.
-PATH = re.compile(r"^(src|cuda|include|tools|python|tests|mpi_tests|bench|fuzz|examples|scripts|docs|layouts|testdata|cmake)"
-                  r"/[\w./*-]*$")
+PATH = re.compile(r"^(src|cuda|include|tools|python|tests|mpi_tests|bench|fuzz|examples|scripts|docs|layouts|testdata"
+                  r"|cmake)/[\w./*-]*$")
 PUBLIC_HEADER = re.compile(r"^sparsecast/\w+\.(hpp|h)$")
 # LAYOUT.json, FILE and the like stand for a reader's own file.
 PLACEHOLDER = re.compile(r"^(?!README|TESTING|CHANGELOG|CONTRIBUTING)[A-Z][A-Z_]+(\.\w+)?$")
@@ -30,6 +30,12 @@ PLACEHOLDER = re.compile(r"^(?!README|TESTING|CHANGELOG|CONTRIBUTING)[A-Z][A-Z_]
 def documents():
     top = [REPOSITORY / name for name in TOP_LEVEL if (REPOSITORY / name).exists()]
     return top + sorted((REPOSITORY / "docs").rglob("*.md"))
+
+
+def records():
+    """Documents that lie beside what they are about; what they name may be of another time."""
+    folders = [REPOSITORY / name for name in ("bench", "examples", "testdata")]
+    return [path for folder in folders for path in sorted(folder.rglob("*.md"))]
 
 
 def prose(path):
@@ -83,7 +89,7 @@ class Documents(unittest.TestCase):
 
     def test_links_and_anchors_resolve(self):
         problems = []
-        for path in documents():
+        for path in documents() + records():
             for number, line in prose(path):
                 for link in LINK.findall(CODE.sub("", line)):
                     if re.match(r"[a-z]+:", link):
@@ -128,7 +134,8 @@ class Documents(unittest.TestCase):
 
     def test_the_readme_has_a_program_to_run(self):
         # python/tests/install/run.sh runs the first block of Python.
-        block = re.search(r"^```python\n(.*?)^```$", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+        text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+        block = re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)
         self.assertIsNotNone(block)
         compile(block[1], "README.md", "exec")
 
