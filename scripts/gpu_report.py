@@ -71,8 +71,8 @@ def main():
 
     steps = []
     for line in (raw / "steps.tsv").read_text(encoding="utf-8").splitlines():
-        stage, name, verdict, seconds, note = line.split("\t")
-        steps.append({"stage": stage, "step": name, "verdict": verdict, "seconds": int(seconds), "note": note})
+        stage, name, outcome, seconds, note = line.split("\t")
+        steps.append({"stage": stage, "step": name, "outcome": outcome, "seconds": int(seconds), "note": note})
     benches = {path.stem: load(path) for path in sorted(raw.glob("bench*.json"))}
     torch = load(raw / "torch.json")
     machine = load(raw / "machine.json") or {}
@@ -90,7 +90,7 @@ def main():
     lines = [f"commit   {arguments.commit}", f"cuda/    sha256 {arguments.sources}",
              f"device   {machine.get('device') or smi_fields[0] or 'none'}, driver {driver}, for CUDA "
              f"{machine.get('driver_version', '-')}", ""]
-    lines += [f"{step['stage']:<9} {step['step']:<32} {step['verdict']:<7} {step['seconds']:>5} s  {step['note']}".rstrip()
+    lines += [f"{step['stage']:<9} {step['step']:<32} {step['outcome']:<7} {step['seconds']:>5} s  {step['note']}".rstrip()
               for step in steps]
     if benches:
         lines += ["", "bf16, 1 %                            measured  goal"]
@@ -100,7 +100,7 @@ def main():
     text = "\n".join(lines) + "\n"
     (arguments.out / "table.txt").write_text(text, encoding="utf-8")
     print("\n" + text, end="")
-    return 1 if any(step["verdict"] == "FAIL" for step in steps) else 0
+    return 1 if any(step["outcome"] == "FAIL" for step in steps) else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2154
-# What gpu_check.sh says of its steps, sourced by it: limits, verdicts, logs, and the report after each. Uses its
+# What gpu_check.sh says of its steps, sourced by it: limits, outcomes, logs, and the report after each. Uses its
 # variables: stage, build, bin, raw, out, within, python, commit, sources.
 
-# record STAGE STEP VERDICT SECONDS NOTE
+# record STAGE STEP OUTCOME SECONDS NOTE
 record() {
   printf '%s\t%s\t%s\t%s\t%s\n' "$@" >>"$raw/steps.$1.tsv"
   printf '%-9s %-28s %-7s %5d s  %s\n' "$@"
@@ -19,7 +19,7 @@ reserve=15
 
 # try STEP SECONDS COMMAND...: runs the command for at most so long, and notes how it ended.
 try() {
-  local name=$1 limit=$(($2 * ${SPARSECAST_PATIENCE:-1})) start=$SECONDS code verdict=PASS note=
+  local name=$1 limit=$(($2 * ${SPARSECAST_PATIENCE:-1})) start=$SECONDS code outcome=PASS note=
   shift 2
   local log=$raw/logs/$stage-${name//[^a-zA-Z0-9_]/-}.log
   if [[ -n $within ]] && ((within - SECONDS - reserve < limit)); then
@@ -33,12 +33,12 @@ try() {
   timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null
   code=$?
   if ((code == 124 || code == 137)); then
-    verdict=FAIL note="ran past $limit s"
+    outcome=FAIL note="ran past $limit s"
   elif ((code != 0)); then
-    verdict=FAIL note="exit code $code"
+    outcome=FAIL note="exit code $code"
   fi
-  record "$stage" "$name" "$verdict" $((SECONDS - start)) "$note"
-  [[ $verdict == PASS ]] || tail -n 25 "$log"
+  record "$stage" "$name" "$outcome" $((SECONDS - start)) "$note"
+  [[ $outcome == PASS ]] || tail -n 25 "$log"
   return "$code"
 }
 

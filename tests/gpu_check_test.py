@@ -65,8 +65,8 @@ class GpuCheck(unittest.TestCase):
     def results(self):
         return json.loads((self.out / "results.json").read_text(encoding="utf-8"))
 
-    def decisions(self):
-        return {step["step"]: (step["decision"], step["note"]) for step in self.results()["steps"]}
+    def outcomes(self):
+        return {step["step"]: (step["outcome"], step["note"]) for step in self.results()["steps"]}
 
     @unittest.skipUnless(EMULATED, "needs the programs of tests/EmulatedMachine.cmake")
     def test_ranks_meet_over_nccl_and_survive_a_killed_one(self):
@@ -76,8 +76,8 @@ class GpuCheck(unittest.TestCase):
             (self.bin / name).symlink_to(pathlib.Path(EMULATED) / emulated)
         run = self.check("--quick", "--stage", "nccl")
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
-        self.assertEqual({decision for decision, _ in self.decisions().values()}, {"PASS"}, self.decisions())
-        self.assertGreaterEqual(len(self.decisions()), 10)
+        self.assertEqual({outcome for outcome, _ in self.outcomes().values()}, {"PASS"}, self.outcomes())
+        self.assertGreaterEqual(len(self.outcomes()), 10)
         for detector in ("snapshot", "pinned", "fused"):
             rows = json.loads((self.root / "build" / "raw" / f"perf_{detector}.json").read_text(encoding="utf-8"))["rows"]
             self.assertEqual([row["wrong"] for row in rows], [0] * 5)
@@ -90,7 +90,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(len(results["sources"]), 64)
         self.assertEqual(results["machine"]["device"], "Some GPU")
         self.assertEqual(results["driver"], "580.1.2")
-        self.assertTrue(all(step["decision"] == "PASS" for step in results["steps"]), results["steps"])
+        self.assertTrue(all(step["outcome"] == "PASS" for step in results["steps"]), results["steps"])
         table = (self.out / "table.txt").read_text(encoding="utf-8")
         for part in ("abc", results["sources"], "Some GPU, driver 580.1.2", "a rank is killed"):
             self.assertIn(part, table)
@@ -104,8 +104,8 @@ case "$*" in
 esac""")
         run = self.check("--stage", "test")
         self.assertEqual(run.returncode, 1)
-        self.assertEqual(self.decisions()["device tests"][0], "FAIL")
-        self.assertEqual(self.decisions()["CPU codec and golden tests"][0], "PASS")
+        self.assertEqual(self.outcomes()["device tests"][0], "FAIL")
+        self.assertEqual(self.outcomes()["CPU codec and golden tests"][0], "PASS")
         logs = (self.out / "logs.txt").read_text(encoding="utf-8")
         for line in (r"A\. +1 ", r"B\. +139 ", r"C\. +skipped ", r"D\. +ok "):
             self.assertRegex(logs, "suite " + line)
@@ -118,21 +118,21 @@ esac""")
         run = self.check("--within", "21", "--stage", "test")
         self.assertLess(time.monotonic() - start, 60)
         self.assertEqual(run.returncode, 1)
-        self.assertRegex(self.decisions()["device tests"][1], "ran past")
-        self.assertEqual(self.decisions()["CPU codec and golden tests"], ("FAIL", "no time left of 21 s"))
+        self.assertRegex(self.outcomes()["device tests"][1], "ran past")
+        self.assertEqual(self.outcomes()["CPU codec and golden tests"], ("FAIL", "no time left of 21 s"))
         self.assertFalse(pathlib.Path(f"/proc/{pid.read_text().strip()}").exists())
 
     def test_rows_of_other_calls_are_kept(self):
         self.check("--stage", "nccl")
         self.check("--stage", "test")
-        self.assertIn("a rank is killed, another comes late", self.decisions())
-        self.assertIn("device tests", self.decisions())
+        self.assertIn("a rank is killed, another comes late", self.outcomes())
+        self.assertIn("device tests", self.outcomes())
 
     def test_a_finding_of_a_sanitizer_fails_and_the_others_run(self):
         self.program("compute-sanitizer", "[[ $* != *racecheck* ]] || exit 77", self.path)
         run = self.check("--quick", "--stage", "sanitize")
         self.assertEqual(run.returncode, 1)
-        self.assertEqual(self.decisions(), {"memcheck": ("PASS", ""), "racecheck": ("FAIL", "exit code 77")})
+        self.assertEqual(self.outcomes(), {"memcheck": ("PASS", ""), "racecheck": ("FAIL", "exit code 77")})
 
     def test_goals_are_shown_from_whatever_was_measured(self):
         self.check("--quick", "--stage", "bench")

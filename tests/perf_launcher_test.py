@@ -98,6 +98,16 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual((written["backend"], written["transport"], written["ranks"]), ("cpu", "tcp", 3))
         self.assertEqual(len(written["rows"]), 2)
         self.assertEqual(written["summary"]["wrong"], 0)
+        self.assertEqual((written["schema"], written["benchmark"]), (1, "sparsecast_perf"))
+        total = next(row for row in written["results"] if row["name"].endswith("/total"))
+        self.assertEqual(len(total["samples"]), 2)
+        self.assertTrue(total["baseline"].endswith("/dense"))
+
+    def test_a_record_on_standard_output_is_alone_there(self):
+        run = perf("--ranks", 2, "--steps", 2, "--json", "-", *SMALL)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(len(json.loads(run.stdout)["rows"]), 2)
+        self.assertIn("#wrong 0: OK", run.stderr)
 
     def test_the_fused_cast_runs(self):
         run = perf("--ranks", 2, "--steps", 2, "--detector", "fused", *SMALL)

@@ -3,17 +3,22 @@
 #include <cstdint>
 #include <string>
 
+#include "common/record.hpp"
+
 namespace sparsecast::bench {
 
-/// `--trace`: bytes per change of a recorded trace, ours beside the baselines, for each step and over all. Exit status:
-/// 1 when auto + ulp is larger than the best baseline over all steps.
-int run_trace(const std::string& directory, bool json);
-/// `--sizes`: the same on generated data from 0.01 % to 60 %, each case of at least `elements`; 1 when ours is larger
-/// than the best baseline in any case.
-int run_sizes(std::uint64_t elements);
-/// `--summary`: paired times against a plain compare scan.
-int run_summary(std::uint64_t mib, int threads, int repeat);
-/// Google Benchmark's cases for every codec.
-void register_benchmarks(std::uint64_t mib);
+// Every mode prints its table to standard output and adds its rows to `record`.
+
+/// Runs `--trace`: bytes per change of a recorded trace, sparsecast's codings beside the baselines, for each step and
+/// over all. Returns the exit status: 1 when auto + ulp is larger than the best baseline over all steps.
+int run_trace(const std::string& directory, Record& record);
+/// Runs `--sizes`: the same on generated data from 0.01 % to 60 %, each case of at least `elements`. Returns 1 when
+/// auto + ulp is larger than the best baseline in any case.
+int run_sizes(std::uint64_t elements, Record& record);
+/// Runs `--summary`: times against a plain compare scan, measured in turns within each of `repeat` rounds, on arrays of
+/// `mib` MiB.
+int run_summary(std::uint64_t mib, int threads, int repeat, Record& record);
+/// Runs Google Benchmark over every codec, on arrays of `mib` MiB; its own --benchmark_* options are taken from argv.
+int run_google_benchmarks(int argc, char** argv, std::uint64_t mib, Record& record);
 
 }  // namespace sparsecast::bench

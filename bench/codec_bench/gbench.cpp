@@ -131,6 +131,58 @@ void add_floors(const std::string& suffix, const Data& data) {
   });
 }
 
+/// Prints as Google Benchmark does, and keeps the times: one sample per repetition.
+class Recorder : public benchmark::ConsoleReporter {
+ public:
+  explicit Recorder(std::string suffix) : suffix_(std::move(suffix)) {}
+
+  void ReportRuns(const std::vector<Run>& runs) override {
+    ConsoleReporter::ReportRuns(runs);
+    for (const Run& run : runs) {
+      if (run.run_type != Run::RT_Iteration || run.iterations == 0) continue;
+      Case& one = case_named(run.benchmark_name());
+      one.ms.push_back(1e3 * run.real_accumulated_time / static_cast<double>(run.iterations));
+      const auto counter = run.counters.find("bytes_per_change");
+      if (counter != run.counters.end()) one.bytes_per_change = counter->second.value;
+    }
+  }
+
+  void take(Record& record) const {
+    for (const Case& one : cases_) {
+      record.results.push_back(median_of(one.name + suffix_, "ms", one.ms, floor_of(one.name)));
+      if (one.bytes_per_change == 0) continue;
+      Measurement size{one.name + suffix_ + "/size", "B/change", one.bytes_per_change};
+      size.exact = true;
+      record.results.push_back(std::move(size));
+    }
+  }
+
+ private:
+  struct Case {
+    std::string name;
+    std::vector<double> ms;
+    double bytes_per_change = 0;
+  };
+
+  Case& case_named(const std::string& name) {
+    if (cases_.empty() || cases_.back().name != name) cases_.push_back({name, {}, 0});
+    return cases_.back();
+  }
+
+  /// Name of the row that bounds a case from below: the scan of its data for encoders, the memcpy for decoders and
+  /// the digest; empty for these two themselves.
+  std::string floor_of(const std::string& name) const {
+    const std::size_t density = name.rfind('/');
+    const std::size_t data = density == std::string::npos || density == 0 ? density : name.rfind('/', density - 1);
+    if (data == std::string::npos || name.starts_with("scan/") || name.starts_with("memcpy/")) return {};
+    const bool encodes = name.find("_encode/") != std::string::npos;
+    return (encodes ? "scan" : "memcpy") + name.substr(data) + suffix_;
+  }
+
+  std::string suffix_;  ///< Of every row's name: the size of the arrays.
+  std::vector<Case> cases_;
+};
+
 constexpr PositionMode kPositions[] = {PositionMode::kAuto, PositionMode::kPacked, PositionMode::kGap16,
                                        PositionMode::kIndex32, PositionMode::kBitmap};
 constexpr ValueCodec kValues[] = {ValueCodec::kUlp, ValueCodec::kXor, ValueCodec::kRaw};
@@ -158,7 +210,7 @@ void add_all(const Data& data) {
 
 }  // namespace
 
-void register_benchmarks(std::uint64_t mib) {
+int run_google_benchmarks(int argc, char** argv, std::uint64_t mib, Record& record) {
   const Data kinds[] = {{"fp8", DType::kF8E4M3, ChangeKind::kWide, 0, (mib << 20)},
                         {"bf16", DType::kBF16, ChangeKind::kAdamw, 0, (mib << 20) / 2},
                         {"f32", DType::kF32, ChangeKind::kWide, 0, (mib << 20) / 4},
@@ -169,6 +221,11 @@ void register_benchmarks(std::uint64_t mib) {
       add_all(data);
     }
   }
+  benchmark::Initialize(&argc, argv);
+  Recorder recorder(fmt::format("/{} MiB", mib));
+  benchmark::RunSpecifiedBenchmarks(&recorder);
+  recorder.take(record);
+  return 0;
 }
 
 }  // namespace sparsecast::bench

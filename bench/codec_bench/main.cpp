@@ -1,4 +1,3 @@
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -14,13 +13,14 @@ int main(int argc, char** argv) {
   std::string trace;
   bool sizes = false;
   bool summary = false;
-  bool json = false;
   std::uint64_t mib = 0;
   std::uint64_t elements = std::uint64_t{1} << 22;
   int threads = 1;
   int repeat = 9;
+  std::string json;
   app.add_option("--trace", trace, "Bytes per change of a trace: a directory with an anchor and sparse steps");
-  app.add_flag("--json", json, "With --trace: print JSON");
+  app.add_option("--json", json,
+                 "Also write the results to this file (-: to standard output, and the table to standard error)");
   app.add_flag("--sizes", sizes,
                "Bytes per change of generated data from 0.01 % to 60 %; exit 1 if a baseline is smaller");
   app.add_option("--elements", elements, "With --sizes: at least so many elements in each case")->capture_default_str();
@@ -35,15 +35,17 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    if (!trace.empty()) return sparsecast::bench::run_trace(trace, json);
-    if (sizes) return sparsecast::bench::run_sizes(elements);
-    if (summary) return sparsecast::bench::run_summary(mib != 0 ? mib : 256, threads, repeat);
-    sparsecast::bench::register_benchmarks(mib != 0 ? mib : 64);
-    benchmark::Initialize(&argc, argv);
-    benchmark::RunSpecifiedBenchmarks();
+    using namespace sparsecast::bench;
+    const RecordFile file(json);
+    Record record("codec_bench");
+    const int status = !trace.empty() ? run_trace(trace, record)
+                       : sizes        ? run_sizes(elements, record)
+                       : summary      ? run_summary(mib != 0 ? mib : 256, threads, repeat, record)
+                                      : run_google_benchmarks(argc, argv, mib != 0 ? mib : 64, record);
+    file.write(record);
+    return status;
   } catch (const std::exception& error) {
     fmt::print(stderr, "codec_bench: {}\n", error.what());
     return 3;
   }
-  return 0;
 }

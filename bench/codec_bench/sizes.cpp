@@ -37,8 +37,8 @@ Pair enough_changes(const Case& c, double density, std::uint64_t elements) {
   }
 }
 
-/// Prints the case's row; true when ours is larger.
-bool measure(const Case& c, double density, std::uint64_t least_elements) {
+/// Prints and records the case's row; returns true when sparsecast's file is larger than the best baseline.
+bool measure(const Case& c, double density, std::uint64_t least_elements, Record& record) {
   const Pair pair = enough_changes(c, density, least_elements);
   const std::uint64_t elements = pair.before.size() / element_size(c.dtype);
   const TensorTable table({{"weight", c.dtype, {elements}}});
@@ -53,12 +53,21 @@ bool measure(const Case& c, double density, std::uint64_t least_elements) {
              static_cast<double>(theirs[best]) / changes, baselines()[best].name,
              static_cast<double>(own) / static_cast<double>(theirs[best]), own > theirs[best] ? "  LARGER" : "");
   std::fflush(stdout);
+  const std::string name = fmt::format("sizes/{}/{:g}%/{} elements", c.name, 100 * density, elements);
+  const auto add = [&](const std::string& coding, std::uint64_t bytes, const std::string& baseline) {
+    Measurement row{name + "/" + coding, "B/change", static_cast<double>(bytes) / changes};
+    row.baseline = baseline;
+    row.exact = true;
+    record.results.push_back(std::move(row));
+  };
+  add("best baseline", theirs[best], "");
+  add("auto + ulp", own, name + "/best baseline");
   return own > theirs[best];
 }
 
 }  // namespace
 
-int run_sizes(std::uint64_t elements) {
+int run_sizes(std::uint64_t elements, Record& record) {
   fmt::print(
       "# whole .scd file (auto + ulp) against the best baseline's streams; each case has at least {} elements and as "
       "many\n"
@@ -68,7 +77,7 @@ int run_sizes(std::uint64_t elements) {
       "ratio");
   int larger = 0;
   for (const Case& c : kCases) {
-    for (const double density : kDensities) larger += measure(c, density, elements) ? 1 : 0;
+    for (const double density : kDensities) larger += measure(c, density, elements, record) ? 1 : 0;
   }
   fmt::print("# auto + ulp is larger than the best baseline in {} of {} cases\n", larger,
              std::size(kCases) * std::size(kDensities));

@@ -36,8 +36,30 @@ void each_part(const Subject& subject, const std::function<void(std::uint64_t fi
   });
 }
 
-void measure(const Subject& subject, const char* name, int repeat) {
-  enum { kScan, kCopy, kEncode, kEncodeDigest, kApply, kApplyDigest, kDigest, kCount };
+enum { kScan, kCopy, kEncode, kEncodeDigest, kApply, kApplyDigest, kDigest, kCount };
+
+/// Adds a row for each of the kCount series of seconds. Encoding and digests are compared with the scan, applying with
+/// encoding.
+void add_rows(const std::string& name, const std::vector<double> (&seconds)[kCount], double bytes_per_change,
+              Record& record) {
+  constexpr const char* kNames[kCount] = {"scan",  "memcpy",         "encode", "encode + digest",
+                                          "apply", "apply + digest", "digest"};
+  constexpr int kBaselines[kCount] = {kCount, kScan, kScan, kScan, kEncode, kEncode, kScan};
+  for (int i = 0; i < kCount; ++i) {
+    std::vector<double> ms;
+    for (const double sample : seconds[i]) ms.push_back(1e3 * sample);
+    Measurement row = median_of(name + kNames[i], "ms", std::move(ms));
+    if (kBaselines[i] != kCount) row.baseline = name + kNames[kBaselines[i]];
+    row.paired = true;
+    record.results.push_back(std::move(row));
+  }
+  Measurement size{name + "size", "B/change", bytes_per_change};
+  size.exact = true;
+  record.results.push_back(std::move(size));
+}
+
+/// Prints and records one case; returns false when a result is not bit for bit right.
+bool measure(const Subject& subject, const char* name, int repeat, const std::string& row_name, Record& record) {
   std::vector<double> samples[kCount];
   EncodeOptions options;
   options.threads = subject.threads;
@@ -77,20 +99,22 @@ void measure(const Subject& subject, const char* name, int repeat) {
   }
   double ms[kCount];
   for (int i = 0; i < kCount; ++i) ms[i] = 1e3 * median(samples[i]);
+  const double per_change = static_cast<double>(bytes) / static_cast<double>(subject.pair.changed);
   fmt::print(
       "  {:<6} {:>9.4f} {:>8.3f} {:>8.2f} {:>7.1f} {:>8.2f} {:>8.2f} {:>6.0f} {:>8.2f} {:>6.0f} {:>8.2f} {:>8.2f} "
       "{:>8.2f} {:>8.2f}{}\n",
-      name, 100.0 * static_cast<double>(subject.pair.changed) / static_cast<double>(subject.elements),
-      static_cast<double>(bytes) / static_cast<double>(subject.pair.changed), ms[kScan],
-      static_cast<double>(2 * subject.elements * subject.size) / ms[kScan] / 1e6, ms[kCopy], ms[kEncode],
+      name, 100.0 * static_cast<double>(subject.pair.changed) / static_cast<double>(subject.elements), per_change,
+      ms[kScan], static_cast<double>(2 * subject.elements * subject.size) / ms[kScan] / 1e6, ms[kCopy], ms[kEncode],
       100 * ms[kScan] / ms[kEncode], ms[kEncodeDigest], 100 * ms[kScan] / ms[kEncodeDigest], ms[kApply],
       ms[kApply] / ms[kEncode], ms[kApplyDigest], ms[kDigest], right ? "" : "  WRONG");
   std::fflush(stdout);
+  add_rows(row_name, samples, per_change, record);
+  return right;
 }
 
 }  // namespace
 
-int run_summary(std::uint64_t mib, int threads, int repeat) {
+int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
   fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; times in ms\n", mib, threads,
              repeat);
   fmt::print("# {:<6} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8}\n", "dtype",
@@ -106,15 +130,18 @@ int run_summary(std::uint64_t mib, int threads, int repeat) {
       {DType::kBF16, "bf16", 0.01},   {DType::kBF16, "bf16", 0.03},  {DType::kBF16, "bf16", 0.1},
       {DType::kBF16, "bf16", 0.3},    {DType::kBF16, "bf16", 0.6},   {DType::kF8E4M3, "fp8", 0.01},
       {DType::kF32, "f32", 0.01},     {DType::kF64, "f64", 0.01}};
+  bool all_right = true;
   for (const Case& c : kCases) {
     const std::size_t size = element_size(c.dtype);
     const std::uint64_t elements = (mib << 20) / size;
     const ChangeKind kind = c.dtype == DType::kBF16 ? ChangeKind::kAdamw : ChangeKind::kWide;
     const Subject subject{TensorTable({{"weight", c.dtype, {elements}}}),
                           make_pair_of(elements, c.dtype, c.density, kind, 11), elements, size, threads};
-    measure(subject, c.name, repeat);
+    const std::string row_name =
+        fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));
+    all_right = measure(subject, c.name, repeat, row_name, record) && all_right;
   }
-  return 0;
+  return all_right ? 0 : 1;
 }
 
 }  // namespace sparsecast::bench

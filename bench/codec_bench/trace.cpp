@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "codec_bench/commands.hpp"
 #include "codec_bench/measure.hpp"
@@ -106,29 +105,32 @@ void print_table(const std::string& directory, const Result& result) {
   }
 }
 
-void print_json(const std::string& directory, const Result& result) {
-  nlohmann::ordered_json json = {
-      {"trace", directory}, {"steps", result.steps.size()}, {"elements", result.elements}, {"changed", result.changed}};
+void add_rows(const std::string& directory, const Result& result, Record& record) {
+  record.more["trace"] = {{"directory", directory},
+                          {"steps", result.steps.size()},
+                          {"elements", result.elements},
+                          {"changed", result.changed}};
+  const auto add = [&](const std::string& name, std::uint64_t bytes, std::uint64_t changed) {
+    Measurement row{name, "B/change", per_change(bytes, changed)};
+    row.exact = true;
+    row.statistic = "total";
+    record.results.push_back(std::move(row));
+  };
+  const std::string trace = fmt::format("trace/{}/", base_name(directory));
   for (const auto* codings : {&result.own, &result.baselines}) {
-    for (const Coding& coding : *codings) {
-      json["codings"].push_back({{"name", coding.name},
-                                 {"bytes", coding.bytes},
-                                 {"bytes_per_change", per_change(coding.bytes, result.changed)}});
-    }
+    for (const Coding& coding : *codings) add(trace + coding.name, coding.bytes, result.changed);
   }
+  record.results.front().baseline = trace + result.best_baseline().name;
   for (const StepRow& row : result.steps) {
-    json["by_step"].push_back({{"name", row.name},
-                               {"changed", row.changed},
-                               {"auto_bytes", row.own},
-                               {"best_baseline_bytes", row.best},
-                               {"best_baseline", row.best_baseline}});
+    add(trace + row.name + "/best baseline", row.best, row.changed);
+    add(trace + row.name + "/" + result.own[0].name, row.own, row.changed);
+    record.results.back().baseline = trace + row.name + "/best baseline";
   }
-  fmt::print("{}\n", json.dump(2));
 }
 
 }  // namespace
 
-int run_trace(const std::string& directory, bool json) {
+int run_trace(const std::string& directory, Record& record) {
   const CheckpointSeries series(FileSystem::posix(), directory);
   const TensorTable& table = series.table();
   Result result;
@@ -143,11 +145,8 @@ int run_trace(const std::string& directory, bool json) {
     series.advance(step, live(state));
     measure_step(table, previous, state, series.name(step), result);
   }
-  if (json) {
-    print_json(directory, result);
-  } else {
-    print_table(directory, result);
-  }
+  print_table(directory, result);
+  add_rows(directory, result, record);
   const Coding& best = result.best_baseline();
   if (result.own[0].bytes <= best.bytes) return 0;
   fmt::print(stderr, "codec_bench: {} takes {} bytes, {} only {}\n", result.own[0].name, result.own[0].bytes, best.name,

@@ -14,15 +14,15 @@ void run_apply(Workbench& bench, const ApplyCase& apply) {
   const std::uint64_t frame_bytes = apply.frames.commit.frame_bytes;
 
   apply.reset();
-  const Workbench::Times stage = bench.time(
+  const Times stage = bench.time(
       nullptr, [&] { applier.stage(apply.header, records, bench.stream()); }, &steps);
-  const Row staged{"stage", apply.what, apply.percent, 2 * frame_bytes, stage.device_ms, stage.wall_ms, {}};
+  const Row staged{"stage", apply.what, apply.percent, 2 * frame_bytes, stage};
   bench.add(staged, apply.bytes);
   add_steps(bench, steps, staged, apply.bytes);
 
-  const Workbench::Times written = bench.time(apply.reset, [&] { applier.apply(Direction::kForward, bench.stream()); });
+  const Times written = bench.time(apply.reset, [&] { applier.apply(Direction::kForward, bench.stream()); });
   bench.require(sum(applier.digest_changes()) == apply.frames.digest_change, "the digest's change, " + apply.what);
-  Row row{"apply", apply.what, apply.percent, apply.sectors * 64 + frame_bytes, written.device_ms, written.wall_ms, {}};
+  Row row{"apply", apply.what, apply.percent, apply.sectors * 64 + frame_bytes, written};
   if (apply.sectors != 0) {
     const double floor_ms = static_cast<double>(apply.sectors) * 64 / bench.copy_bandwidth(apply.bytes) * 1e3;
     row.more["sectors"] = static_cast<double>(apply.sectors);
@@ -31,9 +31,9 @@ void run_apply(Workbench& bench, const ApplyCase& apply) {
   }
   bench.add(row, apply.bytes);
 
-  const Workbench::Times digest =
+  const Times digest =
       bench.time(nullptr, [&] { static_cast<void>(applier.digests(0, apply.table.size(), bench.stream())); });
-  bench.add({"digest", apply.what, apply.percent, apply.bytes, digest.device_ms, digest.wall_ms, {}}, apply.bytes);
+  bench.add({"digest", apply.what, apply.percent, apply.bytes, digest}, apply.bytes);
 }
 
 }  // namespace sparsecast::bench

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda_bench/workbench.hpp"
 #include "cuda/apply/device_applier.hpp"
 #include "cuda/encode/device_encoder.hpp"
+#include "cuda_bench/workbench.hpp"
 
 namespace sparsecast::bench {
 
@@ -31,8 +31,8 @@ void run_apply(Workbench& bench, const ApplyCase& apply);
 /// For encoders whose steps `steps` times.
 cuda::DeviceEncoderOptions encoder_options(const Workbench& bench, StepTimer& steps);
 /// Times whole deltas, from start() to the end of finish(); `frames` become those of the last.
-Workbench::Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
-                              const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames);
+Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
+                   const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames);
 /// A header of version 2 over version 1.
 DeltaHeader bench_header(const TensorTable& table, const EncodeOptions& options);
 /// A row "phase/step" for each step of `whole`, with bytes where the step moves them all.

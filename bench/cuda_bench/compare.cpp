@@ -38,8 +38,8 @@ cuda::DeviceEncoderOptions encoder_options(const Workbench& bench, StepTimer& st
   return options;
 }
 
-Workbench::Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
-                              const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames) {
+Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
+                   const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames) {
   const auto encode = [&] {
     encoder.start(bench.stream());
     frames = encoder.finish(header);
@@ -48,14 +48,14 @@ Workbench::Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, co
 }
 
 void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::uint64_t copied) {
-  for (const auto& [step, ms] : steps.medians()) {
+  for (const auto& [step, times] : steps.times()) {
     Row row = whole;
     row.phase += "/" + step;
-    row.device_ms = ms;
+    row.times = times;
     if (step != "detect" && step != "inspect" && step != "validate") row.bytes = 0;
     if (whole.phase == "stage") row.bytes /= 2;  // Each reads the frames once.
-    row.wall_ms = 0;
     row.more.clear();
+    row.baseline.clear();
     bench.add(std::move(row), copied);
   }
 }
@@ -78,12 +78,12 @@ void run_compare(Workbench& bench, const Weights& weights) {
   auto encoder = cuda::DeviceEncoder::compare(table, tensors, true, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+  const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
   bench.require(count_wrong(snapshot.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
                 "the refreshed snapshot, " + weights.what);
   bench.require(frames.commit.changed == weights.touched.changed, "the number of changes, " + weights.what);
 
-  Row row{"detect+encode", weights.what, weights.percent, 2 * weights.bytes(), times.device_ms, times.wall_ms, {}};
+  Row row{"detect+encode", weights.what, weights.percent, 2 * weights.bytes(), times};
   row.more["changed"] = static_cast<double>(frames.commit.changed);
   row.more["bytes_per_change"] = weights.touched.changed == 0 ? 0
                                                               : static_cast<double>(frames.commit.frame_bytes) /

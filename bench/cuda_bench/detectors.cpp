@@ -18,10 +18,10 @@ void run_casts(Workbench& bench, const Weights& weights) {
   };
   const std::uint64_t bytes = weights.elements * 6;
 
-  const Workbench::Times plain =
+  const Times plain =
       bench.time(reset, [&] { plain_cast(masters.as<float>(), bf16.as(), weights.elements, bench.stream()); });
   require_the_cast("plain cast");
-  bench.add({"plain cast", weights.what, weights.percent, bytes, plain.device_ms, 0, {}}, weights.bytes());
+  bench.add({"plain cast", weights.what, weights.percent, bytes, plain}, weights.bytes());
 
   const EncodeOptions options;
   const DeltaHeader header = bench_header(table, options);
@@ -29,12 +29,13 @@ void run_casts(Workbench& bench, const Weights& weights) {
     StepTimer steps(bench.stream());
     cuda::DeviceEncoder encoder = make_encoder(encoder_options(bench, steps));
     cuda::DeviceFrames frames;
-    const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+    const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
     require_the_cast(phase);
     bench.require(frames.commit.changed == weights.touched.changed,
                   fmt::format("changes of the {}, {}", phase, weights.what));
-    Row row{phase, weights.what, weights.percent, bytes, times.device_ms, times.wall_ms, {}};
+    Row row{phase, weights.what, weights.percent, bytes, times};
     row.more["over_plain"] = times.device_ms / plain.device_ms;
+    row.baseline = "plain cast";
     bench.add(row, weights.bytes());
     add_steps(bench, steps, row, weights.bytes());
   };
@@ -64,10 +65,10 @@ void run_pinned(Workbench& bench, const Weights& weights) {
     fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
     cuda::copy_async(snapshot.as(), old.as(), weights.bytes(), cudaMemcpyDeviceToHost, bench.stream());
   };
-  const Workbench::Times copy = bench.time(reset, [&] {
+  const Times copy = bench.time(reset, [&] {
     cuda::copy_async(current.as(), snapshot.as(), weights.bytes(), cudaMemcpyHostToDevice, bench.stream());
   });
-  bench.add({"pinned copy", weights.what, weights.percent, 0, copy.device_ms, 0, {}}, weights.bytes());
+  bench.add({"pinned copy", weights.what, weights.percent, 0, copy}, weights.bytes());
 
   StepTimer steps(bench.stream());
   const EncodeOptions options;
@@ -79,13 +80,14 @@ void run_pinned(Workbench& bench, const Weights& weights) {
   auto encoder = cuda::DeviceEncoder::compare_pinned(table, tensors, true, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+  const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
   bench.require(frames.commit.changed == weights.touched.changed, "changes of the pinned snapshot, " + weights.what);
   cuda::copy_async(current.as(), snapshot.as(), weights.bytes(), cudaMemcpyHostToDevice, bench.stream());
   bench.require(count_wrong(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
                 "the refreshed pinned snapshot, " + weights.what);
-  Row row{"pinned snapshot", weights.what, weights.percent, 0, times.device_ms, times.wall_ms, {}};
+  Row row{"pinned snapshot", weights.what, weights.percent, 0, times};
   row.more["over_copy"] = times.device_ms / copy.device_ms;
+  row.baseline = "pinned copy";
   bench.add(row, weights.bytes());
 }
 
@@ -109,15 +111,9 @@ void run_mask(Workbench& bench, const Weights& weights) {
   auto encoder = cuda::DeviceEncoder::mask(table, tensors, options, encoder_options(bench, steps));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Workbench::Times times = time_encoder(bench, encoder, header, nullptr, steps, frames);
+  const Times times = time_encoder(bench, encoder, header, nullptr, steps, frames);
   bench.require(frames.commit.changed == weights.touched.changed, "the mask's changes, " + weights.what);
-  const Row row{"mask",
-                weights.what,
-                weights.percent,
-                weights.elements / 8 + weights.touched.sectors * 32,
-                times.device_ms,
-                times.wall_ms,
-                {}};
+  const Row row{"mask", weights.what, weights.percent, weights.elements / 8 + weights.touched.sectors * 32, times};
   bench.add(row, weights.bytes());
   add_steps(bench, steps, row, weights.bytes());
 }
@@ -130,12 +126,11 @@ void run_cub(Workbench& bench, const Weights& weights) {
   // A slab has no more than all changes, nor more than its own elements.
   CubSelect select(weights.recipe.dtype, weights.elements,
                    std::min(weights.touched.changed, std::min(weights.elements, CubSelect::kSlab)) + 1);
-  const Workbench::Times times = bench.time(reset, [&] { select.run(current.as(), snapshot.as(), bench.stream()); });
+  const Times times = bench.time(reset, [&] { select.run(current.as(), snapshot.as(), bench.stream()); });
   bench.require(select.changed(bench.stream()) == weights.touched.changed, "CUB's changes, " + weights.what);
   bench.require(count_differing_words(current.as(), snapshot.as(), weights.bytes() / 4, bench.stream()) == 0,
                 "CUB's refreshed snapshot, " + weights.what);
-  bench.add({"cub select", weights.what, weights.percent, 2 * weights.bytes(), times.device_ms, times.wall_ms, {}},
-            weights.bytes());
+  bench.add({"cub select", weights.what, weights.percent, 2 * weights.bytes(), times}, weights.bytes());
 }
 
 }  // namespace sparsecast::bench

@@ -34,8 +34,9 @@ std::optional<int> parse_options(int argc, char** argv, CudaBenchOptions& option
   app.add_option("--l2-fetch", options.l2_fetch_bytes, "cudaLimitMaxL2FetchGranularity of this process")
       ->check(CLI::IsMember({32, 64, 128}));
   app.add_option("--trace", options.trace, "A directory with an anchor and sparse steps, instead of generated weights");
-  app.add_option("--json", options.json, "File for the results");
-  app.add_option("--commit", options.commit, "For the record");
+  app.add_option("--json", options.json,
+                 "Also write the results to this file (-: to standard output, and the table to standard error)");
+  app.add_option("--commit", options.commit, "Instead of the commit that was built, for the record");
   app.add_option("--sources", options.sources, "Hash of cuda/, for the record");
   app.add_flag("--machine", options.machine, "Only print what the device is, as JSON; exit code 4 without one");
   app.add_flag("--quick", quick, "1 GiB, 0.1, 1 and 20 %, 5 rounds");

@@ -4,8 +4,8 @@
 #include "cases.hpp"
 #include "common/checkpoint_series.hpp"
 #include "common/clock.hpp"
-#include "sparsecast/io.hpp"
 #include "cuda/common/tensor_memory.hpp"
+#include "sparsecast/io.hpp"
 
 namespace sparsecast::bench {
 namespace {
@@ -58,7 +58,7 @@ void run_trace(Workbench& bench, const std::string& directory) {
     current.upload(bench.stream());
     const auto reset = [&] { copy(snapshot, before.as()); };
     cuda::DeviceFrames frames;
-    const Workbench::Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+    const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
     const auto same = [&](const char* what) {
       bench.require(
           count_differing_words(snapshot.as(), current.memory.begin(), snapshot.bytes() / 4, bench.stream()) == 0,
@@ -66,8 +66,7 @@ void run_trace(Workbench& bench, const std::string& directory) {
     };
     same("the refreshed snapshot");
     const double percent = 100 * static_cast<double>(frames.commit.changed) / static_cast<double>(table.elements());
-    bench.add({"detect+encode", series.name(i), percent, 2 * table.bytes(), times.device_ms, times.wall_ms, {}},
-              snapshot.bytes());
+    bench.add({"detect+encode", series.name(i), percent, 2 * table.bytes(), times}, snapshot.bytes());
     run_apply(bench, {table, d_old, header, frames, series.name(i), percent, snapshot.bytes(), 0, reset});
     same("the applied weights");
     copy(before, current.memory.begin());

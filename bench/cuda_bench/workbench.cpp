@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "common/clock.hpp"
@@ -47,13 +46,13 @@ void StepTimer::end_round() {
   for (const auto& [step, ms] : sums) rounds_[step].push_back(ms);
 }
 
-std::map<std::string, double> StepTimer::medians() const {
-  std::map<std::string, double> out;
-  for (const auto& [step, times] : rounds_) out[step] = median(times);
+std::map<std::string, Times> StepTimer::times() const {
+  std::map<std::string, Times> out;
+  for (const auto& [step, samples] : rounds_) out[step] = {median(samples), 0, samples};
   return out;
 }
 
-Workbench::Workbench(const CudaBenchOptions& options) : options_(options) {
+Workbench::Workbench(const CudaBenchOptions& options) : options_(options), file_(options.json) {
   if (options.l2_fetch_bytes != 0) {
     check(cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, static_cast<std::size_t>(options.l2_fetch_bytes)),
           "cudaDeviceSetLimit");
@@ -69,8 +68,7 @@ Workbench::~Workbench() {
   static_cast<void>(cudaStreamDestroy(stream_));
 }
 
-Workbench::Times Workbench::time(const std::function<void()>& prepare, const std::function<void()>& work,
-                                 StepTimer* steps) {
+Times Workbench::time(const std::function<void()>& prepare, const std::function<void()>& work, StepTimer* steps) {
   std::vector<double> device;
   std::vector<double> wall;
   for (int round = -options_.warm_up; round < options_.repeat; ++round) {
@@ -90,37 +88,41 @@ Workbench::Times Workbench::time(const std::function<void()>& prepare, const std
     device.push_back(ms);
     wall.push_back(seconds * 1e3);
   }
-  return {median(device), median(wall)};
+  return {median(device), median(wall), device};
 }
 
 double Workbench::copy_bandwidth(std::uint64_t bytes) {
+  const auto bandwidth = [&](const Times& times) {
+    return 2.0 * static_cast<double>(bytes) / (times.device_ms * 1e-3);
+  };
   const auto known = copies_.find(bytes);
-  if (known != copies_.end()) return known->second;
+  if (known != copies_.end()) return bandwidth(known->second);
   const cuda::DeviceMemory from(bytes);
   const cuda::DeviceMemory to(bytes);
   // Not zeros: they may move faster than other bits.
   check(cudaMemsetAsync(from.as(), 0x5A, bytes, stream_), "cudaMemsetAsync");
   const Times times =
       time(nullptr, [&] { cuda::copy_async(to.as(), from.as(), bytes, cudaMemcpyDeviceToDevice, stream_); });
-  const double bandwidth = 2.0 * static_cast<double>(bytes) / (times.device_ms * 1e-3);
   fmt::print("copy of {:.3g} GiB: {:.1f} GB/s read and written\n", static_cast<double>(bytes) / 0x1p30,
-             bandwidth * 1e-9);
-  return copies_[bytes] = bandwidth;
+             bandwidth(times) * 1e-9);
+  copies_[bytes] = times;
+  return bandwidth(times);
 }
 
 void Workbench::add(Row row, std::uint64_t copied) {
   const double copy = copy_bandwidth(copied);
-  const double rate = static_cast<double>(row.bytes) / (row.device_ms * 1e-3);
+  const double rate = static_cast<double>(row.bytes) / (row.times.device_ms * 1e-3);
   if (row.bytes != 0) {
     row.more["gb_per_s"] = rate * 1e-9;
     row.more["percent_of_copy"] = 100 * rate / copy;
   }
   std::string more;
   for (const auto& [name, value] : row.more) more += fmt::format("  {} {:.4g}", name, value);
-  fmt::print("{:<22} {:<16} {:>5.3g} %  {:>9.4f} ms", row.phase, row.what, row.percent, row.device_ms);
-  if (row.wall_ms != 0) fmt::print("  wall {:>9.4f} ms", row.wall_ms);
+  fmt::print("{:<22} {:<16} {:>5.3g} %  {:>9.4f} ms", row.phase, row.what, row.percent, row.times.device_ms);
+  if (row.times.wall_ms != 0) fmt::print("  wall {:>9.4f} ms", row.times.wall_ms);
   fmt::print("{}\n", more);
   std::fflush(stdout);
+  row.copied = copied;
   rows_.push_back(std::move(row));
 }
 
@@ -131,33 +133,52 @@ void Workbench::require(bool holds, const std::string& what) {
 }
 
 void Workbench::write_json(bool complete) const {
-  if (options_.json.empty()) return;
-  nlohmann::json out = describe_machine();
-  out["commit"] = options_.commit;
+  if (!file_.wanted() || (options_.json == "-" && !complete)) return;
+  Record record("cuda_bench");
+  if (options_.commit != "unknown") record.commit = options_.commit;
+  nlohmann::json machine = describe_machine();
+  record.gpu = machine.at("device");
+  for (const char* const name : {"runtime_version", "driver_version"}) {
+    const int version = machine.at(name);
+    record.versions[std::string("cuda_") + name] = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  }
+  nlohmann::ordered_json& out = record.more;
+  out.update(machine);
   out["sources"] = options_.sources;
   out["repeat"] = options_.repeat;
   out["chunk_mib"] = options_.chunk_mib;
   out["l2_fetch_bytes"] = options_.l2_fetch_bytes;
   out["wrong"] = failures_;
   out["complete"] = complete;
-  for (const auto& [bytes, bandwidth] : copies_) {
-    out["copies"].push_back({{"bytes", bytes}, {"gb_per_s", bandwidth * 1e-9}});
+  const auto copy_name = [](std::uint64_t bytes) {
+    return fmt::format("copy/{:.3g} GiB", static_cast<double>(bytes) / 0x1p30);
+  };
+  for (const auto& [bytes, times] : copies_) {
+    const double gb_per_s = 2e-6 * static_cast<double>(bytes) / times.device_ms;
+    out["copies"].push_back({{"bytes", bytes}, {"gb_per_s", gb_per_s}});
+    record.results.push_back(median_of(copy_name(bytes), "ms", times.device_samples));
   }
-  out["rows"] = nlohmann::json::array();
+  out["rows"] = nlohmann::ordered_json::array();
   for (const Row& row : rows_) {
-    nlohmann::json entry = {{"phase", row.phase}, {"what", row.what},           {"percent", row.percent},
-                            {"bytes", row.bytes}, {"device_ms", row.device_ms}, {"wall_ms", row.wall_ms}};
+    nlohmann::ordered_json entry = {{"phase", row.phase},
+                                    {"what", row.what},
+                                    {"percent", row.percent},
+                                    {"bytes", row.bytes},
+                                    {"device_ms", row.times.device_ms},
+                                    {"wall_ms", row.times.wall_ms}};
     for (const auto& [name, value] : row.more) entry[name] = value;
     out["rows"].push_back(std::move(entry));
+
+    const std::string name = fmt::format("{}/{:.3g}%/", row.what, row.percent);
+    record.results.push_back(median_of(name + row.phase, "ms", row.times.device_samples,
+                                       row.baseline.empty() ? copy_name(row.copied) : name + row.baseline));
+    const auto size = row.more.find("bytes_per_change");
+    if (size == row.more.end()) continue;
+    Measurement per_change{name + row.phase + "/size", "B/change", size->second};
+    per_change.exact = true;
+    record.results.push_back(std::move(per_change));
   }
-  // Beside it first: a program that is killed here leaves the file before.
-  const std::string beside = options_.json + ".new";
-  std::ofstream file(beside);
-  file << out.dump(1) << '\n';
-  file.close();
-  if (!file || std::rename(beside.c_str(), options_.json.c_str()) != 0) {
-    throw Error(ErrorCode::kIo, "cannot write " + options_.json);
-  }
+  file_.write(record);
 }
 
 }  // namespace sparsecast::bench

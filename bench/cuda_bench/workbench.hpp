@@ -8,20 +8,29 @@
 #include <string>
 #include <vector>
 
-#include "cuda_bench/options.hpp"
+#include "common/record.hpp"
 #include "cuda/common/device_memory.hpp"
+#include "cuda_bench/options.hpp"
 
 namespace sparsecast::bench {
 
-/// One line of the result. Times are medians in milliseconds.
+/// Times of one case in milliseconds: medians, and the device times of all rounds that count.
+struct Times {
+  double device_ms = 0;  ///< Between two events on the stream.
+  double wall_ms = 0;    ///< On the host, until the stream is done; 0: not taken.
+  std::vector<double> device_samples = {};
+};
+
+/// One line of the result.
 struct Row {
   std::string phase;
   std::string what;         ///< Which weights: "BF16 4 GiB".
-  double percent = 0;       ///< Changed, as asked for.
-  std::uint64_t bytes = 0;  ///< The fewest that must cross the memory's pins; 0: no such number.
-  double device_ms = 0;     ///< Between two events on the stream.
-  double wall_ms = 0;       ///< Of the host, until the stream is done; 0: not taken.
-  std::map<std::string, double> more;
+  double percent = 0;       ///< Share of the elements that changes, as the options ask.
+  std::uint64_t bytes = 0;  ///< The fewest bytes that must cross the memory's pins; 0: no such number.
+  Times times;
+  std::map<std::string, double> more = {};  ///< Further figures, by the name of their JSON field.
+  std::string baseline = {};                ///< Phase that the time is compared with; empty: the copy of the weights.
+  std::uint64_t copied = 0;                 ///< Size of the copy that the row's percentage refers to; set by add().
 };
 
 /// Times between the marks of an `after_step` hook, by step, summed within a round.
@@ -35,8 +44,8 @@ class StepTimer {
   void begin_round();
   /// The stream is done. Adds the round's times.
   void end_round();
-  /// Medians over the rounds, in milliseconds.
-  std::map<std::string, double> medians() const;
+  /// Returns each step's times in milliseconds, one sample per round.
+  std::map<std::string, Times> times() const;
 
  private:
   cudaStream_t stream_;
@@ -59,11 +68,7 @@ class Workbench {
   /// Bytes read and written a second by cudaMemcpyAsync from one array of so many bytes to another; measured once.
   double copy_bandwidth(std::uint64_t bytes);
 
-  struct Times {
-    double device_ms = 0;
-    double wall_ms = 0;
-  };
-  /// Medians of `work`, which enqueues on the stream and may wait; `prepare` goes before each round, untimed. `steps`,
+  /// Times `work`, which enqueues on the stream and may wait; `prepare` goes before each round, untimed. `steps`,
   /// if given, takes its times from the rounds that count.
   Times time(const std::function<void()>& prepare, const std::function<void()>& work, StepTimer* steps = nullptr);
 
@@ -73,7 +78,8 @@ class Workbench {
   void require(bool holds, const std::string& what);
   bool failed() const noexcept { return failures_ != 0; }
 
-  /// Writes everything so far to the file of the options, if any; `complete` says so there.
+  /// Writes everything measured so far to the file of the options, if any, and says there whether the run is complete.
+  /// Standard output gets complete runs only.
   void write_json(bool complete) const;
 
  private:
@@ -81,8 +87,9 @@ class Workbench {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
-  std::map<std::uint64_t, double> copies_;
+  std::map<std::uint64_t, Times> copies_;  ///< By bytes.
   std::vector<Row> rows_;
+  RecordFile file_;
   int failures_ = 0;
 };
 

@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 
-#include "core/word.hpp"
 #include "codec/kernels.hpp"
+#include "core/word.hpp"
 #include "interop/formats/packed.hpp"
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/slime.hpp"
@@ -99,16 +98,16 @@ struct Bench {
 
   LayoutFigures measure(const std::string& name, const std::function<std::string()>& encode,
                         const std::function<void(const std::string&)>& decode) {
-    LayoutFigures figures{name, 0, std::numeric_limits<double>::max(), decode ? std::numeric_limits<double>::max() : 0};
+    LayoutFigures figures{name, 0, {}, {}};
     for (int i = 0; i < repeats; ++i) {
       remove_all(fs, directory);
       fs.make_directory(directory);
       std::string path;
-      figures.encode_ms = std::min(figures.encode_ms, milliseconds([&] { path = encode(); }));
+      figures.encode_ms.push_back(milliseconds([&] { path = encode(); }));
       figures.bytes = bytes_at(fs, path);
       if (!decode) continue;
       live = before;
-      figures.decode_ms = std::min(figures.decode_ms, milliseconds([&] { decode(path); }));
+      figures.decode_ms.push_back(milliseconds([&] { decode(path); }));
       if (live != after) throw Error(ErrorCode::kDigestMismatch, "does not lead to the new state", name);
     }
     remove_all(fs, directory);
@@ -126,7 +125,6 @@ LayoutFigures measure_ours(Bench& bench) {
     return path;
   };
   LayoutFigures figures = bench.measure("sparsecast", encode, nullptr);
-  figures.decode_ms = std::numeric_limits<double>::max();
   bench.fs.make_directory(bench.directory);
   encode();
   for (int i = 0; i < bench.repeats; ++i) {
@@ -134,13 +132,13 @@ LayoutFigures measure_ours(Bench& bench) {
     SubscriberOptions options;
     options.version = bench.header.base_version;
     Subscriber subscriber(std::make_shared<const TensorTable>(bench.table), live_views(bench.live), options);
-    figures.decode_ms = std::min(figures.decode_ms, milliseconds([&] {
-                                   const DeltaFile delta = DeltaFile::open(bench.fs, path);
-                                   subscriber.stage(delta.header_record());
-                                   for (std::size_t f = 0; f < delta.frames(); ++f) subscriber.stage(delta.frame(f));
-                                   subscriber.stage(delta.commit_record());
-                                   subscriber.apply();
-                                 }));
+    figures.decode_ms.push_back(milliseconds([&] {
+      const DeltaFile delta = DeltaFile::open(bench.fs, path);
+      subscriber.stage(delta.header_record());
+      for (std::size_t f = 0; f < delta.frames(); ++f) subscriber.stage(delta.frame(f));
+      subscriber.stage(delta.commit_record());
+      subscriber.apply();
+    }));
     if (bench.live != bench.after) throw Error(ErrorCode::kDigestMismatch, "does not lead to the new state");
   }
   remove_all(bench.fs, bench.directory);

@@ -9,16 +9,17 @@
 
 namespace sparsecast::bench {
 
+/// Figures of one layout. Times are processor milliseconds of one thread, one sample per repetition.
 struct LayoutFigures {
   std::string name;
-  std::uint64_t bytes = 0;  ///< All files of the version.
-  double encode_ms = 0;     ///< From the two states in memory to files.
-  double decode_ms =
-      0;  ///< From the files to the new state in memory, with every check that the layout allows. 0: none.
+  std::uint64_t bytes = 0;        ///< All files of the version.
+  std::vector<double> encode_ms;  ///< From the two states in memory to files.
+  /// From the files to the new state in memory, with every check that the layout allows. Empty: there is no reader.
+  std::vector<double> decode_ms;
 };
 
-/// States before and after step `step` of the series; each time is the least of `repeats`. Files go to `scratch`, best
-/// in memory. Throws Error{kDigestMismatch} when a layout does not lead to the new state.
+/// Returns figures of the step `step` of the series, sparsecast's own first, each time measured `repeats` times. Files
+/// go to `scratch`, best in memory. Throws Error{kDigestMismatch} when a layout does not lead to the new state.
 std::vector<LayoutFigures> measure_layouts(FileSystem& fs, const std::string& series, std::size_t step, int repeats,
                                            const std::string& scratch);
 

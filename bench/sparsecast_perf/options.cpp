@@ -114,7 +114,8 @@ void add_coding(CLI::App& app, Options& options, Names& names) {
 void add_run(CLI::App& app, Options& options) {
   app.add_option("--warmup", options.warmup, "Untimed rounds before the first row")->capture_default_str();
   app.add_option("--check", options.check, "Compare all weights bit by bit after each step")->capture_default_str();
-  app.add_option("--json", options.json, "Also write rows and summary to this file");
+  app.add_option("--json", options.json,
+                 "Also write the results to this file (-: to standard output, and the table to standard error)");
 }
 
 void take(const Names& names, Options& options) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "sparsecast/io.hpp"
 #include "sparsecast/version.hpp"
 
 namespace sparsecast::perf {
@@ -88,6 +87,37 @@ nlohmann::ordered_json to_json(const FanoutHeader& fanout, const FanoutOptions& 
           {"regroup_seconds", fanout.regroup_seconds}};
 }
 
+/// Returns what the names of the record's results begin with: what moves, and how.
+std::string name_of(const Header& header, const Options& options) {
+  const std::string source =
+      options.by_layouts() ? bench::base_name(options.fanout.trainer) + " to " + bench::base_name(options.fanout.engine)
+      : !options.checkpoints.empty() ? bench::base_name(options.checkpoints)
+                                     : std::string("synthetic");
+  return fmt::format("{}/{} elements/{}, {}/{} ranks/{}/", source, header.elements, to_string(options.backend),
+                     header.transport, header.ranks, header.detector);
+}
+
+/// Adds the phases' times, one sample per step, beside the dense broadcast of the same step; and bytes per change.
+void add_results(const std::string& name, const std::vector<Row>& rows, const Row& sum, bench::Record& record) {
+  const auto add = [&](const char* phase, double Row::*seconds) {
+    std::vector<double> ms;
+    for (const Row& row : rows) ms.push_back(1e3 * row.*seconds);
+    bench::Measurement result = bench::median_of(name + phase, "ms", std::move(ms));
+    if (seconds != &Row::dense) result.baseline = name + "dense";
+    result.paired = true;
+    record.results.push_back(std::move(result));
+  };
+  add("dense", &Row::dense);
+  add("total", &Row::total);
+  add("encode", &Row::encode);
+  add("wire", &Row::wire);
+  add("apply", &Row::apply);
+  bench::Measurement size{name + "size", "B/change", per_change(sum)};
+  size.exact = true;
+  size.statistic = "total";
+  record.results.push_back(std::move(size));
+}
+
 void print_plan(const FanoutHeader& fanout) {
   fmt::print("# plan       {} routes in {} groups, opened in {} round(s); {} transfers; {}\n", fanout.routes,
              fanout.groups, fanout.rounds, fanout.transfers, fanout.hash);
@@ -158,32 +188,37 @@ bool print_summary(const std::vector<Row>& rows) {
   return good;
 }
 
-void write_json(const std::string& path, const Header& header, const Options& options, const std::vector<Row>& rows) {
-  nlohmann::ordered_json json = {{"program", "sparsecast_perf"},
-                                 {"version", version_string()},
-                                 {"source", header.source},
-                                 {"backend", to_string(options.backend)},
-                                 {"transport", header.transport},
-                                 {"libraries", header.libraries},
-                                 {"device", header.device},
-                                 {"share_gpu", options.share_gpu},
-                                 {"dense_call", header.dense_call},
-                                 {"ranks", header.ranks},
-                                 {"threads", options.encode.threads},
-                                 {"detector", header.detector},
-                                 {"positions", to_string(options.encode.positions)},
-                                 {"values", to_string(options.encode.values)},
-                                 {"zstd", options.encode.zstd_level}};
+bench::Record make_record(const Header& header, const Options& options, const std::vector<Row>& rows) {
+  bench::Record record("sparsecast_perf");
+  record.gpu = header.device;
+  for (const std::string& library : header.libraries) {
+    const std::size_t space = library.rfind(' ');
+    if (space != std::string::npos) record.versions[library.substr(0, space)] = library.substr(space + 1);
+  }
+  nlohmann::ordered_json& json = record.more;
+  json = {{"program", "sparsecast_perf"},
+          {"version", version_string()},
+          {"source", header.source},
+          {"backend", to_string(options.backend)},
+          {"transport", header.transport},
+          {"libraries", header.libraries},
+          {"device", header.device},
+          {"share_gpu", options.share_gpu},
+          {"dense_call", header.dense_call},
+          {"ranks", header.ranks},
+          {"threads", options.encode.threads},
+          {"detector", header.detector},
+          {"positions", to_string(options.encode.positions)},
+          {"values", to_string(options.encode.values)},
+          {"zstd", options.encode.zstd_level}};
   if (header.fanout) json["fanout"] = to_json(*header.fanout, options.fanout);
   json["rows"] = nlohmann::ordered_json::array();
   for (const Row& row : rows) json["rows"].push_back(to_json(row));
   Row sum = add_up(rows);
   sum.step = "all";
   json["summary"] = to_json(sum);
-  const std::string text = json.dump(2) + "\n";
-  AtomicFile file(FileSystem::posix(), path);
-  file.append(std::as_bytes(std::span(text)));
-  file.commit();
+  add_results(name_of(header, options), rows, sum, record);
+  return record;
 }
 
 }  // namespace sparsecast::perf

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/record.hpp"
 #include "sparsecast_perf/options.hpp"
 
 namespace sparsecast::perf {
@@ -60,6 +61,7 @@ void print_header(const Header& header, const Options& options);
 void print_row(const Row& row);
 /// Prints the closing lines; returns true when nothing was wrong and there was at least one row.
 bool print_summary(const std::vector<Row>& rows);
-void write_json(const std::string& path, const Header& header, const Options& options, const std::vector<Row>& rows);
+/// Returns what --json writes: the fields of bench/README.md, and this program's own.
+bench::Record make_record(const Header& header, const Options& options, const std::vector<Row>& rows);
 
 }  // namespace sparsecast::perf

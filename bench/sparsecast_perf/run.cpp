@@ -6,6 +6,7 @@ namespace sparsecast::perf {
 
 bool run(Benchmark& benchmark, const Options& options, Group& group) {
   const bool prints = group.rank() == kPublisher;
+  const bench::RecordFile file(prints ? options.json : std::string());
   Header header;
   if (prints) {
     header = benchmark.header();
@@ -21,7 +22,7 @@ bool run(Benchmark& benchmark, const Options& options, Group& group) {
   bool good = true;
   if (prints) {
     good = print_summary(rows);
-    if (!options.json.empty()) write_json(options.json, header, options, rows);
+    if (file.wanted()) file.write(make_record(header, options, rows));
   }
   return group.sum(good ? 0 : 1) == 0;
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -103,6 +104,10 @@ TEST(CudaBench, TheRecordSaysWhatRanOnWhat) {
   EXPECT_EQ(results.at("device"), "emulated");
   EXPECT_EQ(results.at("driver_version"), 13000);
   EXPECT_FALSE(results.at("copies").empty());
+  EXPECT_EQ(results.at("schema"), 1);
+  EXPECT_EQ(results.at("benchmark"), "cuda_bench");
+  EXPECT_EQ(results.at("machine").at("gpu"), "emulated");
+  EXPECT_EQ(results.at("versions").at("cuda_driver_version"), "13.0");
   // Any two events lie a millisecond apart.
   for (const auto& row : results.at("rows")) {
     const std::string phase = row.at("phase");
@@ -117,6 +122,24 @@ TEST(CudaBench, TheRecordSaysWhatRanOnWhat) {
       EXPECT_EQ(row.at("over_copy"), 1) << row;
     }
   }
+}
+
+TEST(CudaBench, EveryPhaseIsARowBesideItsBaseline) {
+  const nlohmann::json results = run(smallest());
+  std::map<std::string, nlohmann::json> rows;
+  for (const auto& row : results.at("results")) rows[row.at("name")] = row;
+  const std::string weights = "BF16 6.1e-05 GiB/1%/";
+  const std::map<std::string, std::string> baselines = {{weights + "detect+encode", "copy/6.1e-05 GiB"},
+                                                        {weights + "detect+encode/detect", "copy/6.1e-05 GiB"},
+                                                        {weights + "fused cast", weights + "plain cast"},
+                                                        {weights + "pinned snapshot", weights + "pinned copy"}};
+  for (const auto& [name, baseline] : baselines) {
+    ASSERT_TRUE(rows.contains(name)) << name;
+    EXPECT_EQ(rows.at(name).at("baseline"), baseline);
+    EXPECT_GT(rows.at(name).at("ratio"), 0);
+    EXPECT_EQ(rows.at(name).at("samples").size(), 1U);
+  }
+  EXPECT_EQ(rows.at(weights + "detect+encode/size").at("exact"), true);
 }
 
 TEST(CudaBench, ResultsBeforeAFailureAreKept) {
