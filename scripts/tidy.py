@@ -125,32 +125,34 @@ def main() -> int:
         return result.stdout if FINDING.search(result.stdout) else f"{name}: {result.stdout}{result.stderr}"
 
     findings: dict[str, str] = {}  # What is found in a header is found through each source that includes it.
-    broken = []
+    unread = []
     with concurrent.futures.ThreadPoolExecutor(1 if arguments.fix else max(1, arguments.jobs)) as pool:
         for name, text in zip(files, pool.map(look, files), strict=True):
             if text is None:
                 left_out.append(name)
                 continue
             begins = list(FINDING.finditer(text))
-            if text and not begins:
-                broken.append(text)
+            if any(match[2].startswith("clang-diagnostic-error") for match in begins) or (text and not begins):
+                unread.append(name)
+                print(text)
+                continue
             for index, match in enumerate(begins):
                 end = begins[index + 1].start() if index + 1 < len(begins) else len(text)
                 findings.setdefault(match[1] + match[2], text[match.start() : end].rstrip())
-    for text in [*broken, *findings.values()]:
+    for text in findings.values():
         print(text)
     checks = (FINDING.findall(text)[0][1].partition(",")[0] for text in findings.values())
     by_check = collections.Counter(checks)
     print(
         f"clang-tidy: {len(files) + len(left_out)} files, {len(findings)} findings in {time.monotonic() - begun:.0f} s"
     )
-    if broken:
-        print(f"clang-tidy: {len(broken)} files could not be read")
+    if unread:
+        print(f"clang-tidy: cannot read {len(unread)} of them: {' '.join(unread)}")
     for check, count in by_check.most_common():
         print(f"    {count} {check}")
     if left_out:
         print(f"no time for {len(left_out)} of them: {' '.join(left_out)}")
-    return 1 if findings or broken else 0
+    return 1 if findings or (unread and len(unread) == len(files)) else 0
 
 
 if __name__ == "__main__":

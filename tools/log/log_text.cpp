@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
-#include "tools/log/log_picture.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_picture.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -85,7 +86,7 @@ class Plot {
       PlotLine plot(width());
       for (std::size_t c = 0; c < densities.size(); ++c) {
         if (densities[c] < 0) continue;
-        const int eighths = most == 0 ? 1 : std::max(1, static_cast<int>(densities[c] / most * 16 + 0.5));
+        const int eighths = most == 0 ? 1 : std::max(1, static_cast<int>(std::lround(densities[c] / most * 16)));
         plot.fill(begin_of(c), end_of(c), levels[static_cast<std::size_t>(std::clamp(eighths - row * 8, 0, 8))]);
       }
       line(row == 1 ? "density" : "", plot,

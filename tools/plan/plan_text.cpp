@@ -113,7 +113,7 @@ void print_groups(const PlanStudy& study, bool every_group, std::ostream& out) {
 }
 
 std::string spread_text(const Spread& spread) {
-  const std::string least = human_size(spread.least);
+  std::string least = human_size(spread.least);
   const std::string most = human_size(spread.most);
   if (least == most) return least;
   return fmt::format("{} / {} / {}", least, human_size(spread.median), most);
