@@ -67,7 +67,7 @@ TEST(NamePatterns, JoinNumbersAndModules) {
                            {"model.norm.weight", DType::kBF16, {1}}});
   const NamePatterns patterns(table);
   EXPECT_EQ(join_patterns(patterns.of({5, 5, 0, 0})), "model.layers.*.mlp.experts.*.up.weight");
-  const std::vector<NamePattern> all = patterns.of({5, 5, 5, 1});
+  const std::vector<TensorPattern> all = patterns.of({5, 5, 5, 1});
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].pattern, "model.layers.*.mlp.experts.*");
   EXPECT_EQ(all[0].tensors, 3u);
@@ -84,7 +84,7 @@ TEST(NamePatterns, AreFewWhateverTheNames) {
 }
 
 TEST(NamePatterns, AreCutAfterWholePatterns) {
-  const std::vector<NamePattern> patterns = {{"aaaa.*", 1, 3}, {"bb", 1, 2}, {"c", 1, 1}};
+  const std::vector<TensorPattern> patterns = {{"aaaa.*", 1, 3}, {"bb", 1, 2}, {"c", 1, 1}};
   EXPECT_EQ(short_patterns(patterns, 20), "aaaa.*, bb, c");
   EXPECT_EQ(short_patterns(patterns, 10), "aaaa.*, bb, +1");
   EXPECT_EQ(short_patterns(patterns, 2), "aaaa.*, +2");
