@@ -79,6 +79,10 @@ void add_group(CLI::App& app, Options& options, Names& names) {
                  "SPARSECAST_SECRET")
       ->check(CLI::Range(0, 1 << 10));
   app.add_option("--rendezvous", options.rendezvous, "HOST:PORT of rank 0, with --rank");
+  app.add_option("--link-gbps", options.link_gbps,
+                 "Pace what a rank sends, sparse and dense alike, as over a link of so many Gb/s (mpi and tcp); "
+                 "unless given: not paced")
+      ->check(CLI::Range(1e-3, 1e5));
   app.add_flag("--share-gpu", options.share_gpu,
                "nccl: all ranks of a machine on its first device, over sockets; shows correctness, not speed");
   app.add_option("--timeout", options.timeout_seconds, "Deadline of one sync in seconds")
