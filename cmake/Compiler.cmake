@@ -47,3 +47,27 @@ else()
 endif()
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${sanitizer_flags}>")
 add_link_options(${sanitizer_flags})
+
+# sparsecast_join_sources(TARGET SOURCE...): the compiler gets the sources of each directory as one file, so that it
+# reads the headers that they share only once; layout files in JSON are a group of their own. Some stay alone: those
+# that Highway compiles once for each instruction set, the one that reads CLI11, and those whose private names are also
+# those of a neighbour.
+function(sparsecast_join_sources target)
+  set(alone "/codec/kernels|/sparsecast_perf/options|/layout/expert_rules|/layout/mesh_map")
+  if(SPARSECAST_WITH_MPI)
+    string(APPEND alone "|/transport/mpi/[a-z_]+")
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  foreach(source IN LISTS ARGN)
+    if(source MATCHES "(${alone})\\.cpp$")
+      continue()
+    elseif(source MATCHES "/layout/[a-z_]*json[a-z_]*\\.cpp$")
+      set(group layout_json)
+    else()
+      get_filename_component(directory "${source}" DIRECTORY)
+      file(RELATIVE_PATH directory "${PROJECT_SOURCE_DIR}" "${directory}")
+      string(REPLACE "/" "_" group "${directory}")
+    endif()
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${group}")
+  endforeach()
+endfunction()
