@@ -16,8 +16,8 @@ packages=(
 )
 mpi_packages=()
 
-# show_progress DESCRIPTION: copies ninja's output to standard output, and its [n/m] to standard error: in one line that is
-# written again and again on a terminal, as a number for every tenth of the work elsewhere.
+# show_progress DESCRIPTION: copies ninja's output to standard output, and its [n/m] to standard error: in one line that
+# is written again and again on a terminal, as a number for every tenth of the work elsewhere.
 show_progress() {
   local line tenth=0
   while IFS= read -r line; do
@@ -66,4 +66,4 @@ paced=(build/run/bin/sparsecast_perf --ranks "${SPARSECAST_RANKS:-4}" --link-gbp
 printf '\nA recorded training run: AdamW, learning rate 1e-6\n'
 "${paced[@]}" --checkpoints testdata/trace
 printf '\nA larger one, simulated: AdamW on 0.1 billion weights\n'
-"${paced[@]}" --synthetic --layers 6 --width 1024 --vocabulary 32000 --burn-in 3 --steps 3
+"${paced[@]}" --synthetic --layers 6 --width 1024 --vocabulary 32000 --steps 3

@@ -99,7 +99,7 @@ class Fanout final : public Benchmark {
     GroupOpener sparse = open;
     GroupOpener dense = open;
     if (options.link_gbps != 0) {
-      const auto link = std::make_shared<Link>(options.link_gbps);
+      const auto link = std::make_shared<PacedLink>(options.link_gbps);
       sparse = paced_groups(open, link, Payment::kBefore);
       dense = paced_groups(open, link, Payment::kAlongside);
     }

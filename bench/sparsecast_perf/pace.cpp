@@ -19,19 +19,19 @@ std::uint64_t bytes_of(const std::vector<Bytes>& records) {
 
 /// Runs `send`, which takes until the link has passed `bytes` as well.
 template <class Send>
-void pass(Link& link, std::uint64_t bytes, Payment payment, Deadline deadline, const Send& send) {
+void pass(PacedLink& link, std::uint64_t bytes, Payment payment, Deadline deadline, const Send& send) {
   const Deadline passed = link.take(bytes);
-  if (payment == Payment::kBefore) Link::wait(passed, deadline);
+  if (payment == Payment::kBefore) PacedLink::wait(passed, deadline);
   send();
-  Link::wait(passed, deadline);
+  PacedLink::wait(passed, deadline);
 }
 
 /// Paces what this rank is the source of; as a receiver it has nothing to pay.
 class PacedTransport final : public Transport {
  public:
-  PacedTransport(Transport& transport, std::shared_ptr<Link> link, Payment payment)
+  PacedTransport(Transport& transport, std::shared_ptr<PacedLink> link, Payment payment)
       : transport_(transport), link_(std::move(link)), payment_(payment) {}
-  PacedTransport(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, Payment payment)
+  PacedTransport(std::unique_ptr<Transport> transport, std::shared_ptr<PacedLink> link, Payment payment)
       : owned_(std::move(transport)), transport_(*owned_), link_(std::move(link)), payment_(payment) {}
 
   int rank() const noexcept override { return transport_.rank(); }
@@ -45,7 +45,7 @@ class PacedTransport final : public Transport {
  private:
   std::unique_ptr<Transport> owned_;  ///< Null where somebody else owns it.
   Transport& transport_;
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<PacedLink> link_;
   Payment payment_;
 };
 
@@ -55,7 +55,7 @@ class PacedWire final : public Wire {
             std::unique_ptr<MemoryBroadcast> dense)
       : wire_(std::move(wire)),
         dense_(std::move(dense)),
-        link_(std::make_shared<Link>(gigabits_per_second)),
+        link_(std::make_shared<PacedLink>(gigabits_per_second)),
         transport_(wire_->transport(), link_, Payment::kBefore),
         publishes_(publishes) {}
 
@@ -81,7 +81,7 @@ class PacedWire final : public Wire {
 
   std::unique_ptr<Wire> wire_;
   std::unique_ptr<MemoryBroadcast> dense_;
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<PacedLink> link_;
   PacedTransport transport_;
   bool publishes_;
   bool timing_ = false;
@@ -104,15 +104,15 @@ TokenBucket::Clock::time_point TokenBucket::take(std::uint64_t bytes, Clock::tim
   return now + std::chrono::ceil<Clock::duration>(std::chrono::duration<double>(-tokens_ / bytes_per_second_));
 }
 
-Link::Link(double gigabits_per_second)
+PacedLink::PacedLink(double gigabits_per_second)
     : bucket_(gigabits_per_second * 1e9 / 8, kBurstBytes, TokenBucket::Clock::now()) {}
 
-Deadline Link::take(std::uint64_t bytes) {
+Deadline PacedLink::take(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   return bucket_.take(bytes, TokenBucket::Clock::now());
 }
 
-void Link::wait(Deadline passed, Deadline deadline) {
+void PacedLink::wait(Deadline passed, Deadline deadline) {
   const auto now = TokenBucket::Clock::now();
   if (passed <= now) return;
   if (passed > deadline) {
@@ -127,12 +127,12 @@ void Link::wait(Deadline passed, Deadline deadline) {
   }
 }
 
-std::unique_ptr<Transport> make_paced_transport(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link,
+std::unique_ptr<Transport> make_paced_transport(std::unique_ptr<Transport> transport, std::shared_ptr<PacedLink> link,
                                                 Payment payment) {
   return std::make_unique<PacedTransport>(std::move(transport), std::move(link), payment);
 }
 
-GroupOpener paced_groups(GroupOpener open, std::shared_ptr<Link> link, Payment payment) {
+GroupOpener paced_groups(GroupOpener open, std::shared_ptr<PacedLink> link, Payment payment) {
   return [open = std::move(open), link = std::move(link), payment](ControlChannel& world, const FanoutPlan& plan,
                                                                    Deadline deadline) {
     std::vector<std::unique_ptr<Transport>> groups = open(world, plan, deadline);

@@ -34,13 +34,13 @@ class TokenBucket {
 };
 
 /// Outgoing link of one rank. Any thread may use it.
-class Link {
+class PacedLink {
  public:
-  /// Bytes that may pass at once after a pause: one jumbo frame of Ethernet.
-  static constexpr double kBurstBytes = 9000;
+  /// Bytes that may pass at once after a pause: one frame of Ethernet.
+  static constexpr double kBurstBytes = 1500;
 
   /// `gigabits_per_second`: rate in 10^9 bits a second.
-  explicit Link(double gigabits_per_second);
+  explicit PacedLink(double gigabits_per_second);
 
   /// Returns the time at which a message of `bytes` that is handed to the link now has passed it.
   Deadline take(std::uint64_t bytes);
@@ -60,10 +60,10 @@ enum class Payment {
 
 /// Decorates a transport: a broadcast takes its source at least as long as `link` needs for the bytes. Votes are not
 /// paced.
-std::unique_ptr<Transport> make_paced_transport(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link,
+std::unique_ptr<Transport> make_paced_transport(std::unique_ptr<Transport> transport, std::shared_ptr<PacedLink> link,
                                                 Payment payment);
 /// Decorates the groups that `open` makes, all of them over one link of this rank.
-GroupOpener paced_groups(GroupOpener open, std::shared_ptr<Link> link, Payment payment);
+GroupOpener paced_groups(GroupOpener open, std::shared_ptr<PacedLink> link, Payment payment);
 /// Decorates a wire of host memory from Wire::start_timing() on: its transport pays before, its dense broadcast
 /// alongside, out of one bucket. Unless `dense` is null, the dense broadcast goes through it instead.
 std::unique_ptr<Wire> make_paced_wire(std::unique_ptr<Wire> wire, double gigabits_per_second, bool publishes,

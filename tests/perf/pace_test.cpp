@@ -2,12 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+
 #include "tests/support/expect_error.hpp"
 
 namespace sparsecast::perf {
 namespace {
 
-using std::chrono::duration_cast;
 using std::chrono::hours;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
@@ -84,7 +85,7 @@ struct Paced {
   explicit Paced(int rank, double gigabits_per_second, Payment payment) {
     auto made = std::make_unique<RecordingTransport>(rank);
     inner = made.get();
-    transport = make_paced_transport(std::move(made), std::make_shared<Link>(gigabits_per_second), payment);
+    transport = make_paced_transport(std::move(made), std::make_shared<PacedLink>(gigabits_per_second), payment);
   }
   RecordingTransport* inner;
   std::unique_ptr<Transport> transport;
