@@ -1,7 +1,8 @@
-# What ptxas said of one file of kernels when it was compiled (keep_report.sh), for the build's architectures; for the
-# others that we ship for and this compiler knows, the file is compiled once more, with all warnings. Prints what each
-# kernel takes, and fails when one needs a stack or spills registers: kernels whose floor is the memory's bandwidth pay
-# for that in bandwidth.
+# Checks the registers, stack and spills of the kernels of one .cu file. REPORT holds what ptxas printed when the build
+# compiled the file (keep_report.sh) for the build's architectures. For every other architecture that is shipped and
+# that this compiler knows, the file is compiled once more, with all warnings. Prints the resources of each kernel, and
+# fails when one needs a stack or spills registers: kernels whose speed is bounded by memory bandwidth pay for that in
+# bandwidth.
 #   cmake -DNVCC=... -DREPORT=x.cu.o.report -DSOURCE=x.cu -DSOURCE_DIR=... -DBINARY_DIR=... -P CheckResources.cmake
 
 cmake_minimum_required(VERSION 3.25)
@@ -9,7 +10,7 @@ cmake_minimum_required(VERSION 3.25)
 set(failures "")
 set(reported "")
 
-# Prints REPORT kernel by kernel. Adds to `reported` and `failures`.
+# Prints the resources of each kernel in REPORT. Appends to `reported` (architectures) and `failures`.
 function(read_report report)
   string(REPLACE ";" " " report "${report}")
   string(REPLACE "\n" ";" report "${report}")
@@ -35,7 +36,7 @@ endfunction()
 file(READ "${REPORT}" report)
 read_report("${report}")
 if(NOT reported)
-  message(FATAL_ERROR "${REPORT} has no word of ptxas")
+  message(FATAL_ERROR "${REPORT} has no output of ptxas")
 endif()
 
 get_filename_component(name "${SOURCE}" NAME_WE)

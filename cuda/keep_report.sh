@@ -1,6 +1,7 @@
 #!/bin/sh
-# COMPILER ARGUMENT...: runs it, and leaves what it prints in OBJECT.report, for the object that -o names: there ptxas
-# says what each kernel takes (CheckResources.cmake). Other lines are shown, too.
+# keep_report.sh COMPILER ARGUMENT...: runs the compiler and keeps its output in OBJECT.report, where OBJECT is the
+# argument of -o. ptxas prints there what each kernel takes, for CheckResources.cmake. All other lines are shown as
+# well.
 previous=
 object=
 for argument; do

@@ -18,7 +18,7 @@ case ${1:-} in
 esac
 
 directories=()
-for directory in include src cuda tools bench tests mpi_tests fuzz examples; do
+for directory in include src cuda tools bench tests mpi_tests fuzz examples python/src; do
   if [[ -d $directory ]]; then
     directories+=("$directory")
   fi

@@ -58,7 +58,7 @@ while (($#)); do
       shift
       ;;
     -h | --help)
-      sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+      sed -n '2,/^source/{/^source/d;/^# SPDX/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
       exit 0
       ;;
     *) die "unknown argument $1 (--help)" ;;

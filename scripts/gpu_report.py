@@ -83,7 +83,7 @@ def main():
     smi_fields = [field.strip() for field in (smi.splitlines() + ["", ""])[1].split(",")]
     driver = smi_fields[1] if len(smi_fields) > 1 else "unknown"
     record = {"commit": arguments.commit, "sources": arguments.sources, "machine": machine, "driver": driver, "smi": smi,
-              "steps": steps, "goals": [dict(zip(("what", "measured", "goal", "met"), goal)) for goal in reached],
+              "steps": steps, "goals": [dict(zip(("what", "measured", "goal", "met"), goal, strict=True)) for goal in reached],
               "benches": benches, "torch": torch}
     (arguments.out / "results.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -162,12 +162,19 @@ fill_engine_environments() {
   return $code
 }
 
+# Creates or refreshes .venv.
+prepare_package_environment() {
+  local requirements
+  mapfile -t requirements < <(python_requirements)
+  link_environment .venv "${requirements[@]}" || step "Python environment in .venv" fill_python_environment
+}
+
 # Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
 # unless SPARSECAST_ENGINES=ON.
 prepare_python() {
   local engine engines=() requirements
   mapfile -t requirements < <(python_requirements)
-  link_environment .venv "${requirements[@]}" || step "Python environment in .venv" fill_python_environment
+  prepare_package_environment
   for engine in vllm sglang; do
     link_environment ".venv-$engine" "${requirements[@]}" "python/tests/requirements-$engine.txt" || engines+=("$engine")
   done

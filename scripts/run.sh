@@ -1,18 +1,69 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and broadcasts the training run in testdata/trace from one trainer rank to three
-# receiver ranks, under mpirun, or over TCP where there is no MPI. Arguments go to sparsecast_perf, for example:
-# scripts/run.sh --json result.json
+# Installs what is missing, builds sparsecast_perf alone (build/run), and broadcasts two training runs from one trainer
+# rank to three receiver ranks over TCP on this machine, paced as over a link of 1 Gb/s: the recorded one in
+# testdata/trace, then a simulated AdamW run of 0.1 billion weights. Fails when a weight is wrong.
+#   SPARSECAST_RANKS=N       instead of 4
+#   SPARSECAST_LINK_GBPS=X   instead of 1
+#   SPARSECAST_JOBS=N        instead of all cores
+# With arguments, runs sparsecast_perf once with these instead, for example:
+# scripts/run.sh --ranks 4 --checkpoints testdata/trace --json result.json
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-install_packages
-step "configure build/release" cmake --preset release
-step "build sparsecast_perf and the command" \
-  cmake --build build/release --parallel "$jobs" --target sparsecast_perf sparsecast_cli
+# Less than what lib.sh names: no tests, no Python, no MPI.
+packages=(
+  cmake g++ ninja-build
+  libcli11-dev libfmt-dev libhwy-dev libsodium-dev libxxhash-dev libzstd-dev nlohmann-json3-dev
+)
+mpi_packages=()
 
-ranks=${SPARSECAST_RANKS:-4}
-perf=(build/release/bin/sparsecast_perf --checkpoints testdata/trace)
-if command -v mpirun >/dev/null && grep -q ' MPI ON' "$(log_of "configure build/release")"; then
-  mpi_run "$ranks" "${perf[@]}" "$@"
-else
-  "${perf[@]}" --ranks "$ranks" "$@"
+# show_progress DESCRIPTION: copies ninja's output to standard output, and its [n/m] to standard error: in one line that is
+# written again and again on a terminal, as a number for every tenth of the work elsewhere.
+show_progress() {
+  local line tenth=0
+  while IFS= read -r line; do
+    printf '%s\n' "$line"
+    [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
+    local done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+    if [[ -t 2 ]]; then
+      printf '\r%-44s [%d/%d] ' "$1" "$done" "$all" >&2
+    elif ((done * 10 / all > tenth)); then
+      tenth=$((done * 10 / all))
+      printf '%d%% ' "$((tenth * 10))" >&2
+    fi
+  done
+}
+
+build() {
+  local description="build sparsecast_perf" start=$SECONDS log
+  log=$(log_of "$description")
+  [[ -t 2 ]] || printf '%-44s ' "$description" >&2
+  if NINJA_STATUS='[%f/%t] ' cmake --build build/run --parallel "$jobs" --target sparsecast_perf 2>&1 </dev/null |
+    show_progress "$description" >"$log"; then
+    [[ ! -t 2 ]] || printf '\r\033[K%-44s ' "$description" >&2
+    printf 'ok %5d s\n' "$((SECONDS - start))" >&2
+  else
+    printf 'FAILED after %d s; the end of %s:\n' "$((SECONDS - start))" "${log#"$repository"/}" >&2
+    tail -n "${SPARSECAST_LOG_LINES:-60}" "$log" >&2
+    exit 1
+  fi
+}
+
+# Device code takes minutes to compile: it is left out unless a GPU that it runs on is here.
+device_settings=(-DSPARSECAST_CUDA=OFF)
+if capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | sort -un) &&
+  [[ ${capabilities%%$'\n'*} -ge 80 ]]; then
+  device_settings=(-DSPARSECAST_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=${capabilities//$'\n'/;}")
 fi
+
+install_packages
+step "configure build/run" cmake --preset run "${device_settings[@]}"
+build
+
+if (($#)); then
+  exec build/run/bin/sparsecast_perf "$@"
+fi
+paced=(build/run/bin/sparsecast_perf --ranks "${SPARSECAST_RANKS:-4}" --link-gbps "${SPARSECAST_LINK_GBPS:-1}")
+printf '\nA recorded training run: AdamW, learning rate 1e-6\n'
+"${paced[@]}" --checkpoints testdata/trace
+printf '\nA larger one, simulated: AdamW on 0.1 billion weights\n'
+"${paced[@]}" --synthetic --layers 6 --width 1024 --vocabulary 32000 --burn-in 3 --steps 3

@@ -47,6 +47,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   # Parts of the backend and of the emulation, for the programs below.
   function(sparsecast_add_emulated_device name)
     add_library(${name} OBJECT ${ARGN})
+    sparsecast_join_sources(${name} ${ARGN})
     target_link_libraries(${name} PRIVATE ${emulated_libraries} GTest::gtest)
     sparsecast_record_traces(${name})
   endfunction()
@@ -54,6 +55,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
 
   function(sparsecast_add_emulated_tests program prefix filter)
     add_executable(${program} ${ARGN})
+    sparsecast_join_sources(${program} ${ARGN})
     set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
     target_link_libraries(${program} PRIVATE ${emulated_libraries} GTest::gtest_main GTest::gmock)
     sparsecast_record_traces(${program})
@@ -108,6 +110,7 @@ if(SPARSECAST_WITH_CUDA)
     list(FILTER gpu_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
   endif()
   add_executable(sparsecast_gpu_tests ${gpu_sources} $<TARGET_OBJECTS:sparsecast_cuda>)
+  sparsecast_join_sources(sparsecast_gpu_tests ${gpu_sources})
   set_target_properties(sparsecast_gpu_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
                                                         LINKER_LANGUAGE CXX)
   target_link_libraries(sparsecast_gpu_tests PRIVATE ${test_libraries} GTest::gtest_main GTest::gmock

@@ -36,7 +36,7 @@ if(SPARSECAST_WITH_NCCL AND SPARSECAST_WITH_RENDEZVOUS)
     sparsecast_add_emulated_program(
       emulated_perf "${PROJECT_SOURCE_DIR}/bench/sparsecast_perf/main.cpp"
       "$<FILTER:$<TARGET_OBJECTS:sparsecast_perf_objects>,EXCLUDE,/(device_weights|synthetic)\\.cpp>")
-    target_link_libraries(emulated_perf PRIVATE CLI11::CLI11 benchmark::benchmark)
+    target_link_libraries(emulated_perf PRIVATE CLI11::CLI11)
     foreach(detector IN ITEMS snapshot pinned fused)
       add_test(NAME emulated_perf.${detector}
                COMMAND emulated_perf --backend cuda --transport nccl --ranks 3 --share-gpu --detector ${detector}

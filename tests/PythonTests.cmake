@@ -1,4 +1,5 @@
-# Tests in Python: the decoder that was written from docs/wire-format.md alone, and the command end to end.
+# Tests in Python: the decoder that was written from docs/wire-format.md alone, the command end to end, and what the
+# documents name (doc_links_test.py).
 
 # Not cached: the virtual environment may appear between two configurations.
 find_program(SPARSECAST_PYTHON NAMES python3 PATHS "${PROJECT_SOURCE_DIR}/.venv/bin" NO_DEFAULT_PATH NO_CACHE)

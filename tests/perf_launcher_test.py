@@ -109,10 +109,36 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual(len(json.loads(run.stdout)["rows"]), 2)
         self.assertIn("#wrong 0: OK", run.stderr)
 
+    def test_a_paced_run_says_so_and_is_narrow(self):
+        with tempfile.TemporaryDirectory() as directory:
+            record = pathlib.Path(directory) / "record.json"
+            run = perf("--ranks", 3, "--checkpoints", TRACE, "--steps", 2, "--link-gbps", 0.5, "--json", record)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            written = json.loads(record.read_text())
+        self.assertIn("paced to 0.5 Gb/s", run.stdout)
+        self.assertRegex(run.stdout.splitlines()[-1], "^# .* times fewer bytes than dense, .*#wrong 0: OK$")
+        self.assertLessEqual(max(map(len, run.stdout.splitlines())), 100)
+        self.assertEqual(written["link_gbps"], 0.5)
+        for row in written["rows"]:  # A broadcast takes its bytes' time at least, but for a burst.
+            least = 8 * (row["dense_bytes"] - 9000) / 0.5e9
+            self.assertGreaterEqual(row["dense_seconds"], least)
+
+    def test_a_link_that_is_too_slow_for_the_timeout_ends_the_run(self):
+        run = perf("--ranks", 2, "--steps", 2, "--link-gbps", 0.001, "--timeout", 0.2, *SMALL)
+        self.assertEqual(run.returncode, 3, run)
+        self.assertIn("--link-gbps", run.stderr)
+
     def test_the_fused_cast_runs(self):
         run = perf("--ranks", 2, "--steps", 2, "--detector", "fused", *SMALL)
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("fused cast", run.stdout)
+
+    def test_layouts_run_over_paced_links(self):
+        run = perf("--ranks", 4, "--layout", *SMALL_LAYOUTS, "--steps", 2, "--link-gbps", 0.1)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("paced to 0.1 Gb/s", run.stdout)
+        self.assertIn("#wrong 0: OK", run.stdout)
+        self.assertLessEqual(max(map(len, run.stdout.splitlines())), 100 + len(str(TESTDATA)))
 
     def test_layouts_run_by_a_plan(self):
         with tempfile.TemporaryDirectory() as directory:

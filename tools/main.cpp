@@ -9,7 +9,8 @@
 
 namespace {
 
-/// Only the characters follow the user's locale; numbers are the same everywhere.
+/// Returns whether stdout is a terminal with UTF-8. Only characters follow the locale of the user; numbers are the same
+/// everywhere.
 bool draws_unicode() {
   return isatty(STDOUT_FILENO) == 1 && std::setlocale(LC_CTYPE, "") != nullptr &&
          std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0;

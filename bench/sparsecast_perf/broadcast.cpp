@@ -76,6 +76,7 @@ class Broadcast final : public Benchmark {
       weights_->sync(timeout_);
       broadcast_dense();
     }
+    wire_->start_timing();
   }
 
   bool step(Row& row) override {

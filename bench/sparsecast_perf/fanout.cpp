@@ -10,6 +10,7 @@
 #include "sparsecast/sharded.hpp"
 #include "sparsecast_perf/dense_routes.hpp"
 #include "sparsecast_perf/machine.hpp"
+#include "sparsecast_perf/pace.hpp"
 #include "sparsecast_perf/run.hpp"
 #include "sparsecast_perf/wire.hpp"
 
@@ -95,10 +96,17 @@ class Fanout final : public Benchmark {
     if (needs_device(options, plan)) machine_ = survey_machine();
     device_ = device_of(options, group.local_rank(), machine_.survey.devices.size());
     const GroupOpener open = opener_of(transport_, device_);
+    GroupOpener sparse = open;
+    GroupOpener dense = open;
+    if (options.link_gbps != 0) {
+      const auto link = std::make_shared<Link>(options.link_gbps);
+      sparse = paced_groups(open, link, Payment::kBefore);
+      dense = paced_groups(open, link, Payment::kAlongside);
+    }
     std::shared_ptr<ControlChannel> world = group.open_control();
-    regroup_seconds_ = group.time_of_all([&] { ends_.regroup(std::move(world), open, timeout_); });
+    regroup_seconds_ = group.time_of_all([&] { ends_.regroup(std::move(world), sparse, timeout_); });
     dense_world_ = group.open_control();
-    dense_.emplace(ends_.plan(), *dense_world_, open, steady_clock::now() + timeout_);
+    dense_.emplace(ends_.plan(), *dense_world_, dense, steady_clock::now() + timeout_);
     for (const Route& route : ends_.plan().routes()) {
       elements_ += route.elements;
       bytes_ += route.bytes;
@@ -123,8 +131,8 @@ class Fanout final : public Benchmark {
     header.detector = "host snapshot";
     header.tensors = plan.table().size();
     header.elements = plan.table().elements();
-    header.fanout = {plan.routes().size(),     plan.groups().size(), plan.rounds(),
-                     plan.transfers().size(), to_hex(plan.hash()),    regroup_seconds_};
+    header.fanout = {plan.routes().size(),    plan.groups().size(), plan.rounds(),
+                     plan.transfers().size(), to_hex(plan.hash()),  regroup_seconds_};
     return header;
   }
 

@@ -17,29 +17,29 @@
 namespace sparsecast::perf {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using std::chrono::steady_clock;
 
 std::string to_text(const Machine& machine) {
-  json devices = json::array();
+  Json devices = Json::array();
   for (const DeviceInfo& device : machine.survey.devices) {
     devices.push_back({device.ordinal, device.name, device.uuid, device.memory_bytes, device.major, device.minor});
   }
-  const json all = {machine.device_backend,
+  const Json all = {machine.device_backend,
                     devices,
                     machine.survey.why_none,
                     machine.survey.runtime_version,
                     machine.survey.driver_version,
                     machine.nccl_version,
                     machine.why_no_nccl};
-  return all.dump(-1, ' ', false, json::error_handler_t::replace);
+  return all.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 Machine from_text(const std::string& text) {
-  const json all = json::parse(text);
+  const Json all = Json::parse(text);
   Machine machine;
   all.at(0).get_to(machine.device_backend);
-  for (const json& device : all.at(1)) {
+  for (const Json& device : all.at(1)) {
     machine.survey.devices.push_back(
         {device.at(0), device.at(1), device.at(2), device.at(3), device.at(4), device.at(5)});
   }
@@ -118,7 +118,7 @@ Machine probe_machine(std::chrono::milliseconds timeout) {
   ::close(ends[0]);
   try {
     return from_text(text);
-  } catch (const json::exception&) {
+  } catch (const Json::exception&) {
     throw Error(ErrorCode::kDevice, "asking this machine for its devices failed; nvidia-smi may know why");
   }
 }

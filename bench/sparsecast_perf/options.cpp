@@ -36,6 +36,9 @@ void add_source(CLI::App& app, Options& options) {
   app.add_option("--layers", options.model.layers, "Synthetic: transformer blocks")->capture_default_str();
   app.add_option("--width", options.model.width, "Synthetic: model width")->capture_default_str();
   app.add_option("--vocabulary", options.model.vocabulary, "Synthetic: rows of the embedding")->capture_default_str();
+  app.add_option("--burn-in", options.model.burn_in, "Synthetic: optimizer steps before the first broadcast")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   app.add_option("--learning-rate", options.model.learning_rate, "Synthetic: AdamW step size")->capture_default_str();
   app.add_option("--weight-decay", options.model.weight_decay, "Synthetic: decoupled decay")->capture_default_str();
   app.add_option("--persistence", options.model.persistence, "Synthetic: share of the gradient that persists, 0 to 1")
@@ -79,6 +82,10 @@ void add_group(CLI::App& app, Options& options, Names& names) {
                  "SPARSECAST_SECRET")
       ->check(CLI::Range(0, 1 << 10));
   app.add_option("--rendezvous", options.rendezvous, "HOST:PORT of rank 0, with --rank");
+  app.add_option("--link-gbps", options.link_gbps,
+                 "Pace what a rank sends, sparse and dense alike, as over a link of so many Gb/s (mpi and tcp); "
+                 "unless given: not paced")
+      ->check(CLI::Range(1e-3, 1e5));
   app.add_flag("--share-gpu", options.share_gpu,
                "nccl: all ranks of a machine on its first device, over sockets; shows correctness, not speed");
   app.add_option("--timeout", options.timeout_seconds, "Deadline of one sync in seconds")

@@ -45,6 +45,7 @@ struct Options {
   int ranks = 0;           ///< 0: as many as the MPI launcher started.
   int rank = -1;           ///< -1: all ranks are started here.
   std::string rendezvous;  ///< Where rank 0 listens, for ranks that are started one by one.
+  double link_gbps = 0;    ///< Rate of each sender's link in 10^9 bits a second; 0: not paced.
   bool share_gpu = false;  ///< Several ranks of NCCL on one device.
   EncodeOptions encode;
   int warmup = 1;

@@ -63,6 +63,10 @@ Plan make_plan(const Options& options, const Surroundings& surroundings) {
   if (options.share_gpu && plan.transport != Carrier::kNccl) {
     throw Error(ErrorCode::kUsage, "--share-gpu is for --transport nccl; with others, ranks may share a device anyway");
   }
+  if (options.link_gbps != 0 && plan.transport == Carrier::kNccl) {
+    throw Error(ErrorCode::kUsage,
+                "--link-gbps paces what the host sends, with --transport mpi or tcp; NCCL sends from the device");
+  }
   if (plan.start == Start::kMpi && plan.transport == Carrier::kTcp && !surroundings.rendezvous_built) {
     throw Error(ErrorCode::kUnsupported,
                 "--transport tcp needs the rendezvous, which this build lacks (SPARSECAST_RENDEZVOUS)");

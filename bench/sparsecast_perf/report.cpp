@@ -93,8 +93,9 @@ std::string name_of(const Header& header, const Options& options) {
       options.by_layouts() ? bench::base_name(options.fanout.trainer) + " to " + bench::base_name(options.fanout.engine)
       : !options.checkpoints.empty() ? bench::base_name(options.checkpoints)
                                      : std::string("synthetic");
-  return fmt::format("{}/{} elements/{}, {}/{} ranks/{}/", source, header.elements, to_string(options.backend),
-                     header.transport, header.ranks, header.detector);
+  const std::string link = options.link_gbps == 0 ? "" : fmt::format("{:g} Gb/s/", options.link_gbps);
+  return fmt::format("{}/{} elements/{}, {}/{} ranks/{}/{}", source, header.elements, to_string(options.backend),
+                     header.transport, header.ranks, header.detector, link);
 }
 
 /// Adds the phases' times, one sample per step, beside the dense broadcast of the same step; and bytes per change.
@@ -118,74 +119,131 @@ void add_results(const std::string& name, const std::vector<Row>& rows, const Ro
   record.results.push_back(std::move(size));
 }
 
-void print_plan(const FanoutHeader& fanout) {
-  fmt::print("# plan       {} routes in {} groups, opened in {} round(s); {} transfers; {}\n", fanout.routes,
-             fanout.groups, fanout.rounds, fanout.transfers, fanout.hash);
-  fmt::print("# regroup    {:.1f} ms, with the anchors that seed the engines\n", 1e3 * fanout.regroup_seconds);
+/// Four significant digits, in at most six characters: 0.125, 12.35, 1234, 1e+06.
+std::string number(double value) {
+  if (value < 9.9995) return fmt::format("{:.3f}", value);
+  if (value < 99.995) return fmt::format("{:.2f}", value);
+  if (value < 999.95) return fmt::format("{:.1f}", value);
+  return value < 999999.5 ? fmt::format("{:.0f}", value) : fmt::format("{:.0e}", value);
 }
 
-void print_columns(const Header& header) {
-  constexpr const char* kForm =
-      "# {:>14} {:>8} {:>10} {:>11} {:>10} {:>8} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}";
-  constexpr const char* kByRank = " {:>17} {:>17} {:>17}";
-  const bool by_rank = header.fanout.has_value();
-  fmt::print("#\n");
-  fmt::print(kForm, "step", "density", "changed", "dense", "wire", "B/change", "ratio", "encode", "wire", "apply",
-             "total", "dense", "speed-up", "#wrong");
-  if (by_rank) fmt::print(kByRank, "sent/rank", "received/rank", "foreign/rank");
-  fmt::print("\n");
-  fmt::print(kForm, "", "(%)", "(elems)", "(bytes)", "(bytes)", "", "(x)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)",
-             "(x)", "");
-  if (by_rank) fmt::print(kByRank, "(bytes)", "(bytes)", "(bytes)");
-  fmt::print("\n");
+/// "12.35 MB", in powers of 1000.
+std::string byte_count(double bytes) {
+  for (const auto& [unit, name] : {std::pair(1e9, "GB"), std::pair(1e6, "MB"), std::pair(1e3, "kB")}) {
+    if (bytes >= unit) return fmt::format("{} {}", number(bytes / unit), name);
+  }
+  return fmt::format("{:.0f} bytes", bytes);
+}
+
+/// Appends words to lines that begin with "# " and are at most kTableColumns long; a longer word has a line of its own.
+std::string wrapped(const std::string& first, const std::string& text) {
+  std::string all;
+  std::string line = first;
+  bool fresh = true;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    if (!fresh && line.size() + 1 + word.size() > kTableColumns) {
+      all += line + "\n";
+      line = "#           ";
+      fresh = true;
+    }
+    line += (fresh ? "" : " ") + word;
+    fresh = false;
+    at = end + 1;
+  }
+  return all + line + "\n";
+}
+
+/// One line of the head, or several.
+std::string field(const char* name, const std::string& text) { return wrapped(fmt::format("# {:<10}", name), text); }
+
+std::string format_plan(const FanoutHeader& fanout) {
+  return field("plan", fmt::format("{} routes in {} groups, opened in {} round(s); {} transfers; {}", fanout.routes,
+                                   fanout.groups, fanout.rounds, fanout.transfers, fanout.hash)) +
+         field("regroup",
+               fmt::format("{:.1f} ms, with the anchors that seed the engines", 1e3 * fanout.regroup_seconds));
+}
+
+/// "paced to 1 Gb/s"
+std::string pace_of(const Options& options) {
+  return options.link_gbps == 0 ? "not paced" : fmt::format("paced to {:g} Gb/s", options.link_gbps);
+}
+
+constexpr const char* kForm = "{} {:>11} {:>7} {:>6} {:>7} {:>5} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>8}{}\n";
+
+std::string columns() {
+  return fmt::format(kForm, '#', "step", "density", "dense", "wire", "B/chg", "ratio", "encode", "wire", "apply",
+                     "total", "dense", "speed-up", " #wrong") +
+         fmt::format(kForm, '#', "", "(%)", "(MB)", "(kB)", "", "(x)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(x)",
+                     "");
+}
+
+/// "##########      " of a length that `part` is of `whole`; something of it is always seen.
+std::string bar(double part, double whole) {
+  constexpr double kLength = 60;
+  const auto length = static_cast<std::size_t>(std::max(1.0, kLength * ratio(part, whole) + 0.5));
+  return std::string(length, '#');
 }
 
 }  // namespace
 
-void print_header(const Header& header, const Options& options) {
-  fmt::print("# sparsecast {}  backend {}, transport {}", version_string(), to_string(options.backend),
-             header.transport);
-  for (const std::string& library : header.libraries) fmt::print(", {}", library);
-  fmt::print("\n# source     {}\n", header.source);
-  if (!header.device.empty()) fmt::print("# device     {}\n", header.device);
-  if (options.share_gpu) fmt::print("# all ranks of a machine share one device: this shows correctness, not speed\n");
-  fmt::print("# ranks      {} ({}), {} thread(s) each\n", header.ranks, header.roles, options.encode.threads);
-  fmt::print("# model      {} tensors, {} elements\n", header.tensors, header.elements);
-  if (header.fanout) print_plan(*header.fanout);
-  fmt::print("# encoding   detector {}, positions {}, values {}, zstd {}, frames of {} MiB\n", header.detector,
-             to_string(options.encode.positions), to_string(options.encode.values), options.encode.zstd_level,
-             options.encode.frame_capacity >> 20);
-  fmt::print("# dense      {}\n", header.dense_call);
-  print_columns(header);
-  std::fflush(stdout);
+std::string format_header(const Header& header, const Options& options) {
+  std::string libraries;
+  for (const std::string& library : header.libraries) libraries += ", " + library;
+  std::string text = wrapped("#", fmt::format(" sparsecast {}  backend {}, transport {}{}", version_string(),
+                                              to_string(options.backend), header.transport, libraries));
+  text += field("source", header.source);
+  if (!header.device.empty()) text += field("device", header.device);
+  if (options.share_gpu) text += "# all ranks of a machine share one device: this shows correctness, not speed\n";
+  text += field("ranks", fmt::format("{} ({}), {} thread(s) each", header.ranks, header.roles, options.encode.threads));
+  text += field("model", fmt::format("{} tensors, {} elements", header.tensors, header.elements));
+  if (header.fanout) text += format_plan(*header.fanout);
+  text +=
+      field("encoding", fmt::format("detector {}, positions {}, values {}, zstd {}, frames of {} MiB", header.detector,
+                                    to_string(options.encode.positions), to_string(options.encode.values),
+                                    options.encode.zstd_level, options.encode.frame_capacity >> 20));
+  text += field("dense", header.dense_call);
+  text += field("link", pace_of(options) + (options.link_gbps == 0 ? "" : ", sparse and dense alike"));
+  return text + "#\n" + columns();
 }
 
-void print_row(const Row& row) {
-  fmt::print(
-      "  {:>14} {:>8.3f} {:>10} {:>11} {:>10} {:>8.3f} {:>7.1f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.2f} "
-      "{:>6}",
-      row.step, 100 * density(row), row.changed, row.dense_bytes, row.wire_bytes, per_change(row), compression(row),
-      1e3 * row.encode, 1e3 * row.wire, 1e3 * row.apply, 1e3 * row.total, 1e3 * row.dense, ratio(row.dense, row.total),
-      row.wrong);
+std::string format_row(const Row& row) {
+  std::string text =
+      fmt::format(kForm, ' ', row.step, number(100 * density(row)), number(1e-6 * static_cast<double>(row.dense_bytes)),
+                  number(1e-3 * static_cast<double>(row.wire_bytes)), number(per_change(row)), number(compression(row)),
+                  number(1e3 * row.encode), number(1e3 * row.wire), number(1e3 * row.apply), number(1e3 * row.total),
+                  number(1e3 * row.dense), number(ratio(row.dense, row.total)), fmt::format(" {:>6}", row.wrong));
   if (!row.by_rank.sent.empty()) {
-    fmt::print(" {:>17} {:>17} {:>17}", range_of(row.by_rank.sent), range_of(row.by_rank.received),
-               range_of(row.by_rank.foreign));
+    text += field("bytes/rank", fmt::format(" sent {}, received {}, foreign {}", range_of(row.by_rank.sent),
+                                            range_of(row.by_rank.received), range_of(row.by_rank.foreign)));
   }
-  fmt::print("\n");
-  std::fflush(stdout);
+  return text;
 }
 
-bool print_summary(const std::vector<Row>& rows) {
+std::string format_summary(const std::vector<Row>& rows, const Options& options, bool bars) {
   Row sum = add_up(rows);
   sum.step = "all";
-  if (rows.size() > 1) print_row(sum);
-  const bool good = sum.wrong == 0 && !rows.empty();
-  fmt::print(
-      "# {} steps, {:.3f} bytes per change, {:.1f} times fewer bytes than dense, {:.2f} times its speed here, "
-      "#wrong {}: {}\n",
-      rows.size(), per_change(sum), compression(sum), ratio(sum.dense, sum.total), sum.wrong, good ? "OK" : "FAILED");
-  std::fflush(stdout);
-  return good;
+  std::string text = rows.size() > 1 ? format_row(sum) : "";
+  const auto dense = static_cast<double>(sum.dense_bytes);
+  const auto sparse = static_cast<double>(sum.wire_bytes);
+  if (bars && !rows.empty()) {
+    text += fmt::format("#\n# bytes  dense  {} {}\n", bar(dense, std::max(dense, sparse)), byte_count(dense));
+    text += fmt::format("#        sparse {} {}\n", bar(sparse, std::max(dense, sparse)), byte_count(sparse));
+    const double longer = std::max(sum.dense, sum.total);
+    text += fmt::format("# time   dense  {} {} ms\n", bar(sum.dense, longer), number(1e3 * sum.dense));
+    text += fmt::format("#        sparse {} {} ms\n#\n", bar(sum.total, longer), number(1e3 * sum.total));
+  }
+  text += fmt::format("# {} steps, {:.3f} bytes per change, {}\n", rows.size(), per_change(sum), pace_of(options));
+  const double speed_up = ratio(sum.dense, sum.total);
+  const bool sooner = speed_up >= 1;
+  return text + fmt::format("# {:.1f} times fewer bytes than dense, {:.1f} times {}, #wrong {}: {}\n", compression(sum),
+                            sooner ? speed_up : ratio(sum.total, sum.dense), sooner ? "sooner" : "later", sum.wrong,
+                            all_right(rows) ? "OK" : "FAILED");
+}
+
+bool all_right(const std::vector<Row>& rows) {
+  return !rows.empty() && std::ranges::all_of(rows, [](const Row& row) { return row.wrong == 0; });
 }
 
 bench::Record make_record(const Header& header, const Options& options, const std::vector<Row>& rows) {
@@ -205,6 +263,7 @@ bench::Record make_record(const Header& header, const Options& options, const st
           {"device", header.device},
           {"share_gpu", options.share_gpu},
           {"dense_call", header.dense_call},
+          {"link_gbps", options.link_gbps},
           {"ranks", header.ranks},
           {"threads", options.encode.threads},
           {"detector", header.detector},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -57,10 +58,16 @@ struct Header {
   std::optional<FanoutHeader> fanout;
 };
 
-void print_header(const Header& header, const Options& options);
-void print_row(const Row& row);
-/// Prints the closing lines; returns true when nothing was wrong and there was at least one row.
-bool print_summary(const std::vector<Row>& rows);
+/// Most columns of a line of the table.
+inline constexpr std::size_t kTableColumns = 100;
+
+/// Each returns whole lines, at most kTableColumns wide unless a single word is longer. The summary's last line says in
+/// words how many times fewer bytes and how many times sooner; with `bars`, bars of both come before it.
+std::string format_header(const Header& header, const Options& options);
+std::string format_row(const Row& row);
+std::string format_summary(const std::vector<Row>& rows, const Options& options, bool bars);
+/// Returns true when nothing was wrong and there was at least one row.
+bool all_right(const std::vector<Row>& rows);
 /// Returns what --json writes: the fields of bench/README.md, and this program's own.
 bench::Record make_record(const Header& header, const Options& options, const std::vector<Row>& rows);
 

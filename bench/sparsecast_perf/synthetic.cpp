@@ -6,9 +6,15 @@
 namespace sparsecast::perf {
 namespace {
 
+/// Ranks are idle while the publisher trains.
+bench::TrainingOptions with_all_cores(bench::TrainingOptions options) {
+  options.threads = 0;
+  return options;
+}
+
 class Synthetic : public WeightSource {
  public:
-  explicit Synthetic(const bench::TrainingOptions& options) : options_(options), training_(options) {
+  explicit Synthetic(const bench::TrainingOptions& options) : options_(with_all_cores(options)), training_(options_) {
     for (const TensorSpec& spec : training_.table()) storage_.emplace_back(spec.bytes());
     training_.cast(weights());
   }

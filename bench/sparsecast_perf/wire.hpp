@@ -19,6 +19,8 @@ namespace sparsecast::perf {
 class Wire {
  public:
   virtual ~Wire() = default;
+  /// Says that from now on times count: warming up is over. Not collective.
+  virtual void start_timing() noexcept {}
   virtual Transport& transport() noexcept = 0;
   /// The transport, where it takes frames in device memory; null otherwise.
   virtual NcclTransport* device_transport() noexcept { return nullptr; }
@@ -36,7 +38,7 @@ class Wire {
   virtual const char* dense_call() const noexcept = 0;
 };
 
-/// `device` is the CUDA ordinal of this rank, for NCCL.
+/// Makes the wire of this run, paced if the options say so. `device` is the CUDA ordinal of this rank, for NCCL.
 std::unique_ptr<Wire> make_wire(Carrier carrier, Group& group, const Options& options, int device);
 
 /// "Open MPI v4.1.4"; in a run that MPI has started.

@@ -1,39 +1,40 @@
 #pragma once
 
-// Decodes the blocks of a delta and validates them, or writes them to the live tensors. Validation reads the payloads
-// once. Apply reads them again, reads and writes the changed elements, and sums the change of the digest on the way; it
-// writes nothing when anything in the delta was refused. Grid: some CTAs a multiprocessor, each takes
-// block after block of its element size.
+// decode_blocks decodes the blocks of a delta and either validates them or writes them to the live tensors. Validation
+// reads the payloads once. Apply reads them again, reads and writes the changed elements, and sums the change of the
+// state digest in the same pass. It writes nothing if validation found any error in the delta. digest_live reads live
+// tensors in full. Grid: a few CTAs on each multiprocessor; each CTA takes one block of its element size after another.
 
 #include "cuda/apply/decode_blocks.cuh"
 #include "cuda/apply/directories.cuh"
 
 namespace sparsecast::cuda {
 
-/// CTAs on a multiprocessor, as many as registers allow: decoding waits for barriers, and several hide
-/// each other's waits.
-inline constexpr unsigned kValidateBlocks = 4;
-inline constexpr unsigned kApplyBlocks = 3;
+/// CTAs on a multiprocessor, as many as the registers allow. Decoding waits at barriers often, and several resident
+/// CTAs hide each other's waits.
+inline constexpr unsigned kValidateCtas = 4;
+inline constexpr unsigned kApplyCtas = 3;
 
 template <class T>
 struct ApplyShared {
   union {
     DecodeShared<T> decode;
-    BlockDigest::TempStorage digest;
+    CtaDigest::TempStorage digest;
   };
-  std::uint32_t summed;  ///< The tensor whose change of digest the threads are adding up.
+  std::uint32_t summed;  ///< Index of the tensor whose digest change is being summed, or kNoTensor.
 };
 
 inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
 template <class T, bool kWrite>
-__global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlocks : kValidateBlocks))
+__global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas : kValidateCtas))
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   ReceiveControl& control = *received.control;
   if (threadIdx.x == 0) shared.summed = kNoTensor;
-  // One decision for all threads of the block, because another block may refuse something while they look.
-  const bool refused = control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
+  // All threads must take the same branch, although another CTA may report an error while they read the control.
+  const bool refused =
+      control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
   if (__syncthreads_or(refused ? 1 : 0) != 0) return;
   DigestSum sum;
   const auto pass_sum_on = [&] {
@@ -46,19 +47,19 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
     pass_sum_on();
     sum = {};
     __syncthreads();
-    // Read again behind the barrier at the end of the block.
+    // Other threads read it after the barrier at the end of the block.
     if (threadIdx.x == 0) shared.summed = block.tensor;
   };
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {
       const LiveTensor& tensor = received.tensors[block.tensor];
       const std::uint64_t first_element = std::uint64_t{block.first_tile} * kTileElems;
-      // Found again for each element: kept, it would cost registers that two loads in flight need.
+      // Computed again for each element: kept in a register, it would take the place of a load in flight.
       const auto undo = [&](std::uint32_t i) -> T& {
         return reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo)[first + i];
       };
-      // Two elements are on their way before the first is written: the loads miss every cache, and would else wait for
-      // one another. With four, or with two of 8 bytes, the registers do not suffice.
+      // Loads two elements before it writes the first: the loads miss every cache and would otherwise wait for one
+      // another. Registers do not suffice for four, or for two of 8 bytes.
       constexpr std::uint32_t kInFlight = sizeof(T) < 8 ? 2 : 1;
       for (std::uint32_t begin = threadIdx.x; begin < entries; begin += kInFlight * kThreads) {
         T* at[kInFlight] = {};
@@ -91,10 +92,11 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kWrite ? kApplyBlock
   if constexpr (kWrite) pass_sum_on();
 }
 
-/// Tiles of a section that a CTA adds up at a time.
+/// Number of tiles of a section that a CTA sums at a time.
 inline constexpr std::uint32_t kDigestTiles = 16;
 
-/// The digest of each tensor, read in full: `sums` are the zeroed low and high words of each.
+/// Adds the digest of each tensor, read in full, to `sums`: two words (low, high) for each tensor, zero before the
+/// launch.
 static __global__ void __launch_bounds__(kThreads)
     digest_live(Received received, const SectionEntry* sections, std::uint32_t section_count, std::uint64_t* sums) {
   SPARSECAST_SHARED(InspectShared, shared);

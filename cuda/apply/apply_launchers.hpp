@@ -1,18 +1,21 @@
 #pragma once
 
-// The kernels of decode and apply as host code sees them: each enqueues a step (received.hpp) and returns.
+// Launchers of the kernels that decode and apply a delta. Each enqueues one step of received.hpp on `device.stream` and
+// returns without waiting.
 
-#include "cuda/encode/encode_launchers.hpp"
 #include "cuda/apply/received.hpp"
+#include "cuda/encode/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 
-/// Headers and sums of the frames, none of which is longer than `longest` bytes.
+/// Enqueues copying the header of each frame and summing its words into `received.inspections`. No frame is longer than
+/// `longest` bytes.
 void launch_inspect_frames(const Received& received, std::uint32_t longest, const DeviceStream& device);
+/// Enqueues checking the directories of all frames and listing their blocks.
 void launch_read_directories(const Received& received, const DeviceStream& device);
-/// Validates, or writes, the blocks of elements of 2^size bytes.
+/// Enqueues validating (Pass::kValidate) or writing the blocks whose elements have 2^size bytes.
 void launch_decode_blocks(unsigned size, const Received& received, Pass pass, const DeviceStream& device);
-/// Digests of the live tensors to `sums`, which are zero.
+/// Enqueues adding the digests of the live tensors to `sums`, two words for each tensor, which must be zero.
 void launch_digest(const Received& received, const SectionEntry* sections, std::uint32_t section_count,
                    std::uint64_t* sums, const DeviceStream& device);
 

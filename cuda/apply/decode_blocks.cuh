@@ -1,22 +1,23 @@
 #pragma once
 
-// Decodes one block by all threads of a CTA together, kDecodeChunk changes at a time, whatever their
-// number; checks every rule of docs/wire-format.md §4 on the way. No bound comes from the payload unchecked: reads go
-// through BitString, shared memory is indexed by counts that were clipped, elements are written below `span` only.
+// Decodes one block by all threads of a CTA together, kDecodeChunk changes at a time, and checks every rule of
+// docs/wire-format.md §4. No bound is taken from the payload unchecked: BitString bounds the reads, shared memory is
+// indexed by clipped counts, and elements are written below `span` only.
 
 #include "cuda/apply/decode_values.cuh"
 #include "cuda/common/views.cuh"
 
 namespace sparsecast::cuda {
 
-/// The block holds `dense` words for all its elements, or words for its changes.
+/// Returns the number of coded words in the block: one for each element with `dense` positions, otherwise one for each
+/// change.
 __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
   return Coding::unpack(block.coding).positions == PositionCodec::kDense ? block.span : block.changed;
 }
 
-/// Calls sink(first, entries) for each chunk: entries [0, entries) of shared.positions and shared.coded are those of
-/// changes `first` on. Ends at the chunk in which any thread found a input error, without calling it. Returns the thread's
-/// own input error. `shared` is free for other uses behind the caller's next barrier.
+/// Calls sink(first, entries) for each chunk of changes: entries [0, entries) of shared.positions and shared.coded are
+/// those of changes `first` and up. Stops without calling it at the chunk in which any thread found an input error.
+/// Returns the error of this thread. The caller may use `shared` for something else after its next barrier.
 template <class T, class Sink>
 __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& shared, const Sink& sink) {
   if (block.payload_words > kMostPayloadWords) return InputError::kLength;
@@ -32,23 +33,23 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
     const std::uint32_t entries = count - first < kDecodeChunk ? count - first : kDecodeChunk;
     positions.read(first, entries);
     values.read(first, entries);
-    // Also the barrier between what was decoded and its use.
+    // any() is also the barrier between decoding and use.
     if (found.any()) break;
     sink(first, entries);
-    // Behind the last chunk the barrier is the caller's.
+    // After the last chunk the barrier is the caller's.
     if (first + kDecodeChunk < count) __syncthreads();
   }
   return found.input_error;
 }
 
-/// Decodes the blocks of elements of T in [at, end), the n-th by CTA n % gridDim.x: calls enter(block),
-/// while `shared` is free for other uses, then sink(block, first, entries) for each chunk as above. What is refused
-/// goes into the control's error word.
+/// Decodes the blocks of elements of T in [at, end); CTA n takes every gridDim.x-th block from the n-th on. Calls
+/// enter(block) while `shared` is free for other uses, then sink(block, first, entries) for each chunk as decode_block
+/// does. An input error is recorded in the error word of the control.
 template <class T, class Enter, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
                              DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
   constexpr std::uint32_t kShift = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
-  // By pointer alone: a number beside it would be a register too many.
+  // Iterates by pointer alone: an index beside it would take one register too many.
   for (at += blockIdx.x; at < end; at += gridDim.x) {
     const ReceivedBlock& block = *at;
     if (block.element_shift != kShift) continue;
@@ -62,13 +63,13 @@ __device__ void decode_range(const Received& received, const ReceivedBlock* at, 
   }
 }
 
-/// Row-major element `index` of the live tensor.
+/// Returns the row-major element `index` of the live tensor.
 template <class T>
 __device__ T& live_element(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
   return reinterpret_cast<T*>(tensor.data)[place_of(view_at(received.views, tensor.view), index)];
 }
 
-/// The same element's index in the digest.
+/// Returns the index at which row-major element `index` counts in the digest.
 __device__ inline std::uint64_t digest_index(const Received& received, const LiveTensor& tensor, std::uint64_t index) {
   return digest_place(view_at(received.views, tensor.digest_view), index);
 }

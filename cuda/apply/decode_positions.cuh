@@ -1,26 +1,26 @@
 #pragma once
 
-// The positions of one block, read by all threads of a CTA together. locate() finds where the position
-// part ends, which the codes themselves say; then read() decodes chunk after chunk, each going on where the one before
-// ended.
+// PositionDecoder: the positions of one block, read by all threads of a CTA together. locate() finds where the position
+// part ends, which only the codes themselves tell; read() then decodes chunk after chunk, each continuing where the one
+// before ended.
 
-#include "cuda/apply/bit_string.cuh"
 #include "codec/block.hpp"
 #include "codec/codec_common.hpp"
+#include "cuda/apply/bit_string.cuh"
 #include "cuda/apply/input_error.cuh"
 
 namespace sparsecast::cuda {
 
-/// Changes that a thread decodes at a time, and all threads together.
+/// Number of changes that a thread decodes at a time, and that all threads of a CTA do.
 inline constexpr std::uint32_t kEachDecoded = 4;
 inline constexpr std::uint32_t kDecodeChunk = kEachDecoded * kThreads;
 
-/// Where the next chunk goes on. It is the same for all threads, and in shared memory because registers decide how many
-/// CTAs a multiprocessor takes. Thread 0 writes it, behind a barrier that all have read it before.
+/// State at which the next chunk continues. It is the same for all threads, and kept in shared memory because registers
+/// decide how many CTAs are resident. Thread 0 writes it after a barrier behind which all threads have read it.
 struct PositionCursor {
-  std::uint32_t ones_bit;  ///< packed, bitmap: where the ones are,
-  std::uint32_t tail_bit;  ///< and packed's tails.
-  std::uint32_t next;      ///< No position is lower.
+  std::uint32_t ones_bit;  ///< packed, bitmap: bit number of the next quotient or element.
+  std::uint32_t tail_bit;  ///< packed: bit number of the next tail.
+  std::uint32_t next;      ///< Lowest position that the next change may have.
 };
 
 struct PositionsShared {
@@ -31,13 +31,13 @@ struct PositionsShared {
 
 class PositionDecoder {
  public:
-  /// `count` changes among `span` elements. The coding is kept as its word: fields are cheaper to take out again than
-  /// to keep in registers through the block.
+  /// Decodes `count` changes among `span` elements. The coding stays packed in its word: unpacking a field again is
+  /// cheaper than keeping it in a register through the block.
   __device__ PositionDecoder(std::uint32_t coding, std::uint32_t span, std::uint32_t count, const BitString& payload,
                              PositionsShared& shared, FirstInputError& found)
       : shared_(shared), found_(found), payload_(payload), coding_(coding), span_(span), count_(count) {}
 
-  /// The words that follow the position part; none when it is not valid.
+  /// Returns the words after the position part, or none if the part is not valid.
   __device__ BitString locate() {
     switch (codec()) {
       case PositionCodec::kIndex32:
@@ -54,13 +54,13 @@ class PositionDecoder {
     return {};
   }
 
-  /// Puts the positions of changes [first, first + entries) into shared.positions.
+  /// Writes the positions of changes [first, first + entries) to shared.positions.
   __device__ void read(std::uint32_t first, std::uint32_t entries) {
     switch (codec()) {
       case PositionCodec::kIndex32:
         return read_index32(first, entries);
       case PositionCodec::kBitmap:
-        // They are as many as were counted, and none is in the padding.
+        // locate_bitmap() has counted them, and none is in the padding.
         find_ones(payload_, cursor().ones_bit, entries, span_, shared_.positions, shared_.scan);
         if (threadIdx.x == 0) cursor().ones_bit = shared_.positions[entries - 1] + 1;
         return;
@@ -78,7 +78,7 @@ class PositionDecoder {
   __device__ std::uint32_t rice() const { return Coding::unpack(coding_).kp; }
   __device__ std::uint32_t gap_bits() const { return rice() != 0 ? 32 : 16; }
 
-  /// The position part takes `bits` bits; the values follow it.
+  /// Ends the position part after `bits` bits and returns the words of the values.
   __device__ BitString end(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
     if (words > payload_.count) return refused(InputError::kOverrun);
@@ -92,13 +92,13 @@ class PositionDecoder {
 
   __device__ BitString locate_bitmap() {
     const BitString values = end(span_);
-    // All threads have found the same.
+    // end() has found the same error in all threads.
     if (found_.input_error != InputError::kNone) return {};
     std::uint32_t own = 0;
     for (std::uint32_t w = threadIdx.x; w < (span_ + 31) / 32; w += kThreads) {
       own += static_cast<std::uint32_t>(__popc(payload_.word(w)));
     }
-    found_.require(block_sum(shared_.scan, own) == count_, InputError::kBitmapCount);
+    found_.require(cta_sum(shared_.scan, own) == count_, InputError::kBitmapCount);
     if (threadIdx.x == 0) cursor().ones_bit = 0;
     return values;
   }
@@ -119,7 +119,7 @@ class PositionDecoder {
         found_.require(zeros <= kMaxQuotientZeros, InputError::kQuotient);
         if (zeros > kEscape) own += zeros - kEscape;
       }
-      tails += block_sum(shared_.scan, own);
+      tails += cta_sum(shared_.scan, own);
       at = shared_.positions[wanted - 1] + 1;
     }
     if (threadIdx.x == 0) {
@@ -138,7 +138,7 @@ class PositionDecoder {
     }
   }
 
-  /// gap16 and packed: a thread takes consecutive entries, so that sums are scanned once.
+  /// Decodes gap16 and packed. Each thread takes consecutive entries, so that one scan sums all gaps.
   __device__ void read_gaps(std::uint32_t first, std::uint32_t entries) {
     const std::uint32_t begin = first == 0 ? 0 : cursor().next;
     const std::uint32_t own = threadIdx.x * kEachDecoded;
@@ -155,7 +155,7 @@ class PositionDecoder {
     std::uint64_t sum = 0;
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) sum += steps[e];
-    const Scanned scanned = block_scan(shared_.scan, sum);
+    const Scanned scanned = cta_scan(shared_.scan, sum);
     std::uint64_t next = begin + scanned.before;
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
@@ -165,12 +165,12 @@ class PositionDecoder {
         shared_.positions[own + e] = static_cast<std::uint32_t>(next - 1);
       }
     }
-    // Beyond the span, what does not fit is not used: the chunk's last position has just been refused.
+    // A sum beyond the span may be truncated here: the last position of the chunk has just been refused.
     if (threadIdx.x == 0) cursor().next = begin + static_cast<std::uint32_t>(scanned.total);
   }
 
   __device__ void read_packed_gaps(std::uint32_t first, std::uint32_t entries, std::uint64_t (&steps)[kEachDecoded]) {
-    // Those of a block of one chunk are there since locate_packed.
+    // The positions of a block of one chunk are still there from locate_packed().
     const PositionCursor at = cursor();
     if (count_ > kDecodeChunk) {
       find_ones(payload_, at.ones_bit, entries, kMaxQuotientZeros, shared_.positions, shared_.scan);
@@ -185,12 +185,12 @@ class PositionDecoder {
       if (zeros[e] > kEscape) tails += zeros[e] - kEscape;
     }
     const std::uint32_t ones_end = shared_.positions[entries - 1] + 1;
-    const Scanned scanned = block_scan(shared_.scan, tails);
+    const Scanned scanned = cta_scan(shared_.scan, tails);
     std::uint32_t tail_bit = at.tail_bit + static_cast<std::uint32_t>(scanned.before);
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
       if (own + e >= entries) continue;
-      // locate_packed has refused more zeros than this.
+      // More zeros than this were refused by locate_packed().
       const std::uint32_t tail_bits = zeros[e] > kEscape ? (zeros[e] - kEscape) % 32 : 0;
       const std::uint64_t quotient =
           std::uint64_t{quotient_of_zeros(kEscape + tail_bits)} + payload_.get(tail_bit, tail_bits);

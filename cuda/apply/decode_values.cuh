@@ -1,21 +1,22 @@
 #pragma once
 
-// The coded words of one block, read by all threads of a CTA together. locate() walks over the streams
-// whose ends are not known (the exceptions' gaps and widths) and checks that the payload ends where they do; then
-// read() decodes chunk after chunk, each going on where the one before ended.
+// ValueDecoder: the coded words of one block, read by all threads of a CTA together. locate() walks over the streams
+// whose ends are not stated (gaps and widths of the exceptions) and checks that the payload ends where they end; read()
+// then decodes chunk after chunk, each continuing where the one before ended.
 
 #include "cuda/apply/decode_positions.cuh"
 
 namespace sparsecast::cuda {
 
-/// The exceptions not yet decoded; of the form with lengths only high_bit. In shared memory as PositionCursor is.
+/// Exceptions that are not decoded yet; the form with lengths uses only high_bit. Kept in shared memory for the reason
+/// that PositionCursor is.
 struct ExceptionCursor {
   std::uint32_t left;
   std::uint32_t remainder_bit;
   std::uint32_t gap_bit;
   std::uint32_t width_bit;
   std::uint32_t high_bit;
-  std::uint32_t next;  ///< No exception has a lower index.
+  std::uint32_t next;  ///< Lowest index that the next exception may have.
 };
 
 template <class T>
@@ -31,11 +32,11 @@ class ValueDecoder {
  public:
   static constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
-  /// The words of `count` changes. For the coding word see PositionDecoder.
+  /// Decodes the words of `count` changes. PositionDecoder says why `coding` stays packed.
   __device__ ValueDecoder(std::uint32_t coding, std::uint32_t count, DecodeShared<T>& shared, FirstInputError& found)
       : shared_(shared), found_(found), coding_(coding), count_(count) {}
 
-  /// `values`: the payload behind the positions.
+  /// Checks the structure of `values`, the payload after the positions.
   __device__ void locate(const BitString& values) {
     values_ = values;
     if (whole_words()) {
@@ -47,7 +48,7 @@ class ValueDecoder {
     locate_exceptions();
   }
 
-  /// Puts the words of changes [first, first + entries) into shared.coded.
+  /// Writes the words of changes [first, first + entries) to shared.coded.
   __device__ void read(std::uint32_t first, std::uint32_t entries) {
     if (whole_words()) {
       for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
@@ -70,10 +71,11 @@ class ValueDecoder {
     return coding().positions == PositionCodec::kDense || coding().values != ValueCodec::kUlp;
   }
 
-  /// The value part takes `bits` bits, and nothing follows.
+  /// Checks that the value part takes `bits` bits and that nothing follows.
   __device__ void end_values(std::uint64_t bits) {
     const std::uint64_t words = (bits + 31) / 32;
-    if (words != values_.count) return found_.refuse(words > values_.count ? InputError::kOverrun : InputError::kLength);
+    if (words != values_.count)
+      return found_.refuse(words > values_.count ? InputError::kOverrun : InputError::kLength);
     found_.require(values_.padded_at(static_cast<std::uint32_t>(bits)), InputError::kPadding);
   }
 
@@ -87,18 +89,19 @@ class ValueDecoder {
       if (length > 1) own += length - 1;
     }
     if (threadIdx.x == 0) shared_.exceptions.high_bit = static_cast<std::uint32_t>(lows);
-    end_values(lows + block_sum(shared_.scan, own));
+    end_values(lows + cta_sum(shared_.scan, own));
   }
 
   __device__ void locate_exceptions() {
     const std::uint64_t begin = std::uint64_t{count_} * (1 + kept_bits());
     if (begin > values_.bits()) return found_.refuse(InputError::kOverrun);
-    // Their number, which all threads read.
+    // All threads read the number of exceptions.
     const auto at = static_cast<std::uint32_t>(begin);
     const std::uint64_t window = values_.get_long(at, 64);
     if (window == 0) return found_.refuse(InputError::kOverrun);
     const auto low_bits = static_cast<std::uint32_t>(__ffsll(static_cast<long long>(window))) - 1;
-    if (low_bits > kMaxRiceParameter) return found_.refuse(InputError::kExceptions);  // More than any block's changes.
+    if (low_bits > kMaxRiceParameter)
+      return found_.refuse(InputError::kExceptions);  // More than the changes of any block.
     const std::uint64_t remainders = begin + 2 * low_bits + 1;
     if (remainders > values_.bits()) return found_.refuse(InputError::kOverrun);
     const std::uint32_t number = (1U << low_bits | values_.get(at + low_bits + 1, low_bits)) - 1;
@@ -112,7 +115,7 @@ class ValueDecoder {
     locate_widths(cursor);
   }
 
-  /// The gaps, which must stay within the block; then the widths and with them the end of the high parts.
+  /// Walks over the gaps, which must stay within the block, then over the widths, which give the end of the high parts.
   __device__ void locate_widths(ExceptionCursor& cursor) {
     std::uint32_t at = cursor.gap_bit;
     std::uint64_t next = 0;
@@ -121,7 +124,7 @@ class ValueDecoder {
       if (find_ones(values_, at, wanted, count_, shared_.gap_ones, shared_.scan) < wanted) {
         return found_.refuse(InputError::kOverrun);
       }
-      next += block_sum(shared_.scan, exception_step(cursor.remainder_bit + first * gap_rice(), at, wanted));
+      next += cta_sum(shared_.scan, exception_step(cursor.remainder_bit + first * gap_rice(), at, wanted));
       at = shared_.gap_ones[wanted - 1] + 1;
       if (next > count_) return found_.refuse(InputError::kExceptions);
     }
@@ -134,7 +137,7 @@ class ValueDecoder {
       }
       const std::uint32_t zeros = threadIdx.x < wanted ? zeros_before(shared_.width_ones, threadIdx.x, at) : 0;
       found_.require(threadIdx.x >= wanted || zeros + 1 + kept_bits() < kWidth, InputError::kMagnitude);
-      highs += block_sum(shared_.scan, zeros);
+      highs += cta_sum(shared_.scan, zeros);
       at = shared_.width_ones[wanted - 1] + 1;
     }
     cursor.high_bit = at;
@@ -144,7 +147,8 @@ class ValueDecoder {
 
   __device__ static std::uint32_t batch(std::uint32_t left) { return left < kThreads ? left : kThreads; }
 
-  /// From the index after the exception before to the one after this thread's, 0 without one. Below 2^46.
+  /// Returns the distance from the index after the previous exception to the index after the one of this thread; 0 if
+  /// the thread has none. Less than 2^46.
   __device__ std::uint64_t exception_step(std::uint32_t remainder_bit, std::uint32_t gap_bit, std::uint32_t wanted) {
     if (threadIdx.x >= wanted) return 0;
     const std::uint64_t quotient = zeros_before(shared_.gap_ones, threadIdx.x, gap_bit);
@@ -156,7 +160,7 @@ class ValueDecoder {
     return values_.get_long(count_ + i * kept_bits(), kept_bits());
   }
 
-  /// The coded word of change i, whose magnitude must fit.
+  /// Returns the coded word of change i; an input error if the magnitude does not fit.
   __device__ T code(std::uint64_t magnitude, std::uint32_t i) {
     constexpr std::uint64_t kHalf = std::uint64_t{1} << (kWidth - 1);
     const bool negative = values_.get(i, 1) != 0;
@@ -164,7 +168,8 @@ class ValueDecoder {
     return ulp_from_magnitude(static_cast<T>(magnitude), negative);
   }
 
-  /// Those below `end`, over the words without them.
+  /// Decodes the exceptions with an index below `end` and overwrites their words in shared.coded, whose first entry is
+  /// change `chunk`.
   __device__ void read_exceptions(std::uint32_t end, std::uint32_t chunk) {
     ExceptionCursor at = shared_.exceptions;
     while (at.left != 0) {
@@ -172,15 +177,15 @@ class ValueDecoder {
       find_ones(values_, at.gap_bit, wanted, count_, shared_.gap_ones, shared_.scan);
       find_ones(values_, at.width_bit, wanted, 63, shared_.width_ones, shared_.scan);
       const std::uint64_t step = exception_step(at.remainder_bit, at.gap_bit, wanted);
-      const std::uint64_t next = at.next + block_scan(shared_.scan, step).before + step;
+      const std::uint64_t next = at.next + cta_scan(shared_.scan, step).before + step;
       const std::uint32_t bits =
           threadIdx.x < wanted ? zeros_before(shared_.width_ones, threadIdx.x, at.width_bit) % 64 : 0;
-      const std::uint32_t high_bit = at.high_bit + static_cast<std::uint32_t>(block_scan(shared_.scan, bits).before);
+      const std::uint32_t high_bit = at.high_bit + static_cast<std::uint32_t>(cta_scan(shared_.scan, bits).before);
       const bool here = threadIdx.x < wanted && next <= end;
       if (here) {
         const auto index = static_cast<std::uint32_t>(next - 1);
         const std::uint64_t high = std::uint64_t{1} << bits | values_.get_long(high_bit, bits);
-        // The chunk's low parts were written before the barriers above.
+        // The low parts of the chunk were written before the barriers above.
         if (index >= chunk) shared_.coded[index - chunk] = code(high << kept_bits() | low_magnitude(index), index);
       }
       const auto taken = static_cast<std::uint32_t>(__syncthreads_count(here ? 1 : 0));
@@ -210,7 +215,7 @@ class ValueDecoder {
       if (own + e < entries) lengths[e] = values_.get(count_ + (first + own + e) * kField, kField);
       if (lengths[e] > 1) bits += lengths[e] - 1;
     }
-    const Scanned scanned = block_scan(shared_.scan, bits);
+    const Scanned scanned = cta_scan(shared_.scan, bits);
     std::uint32_t at = begin + static_cast<std::uint32_t>(scanned.before);
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {

@@ -6,15 +6,15 @@
 #include <array>
 #include <cstring>
 
-#include "cuda/apply/apply_launchers.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
 #include "core/trace.hpp"
+#include "cuda/apply/apply_launchers.hpp"
+#include "cuda/apply/input_error_text.hpp"
+#include "cuda/apply/live_tensors.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "cuda/apply/live_tensors.hpp"
 #include "cuda/nan_masked/nan_expansion.hpp"
-#include "cuda/apply/input_error_text.hpp"
 
 namespace sparsecast::cuda {
 
@@ -22,7 +22,7 @@ using layout::corrupt;
 
 namespace {
 
-/// What parse_frame_header checks, from what the device has gathered.
+/// Parses and checks a frame header as parse_frame_header does, from the words and sums that the device has gathered.
 FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record_bytes) {
   const FrameHeader frame = check_frame_fields(std::as_bytes(std::span(inspection.header)), record_bytes, [&] {
     return StateDigest{{inspection.sum_lo, inspection.sum_hi}};
@@ -88,7 +88,7 @@ class DeviceApplier::State {
   TracePayload of_delta_;
   bool uploaded_ = false;
   bool staged_ = false;
-  bool replaced_ = false;  ///< The undo record is that of the last apply.
+  bool replaced_ = false;  ///< True while the undo record is that of the last apply.
 
   DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
   DeviceMemory frames_, inspections_, frame_undo_, group_begins_, blocks_, undo_;
@@ -119,7 +119,7 @@ DeviceApplier::State::State(const TensorTable& table, const std::vector<DeviceTe
 
 void DeviceApplier::State::upload_tables() {
   if (uploaded_) return;
-  // In the order of the stream that uses them; the tables stay as long as this object.
+  // Copied in stream order; the tables live as long as this object.
   const auto upload = [this](const DeviceMemory& to, const void* from) {
     copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
   };
@@ -224,7 +224,7 @@ void DeviceApplier::State::validate(const DeltaHeader& header) {
   if (keeps_replaced()) reserve(undo_, decision().undo_bytes);
 }
 
-/// The frame is taken apart again on the CPU, whose words say what is wrong and where.
+/// Decodes the frame again on the CPU, whose error says what is wrong and where.
 void DeviceApplier::State::explain(std::uint64_t input_error, const DeltaHeader& header) {
   const auto number = static_cast<std::uint32_t>(input_error >> 8);
   std::size_t f = headers_.size() - 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Decode and apply on a device: what the CPU's FrameReader and apply_block do, with its decisions and its words. Plain
-// C++, no CUDA header: for the code that chooses a backend.
+// Decodes and applies a delta on a device, with the decisions and the error texts of the CPU's FrameReader and
+// apply_block. Plain C++ without a CUDA header, for code that chooses a backend.
 
 #include <chrono>
 #include <cstdint>
@@ -18,62 +18,64 @@
 
 namespace sparsecast::cuda {
 
-/// Of which deltas the bits that apply() replaces are kept, for restore().
+/// Deltas for which apply() keeps the bits that it replaces, for restore().
 enum class KeepReplaced : std::uint8_t {
   kNone,
-  kRaw,  ///< Of those that have no inverse.
+  kRaw,  ///< Deltas with `raw` words, which have no inverse.
   kAll,
 };
 
 struct DeviceApplierOptions {
   KeepReplaced keep_replaced = KeepReplaced::kNone;
-  /// The longest that one wait for the device takes.
+  /// Time limit of one wait for the device.
   std::chrono::milliseconds deadline{60'000};
-  /// For benchmarks: called behind each step that has been enqueued ("inspect", "directories", "validate", "apply",
-  /// "digest"), and with "" where the host has done something in between. Whoever sets it records an event there.
+  /// Called after each enqueued step ("inspect", "directories", "validate", "apply", "digest"), and with "" where the
+  /// host has worked in between. Benchmarks record an event there.
   std::function<void(const char* step)> after_step = nullptr;
 };
 
-/// Built once for a table and the memory of its tensors; allocates then, and later only when a delta is larger than any
-/// before. Not for concurrent use; streams of successive calls are the same or ordered. Throws Error{kUnsupported} when
-/// the device or its memory does not suffice, {kUsage} for arguments that do not fit together, {kTimeout} at the
-/// deadline, {kDevice} for other failures of the device.
+/// Decodes deltas of one tensor table into the memory of its tensors. Allocates on construction, and later only for a
+/// delta larger than any before. Not thread-safe; the streams of successive calls must be the same or ordered. Throws
+/// Error{kUnsupported} if the device or its memory does not suffice, {kUsage} for arguments that do not fit together,
+/// {kTimeout} at the deadline, and {kDevice} for other failures of the device.
 class DeviceApplier {
  public:
-  /// `tensors` are parallel to the table, which outlives the applier.
+  /// `tensors` are parallel to the table, which must outlive the applier.
   DeviceApplier(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
                 const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
 
-  /// Verifies all FRAMEs of a delta, in order of sequence: checksums, fields, directories, every block. Waits for the
-  /// decision, twice. Nothing is written to the tensors. The records stay as they are until their last use. Throws
-  /// Error{kCorrupt | kForeignStream} as the CPU does, kUnsupported for a body compressed with zstd.
+  /// Verifies all FRAME records of a delta, in order of sequence: checksums, fields, directories, and every block.
+  /// Waits for the device twice. Writes nothing to the tensors. The records must not change until their last use.
+  /// Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported} for a body compressed with zstd.
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
-  /// Of the staged frames; the caller compares them with the COMMIT.
+  /// Returns the headers of the staged frames; the caller compares them with the COMMIT.
   const std::vector<FrameHeader>& frames() const noexcept;
 
   /// Enqueues writing the staged delta to the tensors, one launch for each element size of the table, and returns.
-  /// kInverse needs `xor` or `ulp` words (Error{kUsage}).
+  /// Direction::kInverse needs `xor` or `ulp` words (Error{kUsage}).
   void apply(Direction direction, CUstream_st* stream);
-  /// Enqueues putting back what the last apply(), of whichever direction, has replaced.
+  /// Enqueues writing back the bits that the last apply(), in either direction, has replaced.
   void restore(CUstream_st* stream);
-  /// Waits; what each tensor's digest gained by the last apply() or restore().
+  /// Waits for the last apply() or restore() and returns the change of the digest of each tensor.
   std::vector<StateDigest> digest_changes();
 
-  /// Instead of apply(), for engines whose loader takes NaN-masked tensors (sparsecast/nan_masked.hpp): checks that the
-  /// staged delta can be carried so, writes nothing, and waits. Returns what the digest gains once every tensor of
-  /// expansion_tensors() has been copied. Throws Error{kUnsupported} that names the tensor when it has no NaNs, and the
-  /// element that would become one; {kUsage} for kInverse of `raw` words.
+  /// Prepares the staged delta for expand(), the alternative to apply() for engines whose loader takes NaN-masked
+  /// tensors (sparsecast/nan_masked.hpp). Checks that NaN-masked tensors can carry the delta, writes nothing, and
+  /// waits. Returns the change of the digest once every tensor of expansion_tensors() has been copied. Throws
+  /// Error{kUnsupported} naming the tensor whose dtype has no NaNs, or the element that would become one; {kUsage} for
+  /// kInverse of `raw` words.
   StateDigest prepare_expansion(Direction direction, CUstream_st* stream);
-  /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
+  /// Returns the indices of the tensors that the delta changes, ascending; the loader need not see the others.
   const std::vector<std::size_t>& expansion_tensors() const noexcept;
-  /// Enqueues writing the tensor in full shape to `d_out`, table[tensor].bytes() bytes aligned to its elements: NaNs,
-  /// and the new values, decoded against the live tensor, which is still as it was in prepare_expansion() when this
-  /// runs. Throws Error{kUsage} after a stage() or apply() without prepare_expansion().
+  /// Enqueues writing the tensor in full shape to `d_out` (table[tensor].bytes() bytes, aligned to its elements): new
+  /// values where the delta changes an element, NaNs elsewhere. The delta is decoded against the live tensor, which
+  /// must not change between prepare_expansion() and this work. Throws Error{kUsage} after a stage() or apply() without
+  /// prepare_expansion().
   void expand(std::size_t tensor, void* d_out, CUstream_st* stream);
 
-  /// Reads tensors [first, first + count) in full and waits: their part of digest_tensors.
+  /// Reads tensors [first, first + count) in full, waits, and returns their digests: their terms of digest_tensors.
   std::vector<StateDigest> digests(std::size_t first, std::size_t count, CUstream_st* stream);
 
  private:

@@ -1,23 +1,25 @@
 #pragma once
 
-// Received frames up to their blocks: what the host checks, and the directory rules of docs/wire-format.md §2.3 and §4.
-// inspect_frames reads every byte of the frames once; read_directories some 24 bytes a block, and writes 56.
+// Reads the headers and directories of received frames and checks the rules of docs/wire-format.md §2.3 and §4 down to
+// the block entries. inspect_frames reads every byte of the frames once; read_directories reads about 24 bytes a block
+// and writes 56.
 
-#include "cuda/common/cta_primitives.cuh"
 #include "codec/block.hpp"
-#include "cuda/apply/received.hpp"
 #include "cuda/apply/input_error.cuh"
+#include "cuda/apply/received.hpp"
+#include "cuda/common/cta_primitives.cuh"
 
 namespace sparsecast::cuda {
 
-/// Words of a frame that a CTA adds up at a time.
+/// Number of 8-byte words of a frame that a CTA sums at a time.
 inline constexpr std::uint32_t kInspectWords = 8192;
 
 struct InspectShared {
-  BlockDigest::TempStorage digest;
+  CtaDigest::TempStorage digest;
 };
 
-/// Headers and sums over the words after them. `slices`: of the longest frame.
+/// Copies the header of each frame and sums the words after it. `slices`: number of slices of kInspectWords in the
+/// longest frame.
 static __global__ void __launch_bounds__(kThreads) inspect_frames(Received received, std::uint32_t slices) {
   SPARSECAST_SHARED(InspectShared, shared);
   const std::uint64_t all = std::uint64_t{received.frame_count} * slices;
@@ -47,7 +49,8 @@ struct DirectoryShared {
   ScanShared scan;
 };
 
-/// Groups of a frame: their rules, and where their blocks begin. False for all threads when a rule is broken.
+/// Checks the groups of a frame and finds where the blocks of each begin. Returns false to all threads if a rule is
+/// broken.
 __device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, DirectoryShared& shared) {
   const auto* groups = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
   std::uint32_t* begins = received.group_begins + frame.first_block;
@@ -61,14 +64,14 @@ __device__ inline bool read_groups(const Received& received, const ReceivedFrame
       holds = holds && blocks != 0 && groups[2 * g] < received.tensor_count &&
               (g == 0 || groups[2 * g] > groups[2 * g - 2]);
     }
-    const Scanned scanned = block_scan(shared.scan, blocks);
+    const Scanned scanned = cta_scan(shared.scan, blocks);
     if (g < frame.groups) begins[g] = static_cast<std::uint32_t>(before + scanned.before);
     before += scanned.total;
   }
   return __syncthreads_or(holds && before == frame.blocks ? 0 : 1) == 0;
 }
 
-/// The group of block b of a frame: the last that begins at or before it.
+/// Returns the group of block b of a frame: the last group that begins at or before it.
 __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint32_t groups, std::uint32_t b) {
   std::uint32_t low = 0;
   std::uint32_t high = groups - 1;
@@ -83,9 +86,9 @@ __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint3
   return low;
 }
 
-/// The rules for one entry by itself; fills in what does not depend on other entries.
+/// Checks one block entry by itself and fills in the fields that do not depend on other entries.
 __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTensor& tensor, ValueCodec values,
-                                     ReceivedBlock& block) {
+                                        ReceivedBlock& block) {
   const std::uint32_t tiles = (entry[1] >> 24) + 1;
   block.first_tile = entry[0];
   block.changed = entry[1] & 0xFFFFFFU;
@@ -99,7 +102,8 @@ __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTe
   return coding_is_possible(block.coding, values, 8U << tensor.element_shift) ? InputError::kNone : InputError::kCoding;
 }
 
-/// True when a frame's first block lies after the last of the frame before, as far as that one has its counts right.
+/// Returns whether the first block of a frame lies after the last block of the frame before, as far as the counts of
+/// that one are right.
 __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t tensor, std::uint32_t first_tile) {
   const auto* body = reinterpret_cast<const std::uint32_t*>(before.record + kFrameHeaderBytes);
   const std::uint32_t last_tensor = body[2 * (before.groups - 1)];
@@ -133,7 +137,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       const std::uint32_t begin = b == 0 ? 0 : entry[2 - 4];
       const std::uint32_t end = entry[2];
       if (input_error == InputError::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
-                                        (b + 1 == frame.blocks && end != payload_bytes))) {
+                                               (b + 1 == frame.blocks && end != payload_bytes))) {
         input_error = InputError::kPayloadRange;
       }
       bool follows = true;
@@ -152,8 +156,8 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
         undo_bytes = ((std::uint64_t{dense ? block.span : block.changed} << block.element_shift) + 7) / 8 * 8;
       }
     }
-    const Scanned scanned = block_scan(shared.scan, undo_bytes);
-    changed += block_sum(shared.scan, b < frame.blocks ? block.changed : 0);
+    const Scanned scanned = cta_scan(shared.scan, undo_bytes);
+    changed += cta_sum(shared.scan, b < frame.blocks ? block.changed : 0);
     block.undo = undo + scanned.before;
     undo += scanned.total;
     if (b < frame.blocks) received.blocks[frame.first_block + b] = block;
@@ -166,20 +170,20 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
   }
 }
 
-/// One CTA a frame.
+/// Reads the directories, one CTA for each frame.
 static __global__ void __launch_bounds__(kThreads) read_directories(Received received) {
   SPARSECAST_SHARED(DirectoryShared, shared);
   for (std::uint32_t f = blockIdx.x; f < received.frame_count; f += gridDim.x) read_directory(received, f, shared);
 }
 
-/// Turns bytes of each frame's undo into where it begins. One CTA.
+/// Turns the undo bytes of each frame into the offset of its undo record. One CTA.
 static __global__ void __launch_bounds__(kThreads) place_undo(Received received) {
   SPARSECAST_SHARED(DirectoryShared, shared);
   if (received.control->directory_input_error != kNoInputError) return;
   std::uint64_t before = 0;
   for (std::uint32_t first = 0; first < received.frame_count; first += kThreads) {
     const std::uint32_t f = first + threadIdx.x;
-    const Scanned scanned = block_scan(shared.scan, f < received.frame_count ? received.frame_undo[f] : 0);
+    const Scanned scanned = cta_scan(shared.scan, f < received.frame_count ? received.frame_undo[f] : 0);
     if (f < received.frame_count) received.frame_undo[f] = before + scanned.before;
     before += scanned.total;
   }

@@ -1,14 +1,14 @@
 #pragma once
 
-// How kernels say what is wrong with a delta: each thread keeps the first reason that it finds, and the error word the
-// least block's.
+// Input errors as kernels report them: each thread keeps the first reason it finds, and the error word in the control
+// keeps that of the lowest block.
 
-#include "cuda/common/device_api.hpp"
 #include "cuda/apply/received.hpp"
+#include "cuda/common/device_api.hpp"
 
 namespace sparsecast::cuda {
 
-/// The first input error that a thread has found; others may have found another.
+/// First input error that this thread has found; other threads may have found another.
 struct FirstInputError {
   InputError input_error = InputError::kNone;
 
@@ -18,10 +18,11 @@ struct FirstInputError {
   __device__ void require(bool holds, InputError reason) {
     if (!holds) refuse(reason);
   }
-  /// A barrier: true for all threads when any of them has found one.
+  /// Waits at a barrier and returns to all threads whether any of them has found an error.
   __device__ bool any() const { return __syncthreads_or(input_error != InputError::kNone ? 1 : 0) != 0; }
 };
 
+/// Records `reason` for block `block` unless the error word already names a lower block.
 __device__ inline void refuse_block(std::uint64_t* input_error, std::uint32_t block, InputError reason) {
   atomicMin(reinterpret_cast<unsigned long long*>(input_error),
             static_cast<unsigned long long>(std::uint64_t{block} << 8 | static_cast<std::uint64_t>(reason)));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a kernel's input error means, for errors that the CPU's reader has no words for.
+// Messages for the input errors of kernels that the CPU's reader does not find when it decodes the frame again.
 
 #include "cuda/apply/received.hpp"
 
@@ -33,7 +33,7 @@ inline const char* describe_input_error(InputError input_error) {
     case InputError::kBitmapCount:
       return "a bitmap has not as many bits set as its block has changes";
     case InputError::kMagnitude:
-      return "a distance in ULP does not fit its element";
+      return "a difference in ULP does not fit its element";
     case InputError::kExceptions:
       return "the exceptions of a block are wrong";
     case InputError::kNone:

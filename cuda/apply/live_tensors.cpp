@@ -8,7 +8,7 @@
 namespace sparsecast::cuda {
 namespace {
 
-/// The tensor is written: no two of its elements may lie at one place.
+/// Checks the memory of a tensor that will be written: no two of its elements may share an address.
 void check_memory(const TensorSpec& spec, const void* d_data, const StridedView& view) {
   const auto require = [&](bool holds, const char* sentence) {
     if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));

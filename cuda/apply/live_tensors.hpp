@@ -1,13 +1,13 @@
 #pragma once
 
 #include "cuda/apply/received.hpp"
-#include "sparsecast/device.hpp"
 #include "cuda/common/tile_plan.hpp"
+#include "sparsecast/device.hpp"
 
 namespace sparsecast::cuda {
 
-/// The tensors of an applier for its kernels; adds their views to the plan of the table. Throws Error{kUsage} that
-/// names the tensor for memory that does not fit it.
+/// Returns the entries that the kernels need of the tensors of an applier, and adds their views to `plan`, the plan of
+/// the table. Throws Error{kUsage} naming the tensor if its memory does not fit.
 std::vector<LiveTensor> describe_live(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
                                       TilePlan& plan);
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// What the kernels of decode and apply share with their launcher: plain tables in device memory.
+// Tables in device memory that the kernels of decode and apply share with their launchers.
 //
 //   records  --inspect_frames-->  headers and sums, for the host to check
-//   directories  --read_directories-->  blocks  --place_undo-->  where each frame's undo begins
-//   blocks  --decode_blocks, kValidate-->  the first input error  --decode_blocks, kApply-->  live tensors
+//   directories  --read_directories-->  blocks  --place_undo-->  offset of the undo record of each frame
+//   blocks  --decode_blocks, kValidate-->  the first input error  --decode_blocks, kForward-->  live tensors
 //
-// A input error is (number of the block in the delta << 8 | reason); the least one is kept, and nothing is written when
-// there is one.
+// An input error is recorded as (number of the block in the delta << 8 | reason). The lowest one is kept, and nothing
+// is written if there is one.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,22 +20,22 @@ namespace sparsecast::cuda {
 
 enum class InputError : std::uint8_t {
   kNone = 0,
-  // Of the directory.
-  kGroup,   ///< Tensor index, order of groups, or their counts of blocks.
+  // Errors in the directory.
+  kGroup,   ///< A tensor index, the order of groups, or their numbers of blocks.
   kExtent,  ///< A block reaches beyond its tensor or section, or has an impossible number of changes.
   kCoding,
   kPayloadRange,
   kOrder,    ///< Blocks overlap or are out of order, within a frame or from one to the next.
   kChanged,  ///< The blocks do not add up to the frame's changes.
-  // Of a payload.
+  // Errors in a payload.
   kPosition,
   kOverrun,  ///< A code runs past the payload's end.
-  kLength,   ///< The payload is longer than its codes, or not as long as its words.
+  kLength,   ///< The payload is longer than its codes, or not of the length of its words.
   kPadding,
   kQuotient,  ///< More zeros than any gap has.
   kBitmapCount,
   kMagnitude,
-  kExceptions,  ///< Their number, parameter or indices.
+  kExceptions,  ///< The number, parameter or indices of the exceptions.
 };
 
 inline constexpr std::uint64_t kNoInputError = ~std::uint64_t{0};
@@ -47,13 +47,13 @@ struct LiveTensor {
   std::uint64_t key_hi = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
-  std::uint32_t view = kNoView;         ///< Number of its view.
-  std::uint32_t digest_view = kNoView;  ///< Where its elements count in the digest.
+  std::uint32_t view = kNoView;         ///< Index among the views.
+  std::uint32_t digest_view = kNoView;  ///< Index of the view that gives the place of its elements in the digest.
   NanPattern nan;
 };
 
-/// A FRAME record in device memory, 8-byte aligned. What comes from its header has been checked by the host before a
-/// kernel relies on it.
+/// A FRAME record in device memory, 8-byte aligned. The host checks the fields that come from the header before a
+/// kernel uses them.
 struct ReceivedFrame {
   const std::byte* record = nullptr;
   std::uint64_t changed = 0;
@@ -61,11 +61,11 @@ struct ReceivedFrame {
   std::uint32_t body_bytes = 0;
   std::uint32_t groups = 0;
   std::uint32_t blocks = 0;
-  std::uint32_t first_block = 0;  ///< In the delta.
+  std::uint32_t first_block = 0;  ///< Number of its first block in the delta.
   std::uint32_t reserved = 0;
 };
 
-/// What the host needs to check a frame's header and checksum.
+/// Words and sums of a frame from which the host checks its header and checksum.
 struct FrameInspection {
   std::uint64_t header[8] = {};
   std::uint64_t last_word = 0;
@@ -73,10 +73,10 @@ struct FrameInspection {
   std::uint64_t sum_hi = 0;
 };
 
-/// A block whose directory entry holds all rules.
+/// A block whose directory entry has passed all checks.
 struct ReceivedBlock {
   const std::uint32_t* payload = nullptr;
-  std::uint64_t undo = 0;  ///< Offset of its replaced bits among its frame's.
+  std::uint64_t undo = 0;  ///< Offset of its replaced bits in the undo record of its frame.
   std::uint32_t payload_words = 0;
   std::uint32_t tensor = 0;
   std::uint32_t first_tile = 0;
@@ -93,17 +93,18 @@ struct ReceiveControl {
   std::uint64_t undo_bytes = 0;
 };
 
-/// Kernels' common argument. Pointers are device memory.
+/// Common argument of the kernels. All pointers are device memory.
 struct Received {
   const LiveTensor* tensors = nullptr;
-  const StridedView* views = nullptr;  ///< Of the tensors that have one.
+  const StridedView* views = nullptr;  ///< Views that tensors refer to by index.
   const ReceivedFrame* frames = nullptr;
   FrameInspection* inspections = nullptr;
-  std::uint32_t* group_begins = nullptr;  ///< A frame's from its first_block on: it has no more groups than blocks.
+  std::uint32_t* group_begins =
+      nullptr;  ///< Entries of a frame start at its first_block, since it has no more groups than blocks.
   ReceivedBlock* blocks = nullptr;
-  std::uint64_t* frame_undo = nullptr;      ///< Bytes of each frame's undo, then where it begins.
-  std::byte* undo = nullptr;                ///< Null: replaced bits are not kept.
-  std::uint64_t* digest_changes = nullptr;  ///< Low and high word of each tensor's.
+  std::uint64_t* frame_undo = nullptr;      ///< Undo bytes of each frame; after place_undo the offset of its record.
+  std::byte* undo = nullptr;                ///< Undo records; null if replaced bits are not kept.
+  std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.
   ReceiveControl* control = nullptr;
   std::uint32_t tensor_count = 0;
   std::uint32_t frame_count = 0;
@@ -114,8 +115,8 @@ struct Received {
 enum class Pass : std::uint8_t {
   kValidate,
   kForward,
-  kInverse,  ///< Of xor and ulp.
-  kRestore,  ///< Puts the bits of the undo record back.
+  kInverse,  ///< Applies the inverse of `xor` or `ulp` words.
+  kRestore,  ///< Writes the bits of the undo records back.
 };
 
 }  // namespace sparsecast::cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-// Scans and sums over the kThreads threads of a block, composed from CUB's.
+// Scans and sums over the kThreads threads of a CTA, built on CUB.
 
 #include "core/digest_common.hpp"
 #include "cuda/common/device_api.hpp"
@@ -8,29 +8,31 @@
 
 namespace sparsecast::cuda {
 
-// Warp scans: fewer barriers than raking, and the kernels wait for barriers more than they add.
-using BlockScan64 = cub::BlockScan<std::uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+// Warp scans need fewer barriers than raking, and the kernels spend more time at barriers than on additions.
+using CtaScan64 = cub::BlockScan<std::uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
-/// Storage of block_scan and block_sum. Each ends with a barrier, so it can be used again at once.
+/// Shared memory of cta_scan and cta_sum. Both end with a barrier, so that it can be used again at once.
 struct ScanShared {
-  BlockScan64::TempStorage scan;
+  CtaScan64::TempStorage scan;
 };
 
 struct Scanned {
-  std::uint64_t before = 0;  ///< Sum over the threads before this one.
-  std::uint64_t total = 0;
+  std::uint64_t before = 0;  ///< Sum over the threads of lower index.
+  std::uint64_t total = 0;   ///< Sum over all threads.
 };
 
-/// Several small numbers may be packed into `value`; no barrier is needed around a call.
-__device__ inline Scanned block_scan(ScanShared& shared, std::uint64_t value) {
+/// Returns the exclusive prefix sum and the total of `value` over the CTA. Several small numbers may be packed into one
+/// `value`. Callers need no barrier around the call.
+__device__ inline Scanned cta_scan(ScanShared& shared, std::uint64_t value) {
   Scanned result;
-  BlockScan64(shared.scan).ExclusiveSum(value, result.before, result.total);
+  CtaScan64(shared.scan).ExclusiveSum(value, result.before, result.total);
   __syncthreads();
   return result;
 }
 
-__device__ inline std::uint64_t block_sum(ScanShared& shared, std::uint64_t value) {
-  return block_scan(shared, value).total;
+/// Returns the sum of `value` over the CTA.
+__device__ inline std::uint64_t cta_sum(ScanShared& shared, std::uint64_t value) {
+  return cta_scan(shared, value).total;
 }
 
 struct AddDigests {
@@ -41,13 +43,13 @@ struct AddDigests {
   }
 };
 
-using BlockDigest = cub::BlockReduce<DigestSum, kThreads>;
+using CtaDigest = cub::BlockReduce<DigestSum, kThreads>;
 
-/// Adds all threads' sums to the 128-bit number at lo and hi. A carry is seen by exactly the addition that makes it,
-/// so the number is right whatever the order.
-__device__ inline void add_to_digest(BlockDigest::TempStorage& storage, const DigestSum& sum, std::uint64_t* lo,
+/// Adds the sums of all threads to the 128-bit number at `lo` and `hi`. Exactly the addition that overflows sees the
+/// carry, so the result does not depend on the order of CTAs.
+__device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const DigestSum& sum, std::uint64_t* lo,
                                      std::uint64_t* hi) {
-  const DigestSum total = BlockDigest(storage).Reduce(sum, AddDigests{});
+  const DigestSum total = CtaDigest(storage).Reduce(sum, AddDigests{});
   if (threadIdx.x == 0) {
     const std::uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(lo), total.lo);
     const std::uint64_t carry = before + total.lo < before ? 1 : 0;
@@ -56,7 +58,7 @@ __device__ inline void add_to_digest(BlockDigest::TempStorage& storage, const Di
   __syncthreads();
 }
 
-/// The part of `count` entries that this thread takes: consecutive ones, so that their bits are consecutive too.
+/// Share of `count` entries that this thread takes: consecutive entries, so that their bits are consecutive as well.
 struct Share {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;

@@ -1,13 +1,13 @@
 #pragma once
 
-// What kernels are written against: the CUDA toolkit and CUB under nvcc; under g++, for tests, the emulation of the
-// execution model in tests/cuda_emulation.
+// Language extensions that the kernels use: the CUDA toolkit and CUB under nvcc; under g++, for tests, the emulation of
+// the execution model in tests/cuda_emulation.
 
 #if defined(SPARSECAST_CUDA_EMULATION)
 
 #include "cuda_emulation/cuda_emulation.hpp"
 
-/// The one variable of a kernel that its block shares.
+/// Declares the one variable of a kernel that its CTA shares.
 #define SPARSECAST_SHARED(Type, name)                          \
   static ::sparsecast::emulation::Shared<Type> name##_storage; \
   Type& name = name##_storage.value()

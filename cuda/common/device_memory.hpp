@@ -16,7 +16,8 @@ template <MemoryKind kKind>
 class Memory {
  public:
   Memory() = default;
-  /// Throws Error{kUnsupported} when there is not so much. At least 256-byte aligned; of 0 bytes is nothing.
+  /// Allocates `bytes` bytes, aligned to at least 256; nothing for 0 bytes. Throws Error{kUnsupported} if there is not
+  /// enough memory.
   explicit Memory(std::size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
     if constexpr (kKind == MemoryKind::kDevice) {
@@ -33,7 +34,7 @@ class Memory {
     return *this;
   }
   ~Memory() {
-    // Nothing can be done about a failure here, and the next call reports it again.
+    // A failure cannot be handled here, and the next CUDA call reports it again.
     if (at_ == nullptr) return;
     if constexpr (kKind == MemoryKind::kDevice) {
       static_cast<void>(cudaFree(at_));
@@ -56,7 +57,8 @@ class Memory {
 using DeviceMemory = Memory<MemoryKind::kDevice>;
 using PinnedMemory = Memory<MemoryKind::kPinnedHost>;
 
-/// At least so many bytes; what was there is gone when it has to grow, with a half more than needed.
+/// Makes `memory` hold at least `bytes` bytes. If it has to grow, it grows to one and a half times that, and its
+/// contents are lost.
 template <MemoryKind kKind>
 void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
   if (bytes <= memory.bytes()) return;
@@ -64,7 +66,7 @@ void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
   memory = Memory<kKind>(bytes + bytes / 2);
 }
 
-/// Of nothing, to or from null: does nothing.
+/// Enqueues a copy; does nothing for 0 bytes, for which the pointers may be null.
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");

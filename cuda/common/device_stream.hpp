@@ -1,6 +1,6 @@
 #pragma once
 
-// What host code asks of the device that it runs on, and how it waits for it.
+// Queries of the current device, and waits for a stream with a deadline.
 
 #include <fmt/format.h>
 
@@ -19,11 +19,12 @@ inline unsigned multiprocessors() {
   return static_cast<unsigned>(count);
 }
 
-/// Whether everything enqueued on the stream is done.
+/// Returns whether all work enqueued on the stream is done.
 inline bool is_done(cudaStream_t stream) {
   const cudaError_t state = cudaStreamQuery(stream);
   if (state == cudaErrorNotReady) {
-    // The runtime keeps this answer as an error, and who asks after the next launch (CUB does) would find it.
+    // The runtime keeps this answer as its last error; whoever checks that after the next launch (CUB does) would find
+    // it.
     static_cast<void>(cudaGetLastError());
     return false;
   }
@@ -31,7 +32,8 @@ inline bool is_done(cudaStream_t stream) {
   return true;
 }
 
-/// Waits for everything enqueued on the stream; `verb` is what the device did not do when Error{kTimeout} is thrown.
+/// Waits for all work enqueued on the stream. Throws Error{kTimeout} after `deadline`; its message says that the device
+/// did not `verb`.
 inline void wait_for(cudaStream_t stream, std::chrono::milliseconds deadline, const char* verb) {
   const auto end = std::chrono::steady_clock::now() + deadline;
   while (!is_done(stream)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Launching a kernel.
+// Launches a kernel on a device, or in the emulation.
 
 #include <utility>
 
@@ -9,15 +9,15 @@
 
 namespace sparsecast::cuda {
 
-/// Enqueues `kernel` on a grid of `blocks` blocks of `threads` threads.
+/// Enqueues `kernel` on a grid of `ctas` CTAs of `threads` threads each.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
+void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cudaStream_t stream,
             Arguments&&... arguments) {
 #if defined(SPARSECAST_CUDA_EMULATION)
-  emulation::run_grid(stream, blocks, threads, [&] { kernel(arguments...); });
+  emulation::run_grid(stream, ctas, threads, [&] { kernel(arguments...); });
 #else
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = dim3(ctas);
   config.blockDim = dim3(threads);
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "cudaLaunchKernelEx");

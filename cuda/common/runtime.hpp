@@ -1,6 +1,6 @@
 #pragma once
 
-// The CUDA runtime's calls, for host code, and their errors as Error.
+// The CUDA runtime for host code, with its errors as Error.
 
 #include <string>
 
@@ -14,11 +14,11 @@
 
 namespace sparsecast::cuda {
 
-/// Throws Error naming `call` unless it succeeded: kUnsupported when the device or its memory does not suffice, so that
-/// a caller may fall back to the CPU, else kDevice.
+/// Throws an Error that names `call` unless it succeeded: kUnsupported if the device or its memory does not suffice, so
+/// that a caller may fall back to the CPU, otherwise kDevice.
 inline void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // Not for the next caller to find.
+  static_cast<void>(cudaGetLastError());  // Clears the error, so that the next caller does not find it.
   const bool lacking = result == cudaErrorMemoryAllocation || result == cudaErrorNoDevice ||
                        result == cudaErrorInsufficientDriver || result == cudaErrorNoKernelImageForDevice;
   throw Error(lacking ? ErrorCode::kUnsupported : ErrorCode::kDevice,

@@ -8,7 +8,7 @@
 
 namespace sparsecast::cuda {
 
-/// Works on `device` until it goes away; then the thread's device is again the one before.
+/// Makes `device` the current device of this thread, and restores the previous one on destruction.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -55,7 +55,7 @@ class Event {
 };
 
 inline void record(cudaEvent_t event, cudaStream_t stream) { check(cudaEventRecord(event, stream), "cudaEventRecord"); }
-/// What follows on `stream` waits, not the host.
+/// Makes later work on `stream` wait for `event`, without blocking the host.
 inline void wait_behind(cudaStream_t stream, cudaEvent_t event) {
   check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
 }

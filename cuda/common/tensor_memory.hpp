@@ -7,12 +7,13 @@
 
 namespace sparsecast::cuda {
 
-/// One range of memory for something of every tensor of a table; each part begins where vector loads run at full speed.
+/// One allocation with a range of bytes for each tensor of a table; each range is aligned for vector loads at full
+/// speed.
 template <MemoryKind kKind>
 class TensorMemory {
  public:
   TensorMemory() = default;
-  /// bytes_of(spec): the size of a tensor's part.
+  /// bytes_of(spec) returns the size of the range of a tensor in bytes.
   template <class BytesOf>
   TensorMemory(const TensorTable& table, const BytesOf& bytes_of) {
     constexpr std::uint64_t kAlignment = 256;

@@ -13,7 +13,7 @@ TensorEntry describe(const TensorTable& table, std::size_t t, TilePlan& plan) {
   TensorEntry entry;
   entry.elements = table[t].elements();
   const DigestIndex digest = digest_index_of(table, t);
-  // Multipliers depend on key and index by this sum alone, so that an offset costs the kernels nothing.
+  // Multipliers depend on the sum of key and index alone, so that an offset costs the kernels nothing.
   entry.key_lo = digest.key.lo + digest.first * kDigestStep;
   entry.key_hi = digest.key.hi;
   if (!digest.flat) entry.digest_view = add_view(plan, digest.view);
@@ -40,7 +40,7 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
   for (std::uint32_t tile = 0; tile < tiles; ++tile) plan.tiles.push_back({index, tile});
 }
 
-/// Payload of a section at worst: its elements as they are, each block padded.
+/// Returns the largest possible payload of a section: all elements uncompressed, each block padded.
 std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section) {
   const std::uint64_t first = std::uint64_t{section.first_tile} * kTileElems;
   const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;

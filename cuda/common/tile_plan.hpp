@@ -1,6 +1,6 @@
 #pragma once
 
-// The tables of tensors, sections, tiles and chunks that the kernels walk, built once on the host.
+// Tables of tensors, sections, tiles and chunks that the kernels walk, built once on the host.
 
 #include <cstdint>
 #include <vector>
@@ -11,25 +11,26 @@
 namespace sparsecast::cuda {
 
 struct TilePlan {
-  std::vector<TensorEntry> tensors;  ///< Without pointers.
-  std::vector<StridedView> views;    ///< To which entries refer by number.
+  std::vector<TensorEntry> tensors;  ///< Entries whose pointers are null until enter_tensors() sets them.
+  std::vector<StridedView> views;    ///< Views that entries refer to by index.
   std::vector<SectionEntry> sections;
   std::vector<TileEntry> tiles;
   std::vector<Chunk> chunks;
-  std::uint32_t chunk_tiles = 0;  ///< Most of any chunk.
+  std::uint32_t chunk_tiles = 0;  ///< Largest number in any chunk.
   std::uint32_t chunk_sections = 0;
   std::uint64_t chunk_worst_bytes = 0;
-  std::uint64_t worst_bytes = 0;  ///< Of all payloads.
-  std::uint32_t widest = 1;       ///< Bytes of an element.
-  bool has_size[4] = {};          ///< By logarithm of the element size.
+  std::uint64_t worst_bytes = 0;  ///< Upper bound of all payloads together.
+  std::uint32_t widest = 1;       ///< Largest element size in bytes.
+  bool has_size[4] = {};          ///< Element sizes that occur, by their binary logarithm.
 };
 
-/// Chunks have `chunk_bytes` of elements, or one section when that is more. Keys are those of the digest origins, with
-/// the origin's first element in them already: what is digested is the row-major index, or its place in the digest
-/// view. Throws Error{kUnsupported} when there are 2^31 tiles or more, {kUsage} as digest_index_of.
+/// Builds the plan of `table`. A chunk has `chunk_bytes` bytes of elements, or one section if that is more. Keys are
+/// those of the digest origins with the first element of the origin already added: kernels digest the row-major index,
+/// or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more, and {kUsage} as digest_index_of
+/// does.
 TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes);
 
-/// The view's number in the plan, or kNoView when its elements follow one another.
+/// Adds a view to the plan and returns its index, or kNoView if its elements are contiguous.
 std::uint32_t add_view(TilePlan& plan, const StridedView& view);
 
 }  // namespace sparsecast::cuda

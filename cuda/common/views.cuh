@@ -1,7 +1,7 @@
 #pragma once
 
-// Where the elements of a tensor lie, and what they count as in the state digest, when that is not their row-major
-// index. Which it is, is the same for all threads that work on a tile or a block.
+// Offsets of the elements of a strided tensor, and their places in the state digest where those differ from the
+// row-major index. All threads that work on a tile or a block take the same branch.
 
 #include "core/strided_view.hpp"
 #include "cuda/common/device_api.hpp"
@@ -9,17 +9,17 @@
 
 namespace sparsecast::cuda {
 
-/// Null for kNoView.
+/// Returns the view of index `number`, or null for kNoView.
 __device__ inline const StridedView* view_at(const StridedView* views, std::uint32_t number) {
   return number == kNoView ? nullptr : views + number;
 }
 
-/// Of row-major element `index`; without a view, `index`.
+/// Returns the offset of row-major element `index` in elements; `index` itself without a view.
 __device__ inline std::int64_t place_of(const StridedView* view, std::uint64_t index) {
   return view == nullptr ? static_cast<std::int64_t>(index) : strided_offset(*view, index);
 }
 
-/// The index to digest element `index` at, with the keys of tile_plan.hpp.
+/// Returns the index at which element `index` counts in the digest, with the keys of tile_plan.hpp.
 __device__ inline std::uint64_t digest_place(const StridedView* view, std::uint64_t index) {
   return static_cast<std::uint64_t>(place_of(view, index));
 }

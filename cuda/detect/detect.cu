@@ -1,20 +1,27 @@
 #include "cuda/detect/detect.cuh"
 
-#include "cuda/detect/form_blocks.cuh"
 #include "cuda/common/launch.hpp"
+#include "cuda/detect/form_blocks.cuh"
 #include "cuda/encode/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 namespace {
 
-constexpr unsigned kFormBlocks = 8;
+constexpr unsigned kFormCtas = 8;
+constexpr unsigned kOrCtas = 8;
+
+/// Sets in `flags` the bits that are set in `words`. Reads 16 bytes and writes 8 for each word of 64 mask bits.
+__global__ void or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count) {
+  const std::uint64_t step = std::uint64_t{gridDim.x} * kThreads;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) flags[i] |= words[i];
+}
 
 template <Source kSource>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   launch(begin_chunk, 1, 1, device.stream, pipeline, chunk);
-  launch(detect<kSource>, grid_for(chunk.tile_end - chunk.tile_begin, kDetectBlocks, device), kThreads, device.stream,
+  launch(detect<kSource>, grid_for(chunk.tile_end - chunk.tile_begin, kDetectCtas, device), kThreads, device.stream,
          pipeline, chunk);
-  launch(form_blocks, grid_for(chunk.section_end - chunk.section_begin, kFormBlocks, device), kThreads, device.stream,
+  launch(form_blocks, grid_for(chunk.section_end - chunk.section_begin, kFormCtas, device), kThreads, device.stream,
          pipeline, chunk);
 }
 
@@ -33,6 +40,13 @@ void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, 
     case Source::kMask:
       return enqueue<Source::kMask>(pipeline, chunk, device);
   }
+}
+
+void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count,
+                     const DeviceStream& device) {
+  if (count == 0) return;
+  launch(or_words, grid_for((count + kThreads - 1) / kThreads, kOrCtas, device), kThreads, device.stream, flags, words,
+         count);
 }
 
 }  // namespace sparsecast::cuda

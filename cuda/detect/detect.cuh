@@ -1,23 +1,23 @@
 #pragma once
 
-// K1. Reads every element of a chunk and its old bits once (masters: 6 bytes an element; Mask: a bit and what changed),
-// and writes each changed tile's positions and coded words to its slot, and the refreshed old bits. Its floor
-// is the device's read bandwidth. Grid: as many CTAs as the device holds at once; each
-// takes tile after tile.
+// detect: finds the changes of a chunk. Reads every element and its old bits once (with fp32 masters 6 bytes an
+// element, fused_cast.cuh; with a mask one bit an element, and the elements that changed). Writes the positions and
+// coded words of each changed tile to its slot, and the new bits to the snapshot. Its lower bound in time is the read
+// bandwidth of the device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
 
 #include "cuda/detect/changes.cuh"
 
 namespace sparsecast::cuda {
 
-/// CTAs that a multiprocessor holds at once, by registers.
-inline constexpr unsigned kDetectBlocks = 4;
+/// Resident CTAs on a multiprocessor, limited by registers.
+inline constexpr unsigned kDetectCtas = 4;
 
 struct DetectShared {
   std::uint32_t mask[kMaskWords];
   std::uint16_t positions[kSlotEntries];
   union {
     ScanShared scan;
-    BlockDigest::TempStorage digest;
+    CtaDigest::TempStorage digest;
   };
 };
 
@@ -33,7 +33,7 @@ __device__ void fill_slot(const Pipeline& pipeline, const DeviceTile& tile, std:
 }
 
 template <Source kSource>
-__global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, kDetectCtas) detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
   if (pipeline.control->stopped != 0) return;
   DigestSum sum;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipel
     const DeviceTile tile = open_tile<kSource>(pipeline, index);
     const std::uint32_t slot = index - chunk.tile_begin;
     find_changes<kSource>(pipeline, tile, shared.mask);
-    const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));
+    const Scanned own = cta_scan(shared.scan, count_own_changes(shared.mask));
     const auto changed = static_cast<std::uint32_t>(own.total);
     if (threadIdx.x == 0) pipeline.tile_counts[slot] = changed;
     if (changed == 0 || changed >= kBlockChanges) continue;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kDetectBlocks) detect(Pipeline pipel
           fill_slot<kSource, std::uint64_t>(pipeline, tile, slot, changed, shared.positions, sum);
       }
     }
-    // The next tile's positions are written only after barriers, so none is needed here.
+    // The positions of the next tile are written only after barriers, so no barrier is needed here.
   }
   add_to_digest(shared.digest, sum, &pipeline.control->digest_lo, &pipeline.control->digest_hi);
 }

@@ -1,14 +1,16 @@
 #pragma once
 
-// Between the two large passes: may the next chunk start, and K2, which joins the tiles of a section to blocks
-// (docs/wire-format.md §5.1) from their counts alone: 4 bytes read and 4 written a tile, some 32 a block. One block of
-// threads a section, one thread a tile.
+// begin_chunk and form_blocks run between the two large passes, detect and encode_blocks. begin_chunk decides whether
+// the next chunk may start. form_blocks joins the tiles of a section to blocks (docs/wire-format.md §5.1) from their
+// numbers of changes alone: it reads 4 bytes and writes 4 for each tile, and writes about 32 for each block. One CTA
+// takes one section after another, with one thread for each tile.
 
 #include "cuda/common/cta_primitives.cuh"
 
 namespace sparsecast::cuda {
 
-/// One thread. A chunk starts only when its payloads find room whatever they become, so no chunk is ever half done.
+/// Starts a chunk only if its payloads fit into the arena at their largest, so that no chunk is ever half done. One
+/// thread.
 static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   Control& control = *pipeline.control;
   if (control.stopped != 0) return;
@@ -22,16 +24,16 @@ static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
 
 struct FormShared {
   ScanShared scan;
-  // Of the tiles that changed, in order.
+  // Tiles that changed, in order: number in the section, changes before, and changes.
   std::uint32_t tile[kTilesPerSection];
   std::uint32_t before[kTilesPerSection];
   std::uint32_t count[kTilesPerSection];
-  // Of the blocks: their first of these tiles.
+  // First of these tiles in each block.
   std::uint32_t first[kTilesPerSection];
   std::uint32_t items_begin;
 };
 
-/// Whether changed tile i starts a block.
+/// Returns whether changed tile i starts a block.
 __device__ inline bool starts_block(const FormShared& shared, std::uint32_t i) {
   if (i == 0 || shared.count[i] >= kBlockChanges || shared.count[i - 1] >= kBlockChanges) return true;
   return shared.before[i] / kBlockChanges != shared.before[i - 1] / kBlockChanges;
@@ -42,7 +44,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   const SectionEntry section = pipeline.sections[index];
   const std::uint32_t slot = section.tile_base - chunk.tile_begin + threadIdx.x;
   const std::uint32_t count = threadIdx.x < section.tiles ? pipeline.tile_counts[slot] : 0;
-  const Scanned sums = block_scan(shared.scan, (count != 0 ? std::uint64_t{1} << 32 : 0) | count);
+  const Scanned sums = cta_scan(shared.scan, (count != 0 ? std::uint64_t{1} << 32 : 0) | count);
   const auto before = static_cast<std::uint32_t>(sums.before);
   const auto changed_tiles = static_cast<std::uint32_t>(sums.total >> 32);
   if (threadIdx.x < section.tiles) pipeline.tile_offsets[slot] = before;
@@ -54,7 +56,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   }
   __syncthreads();
   const bool starts = threadIdx.x < changed_tiles && starts_block(shared, threadIdx.x);
-  const Scanned numbers = block_scan(shared.scan, starts ? 1 : 0);
+  const Scanned numbers = cta_scan(shared.scan, starts ? 1 : 0);
   const auto blocks = static_cast<std::uint32_t>(numbers.total);
   if (starts) shared.first[numbers.before] = threadIdx.x;
   const std::uint32_t size = pipeline.tensors[section.tensor].element_shift;
@@ -75,7 +77,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
     pipeline.items[size][shared.items_begin + threadIdx.x] = {section.tile_base + threadIdx.x,
                                                               section.tile_base + shared.tile[first]};
   }
-  // The next section's scan has barriers before anything shared is written.
+  // The scan of the next section has barriers before anything shared is written.
 }
 
 static __global__ void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {

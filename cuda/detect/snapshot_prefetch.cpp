@@ -28,7 +28,8 @@ SnapshotPrefetch::SnapshotPrefetch(const TilePlan& plan) : plan_(plan) {
   d_entries_ = DeviceMemory(entries_.size() * sizeof(TensorEntry));
 }
 
-/// Pieces and entries of a chunk; the bytes that it needs of a buffer. An entry's `old` is an offset until place().
+/// Appends the pieces and entries of a chunk and returns the bytes that it needs in a buffer. The `old` of an entry is
+/// an offset until place() makes it a pointer.
 std::uint64_t SnapshotPrefetch::lay_out(std::uint32_t chunk) {
   const Chunk& range = plan_.chunks[chunk];
   ChunkCopy copy;
@@ -40,11 +41,11 @@ std::uint64_t SnapshotPrefetch::lay_out(std::uint32_t chunk) {
     const SectionEntry& first = plan_.sections[s];
     const TensorEntry& tensor = plan_.tensors[first.tensor];
     const std::uint64_t skipped = first_element(first) << tensor.element_shift;
-    Piece piece{tensor.old + skipped, used, 0};
+    SectionCopy piece{tensor.old + skipped, used, 0};
     for (; s < range.section_end && plan_.sections[s].tensor == first.tensor; ++s) {
       piece.bytes += section_bytes(tensor, plan_.sections[s]);
     }
-    entries_.resize(copy.entries + first.tensor - copy.first_tensor);  // Tensors without elements.
+    entries_.resize(copy.entries + first.tensor - copy.first_tensor);  // Also makes room for tensors without elements.
     entries_.push_back(tensor);
     entries_.back().old = reinterpret_cast<std::byte*>(used - skipped);
     pieces_.push_back(piece);
@@ -60,7 +61,7 @@ void SnapshotPrefetch::place(std::uint32_t chunk) {
   const auto buffer = reinterpret_cast<std::uintptr_t>(buffers_[chunk % 2].memory.as());
   for (std::size_t i = chunks_[chunk].entries; i < end; ++i) {
     TensorEntry& entry = entries_[i];
-    // Vectors need both aligned, and the buffer is; the host's alignment does not matter any more.
+    // Vector loads need both pointers aligned. The buffer is aligned; the alignment on the host no longer matters.
     entry.vectors = reinterpret_cast<std::uintptr_t>(entry.current) % 16 == 0;
     entry.old = reinterpret_cast<std::byte*>(buffer + reinterpret_cast<std::uintptr_t>(entry.old));
   }
@@ -72,9 +73,9 @@ void SnapshotPrefetch::upload_tables(cudaStream_t stream) {
 
 void SnapshotPrefetch::load(std::uint32_t chunk) {
   if (chunk >= chunks_.size()) return;
-  Buffer& buffer = buffers_[chunk % 2];
+  ChunkBuffer& buffer = buffers_[chunk % 2];
   for (std::size_t p = chunks_[chunk].piece_begin; p < chunks_[chunk].piece_end; ++p) {
-    const Piece& piece = pieces_[p];
+    const SectionCopy& piece = pieces_[p];
     copy_async(buffer.memory.as() + piece.offset, piece.h_from, piece.bytes, cudaMemcpyHostToDevice, copies_.get());
   }
   record(buffer.loaded.get(), copies_.get());
@@ -90,13 +91,13 @@ void SnapshotPrefetch::begin(std::uint32_t first, cudaStream_t stream) {
 const TensorEntry* SnapshotPrefetch::enter(std::uint32_t chunk, cudaStream_t stream) {
   wait_behind(stream, buffers_[chunk % 2].loaded.get());
   const ChunkCopy& copy = chunks_[chunk];
-  // Kernels count tensors from the first of the table.
+  // Kernels index tensors from the first of the table.
   const auto entries = reinterpret_cast<std::uintptr_t>(d_entries_.as<TensorEntry>() + copy.entries);
   return reinterpret_cast<const TensorEntry*>(entries - copy.first_tensor * sizeof(TensorEntry));
 }
 
 void SnapshotPrefetch::leave(std::uint32_t chunk, cudaStream_t stream) {
-  Buffer& buffer = buffers_[chunk % 2];
+  ChunkBuffer& buffer = buffers_[chunk % 2];
   record(buffer.left.get(), stream);
   wait_behind(copies_.get(), buffer.left.get());
   load(chunk + 2);

@@ -1,14 +1,14 @@
 #pragma once
 
-// The position part of a block (docs/wire-format.md §4.1, §5.2, §5.4), by all threads of a block together.
+// The position part of a block (docs/wire-format.md §4.1, §5.2, §5.4), coded by all threads of a CTA together.
 
-#include "cuda/encode/bit_sink.cuh"
-#include "cuda/common/cta_primitives.cuh"
 #include "codec/codec_common.hpp"
+#include "cuda/common/cta_primitives.cuh"
+#include "cuda/encode/bit_sink.cuh"
 
 namespace sparsecast::cuda {
 
-/// Positions relative to the block's first element.
+/// Positions of the changes of a block, relative to its first element.
 struct PositionList {
   const std::uint32_t* positions = nullptr;
   std::uint32_t count = 0;
@@ -22,14 +22,14 @@ struct PositionList {
 struct PositionPlan {
   PositionCodec codec = PositionCodec::kPacked;
   std::uint32_t kp = 0;
-  std::uint32_t bytes = 0;         ///< Padded.
-  std::uint32_t quotient_bit = 0;  ///< packed: where this thread's quotients start,
-  std::uint32_t tail_bit = 0;      ///< and their tails.
+  std::uint32_t bytes = 0;         ///< Size of the position part, padded to 4 bytes.
+  std::uint32_t quotient_bit = 0;  ///< packed: bit at which the quotients of this thread start.
+  std::uint32_t tail_bit = 0;      ///< packed: bit at which their tails start.
 };
 
 inline constexpr std::uint32_t kSumBits = 21;  ///< Enough for the bits of all quotients of a block.
 
-/// Bits of all quotients (beyond their ones) for k, k - 1 and k - 2, packed.
+/// Returns the numbers of bits of all quotients (without their ones) for k, k - 1 and k - 2, packed into one word.
 __device__ inline std::uint64_t three_quotient_sums(const PositionList& list, std::uint32_t k, ScanShared& shared) {
   const Share share = share_of(list.count);
   std::uint64_t sums = 0;
@@ -40,10 +40,10 @@ __device__ inline std::uint64_t three_quotient_sums(const PositionList& list, st
       sums += std::uint64_t{quotient_zeros(quotient) + quotient_tail_bits(quotient)} << down * kSumBits;
     }
   }
-  return block_sum(shared, sums);
+  return cta_sum(shared, sums);
 }
 
-/// §5.2
+/// Returns the Rice parameter of docs/wire-format.md §5.2.
 __device__ inline std::uint32_t choose_kp(const PositionList& list, ScanShared& shared) {
   std::uint32_t k = rice_parameter(list.positions[list.count - 1] + 1 - list.count, list.count);
   if (k == 0) return 0;
@@ -70,12 +70,12 @@ __device__ inline PositionPlan plan_packed(const PositionList& list, ScanShared&
   PositionPlan plan;
   plan.kp = choose_kp(list, shared);
   const Share share = share_of(list.count);
-  std::uint64_t own = 0;  // Quotients' bits with their ones, tails' bits.
+  std::uint64_t own = 0;  // Bits of the quotients with their ones, and bits of the tails.
   for (std::uint32_t i = share.begin; i < share.end; ++i) {
     const std::uint32_t quotient = list.gap(i) >> plan.kp;
     own += std::uint64_t{quotient_zeros(quotient) + 1} << 32 | quotient_tail_bits(quotient);
   }
-  const Scanned scanned = block_scan(shared, own);
+  const Scanned scanned = cta_scan(shared, own);
   const std::uint32_t remainders = list.count * plan.kp;
   const auto quotients = static_cast<std::uint32_t>(scanned.total >> 32);
   plan.quotient_bit = remainders + static_cast<std::uint32_t>(scanned.before >> 32);
@@ -96,7 +96,7 @@ __device__ inline PositionPlan plan_gap16(const PositionList& list) {
   return plan;
 }
 
-/// §5.4 before dense is weighed.
+/// Chooses the position coding by docs/wire-format.md §5.4, before dense is considered.
 __device__ inline PositionPlan plan_positions(const PositionList& list, PositionMode mode, ScanShared& shared) {
   PositionPlan bitmap;
   bitmap.codec = PositionCodec::kBitmap;
@@ -137,7 +137,7 @@ __device__ inline void write_packed(const PositionList& list, const PositionPlan
   tails.flush();
 }
 
-/// `words` are zero. Barriers are the caller's.
+/// Writes the position part to `words`, which must be zero. Callers provide the barriers.
 __device__ inline void write_positions(const PositionList& list, const PositionPlan& plan, std::uint32_t* words) {
   const Share share = share_of(list.count);
   switch (plan.codec) {

@@ -1,10 +1,10 @@
 #pragma once
 
-// The value part of a block (docs/wire-format.md §4.2, §5.3), by all threads of a block together.
+// The value part of a block (docs/wire-format.md §4.2, §5.3), coded by all threads of a CTA together.
 
-#include "cuda/encode/bit_sink.cuh"
-#include "cuda/common/cta_primitives.cuh"
 #include "codec/codec_common.hpp"
+#include "cuda/common/cta_primitives.cuh"
+#include "cuda/encode/bit_sink.cuh"
 
 namespace sparsecast::cuda {
 
@@ -21,20 +21,21 @@ struct ValuePlan {
   std::uint32_t ke = 0;
   bool lengths = false;
   std::uint32_t exceptions = 0;
-  std::uint32_t bytes = 0;      ///< Padded.
-  std::uint32_t unary_bit = 0;  ///< Where this thread's exceptions' gaps,
-  std::uint32_t width_bit = 0;  ///< the widths of their high parts,
-  std::uint32_t high_bit = 0;   ///< and these start.
+  std::uint32_t bytes = 0;      ///< Size of the value part, padded to 4 bytes.
+  std::uint32_t unary_bit = 0;  ///< Bit at which the gaps of the exceptions of this thread start.
+  std::uint32_t width_bit = 0;  ///< Bit at which the widths of their high parts start.
+  std::uint32_t high_bit = 0;   ///< Bit at which their high parts start.
 };
 
-/// Lists the entries whose magnitude has a bit at or above `low_bits`, in order, and returns their number.
+/// Writes the indices of the entries whose magnitude has a bit at or above `low_bits` to `exceptions`, in order, and
+/// returns their number.
 template <class T>
 __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, std::uint32_t low_bits,
                                          std::uint16_t* exceptions, ScanShared& shared) {
   const Share share = share_of(count);
   std::uint32_t own = 0;
   for (std::uint32_t i = share.begin; i < share.end; ++i) own += ulp_magnitude(words[i]) >> low_bits != 0 ? 1 : 0;
-  const Scanned scanned = block_scan(shared, own);
+  const Scanned scanned = cta_scan(shared, own);
   std::uint16_t* out = exceptions + scanned.before;
   for (std::uint32_t i = share.begin; i < share.end; ++i) {
     if (ulp_magnitude(words[i]) >> low_bits != 0) *out++ = static_cast<std::uint16_t>(i);
@@ -43,7 +44,8 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
   return static_cast<std::uint32_t>(scanned.total);
 }
 
-/// §5.3, when more than a quarter of the magnitudes are not 0: one thread a kv. Sets kv or lengths.
+/// Chooses kv or the form with lengths (docs/wire-format.md §5.3) when more than a quarter of the magnitudes are not 0.
+/// Each thread costs one kv.
 template <class T>
 __device__ void plan_magnitudes(const T* words, std::uint32_t count, ValuesShared& shared, ValuePlan& plan) {
   for (std::uint32_t b = threadIdx.x; b < 65; b += kThreads) shared.by_width[b] = 0;
@@ -56,21 +58,21 @@ __device__ void plan_magnitudes(const T* words, std::uint32_t count, ValuesShare
   if (threadIdx.x < kWidthOf<T>) {
     std::uint32_t exceptions;
     const std::uint64_t cost = ulp_cost(shared.by_width, kWidthOf<T>, count, threadIdx.x, exceptions);
-    atomicMin(&shared.best, cost << 8 | threadIdx.x);  // Of equal costs the smallest kv.
+    atomicMin(&shared.best, cost << 8 | threadIdx.x);  // The smallest kv of equal costs wins.
   }
   __syncthreads();
-  // Neither is written again before the barriers of what follows.
+  // Neither is written again before the barriers of the code that follows.
   plan.lengths = lengths_cost(shared.by_width, kWidthOf<T>, count) < shared.best >> 8;
   plan.kv = plan.lengths ? 0 : static_cast<std::uint32_t>(shared.best & 0xFF);
 }
 
-/// The form with lengths: where this thread's bits below the highest ones go, and the size.
+/// Plans the form with lengths: the bit at which this thread's bits below the highest ones go, and the size.
 template <class T>
 __device__ void place_lengths(const T* words, std::uint32_t count, ScanShared& scan, ValuePlan& plan) {
   const Share share = share_of(count);
   std::uint32_t own = 0;
   for (std::uint32_t i = share.begin; i < share.end; ++i) own += bits_below_highest(ulp_magnitude(words[i]));
-  const Scanned scanned = block_scan(scan, own);
+  const Scanned scanned = cta_scan(scan, own);
   const std::uint32_t begin = count * (1 + length_field_bits(kWidthOf<T>));
   plan.high_bit = begin + static_cast<std::uint32_t>(scanned.before);
   plan.bytes = static_cast<std::uint32_t>(padded_bytes(begin + scanned.total));
@@ -95,7 +97,7 @@ __device__ void write_lengths(const T* words, std::uint32_t count, const ValuePl
   lows.flush();
 }
 
-/// What the exceptions say, of one thread's share of them.
+/// Gaps and high parts of the exceptions of a block.
 template <class T>
 struct Exceptions {
   const T* words = nullptr;
@@ -125,11 +127,11 @@ __device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, std::uint16_t
   }
   const Exceptions<T> exceptions{words, index, plan.kv};
   const Share share = share_of(plan.exceptions);
-  std::uint64_t own = 0;  // Zeros of the gaps' quotients, bits of the high parts.
+  std::uint64_t own = 0;  // Zeros of the quotients of the gaps, and bits of the high parts.
   for (std::uint32_t j = share.begin; j < share.end; ++j) {
     own += std::uint64_t{exceptions.gap(j) >> plan.ke} << 32 | exceptions.high_bits(j);
   }
-  const Scanned scanned = block_scan(scan, own);
+  const Scanned scanned = cta_scan(scan, own);
   const auto quotients = static_cast<std::uint32_t>(scanned.total >> 32);
   const auto highs = static_cast<std::uint32_t>(scanned.total);
   const auto highs_before = static_cast<std::uint32_t>(scanned.before);
@@ -172,7 +174,7 @@ __device__ void write_exceptions(const Exceptions<T>& exceptions, const ValuePla
   highs.flush();
 }
 
-/// `out` is zero. Barriers are the caller's.
+/// Writes the `ulp` words to `out`, which must be zero. Callers provide the barriers.
 template <class T>
 __device__ void write_ulp(const T* words, std::uint32_t count, const std::uint16_t* index, const ValuePlan& plan,
                           std::uint32_t* out) {
@@ -193,7 +195,7 @@ __device__ void write_ulp(const T* words, std::uint32_t count, const std::uint16
   write_exceptions(Exceptions<T>{words, index, plan.kv}, plan, count * (1 + plan.kv), out);
 }
 
-/// Coded words as they are.
+/// Writes the coded words uncompressed to `out`, which must be zero.
 template <class T>
 __device__ void write_words(const T* words, std::uint32_t count, std::uint32_t* out) {
   const Share share = share_of(count);

@@ -11,15 +11,15 @@
 #include "core/trace.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "cuda/encode/encoder_tensors.hpp"
-#include "cuda/encode/encode_launchers.hpp"
 #include "cuda/detect/snapshot_prefetch.hpp"
+#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/encode/encoder_tensors.hpp"
 
 namespace sparsecast::cuda {
 namespace {
 
 std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
-  // Every frame but the last is full but for less than its next block and that one's entries; twice is safe.
+  // Every frame but the last is full except for less than its next block and the entries of that; twice is safe.
   const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
   return 2 * bytes / capacity + 2;
 }
@@ -28,11 +28,11 @@ std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
 
 class DeviceEncoder::State {
  public:
-  /// With the tensors in the plan.
+  /// `plan` must hold the pointers of the tensors.
   State(const TensorTable& table, Source source, TilePlan plan, bool refresh, const EncodeOptions& options,
         const DeviceEncoderOptions& device);
 
-  /// The old bits lie in pinned host memory.
+  /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
   void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_); }
 
   void start(cudaStream_t stream);
@@ -49,7 +49,7 @@ class DeviceEncoder::State {
   }
   void wait_for_counts();
   void grow_arena();
-  DeviceFrames seal(const DeltaHeader& header);
+  DeviceFrames complete_frames(const DeltaHeader& header);
 
   const Control& counts() const { return *h_counts_.as<Control>(); }
   const FrameEntry* frame_counts() const {
@@ -71,7 +71,7 @@ class DeviceEncoder::State {
   DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
   std::array<DeviceMemory, 4> items_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
-  DeviceMemory counts_;  ///< Control, then frame entries.
+  DeviceMemory counts_;  ///< A Control and the frame entries after it.
   DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
   PinnedMemory h_counts_, h_headers_;
 };
@@ -175,7 +175,7 @@ void DeviceEncoder::State::enqueue_counts() {
 }
 
 void DeviceEncoder::State::upload_tables() {
-  // In the order of the stream that uses them; the plan stays as long as this object.
+  // Copied in stream order; the plan lives as long as this object.
   const auto upload = [this](const DeviceMemory& to, const void* from) {
     copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
   };
@@ -184,7 +184,8 @@ void DeviceEncoder::State::upload_tables() {
   upload(tiles_, plan_.tiles.data());
   upload(views_, plan_.views.data());
   if (prefetch_) prefetch_->upload_tables(device_stream_.stream);
-  // The host reads all of it each time, frames or not: what checks uses of memory must not find any without a value.
+  // The host reads the whole buffer each time, however many frames there are; memory checkers must find every byte
+  // initialised.
   check(cudaMemsetAsync(counts_.as(), 0, counts_.bytes(), device_stream_.stream), "cudaMemsetAsync");
   uploaded_ = true;
 }
@@ -212,7 +213,7 @@ void DeviceEncoder::State::grow_arena() {
   copy_async(larger.as(), arena_.as(), counts().arena_used, cudaMemcpyDeviceToDevice, device_stream_.stream);
   check(cudaMemsetAsync(&pipeline_.control->stopped, 0, sizeof(Control::stopped), device_stream_.stream),
         "cudaMemsetAsync");
-  retired_arena_ = std::move(arena_);  // Until it is known that the copy has been made.
+  retired_arena_ = std::move(arena_);  // Kept until the copy has been made.
   arena_ = std::move(larger);
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
@@ -238,15 +239,15 @@ DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
     enqueue_assembly();
     wait_for_counts();
   }
-  DeviceFrames sealed = seal(header);
+  DeviceFrames frames = complete_frames(header);
   range.mark({.version = header.version,
-              .bytes = sealed.commit.frame_bytes,
-              .changed = sealed.commit.changed,
-              .density = trace_density(sealed.commit.changed, table_elements_)});
-  return sealed;
+              .bytes = frames.commit.frame_bytes,
+              .changed = frames.commit.changed,
+              .density = trace_density(frames.commit.changed, table_elements_)});
+  return frames;
 }
 
-DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
+DeviceFrames DeviceEncoder::State::complete_frames(const DeltaHeader& header) {
   const TraceRange<"device_encode.seal"> range({.bytes = counts().frames_bytes});
   DeviceFrames out;
   out.digest_change = {{counts().digest_lo, counts().digest_hi}};
@@ -288,7 +289,7 @@ DeviceFrames DeviceEncoder::State::seal(const DeltaHeader& header) {
 
 namespace {
 
-/// For a table and so many tensors of the caller's.
+/// Checks the options and the number of the caller's tensors, and plans the tiles of the table.
 TilePlan make_plan(const TensorTable& table, std::size_t tensors, const EncodeOptions& options,
                    const DeviceEncoderOptions& device) {
   if (tensors != table.size()) {

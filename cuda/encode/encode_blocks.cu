@@ -28,7 +28,7 @@ void enqueue_sized(unsigned size, const Pipeline& pipeline, const Chunk& chunk, 
 
 }  // namespace
 
-unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device) { return grid_for(tiles, kEncodeBlocks, device); }
+unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device) { return grid_for(tiles, kEncodeCtas, device); }
 
 void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device) {
@@ -42,7 +42,7 @@ void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const
       if (size == 1) return enqueue<Source::kMasters, std::uint16_t>(pipeline, chunk, device);
       return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
     case Source::kFusedCast:
-      // Only bf16 tensors have masters; others do not change.
+      // Only bf16 tensors have masters; the others never change.
       if (size == 1) enqueue<Source::kFusedCast, std::uint16_t>(pipeline, chunk, device);
       return;
     case Source::kMask:

@@ -1,20 +1,20 @@
 #pragma once
 
-// K3. Encodes the blocks of a chunk: a run of tiles from its slots (less than kRunChanges entries, in shared memory), a
-// tile with many changes by reading it again (in a scratch of the CTA). Reads some 4 bytes a change for
-// bf16 and writes its payload, about 1.2; a tile that is read again costs what it cost detect. Grid: some blocks of
-// kThreads threads a multiprocessor, bounded by the scratch; each takes work item after work item.
+// encode_blocks: encodes the blocks of a chunk. A run of tiles with less than kRunChanges changes is gathered from its
+// slots into shared memory; a tile with many changes is compared again, into scratch memory of the CTA. Reads about 4
+// bytes a change for bf16 and writes its payload, about 1.2; a tile that is compared again costs what it cost detect.
+// Grid: a few CTAs on each multiprocessor, bounded by the scratch; each takes one work item after another.
 
+#include "codec/block.hpp"
+#include "cuda/detect/changes.cuh"
 #include "cuda/encode/block_positions.cuh"
 #include "cuda/encode/block_values.cuh"
-#include "cuda/detect/changes.cuh"
-#include "codec/block.hpp"
 
 namespace sparsecast::cuda {
 
-/// CTAs that a multiprocessor holds at once, by registers; each has scratch.
-inline constexpr unsigned kEncodeBlocks = 3;
-/// Payloads up to this are put together in shared memory.
+/// Resident CTAs on a multiprocessor, limited by registers; each has scratch memory.
+inline constexpr unsigned kEncodeCtas = 3;
+/// Largest payload in bytes that is assembled in shared memory.
 inline constexpr std::uint32_t kStageBytes = 8192;
 
 template <class T>
@@ -29,11 +29,12 @@ struct EncodeShared {
       std::uint16_t exceptions[kRunChanges];
     } run;
     std::uint32_t mask[kMaskWords];
-    BlockDigest::TempStorage digest;
+    CtaDigest::TempStorage digest;
   };
   std::uint32_t stage[kStageBytes / 4];
 };
 
+/// Positions, coded words and exception indices of the changes of one block.
 template <class T>
 struct Entries {
   std::uint32_t* positions = nullptr;
@@ -41,7 +42,7 @@ struct Entries {
   std::uint16_t* exceptions = nullptr;
 };
 
-/// Entries of a run, tile after tile; a warp takes a tile.
+/// Gathers the entries of a run of tiles; each warp takes one tile at a time.
 template <class T>
 __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile, std::uint32_t tiles,
                            const Entries<T>& entries) {
@@ -61,11 +62,12 @@ __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::ui
   __syncthreads();
 }
 
+/// Finds the changes of a tile again and writes its entries.
 template <Source kSource, class T>
 __device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t count,
                                 const Entries<T>& entries, EncodeShared<T>& shared, DigestSum& sum) {
   find_changes<kSource>(pipeline, tile, shared.mask);
-  const Scanned own = block_scan(shared.scan, count_own_changes(shared.mask));
+  const Scanned own = cta_scan(shared.scan, count_own_changes(shared.mask));
   list_own_changes(shared.mask, entries.positions + own.before);
   __syncthreads();
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
@@ -74,7 +76,7 @@ __device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile
   __syncthreads();
 }
 
-/// Every element's new bits, a word of the payload at a time.
+/// Writes the new bits of every element; each thread writes one word of the payload at a time.
 template <Source kSource, class T>
 __device__ void write_dense_raw(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
@@ -92,7 +94,7 @@ __device__ void write_dense_raw(const Pipeline& pipeline, const DeviceTile& tile
   }
 }
 
-/// Coded words where elements changed, 0 elsewhere.
+/// Writes the coded words of changed elements at their places; all others stay 0.
 template <class T>
 __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count, std::uint32_t* out) {
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
@@ -156,13 +158,12 @@ __device__ void encode_block(const Pipeline& pipeline, const DeviceTile& first_t
 }
 
 template <Source kSource, class T>
-__global__ void __launch_bounds__(kThreads, resident_blocks(kEncodeBlocks))
-    encode_blocks(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(EncodeShared<T>, shared);
   if (pipeline.control->stopped != 0) return;
   constexpr std::uint32_t kSize = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
   const std::uint32_t items = pipeline.control->items[kSize];
-  // Words first: they are aligned the most.
+  // Words come first: they need the largest alignment.
   std::byte* scratch = pipeline.scratch + std::uint64_t{blockIdx.x} * pipeline.scratch_stride;
   const Entries<T> tile_entries{reinterpret_cast<std::uint32_t*>(scratch + kTileElems * sizeof(T)),
                                 reinterpret_cast<T*>(scratch),
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kEncodeBlocks))
       read_tile_again<kSource, T>(pipeline, tile, count, entries, shared, sum);
     } else {
       gather_run(pipeline, chunk, item.first_tile, tiles, entries);
-      // All but the last tile are whole.
+      // All tiles but the last are whole.
       if (tiles > 1) {
         list.span = (tiles - 1) * kTileElems + open_tile<kSource>(pipeline, item.first_tile + tiles - 1).count;
       }

@@ -1,43 +1,46 @@
 #pragma once
 
-// The kernels as host code sees them: each enqueues a step of the pipeline (pipeline.hpp) and returns.
+// Launchers of the kernels that detect and encode. Each enqueues one step of pipeline.hpp on `device.stream` and
+// returns without waiting.
 
 #include <cstdint>
 
-#include "cuda/encode/pipeline.hpp"
 #include "cuda/common/runtime.hpp"
+#include "cuda/encode/pipeline.hpp"
 
 namespace sparsecast::cuda {
 
+/// A stream and the size of its device.
 struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;
 };
 
-/// Finds the changes of a chunk and forms its blocks.
+/// Enqueues finding the changes of a chunk and forming its blocks.
 void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device);
-/// Encodes the blocks of elements of 2^size bytes.
+/// Enqueues encoding the blocks of a chunk whose elements have 2^size bytes.
 void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
-/// CTAs that launch_encode takes for a chunk of so many tiles; each needs its scratch.
+/// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles; each needs scratch memory.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);
-/// Orders the blocks of all chunks and cuts them into frames.
+/// Enqueues ordering the blocks of all chunks and cutting them into frames.
 void launch_cut_frames(const Pipeline& pipeline, const DeviceStream& device);
-/// Writes the frames' bodies and sums; no more than `tiles` blocks and `worst_bytes` of payloads.
+/// Enqueues writing the bodies and sums of the frames. `tiles` bounds the number of blocks, `worst_bytes` their
+/// payloads.
 void launch_assemble_frames(const Pipeline& pipeline, std::uint64_t tiles, std::uint64_t worst_bytes,
                             const DeviceStream& device);
-/// Copies the frames' headers, one after another at `d_headers`, to their places.
+/// Enqueues copying the headers, stored consecutively at `d_headers`, to their frames.
 void launch_place_headers(const Pipeline& pipeline, const std::uint64_t* d_headers, std::uint32_t frames,
                           const DeviceStream& device);
 
-/// Ors `count` words at `words` into those at `flags`; 64-bit aligned.
+/// Enqueues setting in `flags` the bits that are set in `words`, `count` 64-bit words each.
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count, const DeviceStream& device);
 
-/// Casts fp32 masters to bf16, both laid out as `view` says: `elements` elements of it.
+/// Enqueues casting `elements` fp32 masters to bf16; `view` gives the layout of both.
 void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
                          std::uint64_t elements, const DeviceStream& device);
 
-/// Enough CTAs for `items`, but no more than `per_multiprocessor` on each.
+/// Returns a grid of one CTA for each item, at most `per_multiprocessor` on each multiprocessor, and at least one.
 inline unsigned grid_for(std::uint64_t items, unsigned per_multiprocessor, const DeviceStream& device) {
   const std::uint64_t most = std::uint64_t{device.multiprocessors} * per_multiprocessor;
   return static_cast<unsigned>(items == 0 ? 1 : items < most ? items : most);

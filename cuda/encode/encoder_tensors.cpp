@@ -16,8 +16,8 @@ void require(bool holds, const char* sentence, const TensorSpec& spec) {
   if (!holds) throw Error(ErrorCode::kUsage, sentence, fmt::format("tensor '{}'", spec.name));
 }
 
-/// Every `together` row-major elements (16 bytes, or several times that), from the first on, lie together and aligned
-/// to 16 bytes, as far as there are so many.
+/// Returns whether every `together` row-major elements (16 bytes, or a multiple), from the first on, are contiguous and
+/// aligned to 16 bytes.
 bool holds_vectors(const void* d_data, const StridedView& view, std::size_t element_bytes, std::size_t together) {
   if (!aligned(d_data, kVectorBytes)) return false;
   if (is_contiguous(view)) return true;

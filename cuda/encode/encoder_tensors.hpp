@@ -1,16 +1,17 @@
 #pragma once
 
-// What callers give an encoder for each tensor, checked and put into the plan's entries. All throw Error{kUsage} that
-// names the tensor.
+// Checks the memory that callers give an encoder and enters it into the plan. All functions throw Error{kUsage} naming
+// the tensor.
 
 #include <vector>
 
-#include "cuda/encode/device_encoder.hpp"
 #include "cuda/common/tile_plan.hpp"
+#include "cuda/encode/device_encoder.hpp"
 
 namespace sparsecast::cuda {
 
-/// kMasters when a tensor is given as those, else kStrided when one is a view of larger memory, else kCompare.
+/// Returns kMasters if any tensor is given by its fp32 masters, otherwise kStrided if any is a strided view, otherwise
+/// kCompare.
 Source enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CompareTensor>& tensors);
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<PinnedTensor>& tensors);
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CastTensor>& tensors);

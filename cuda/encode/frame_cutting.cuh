@@ -1,14 +1,14 @@
 #pragma once
 
-// From the blocks' records, all chunks done, to the list of frames (docs/wire-format.md §5.5). Reads and writes some
-// 56 bytes a block.
+// sum_sections, scan_sections, order_blocks and cut_frames turn the records of all blocks into the list of frames
+// (docs/wire-format.md §5.5), after all chunks are encoded. They read and write about 56 bytes a block.
 
-#include "cuda/common/cta_primitives.cuh"
 #include "codec/block.hpp"
+#include "cuda/common/cta_primitives.cuh"
 
 namespace sparsecast::cuda {
 
-/// Where a frame's record may start in the frames' memory.
+/// Alignment of the records of frames in their memory, in bytes.
 inline constexpr std::uint32_t kFrameAlignment = 256;
 
 struct SectionShared {
@@ -17,7 +17,8 @@ struct SectionShared {
   std::uint64_t changed;
 };
 
-/// Sums of each section's blocks. One CTA a section, one thread a block.
+/// Sums the sizes and changes of the blocks of each section. One CTA takes one section after another, with one thread
+/// for each block.
 static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -30,13 +31,13 @@ static __global__ void __launch_bounds__(kThreads) sum_sections(Pipeline pipelin
       bytes = kBlockEntryBytes + record.payload_bytes;
       changed = record.extent & 0xFFFFFFU;
     }
-    bytes = block_sum(shared.scan, bytes);
-    changed = block_sum(shared.scan, changed);
+    bytes = cta_sum(shared.scan, bytes);
+    changed = cta_sum(shared.scan, changed);
     if (threadIdx.x == 0) pipeline.section_sums[s] = {bytes, changed, blocks, 0};
   }
 }
 
-/// Turns sums of each section into sums over the sections before it, one entry more for the whole. One block.
+/// Turns the sums of each section into sums over all sections before it, with one more entry for the total. One CTA.
 static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -45,9 +46,9 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
     const std::uint32_t s = base + threadIdx.x;
     SectionSums own;
     if (s < pipeline.section_count) own = pipeline.section_sums[s];
-    const Scanned bytes = block_scan(shared.scan, own.bytes);
-    const Scanned changed = block_scan(shared.scan, own.changed);
-    const Scanned blocks = block_scan(shared.scan, own.blocks);
+    const Scanned bytes = cta_scan(shared.scan, own.bytes);
+    const Scanned changed = cta_scan(shared.scan, own.changed);
+    const Scanned blocks = cta_scan(shared.scan, own.blocks);
     own.bytes = total.bytes + bytes.before;
     own.changed = total.changed + changed.before;
     own.blocks = total.blocks + static_cast<std::uint32_t>(blocks.before);
@@ -58,7 +59,7 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
   }
   if (threadIdx.x == 0) pipeline.section_sums[pipeline.section_count] = total;
   __syncthreads();
-  // A tensor's group is opened by its first section that has blocks.
+  // The first section of a tensor that has blocks opens its group.
   std::uint32_t groups = 0;
   for (std::uint32_t base = 0; base < pipeline.section_count; base += kThreads) {
     const std::uint32_t s = base + threadIdx.x;
@@ -68,7 +69,7 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
       opens = pipeline.section_sums[s].blocks != pipeline.section_sums[s + 1].blocks &&
               pipeline.section_sums[s].blocks == pipeline.section_sums[tensor.first_section].blocks;
     }
-    const Scanned scanned = block_scan(shared.scan, opens ? 1 : 0);
+    const Scanned scanned = cta_scan(shared.scan, opens ? 1 : 0);
     const std::uint32_t before = groups + static_cast<std::uint32_t>(scanned.before);
     if (s < pipeline.section_count) pipeline.section_sums[s].groups = before;
     groups += static_cast<std::uint32_t>(scanned.total);
@@ -80,7 +81,7 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
   }
 }
 
-/// Puts the blocks in the order of the delta. Grid as for sum_sections.
+/// Lists the blocks in the order of the delta. Grid as for sum_sections.
 static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipeline) {
   SPARSECAST_SHARED(SectionShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -97,23 +98,23 @@ static __global__ void __launch_bounds__(kThreads) order_blocks(Pipeline pipelin
       changed = pipeline.records[index].extent & 0xFFFFFFU;
     }
     OrderedBlock block;
-    block.bytes = before.bytes + block_scan(shared.scan, bytes).before + bytes;
-    block.changed = before.changed + block_scan(shared.scan, changed).before + changed;
+    block.bytes = before.bytes + cta_scan(shared.scan, bytes).before + bytes;
+    block.changed = before.changed + cta_scan(shared.scan, changed).before + changed;
     block.record = index;
     block.tensor = section.tensor;
-    // The group of these blocks is open already, or opened by the first of them.
+    // The group of these blocks is already open, or the first of them opens it.
     const std::uint32_t first_section = pipeline.tensors[section.tensor].first_section;
     block.groups = pipeline.section_sums[first_section].groups + 1;
     if (present) pipeline.order[before.blocks + threadIdx.x] = block;
   }
 }
 
-/// The sums before block b.
+/// Returns the sums before block b.
 __device__ inline OrderedBlock before_block(const Pipeline& pipeline, std::uint32_t b) {
   return b == 0 ? OrderedBlock{} : pipeline.order[b - 1];
 }
 
-/// Body of the frame of blocks [first, end).
+/// Returns the body size of a frame of blocks [first, end) in bytes.
 __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const OrderedBlock& before, std::uint32_t first,
                                            std::uint32_t end) {
   const OrderedBlock& last = pipeline.order[end - 1];
@@ -123,7 +124,7 @@ __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const Order
 
 __device__ inline std::uint64_t record_bytes(std::uint64_t body) { return (kFrameHeaderBytes + body + 7) / 8 * 8; }
 
-/// One warp, which looks for each frame's end with 32 probes at a time.
+/// Cuts frames. One warp, which searches the end of each frame with 32 probes at a time.
 static __global__ void cut_frames(Pipeline pipeline) {
   if (pipeline.control->stopped != 0) return;
   const std::uint32_t blocks = pipeline.control->blocks;

@@ -1,4 +1,4 @@
-// The device's half of sparsecast/nan_masked.hpp.
+// Implements the device functions of sparsecast/nan_masked.hpp.
 
 #include <bit>
 

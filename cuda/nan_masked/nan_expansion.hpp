@@ -1,6 +1,6 @@
 #pragma once
 
-// A staged delta as NaN-masked tensors on the device: NanMaskedDelta's counterpart.
+// Expands a staged delta into NaN-masked tensors on the device, as NanMaskedDelta does on the CPU.
 
 #include <chrono>
 #include <vector>
@@ -15,15 +15,16 @@ namespace sparsecast::cuda {
 
 class NanExpansion {
  public:
-  /// Checks the delta whose blocks `received` describes, validated, before anything is written, and waits. Returns what
-  /// the digest gains once every tensor has been copied. `sizes`: element sizes that the table has, by logarithm.
-  /// Throws as NanMaskedDelta, and Error{kCorrupt} when the frames are no longer those that were validated.
+  /// Checks the delta whose validated blocks `received` describes, writes nothing, and waits. Returns the change of the
+  /// digest once every tensor has been copied. `sizes` says which element sizes the table has, by their binary
+  /// logarithm. Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were
+  /// validated.
   StateDigest prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4], Direction direction,
                       std::chrono::milliseconds deadline, const DeviceStream& device);
-  /// The live tensors or the frames are others now.
+  /// Invalidates prepare(): the live tensors or the frames have changed.
   void forget() noexcept { prepared_ = false; }
 
-  /// Tensors that the delta names, ascending; after prepare().
+  /// Returns the indices of the tensors that the delta changes, ascending; valid after prepare().
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
   /// Enqueues filling the contiguous tensor at `d_out` with NaNs and the new values. Throws Error{kUsage} without a
   /// prepare() for this state of the live tensors, and {kUnsupported} for a dtype without NaNs.
@@ -32,7 +33,7 @@ class NanExpansion {
 
  private:
   void read_decision(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
-                    const DeviceStream& device);
+                     const DeviceStream& device);
   [[noreturn]] void explain(const TensorTable& table, const Received& received, std::uint64_t input_error,
                             std::chrono::milliseconds deadline, const DeviceStream& device);
 

@@ -5,13 +5,13 @@
 namespace sparsecast::cuda {
 namespace {
 
-constexpr unsigned kStreamBlocks = 8;  ///< Of kernels that go over elements: all threads that fit.
+constexpr unsigned kStreamCtas = 8;  ///< Grid of kernels that stream over elements: as many threads as fit.
 
 unsigned grid_of_elements(std::uint64_t threads, const DeviceStream& device) {
-  return grid_for((threads + kThreads - 1) / kThreads, kStreamBlocks, device);
+  return grid_for((threads + kThreads - 1) / kThreads, kStreamCtas, device);
 }
 
-/// Calls body.template operator()<T>() with the word of 2^size bytes.
+/// Calls body.template operator()<T>() with T of 2^size bytes.
 template <class Body>
 void with_size(unsigned size, const Body& body) {
   switch (size) {
@@ -26,7 +26,7 @@ void with_size(unsigned size, const Body& body) {
   }
 }
 
-/// The word repeated through 64 bits.
+/// Returns the word repeated through 64 bits.
 template <class T>
 std::uint64_t repeated(std::uint64_t word) {
   return static_cast<T>(word) * (~std::uint64_t{0} / static_cast<T>(~T{0}));
@@ -42,7 +42,7 @@ void launch_find_tensor_blocks(const Received& received, BlockRange* d_ranges, c
 void launch_check_new_values(unsigned size, const Received& received, Pass pass, ExpansionControl* d_control,
                              const DeviceStream& device) {
   with_size(size, [&]<class T>() {
-    launch(check_new_values<T>, grid_for(received.block_count, kCheckBlocks, device), kThreads, device.stream, received,
+    launch(check_new_values<T>, grid_for(received.block_count, kCheckCtas, device), kThreads, device.stream, received,
            pass, d_control);
   });
 }
@@ -61,8 +61,8 @@ void launch_fill_elements(unsigned size, std::uint64_t fill, std::byte* d_out, s
 void launch_expand_blocks(unsigned size, const Received& received, Pass pass, const BlockRange& range, std::byte* d_out,
                           const DeviceStream& device) {
   with_size(size, [&]<class T>() {
-    launch(expand_blocks<T>, grid_for(range.end - range.begin, kExpandBlocks, device), kThreads, device.stream,
-           received, pass, range, reinterpret_cast<T*>(d_out));
+    launch(expand_blocks<T>, grid_for(range.end - range.begin, kExpandCtas, device), kThreads, device.stream, received,
+           pass, range, reinterpret_cast<T*>(d_out));
   });
 }
 

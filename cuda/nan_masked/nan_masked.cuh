@@ -1,18 +1,18 @@
 #pragma once
 
-// NaN-masked tensors (sparsecast/nan_masked.hpp). check_new_values and expand_blocks read the payloads and the live
-// elements that change; fill_elements writes every element of a tensor once; masked_copy reads every element of the
-// source and writes those that are no NaN, so that a copy after a sparse delta costs its source's bytes. Grid: some
-// CTAs a multiprocessor, each takes block after block, or element after element.
+// Kernels for NaN-masked tensors (sparsecast/nan_masked.hpp). check_new_values and expand_blocks read the payloads and
+// the live elements that change; fill_elements writes every element of a tensor once; the masked copies read every
+// element of the source and write those that are not NaN, so that a copy after a sparse delta costs the bytes of its
+// source. Grid: a few CTAs on each multiprocessor; each takes one block, or one element, after another.
 
 #include "cuda/apply/decode_blocks.cuh"
 #include "cuda/nan_masked/nan_masked_launchers.hpp"
 
 namespace sparsecast::cuda {
 
-/// CTAs on a multiprocessor, as many as registers allow; a check needs more of them for the digest.
-inline constexpr unsigned kExpandBlocks = 3;
-inline constexpr unsigned kCheckBlocks = 2;
+/// Resident CTAs on a multiprocessor, limited by registers; check_new_values needs more of them for the digest.
+inline constexpr unsigned kExpandCtas = 3;
+inline constexpr unsigned kCheckCtas = 2;
 
 static __global__ void __launch_bounds__(kThreads) find_tensor_blocks(Received received, BlockRange* ranges) {
   for (std::uint64_t b = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; b < received.block_count;
@@ -29,13 +29,13 @@ template <class T>
 struct CheckShared {
   union {
     DecodeShared<T> decode;
-    BlockDigest::TempStorage digest;
+    CtaDigest::TempStorage digest;
   };
 };
 
-/// Every element that the delta names must not become a NaN; one that stays as it is may be one.
+/// Reports the first element that the delta would turn into a NaN; an element that does not change may be one.
 template <class T>
-__global__ void __launch_bounds__(kThreads, kCheckBlocks)
+__global__ void __launch_bounds__(kThreads, kCheckCtas)
     check_new_values(Received received, Pass pass, ExpansionControl* control) {
   SPARSECAST_SHARED(CheckShared<T>, shared);
   DigestSum sum;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, kCheckBlocks)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, kExpandBlocks)
+__global__ void __launch_bounds__(kThreads, kExpandCtas)
     expand_blocks(Received received, Pass pass, BlockRange range, T* out) {
   SPARSECAST_SHARED(DecodeShared<T>, shared);
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t, std::uint32_t entries) {
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(kThreads, kExpandBlocks)
       received, received.blocks + range.begin, received.blocks + range.end, shared, [](const ReceivedBlock&) {}, sink);
 }
 
-/// Elements of T in 16 bytes.
+/// Number of elements of T in 16 bytes.
 template <class T>
 inline constexpr std::uint32_t kInVector = 16 / sizeof(T);
 
-/// Element e of a vector.
+/// Returns element e of a vector.
 template <class T>
 __device__ T vector_element(const uint4& vector, std::uint32_t e) {
   const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -98,7 +98,7 @@ __device__ T vector_element(const uint4& vector, std::uint32_t e) {
 
 __device__ inline bool is_aligned_for_vectors(const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; }
 
-/// `vector` is 16 bytes of `fill`.
+/// Writes `fill` to all elements; `vector` is 16 bytes of it.
 template <class T>
 __global__ void __launch_bounds__(kThreads) fill_elements(T* out, std::uint64_t elements, T fill, uint4 vector) {
   const std::uint64_t own = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;

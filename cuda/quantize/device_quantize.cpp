@@ -1,4 +1,4 @@
-// The device's half of sparsecast/quantize.hpp.
+// Implements the device functions of sparsecast/quantize.hpp.
 
 #include "cuda/common/device_stream.hpp"
 #include "cuda/quantize/quantize_launchers.hpp"
@@ -13,7 +13,7 @@ void require_aligned(const MatrixShard& shard, const void* d_memory, std::size_t
   throw Error(ErrorCode::kUsage, "device memory is not aligned to its elements", "shard of '" + shard.name + "'");
 }
 
-/// Vectors need every row of every block to begin and end at a multiple of four elements, in source and result.
+/// Vector access needs every row of every block to begin and end at a multiple of four elements, in source and result.
 cuda::RowAccess access_of(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source, const void* d_fp8) {
   const bool even = plan.strides[1] == 1 && plan.strides[0] % 4 == 0 && plan.extent[1] % 4 == 0 &&
                     plan.block[1] % 4 == 0 && plan.first_cut[1] % 4 == 0;

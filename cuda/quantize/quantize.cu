@@ -6,10 +6,10 @@ namespace {
 constexpr unsigned kInVector = 4;
 
 unsigned grid_of(const QuantizePlan& plan, const DeviceStream& device) {
-  return grid_for(plan.grid[0] * plan.grid[1], kQuantizeBlocks, device);
+  return grid_for(plan.grid[0] * plan.grid[1], kQuantizeCtas, device);
 }
 
-/// Calls body.template operator()<Bits, elements at once>().
+/// Calls body.template operator()<Bits, number of elements at once>().
 template <class Body>
 void with_access(DType dtype, RowAccess access, const Body& body) {
   with_source(dtype, [&]<class Bits>() {

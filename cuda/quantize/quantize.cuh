@@ -1,27 +1,27 @@
 #pragma once
 
-// fp8 block quantisation (sparsecast/quantize.hpp). block_amaxes reads every element of a shard and writes 4 bytes a
-// block; quantize_blocks reads every element once from memory (without a given amax twice, the second time from a cache
-// that holds the block's 32 to 64 KiB), and writes a byte for each. Its floor is the device's copy bandwidth. Grid:
-// some CTAs a multiprocessor, each takes quantisation block after quantisation block, a warp its row after
-// row.
+// Kernels of fp8 block quantisation (sparsecast/quantize.hpp). block_amaxes reads every element of a shard and writes 4
+// bytes a quantisation block. quantize_blocks reads every element once from memory (without a given amax twice, the
+// second time from a cache that holds the 32 to 64 KiB of the block) and writes one byte for each. Their lower bound in
+// time is the copy bandwidth of the device. Grid: a few CTAs on each multiprocessor; each takes one quantisation block
+// after another, each of its warps one row after another.
 
 #include "cuda/common/launch.hpp"
 #include "cuda/quantize/quantize_launchers.hpp"
 
 namespace sparsecast::cuda {
 
-/// CTAs on a multiprocessor: all threads that fit.
-inline constexpr unsigned kQuantizeBlocks = 8;
+/// Resident CTAs on a multiprocessor: all threads that fit.
+inline constexpr unsigned kQuantizeCtas = 8;
 inline constexpr unsigned kWarps = kThreads / 32;
 
-/// kCount words that are moved at once.
+/// kCount words that are loaded or stored at once.
 template <class Word, unsigned kCount>
 struct alignas(sizeof(Word) * kCount) Words {
   Word at[kCount];
 };
 
-/// A block of a plan's grid: its elements in the shard, and the source's first.
+/// A quantisation block of the grid of a plan: its rows and columns in the shard.
 struct QuantizeBlock {
   Span rows;
   Span columns;
@@ -31,7 +31,8 @@ __device__ inline QuantizeBlock quantize_block(const QuantizePlan& plan, std::ui
   return {plan.span(0, block / plan.grid[1]), plan.span(1, block % plan.grid[1])};
 }
 
-/// Calls visit(words, row, column) for what this thread has of a block: kCount elements of a row from `column`.
+/// Calls visit(words, row, column) for the elements of a quantisation block that this thread takes: kCount elements of
+/// a row from `column` on.
 template <class Bits, unsigned kCount, class Visit>
 __device__ void for_own_words(const QuantizePlan& plan, const QuantizeBlock& block, const typename Bits::Word* source,
                               const Visit& visit) {
@@ -50,7 +51,7 @@ struct AmaxShared {
   std::uint32_t of_warp[kWarps];
 };
 
-/// The amax of a block, as bits, for all of its threads.
+/// Returns the largest finite magnitude of a quantisation block, as f32 bits, to all threads of the CTA.
 template <class Bits, unsigned kCount>
 __device__ std::uint32_t own_amax(const QuantizePlan& plan, const QuantizeBlock& block,
                                   const typename Bits::Word* source, AmaxShared& shared) {
@@ -68,7 +69,7 @@ __device__ std::uint32_t own_amax(const QuantizePlan& plan, const QuantizeBlock&
     const std::uint32_t other = __shfl_xor_sync(~0U, most, flip);
     most = other > most ? other : most;
   }
-  __syncthreads();  // Of the block before, all have read the shared words.
+  __syncthreads();  // All threads have read the shared words of the previous block.
   if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = most;
   __syncthreads();
   SPARSECAST_UNROLL
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// `amax` null: each block's own.
+/// Quantises the blocks. If `amax` is null, each block uses its own.
 template <class Bits, unsigned kCount>
 __global__ void __launch_bounds__(kThreads) quantize_blocks(QuantizePlan plan, const typename Bits::Word* source,
                                                             const float* amax, std::uint8_t* fp8, float* scale_inv) {

@@ -16,7 +16,7 @@
 
 namespace sparsecast {
 
-// The delta log (DESIGN §10, docs/delta-log.md): one commit object a version, created by put_if_absent, chained by
+// The delta log (docs/delta-log.md): one commit object a version, created by put_if_absent, chained by
 // hash. A version exists when its commit object does. Everything else is data that commits name by content hash, or
 // hints.
 

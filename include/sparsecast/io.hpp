@@ -44,7 +44,7 @@ enum class OpenMode {
   kCreatePrivate,    ///< The same, and only its owner may read and write it.
 };
 
-/// The one door to the file system (DESIGN §12), so that every failure can be injected and every
+/// The one door to the file system, so that every failure can be injected and every
 /// crash state enumerated. No other code of the library makes file system calls. Thread-safe.
 class SPARSECAST_API FileSystem {
  public:

@@ -32,7 +32,7 @@ class SPARSECAST_API ObjectUpload {
   virtual void commit() = 0;
 };
 
-/// Where a delta log keeps its objects: a directory, or a bucket behind an S3-compatible endpoint (DESIGN §10, §12).
+/// Where a delta log keeps its objects: a directory, or a bucket behind an S3-compatible endpoint.
 /// Objects are whole: a reader sees all bytes that one call wrote, or none. Keys are relative, made of [A-Za-z0-9._-]
 /// and '/', without empty, "." or ".." parts. Every error is an Error{kIo | kTimeout | kUnauthenticated} that names
 /// location, key and operation; transient failures have then been retried until the store's deadline; and Error{kUsage}

@@ -1,12 +1,12 @@
 """sparsecast: lossless sparse synchronisation of model weights.
 
-Only the weights that changed travel, bit for bit, and every receiver verifies what it holds. Arrays of any library go in
-by DLPack or the buffer protocol (:func:`describe`); torch is needed only by :mod:`sparsecast.torch`.
+Only the weights that changed are sent, bit for bit, and every receiver verifies what it holds. Arrays of any library
+are passed by DLPack or the buffer protocol (:func:`describe`); only :mod:`sparsecast.torch` needs torch.
 
-The ends, thin on top of one another:
+Endpoints, from the simplest to the most general:
 
 * :class:`Publisher` and :class:`Subscriber`: one rank each; deltas as bytes, or over a :class:`Transport`.
-* :class:`ShardedPublisher` and :class:`ShardedSubscriber`: many ranks on both sides, cut differently (:class:`Layout`).
+* :class:`ShardedPublisher` and :class:`ShardedSubscriber`: many ranks on both sides, with different shards (:class:`Layout`).
 * :class:`LogPublisher` and :class:`LogFollower`: a log of files or S3 objects between them.
 """
 

@@ -1,4 +1,6 @@
-"""Entry points of the package's programs: they say which extra is missing, where the parts behind them need more."""
+"""Entry points of the programs of the package. Each names the extra that must be installed where its dependencies are
+missing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ def _missing(program: str, extra: str, error: ModuleNotFoundError) -> int:
 
 
 def record() -> int:
-    """``sparsecast-record``, and so ``sparsecast record``."""
+    """Runs ``sparsecast-record``, which is also ``sparsecast record``."""
     try:
         from .record.cli import main
     except ModuleNotFoundError as error:

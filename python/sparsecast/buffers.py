@@ -1,4 +1,4 @@
-"""Memory of other libraries' arrays, without a copy."""
+"""Describes the memory of arrays of other libraries, without a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-#: What ``torch`` calls each dtype that sparsecast carries, without the module's name.
+# : torch attribute name of each supported dtype, by safetensors name.
 TORCH_DTYPES: dict[str, str] = {
     "bfloat16": "BF16",
     "float16": "F16",
@@ -26,15 +26,17 @@ TORCH_DTYPES: dict[str, str] = {
     "bool": "BOOL",
 }
 
-#: numpy's names (and ml_dtypes') that are not torch's.
+# : Names in numpy and ml_dtypes that differ from those in torch.
 _NUMPY_DTYPES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16"}
 
-#: An integer of the same size carries the bits of a dtype that DLPack or numpy lacks.
+# : Integer type of the same size that carries the bits of a dtype that DLPack or numpy lacks.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def dtype_name(dtype: Any) -> str:
-    """The safetensors name of a torch dtype ("BF16" for ``torch.bfloat16``). UsageError for one that is not carried."""
+    """Returns the safetensors name of a torch dtype ("BF16" for ``torch.bfloat16``). Raises UsageError for a dtype that
+    is not supported.
+    """
     name = TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
     if name is None:
         raise UsageError(f"tensors of {dtype} are not carried")
@@ -42,12 +44,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def describe(array: Any, *, dtype: str | None = None) -> Memory:
-    """The memory of ``array``: a torch tensor, a numpy array, or anything with DLPack or the buffer protocol.
+    """Describes the memory of ``array``: a torch tensor, a numpy array, or any object with DLPack or the buffer
+    protocol.
 
-    Nothing is copied; the result keeps the array alive. ``dtype`` says what the elements mean, as safetensors names it,
-    where the array's own type does not (U8 that are F8_E4M3, say); it must have the same size. Of a torch tensor that
-    requires gradients the data is meant. UsageError for what has no such memory, UnsupportedError for dtypes and
-    devices that are not carried.
+    Copies nothing; the result keeps the array alive. ``dtype`` gives the meaning of the elements by its safetensors
+    name where the type of the array does not (U8 that holds F8_E4M3, say); it must have the same size. For a torch
+    tensor that requires gradients it describes the data. Raises UsageError for an object without such memory, and
+    UnsupportedError for dtypes and devices that are not supported.
     """
     if isinstance(array, Memory):
         return array
@@ -63,7 +66,7 @@ def describe(array: Any, *, dtype: str | None = None) -> Memory:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers of its element size; a view. NaNs and zeros then compare as what they are."""
+    """Returns a view of the tensor as integers of its element size, so that NaNs and zeros compare by their bits."""
     import torch
 
     carrier: torch.dtype = getattr(torch, _CARRIERS[tensor.element_size()])

@@ -1,7 +1,7 @@
-"""The exceptions of sparsecast: one class a kind of error, all of them :class:`Error`.
+"""Exceptions of sparsecast: one class for each kind of error, all derived from :class:`Error`.
 
-``code`` is the kind's stable name ("corrupt", "wrong_base", ...), ``message`` one sentence, ``context`` where it
-happened (file, tensor, frame, offset), and ``str()`` is "context: message".
+``code`` is the stable name of the kind ("corrupt", "wrong_base", ...), ``message`` one sentence, and ``context`` where
+it happened (file, tensor, frame, offset). ``str()`` is "context: message".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import builtins
 
 
 class Error(RuntimeError):
-    """What went wrong (``message``), of which kind (``code``), and where (``context``; may be empty)."""
+    """Base class: what went wrong (``message``), its kind (``code``), and where (``context``; may be empty)."""
 
     code: str = "error"
 
@@ -38,13 +38,13 @@ class CorruptError(Error):
 
 
 class UnsupportedError(Error):
-    """Well-formed, but of a version, dtype, layout or feature that is not carried here."""
+    """Well-formed input of a version, dtype, layout or feature that is not supported here."""
 
     code = "unsupported"
 
 
 class TableMismatchError(Error):
-    """The two ends do not carry the same tensor table."""
+    """Publisher and subscriber have different tensor tables."""
 
     code = "table_mismatch"
 
@@ -56,37 +56,37 @@ class ForeignStreamError(Error):
 
 
 class StaleVersionError(Error):
-    """The version is already applied, or older."""
+    """The version is already applied, or older than the one applied."""
 
     code = "stale_version"
 
 
 class VersionGapError(Error):
-    """The delta starts from a version that this end does not hold."""
+    """The delta starts from a version that the receiver does not hold."""
 
     code = "version_gap"
 
 
 class WrongBaseError(Error):
-    """Same version number, other bytes."""
+    """The version number matches, but the bytes differ."""
 
     code = "wrong_base"
 
 
 class DigestMismatchError(Error):
-    """After the apply the state digest is not the promised one; the old version stands."""
+    """After an apply the state digest differs from the expected one; the old version stands."""
 
     code = "digest_mismatch"
 
 
 class DirtyError(Error):
-    """The live state is known to be wrong; only an anchor helps."""
+    """The live weights are known to be wrong; only an anchor repairs them."""
 
     code = "dirty"
 
 
 class IncompleteError(Error):
-    """Something has not arrived yet."""
+    """Part of a version has not arrived yet."""
 
     code = "incomplete"
 
@@ -116,13 +116,13 @@ class DeadlineError(Error, builtins.TimeoutError):
 
 
 class PeerFailedError(Error):
-    """A peer reported that it failed, or is gone."""
+    """A peer reported a failure, or its connection ended."""
 
     code = "peer_failed"
 
 
 class UnauthenticatedError(Error):
-    """The other end does not know the secret, or a request has no valid token."""
+    """A peer does not know the secret, or a request has no valid token."""
 
     code = "unauthenticated"
 
@@ -140,31 +140,31 @@ class DeviceError(Error):
 
 
 class FencedError(Error):
-    """Another publisher has taken the log over, or committed this version first. Final."""
+    """Another publisher has taken over the log, or committed this version first. Final."""
 
     code = "fenced"
 
 
 class GoneError(Error):
-    """Retention has removed what was asked for."""
+    """Retention has removed the requested object."""
 
     code = "gone"
 
 
 class UnsignedError(Error):
-    """Keys are pinned, and the object has no signature by a known algorithm."""
+    """Keys are pinned, and the object has no signature by a supported algorithm."""
 
     code = "unsigned"
 
 
 class ForeignKeyError(Error):
-    """It is signed, but by no key that is trusted at this version."""
+    """The object is signed, but by no key that is trusted at this version."""
 
     code = "foreign_key"
 
 
 class ReplayedError(Error):
-    """A genuine object in another one's place."""
+    """A genuine object is in the place of another one."""
 
     code = "replayed"
 
@@ -176,7 +176,7 @@ class RolledBackError(Error):
 
 
 class MixedError(Error):
-    """Genuine parts that do not belong together."""
+    """Genuine objects that do not belong together."""
 
     code = "mixed"
 
@@ -195,6 +195,6 @@ BY_CODE: dict[str, type[Error]] = _leaves(Error)
 
 
 def make(code: str, message: str, context: str) -> Error:
-    """The exception for an error of the C++ library; called by ``sparsecast._core``."""
+    """Returns the exception for an error of the C++ library; called by ``sparsecast._core``."""
     kind = BY_CODE.get(code)
     return kind(message, context) if kind else Error(message, context, code)

@@ -1,4 +1,4 @@
-"""Layouts of many ranks from those of single ones."""
+"""Joins layouts of single ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from .errors import UsageError
 
 
 def join_layouts(layouts: Sequence[Layout]) -> Layout:
-    """The layout of a trainer or an engine whose rank ``i`` is the one rank of ``layouts[i]``.
+    """Returns the layout of a trainer or an engine whose rank ``i`` is the only rank of ``layouts[i]``.
 
-    Tensors come in the order in which ranks first name them. UsageError that names the tensor and the ranks when two
-    give it another dtype or shape, or tie it to different originals, and for layouts of more than one rank.
+    Tensors are in the order in which ranks first name them. Raises UsageError for a layout of more than one rank, and,
+    naming the tensor and the ranks, if two ranks give a tensor different dtypes or shapes, or tie it to different
+    originals.
     """
     specs: dict[str, tuple[str, str, tuple[int, ...]]] = {}
     named_by: dict[str, int] = {}

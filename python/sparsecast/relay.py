@@ -1,8 +1,8 @@
-"""From a live world to a delta log: an engine of one rank that writes what it receives to a log.
+"""Relays a live world to a delta log: an engine of one rank that writes every version that it receives to the log.
 
-For trainers of several ranks, whose shards no single rank holds whole: they publish to the world, and the relay, on any
-machine, commits every version to the log, from which other clusters read. It holds all tensors in host memory, twice
-(its own, and what the log's readers have).
+For trainers of several ranks, where no rank holds all shards: they publish to the world, and the relay, on any machine,
+commits every version to the log, which other clusters read. It holds all tensors in host memory twice: its own copy,
+and the version that the readers of the log have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I16": 2, "I32": 4, "I64": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Relayed:
-    """One version that is durable in the log."""
+    """A version that is durable in the log."""
 
     version: int  #: The log's.
     live_version: int  #: The world's.
@@ -37,9 +37,10 @@ class Relayed:
 class LogRelay:
     """Receives the versions of a world and commits each to a log. Call from one thread.
 
-    ``tensors``: the trainer's (name, dtype as safetensors names it, shape), without the aliases of tied ones. ``world`` has
-    the relay's own rank as its ``rank_offset``; ``engine`` names it there. ``log`` needs a mirror. Where there is a log
-    already, the relay goes on with it: its next version is the difference between the log's newest and the world's.
+    ``tensors`` are those of the trainer, as (name, safetensors dtype, shape), without the aliases of tied ones.
+    ``world`` has the rank of the relay as its ``rank_offset``; ``engine`` is the name of the relay there. ``log`` needs
+    a mirror. If the log exists, the relay continues it: its next version is the difference between the newest version
+    in the log and that of the world.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class LogRelay:
 
     @property
     def version(self) -> int | None:
-        """The log's newest version by this relay; None before the first."""
+        """Newest version in the log by this relay; None before the first."""
         return self._publisher.version if self._publisher is not None else None
 
     def regroup(self, world: World | Mpi | Met | None = None) -> None:
-        """Meets the world (anew), gets its version, and begins the log where there is none; step() does it by itself."""
+        """Meets the world again, receives its version, and creates the log if there is none. step() calls it when
+        needed.
+        """
         self._world = world or self._world
         self._met = False
         channel = self._world.open(0)
@@ -95,10 +98,10 @@ class LogRelay:
             self._publisher = self._open()
 
     def step(self) -> Relayed:
-        """Takes the world's next version and returns when it is durable in the log.
+        """Receives the next version of the world and returns when it is durable in the log.
 
-        After an error of the world the next step meets it anew; after one of the log, the next step's version covers
-        what was not committed. FencedError is final: another publisher has the log.
+        After an error of the world the next step meets it again; after an error of the log, the version of the next
+        step includes what was not committed. FencedError is final: another publisher has taken over the log.
         """
         if not self._met:
             self.regroup()
@@ -113,7 +116,7 @@ class LogRelay:
         return Relayed(done.version, live.version, done.changed, done.wire_bytes, done.digest)
 
     def close(self) -> None:
-        """Waits for anchors and merged deltas of what is durable, within the log's timeout."""
+        """Waits until anchors and merged deltas are durable, within the timeout of the log."""
         if self._publisher is not None:
             self._publisher.wait_maintenance(self._log.timeout)
             self._publisher = None
@@ -131,7 +134,7 @@ class LogRelay:
         )
 
     def _follow_to_head(self) -> None:
-        """Brings the memory to the log's newest version, which the publisher begins from."""
+        """Brings the memory to the newest version of the log, from which the publisher starts."""
         state = pathlib.Path(self._log.state or f"{self._log.mirror}.relay")
         (state / "scratch").mkdir(parents=True, exist_ok=True)
         follower = _core.LogFollower(
@@ -151,7 +154,7 @@ def _memory(dtype: str, shape: tuple[int, ...]) -> Memory:
 
 
 def _whole(table: TensorTable, memory: Sequence[Memory]) -> Layout:
-    """One rank that holds every tensor whole, in that memory."""
+    """Returns the layout of one rank that holds every tensor whole in that memory."""
     local, shards = [], []
     for index, ((name, dtype, shape), one) in enumerate(zip(table, memory, strict=True)):
         local.append(LocalTensor(name, dtype, one.elements))

@@ -1,4 +1,4 @@
-"""How a trainer and its engines reach each other: plain descriptions, made before any connection is."""
+"""Descriptions of how a trainer and its engines connect. Plain data; no connection is made before open()."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from ._core import ControlChannel, meet, mpi_channel
 from .errors import UsageError
 
-#: How records travel: over the world's own TCP connections, MPI communicators, or NCCL ones.
+# : Transport of records: the TCP connections of the world, MPI communicators, or NCCL communicators.
 Channels = Literal["control", "mpi", "nccl"]
 CHANNELS: tuple[str, ...] = get_args(Channels)
 
@@ -18,10 +18,10 @@ CHANNELS: tuple[str, ...] = get_args(Channels)
 class World:
     """A world of ranks that meets over TCP: all ranks of the trainer and of all engines.
 
-    World rank 0 listens at ``host``:``port``; every rank knows the ``secret`` (at least 16 characters). The trainer's
-    ranks come first, from ``rank_offset`` on; each engine's have an offset of their own. ``generation`` tells groups
-    apart that meet there one after another: whoever changes the membership counts it up. ``timeout`` in seconds, of
-    meeting and of a sync.
+    World rank 0 listens at ``host``:``port``; every rank knows the ``secret`` (at least 16 characters). The ranks of
+    the trainer come first, from ``rank_offset`` on; the ranks of each engine have an offset of their own.
+    ``generation`` distinguishes successive groups that meet at the same place: whoever changes the membership
+    increments it. ``timeout`` is in seconds, for meeting and for a sync.
     """
 
     host: str
@@ -45,7 +45,7 @@ class World:
             raise UsageError(f"rank {self.rank_offset} is not in a world of {self.size}")
 
     def open(self, rank: int) -> ControlChannel:
-        """Meets as rank ``rank_offset + rank``; returns when all are there. See :func:`sparsecast.meet`."""
+        """Meets as rank ``rank_offset + rank`` and returns when all ranks are there. See :func:`sparsecast.meet`."""
         return meet(
             self.host,
             self.port,
@@ -58,12 +58,12 @@ class World:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the secret among them: for a confidential message only."""
+        """Returns plain values, including the secret: only for a confidential message."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> World:
-        """Inverse of :meth:`to_json`. UsageError for unknown, missing or mistyped fields."""
+        """Parses the values of :meth:`to_json`. Raises UsageError for unknown, missing or mistyped fields."""
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name, value in fields.items():
             if name not in known:
@@ -79,20 +79,20 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Mpi:
-    """The ranks of ``MPI_COMM_WORLD``, under one ``mpirun``, in whatever order trainer and engines have there."""
+    """The ranks of ``MPI_COMM_WORLD`` under one ``mpirun``; trainer and engines may have any order there."""
 
     channels: Channels = "mpi"
     timeout: float = 60.0
 
     def open(self, rank: int) -> ControlChannel:
-        """The control channel; ``rank`` is what MPI says."""
+        """Opens the control channel; MPI decides the rank."""
         del rank
         return mpi_channel()
 
 
 @dataclasses.dataclass(frozen=True)
 class Met:
-    """A control channel of the caller's own making: ``meet(generation)`` is called for each regroup."""
+    """A control channel that the caller makes: ``meet(generation)`` is called for each regroup."""
 
     meet: Callable[[int], ControlChannel]
     channels: Channels = "control"
@@ -109,9 +109,10 @@ class Met:
 class Log:
     """A delta log at ``location``: a directory or ``s3://bucket/prefix`` (docs/delta-log.md).
 
-    Publishers: ``key`` is the path of a signing key; ``mirror`` a path (``*.safetensors``) on this machine's disk where
-    a checkpoint follows the log, from which anchors and merged deltas are made. Readers: ``trusted_keys`` are public
-    keys ("ed25519:..."), ``state`` a directory of their own for what they remember and fetch. ``timeout`` in seconds.
+    For publishers, ``key`` is the path of a signing key, and ``mirror`` a path (``*.safetensors``) on the local disk
+    where a checkpoint follows the log; anchors and merged deltas are made from it. For readers, ``trusted_keys`` are
+    public keys ("ed25519:..."), and ``state`` is a directory of their own for fetched objects and what they remember.
+    ``timeout`` is in seconds.
     """
 
     location: str

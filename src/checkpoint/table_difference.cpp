@@ -62,7 +62,7 @@ std::string explain_difference(const TensorTable& first, const std::string& firs
   if (!missing.empty()) parts.push_back(fmt::format("only in {}: {}", first_name, missing.text()));
   if (!extra.empty()) parts.push_back(fmt::format("only in {}: {}", second_name, extra.text()));
   if (!other.empty()) parts.push_back(fmt::format("different dtype or shape: {}", other.text()));
-  if (parts.empty()) parts.push_back("the same tensors in another order");
+  if (parts.empty()) parts.emplace_back("the same tensors in another order");
   return fmt::format("{}", fmt::join(parts, ". "));
 }
 

@@ -14,6 +14,8 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
+// Capitals, as Highway has them: the functions that call these have the same words.
+// NOLINTBEGIN(readability-identifier-naming)
 namespace sparsecast::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -277,6 +279,7 @@ std::uint32_t ExpandTile(const std::uint64_t* mask, std::uint32_t count, std::ui
 }
 
 }  // namespace sparsecast::cpu::HWY_NAMESPACE
+// NOLINTEND(readability-identifier-naming)
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -22,7 +22,7 @@ std::string name_of(const TensorSpec& spec) { return fmt::format("tensor '{}'", 
 
 }  // namespace
 
-NanMaskedDelta::NanMaskedDelta(const TensorTable& table, std::vector<const FrameReader*> frames,
+NanMaskedDelta::NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames,
                                std::vector<LiveElements> live, Direction direction, int threads)
     : table_(table),
       live_(std::move(live)),
@@ -34,7 +34,7 @@ NanMaskedDelta::NanMaskedDelta(const TensorTable& table, std::vector<const Frame
     throw Error(ErrorCode::kUsage, fmt::format("{} live tensors for a table of {}", live_.size(), table.size()));
   }
   for (std::size_t t = 0; t < table.size(); ++t) views_.push_back(view_of_tensor(table[t], live_[t].strides));
-  find_runs(std::move(frames));
+  find_runs(frames);
   std::vector<std::pair<std::size_t, const Run*>> tasks;
   for (std::size_t t = 0; t < table.size(); ++t) {
     if (runs_[t].empty()) continue;
@@ -57,7 +57,7 @@ NanMaskedDelta::NanMaskedDelta(const TensorTable& table, std::vector<const Frame
   });
 }
 
-void NanMaskedDelta::find_runs(std::vector<const FrameReader*> frames) {
+void NanMaskedDelta::find_runs(const std::vector<const FrameReader*>& frames) {
   for (const FrameReader* frame : frames) {
     const std::vector<BlockRef>& blocks = frame->blocks();
     for (std::size_t b = 0; b < blocks.size(); ++b) {

@@ -26,8 +26,8 @@ class NanMaskedDelta {
   /// to it from the version of the delta. Throws Error{kUnsupported} that names the tensor when it has no NaNs, and the
   /// element that would become one; {kUsage} when live tensors do not fit the table, or `xor` and `ulp` words have
   /// none, or `raw` words are to be inverted.
-  NanMaskedDelta(const TensorTable& table, std::vector<const FrameReader*> frames, std::vector<LiveElements> live,
-                 Direction direction, int threads = 1);
+  NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames,
+                 std::vector<LiveElements> live, Direction direction, int threads = 1);
 
   /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
@@ -45,7 +45,7 @@ class NanMaskedDelta {
     std::size_t begin = 0;
     std::size_t end = 0;
   };
-  void find_runs(std::vector<const FrameReader*> frames);
+  void find_runs(const std::vector<const FrameReader*>& frames);
   template <class Visit>
   void visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const;
   StateDigest check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const;

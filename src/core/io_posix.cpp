@@ -1,4 +1,4 @@
-// The operating system's file system behind the one I/O interface (DESIGN §12).
+// The operating system's file system behind the one I/O interface.
 
 #include <dirent.h>
 #include <fcntl.h>

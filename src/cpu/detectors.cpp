@@ -1,4 +1,4 @@
-// The CPU detectors that keep no snapshot (DESIGN §4): compare, fused cast, caller's mask.
+// The CPU detectors that keep no snapshot: compare, fused cast, caller's mask.
 
 #include <fmt/format.h>
 

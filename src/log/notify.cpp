@@ -37,7 +37,7 @@ nlohmann::json parse_object(const std::string& text) {
 /// posix_spawn's attributes and file actions, which must be destroyed.
 class SpawnSettings {
  public:
-  SpawnSettings() {
+  SpawnSettings() {  // NOLINT(cppcoreguidelines-pro-type-member-init): by their own functions.
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_init(&actions);
     // A group of its own, so that what the command starts ends with it; no input; default signals.

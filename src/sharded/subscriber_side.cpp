@@ -50,7 +50,10 @@ void SubscriberSide::build(const FanoutPlan& plan, int world_rank, const Meeting
 }
 
 std::span<DestinationRoute> SubscriberSide::destinations_of(std::uint32_t route) {
-  return std::ranges::equal_range(routes_, route, {}, &DestinationRoute::route);
+  // Not equal_range: its subrange is more than clang 14 can read of GCC 12's library.
+  const auto first = std::ranges::lower_bound(routes_, route, {}, &DestinationRoute::route);
+  const auto last = std::ranges::upper_bound(first, routes_.end(), route, {}, &DestinationRoute::route);
+  return {first, last};
 }
 
 void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Bytes>& records,
@@ -65,8 +68,8 @@ void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Byt
       if (destination.subscriber->digest() == base) continue;
       throw Error(ErrorCode::kWrongBase,
                   fmt::format("what is here for version {} is not what the trainer holds for it", version_),
-                  fmt::format("route {} of {}, {} tensors from '{}'", destination.route, source, destination.table->size(),
-                              (*destination.table)[0].name));
+                  fmt::format("route {} of {}, {} tensors from '{}'", destination.route, source,
+                              destination.table->size(), (*destination.table)[0].name));
     }
   }
 }

@@ -1,4 +1,4 @@
-// Every call of a follower to its disk and to the store failed, once and from then on (DESIGN §12: I2 to I4).
+// Every call of a follower to its disk and to the store failed, once and from then on (docs/architecture.md, I2 to I4).
 
 #include <gmock/gmock.h>
 

@@ -48,6 +48,9 @@ TEST(PerfOptions, AreRefusedWhereTheyContradictEachOther) {
   options_of({"--synthetic", "--rank", "0", "--rendezvous", "localhost:1"}, 2);
   options_of({"--synthetic", "--ranks", "4", "--rendezvous", "localhost:1"}, 2);
   options_of({"--synthetic", "--timeout", "0"}, 2);
+  options_of({"--synthetic", "--link-gbps", "0"}, 2);
+  options_of({"--synthetic", "--link-gbps", "-1"}, 2);
+  options_of({"--synthetic", "--link-gbps", "fast"}, 2);
 }
 
 TEST(PerfOptions, ChooseBackendTransportAndDetector) {
@@ -110,6 +113,15 @@ TEST(PerfPlan, RefusesWhatThisBuildOrTheLauncherDoesNotAllow) {
   expect_error(ErrorCode::kUnsupported, [&] { make_plan(over_tcp, kMpiOnly); }, {"SPARSECAST_RENDEZVOUS"});
   const Options sharing = options_of({"--synthetic", "--ranks", "3", "--share-gpu"});
   expect_error(ErrorCode::kUsage, [&] { make_plan(sharing, kComplete); }, {"--transport nccl"});
+}
+
+TEST(PerfPlan, PacesOnlyWhatTheHostSends) {
+  const Options options = options_of({"--synthetic", "--ranks", "2", "--backend", "cuda", "--link-gbps", "2.5"});
+  EXPECT_EQ(options.link_gbps, 2.5);
+  expect_error(ErrorCode::kUsage, [&] { make_plan(options, kComplete); }, {"--link-gbps", "--transport mpi or tcp"});
+  Options over_tcp = options;
+  over_tcp.transport = Carrier::kTcp;
+  EXPECT_EQ(make_plan(over_tcp, kComplete).transport, Carrier::kTcp);
 }
 
 TEST(PerfPlan, SaysWhatOfTheMachineIsMissing) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // What a power loss at any operation of a follower leaves, and whether the next start makes a version of it
-// (DESIGN §12: I1 to I4, I6). Failures are sentences; the caller decides what to do with them.
+// (docs/architecture.md, I1 to I4, I6). Failures are sentences; the caller decides what to do with them.
 
 #include <map>
 #include <string>

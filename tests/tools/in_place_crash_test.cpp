@@ -1,4 +1,4 @@
-// Crashes and errors at every call of an in-place apply (DESIGN §12: I2, I3, I4).
+// Crashes and errors at every call of an in-place apply (docs/architecture.md, I2, I3, I4).
 
 #include <gmock/gmock.h>
 

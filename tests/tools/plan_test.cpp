@@ -67,7 +67,7 @@ TEST(NamePatterns, JoinNumbersAndModules) {
                            {"model.norm.weight", DType::kBF16, {1}}});
   const NamePatterns patterns(table);
   EXPECT_EQ(join_patterns(patterns.of({5, 5, 0, 0})), "model.layers.*.mlp.experts.*.up.weight");
-  const std::vector<NamePattern> all = patterns.of({5, 5, 5, 1});
+  const std::vector<TensorPattern> all = patterns.of({5, 5, 5, 1});
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].pattern, "model.layers.*.mlp.experts.*");
   EXPECT_EQ(all[0].tensors, 3u);
@@ -84,7 +84,7 @@ TEST(NamePatterns, AreFewWhateverTheNames) {
 }
 
 TEST(NamePatterns, AreCutAfterWholePatterns) {
-  const std::vector<NamePattern> patterns = {{"aaaa.*", 1, 3}, {"bb", 1, 2}, {"c", 1, 1}};
+  const std::vector<TensorPattern> patterns = {{"aaaa.*", 1, 3}, {"bb", 1, 2}, {"c", 1, 1}};
   EXPECT_EQ(short_patterns(patterns, 20), "aaaa.*, bb, c");
   EXPECT_EQ(short_patterns(patterns, 10), "aaaa.*, bb, +1");
   EXPECT_EQ(short_patterns(patterns, 2), "aaaa.*, +2");
@@ -98,15 +98,15 @@ TEST_F(PlanTest, TheExampleOfTheDocumentationHasTheseAddresses) {
   ASSERT_EQ(plan.routes().size(), 6u);
   for (std::size_t l = 0; l < 6; ++l) {
     const Route& route = plan.routes()[l];
-    ASSERT_EQ(route.parts.size(), 1u);
-    ASSERT_EQ(route.slots.size(), 1u);
+    ASSERT_EQ(route.regions.size(), 1u);
+    ASSERT_EQ(route.destinations.size(), 1u);
     const auto source = static_cast<std::uint64_t>(route.source);
-    const auto column = static_cast<std::uint64_t>(route.slots[0].rank - 3);
-    EXPECT_EQ(route.parts[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
-    const std::vector<PartView> from = plan.source_views(l);
+    const auto column = static_cast<std::uint64_t>(route.destinations[0].rank - 3);
+    EXPECT_EQ(route.regions[0].box, (Box{{2 * source, 2 * column}, {2, 2}}));
+    const std::vector<RegionView> from = plan.source_views(l);
     EXPECT_EQ(from[0].first, 2 * column);
     EXPECT_EQ(from[0].strides, (std::vector<std::int64_t>{4, 1}));
-    const std::vector<PartView> to = plan.slot_views(l, route.slots[0]);
+    const std::vector<RegionView> to = plan.destination_views(l, route.destinations[0]);
     EXPECT_EQ(to[0].first, 4 * source);
     EXPECT_EQ(to[0].strides, (std::vector<std::int64_t>{2, 1}));
   }

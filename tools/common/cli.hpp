@@ -9,7 +9,7 @@
 
 namespace sparsecast::tools {
 
-/// What scripts may rely on.
+/// Exit codes of the program; scripts may rely on them.
 enum ExitCode : int {
   kExitGood = 0,
   kExitDiffers = 1,
@@ -20,7 +20,7 @@ enum ExitCode : int {
   kExitDistrusted = 6,
 };
 
-/// The world around a command.
+/// Files, output streams and terminal of a command.
 struct Console {
   FileSystem& fs;
   std::ostream& out;
@@ -29,11 +29,11 @@ struct Console {
   bool unicode = false;   ///< `out` is a terminal whose locale is UTF-8: pictures may use more than ASCII.
 };
 
-/// How a command that fails with this error ends.
+/// Returns the exit code of a command that fails with this error.
 int exit_code(ErrorCode code);
 
-/// The whole program without the process: parses the arguments (without the program's name), runs the command, turns
-/// errors into a sentence on `console.err` and an exit code. Never throws.
+/// Runs the whole program within this process: parses the arguments (without the name of the program), runs the
+/// command, and turns errors into a sentence on `console.err` and an exit code. Never throws.
 int run_cli(const std::vector<std::string>& arguments, Console& console);
 
 }  // namespace sparsecast::tools

@@ -7,7 +7,7 @@
 
 namespace sparsecast::tools {
 
-/// A command that has been added to the parser: runs with what was parsed and returns the exit code.
+/// Runs a command with its parsed options and returns the exit code.
 using Command = std::function<int()>;
 
 struct AddedCommand {

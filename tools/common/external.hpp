@@ -8,16 +8,16 @@
 
 namespace sparsecast::tools {
 
-/// `sparsecast record ...` and `sparsecast control ...` are programs of the Python package, `sparsecast-record` and
-/// `sparsecast-control`. No other name is ever looked for.
+/// Returns whether `name` is a command of the Python package: `sparsecast record` is its program sparsecast-record,
+/// `sparsecast control` is sparsecast-control. No other name is ever searched for.
 bool is_external_command(const std::string& name);
 
-/// Lists them in the help of `app`.
+/// Lists the commands of the Python package in the help of `app`.
 void add_external_commands(Parser& app);
 
-/// Becomes the program of `arguments[0]`, found on PATH, which gets the other arguments as they are: its exit code,
-/// output and signals are the command's own. Returns only by an exception: Error{kUsage} when it is not installed,
-/// Error{kIo} when the system refuses to run it.
+/// Replaces this process by the program of `arguments[0]`, found on PATH, with the remaining arguments unchanged: exit
+/// code, output and signals are those of the program. Returns only by an exception: Error{kUsage} if the program is not
+/// installed, Error{kIo} if the system cannot run it.
 [[noreturn]] void run_external_command(const std::vector<std::string>& arguments, Console& console);
 
 }  // namespace sparsecast::tools

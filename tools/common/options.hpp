@@ -10,7 +10,7 @@
 
 namespace sparsecast::tools {
 
-/// Flags of every command that writes a delta. The value codec is asked for only where it can be chosen.
+/// Options of every command that writes a delta. The value codec is an option only where it can be chosen.
 struct EncodeFlags {
   std::string positions = "auto";
   std::string values = "ulp";
@@ -20,7 +20,7 @@ struct EncodeFlags {
   std::string output;
 
   void add_to(Parser& parser, bool with_values);
-  /// All but the output.
+  /// Adds all options but the output.
   void add_codec_to(Parser& parser, bool with_values);
   EncodeOptions options() const;
 };
@@ -28,8 +28,8 @@ struct EncodeFlags {
 void add_threads(Parser& parser, int& threads);
 void add_json(Parser& parser, bool& json);
 
-/// A delta file being written: it appears under its name, whole, at commit(). An existing delta is replaced; anything
-/// else of that name is not: Error{kUsage}.
+/// Writes a delta file that appears under its name, complete, at commit(). Replaces an existing delta; throws
+/// Error{kUsage} if anything else has that name.
 class DeltaOutput {
  public:
   DeltaOutput(FileSystem& fs, const std::string& path);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the pages that commands write (`--html`) have in common.
+// HTML pages that commands write (`--html`): their common style, markup and tables.
 
 #include <string>
 #include <string_view>
@@ -10,23 +10,23 @@
 
 namespace sparsecast::tools {
 
-/// A page that is there is replaced; any other file is not: Error{kUsage}.
+/// Throws Error{kUsage} if `path` exists and is not a page that a command wrote earlier.
 void require_page(FileSystem& fs, const std::string& path);
 void write_page(FileSystem& fs, const std::string& path, const std::string& page);
 
-/// Up to the heading, with the style sheet that all pages share and what `style` adds. Well-formed XML too, as
-/// everything that follows must be.
+/// Returns the start of a page up to its heading, with the common style sheet and `style`. Well-formed XML as well,
+/// which everything that follows must be too.
 std::string page_start(const std::string& title, const std::string& style = {});
 std::string page_end();
 
-/// For text and attributes of XML and HTML; control characters, which XML cannot say, and bytes that are no UTF-8
-/// become U+FFFD.
+/// Escapes text for content and attributes of XML and HTML. Control characters, which XML cannot represent, and bytes
+/// that are not UTF-8 become U+FFFD.
 std::string escape_markup(std::string_view text);
 
-/// A table of a page, row by row.
+/// Builds a table of a page, row by row.
 class PageTable {
  public:
-  /// The columns in `left` hold text, the others numbers.
+  /// `left` says for each column whether it holds text, aligned left, or numbers, aligned right.
   PageTable(const std::vector<std::string>& heading, std::vector<bool> left);
   void add(const std::vector<std::string>& row) { add_row(row, "td"); }
   std::string end() { return std::move(out_) + "</tbody></table></div>\n"; }

@@ -88,7 +88,7 @@ Option* Option::allow_extra_args(bool allowed) {
   return this;
 }
 
-/// What a parser has given out, and CLI11's own parser where it is the program's.
+/// Options and commands that a parser owns, and the CLI11 parser of the program.
 struct Parser::Children {
   std::unique_ptr<CLI::App> program;
   std::deque<Option> options;
@@ -130,11 +130,11 @@ Option* Parser::add_flag(const std::string& names, bool& value, const std::strin
 }
 
 void Parser::add_renamed(const std::string& old_name, const std::string& new_name) {
-  app_->add_option_function<std::vector<std::string>>(
-          old_name,
-          [old_name, new_name](const std::vector<std::string>&) {
-            throw CLI::ValidationError(old_name, "has another name now: " + new_name);
-          })
+  app_->add_option_function<std::vector<std::string>>(old_name,
+                                                      [old_name, new_name](const std::vector<std::string>&) {
+                                                        throw CLI::ValidationError(old_name,
+                                                                                   "has another name now: " + new_name);
+                                                      })
       ->expected(0, 1)
       ->group("");
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The command line's parser: a narrow view of CLI11, with its words. CLI11's header takes seconds to compile, so only
-// parser.cpp sees it.
+// Command line parser: a narrow interface to CLI11 in its own terms. The CLI11 header takes seconds to compile, so that
+// only parser.cpp includes it.
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): theirs.
 class App;
 class Option;
 }  // namespace CLI
@@ -25,7 +25,7 @@ class Condition {
   static Condition range(double low, double high);
   /// Numbers above 0.
   static Condition positive();
-  /// Numbers from 0 on.
+  /// Numbers from 0 up.
   static Condition non_negative();
   /// One of these texts.
   static Condition one_of(std::vector<std::string> members);
@@ -45,7 +45,7 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
 
-  /// Makes the command fail without it.
+  /// Makes the option mandatory.
   Option* required();
   /// Names its argument in the help text.
   Option* type_name(const std::string& name);
@@ -56,7 +56,7 @@ class Option {
   Option* check(const std::function<std::string(const std::string&)>& condition);
   /// Bounds the number of its arguments.
   Option* expected(int least, int most);
-  /// Whether one occurrence takes several arguments.
+  /// Sets whether one occurrence takes several arguments.
   Option* allow_extra_args(bool allowed);
 
  private:
@@ -80,19 +80,19 @@ class Parser {
   Option* add_option(const std::string& names, T& value, const std::string& help);
   /// Adds a flag without an argument; "!--no-x" sets `value` to false.
   Option* add_flag(const std::string& names, bool& value, const std::string& help);
-  /// Makes the use of an option that has a new name now an error that says the new one. The help does not show it.
+  /// Makes the use of an option under its old name an error that says the new name. The help does not show it.
   void add_renamed(const std::string& old_name, const std::string& new_name);
   /// Prints `text` below the help.
   void footer(const std::string& text);
-  /// Makes a command line without so many commands an error.
+  /// Makes a command line with another number of commands an error.
   void require_subcommand(int count);
   /// Prints `text` for --version and ends.
   void set_version_flag(const std::string& text);
 
-  /// Parses the arguments (without the program's name). Returns true when a command is to run; otherwise help or an
+  /// Parses the arguments (without the name of the program). Returns true if a command must run. Otherwise help or an
   /// error has been printed, and `exit_code` is 0 or 1.
   bool parse(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err, int& exit_code);
-  /// Whether the last parse() met this command.
+  /// Returns whether the last parse() found this command.
   bool parsed() const;
 
  private:

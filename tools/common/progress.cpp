@@ -21,7 +21,7 @@ Progress ProgressBar::callback() {
 void ProgressBar::draw(const char* phase, std::uint64_t done, std::uint64_t total) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Clock::time_point now = Clock::now();
-  // The same phase starts again, for the next file or delta, when it falls far behind; threads alone reorder a little.
+  // A fall by half is a new start of the same phase, for the next file or delta; threads reorder reports by far less.
   if (phase_ != phase || done < last_done_ / 2) {
     phase_ = phase;
     phase_began_ = now;

@@ -9,8 +9,8 @@
 
 namespace sparsecast::tools {
 
-/// A bar on the terminal for work that lasts: nothing in the first moment, then one line that redraws itself and is
-/// wiped at the end. Draws nothing when stderr is no terminal.
+/// Draws a progress bar on stderr: nothing in the first moment, then one line that is redrawn and erased at the end.
+/// Draws nothing if stderr is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(Console& console) : console_(console) {}
@@ -18,9 +18,9 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// Empty when there is no terminal. Thread-safe; valid while the bar lives.
+  /// Returns a callback that draws the bar; empty without a terminal. Thread-safe; valid while the bar lives.
   Progress callback();
-  /// A line on stderr that does not mix with the bar.
+  /// Prints a line on stderr without mixing it with the bar.
   void say(const std::string& line);
   void wipe();
 

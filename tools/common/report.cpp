@@ -47,7 +47,7 @@ void Report::add(const std::string& key, const Hash128& value, const std::string
 
 void Report::print(Console& console, bool json) const {
   if (json) {
-    // Names of tensors and files may be any bytes.
+    // Names of tensors and files may contain any bytes.
     console.out << object_.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
     return;
   }

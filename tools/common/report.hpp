@@ -14,13 +14,13 @@ std::string human_count(std::uint64_t value);  ///< "7,612,345"
 std::string human_bytes(std::uint64_t bytes);  ///< "15.2 MB" (powers of 1000), "812 bytes"
 std::string human_percent(double share);       ///< "1.139 %"
 std::string human_seconds(double seconds);     ///< "1.25 s"
-/// 0 when there is nothing to divide by, so that JSON stays a number.
+/// Returns the quotient; 0 if the denominator is 0, so that JSON holds a number.
 double ratio(double numerator, double denominator);
 
 /// Named results, printed as aligned lines for people or as one JSON object for machines.
 class Report {
  public:
-  /// `label` and `text` are for people; an empty label leaves the line out.
+  /// Adds a result. `label` and `text` are for people; an empty label leaves the line out.
   void add(const std::string& key, nlohmann::ordered_json value, const std::string& label, const std::string& text);
   void add(const std::string& key, std::uint64_t value, const std::string& label);
   void add(const std::string& key, const std::string& value, const std::string& label);
@@ -36,8 +36,8 @@ class Report {
   nlohmann::ordered_json object_ = nlohmann::ordered_json::object();
 };
 
-/// Rows of text under a heading, each column as wide as it needs; the first `left` are left-aligned, and the last when
-/// `left_end`, the others right.
+/// Prints rows of text under a heading, each column as wide as it needs. The first `left` columns, and the last if
+/// `left_end`, are aligned left, all others right.
 class Columns {
  public:
   explicit Columns(std::vector<std::string> heading, std::size_t left = 1, bool left_end = false)

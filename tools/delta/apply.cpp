@@ -1,4 +1,4 @@
-// sparsecast apply: deltas onto a checkpoint, to a copy or in place.
+// sparsecast apply: applies deltas to a copy of a checkpoint, or in place.
 
 #include <fmt/format.h>
 
@@ -8,11 +8,11 @@
 
 #include "checkpoint/checkpoint_apply.hpp"
 #include "sparsecast/error.hpp"
-#include "tools/delta/checkpoint_lock.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/delta/checkpoint_lock.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -37,7 +37,7 @@ void check(const ApplyFlags& flags) {
   if (flags.force && flags.output.empty()) throw Error(ErrorCode::kUsage, "--force is for -o OUT");
 }
 
-/// The undo record lies beside the real file: a link to it must find the same one.
+/// Resolves symbolic links: the undo record is beside the real file, and a link to it must find the same one.
 std::string resolve_links(Console& console, const std::string& path) {
   if (&console.fs != &FileSystem::posix()) return path;
   std::error_code ignored;

@@ -4,8 +4,9 @@
 
 namespace sparsecast::tools {
 
-/// Keeps other `sparsecast apply --in-place` processes away from a checkpoint (an advisory lock of the operating
-/// system, gone with the process, however it ends). Throws Error{kIo} when it is taken, or cannot be had.
+/// Holds an advisory lock of the operating system that keeps other `sparsecast apply --in-place` processes away from a
+/// checkpoint; the end of the process, however it ends, releases it. Throws Error{kIo} if another process holds the
+/// lock or it cannot be taken.
 class CheckpointLock {
  public:
   explicit CheckpointLock(const std::string& checkpoint);

@@ -1,4 +1,4 @@
-// sparsecast compare: are two checkpoints the same, bit for bit?
+// sparsecast compare: compares two checkpoints bit for bit.
 
 #include <fmt/format.h>
 
@@ -6,10 +6,10 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/parallel.hpp"
 #include "checkpoint/checkpoint_apply.hpp"
 #include "checkpoint/streaming_detectors.hpp"
 #include "checkpoint/table_difference.hpp"
+#include "core/parallel.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
@@ -28,8 +28,8 @@ struct CompareFlags {
 };
 
 struct TensorDifference {
-  std::uint64_t elements = 0;               ///< That differ.
-  std::uint64_t first = ~std::uint64_t{0};  ///< Index of the first of them.
+  std::uint64_t elements = 0;               ///< Number of elements that differ.
+  std::uint64_t first = ~std::uint64_t{0};  ///< Index of the first element that differs.
 };
 
 std::vector<TensorDifference> find_differences(const TensorTable& table, Detector& detector, int threads,
@@ -69,7 +69,7 @@ std::vector<TensorDifference> find_differences(const TensorTable& table, Detecto
   return differences;
 }
 
-/// The element's storage bits, most significant digit first.
+/// Returns the storage bits of an element, most significant digit first.
 std::string bits_text(const Checkpoint& checkpoint, std::size_t tensor, std::uint64_t index) {
   const std::size_t size = element_size(checkpoint.table()[tensor].dtype);
   std::string text = "0x";

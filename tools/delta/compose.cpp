@@ -1,4 +1,4 @@
-// sparsecast compose: a chain of deltas to one.
+// sparsecast compose: joins a chain of deltas to one.
 
 #include <fmt/format.h>
 
@@ -16,14 +16,14 @@ struct ComposeFlags {
   bool json = false;
 };
 
-/// A file that is removed when it is no longer needed, whatever happens.
+/// A delta file that is removed on destruction.
 class TemporaryDelta {
  public:
   TemporaryDelta(FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {}
   ~TemporaryDelta() {
     try {
       if (fs_.exists(path_)) fs_.remove(path_);
-    } catch (...) {  // Its name says what it is.
+    } catch (...) {  // The file stays; its name says that it is temporary.
     }
   }
   TemporaryDelta(const TemporaryDelta&) = delete;

@@ -1,4 +1,4 @@
-// sparsecast convert: versions of a model between our deltas and the files of other systems.
+// sparsecast convert: converts versions of a model between deltas and the files of other systems.
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 #include "interop/formats/scratch.hpp"
 #include "sparsecast/publisher.hpp"
 #include "tools/common/commands.hpp"
-#include "tools/delta/convert_steps.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/delta/convert_steps.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -46,8 +46,8 @@ std::uint64_t bytes_of(FileSystem& fs, const std::string& path) {
   return bytes;
 }
 
-/// Works through a chain of versions. Each is relative to the state before it, so a copy of the base follows, unless
-/// the chain has one step only.
+/// Converts a chain of versions. Each version is relative to the state before it, so a copy of the base is updated
+/// along the way, unless the chain has only one step.
 class Conversion {
  public:
   Conversion(Console& console, const ConvertFlags& flags, std::size_t steps, const Progress& progress)
@@ -87,7 +87,7 @@ class Conversion {
     return fmt::format("{}/step_{:06d}.scd", flags_.output, version);
   }
 
-  /// Another system's version as a delta file, which is the result when deltas are wanted.
+  /// Converts a version of another system to a delta file, which is the result if deltas are requested.
   std::string read(const ConvertStep& step, Written& written) {
     DeltaHeader header;
     header.base_version = written.base_version;
@@ -114,7 +114,7 @@ class Conversion {
                               to_hex(delta.header().base_digest.value), to_hex(digest_.value)),
                   path);
     }
-    if (full && slime()) return;  // A version directory is either.
+    if (full && slime()) return;  // A version directory holds one or the other.
     const Checkpoint base = Checkpoint::open(fs_, state_);
     ForeignWriteOptions options;
     options.format = *format();
@@ -223,7 +223,7 @@ AddedCommand add_convert(Parser& app, Console& console) {
           "scd, trl, slime-xor, slime-overwrite, packed-indices, packed-deltas, packed-deltas-zstd, verl, vllm")
       ->required()
       ->check(Condition::one_of({"scd", "trl", "slime-xor", "slime-overwrite", "packed-indices", "packed-deltas",
-                             "packed-deltas-zstd", "verl", "vllm"}))
+                                 "packed-deltas-zstd", "verl", "vllm"}))
       ->type_name("FORMAT");
   parser->add_option("--base", flags->base, "The checkpoint before the first version")
       ->required()

@@ -77,7 +77,7 @@ std::vector<ConvertStep> chain_of(std::vector<ConvertStep> steps, std::optional<
   for (ConvertStep& step : steps) {
     if (step.version && *step.version <= held && base_version && chain.empty()) continue;
     const bool full = step.foreign && step.foreign->full;
-    // Who gives the base's number knows better than a first step that says nothing of it.
+    // A given number of the base overrides a first step that states none.
     const bool free = full || (chain.empty() && !step.base_version && base_version);
     const std::uint64_t wanted = step.base_version.value_or(step.version.value_or(held + 1) - 1);
     if ((!free && wanted != held) || (step.version && *step.version <= held)) {

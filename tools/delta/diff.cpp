@@ -1,4 +1,4 @@
-// sparsecast diff: two checkpoints, or a checkpoint and a sparse step, to a delta.
+// sparsecast diff: makes a delta from two checkpoints, or from a checkpoint and a sparse step.
 
 #include <fmt/format.h>
 
@@ -7,10 +7,10 @@
 #include "checkpoint/checkpoint_apply.hpp"
 #include "sparsecast/publisher.hpp"
 #include "tools/common/commands.hpp"
-#include "tools/delta/diff_target.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/delta/diff_target.hpp"
 
 namespace sparsecast::tools {
 namespace {

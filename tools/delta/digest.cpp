@@ -1,4 +1,4 @@
-// sparsecast digest: the state digest of a checkpoint.
+// sparsecast digest: prints the state digest of a checkpoint.
 
 #include <fmt/format.h>
 

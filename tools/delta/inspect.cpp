@@ -1,4 +1,4 @@
-// sparsecast inspect: what a delta holds; validates all of it.
+// sparsecast inspect: validates a delta and prints its contents.
 
 #include <fmt/format.h>
 

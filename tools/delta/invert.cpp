@@ -1,4 +1,4 @@
-// sparsecast invert: the delta that leads back.
+// sparsecast invert: makes the delta that undoes another.
 
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@ struct InvertFlags {
   bool json = false;
 };
 
-/// Opens the base and verifies that the delta starts from it: raw values of another checkpoint would be nonsense.
+/// Opens the base and verifies that the delta starts from it: raw values of another checkpoint would be meaningless.
 CheckpointStore open_base(Console& console, const InvertFlags& flags, const DeltaFile& delta,
                           const Progress& progress) {
   require_not_interrupted(console.fs, flags.base);

@@ -1,4 +1,4 @@
-// sparsecast doctor: why would a group not form, or be slow? One line a check.
+// sparsecast doctor: checks why a group of ranks would not form, or would be slow. One line for each check.
 
 #include "tools/doctor/doctor.hpp"
 
@@ -73,7 +73,9 @@ AddedCommand add_doctor(Parser& app, Console& console) {
   parser->add_option("--rendezvous", flags->rendezvous, "Meet the other ranks here: rank 0 listens")
       ->type_name("HOST:PORT");
   parser->add_option("--rank", flags->rank, "This rank")->type_name("R")->check(Condition::range(0, 65535));
-  parser->add_option("--size", flags->size, "How many ranks there are")->type_name("N")->check(Condition::range(1, 65536));
+  parser->add_option("--size", flags->size, "How many ranks there are")
+      ->type_name("N")
+      ->check(Condition::range(1, 65536));
   parser->add_option("--secret-file", flags->secret_file, "Holds the secret of the group; else SPARSECAST_SECRET")
       ->type_name("FILE");
   parser->add_option("--interface", flags->interface, "Name or address of the network interface to use")

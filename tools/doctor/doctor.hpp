@@ -1,6 +1,6 @@
 #pragma once
 
-// What `sparsecast doctor` finds out: checks, each with a verdict, a line, and what to do.
+// Checks of `sparsecast doctor`: each has a result, a line of text, and advice.
 
 #include <cstdint>
 #include <string>
@@ -14,10 +14,10 @@ namespace sparsecast::tools {
 enum class CheckResult { kGood, kNote, kFailed };
 
 struct Check {
-  std::string name;  ///< Stable, for scripts: "nccl", "fabric", ...
+  std::string name;  ///< Stable name for scripts: "nccl", "fabric", ...
   CheckResult verdict = CheckResult::kGood;
   std::string text;
-  std::string cure;  ///< What to do; empty when there is nothing to do.
+  std::string cure;  ///< Advice; empty if there is nothing to do.
 };
 
 struct DoctorFlags {
@@ -32,21 +32,22 @@ struct DoctorFlags {
   bool json = false;
 };
 
-/// What this machine told, for the comparison between ranks.
+/// Facts of this machine, for the comparison between ranks.
 struct MachineFacts {
   DeviceSurvey survey;
   int nccl_version = 0;
-  int device = 0;  ///< The one that this rank would use.
+  int device = 0;  ///< CUDA device that this rank would use.
 };
 
-/// Libraries, devices, interfaces, fabric, environment.
+/// Checks libraries, devices, network interfaces, fabric and environment.
 std::vector<Check> check_machine(const DoctorFlags& flags, MachineFacts& facts);
-/// Meets the other ranks and compares. Adds to the checks.
+/// Meets the other ranks, compares, and appends to the checks.
 void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vector<Check>& checks);
-/// What the ranks say of themselves (JSON, not trusted), rank by rank: do they agree, has each a GPU of its own?
+/// Compares the facts of all ranks (untrusted JSON, by rank): whether they agree, and whether each rank has a GPU of
+/// its own.
 std::vector<Check> compare_ranks(const std::vector<std::string>& facts);
 
-/// Links of the machine's GPUs that are up, by NVML; 0 without NVML or NVLink.
+/// Returns the number of NVLinks of the GPUs of this machine that are up, by NVML; 0 without NVML or NVLink.
 int active_nvlinks();
 
 }  // namespace sparsecast::tools

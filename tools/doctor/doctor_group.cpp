@@ -1,4 +1,4 @@
-// The checks that need the other ranks: do they meet, do they agree, do bytes flow.
+// Checks that need the other ranks: whether they meet, agree, and can broadcast.
 
 #include <fmt/format.h>
 
@@ -8,13 +8,13 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "transport/tcp/connection.hpp"
-#include "transport/nccl/formation.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/version.hpp"
-#include "tools/doctor/doctor.hpp"
 #include "tools/common/report.hpp"
+#include "tools/doctor/doctor.hpp"
+#include "transport/nccl/formation.hpp"
+#include "transport/tcp/connection.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -24,7 +24,7 @@ using std::chrono::steady_clock;
 
 constexpr std::uint64_t kSmokeBytes = std::uint64_t{64} << 20;
 constexpr int kSmokeRounds = 5;
-/// What a rank says of itself, and how people call it. All must be the same on every rank.
+/// Fields of a rank that must be equal on every rank, each with its name for people.
 constexpr const char* kCompared[][2] = {
     {"sparsecast", "sparsecast"}, {"nccl", "NCCL"}, {"runtime", "CUDA runtime"}, {"settings", "NCCL's environment"}};
 
@@ -71,7 +71,7 @@ json facts_of(const MachineFacts& facts) {
           {"host_id", host_id == nullptr ? "" : host_id}};
 }
 
-/// A field of what a peer said; only text is taken.
+/// Returns a text field of the facts of a peer; other types are ignored.
 std::string field(const json& facts, const char* name) {
   const auto found = facts.is_object() ? facts.find(name) : facts.end();
   if (found == facts.end() || !found->is_string()) return "(not said)";
@@ -123,8 +123,8 @@ void check_devices(const std::vector<json>& ranks, std::vector<Check>& checks) {
         {"duplicate_devices", CheckResult::kGood, shared.empty() ? "every rank has a GPU of its own" : shared, ""});
     return;
   }
-  checks.push_back(
-      {"duplicate_devices", CheckResult::kNote, fmt::format("{} of {} ranks have a GPU", with_device, ranks.size()), ""});
+  checks.push_back({"duplicate_devices", CheckResult::kNote,
+                    fmt::format("{} of {} ranks have a GPU", with_device, ranks.size()), ""});
 }
 
 void smoke_test(const std::shared_ptr<Rendezvous>& group, const DoctorFlags& flags, const MachineFacts& facts,
@@ -153,7 +153,8 @@ void smoke_test(const std::shared_ptr<Rendezvous>& group, const DoctorFlags& fla
                      channel->report().registered ? ", registered" : ""),
          ""});
   } catch (const Error& error) {
-    checks.push_back({"smoke_broadcast", CheckResult::kFailed, error.what(), "docs/nccl.md; NCCL_DEBUG=INFO says more"});
+    checks.push_back(
+        {"smoke_broadcast", CheckResult::kFailed, error.what(), "docs/nccl.md; NCCL_DEBUG=INFO says more"});
   }
 }
 
@@ -176,8 +177,8 @@ void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vecto
     const auto start = steady_clock::now();
     group = Rendezvous::meet(options);
     const double seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
-    checks.push_back(
-        {"rendezvous", CheckResult::kGood, fmt::format("{}, met in {}", group->describe(), human_seconds(seconds)), ""});
+    checks.push_back({"rendezvous", CheckResult::kGood,
+                      fmt::format("{}, met in {}", group->describe(), human_seconds(seconds)), ""});
     for (const std::string& line : group->turned_away()) {
       checks.push_back({"rendezvous", CheckResult::kNote, "turned away: " + line, ""});
     }
@@ -191,8 +192,8 @@ void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vecto
     const bool comparable = std::all_of(compared.begin(), compared.end(),
                                         [](const Check& check) { return check.verdict == CheckResult::kGood; });
     if (group->size() < 2 || !comparable || facts.nccl_version == 0) {
-      checks.push_back(
-          {"smoke_broadcast", CheckResult::kNote, "not done: it needs two ranks, each with NCCL and a GPU of its own", ""});
+      checks.push_back({"smoke_broadcast", CheckResult::kNote,
+                        "not done: it needs two ranks, each with NCCL and a GPU of its own", ""});
       return;
     }
   } catch (const Error& error) {

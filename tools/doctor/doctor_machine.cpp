@@ -1,16 +1,16 @@
-// The checks that need nobody else.
+// Checks of this machine alone.
 
 #include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <cstdlib>
 
-#include "transport/nccl/formation.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/version.hpp"
-#include "tools/doctor/doctor.hpp"
 #include "tools/common/report.hpp"
+#include "tools/doctor/doctor.hpp"
+#include "transport/nccl/formation.hpp"
 
 #ifdef SPARSECAST_HAVE_MPI
 #include <mpi.h>
@@ -36,7 +36,8 @@ Check check_sparsecast() {
 
 Check check_nccl(MachineFacts& facts) {
   if (!nccl_available()) {
-    return {"nccl", CheckResult::kNote, "this build has no NCCL transport", "build where nccl.h is (SPARSECAST_NCCL=ON)"};
+    return {"nccl", CheckResult::kNote, "this build has no NCCL transport",
+            "build where nccl.h is (SPARSECAST_NCCL=ON)"};
   }
   try {
     const NcclLibraryInfo info = nccl_library();
@@ -45,7 +46,7 @@ Check check_nccl(MachineFacts& facts) {
     if (!info.absent.empty()) text += fmt::format("; without {}", fmt::join(info.absent, ", "));
     return {"nccl", CheckResult::kGood, text, ""};
   } catch (const Error& error) {
-    // With devices it is what they would need; without, nobody misses it.
+    // NCCL is needed only where there are devices.
     return {"nccl", facts.survey.devices.empty() ? CheckResult::kNote : CheckResult::kFailed, error.what(), ""};
   }
 }

@@ -1,4 +1,4 @@
-// Whether NVLink is there, by NVML loaded at run time: it comes with the driver, never with a toolkit.
+// Counts NVLinks by NVML, which is loaded at run time: it comes with the driver, never with a toolkit.
 
 #include <dlfcn.h>
 

@@ -1,4 +1,4 @@
-// The chart of `sparsecast log status --html`, as SVG: panels under one another that share the axis of versions.
+// The chart of `sparsecast log status --html` as SVG: stacked panels that share the axis of versions.
 
 #include <fmt/format.h>
 
@@ -6,9 +6,9 @@
 #include <cmath>
 #include <iterator>
 
-#include "tools/log/log_picture.hpp"
 #include "tools/common/page.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_picture.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -19,15 +19,15 @@ constexpr double kRight = 24;
 constexpr double kPlot = kWidth - kLeft - kRight;
 constexpr double kDensityHeight = 130;
 constexpr double kBytesHeight = 80;
-constexpr double kRoute = 18;     ///< A row of anchors, of merged deltas of one span, or of readers.
-constexpr double kHeading = 34;  ///< Above each panel.
-constexpr double kAxis = 22;     ///< Version numbers below a panel.
+constexpr double kRow = 18;      ///< Height of a row of anchors, of merged deltas of one span, or of readers.
+constexpr double kHeading = 34;  ///< Space above each panel.
+constexpr double kAxis = 22;     ///< Space for version numbers below a panel.
 constexpr double kMostBar = 36;
 constexpr std::uint64_t kMostColumns = 240;
 constexpr int kShades = 9;
 constexpr std::size_t kMostLabel = 22;
 
-/// The least of 1, 2, 5, 10, 20, ... times a power of ten that gives at most `ticks` steps up to `most`.
+/// Returns the smallest of 1, 2, 5, 10, 20, ... times a power of ten that gives at most `ticks` steps up to `most`.
 double nice_step(double most, int ticks) {
   if (!(most > 0)) return 1;
   const double power = std::pow(10, std::floor(std::log10(most / ticks)));
@@ -73,7 +73,7 @@ class Chart {
     y_ += kHeading;
   }
 
-  /// Horizontal lines with what they mean, down from `most`.
+  /// Draws horizontal lines with their values, down from `most`.
   template <class Words>
   void grid(double top, double height, double most, int ticks, const Words& words) {
     const double step = nice_step(most, ticks);
@@ -84,7 +84,7 @@ class Chart {
     }
   }
 
-  /// Version numbers below what was drawn last.
+  /// Draws version numbers below the last panel.
   void axis() {
     const double wanted = nice_step(static_cast<double>(columns_.last - columns_.first + 1), 14);
     const auto step = static_cast<std::uint64_t>(std::max(1.0, wanted));
@@ -137,7 +137,7 @@ class Chart {
     y_ = bottom + 8;
   }
 
-  /// Takeovers and changes of keys are versions, too.
+  /// Marks takeovers and changes of keys, which are versions too.
   void epochs(double top, double bottom) {
     for (const LogCommit& commit : survey_.versions) {
       if (commit.kind != CommitKind::kTakeover && commit.kind != CommitKind::kKeys) continue;
@@ -173,27 +173,27 @@ class Chart {
     axis();
   }
 
-  void route(const std::string& name) {
-    text(kLeft - 8, y_ + kRoute / 2 + 4, "end", name, " class=\"soft\"");
-    out_ += fmt::format("<path class=\"tick\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, y_ + kRoute / 2, kLeft + kPlot);
+  void row(const std::string& name) {
+    text(kLeft - 8, y_ + kRow / 2 + 4, "end", name, " class=\"soft\"");
+    out_ += fmt::format("<path class=\"tick\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, y_ + kRow / 2, kLeft + kPlot);
   }
 
   void ways_panel() {
     heading("Ways to catch up, and where readers are");
-    route("anchors");
+    row("anchors");
     for (const AnchorRef& anchor : survey_.anchors) {
       if (anchor.version < columns_.first) continue;
       const double x = middle_of(columns_.column_of(anchor.version));
       out_ += fmt::format(
           "<path class=\"anchor\" d=\"M{:.1f} {:.1f}l6 6l-6 6l-6 -6Z\"><title>anchor of version {}: "
           "{}</title></path>\n",
-          x, y_ + kRoute / 2 - 6, anchor.version, human_bytes(anchor.bytes));
+          x, y_ + kRow / 2 - 6, anchor.version, human_bytes(anchor.bytes));
     }
-    y_ += kRoute;
+    y_ += kRow;
     std::map<std::uint64_t, std::vector<const DeltaRef*>> by_span;
     for (const DeltaRef& merged : survey_.merged) by_span[merged.to - merged.from].push_back(&merged);
     for (const auto& [span, refs] : by_span) {
-      route(fmt::format("{} versions in one", span));
+      row(fmt::format("{} versions in one", span));
       for (const DeltaRef* ref : refs) {
         if (ref->to <= columns_.first) continue;
         const double begin = left_of(columns_.column_of(ref->from + 1)) + 1;
@@ -202,17 +202,17 @@ class Chart {
             "<rect class=\"merged\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"8\" rx=\"3\"><title>merged "
             "delta "
             "from version {} to {}: {}</title></rect>\n",
-            begin, y_ + kRoute / 2 - 4, std::max(2.0, end - begin), ref->from, ref->to, human_bytes(ref->bytes));
+            begin, y_ + kRow / 2 - 4, std::max(2.0, end - begin), ref->from, ref->to, human_bytes(ref->bytes));
       }
-      y_ += kRoute;
+      y_ += kRow;
     }
-    for (const LogLease& lease : survey_.leases) reader_route(lease);
+    for (const LogLease& lease : survey_.leases) reader_row(lease);
     axis();
   }
 
-  /// From where the reader is to the head: what it has still to read.
-  void reader_route(const LogLease& lease) {
-    route(clipped(lease.name));
+  /// Draws a bar from the version of the reader to the head.
+  void reader_row(const LogLease& lease) {
+    row(clipped(lease.name));
     const double x = middle_of(columns_.column_of(std::max(lease.version, columns_.first)));
     const double head = middle_of(columns_.column_of(columns_.last));
     const std::uint64_t behind = survey_.head.version - std::min(survey_.head.version, lease.version);
@@ -221,11 +221,11 @@ class Chart {
     out_ += fmt::format(
         "<path class=\"behind\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n<circle class=\"reader\" cx=\"{:.1f}\" cy=\"{:.1f}\" "
         "r=\"5\"><title>{}</title></circle>\n",
-        x, y_ + kRoute / 2, head, x, y_ + kRoute / 2, escape_markup(words));
-    y_ += kRoute;
+        x, y_ + kRow / 2, head, x, y_ + kRow / 2, escape_markup(words));
+    y_ += kRow;
   }
 
-  /// Of one layer in each column; negative where no version has a delta.
+  /// Returns the share of changed elements of one layer in each column; negative where no version has a delta.
   std::vector<double> shares_of(std::size_t layer) const {
     std::vector<double> changed(columns_.size(), 0);
     std::vector<double> versions(columns_.size(), 0);
@@ -248,7 +248,7 @@ class Chart {
       shares[l] = shares_of(l);
       std::copy_if(shares[l].begin(), shares[l].end(), std::back_inserter(positive), [](double s) { return s > 0; });
     }
-    // A few tiny tensors that hardly change must not take the shades from all others.
+    // A few tiny tensors that hardly change must not use up the shades of all others.
     std::sort(positive.begin(), positive.end());
     const double least = positive.empty() ? 0 : positive[positive.size() / 10];
     const double most = positive.empty() ? 0 : positive.back();
@@ -281,7 +281,7 @@ class Chart {
         escape_markup(fmt::format("{}, {}", heat_.layers[layer], column_title(column, human_percent(share)))));
   }
 
-  /// The scale is logarithmic: a layer that changes ten times as much as another is as far from it everywhere.
+  /// Draws the legend of a logarithmic scale: a factor of ten between two layers is the same distance everywhere.
   void legend(double least, double most) {
     if (most == 0) return;
     const double begin = kLeft + kPlot - kShades * 26 - 90;

@@ -12,7 +12,7 @@ CheckpointFollower::CheckpointFollower(Console& console, std::shared_ptr<ObjectS
   console.fs.make_directory(directory_);
   if (&console.fs == &FileSystem::posix()) {
     follower_lock_.emplace(directory_);
-    // Copy-on-write replaces what this lock would be on, and writes to no file that others see.
+    // Copy-on-write replaces the file that the lock would be on, and writes to no file that others see.
     if (!copy_on_write && console.fs.exists(path)) checkpoint_lock_.emplace(path);
   }
   CheckpointTargetOptions target;

@@ -1,4 +1,4 @@
-// sparsecast log: deltas as durable objects in a directory or a bucket.
+// sparsecast log: publishes, follows and maintains deltas as durable objects in a directory or a bucket.
 
 #include "tools/log/log_commands.hpp"
 

@@ -1,4 +1,4 @@
-// sparsecast log pull, log follow: a local checkpoint that holds what the log holds.
+// sparsecast log pull, log follow: keep a local checkpoint at the newest version of a log.
 
 #include <fmt/format.h>
 
@@ -6,12 +6,12 @@
 #include <chrono>
 #include <csignal>
 
-#include "tools/log/log_checkpoint.hpp"
-#include "tools/log/log_commands.hpp"
-#include "tools/log/log_open.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_checkpoint.hpp"
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_open.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -44,7 +44,7 @@ extern "C" void stop_follower(int) {
   if (LogFollower* follower = g_stopped_by_signal.load()) follower->stop();
 }
 
-/// While it lives, SIGINT and SIGTERM stop the follower between two writes instead of ending the process.
+/// Makes SIGINT and SIGTERM stop the follower between two writes instead of ending the process.
 class StopOnSignal {
  public:
   explicit StopOnSignal(LogFollower& follower) {
@@ -122,7 +122,7 @@ int run_pull(Console& console, const FollowFlags& flags) {
   return kExitGood;
 }
 
-/// A line for each version that was reached.
+/// Prints a line for each version that was applied.
 void print_applied(Console& console, ProgressBar& bar, bool json, const FollowReport& done) {
   bar.wipe();
   if (json) {

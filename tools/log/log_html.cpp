@@ -1,10 +1,10 @@
-// sparsecast log status --html: one page that needs nothing else.
+// sparsecast log status --html: one self-contained page.
 
 #include <fmt/format.h>
 
-#include "tools/log/log_picture.hpp"
 #include "tools/common/page.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_picture.hpp"
 
 namespace sparsecast::tools {
 namespace {

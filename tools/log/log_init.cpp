@@ -1,16 +1,16 @@
-// sparsecast log init: a new log whose first version is a checkpoint.
+// sparsecast log init: creates a log whose first version is a checkpoint.
 
 #include <fmt/format.h>
 
 #include <chrono>
 
 #include "checkpoint/checkpoint_apply.hpp"
-#include "tools/log/log_commands.hpp"
-#include "tools/log/log_open.hpp"
-#include "tools/log/log_publisher_state.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_open.hpp"
+#include "tools/log/log_publisher_state.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -29,7 +29,7 @@ struct InitFlags {
   int threads = 0;
 };
 
-/// What the checkpoint holds.
+/// Tensors and digest of the checkpoint.
 struct FirstVersion {
   std::shared_ptr<const TensorTable> table;
   StateDigest digest;
@@ -42,7 +42,7 @@ FirstVersion read_first(Console& console, const InitFlags& flags, const Progress
   return {std::make_shared<TensorTable>(store.table()), sum(digest_store(store, flags.threads, progress))};
 }
 
-/// A log that this very command began before it was interrupted; any other log there is an error.
+/// Returns the head of a log that an interrupted run of this command began; throws for any other log.
 LogCommit require_own(const LogCommit& head, const std::optional<PublisherState>& state, const InitFlags& flags,
                       const FirstVersion& first, const std::string& location) {
   if (head.kind == CommitKind::kGenesis && head.version == flags.version && head.digest == first.digest && state &&

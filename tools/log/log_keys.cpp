@@ -1,14 +1,14 @@
-// sparsecast log keygen, log keys: who may sign.
+// sparsecast log keygen, log keys: create signing keys, and choose which keys may sign.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "sparsecast/error.hpp"
-#include "tools/log/log_commands.hpp"
-#include "tools/log/log_lead.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_lead.hpp"
 
 namespace sparsecast::tools {
 namespace {

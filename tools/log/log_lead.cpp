@@ -12,7 +12,7 @@
 namespace sparsecast::tools {
 namespace {
 
-/// The tensors of a safetensors object, from its header alone.
+/// Reads the tensors of a safetensors object from its header alone.
 std::vector<TensorSpec> read_specs(ObjectStore& store, const std::string& key, std::uint64_t file_bytes) {
   std::array<std::byte, 8> prefix{};
   store.get_range(key, 0, prefix);

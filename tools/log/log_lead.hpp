@@ -1,6 +1,6 @@
 #pragma once
 
-// Becoming, or still being, the publisher of a log.
+// Starts or continues publishing to a log.
 
 #include <memory>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace sparsecast::tools {
 
-/// --key, --state, --take-over.
+/// Options --key, --state, --take-over.
 struct LeadFlags {
   std::string key;
   std::string state;
@@ -20,19 +20,19 @@ struct LeadFlags {
   void add_to(Parser& parser);
 };
 
-/// A writer that may commit: it goes on in the epoch that the state file names, or begins a new one.
+/// A writer that may commit: it continues the epoch of the state file, or starts a new one.
 class Leader {
  public:
-  /// Only reads: `state_path` is used unless the flags name a file.
+  /// Only reads. Uses `state_path` unless the options name a file.
   Leader(Console& console, OpenLog& log, const LeadFlags& flags, const std::string& state_path,
          LogWriterOptions options, const LogCommit& head);
 
-  /// The head is this publisher's.
+  /// Returns whether the head was committed by this publisher.
   bool leads() const noexcept { return leads_; }
   const std::string& state_path() const noexcept { return state_path_; }
-  /// From here on the writer may commit; `table` and `digest` are of the publisher's weights. Returns the newest
-  /// commit: the head, or the takeover. Throws Error{kFenced} when the head is another publisher's and no takeover was
-  /// asked for.
+  /// Allows the writer to commit. `table` and `digest` are those of the weights of the publisher. Returns the newest
+  /// commit: the head, or the takeover. Throws Error{kFenced} if the head is that of another publisher and no takeover
+  /// was requested.
   LogCommit lead(std::shared_ptr<const TensorTable> table, const StateDigest& digest);
   LogWriter& writer() noexcept { return *writer_; }
 
@@ -47,8 +47,8 @@ class Leader {
   std::unique_ptr<LogWriter> writer_;
 };
 
-/// The tensors that a log is about, from the newest delta or an anchor, verified by the commit's hash of them. `scratch`
-/// is a name for a temporary file.
+/// Reads the tensor table of a log from its newest delta or an anchor, verified by the hash in the commit. `scratch` is
+/// the name of a temporary file.
 TensorTable read_log_table(FileSystem& fs, OpenLog& log, const LogCommit& head, const std::string& scratch);
 
 }  // namespace sparsecast::tools

@@ -44,7 +44,7 @@ void Mirror::bring_along() { follower_.get().step(); }
 void Mirror::maintain(LogWriter& writer) {
   try {
     if (flags_.merge) {
-      const ScratchDirectory scratch(console_.fs, follower_.directory() + "/merge");
+      const TemporaryDirectory scratch(console_.fs, follower_.directory() + "/merge");
       merged_ = writer.compact(console_.fs, scratch.path()).merged;
     }
     if (flags_.anchors && writer.anchor_due()) {

@@ -1,24 +1,25 @@
 #pragma once
 
-// A checkpoint on the publisher's disk that follows its log: the base of the next delta, and what anchors are made of.
+// The mirror: a checkpoint on the disk of the publisher that follows its log, as the base of the next delta and the
+// source of anchors.
 
 #include <memory>
 #include <string>
 
 #include "sparsecast/log_follower.hpp"
 #include "tools/common/parser.hpp"
+#include "tools/common/progress.hpp"
 #include "tools/log/log_checkpoint.hpp"
 #include "tools/log/log_open.hpp"
-#include "tools/common/progress.hpp"
 
 namespace sparsecast::tools {
 
-/// --mirror, and what maintenance it makes possible.
+/// Option --mirror, and the options of the maintenance that needs it.
 struct MirrorFlags {
   std::string path;
   bool anchors = true;
   bool merge = true;
-  double gigabytes_per_second = 1;  ///< Of a joiner's reading: the anchor rule.
+  double gigabytes_per_second = 1;  ///< Assumed read speed of a joining follower, for the anchor rule.
 
   void add_to(Parser& parser);
   LogWriterOptions writer_options(int threads) const;
@@ -29,12 +30,14 @@ class Mirror {
   Mirror(Console& console, ProgressBar& bar, OpenLog& log, const LogFlags& log_flags, const MirrorFlags& flags,
          int threads);
 
-  /// To the log's newest version; made from an anchor where there is none yet.
+  /// Updates the mirror to the newest version of the log; creates it from an anchor if there is none.
   void bring_along();
-  /// Merged deltas, and an anchor when one is due. What fails is told on stderr, and harms no version.
+  /// Writes merged deltas, and an anchor if one is due. A failure is reported on stderr and harms no version.
   void maintain(LogWriter& writer);
 
-  std::uint64_t anchor_bytes() const noexcept { return anchor_bytes_; }  ///< Of the anchor that was written; 0: none.
+  std::uint64_t anchor_bytes() const noexcept {
+    return anchor_bytes_;
+  }  ///< Bytes of the anchor that was written; 0 if none was.
   std::uint64_t merged() const noexcept { return merged_; }
   const std::string& maintenance_error() const noexcept { return maintenance_error_; }
 

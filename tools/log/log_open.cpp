@@ -121,21 +121,21 @@ const char* to_string(CommitKind kind) {
   return "delta";
 }
 
-ScratchDirectory::ScratchDirectory(FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
+TemporaryDirectory::TemporaryDirectory(FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
   if (fs_.exists(path_)) clear();
   fs_.make_directory(path_);
 }
 
-ScratchDirectory::~ScratchDirectory() {
+TemporaryDirectory::~TemporaryDirectory() {
   try {
     clear();
     fs_.remove(path_);
   } catch (const Error&) {
-    // The next one of this path clears it.
+    // The next TemporaryDirectory of this path removes it.
   }
 }
 
-void ScratchDirectory::clear() {
+void TemporaryDirectory::clear() {
   for (const std::string& name : fs_.list(path_)) remove_tree(fs_, path_ + "/" + name);
 }
 

@@ -1,4 +1,4 @@
-// sparsecast log publish: the next version.
+// sparsecast log publish: publishes the next version.
 
 #include <fmt/format.h>
 
@@ -8,13 +8,13 @@
 
 #include "checkpoint/checkpoint_apply.hpp"
 #include "sparsecast/publisher.hpp"
+#include "tools/common/options.hpp"
+#include "tools/common/progress.hpp"
+#include "tools/common/report.hpp"
 #include "tools/delta/diff_target.hpp"
 #include "tools/log/log_commands.hpp"
 #include "tools/log/log_lead.hpp"
 #include "tools/log/log_mirror.hpp"
-#include "tools/common/options.hpp"
-#include "tools/common/progress.hpp"
-#include "tools/common/report.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -57,7 +57,7 @@ void check(const PublishFlags& flags, bool delta) {
   }
 }
 
-/// A temporary delta file, gone with the object.
+/// A temporary delta file, removed on destruction.
 struct ScratchDelta {
   FileSystem& fs;
   std::string path;
@@ -66,14 +66,14 @@ struct ScratchDelta {
     try {
       if (fs.exists(path)) fs.remove(path);
     } catch (const Error&) {
-      // The next publication writes over it.
+      // The next publication overwrites it.
     }
   }
 };
 
-class Publication {
+class PublishRun {
  public:
-  Publication(Console& console, const PublishFlags& flags)
+  PublishRun(Console& console, const PublishFlags& flags)
       : console_(console),
         flags_(flags),
         bar_(console),
@@ -107,14 +107,14 @@ class Publication {
   bool took_over_ = false;
 };
 
-StateDigest Publication::digest_of(const Checkpoint& checkpoint) {
+StateDigest PublishRun::digest_of(const Checkpoint& checkpoint) {
   const CheckpointStore store(console_.fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
   return sum(digest_store(store, flags_.encode.threads, bar_.callback()));
 }
 
-/// What takes the base to the new state, as the version after `from`.
-DeltaFile Publication::encode(const Checkpoint& base, const StateDigest& base_digest, const LogCommit& from,
-                              const std::string& path) {
+/// Encodes the delta from the base to the new state, as the version after `from`.
+DeltaFile PublishRun::encode(const Checkpoint& base, const StateDigest& base_digest, const LogCommit& from,
+                             const std::string& path) {
   const std::unique_ptr<DiffTarget> target = open_diff_target(console_.fs, flags_.target, base, weights_);
   DeltaHeader header;
   header.stream = from.stream;
@@ -132,13 +132,14 @@ DeltaFile Publication::encode(const Checkpoint& base, const StateDigest& base_di
   return DeltaFile::open(console_.fs, path);
 }
 
-/// The head is what this delta leads to: an earlier run of the same command was interrupted after its commit.
-bool Publication::is_published(const DeltaFile& delta) const {
+/// Returns whether the head is the result of this delta: an earlier run of the same command was interrupted after its
+/// commit.
+bool PublishRun::is_published(const DeltaFile& delta) const {
   return head_.kind == CommitKind::kDelta && head_.version == delta.header().version &&
          head_.base_digest == delta.header().base_digest && head_.digest == delta.commit().result_digest;
 }
 
-void Publication::publish_delta(const std::string& path) {
+void PublishRun::publish_delta(const std::string& path) {
   const DeltaFile delta = DeltaFile::open(console_.fs, path);
   if (is_published(delta)) {
     already_ = true;
@@ -148,7 +149,7 @@ void Publication::publish_delta(const std::string& path) {
   head_ = leader_->writer().publish(delta, flags_.label);
 }
 
-void Publication::publish_difference() {
+void PublishRun::publish_difference() {
   require_not_interrupted(console_.fs, weights_);
   const Checkpoint base = Checkpoint::open(console_.fs, weights_);
   const StateDigest digest = digest_of(base);
@@ -175,18 +176,18 @@ void Publication::publish_difference() {
   already_ = delta->commit().changed == 0 && !flags_.allow_empty;
   if (already_) return;
   lead(table, digest);
-  // A takeover is a version of its own: the delta starts from that one then.
+  // A takeover is a version of its own, from which the delta must start.
   if (took_over_) delta = encode(base, digest, head_, scratch.path);
   head_ = leader_->writer().publish(*delta, flags_.label);
 }
 
-void Publication::lead(const std::shared_ptr<const TensorTable>& table, const StateDigest& digest) {
+void PublishRun::lead(const std::shared_ptr<const TensorTable>& table, const StateDigest& digest) {
   const std::uint64_t before = head_.epoch;
   head_ = leader_->lead(table, digest);
   took_over_ = head_.epoch != before;
 }
 
-void Publication::print(double seconds) {
+void PublishRun::print(double seconds) {
   const auto changed = static_cast<double>(head_.changed);
   const double density = ratio(changed, static_cast<double>(head_.elements));
   Report report;
@@ -216,7 +217,7 @@ void Publication::print(double seconds) {
   report.print(console_, flags_.json);
 }
 
-int Publication::run() {
+int PublishRun::run() {
   const auto began = std::chrono::steady_clock::now();
   const bool delta = is_delta(console_.fs, flags_.target);
   check(flags_, delta);
@@ -268,7 +269,7 @@ AddedCommand add_log_publish(Parser& log, Console& console) {
       "  sparsecast log publish /shared/log step_101.safetensors --base step_100.safetensors\n"
       "  sparsecast log publish s3://bucket/run-7 sparse_step_13.safetensors --mirror /local/mirror --label 'step 13'\n"
       "  sparsecast log publish /shared/log 101.scd");
-  return {parser, [flags, &console] { return Publication(console, *flags).run(); }};
+  return {parser, [flags, &console] { return PublishRun(console, *flags).run(); }};
 }
 
 }  // namespace sparsecast::tools

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMaxStateBytes = 4096;
 
-/// One name for one directory, however it is spelt.
+/// Returns one name for a directory, however it is spelt.
 std::string settled_location(FileSystem& fs, const std::string& log) {
   if (log.starts_with("s3://") || &fs != &FileSystem::posix()) return log;
   std::error_code ignored;

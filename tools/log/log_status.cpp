@@ -1,12 +1,12 @@
-// sparsecast log status: a log at a glance.
+// sparsecast log status: summarises a log.
 
 #include <fmt/format.h>
 
-#include "tools/log/log_commands.hpp"
-#include "tools/log/log_picture.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/page.hpp"
 #include "tools/common/progress.hpp"
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_picture.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -24,7 +24,7 @@ int run_status(Console& console, const StatusFlags& flags) {
   const LogSurvey survey = survey_log(log, flags.versions);
   if (!flags.html.empty()) {
     ProgressBar bar(console);
-    const ScratchDirectory scratch(console.fs, flags.html + ".scratch");
+    const TemporaryDirectory scratch(console.fs, flags.html + ".scratch");
     const LayerHeat heat = survey_layers(console.fs, log, survey, scratch.path(), bar.callback());
     write_page(console.fs, flags.html, status_html(survey, heat));
   }

@@ -11,7 +11,7 @@
 namespace sparsecast::tools {
 namespace {
 
-constexpr int kReadingThreads = 8;  ///< Records are small: the time is the way to the store and back.
+constexpr int kReadingThreads = 8;  ///< Records are small, so reading them is bound by the latency of the store.
 
 ObjectTotal total_of(ObjectStore& store, const std::string& prefix) {
   ObjectTotal total;
@@ -76,11 +76,11 @@ LogSurvey survey_log(OpenLog& log, std::uint64_t most) {
 
 LayerHeat survey_layers(FileSystem& fs, OpenLog& log, const LogSurvey& survey, const std::string& scratch,
                         const Progress& progress) {
-  struct Layer {
+  struct SurveyedLayer {
     std::uint64_t elements = 0;
     std::vector<std::uint64_t> changed;
   };
-  std::map<std::string, Layer, decltype(&natural_less)> layers(&natural_less);
+  std::map<std::string, SurveyedLayer, decltype(&natural_less)> layers(&natural_less);
   const std::string path = scratch + "/delta.scd";
   for (std::size_t v = 0; v < survey.versions.size(); ++v) {
     const LogCommit& commit = survey.versions[v];
@@ -90,7 +90,7 @@ LayerHeat survey_layers(FileSystem& fs, OpenLog& log, const LogSurvey& survey, c
     const DeltaFile delta = DeltaFile::open(fs, path);
     if (layers.empty()) {
       for (std::size_t t = 0; t < delta.table().size(); ++t) {
-        Layer& layer = layers[layer_of(delta.table()[t].name)];
+        SurveyedLayer& layer = layers[layer_of(delta.table()[t].name)];
         layer.elements += delta.table()[t].elements();
         layer.changed.resize(survey.versions.size());
       }

@@ -1,12 +1,13 @@
-// sparsecast log status, for a terminal and for machines.
+// sparsecast log status: text for a terminal, and JSON.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
-#include "tools/log/log_picture.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_picture.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -15,7 +16,7 @@ constexpr std::uint64_t kPlotColumns = 64;
 constexpr std::size_t kWidestColumn = 4;  ///< Characters.
 constexpr std::size_t kNameColumns = 10;
 
-/// Characters in a row, of more than one byte each perhaps.
+/// A row of characters, each of one or more bytes.
 class PlotLine {
  public:
   explicit PlotLine(std::size_t characters) : cells_(characters, " ") {}
@@ -54,7 +55,8 @@ class Plot {
 
  private:
   std::size_t width() const { return columns_.size() * wide_; }
-  /// Where the column's characters begin, and where they end but for the gap to the next.
+  /// Returns the offset at which the characters of a column begin; end_of() that at which they end, without the gap to
+  /// the next.
   std::size_t begin_of(std::size_t column) const { return column * wide_; }
   std::size_t end_of(std::size_t column) const { return begin_of(column) + std::max<std::size_t>(1, wide_ - 1); }
 
@@ -69,7 +71,7 @@ class Plot {
     out_ << fmt::format("{:<{}}{}{:<{}}  {}\n", name, kNameColumns, text, "", width() - shown, note);
   }
 
-  /// Heights in eighths over two rows: the eye compares bars, not numbers.
+  /// Prints bars of eighths over two rows.
   void print_density() const {
     const std::vector<double> densities = columns_.densities(survey_);
     const double most = *std::max_element(densities.begin(), densities.end());
@@ -85,7 +87,7 @@ class Plot {
       PlotLine plot(width());
       for (std::size_t c = 0; c < densities.size(); ++c) {
         if (densities[c] < 0) continue;
-        const int eighths = most == 0 ? 1 : std::max(1, static_cast<int>(densities[c] / most * 16 + 0.5));
+        const int eighths = most == 0 ? 1 : std::max(1, static_cast<int>(std::lround(densities[c] / most * 16)));
         plot.fill(begin_of(c), end_of(c), levels[static_cast<std::size_t>(std::clamp(eighths - row * 8, 0, 8))]);
       }
       line(row == 1 ? "density" : "", plot,
@@ -112,7 +114,7 @@ class Plot {
     line("anchors", plot, "");
   }
 
-  /// One line for each span, longest last; those that begin before the picture are cut off.
+  /// Prints one line for each span, longest last; spans that begin before the picture are cut off.
   void print_merged() const {
     std::map<std::uint64_t, std::vector<const DeltaRef*>> by_span;
     for (const DeltaRef& merged : survey_.merged) by_span[merged.to - merged.from].push_back(&merged);
@@ -142,7 +144,7 @@ class Plot {
 
   const LogSurvey& survey_;
   VersionColumns columns_;
-  std::size_t wide_;  ///< Characters a column.
+  std::size_t wide_;  ///< Number of characters in a column.
   bool unicode_;
   std::ostream& out_;
 };

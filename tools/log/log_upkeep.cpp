@@ -1,4 +1,4 @@
-// sparsecast log anchor, log compact, log gc: upkeep of a log, by any process that may write to it.
+// sparsecast log anchor, log compact, log gc: maintain a log, by any process that may write to it.
 
 #include <fmt/format.h>
 
@@ -6,12 +6,12 @@
 
 #include "checkpoint/checkpoint_apply.hpp"
 #include "sparsecast/error.hpp"
-#include "tools/log/log_checkpoint.hpp"
-#include "tools/log/log_commands.hpp"
-#include "tools/log/log_open.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_checkpoint.hpp"
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_open.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -26,7 +26,7 @@ struct AnchorFlags {
   int threads = 0;
 };
 
-/// The version that has these weights: the one asked for, or the newest such.
+/// Returns the version that has these weights: the requested one, or the newest.
 std::uint64_t version_of(OpenLog& log, const StateDigest& digest, const AnchorFlags& flags) {
   if (flags.version) return *flags.version;
   const LogCommit head = log.head();
@@ -159,7 +159,8 @@ AddedCommand add_log_anchor(Parser& log, Console& console) {
   add_threads(*parser, flags->threads);
   add_json(*parser, flags->json);
   parser->footer(
-      "The files are ordinary safetensors: any tool reads them. The digest is verified before anything is uploaded, and "
+      "The files are ordinary safetensors: any tool reads them. The digest is verified before anything is uploaded, "
+      "and "
       "an\n"
       "anchor that is there already is no error.\n\n"
       "Example:\n"

@@ -1,4 +1,4 @@
-// sparsecast log verify: everything that a log holds, verified.
+// sparsecast log verify: verifies everything that a log holds.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -6,11 +6,11 @@
 #include <chrono>
 
 #include "sparsecast/error.hpp"
-#include "tools/log/log_commands.hpp"
-#include "tools/log/log_open.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/log/log_commands.hpp"
+#include "tools/log/log_open.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -47,7 +47,7 @@ void print_report(Console& console, const VerifyFlags& flags, const std::string&
   report.add("merged", found.merged, "merged deltas");
   report.add("anchors", found.anchors, flags.anchors ? "anchors" : "");
   report.add("bytes", found.bytes, "bytes read", human_bytes(found.bytes));
-  report.add("problems", found.problem_count, "decision",
+  report.add("problems", found.problem_count, "result",
              good ? std::string("good") : fmt::format("{} PROBLEMS", human_count(found.problem_count)));
   report.add("problem_rows", problem_rows(found), "", "");
   report.add("seconds", seconds, "time", human_seconds(seconds));
@@ -66,7 +66,7 @@ int run_verify(Console& console, const VerifyFlags& flags) {
     options.progress = [progress](std::uint64_t done, std::uint64_t total) { progress("verifying", done, total); };
   }
   const std::shared_ptr<ObjectStore> store = open_object_store(console.fs, flags.log.location);
-  const ScratchDirectory scratch(console.fs, fmt::format("{}/sparsecast-verify-{}", flags.scratch, ::getpid()));
+  const TemporaryDirectory scratch(console.fs, fmt::format("{}/sparsecast-verify-{}", flags.scratch, ::getpid()));
   const LogVerifyReport found = verify_log(store, trust, console.fs, scratch.path(), options);
   bar.wipe();
   for (const LogProblem& problem : found.problems) {

@@ -1,10 +1,10 @@
-// sparsecast plan: what a trainer's cut and an engine's cut make of each other.
+// sparsecast plan: plans which trainer rank sends what to which engine rank, from their layouts.
 
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/page.hpp"
-#include "tools/plan/plan_forms.hpp"
 #include "tools/common/report.hpp"
+#include "tools/plan/plan_forms.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -52,15 +52,15 @@ void add_plan_options(Parser& parser, PlanRequest& request) {
 }
 
 void add_model_options(Parser& parser, PlanRequest& request) {
-  parser.add_option("--bandwidth", request.world_gigabytes_per_second, "Of a rank, between nodes, GB/s")
+  parser.add_option("--bandwidth", request.world_gigabytes_per_second, "Bandwidth of a rank between nodes, GB/s")
       ->check(Condition::positive())
       ->capture_default_str()
       ->type_name("GB/S");
-  parser.add_option("--node-bandwidth", request.node_gigabytes_per_second, "Of a rank, inside its node, GB/s")
+  parser.add_option("--node-bandwidth", request.node_gigabytes_per_second, "Bandwidth of a rank inside its node, GB/s")
       ->check(Condition::positive())
       ->capture_default_str()
       ->type_name("GB/S");
-  parser.add_option("--latency", request.latency_microseconds, "Of a transfer, microseconds")
+  parser.add_option("--latency", request.latency_microseconds, "Latency of a transfer, microseconds")
       ->check(Condition::non_negative())
       ->capture_default_str()
       ->type_name("US");
@@ -68,7 +68,7 @@ void add_model_options(Parser& parser, PlanRequest& request) {
       ->check(Condition::range(0.0, 100.0))
       ->capture_default_str()
       ->type_name("PERCENT");
-  parser.add_option("--bytes-per-change", request.bytes_per_change, "Bytes of a delta for each")
+  parser.add_option("--bytes-per-change", request.bytes_per_change, "Bytes of a delta for each changed element")
       ->check(Condition::non_negative())
       ->capture_default_str()
       ->type_name("BYTES");

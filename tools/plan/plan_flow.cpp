@@ -1,4 +1,4 @@
-// The flow from senders over groups to receivers, as SVG.
+// Draws the flow from senders over groups to receivers, as SVG.
 
 #include <fmt/format.h>
 
@@ -18,12 +18,12 @@ constexpr double kMiddle = (kWidth - kBoxWidth) / 2;
 constexpr double kRight = kWidth - kLeft - kBoxWidth;
 constexpr double kTop = 30;
 constexpr double kGap = 5;
-constexpr double kLeastHeight = 12;  ///< Of a box: a line of text fits beside it.
+constexpr double kLeastHeight = 12;  ///< Minimum height of a box; a line of text fits beside it.
 constexpr double kLeastBand = 0.7;
 constexpr double kHeadingHeight = 20;
-constexpr std::size_t kMostLabel = 36;  ///< Bytes.
+constexpr std::size_t kMostLabel = 36;  ///< Maximum length of a label in bytes.
 
-/// One column of boxes; bands leave and enter at running offsets.
+/// One column of boxes; bands enter and leave each box one below the other.
 struct Column {
   std::vector<double> top;
   std::vector<double> height;
@@ -44,14 +44,14 @@ struct Column {
   }
 };
 
-/// Pixels a byte, so that all bands of one half fill `height`.
+/// Returns the pixels for a byte at which all bands of one half fill `height`.
 double scale_of(const std::vector<PictureBand>& bands, double height) {
   double sum = 0;
   for (const PictureBand& band : bands) sum += band.bytes;
   return sum > 0 ? height / sum : 0;
 }
 
-/// 1, 2 or 5 times a power of ten, some 40 pixels long at most.
+/// Returns 1, 2 or 5 times a power of ten that is at most about 40 pixels long.
 double nice_bytes(double scale) {
   const double most = 40 / scale;
   const double power = std::pow(10, std::floor(std::log10(most)));
@@ -68,9 +68,9 @@ std::string clipped(const std::string& text) {
   return text.substr(0, cut) + "…";
 }
 
-class Flow {
+class FlowDrawing {
  public:
-  explicit Flow(const Picture& picture) : picture_(picture) {
+  explicit FlowDrawing(const Picture& picture) : picture_(picture) {
     const std::size_t most =
         std::max({picture.senders.size(), picture.groups.size(), picture.receivers.size(), std::size_t{1}});
     const double height = std::clamp(22.0 * static_cast<double>(most), 360.0, 1000.0);
@@ -153,8 +153,7 @@ class Flow {
 
   void add_boxes(const std::vector<PictureBox>& boxes, const Column& column, double x, Side side) {
     for (std::size_t i = 0; i < boxes.size(); ++i) {
-      const std::string fill =
-          side == Side::kGroups ? fmt::format(" fill=\"{}\"", group_colour(i)) : " class=\"box\"";
+      const std::string fill = side == Side::kGroups ? fmt::format(" fill=\"{}\"", group_colour(i)) : " class=\"box\"";
       const double text_x = side == Side::kSenders ? x - 8 : x + kBoxWidth + 8;
       const char* anchor = side == Side::kSenders ? "end" : "start";
       out_ += fmt::format("<g><title>{}</title><rect{} x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.0f}\" height=\"{:.1f}\"/>",
@@ -167,7 +166,7 @@ class Flow {
     }
   }
 
-  /// How thick a band of a round number of bytes is.
+  /// Draws the thickness of a band of a round number of bytes.
   void add_scale(double x, double height, double scale, const char* what) {
     if (scale <= 0) return;
     const double bytes = nice_bytes(scale);
@@ -189,7 +188,7 @@ class Flow {
 
 }  // namespace
 
-std::string flow_svg(const Picture& picture) { return Flow(picture).svg(); }
+std::string flow_svg(const Picture& picture) { return FlowDrawing(picture).svg(); }
 
 std::string group_colour(std::size_t i) {
   // Steps of the golden angle keep neighbours apart, however many there are.

@@ -1,6 +1,6 @@
 #pragma once
 
-// The forms in which `sparsecast plan` says what it found.
+// Output formats of `sparsecast plan`.
 
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -10,27 +10,27 @@
 
 namespace sparsecast::tools {
 
-/// What is printed one by one, however many there are.
+/// Tables that are printed row by row, however long they are.
 struct Every {
   bool group = false;
   bool rank = false;
 };
-/// For people: a summary, the groups, and bytes and memory by participant.
+/// Prints a summary, the groups, and the bytes and memory of each participant.
 void print_plan(const PlanStudy& study, const Every& every, std::ostream& out);
 
-/// For machines: docs/cli.md names the keys.
+/// Returns the JSON object whose keys docs/cli.md lists.
 nlohmann::ordered_json plan_json(const PlanStudy& study);
 
-/// One page with everything in it, no scripts; also well-formed XML.
+/// Returns one self-contained page without scripts; also well-formed XML.
 std::string plan_html(const PlanStudy& study);
 
-/// The words for a delta's size that the model assumes: "1 % of the elements change, 1.3 bytes each".
+/// Returns the assumed size of a delta in words: "1 % of the elements change, 1.3 bytes each".
 std::string density_words(const PlanRequest& request);
-/// Of links and latency: "50 GB/s between nodes, 400 GB/s in a node, 50 us a transfer".
+/// Returns the assumed links in words: "50 GB/s between nodes, 400 GB/s in a node, 50 us a transfer".
 std::string link_words(const PlanRequest& request);
-/// Of a number of bytes that is a prediction.
+/// Returns a predicted number of bytes in words.
 std::string human_size(double bytes);
-/// "1.25 s", "3.4 ms", "12 us"
+/// Returns a time in words: "1.25 s", "3.4 ms", "12 us".
 std::string human_time(double seconds);
 
 }  // namespace sparsecast::tools

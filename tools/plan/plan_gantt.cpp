@@ -1,4 +1,4 @@
-// The transfers of a sync over time, as SVG.
+// Draws the transfers of a sync over time, as SVG.
 
 #include <fmt/format.h>
 
@@ -17,11 +17,11 @@ constexpr double kRight = 20;
 constexpr double kTop = 10;
 constexpr double kMostRow = 18;
 constexpr double kLeastRow = 4;
-constexpr double kMostHeight = 640;  ///< Of all rows, where rows are higher than the least.
-constexpr double kLabelRow = 11;     ///< Lower rows have no room for text.
-constexpr double kJoinedGap = 0.5;   ///< Transfers nearer than this are drawn as one bar.
+constexpr double kMostHeight = 640;  ///< Maximum height of all rows together, unless they have the minimum height.
+constexpr double kLabelRow = 11;     ///< Minimum height of a row with a label.
+constexpr double kJoinedGap = 0.5;   ///< Pixels below which two transfers are drawn as one bar.
 
-/// Consecutive transfers of a group that the eye cannot tell apart.
+/// Consecutive transfers of a group, too close to be drawn apart.
 struct Bar {
   double start = 0;
   double end = 0;
@@ -29,19 +29,19 @@ struct Bar {
   int source = 0;
 };
 
-struct Row {
+struct GanttRow {
   std::size_t place = 0;
-  std::size_t box = 0;  ///< Of the picture: gives the colour.
+  std::size_t box = 0;  ///< Box of the picture that gives the colour.
   std::vector<Bar> bars;
 };
 
-class Schedule {
+class GanttChart {
  public:
-  Schedule(const PlanStudy& study, const Picture& picture) : study_(study), rows_(study.groups.size()) {
+  GanttChart(const PlanStudy& study, const Picture& picture) : study_(study), rows_(study.groups.size()) {
     std::size_t next = 0;
     for (std::size_t box = 0; box < picture.groups.size(); ++box) {
       for (const int c : picture.groups[box].members) {
-        Row& row = rows_[static_cast<std::size_t>(c)];
+        GanttRow& row = rows_[static_cast<std::size_t>(c)];
         row.place = next++;
         row.box = box;
       }
@@ -94,7 +94,7 @@ class Schedule {
   }
 
   void add_row(std::string& out, std::size_t group) const {
-    const Row& row = rows_[group];
+    const GanttRow& row = rows_[group];
     const double y = kTop + row_height_ * static_cast<double>(row.place);
     if (row_height_ >= kLabelRow) {
       out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">group {}</text>\n", kLeft - 8,
@@ -114,13 +114,13 @@ class Schedule {
   }
 
   const PlanStudy& study_;
-  double scale_ = 0;  ///< Pixels a second.
+  double scale_ = 0;  ///< Pixels for a second.
   double row_height_ = kMostRow;
-  std::vector<Row> rows_;  ///< By group.
+  std::vector<GanttRow> rows_;  ///< Rows, indexed by group.
 };
 
 }  // namespace
 
-std::string schedule_svg(const PlanStudy& study, const Picture& picture) { return Schedule(study, picture).svg(); }
+std::string schedule_svg(const PlanStudy& study, const Picture& picture) { return GanttChart(study, picture).svg(); }
 
 }  // namespace sparsecast::tools

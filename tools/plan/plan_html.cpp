@@ -1,13 +1,13 @@
-// sparsecast plan --html: one page that needs nothing else.
+// sparsecast plan --html: one self-contained page.
 
 #include <fmt/format.h>
 
 #include <sstream>
 
 #include "tools/common/page.hpp"
+#include "tools/common/report.hpp"
 #include "tools/plan/plan_forms.hpp"
 #include "tools/plan/plan_picture.hpp"
-#include "tools/common/report.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -37,9 +37,9 @@ std::string group_table(const PlanStudy& study) {
   for (std::size_t c = 0; c < study.groups.size(); ++c) {
     const RouteGroup& group = study.plan->groups()[c];
     const GroupStudy& of = study.groups[c];
-    table.add({std::to_string(c), std::to_string(group.round), rank_ranges(group.sources),
-               rank_ranges(group.receivers), std::to_string(of.routes.size()), human_bytes(of.dense_bytes),
-               human_size(of.delta_bytes), human_size(of.foreign_bytes), join_patterns(of.tensors)});
+    table.add({std::to_string(c), std::to_string(group.round), rank_ranges(group.sources), rank_ranges(group.receivers),
+               std::to_string(of.routes.size()), human_bytes(of.dense_bytes), human_size(of.delta_bytes),
+               human_size(of.foreign_bytes), join_patterns(of.tensors)});
   }
   return table.end();
 }

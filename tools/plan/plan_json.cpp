@@ -1,4 +1,4 @@
-// sparsecast plan --json
+// sparsecast plan --json: the JSON object.
 
 #include "tools/plan/plan_forms.hpp"
 
@@ -35,9 +35,9 @@ Json model_json(const PlanStudy& study) {
           {"wire_bytes_per_byte", study.model.wire_bytes_per_byte}};
 }
 
-Json tensors_json(const std::vector<NamePattern>& patterns) {
+Json tensors_json(const std::vector<TensorPattern>& patterns) {
   Json rows = Json::array();
-  for (const NamePattern& pattern : patterns) {
+  for (const TensorPattern& pattern : patterns) {
     rows.push_back({{"pattern", pattern.pattern}, {"tensors", pattern.tensors}, {"dense_bytes", pattern.bytes}});
   }
   return rows;
@@ -66,7 +66,8 @@ Json routes_json(const PlanStudy& study) {
   for (std::size_t l = 0; l < study.plan->routes().size(); ++l) {
     const Route& route = study.plan->routes()[l];
     Json destinations = Json::array();
-    for (const Destination& destination : route.destinations) destinations.push_back({destination.rank, destination.copy});
+    for (const Destination& destination : route.destinations)
+      destinations.push_back({destination.rank, destination.copy});
     rows.push_back({{"route", l},
                     {"source", route.source},
                     {"group", route.group},
@@ -97,7 +98,9 @@ Json ranks_json(const PlanStudy& study) {
   Json rows = Json::array();
   for (std::size_t i = 0; i < study.cost.ranks.size(); ++i) {
     const RankCost& rank = study.cost.ranks[i];
-    Json row = {{"rank", rank.rank}, {"participant", study.participant(study.participant_of[i]).name}, {"node", study.node_of(i)}};
+    Json row = {{"rank", rank.rank},
+                {"participant", study.participant(study.participant_of[i]).name},
+                {"node", study.node_of(i)}};
     for (const RankColumn& column : rank_columns()) row[column.key] = column.value(rank);
     row["busy_seconds"] = rank.busy_seconds;
     row["finish_seconds"] = rank.finish_seconds;

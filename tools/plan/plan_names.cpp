@@ -10,7 +10,7 @@ namespace {
 
 using Components = std::vector<std::string>;
 
-/// Prefixes of this length say which module of a layer it is, and no more.
+/// Length of prefixes, in components, that identify a module of a layer.
 constexpr std::size_t kModuleDepth = 4;
 constexpr std::size_t kMostPatterns = 4;
 
@@ -20,7 +20,7 @@ std::vector<std::string> runs_of(const std::vector<int>& ranks) {
     std::size_t end = at + 1;
     const int step = end < ranks.size() ? ranks[end] - ranks[at] : 1;
     while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
-    // Two ranks that are not neighbours, or one, are no run.
+    // One rank, or two that are not neighbours, are printed singly.
     if (end - at < 2 || (end - at == 2 && step != 1)) {
       runs.push_back(std::to_string(ranks[at]));
       ++at;
@@ -62,7 +62,8 @@ struct Sums {
 };
 using Merged = std::map<Components, Sums>;
 
-/// In the map's order, patterns with a common prefix are neighbours.
+/// Returns the length of the longest prefix that two neighbours share. In the order of the map, patterns with a common
+/// prefix are neighbours.
 std::size_t deepest_prefix(const Merged& merged) {
   std::size_t deepest = 0;
   for (auto at = merged.begin(); std::next(at) != merged.end(); ++at) {
@@ -113,7 +114,7 @@ NamePatterns::NamePatterns(const TensorTable& table) {
   }
 }
 
-std::vector<NamePattern> NamePatterns::of(const std::vector<std::uint64_t>& bytes) const {
+std::vector<TensorPattern> NamePatterns::of(const std::vector<std::uint64_t>& bytes) const {
   Merged merged;
   for (std::size_t t = 0; t < bytes.size(); ++t) {
     if (bytes[t] == 0) continue;
@@ -126,20 +127,20 @@ std::vector<NamePattern> NamePatterns::of(const std::vector<std::uint64_t>& byte
     if (depth < kModuleDepth && (merged.size() <= kMostPatterns || depth == 0)) break;
     merged = merge_at(merged, depth);
   }
-  std::vector<NamePattern> result;
+  std::vector<TensorPattern> result;
   for (const auto& [components, sums] : merged) result.push_back({to_text(components), sums.tensors, sums.bytes});
   std::stable_sort(result.begin(), result.end(),
-                   [](const NamePattern& a, const NamePattern& b) { return a.bytes > b.bytes; });
+                   [](const TensorPattern& a, const TensorPattern& b) { return a.bytes > b.bytes; });
   return result;
 }
 
-std::string join_patterns(const std::vector<NamePattern>& patterns) {
+std::string join_patterns(const std::vector<TensorPattern>& patterns) {
   std::string text;
-  for (const NamePattern& pattern : patterns) text += (text.empty() ? "" : ", ") + pattern.pattern;
+  for (const TensorPattern& pattern : patterns) text += (text.empty() ? "" : ", ") + pattern.pattern;
   return text;
 }
 
-std::string short_patterns(const std::vector<NamePattern>& patterns, std::size_t most) {
+std::string short_patterns(const std::vector<TensorPattern>& patterns, std::size_t most) {
   std::string text;
   for (std::size_t i = 0; i < patterns.size(); ++i) {
     if (i > 0 && text.size() + 2 + patterns[i].pattern.size() > most) {

@@ -13,13 +13,13 @@ namespace sparsecast::tools {
 namespace {
 
 /// Indices into PlanStudy::cost.ranks.
-using Members = std::vector<std::size_t>;
-/// What ranks of one box have in common.
+using MemberIndices = std::vector<std::size_t>;
+/// Returns the key that the ranks of one box share.
 using Key = std::function<std::string(std::size_t)>;
 
-/// Clusters in the order of their first members.
-std::vector<Members> cluster_by(const Members& ranks, const Key& key) {
-  std::vector<Members> clusters;
+/// Returns clusters of equal keys, in the order of their first members.
+std::vector<MemberIndices> cluster_by(const MemberIndices& ranks, const Key& key) {
+  std::vector<MemberIndices> clusters;
   std::unordered_map<std::string, std::size_t> of_key;
   for (const std::size_t i : ranks) {
     const auto [at, added] = of_key.emplace(key(i), clusters.size());
@@ -29,21 +29,21 @@ std::vector<Members> cluster_by(const Members& ranks, const Key& key) {
   return clusters;
 }
 
-/// Neighbouring clusters together, equally many where that can be: a power of two of them.
-std::vector<Members> join_neighbours(const std::vector<Members>& clusters) {
+/// Joins neighbouring clusters, a power of two at a time, until there are few enough.
+std::vector<MemberIndices> join_neighbours(const std::vector<MemberIndices>& clusters) {
   std::size_t together = 1;
   while (clusters.size() > kMostBoxes * together) together *= 2;
-  std::vector<Members> joined((clusters.size() + together - 1) / together);
+  std::vector<MemberIndices> joined((clusters.size() + together - 1) / together);
   for (std::size_t i = 0; i < clusters.size(); ++i) {
-    Members& into = joined[i / together];
+    MemberIndices& into = joined[i / together];
     into.insert(into.end(), clusters[i].begin(), clusters[i].end());
   }
   return joined;
 }
 
-/// By the first key that gives few enough clusters, else neighbouring clusters of the last.
-std::vector<Members> few_clusters(const Members& ranks, const std::vector<Key>& keys) {
-  std::vector<Members> clusters;
+/// Returns clusters by the first key that gives few enough of them, or joined neighbours by the last key.
+std::vector<MemberIndices> few_clusters(const MemberIndices& ranks, const std::vector<Key>& keys) {
+  std::vector<MemberIndices> clusters;
   for (const Key& key : keys) {
     clusters = cluster_by(ranks, key);
     if (clusters.size() <= kMostBoxes) return clusters;
@@ -71,7 +71,7 @@ class Painter {
 
  private:
   std::size_t ranks() const { return study_.cost.ranks.size(); }
-  /// A rank that is the trainer's and an engine's has two places, the trainer's first.
+  /// A rank of both the trainer and an engine has two places, the first for the trainer.
   std::size_t trainer_place(int rank) const { return place_.at(rank).front(); }
   std::size_t engine_place(int rank) const { return place_.at(rank).back(); }
   void add_role(std::size_t place, std::size_t group) { roles_[place] += fmt::format("{},", group); }
@@ -81,22 +81,22 @@ class Painter {
     return fmt::format("{} {}", study_.participant_of[i], node.empty() ? fmt::format("\n{}", i) : node);
   }
 
-  std::vector<int> world_ranks(const Members& members) const {
+  std::vector<int> world_ranks(const MemberIndices& members) const {
     std::vector<int> ranks;
     for (const std::size_t i : members) ranks.push_back(study_.cost.ranks[i].rank);
     std::sort(ranks.begin(), ranks.end());
     return ranks;
   }
 
-  /// The node that all of them are on, with a separator; else nothing.
-  std::string node_text(const Members& members) const {
+  /// Returns the node that all members are on, with a separator; otherwise nothing.
+  std::string node_text(const MemberIndices& members) const {
     const std::string& node = study_.node_of(members.front());
     const bool same =
         std::all_of(members.begin(), members.end(), [&](std::size_t i) { return study_.node_of(i) == node; });
     return same && !node.empty() ? node + ": " : "";
   }
 
-  PictureBox box_of(const Members& members, double bytes, const char* what) const {
+  PictureBox box_of(const MemberIndices& members, double bytes, const char* what) const {
     PictureBox box;
     box.members = world_ranks(members);
     const char* word = members.size() == 1 ? "rank" : "ranks";
@@ -107,15 +107,16 @@ class Painter {
   }
 
   void paint_senders() {
-    Members active;
+    MemberIndices active;
     for (std::size_t i = 0; i < study_.plan->trainer().ranks.size(); ++i) {
       if (!roles_[i].empty()) active.push_back(i);
     }
     picture_.silent = study_.plan->trainer().ranks.size() - active.size();
     const Key by_node = [&](std::size_t i) { return node_key(i); };
-    const std::vector<Members> clusters = few_clusters(active, {[](std::size_t i) { return std::to_string(i); }, by_node,
-                                                            [&](std::size_t i) { return roles_[i]; }, by_node});
-    for (const Members& members : clusters) {
+    const std::vector<MemberIndices> clusters = few_clusters(
+        active,
+        {[](std::size_t i) { return std::to_string(i); }, by_node, [&](std::size_t i) { return roles_[i]; }, by_node});
+    for (const MemberIndices& members : clusters) {
       double bytes = 0;
       for (const std::size_t i : members) bytes += study_.cost.ranks[i].sent_bytes;
       for (const std::size_t i : members) sends_[i] = picture_.senders.size();
@@ -125,14 +126,14 @@ class Painter {
   }
 
   void paint_receivers() {
-    Members all(study_.receivers());
+    MemberIndices all(study_.receivers());
     std::iota(all.begin(), all.end(), study_.plan->trainer().ranks.size());
-    const std::vector<Members> clusters =
+    const std::vector<MemberIndices> clusters =
         few_clusters(all, {[](std::size_t i) { return std::to_string(i); }, [&](std::size_t i) { return node_key(i); },
-                         [&](std::size_t i) { return fmt::format("{} {}", study_.participant_of[i], roles_[i]); },
-                         [&](std::size_t i) { return std::to_string(study_.participant_of[i]); }});
+                           [&](std::size_t i) { return fmt::format("{} {}", study_.participant_of[i], roles_[i]); },
+                           [&](std::size_t i) { return std::to_string(study_.participant_of[i]); }});
     std::size_t before = 0;
-    for (const Members& members : clusters) {
+    for (const MemberIndices& members : clusters) {
       double bytes = 0;
       for (const std::size_t i : members) bytes += study_.cost.ranks[i].received_bytes;
       for (const std::size_t i : members) receives_[i] = picture_.receivers.size();
@@ -144,7 +145,7 @@ class Painter {
     }
   }
 
-  /// The boxes that a group connects.
+  /// Returns the boxes that a group connects.
   std::string ends_of(std::size_t group) const {
     std::vector<std::size_t> from;
     std::vector<std::size_t> to;
@@ -157,14 +158,15 @@ class Painter {
     return fmt::format("{}>{}", fmt::join(from, ","), fmt::join(to, ","));
   }
 
-  double bytes_of(const Members& groups) const {
+  double bytes_of(const MemberIndices& groups) const {
     double bytes = 0;
     for (const std::size_t c : groups) bytes += study_.groups[c].delta_bytes;
     return bytes;
   }
 
-  /// Where the middle of what a cluster of groups carries leaves the senders: the order in which bands cross least.
-  double middle_of(const Members& groups) const {
+  /// Returns the mean position at which the bytes of a cluster of groups leave the senders: in this order bands cross
+  /// least.
+  double middle_of(const MemberIndices& groups) const {
     double weighted = 0;
     for (const std::size_t c : groups) {
       for (const auto& [rank, bytes] : study_.groups[c].sent) {
@@ -176,19 +178,19 @@ class Painter {
   }
 
   void paint_groups() {
-    Members all(study_.groups.size());
+    MemberIndices all(study_.groups.size());
     std::iota(all.begin(), all.end(), std::size_t{0});
-    std::vector<Members> clusters = cluster_by(all, [&](std::size_t c) { return ends_of(c); });
+    std::vector<MemberIndices> clusters = cluster_by(all, [&](std::size_t c) { return ends_of(c); });
     std::stable_sort(clusters.begin(), clusters.end(),
-                     [&](const Members& a, const Members& b) { return bytes_of(a) > bytes_of(b); });
+                     [&](const MemberIndices& a, const MemberIndices& b) { return bytes_of(a) > bytes_of(b); });
     while (clusters.size() > kMostBoxes) {
-      Members& last = clusters[clusters.size() - 2];
+      MemberIndices& last = clusters[clusters.size() - 2];
       last.insert(last.end(), clusters.back().begin(), clusters.back().end());
       clusters.pop_back();
     }
     std::stable_sort(clusters.begin(), clusters.end(),
-                     [&](const Members& a, const Members& b) { return middle_of(a) < middle_of(b); });
-    for (const Members& members : clusters) {
+                     [&](const MemberIndices& a, const MemberIndices& b) { return middle_of(a) < middle_of(b); });
+    for (const MemberIndices& members : clusters) {
       PictureBox box;
       for (const std::size_t c : members) box.members.push_back(static_cast<int>(c));
       std::sort(box.members.begin(), box.members.end());
@@ -232,10 +234,10 @@ class Painter {
 
   const PlanStudy& study_;
   Picture picture_;
-  std::unordered_map<int, Members> place_;  ///< By world rank.
-  std::vector<std::size_t> sends_;          ///< By place: the box of a sender.
-  std::vector<std::size_t> receives_;       ///< By place: the box of a receiver.
-  std::vector<std::string> roles_;          ///< By place: the groups in which a rank has routes.
+  std::unordered_map<int, MemberIndices> place_;  ///< Places of each world rank.
+  std::vector<std::size_t> sends_;                ///< Box of the sender at each place.
+  std::vector<std::size_t> receives_;             ///< Box of the receiver at each place.
+  std::vector<std::string> roles_;                ///< Groups in which the rank at each place has routes.
 };
 
 }  // namespace

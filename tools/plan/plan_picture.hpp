@@ -1,6 +1,6 @@
 #pragma once
 
-// What the picture of a plan shows, and its parts as SVG.
+// Contents of the picture of a plan, and its parts as SVG.
 
 #include <string>
 #include <string_view>
@@ -11,18 +11,18 @@
 
 namespace sparsecast::tools {
 
-/// A side of the picture has at most this many boxes, and so has its middle.
+/// Maximum number of boxes on each side of the picture and in its middle.
 inline constexpr std::size_t kMostBoxes = 40;
 
-/// Ranks, or groups, that are drawn as one.
+/// Ranks, or groups, that are drawn as one box.
 struct PictureBox {
   std::string label;
-  std::string title;         ///< Shown when the pointer rests on it.
-  std::string heading;       ///< Of the boxes that begin here; may be empty.
-  std::vector<int> members;  ///< Ascending world ranks, or groups.
+  std::string title;         ///< Tooltip.
+  std::string heading;       ///< Heading above this box; may be empty.
+  std::vector<int> members;  ///< World ranks, or groups, ascending.
 };
 
-/// From a box of one column to one of the next.
+/// A band from a box of one column to a box of the next.
 struct PictureBand {
   std::size_t from = 0;
   std::size_t to = 0;
@@ -35,20 +35,20 @@ struct Picture {
   std::vector<PictureBox> senders;
   std::vector<PictureBox> groups;
   std::vector<PictureBox> receivers;
-  std::vector<PictureBand> sent;      ///< Senders to groups: bytes of all ranks of the box, each once.
-  std::vector<PictureBand> received;  ///< Groups to receivers: bytes that a rank of the box wants, on average.
-  std::size_t silent = 0;             ///< Trainer ranks that send nothing, and are not shown.
+  std::vector<PictureBand> sent;      ///< From senders to groups: bytes of all ranks of the box, each once.
+  std::vector<PictureBand> received;  ///< From groups to receivers: bytes that a rank of the box needs, on average.
+  std::size_t silent = 0;             ///< Number of trainer ranks that send nothing and are not shown.
 };
 
-/// Ranks are boxes of their own when there are few enough of them; else those of a node are one, or those of the same
-/// groups, or neighbours. Groups between the same boxes are one; small ones are, when there are too many.
+/// Makes the picture. Each rank has a box if there are few enough; otherwise the ranks of a node, of the same groups,
+/// or neighbours share one. Groups between the same boxes share one; if there are still too many, small ones do.
 Picture make_picture(const PlanStudy& study);
 
 std::string flow_svg(const Picture& picture);
-/// The transfers over time, a row a group, in the order and the colours of the picture.
+/// Returns the transfers over time, one row for each group, in the order and colours of the picture.
 std::string schedule_svg(const PlanStudy& study, const Picture& picture);
 
-/// The colour of the i-th group in the picture, readable on light and on dark.
+/// Returns the colour of the i-th group in the picture, readable on light and dark backgrounds.
 std::string group_colour(std::size_t i);
 
 }  // namespace sparsecast::tools

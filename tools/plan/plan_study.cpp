@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-/// A replica of an engine is on other machines than the engine.
+/// Returns the layout of another replica, which is on other machines.
 std::shared_ptr<const Layout> on_own_nodes(const std::shared_ptr<const Layout>& layout, const std::string& name) {
   std::vector<RankLayout> ranks = layout->ranks();
   bool named = false;
@@ -43,14 +43,15 @@ CostModel model_of(const PlanRequest& request, const TensorTable& table) {
   return model;
 }
 
-/// What a route adds to its group.
+/// Adds the bytes of a route to its group.
 void add_route(GroupStudy& group, const Route& route, double wire_bytes_per_byte) {
   const double bytes = static_cast<double>(route.bytes) * wire_bytes_per_byte;
   group.dense_bytes += route.bytes;
   group.delta_bytes += bytes;
   group.sent[route.source] += bytes;
   for (std::size_t s = 0; s < route.destinations.size(); ++s) {
-    if (s == 0 || route.destinations[s - 1].rank != route.destinations[s].rank) group.received[route.destinations[s].rank] += bytes;
+    if (s == 0 || route.destinations[s - 1].rank != route.destinations[s].rank)
+      group.received[route.destinations[s].rank] += bytes;
   }
 }
 
@@ -74,7 +75,7 @@ void study_groups(PlanStudy& study) {
       }
     }
     group.tensors = patterns.of(bytes);
-    // Every member but its source gets a broadcast.
+    // Every member of a group except the source receives a broadcast.
     double wanted = 0;
     for (const auto& [unused, received] : group.received) wanted += received;
     const auto others = static_cast<double>(plan.groups()[c].members.size() - 1);

@@ -1,6 +1,6 @@
 #pragma once
 
-// A fan-out plan with everything that `sparsecast plan` says of it, in whatever form.
+// A fan-out plan with all numbers that `sparsecast plan` prints in any format.
 
 #include <map>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace sparsecast::tools {
 
-/// What is asked, in the units of the command line.
+/// Options of the command, in its units.
 struct PlanRequest {
   std::string trainer_file;
   std::string engine_file;
@@ -30,12 +30,12 @@ struct PlanRequest {
 
 struct GroupStudy {
   std::vector<std::uint32_t> routes;
-  std::uint64_t dense_bytes = 0;     ///< Of its routes, each once.
-  std::vector<NamePattern> tensors;  ///< Most bytes first.
-  std::map<int, double> sent;        ///< By source: bytes of deltas.
-  std::map<int, double> received;    ///< By receiver: bytes of deltas for it.
-  double delta_bytes = 0;            ///< Of its routes, each once.
-  double foreign_bytes = 0;          ///< What members get for nothing, all together.
+  std::uint64_t dense_bytes = 0;       ///< Dense bytes of its routes, each counted once.
+  std::vector<TensorPattern> tensors;  ///< Patterns of its tensors, most bytes first.
+  std::map<int, double> sent;          ///< Bytes of deltas that each source sends.
+  std::map<int, double> received;      ///< Bytes of deltas that each receiver needs.
+  double delta_bytes = 0;              ///< Bytes of deltas of its routes, each counted once.
+  double foreign_bytes = 0;            ///< Bytes that members receive without needing them, all together.
 };
 
 struct PlanStudy {
@@ -43,40 +43,40 @@ struct PlanStudy {
   CostModel model;
   std::unique_ptr<FanoutPlan> plan;
   PlanCost cost;
-  double anchor_seconds = 0;  ///< On the wire, when every engine is seeded with all bytes.
+  double anchor_seconds = 0;  ///< Wire time to seed every engine with all bytes.
   double read_seconds = 0;
   double plan_seconds = 0;
-  double delta_bytes = 0;              ///< Of all routes, each once.
-  std::vector<GroupStudy> groups;  ///< Parallel to plan->groups().
-  std::vector<std::size_t> participant_of;   ///< Parallel to cost.ranks: 0 the trainer, i + 1 engine i.
-  std::vector<std::size_t> first_of;   ///< By participant: where its ranks begin in cost.ranks.
+  double delta_bytes = 0;                   ///< Bytes of deltas of all routes, each counted once.
+  std::vector<GroupStudy> groups;           ///< Parallel to plan->groups().
+  std::vector<std::size_t> participant_of;  ///< Parallel to cost.ranks: 0 the trainer, i + 1 engine i.
+  std::vector<std::size_t> first_of;        ///< Index in cost.ranks of the first rank of each participant.
 
   const Participant& participant(std::size_t index) const;
-  /// The machine of cost.ranks[i]; may be empty.
+  /// Returns the node of cost.ranks[i]; may be empty.
   const std::string& node_of(std::size_t i) const;
-  std::size_t receivers() const;  ///< Ranks of all engines.
+  std::size_t receivers() const;  ///< Returns the number of ranks of all engines.
 };
 
-/// World ranks are the trainer's, then those of one engine after another. Replicas after the first are taken to be on
-/// nodes of their own.
+/// Plans and predicts. World ranks are those of the trainer, then those of one engine after another. Replicas after the
+/// first are assumed to be on nodes of their own.
 PlanStudy study_plan(FileSystem& fs, const PlanRequest& request);
 
-/// A number a rank, as its least, its middle and its largest.
+/// Minimum, median and maximum of a number over ranks.
 struct Spread {
   double least = 0;
   double median = 0;
   double most = 0;
 };
-/// Of the ranks of a participant (PlanStudy::participant_of); zeros when it has none.
+/// Returns the spread of `value` over the ranks of a participant (PlanStudy::participant_of); zeros if it has none.
 Spread spread_of(const PlanStudy& study, std::size_t participant, double (*value)(const RankCost&));
 
-/// A number of a rank that is shown, for people and for machines.
+/// A number of each rank that is printed, with its names for people and machines.
 struct RankColumn {
   const char* key;
   const char* label;
   double (*value)(const RankCost&);
 };
-/// Bytes sent, received and foreign; weights, snapshot and staging.
+/// Returns the printed numbers: bytes sent, received and foreign; weights, snapshot and staging.
 const std::vector<RankColumn>& rank_columns();
 
 }  // namespace sparsecast::tools

@@ -1,4 +1,4 @@
-// sparsecast plan, for people.
+// sparsecast plan: text.
 
 #include <fmt/format.h>
 
@@ -7,20 +7,20 @@
 #include <set>
 #include <utility>
 
-#include "tools/plan/plan_forms.hpp"
 #include "tools/common/report.hpp"
+#include "tools/plan/plan_forms.hpp"
 
 namespace sparsecast::tools {
 namespace {
 
 constexpr std::size_t kMostRankText = 24;
 constexpr std::size_t kMostPatternText = 64;
-constexpr std::size_t kMostRows = 16;  ///< More groups are joined to fewer rows.
+constexpr std::size_t kMostRows = 16;  ///< More groups than this are joined to fewer rows.
 
-/// Aligned as Report does, without its JSON.
-class Lines {
+/// Prints labelled lines aligned as Report does, without its JSON.
+class LabelledLines {
  public:
-  explicit Lines(std::ostream& out) : out_(out) {}
+  explicit LabelledLines(std::ostream& out) : out_(out) {}
   void add(const char* label, const std::string& text) { out_ << fmt::format("{:<13} {}\n", label, text); }
 
  private:
@@ -34,7 +34,7 @@ std::string counted(std::uint64_t count, const char* one, const char* many) {
 void print_summary(const PlanStudy& study, std::ostream& out) {
   const FanoutPlan& plan = *study.plan;
   const PlanRequest& request = study.request;
-  Lines lines(out);
+  LabelledLines lines(out);
   lines.add("trainer",
             fmt::format("{}: {}", request.trainer_file, counted(plan.trainer().ranks.size(), "rank", "ranks")));
   lines.add("engines", fmt::format("{}: {}{}", request.engine_file,
@@ -60,7 +60,7 @@ void print_summary(const PlanStudy& study, std::ostream& out) {
                                      human_time(dense / study.model.world_bytes_per_second)));
 }
 
-/// Groups that are printed as one: they carry the same tensors, each to as many receivers.
+/// Groups that are printed as one row: they carry the same tensors, each to the same number of receivers.
 struct GroupRow {
   std::vector<int> groups;
   std::set<int> sources;
@@ -79,8 +79,7 @@ std::vector<GroupRow> group_rows(const PlanStudy& study, bool join) {
     const RouteGroup& group = study.plan->groups()[c];
     const GroupStudy& of = study.groups[c];
     std::size_t at = rows.size();
-    if (join)
-      at = row_of.emplace(std::make_pair(join_patterns(of.tensors), group.receivers.size()), at).first->second;
+    if (join) at = row_of.emplace(std::make_pair(join_patterns(of.tensors), group.receivers.size()), at).first->second;
     if (at == rows.size()) rows.emplace_back();
     GroupRow& row = rows[at];
     row.groups.push_back(static_cast<int>(c));
@@ -113,13 +112,13 @@ void print_groups(const PlanStudy& study, bool every_group, std::ostream& out) {
 }
 
 std::string spread_text(const Spread& spread) {
-  const std::string least = human_size(spread.least);
+  std::string least = human_size(spread.least);
   const std::string most = human_size(spread.most);
   if (least == most) return least;
   return fmt::format("{} / {} / {}", least, human_size(spread.median), most);
 }
 
-/// Engines that follow one another with the same numbers share a row.
+/// Prints one row for consecutive engines with the same numbers.
 void print_participants(const PlanStudy& study, std::ostream& out) {
   std::vector<std::string> heading = {"least/median/most", "ranks"};
   for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
@@ -156,7 +155,8 @@ void print_ranks(const PlanStudy& study, std::ostream& out) {
   Columns columns(std::move(heading), 3);
   for (std::size_t i = 0; i < study.cost.ranks.size(); ++i) {
     const RankCost& rank = study.cost.ranks[i];
-    std::vector<std::string> row = {std::to_string(rank.rank), study.participant(study.participant_of[i]).name, study.node_of(i)};
+    std::vector<std::string> row = {std::to_string(rank.rank), study.participant(study.participant_of[i]).name,
+                                    study.node_of(i)};
     for (const RankColumn& column : rank_columns()) row.push_back(human_size(column.value(rank)));
     row.push_back(human_time(rank.busy_seconds));
     columns.add(std::move(row));
@@ -178,7 +178,7 @@ std::string link_words(const PlanRequest& request) {
 }
 
 std::string human_size(double bytes) {
-  // Predictions of what fits no counter are no smaller than the largest that does.
+  // A prediction beyond the counter prints as its largest value.
   constexpr double kMost = 1.8e19;
   return human_bytes(static_cast<std::uint64_t>(std::llround(std::min(std::max(bytes, 0.0), kMost / 2))));
 }

@@ -1,4 +1,4 @@
-"""The control plane: inference endpoints, and what is done with all of them together.
+"""The control plane: inference endpoints, and operations on all of them together.
 
 `ControlPlane` leads a trainer and its SGLang and vLLM servers through syncs; `ControlService` offers the same over
 HTTP, and `sparsecast-control` (`python -m sparsecast.control`) is the command-line client of that. See
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from sparsecast.control.endpoints import Endpoint
 from sparsecast.control.engine import PauseMode
-from sparsecast.control.errors import BusyError, ConflictError, EndpointError, SyncError, UnknownEndpointError
+from sparsecast.control.errors import BusyError, ConflictError, EndpointError, UnknownEndpointError
 from sparsecast.control.plane import ControlPlane
 from sparsecast.control.policy import SyncPolicy
 from sparsecast.control.publisher_source import PublisherSource
-from sparsecast.control.report import EndpointReport, State, SyncReport
+from sparsecast.control.report import EndpointReport, State, SyncError, SyncReport
 from sparsecast.control.world import SourceReport, SyncSource, WorldSpec
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # These have more dependencies than the rest, so they are imported by who uses them.
+    # These have more dependencies than the rest, so they are imported on first use.
     if name == "DistributedSource":
         from sparsecast.control.distributed_source import DistributedSource
 

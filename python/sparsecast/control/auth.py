@@ -1,4 +1,4 @@
-"""Who may call the control service: a bearer token, a bound on requests, and nothing else."""
+"""Access control of the control service: a bearer token, and a bound on request bodies."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ MAX_REQUEST_BYTES = 1 << 20
 
 
 def new_token() -> str:
-    """A token of 256 random bits."""
+    """Returns a new token of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def check_token(token: str) -> str:
-    """`token`, if it can be one: 16 printable characters or more, without blanks. Raises `UsageError` otherwise."""
+    """Returns `token` if it is valid: 16 printable characters or more, without blanks. Raises `UsageError` otherwise.
+    """
     if len(token) < MIN_TOKEN_CHARACTERS or any(not 33 <= ord(character) <= 126 for character in token):
         raise UsageError(f"a token has {MIN_TOKEN_CHARACTERS} or more printable ASCII characters, and no blanks")
     return token
 
 
 def token_of_file(path: str | os.PathLike[str]) -> str:
-    """The token in the file, which only its owner may read. Raises `UsageError`, naming the file."""
+    """Returns the token in a file that only its owner may read. Raises `UsageError` naming the file."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
@@ -53,7 +54,7 @@ def token_of_file(path: str | os.PathLike[str]) -> str:
 
 
 def token_file(path: str | os.PathLike[str]) -> str:
-    """The token in the file, which is made, with mode 0600 and a new token, if there is none."""
+    """Returns the token in a file; creates the file with mode 0600 and a new token if there is none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -63,22 +64,22 @@ def token_file(path: str | os.PathLike[str]) -> str:
         raise UsageError(f"token file {os.fspath(path)!r}: {error.strerror}") from error
     token = new_token()
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(file.fileno(), 0o600)  # whatever the umask says
+        os.fchmod(file.fileno(), 0o600)  # independent of the umask
         file.write(token + "\n")
     return token
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is an address of this machine's loopback interface; names other than localhost are not."""
+    """Returns whether `host` is an address of the loopback interface; of names only localhost is."""
     plain = normalise_host(host)
     return plain == "::1" or (plain.startswith("127.") and plain.replace(".", "").isdigit())
 
 
 class Gatekeeper:
-    """ASGI middleware: the token, if `token` is not None, and at most `max_bytes` of a request's body.
+    """ASGI middleware that checks the token, if `token` is not None, and bounds request bodies to `max_bytes`.
 
-    Without a token only programs of this machine may call: requests that a browser's page can make are refused, that is
-    those with an Origin, or with a Host that is not the loopback's (a name that was made to point here).
+    Without a token only programs on this machine may call. Requests that a web page can make are refused: those with an
+    Origin, or with a Host other than the loopback interface (a name that was made to resolve to it).
     """
 
     def __init__(self, app: Application, *, token: str | None, max_bytes: int = MAX_REQUEST_BYTES) -> None:
@@ -115,7 +116,7 @@ class Gatekeeper:
         return 401, "unauthenticated", "send the header 'Authorization: Bearer TOKEN' with this service's token"
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts a body that came without a length."""
+        """Bounds a body that came without a length."""
         seen = 0
 
         async def counted() -> Message:
@@ -127,7 +128,7 @@ class Gatekeeper:
             return message
 
         async def watched(message: Message) -> None:
-            if seen <= self._max_bytes:  # else it is what the application makes of our exception
+            if seen <= self._max_bytes:  # otherwise the application answers our exception
                 await send(message)
 
         with contextlib.suppress(_TooLong):

@@ -1,4 +1,4 @@
-"""A collective step seen from above: the trainer blocks in its call while engines are led through theirs over HTTP."""
+"""Runs a collective step: the trainer blocks in its call while the engines are led through theirs over HTTP."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _Tasks = Mapping[str, "asyncio.Future[EndpointError | None]"]
 
 
 class Stopped(Exception):
-    """The step goes no further; what failed is in `BothSides.failures` and `trainer_failure`."""
+    """Ends the step; the failures are in `BothSides.failures` and `trainer_failure`."""
 
 
 class BothSides:
-    """Runs the two sides at once and ends both if either fails. `failures` are the engines', by name."""
+    """Runs the two sides at once and ends both if either fails. `failures` are those of the engines, by name."""
 
     def __init__(self, source: SyncSource, loop: LoopThread) -> None:
         self.failures: dict[str, EndpointError] = {}
@@ -34,7 +34,9 @@ class BothSides:
         self._stop: asyncio.Event | None = None
 
     def run(self, engines_side: Coroutine[Any, Any, None], trainer_side: Callable[[], None], seconds: float) -> bool:
-        """Whether both sides came to their end. `seconds`: how long the engines' side may take by its own deadlines."""
+        """Runs both sides and returns whether both succeeded. `seconds`: longest time of the engines by their own
+        deadlines.
+        """
         future = self._loop.submit(self._guarded(engines_side))
         try:
             trainer_side()
@@ -59,9 +61,9 @@ class BothSides:
             self._stop.set()
 
     async def phase(self, step: str, engines: list[Engine], action: Step, until: float) -> None:
-        """The step on all of `engines`, until `until` (monotonic). Once one of them, or the trainer, has failed, the
-        others
-        have a moment, and are then cut off; raises `Stopped`."""
+        """Runs the step on all of `engines` until `until` (monotonic). Once an engine or the trainer has failed, the
+        others get a short time and are then cancelled. Raises `Stopped`.
+        """
         assert self._stop is not None
         if self._stop.is_set():
             raise Stopped
@@ -83,7 +85,9 @@ class BothSides:
             raise Stopped
 
     async def last_phase(self, step: str, engines: list[Engine], action: Step) -> None:
-        """The same, but nobody is cut off: each comes to its own end, soon if the trainer can be told of a failure."""
+        """Runs the last step: no engine is cancelled. Each ends by itself, soon if the trainer can be told of a
+        failure.
+        """
         tasks = {engine.name: asyncio.ensure_future(attempt(engine, step, action)) for engine in engines}
         for task in asyncio.as_completed(tasks.values()):
             if await task is not None:
@@ -95,7 +99,7 @@ class BothSides:
             raise Stopped
 
     def _abort_for(self, tasks: _Tasks) -> None:
-        """Tells the trainer of the first failure, if it can be told."""
+        """Tells the trainer of the first failure, if the source has `abort`."""
         abort = getattr(self._source, "abort", None)
         errors = [error for task in tasks.values() if task.done() and (error := task.result()) is not None]
         if errors and abort is not None:
@@ -103,7 +107,7 @@ class BothSides:
 
 
 async def _outcomes(step: str, tasks: _Tasks, *, wait: bool = False) -> dict[str, EndpointError]:
-    """Failures by name. What has not ended is cut off, or waited for."""
+    """Returns failures by name. Cancels, or waits for, calls that have not ended."""
     errors: dict[str, EndpointError] = {}
     for name, task in tasks.items():
         if wait or task.done():

@@ -25,7 +25,7 @@ MODES = ("abort", "wait", "keep", "retract")
 
 
 class ServiceError(PeerFailedError):
-    """The service answered with an error; `detail` is its JSON."""
+    """An error answer of the service; `detail` is its JSON."""
 
     def __init__(self, status: int, detail: dict[str, Any]) -> None:
         super().__init__(str(detail.get("message", f"status {status}")), code=str(detail.get("code", "peer_failed")))
@@ -34,7 +34,7 @@ class ServiceError(PeerFailedError):
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options, with their help."""
+    """Returns the parser of all options."""
     top = argparse.ArgumentParser(prog="sparsecast-control", description="Client of a sparsecast control service.")
     top.add_argument("--url", default=DEFAULT_URL, help="of the service (default: %(default)s)")
     top.add_argument("--token-file", help=f"holds the service's token (else the variable {TOKEN_VARIABLE})")
@@ -84,7 +84,7 @@ def _seconds(text: str) -> float:
 
 
 def request_of(options: argparse.Namespace) -> tuple[str, str, dict[str, Any] | None, dict[str, Any]]:
-    """Method, path, JSON body and query of the call that `options` ask for."""
+    """Returns method, path, JSON body and query of the call that `options` select."""
     command = options.command
     if command == "status":
         return "GET", "/v1/status", None, {"probe": "true" if options.probe else "false"}
@@ -106,7 +106,7 @@ def request_of(options: argparse.Namespace) -> tuple[str, str, dict[str, Any] | 
 
 
 def call(options: argparse.Namespace) -> dict[str, Any]:
-    """Asks the service; raises `ServiceError` for its errors, `UsageError` if it is not reached."""
+    """Calls the service. Raises `ServiceError` for its errors, and `UsageError` if it cannot be reached."""
     method, path, body, query = request_of(options)
     token = token_of_file(options.token_file) if options.token_file else os.environ.get(TOKEN_VARIABLE, "")
     headers = {"Authorization": f"Bearer {check_token(token)}"} if token else {}
@@ -130,7 +130,7 @@ def call(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe(command: str, answer: dict[str, Any]) -> str:
-    """An answer for people."""
+    """Formats an answer for people."""
     if command == "sync":
         return _describe_sync(answer)
     if command == "add":
@@ -183,7 +183,7 @@ def _describe_sync(answer: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Runs the command and returns its exit status."""
     options = parser().parse_args(arguments)
     try:
         answer = call(options)

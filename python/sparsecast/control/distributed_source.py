@@ -1,4 +1,4 @@
-"""A trainer of several ranks as one side of a control plane: rank 0 has the plane, the others follow it."""
+"""A trainer of several ranks as one side of a control plane: rank 0 has the plane, and the other ranks follow it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedSource(PublishedTable):
-    """`publisher` on every rank of a trainer (FSDP2, Megatron), with a live transport that this replaces.
+    """A source with a `publisher` on every rank of a trainer (FSDP2, Megatron); replaces its live transport.
 
-    Between optimizer steps all ranks call `run`, rank 0 with what the control plane is to do:
+    Between optimizer steps all ranks call `run`, rank 0 with the operation of the control plane:
 
         source = DistributedSource(publisher, group)
         plane = ControlPlane(source, ...) if rank == 0 else None
         source.run(plane.sync_now if plane else None)
 
-    `group` is a process group on CPUs (gloo) of all trainer ranks, and nobody else uses it; by it rank 0 tells the others
-    what comes next (the world's secret among that: it is the trainer's own network). A rank that is not told within the
-    group's timeout raises. Reports are sums over ranks; seconds are rank 0's.
+    `group` is a process group on CPUs (gloo) of all trainer ranks, used by nothing else. Over it rank 0 tells the
+    others the next operation, including the secret of the world: it must be the network of the trainer. A rank that is
+    not told within the timeout of the group raises. Reports are sums over ranks; seconds are those of rank 0.
     """
 
     def __init__(self, publisher: Publisher, group: dist.ProcessGroup) -> None:
@@ -50,9 +50,9 @@ class DistributedSource(PublishedTable):
         self._running = False
 
     def run(self, action: Callable[[], _Result] | None) -> _Result | None:
-        """Collective over the trainer: rank 0 runs `action` (and returns what it does), the others follow meanwhile.
+        """Runs `action` on rank 0 and returns its result, while the other ranks follow; collective over the trainer.
 
-        When it raises on rank 0, the others raise PeerFailedError with its words.
+        If it raises on rank 0, the others raise PeerFailedError with the same message.
         """
         if (action is None) != (self._rank != 0):
             raise UsageError("rank 0 gives run() an action, and nobody else does", f"rank {self._rank}")
@@ -73,14 +73,14 @@ class DistributedSource(PublishedTable):
             self._tell({"do": "release", "words": words})
 
     def regroup(self, world: WorldSpec) -> None:
-        """Meets, with all ranks of the trainer, as the ranks 0 to `ranks - 1` of `world`. Rank 0, within run()."""
+        """Meets with all ranks of the trainer, as ranks 0 to `ranks - 1` of `world`. Rank 0, within run()."""
         self._require_running()
         place = world_of(world)
         self._tell({"do": "regroup", "world": place.to_json()})
         self._meet(place)
 
     def sync(self, timeout: float) -> PublisherReport:
-        """Publishes, with all ranks of the trainer. Rank 0, within run()."""
+        """Publishes with all ranks of the trainer. Rank 0, within run()."""
         self._require_running()
         self._met()
         self._tell({"do": "sync", "timeout": timeout})
@@ -91,7 +91,7 @@ class DistributedSource(PublishedTable):
             raise UsageError("the other ranks do not follow: the control plane works within run() of every rank")
 
     def _publish(self, timeout: float) -> PublisherReport:
-        """This rank's part, then the sums; where one rank has failed, nobody waits for sums."""
+        """Publishes the part of this rank, then sums reports; if a rank has failed, no rank waits for sums."""
         self._met().timeout = timeout
         report: PublishReport | None = None
         failure: Exception | None = None
@@ -116,7 +116,7 @@ class DistributedSource(PublishedTable):
         )
 
     def _follow(self) -> None:
-        """Does what rank 0 says until it says that that is all. Failures are rank 0's to answer: it fails as well."""
+        """Runs the operations of rank 0 until it ends the run. Failures are reported by rank 0, which fails as well."""
         while True:
             told = self._hear()
             try:

@@ -1,4 +1,4 @@
-"""The inference endpoints that take part in syncs: who they are, and which ranks of the sync world are theirs."""
+"""Inference endpoints of syncs: their identity, and their ranks in the sync world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMES = ("http", "https")
 MAX_RANKS = 65536  # what a layout can hold
 MAX_ENDPOINTS = 4096
 
-# What the control plane itself tells engines.
+# Fields that only the control plane may set for engines.
 RESERVED_OPTIONS = frozenset(
     {
         *("host", "port", "world_size", "rank_offset", "tensors", "ties", "version", "secret", "generation"),
@@ -31,10 +31,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\[\]-]{0,127}|\[[0-9a-f:.]+\]:[0-9
 
 
 def normalise_host(host: str) -> str:
-    """One spelling for a host: lower case, no brackets, no trailing dot, addresses in their shortest form.
+    """Returns one spelling of a host: lower case, no brackets, no trailing dot, addresses in their shortest form.
 
-    "localhost" is taken for 127.0.0.1, an IPv4 address in IPv6 form for the IPv4 address. Names are not resolved: a
-    name and its address are two hosts. Raises `UsageError` for what is neither a name nor an address.
+    "localhost" becomes 127.0.0.1, and an IPv4 address in IPv6 form the IPv4 address. Names are not resolved: a name and
+    its address are two hosts. Raises `UsageError` if it is neither a name nor an address.
     """
     text = host.strip().lower()
     if text.startswith("[") and text.endswith("]"):
@@ -105,7 +105,7 @@ class Endpoint:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What identifies the endpoint: (host, port)."""
+        """Identity of the endpoint: (host, port)."""
         return (self.host, self.port)
 
     @property
@@ -126,16 +126,17 @@ def _check_int(name: str, value: int, low: int, high: int) -> None:
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of the sync world that belong to an endpoint: [rank_offset, rank_offset + endpoint.world_size)."""
+    """Ranks of an endpoint in the sync world: [rank_offset, rank_offset + endpoint.world_size)."""
 
     endpoint: Endpoint
     rank_offset: int
 
 
 def place(endpoints: Iterable[Endpoint], trainer_ranks: int) -> list[Placement]:
-    """Ranks of a sync world: the trainer's first, then each endpoint's, ordered by (host, port).
+    """Assigns the ranks of a sync world: those of the trainer first, then those of each endpoint, ordered by (host,
+    port).
 
-    The order in which endpoints were added does not matter, so everybody who knows the members knows the ranks.
+    The order in which endpoints were added does not matter: everyone who knows the members knows the ranks.
     """
     _check_int("trainer_ranks", trainer_ranks, 1, MAX_RANKS)
     placements = []
@@ -147,10 +148,9 @@ def place(endpoints: Iterable[Endpoint], trainer_ranks: int) -> list[Placement]:
 
 
 class Registry:
-    """The set of endpoints, one a (host, port). Safe to use from several threads.
+    """Set of endpoints, one for each (host, port). Thread-safe.
 
-    `generation` counts changes of the membership: every add, remove or `renew` gives a number that was not there
-    before.
+    `generation` counts changes of the membership: every add, remove or `renew` makes a number that was not used before.
     """
 
     def __init__(self) -> None:
@@ -164,13 +164,13 @@ class Registry:
             return self._generation
 
     def renew(self) -> int:
-        """A new generation with the same members (a group is made again after a failure)."""
+        """Starts a new generation with the same members (a group is made again after a failure)."""
         with self._lock:
             self._generation += 1
             return self._generation
 
     def add(self, endpoint: Endpoint) -> bool:
-        """Adds `endpoint`; False if it is there already (only its token is then taken over).
+        """Adds `endpoint`; returns False if it exists (only its token is then replaced).
 
         Raises `ConflictError` if its (host, port) is registered with another world size, kind, name or scheme, or its
         name for another (host, port).
@@ -202,7 +202,7 @@ class Registry:
         raise ConflictError(f"{present.address} is registered with {'; '.join(differing)}: remove it first")
 
     def remove(self, host: str, port: int) -> Endpoint:
-        """Takes the endpoint out and returns it. Raises `UnknownEndpointError` if it is not there."""
+        """Removes the endpoint and returns it. Raises `UnknownEndpointError` if it does not exist."""
         with self._lock:
             endpoint = self._endpoints.pop((normalise_host(host), port), None)
             if endpoint is None:
@@ -211,7 +211,7 @@ class Registry:
             return endpoint
 
     def find(self, name: str) -> Endpoint:
-        """The endpoint of that name. Raises `UnknownEndpointError` if there is none."""
+        """Returns the endpoint of that name. Raises `UnknownEndpointError` if there is none."""
         with self._lock:
             for endpoint in self._endpoints.values():
                 if endpoint.name == name:
@@ -223,7 +223,7 @@ class Registry:
         return ", ".join(names[:16]) + (", ..." if len(names) > 16 else "") if names else "none"
 
     def members(self) -> list[Endpoint]:
-        """All endpoints now, ordered by (host, port)."""
+        """Returns all endpoints, ordered by (host, port)."""
         with self._lock:
             return sorted(self._endpoints.values(), key=lambda each: each.key)
 

@@ -1,4 +1,4 @@
-"""What the control plane asks of an inference server, whichever engine it runs."""
+"""Interface of the control plane to an inference server of any engine."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
 MEMORY_TAGS = (WEIGHTS, KV_CACHE)
 
-# The ranks' own deadlines are shorter than those of the calls that wait for them: when one rank is silent, all the
-# others have the time to say so, and only the silent one's server does not answer.
+# Deadlines of the ranks are shorter than those of the calls that wait for them: if one rank is silent, all others have
+# the time to say so, and only the server of the silent rank does not answer.
 RANKS_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """What a server says of itself.
+    """State that a server reports of itself.
 
-    version     None if it holds none of ours (a checkpoint's weights).
-    world_size  ranks that hold weights; None if the server does not say.
-    paused      None if the server does not say.
+    version     None if it holds no version of the trainer (the weights of a checkpoint).
+    world_size  ranks that hold weights; None if the server does not report it.
+    paused      None if the server does not report it.
     """
 
     version: int | None
@@ -53,17 +53,17 @@ class EngineStatus:
 
 
 def parse_version(text: object) -> int | None:
-    """The version that a server's `weight_version` names; None for anything that this library has not set."""
+    """Returns the version in the `weight_version` of a server; None if this library did not set it."""
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     return None
 
 
 class EngineClient(ABC):
-    """One server. Every call ends within its `timeout` (seconds), and raises `EndpointError` if it fails."""
+    """Client of one server. Every call ends within its `timeout` (seconds), and raises `EndpointError` if it fails."""
 
     pause_modes: ClassVar[frozenset[PauseMode]]
-    """What `pause` can do."""
+    """Modes that `pause` supports."""
 
     def __init__(self, endpoint: Endpoint, http: HttpCaller) -> None:
         self.endpoint = endpoint
@@ -75,12 +75,14 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def health(self, timeout: float) -> EngineStatus:
-        """Raises if the server or its engine does not answer; works while paused or asleep. What it says of itself."""
+        """Returns the state that the server reports. Raises if the server or its engine does not answer. Works while
+        paused or asleep.
+        """
 
     @abstractmethod
     async def join(self, world: WorldSpec, placement: Placement, timeout: float) -> None:
-        """Makes the engine's ranks meet the world and its group; returns when they have. Blocks as long as others do
-        not come.
+        """Makes the ranks of the engine join the world and its group; returns when they have. Blocks until all ranks of
+        the world have come.
         """
 
     @abstractmethod
@@ -89,45 +91,45 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def receive(self, base_version: int, timeout: float) -> None:
-        """Makes the engine take part in the trainer's next sync in the background; returns once it has begun.
+        """Makes the engine take part in the next sync of the trainer in the background; returns once it has begun.
 
-        base_version   that the trainer publishes from: an engine at another one refuses, here or in `apply`.
+        base_version   that the trainer publishes from: an engine at another version fails, here or in `apply`.
         """
 
     @abstractmethod
     async def staged(self, timeout: float) -> None:
-        """Returns when the engine has received and checked everything, generation going on meanwhile."""
+        """Waits until the engine has received and checked the whole version; generation continues meanwhile."""
 
     @abstractmethod
     async def pause(self, mode: PauseMode, timeout: float) -> None:
-        """Stops generation as `mode` says; not called with `PauseMode.NONE`."""
+        """Stops generation according to `mode`; not called with `PauseMode.NONE`."""
 
     @abstractmethod
     async def resume(self, timeout: float) -> None:
-        """Takes `pause` back."""
+        """Ends a pause."""
 
     @abstractmethod
     async def apply(self, base_version: int, timeout: float) -> None:
-        """Writes what was received into the live weights; returns when all of the group have verified the version."""
+        """Writes the received version into the live weights; returns when the whole group has verified it."""
 
     @abstractmethod
     async def finish(self, version: int, timeout: float) -> None:
-        """Closes the update: the server names `version` in its answers from now on."""
+        """Ends the update: the server reports `version` in its answers from now on."""
 
     @abstractmethod
     async def cancel(self, timeout: float) -> None:
-        """Closes an update that failed, so that another can begin."""
+        """Ends an update that failed, so that another can begin."""
 
     @abstractmethod
     async def flush(self, mode: PauseMode, timeout: float) -> None:
-        """Drops cached prefixes of the old weights. Raises if the server could not."""
+        """Drops prefixes of the old weights from the cache. Raises if the server could not."""
 
     @abstractmethod
     async def sleep(self, tags: tuple[str, ...], timeout: float) -> None:
-        """Releases device memory: of `tags`, "weights" and "kv_cache"."""
+        """Releases device memory of `tags`, which may be "weights" and "kv_cache"."""
 
     @abstractmethod
     async def wake(self, tags: tuple[str, ...], timeout: float) -> None:
-        """Takes released memory again. The content of weights is lost. Whether it generates then differs: pause or
-        resume.
+        """Allocates released memory again. The content of weights is lost. Whether it then generates depends on the
+        engine: call pause or resume.
         """

@@ -1,19 +1,14 @@
-"""What the control plane reports: which endpoint, at which step, with which code."""
+"""Errors of the control plane: which endpoint failed, at which step, with which code."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparsecast.errors import PeerFailedError, UsageError
 
-if TYPE_CHECKING:
-    from sparsecast.control.report import SyncReport
-
-# An engine that ends with one of these may hold wrong bytes: it must not serve before it was seeded again.
+# An engine with one of these codes may hold wrong bytes: it must not serve before it is seeded again.
 DIRTY_CODES = frozenset({"dirty"})
-# Its bytes were not those that the trainer's delta starts from, or leads to.
+# The bytes of the engine were not those that the delta of the trainer starts from, or leads to.
 DIGEST_CODES = frozenset({"digest_mismatch", "wrong_base", "dirty"})
-# In an engine's own words: others failed, or did not come. It is not to blame.
+# The engine only reports that others failed or did not come; it is not the cause.
 ECHO_CODES = frozenset({"peer_failed", "timeout"})
 
 
@@ -37,7 +32,7 @@ class EndpointError(PeerFailedError):
 
 
 class ConflictError(UsageError):
-    """The endpoint is registered already, with other attributes."""
+    """The endpoint is already registered with other attributes."""
 
 
 class UnknownEndpointError(UsageError):
@@ -45,21 +40,8 @@ class UnknownEndpointError(UsageError):
 
 
 class BusyError(UsageError):
-    """Another operation has the control plane; `holder` says which, since when and for whom."""
+    """Another operation is in progress; `holder` says which, since when, and for whom."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(f"the control plane is busy: {holder}")
         self.holder = holder
-
-
-class SyncError(PeerFailedError):
-    """A sync, or an operation on several endpoints, did not succeed everywhere.
-
-    `failures` are the causes, one an endpoint that failed (empty if the trainer alone did). `report` says for every
-    endpoint at which version it is; None for operations other than a sync.
-    """
-
-    def __init__(self, message: str, failures: list[EndpointError], report: SyncReport | None = None) -> None:
-        super().__init__(message)
-        self.failures = failures
-        self.report = report

@@ -1,4 +1,4 @@
-"""The engines behind the registered endpoints: their clients, what is known of them, and one step on many at once."""
+"""The engines of the registered endpoints: clients, records, and one step on many engines at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[["Engine"], Awaitable[object]]
 
 
 class Engine:
-    """An endpoint with its client and record. The client belongs to the loop's thread."""
+    """An endpoint with its client and record. The client belongs to the thread of the loop."""
 
     def __init__(self, endpoint: Endpoint, client: EngineClient, record: EndpointRecord) -> None:
         self.endpoint = endpoint
@@ -35,13 +35,13 @@ class Engine:
         return self.endpoint.name
 
     def adopt(self, endpoint: Endpoint, needs_anchor: bool) -> None:
-        """The same endpoint with another token."""
+        """Replaces the token of the endpoint."""
         self.endpoint = self.record.endpoint = self.client.endpoint = self.client.http.endpoint = endpoint
         self.record.needs_anchor = self.record.needs_anchor or needs_anchor
 
 
 class Fleet:
-    """All engines. Membership may change from any thread; steps on engines are run one operation at a time."""
+    """All engines. Membership may change from any thread; steps on engines run one operation at a time."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.registry = Registry()
@@ -51,7 +51,7 @@ class Fleet:
         self._engines: dict[tuple[str, int], Engine] = {}
 
     def add(self, endpoint: Endpoint, *, needs_anchor: bool = False) -> bool:
-        """Registers; False if it was there (`Registry.add`)."""
+        """Registers an endpoint; returns False if it exists (`Registry.add`)."""
         with self._lock:
             created = self.registry.add(endpoint)
             if created:
@@ -63,13 +63,13 @@ class Fleet:
         return created
 
     def remove(self, host: str, port: int) -> Engine:
-        """Takes it out; its client is the caller's to close."""
+        """Removes an engine; the caller closes its client."""
         with self._lock:
             endpoint = self.registry.remove(host, port)
             return self._engines.pop(endpoint.key)
 
     def engines(self, names: Iterable[str] | None = None) -> list[Engine]:
-        """The engines of that names, all if None, ordered by (host, port)."""
+        """Returns the engines of these names, or all if None, ordered by (host, port)."""
         wanted = None if names is None else {self.registry.find(name).key for name in names}
         with self._lock:
             keys = sorted(self._engines) if wanted is None else sorted(wanted)
@@ -88,7 +88,7 @@ class Fleet:
 
 
 def refuse_mode(engines: Iterable[Engine], mode: PauseMode) -> None:
-    """Raises `UsageError`, naming those of `engines` that cannot pause so."""
+    """Raises `UsageError` naming the engines that do not support the pause mode."""
     unable = [engine for engine in engines if mode is not PauseMode.NONE and mode not in engine.client.pause_modes]
     if unable:
         names = ", ".join(f"{engine.name} ({engine.endpoint.kind})" for engine in unable)
@@ -97,7 +97,7 @@ def refuse_mode(engines: Iterable[Engine], mode: PauseMode) -> None:
 
 
 def mark_failed(engine: Engine, error: EndpointError) -> None:
-    """Puts `error` into the record. Engines that only heard of another's failure stay as they are."""
+    """Records `error`. Engines that only report the failure of another one stay as they are."""
     engine.record.error = str(error)
     engine.record.failures += 1
     if not error.echo:
@@ -105,7 +105,7 @@ def mark_failed(engine: Engine, error: EndpointError) -> None:
 
 
 async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | None:
-    """One step on one engine; whatever it raises comes back as an `EndpointError`."""
+    """Runs one step on one engine; returns any exception as an `EndpointError`."""
     try:
         await action(engine)
     except EndpointError as error:
@@ -116,7 +116,7 @@ async def attempt(engine: Engine, step: str, action: Step) -> EndpointError | No
 
 
 async def on_each(engines: Iterable[Engine], step: str, action: Step) -> dict[str, EndpointError]:
-    """The step on all of them at once; the errors by endpoint, once all have ended."""
+    """Runs the step on all engines at once; returns the errors by endpoint once all have ended."""
     engines = list(engines)
     errors = await asyncio.gather(*(attempt(engine, step, action) for engine in engines))
     return {engine.name: error for engine, error in zip(engines, errors, strict=True) if error is not None}

@@ -1,4 +1,4 @@
-"""Which engines stand in a group with the trainer, and the next world to meet in."""
+"""The group of engines with the trainer, and the next world to meet in."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CHANNELS = ("control", "mpi", "nccl")
 
 
 class Group:
-    """The group of the last regroup. It stands until a member fails or the membership changes.
+    """Group of the last regroup. It is valid until a member fails or the membership changes.
 
-    host, port   where the trainer's rank 0 listens, as engines reach it.
-    channels     what bytes travel by.
+    host, port   where rank 0 of the trainer listens, as engines reach it.
+    channels     transport of the bytes.
     """
 
     def __init__(self, registry: Registry, host: str, port: int, channels: str) -> None:
@@ -33,7 +33,7 @@ class Group:
     def world(
         self, source: SyncSource, placements: list[Placement], anchored: frozenset[str], timeout: float
     ) -> WorldSpec:
-        """The next world: a generation that no world had, and a secret that nobody knows yet."""
+        """Returns the next world, with a new generation and a new secret."""
         size = source.ranks + sum(placement.endpoint.world_size for placement in placements)
         if size > MAX_RANKS:
             raise UsageError(f"the trainer and {len(placements)} endpoints have {size} ranks; {MAX_RANKS} are possible")
@@ -58,23 +58,23 @@ class Group:
         )
 
     def stands(self, engines: Iterable[Engine]) -> None:
-        """All of `engines` have met."""
+        """Records that all of `engines` have met."""
         self._members = tuple(engine.endpoint.key for engine in engines)
         self.broken_by = ""
 
     def meet_at(self, host: str, port: int) -> None:
-        """Ranks meet there from the next regroup on, which is the next sync's if that is another place."""
+        """Sets the place where ranks meet from the next regroup on; a new place makes the next sync regroup."""
         place = _meeting_place(host, port)
         if place != (self.host, self.port):
             self.host, self.port = place
             self.break_up("ranks meet elsewhere now")
 
     def break_up(self, reason: str) -> None:
-        """The next sync makes a new group."""
+        """Makes the next sync regroup."""
         self.broken_by = reason
 
     def is_of(self, engines: Iterable[Engine]) -> bool:
-        """Whether the group stands and has exactly these members."""
+        """Returns whether the group is valid and has exactly these members."""
         return not self.broken_by and self._members == tuple(engine.endpoint.key for engine in engines)
 
 

@@ -40,7 +40,7 @@ class Answer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object; raises `EndpointError` ("corrupt") if it is not one."""
+        """Returns the body as a JSON object. Raises `EndpointError` ("corrupt") if it is not one."""
         try:
             value = json.loads(self.body)
         except ValueError:
@@ -52,7 +52,8 @@ class Answer:
 
 
 def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
-    """An engine's own words, with the code that they name in square brackets ("[digest_mismatch]"), if any."""
+    """Returns the error text of an engine, and the code that it names in square brackets ("[digest_mismatch]"), if any.
+    """
     for found in reversed(_CODE.findall(message)):
         if found in _ENGINE_CODES:
             return EndpointError(endpoint, step, message, code=found, echo=found in ECHO_CODES)
@@ -60,9 +61,9 @@ def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
 
 
 class HttpCaller:
-    """Calls routes of one endpoint's server. To be used, and closed, on one event loop.
+    """Calls routes of the server of one endpoint. Used and closed on one event loop.
 
-    tls   how https servers are verified; None: the system's trust store.
+    tls   verification of https servers; None: the trust store of the system.
     """
 
     def __init__(self, endpoint: Endpoint, *, tls: ssl.SSLContext | None = None) -> None:
@@ -88,9 +89,9 @@ class HttpCaller:
         params: Sequence[tuple[str, str]] = (),
         hide: Sequence[str] = (),
     ) -> Answer:
-        """One request, answered completely within `timeout` seconds; raises `EndpointError` otherwise.
+        """Sends one request and returns its complete answer within `timeout` seconds; raises `EndpointError` otherwise.
 
-        hide   secrets in the request: servers like to repeat in their errors what they were sent.
+        hide   secrets in the request, which servers may repeat in their errors.
         """
         name = self.endpoint.name
         if timeout <= 0:
@@ -153,7 +154,7 @@ def _without(body: bytes, secrets: Sequence[str]) -> str:
         if secret:
             text = text.replace(secret, "***")
     text = " ".join(text.split())
-    if len(text) > _SHOWN_CHARACTERS:  # the code of an engine's error stands at its end
+    if len(text) > _SHOWN_CHARACTERS:  # the error code of an engine is at the end
         text = f"{text[: _SHOWN_CHARACTERS // 2]} ... {text[-_SHOWN_CHARACTERS // 2 :]}"
     return text
 

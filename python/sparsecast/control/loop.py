@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: calls to many engines at once from code that blocks."""
+"""An event loop in a thread of its own, for calls to many engines at once from blocking code."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Starts `coroutine`, which has deadlines of its own, and waits for what it returns or raises."""
+        """Runs `coroutine`, which has deadlines of its own, and returns its result or raises its exception."""
         return self.submit(coroutine).result()
 
     def call(self, function: Any, *arguments: Any) -> None:
-        """Has `function` called on the loop's thread soon."""
+        """Schedules `function` on the loop's thread."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the thread. Coroutines in progress are given up."""
+        """Ends the thread and cancels coroutines in progress."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

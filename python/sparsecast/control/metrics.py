@@ -16,7 +16,7 @@ _STAGES = ("encode", "wire", "stage", "apply")
 
 
 class ControlMetrics:
-    """Follows the syncs of `plane` from now on. Not more than one a plane."""
+    """Counts the syncs of `plane` from now on. At most one for each plane."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.registry = CollectorRegistry()
@@ -55,7 +55,7 @@ class ControlMetrics:
         return Histogram(f"sparsecast_{name}_seconds", text, ["endpoint"], buckets=_SECONDS, registry=self.registry)
 
     def observe(self, report: SyncReport) -> None:
-        """Counts one sync in."""
+        """Counts one sync."""
         self._syncs.labels(report.result).inc()
         self._seconds.observe(report.seconds)
         if report.regrouped:
@@ -82,12 +82,12 @@ class ControlMetrics:
         self._sent.inc(max(0, figures.get("sent_bytes", 0)))
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Returns all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
 class _Now:
-    """What is true at the time of asking; endpoints that were removed are not in it."""
+    """Collects values at the time of the request; removed endpoints are not included."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -98,7 +98,7 @@ class _Now:
         version.add_metric([], status["version"])
         generation = GaugeMetricFamily("sparsecast_generation", "Changes of the membership")
         generation.add_metric([], status["generation"])
-        at = GaugeMetricFamily("sparsecast_endpoint_version", "Version that it has verified", labels=["endpoint"])
+        at = GaugeMetricFamily("sparsecast_endpoint_version", "Version that the endpoint has verified", labels=["endpoint"])
         lag = GaugeMetricFamily("sparsecast_endpoint_lag_versions", "Versions behind the trainer", labels=["endpoint"])
         states = GaugeMetricFamily("sparsecast_endpoint_state", "1 for its state", labels=["endpoint", "state"])
         for entry in status["endpoints"]:

@@ -1,4 +1,4 @@
-"""The control plane of weight syncs: who the engines are, and what is done with all of them together."""
+"""The control plane of weight syncs: the endpoints, and operations on all of them together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from sparsecast.control.endpoints import Endpoint
 from sparsecast.control.engine import MEMORY_TAGS, WEIGHTS, PauseMode
-from sparsecast.control.errors import BusyError, EndpointError, SyncError
+from sparsecast.control.errors import BusyError, EndpointError
 from sparsecast.control.fleet import Engine, Fleet, Step, attempt, mark_failed, on_each, refuse_mode
 from sparsecast.control.group import Group
 from sparsecast.control.policy import SyncPolicy
-from sparsecast.control.report import State, SyncReport
+from sparsecast.control.report import State, SyncError, SyncReport
 from sparsecast.control.sync_round import SyncRound
 from sparsecast.control.world import SyncSource
 from sparsecast.errors import UsageError
@@ -68,27 +68,26 @@ class ControlPlane:
         self.close()
 
     def close(self) -> None:
-        """Closes all connections. Engines keep running with what they have."""
+        """Closes all connections. Engines keep running with the weights that they have."""
         self._fleet.close()
 
     def observe(self, observer: Observer) -> None:
-        """Has `observer` called with the report of every sync, failed ones too. It must not raise."""
+        """Registers a function that is called with the report of every sync, including failed ones. It must not raise.
+        """
         self._observers.append(observer)
 
     # endpoints
 
     def add(self, endpoint: Endpoint, *, needs_anchor: bool = False) -> bool:
-        """Registers an endpoint for the syncs to come; False if it was there (its token is then replaced).
+        """Registers an endpoint for later syncs; returns False if it exists (its token is then replaced).
 
-        needs_anchor   it holds other weights than the trainer's version 0 (no checkpoint, or another one): the first
-                       sync seeds it with all weights. Engines that are behind by a version are seeded without being
-                       told.
+        needs_anchor   it holds other weights than version 0 of the trainer (no checkpoint, or another one): the first
+                       sync seeds it with all weights. Engines that are behind by a version are seeded without this.
         """
         return self._fleet.add(endpoint, needs_anchor=needs_anchor)
 
     def remove(self, host: str, port: int) -> Endpoint:
-        """Takes the endpoint out. Its server is told to leave the group, if it answers and no operation is in
-        progress.
+        """Removes the endpoint. Its server is told to leave the group, if it answers and no operation is in progress.
         """
         engine = self._fleet.remove(host, port)
 
@@ -107,16 +106,17 @@ class ControlPlane:
         return engine.endpoint
 
     def endpoints(self) -> list[dict[str, Any]]:
-        """What is known of every endpoint, without asking it."""
+        """Returns the records of all endpoints, without calling them."""
         return [engine.record.to_dict() for engine in self._fleet.engines()]
 
     # sync
 
     def sync_now(self, policy: SyncPolicy | None = None, *, by: str = "the trainer") -> SyncReport:
-        """Brings every endpoint to the trainer's weights of now; returns when all have verified it.
+        """Brings every endpoint to the current weights of the trainer; returns when all have verified them.
 
-        The steps are in `sync_round.py`. Raises `SyncError` if any endpoint or the trainer failed: it names them all,
-        says who is at which version, and holds the report. Raises `BusyError` if another operation is in progress.
+        The steps are in `sync_round.py`. Raises `SyncError`, which names every endpoint that failed, the versions of
+        all, and holds the report, if any endpoint or the trainer failed. Raises `BusyError` if another operation is in
+        progress.
         """
         with self._exclusive("sync", by):
             round_ = SyncRound(self._source, self._fleet, self._group, policy if policy is not None else self.policy)
@@ -135,7 +135,7 @@ class ControlPlane:
             observer(report)
 
     def meet_at(self, host: str, port: int) -> None:
-        """Where ranks meet from the next regroup on; the next sync regroups if that is another place."""
+        """Sets the place where ranks meet from the next regroup on; a new place makes the next sync regroup."""
         self._group.meet_at(host, port)
 
     # generation and memory
@@ -155,9 +155,9 @@ class ControlPlane:
         self._on_all("pause", names, stop, by)
 
     def resume(self, names: Iterable[str] | None = None, *, by: str = "the trainer") -> None:
-        """Lets the endpoints of `names` (all if None) generate again, whoever paused them.
+        """Resumes generation on the endpoints of `names` (all if None), whatever paused them.
 
-        Refused for those whose memory is released, or whose weights are of no use until the next sync.
+        Raises for endpoints whose memory is released, or whose weights are not usable before the next sync.
         """
 
         async def go_on(engine: Engine) -> None:
@@ -175,10 +175,10 @@ class ControlPlane:
     def sleep(
         self, tags: Iterable[str] = MEMORY_TAGS, names: Iterable[str] | None = None, *, by: str = "the trainer"
     ) -> None:
-        """Releases device memory of the endpoints of `names` (all if None), aborting their requests.
+        """Releases device memory of the endpoints of `names` (all if None) and aborts their requests.
 
-        tags   of "weights" and "kv_cache". vLLM releases its KV cache together with the weights. Whoever released its
-               weights cannot be synced while asleep, and is seeded with all weights by the first sync after `wake`.
+        tags   of "weights" and "kv_cache". vLLM releases its KV cache together with the weights. An endpoint without its
+               weights cannot be synced while asleep; the first sync after `wake` seeds it with all weights.
         """
         wanted = _memory_tags(tags)
 
@@ -198,7 +198,7 @@ class ControlPlane:
     def wake(
         self, tags: Iterable[str] = MEMORY_TAGS, names: Iterable[str] | None = None, *, by: str = "the trainer"
     ) -> None:
-        """Takes released memory again on the endpoints of `names` (all if None).
+        """Allocates released memory again on the endpoints of `names` (all if None).
 
         Weights come back without content: such an endpoint stays paused until the next sync has seeded it. Waking
         "weights", syncing, and then waking "kv_cache" keeps the memory of the cache free for the sync.
@@ -226,10 +226,10 @@ class ControlPlane:
     # status
 
     def status(self, *, probe: bool = False) -> dict[str, Any]:
-        """The trainer's version, the group, every endpoint and the last sync, as JSON values.
+        """Returns the version of the trainer, the group, every endpoint and the last sync, as JSON values.
 
-        probe   ask every server now, within the health deadline: its entry then has "answers" and "serves" (the
-                version that it names), or "problem".
+        probe   call every server within the health deadline: its entry then has "answers" and "serves" (the version that
+                it reports), or "problem".
         """
         engines = self._fleet.engines()
         entries = {engine.name: engine.record.to_dict() for engine in engines}

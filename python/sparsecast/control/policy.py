@@ -20,7 +20,7 @@ class SyncPolicy:
                     one such endpoint fails the sync before anything moves.
     health_timeout  for the health check of one endpoint.
     join_timeout    for making a group after the membership changed; seeding new engines with all weights is in it.
-    sync_timeout    for the exchange from the first byte to the decision; `PauseMode.WAIT` drains requests in it.
+    sync_timeout    for the exchange, from the first byte to the decision; `PauseMode.WAIT` drains requests in it.
     call_timeout    for each of: pause, flush, resume, sleep, wake, and tidying up after a failure.
     """
 

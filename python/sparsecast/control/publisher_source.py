@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublisherReport:
-    """What a sync did; names as in `SourceReport`."""
+    """Report of a sync; names as in `SourceReport`."""
 
     version: int
     step: int | None
@@ -35,7 +35,7 @@ class PublisherReport:
 
 
 class PublishedTable:
-    """What both sources say of their publisher."""
+    """Properties of the publisher that both sources report."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.ranks = len(publisher.layout.ranks)
@@ -45,23 +45,24 @@ class PublishedTable:
 
     @property
     def version(self) -> int:
-        """The newest committed version."""
+        """Newest committed version."""
         return self._publisher.version
 
     @property
     def tensors(self) -> Sequence[TensorEntry]:
-        """The layout's table."""
+        """Tensor table of the layout."""
         return self._tensors
 
     @property
     def ties(self) -> Sequence[tuple[str, str]]:
-        """The layout's ties."""
+        """Ties of the layout."""
         return list(self._publisher.layout.ties)
 
     def abort(self, reason: str) -> None:
-        """Makes the `regroup` or `sync` in progress raise soon, here and on every rank that takes part; from any thread.
+        """Makes the `regroup` or `sync` in progress raise soon, here and on every rank that takes part. Thread-safe.
 
-        The world is broken then: `regroup` comes next. While ranks are still meeting, it is when they have met.
+        The world is broken then: `regroup` must follow. While ranks are still meeting, it takes effect when they have
+        met.
         """
         if self._meeting is not None:
             self._meeting.abort(reason)
@@ -77,11 +78,11 @@ class PublishedTable:
 
 
 class PublisherSource(PublishedTable):
-    """A trainer of one rank: `publisher` has a live transport, which this replaces at every regroup.
+    """A trainer of one rank. `publisher` has a live transport, which every regroup replaces.
 
-    The weights must be at rest while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
-    service while the trainer waits. Raises `UsageError` for a trainer of several ranks, whose ranks have to regroup and
-    publish together: `DistributedSource`.
+    The weights must not change while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
+    service while the trainer waits. Raises `UsageError` for a trainer of several ranks, which must regroup and publish
+    together: use `DistributedSource`.
     """
 
     def __init__(self, publisher: Publisher) -> None:
@@ -100,7 +101,7 @@ class PublisherSource(PublishedTable):
 
 
 def world_of(spec: WorldSpec) -> World:
-    """What every trainer rank of `spec` meets by: rank r of the trainer is rank r of the world."""
+    """Returns the world by which every trainer rank of `spec` meets: rank r of the trainer is rank r of the world."""
     from sparsecast.transports import World
 
     return World(
@@ -136,7 +137,7 @@ class Meeting:
         return channel
 
     def abort(self, reason: str) -> None:
-        """Ends what waits in the channel, on all ranks, or will when it is open; from any thread."""
+        """Ends waits in the channel on all ranks, now or when it is open. Thread-safe."""
         with self._lock:
             self._given_up = self._given_up or reason
             channel = self._channel
@@ -145,7 +146,7 @@ class Meeting:
 
 
 def report_of(report: PublishReport) -> PublisherReport:
-    """A publication of one rank as the control plane tells it."""
+    """Returns the report of a publication of one rank for the control plane."""
     elements, changed, sent_bytes, dense_bytes = report.totals()
     return PublisherReport(
         version=report.version,

@@ -1,4 +1,4 @@
-"""What a sync did: for the trainer, and endpoint by endpoint."""
+"""Reports of syncs: for the trainer, and endpoint by endpoint."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparsecast.control.endpoints import Endpoint
+from sparsecast.control.errors import EndpointError
+from sparsecast.errors import PeerFailedError
 
 
 class State(str, enum.Enum):
-    """How an endpoint stands.
+    """State of an endpoint.
 
     joining    registered, not in the group yet: it may serve any weights.
     ready      in the group, at `version`.
@@ -28,9 +30,9 @@ class State(str, enum.Enum):
 
 @dataclass
 class EndpointRecord:
-    """What the control plane knows of an endpoint now.
+    """Record of an endpoint in the control plane.
 
-    version       the last that it verified; None before the first.
+    version       the last version that it has verified; None before the first.
     in_doubt      a sync failed when it had begun to write, and no answer came: it is at `version` or at the one
                   after. The next regroup settles which.
     needs_anchor  what it holds is of no use: the next sync seeds it with all weights.
@@ -51,7 +53,7 @@ class EndpointRecord:
     failures: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, without the token."""
+        """Returns JSON values, without the token."""
         endpoint = self.endpoint
         return {
             "name": endpoint.name,
@@ -77,9 +79,9 @@ class EndpointRecord:
 class EndpointReport:
     """One endpoint in one sync. Seconds are measured here, around the calls.
 
-    version        that it is at afterwards; None: none that it has verified. `in_doubt`: or at the one after that.
+    version        the version that it has verified afterwards; None for none. `in_doubt`: or the one after it.
     error          empty if nothing failed; `step` and `code` say what and how.
-    cache_flushed  None: it was not asked to.
+    cache_flushed  None if it was not requested.
     left_paused    it was not resumed: it may hold wrong bytes, or did not answer.
     """
 
@@ -113,11 +115,11 @@ class SyncReport:
     endpoints: list[EndpointReport] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns JSON values."""
         return asdict(self)
 
     def who_is_where(self) -> str:
-        """One line: who is at which version."""
+        """Returns one line with the version of every endpoint."""
         parts = []
         for each in self.endpoints:
             where = "at no known version" if each.version is None else f"at {each.version}"
@@ -132,8 +134,21 @@ _SOURCE_FIELDS = (
 )
 
 
+class SyncError(PeerFailedError):
+    """A sync, or an operation on several endpoints, did not succeed everywhere.
+
+    `failures` are the causes, one an endpoint that failed (empty if the trainer alone did). `report` says for every
+    endpoint at which version it is; None for operations other than a sync.
+    """
+
+    def __init__(self, message: str, failures: list[EndpointError], report: SyncReport | None = None) -> None:
+        super().__init__(message)
+        self.failures = failures
+        self.report = report
+
+
 def source_figures(report: object) -> dict[str, Any]:
-    """The figures of a source's report that are there, as JSON values."""
+    """Returns the figures that the report of a source has, as JSON values."""
     values = {name: getattr(report, name, None) for name in _SOURCE_FIELDS}
     return {
         name: value

@@ -11,9 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from sparsecast.control import schemas
-from sparsecast.control.errors import BusyError, ConflictError, SyncError, UnknownEndpointError
+from sparsecast.control.errors import BusyError, ConflictError, UnknownEndpointError
 from sparsecast.control.metrics import ControlMetrics
 from sparsecast.control.plane import ControlPlane
+from sparsecast.control.report import SyncError
 from sparsecast.errors import Error, UsageError
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -28,7 +29,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(plane: ControlPlane, metrics: ControlMetrics) -> FastAPI:
-    """The application, without authentication: `ControlService` puts it in front."""
+    """Builds the application without authentication, which `ControlService` adds."""
     app = FastAPI(
         title="sparsecast control plane",
         version="1",
@@ -168,7 +169,7 @@ def _use_bearer_in_openapi(app: FastAPI) -> None:
 
 
 def _refuse_fields(request: Request, error: Exception) -> JSONResponse:
-    """Says which field and why, and never repeats what was sent: it may hold a token."""
+    """Answers which field is wrong and why, without repeating the request: it may hold a token."""
     assert isinstance(error, RequestValidationError)
     sentences = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()[:16]]
     return _error(422, "usage", "; ".join(sentences))

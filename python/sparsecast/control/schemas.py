@@ -1,4 +1,4 @@
-"""JSON that the control service takes and gives. Unknown fields are refused, not passed over."""
+"""JSON schemas of the control service. Unknown fields are an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Body(BaseModel):
 
 
 class EndpointIn(Body):
-    """An inference server to take part in syncs."""
+    """An inference server that takes part in syncs."""
 
     host: StrictStr = Field(max_length=255, description="Host name or address, without scheme.", examples=["10.0.0.7"])
     port: Port
@@ -42,7 +42,7 @@ class EndpointIn(Body):
 
 
 class SyncIn(Body):
-    """What this sync does otherwise than the control plane's policy says; all fields may be left out."""
+    """Deviations of this sync from the policy of the control plane; all fields are optional."""
 
     pause: Literal["none", "abort", "wait", "keep", "retract"] | None = None
     flush_cache: StrictBool | None = None
@@ -85,7 +85,7 @@ class XorlEndpointOut(Body):
 
 
 class XorlSyncIn(Body):
-    """The form that xorl's clients send. `group_name` and `buffer_size_mb` have no meaning here: the answer says so."""
+    """The form that xorl's clients send. `group_name` and `buffer_size_mb` have no effect here, as the answer says."""
 
     master_address: StrictStr | None = Field(default=None, max_length=255, description="Where ranks meet from now on.")
     master_port: Port | None = None
@@ -104,7 +104,7 @@ class EndpointOut(BaseModel):
     world_size: int
     has_token: bool
     state: Literal["joining", "ready", "updating", "asleep", "unhealthy"]
-    version: int | None = Field(description="The last version that it verified.")
+    version: int | None = Field(description="The last version that the endpoint verified.")
     in_doubt: bool = Field(description="It may be at the version after that; the next regroup settles it.")
     needs_anchor: bool
     paused: bool

@@ -73,7 +73,7 @@ class ControlService:
 
     @property
     def url(self) -> str:
-        """Where it is served; only after `start()`."""
+        """URL of the service; only after `start()`."""
         if not self._server.started:
             raise UsageError("the service is not running")
         port = self._server.servers[0].sockets[0].getsockname()[1]
@@ -81,8 +81,8 @@ class ControlService:
         return f"{'http' if self._tls is None else 'https'}://{host}:{port}"
 
     def start(self, timeout: float = 10.0) -> ControlService:
-        """Listens when it returns. Raises `UsageError` if it cannot (the port is taken), `DeadlineError` after
-        `timeout`.
+        """Starts the service; it listens on return. Raises `UsageError` if it cannot (the port is in use), and
+        `DeadlineError` after `timeout` seconds.
         """
         if self._thread is not None:
             raise UsageError("the service was started already")

@@ -23,7 +23,7 @@ GROUP_NAME = "sparsecast"
 
 
 def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """Body of /init_weights_update_group. What its fields have no place for is JSON in `group_name`."""
+    """Returns the body of /init_weights_update_group. Values without a field of their own are JSON in `group_name`."""
     needs_anchor = placement.endpoint.name in world.anchored
     more = {**engine_fields(world, placement), "needs_anchor": needs_anchor}
     return {
@@ -37,7 +37,7 @@ def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 
 def phase_request(phase: str, timeout: float, base_version: int | None = None) -> dict[str, Any]:
-    """Body of /weights_checker: `phase` is "receive", "staged", "apply" or "cancel", as JSON in `action`."""
+    """Returns the body of /weights_checker: `phase` ("receive", "staged", "apply" or "cancel") is JSON in `action`."""
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout * RANKS_SHARE}
     if base_version is not None:
         fields["base_version"] = base_version
@@ -45,7 +45,9 @@ def phase_request(phase: str, timeout: float, base_version: int | None = None) -
 
 
 class SglangClient(EngineClient):
-    """See `EngineClient`. SGLang cannot hold new requests back while others are finished: no `PauseMode.WAIT`."""
+    """Client of an SGLang server (see `EngineClient`). SGLang cannot hold new requests back while others are finished,
+    so there is no `PauseMode.WAIT`.
+    """
 
     pause_modes = frozenset(_PAUSE_MODES)
 
@@ -105,7 +107,7 @@ class SglangClient(EngineClient):
         await self.http.call("POST", "/flush_cache", step="flush", timeout=timeout)
 
     async def sleep(self, tags: tuple[str, ...], timeout: float) -> None:
-        # SGLang ends the scheduler if it is told to release memory that running requests hold.
+        # SGLang ends the scheduler if it has to release memory that running requests hold.
         await self.pause(PauseMode.ABORT, timeout)
         await self.http.call(
             "POST", "/release_memory_occupation", step="sleep", timeout=timeout, json={"tags": list(tags)}

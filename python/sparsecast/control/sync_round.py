@@ -20,11 +20,11 @@ import time
 from sparsecast.control.both_sides import BothSides, Stopped
 from sparsecast.control.endpoints import place
 from sparsecast.control.engine import KV_CACHE, RANKS_SHARE, WEIGHTS, PauseMode
-from sparsecast.control.errors import DIRTY_CODES, EndpointError, SyncError
+from sparsecast.control.errors import DIRTY_CODES, EndpointError
 from sparsecast.control.fleet import Engine, Fleet, mark_failed, on_each, refuse_mode
 from sparsecast.control.group import Group
 from sparsecast.control.policy import SyncPolicy
-from sparsecast.control.report import EndpointReport, State, SyncReport, source_figures
+from sparsecast.control.report import EndpointReport, State, SyncError, SyncReport, source_figures
 from sparsecast.control.world import SourceReport, SyncSource, WorldSpec
 from sparsecast.errors import UsageError
 
@@ -51,7 +51,9 @@ class SyncRound:
         self._report = SyncReport("failed", source.version, fleet.registry.generation)
 
     def run(self) -> SyncReport:
-        """The report; raises `SyncError`, which holds it, if an endpoint or the trainer failed."""
+        """Runs the sync and returns its report. Raises `SyncError`, which holds the report, if an endpoint or the
+        trainer failed.
+        """
         started = time.monotonic()
         try:
             self._check_health()
@@ -60,7 +62,7 @@ class SyncRound:
         except Stopped:
             pass
         self._report.seconds = time.monotonic() - started
-        return self._decision()
+        return self._outcome()
 
     # health
 
@@ -87,7 +89,7 @@ class SyncRound:
             message = f"it was registered with world_size {expected}, and the server says {status.world_size}"
             raise EndpointError(engine.name, "health", message, code="usage")
         if record.version is not None and status.version != record.version:
-            # Started anew, or updated by somebody else: it is no member of our group any more.
+            # The server was restarted, or updated by somebody else: it is no longer a member of our group.
             record.version = None
             record.state = State.JOINING
             self._group.break_up(f"{engine.name} is not at the version that it had")
@@ -115,7 +117,7 @@ class SyncRound:
         self._report.regroup_seconds = time.monotonic() - started
         if not joined:
             for engine in seeded:
-                engine.record.needs_anchor = True  # it may have been seeded by half: nothing that may be served
+                engine.record.needs_anchor = True  # it may have been seeded in part, and must not serve
             self._fleet.loop.run(self._resume(self._engines))
             raise Stopped
         self._group.stands(self._engines)
@@ -135,11 +137,11 @@ class SyncRound:
         async def join(engine: Engine) -> None:
             self._reports[engine.name].rank_offset = placements[engine.name].rank_offset
             if engine.name in world.anchored:
-                # Whoever is in a group still believes in its weights; one that joins afresh is told that it has none.
+                # Members of a group trust their weights; only an engine that joins again is told that it has none.
                 await engine.client.leave(until - time.monotonic())
             await engine.client.join(world, placements[engine.name], until - time.monotonic())
 
-        # An anchor is written as it comes: whoever gets one holds torn weights meanwhile.
+        # An anchor is written as it arrives: meanwhile the engine holds torn weights.
         await self._pause_all(seeded, until)
         await self._sides.phase("join", self._engines, join, until)
 
@@ -187,13 +189,14 @@ class SyncRound:
             await self._sides.phase("staged", self._engines, staged, until)
             await self._pause_all(self._engines, until)
         except Stopped:
-            # The trainer may not notice before its deadline; the engines need not wait for it.
+            # The trainer may notice only at its deadline; the engines need not wait for it.
             await self._tidy_up(self._engines)
             raise
         try:
             await self._sides.last_phase("apply", self._engines, apply)
         except Stopped:
-            # Whose apply failed in its own words holds the version before. The rest waits for the trainer's decision.
+            # An engine whose apply failed by itself holds the version before. All others wait for the decision of the
+            # trainer.
             said = {name for name, error in self._failures.items() if error.code not in _UNKNOWN_OUTCOME}
             await self._tidy_up([engine for engine in self._engines if engine.name in said])
             raise
@@ -201,7 +204,7 @@ class SyncRound:
     async def _pause_all(self, engines: list[Engine], until: float) -> None:
         async def pause(engine: Engine) -> None:
             self._paused_at[engine.name] = time.monotonic()
-            engine.record.paused = True  # before the answer: it may not come, and the server have stopped all the same
+            engine.record.paused = True  # before the answer: without one the server may have stopped all the same
             draining = self._policy.pause is PauseMode.WAIT
             left = until - time.monotonic()
             await engine.client.pause(self._policy.pause, left if draining else min(left, self._policy.call_timeout))
@@ -213,7 +216,7 @@ class SyncRound:
     # the end
 
     async def _conclude(self, engines: list[Engine], version: int) -> None:
-        """`engines` have verified `version`: that stands, whatever fails from here."""
+        """Ends the sync of `engines`, which have verified `version`: that is final, whatever fails from here."""
 
         async def finish(engine: Engine) -> None:
             await engine.client.finish(version, self._policy.call_timeout)
@@ -248,7 +251,7 @@ class SyncRound:
 
         begun = [engine for engine in engines if engine.name in self._receiving]
         self._receiving -= {engine.name for engine in begun}
-        # What fails here says no more than what led here, and the next regroup starts anew.
+        # Later failures are consequences of earlier ones, and the next regroup starts anew.
         await on_each(begun, "cancel", cancel)
         for engine in engines:
             error = self._failures.get(engine.name)
@@ -257,7 +260,7 @@ class SyncRound:
         await self._resume(engines)
 
     async def _resume(self, engines: list[Engine]) -> None:
-        """Takes back every pause that is ours to roll back. What holds nothing of use stays paused."""
+        """Resumes every engine that this sync has paused, except those whose weights are not usable."""
 
         async def resume(engine: Engine) -> None:
             await engine.client.resume(self._policy.call_timeout)
@@ -274,7 +277,7 @@ class SyncRound:
 
     # the report
 
-    def _decision(self) -> SyncReport:
+    def _outcome(self) -> SyncReport:
         report = self._report
         report.version = self._source.version
         for engine in [*self._engines, *self._left_out]:
@@ -299,7 +302,7 @@ class SyncRound:
     def _close_record(self, engine: Engine) -> None:
         record, entry = engine.record, self._reports[engine.name]
         error = self._failures.get(engine.name)
-        if record.state is State.UPDATING:  # it did not come to the end
+        if record.state is State.UPDATING:  # it did not finish
             record.state = State.READY
             record.in_doubt = engine.name in self._applying and (error is None or error.code in _UNKNOWN_OUTCOME)
         if error is None:

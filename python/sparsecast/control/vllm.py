@@ -22,14 +22,14 @@ _PAUSE_MODES = {
     PauseMode.ABORT: "abort",
     PauseMode.WAIT: "wait",
     PauseMode.KEEP: "keep",
-    PauseMode.RETRACT: "keep",  # the flush then preempts what is kept
+    PauseMode.RETRACT: "keep",  # the flush then preempts the kept requests
 }
 _FIRST_POLL_SECONDS = 0.01  # every poll takes the engine a moment between two steps
 _LAST_POLL_SECONDS = 0.25
 
 
 def init_info(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """What /init_weight_transfer_engine hands to `sparsecast.engines.vllm.SparsecastInitInfo`, by field."""
+    """Returns the fields of `sparsecast.engines.vllm.SparsecastInitInfo` for /init_weight_transfer_engine."""
     info = {
         **engine_fields(world, placement),
         "host": world.host,
@@ -43,15 +43,15 @@ def init_info(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 
 def update_info(base_version: int) -> dict[str, Any]:
-    """What /update_weights hands to `sparsecast.engines.vllm.SparsecastUpdateInfo`, by field."""
+    """Returns the fields of `sparsecast.engines.vllm.SparsecastUpdateInfo` for /update_weights."""
     return {"base_version": base_version}
 
 
 class VllmClient(EngineClient):
-    """See `EngineClient`."""
+    """Client of a vLLM server (see `EngineClient`)."""
 
     pause_modes = frozenset(_PAUSE_MODES)
-    _tells_states = True  # until it is found that the workers do not have the extension
+    _tells_states = True  # False once the workers are known not to have the extension
 
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
@@ -91,12 +91,14 @@ class VllmClient(EngineClient):
         except EndpointError as error:
             if "already active" not in error.message:
                 raise
-            # Left over from an update whose end did not come through.
+            # A session is left from an update whose end did not arrive.
             await self.cancel(until - time.monotonic())
             await self._post("/start_weight_update", "receive", until - time.monotonic())
 
     async def staged(self, timeout: float) -> None:
-        """Asks the workers, if they have sparsecast's worker extension; else the apply waits for what is missing."""
+        """Waits until the workers have staged the version, if they have the worker extension; otherwise the apply
+        waits.
+        """
         until = time.monotonic() + timeout
         pause = _FIRST_POLL_SECONDS
         while self._tells_states:
@@ -137,8 +139,9 @@ class VllmClient(EngineClient):
         await self._post("/finish_weight_update", "finish", timeout, {"weight_version": str(version)})
 
     async def cancel(self, timeout: float) -> None:
-        # The backend drops what it has staged and says so by an error, which leaves vLLM's session open; the second
-        # call closes that. After a failed /update_weights the session is closed already, and both fail.
+        # The first call makes the backend drop the staged version and raise an error, which leaves the session of vLLM
+        # open; the second call closes it. After a failed /update_weights the session is already closed, and both calls
+        # fail.
         until = time.monotonic() + timeout
         try:
             await self._post("/finish_weight_update", "cancel", timeout)

@@ -1,4 +1,4 @@
-"""The sync world, and the trainer's side of it, as the control plane sees them."""
+"""The sync world, and the interface of the control plane to the trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WorldSpec:
     trainer_ranks  how many are the trainer's: ranks 0 to trainer_ranks - 1.
     placements     the engines and their ranks.
     generation     number of this world; no two worlds of a control plane share one.
-    secret         what ranks verify to each other that they know. New for every world; never shown.
+    secret         shared secret by which ranks authenticate one another. New for every world; never shown.
     channels       what bytes travel by: "control", "mpi" or "nccl".
     tensors        the trainer's table: (name, dtype as safetensors names it, shape) each.
     ties           (alias, original): names of one tensor.
@@ -43,7 +43,7 @@ class WorldSpec:
 
 
 def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
-    """What an engine of either kind is told beside where it meets, by the names of both ends' fields; plain JSON."""
+    """Returns the fields that engines of both kinds are told, except where they meet; plain JSON."""
     endpoint = placement.endpoint
     return {
         **endpoint.options,
@@ -59,44 +59,45 @@ def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
 
 
 class SourceReport(Protocol):
-    """What the trainer says of a sync. Read if they are there, besides: density (changed / all elements), changed,
-    sent_bytes, received_bytes, encode_seconds, wire_seconds, apply_seconds, total_seconds, digest."""
+    """Report of the trainer on a sync. Further optional fields: density (changed / all elements), changed, sent_bytes,
+    received_bytes, encode_seconds, wire_seconds, apply_seconds, total_seconds, digest.
+    """
 
     @property
     def version(self) -> int:
-        """The version that every engine has committed."""
+        """Version that every engine has committed."""
 
 
 class SyncSource(Protocol):
-    """The trainer's side. `PublisherSource` makes one of a `sparsecast.torch.Publisher`.
+    """The trainer's side of the control plane. `PublisherSource` makes one of a `sparsecast.torch.Publisher`.
 
-    `regroup` and `sync` are called one at a time, from the thread that called the control plane, or from one of the
-    HTTP service's: a source that trains meanwhile must itself see to it that the weights are at rest. They end, or
-    raise, within their timeout. With several trainer ranks the control plane runs beside rank 0, whose source gets
-    the others to follow.
+    `regroup` and `sync` are called one at a time, from the thread that called the control plane or from one of the HTTP
+    service. A source that trains meanwhile must itself keep the weights unchanged. They end, or raise, within their
+    timeout. With several trainer ranks the control plane runs beside rank 0, whose source makes the others follow.
 
-    A source may have a method `abort(reason: str) -> None`, called from another thread: it makes a `regroup` or
-    `sync` in progress raise soon, or does nothing when none is. Without it, an engine's failure ends the sync at the deadline at the latest.
+    A source may have a method `abort(reason: str) -> None`, called from another thread: it makes a `regroup` or `sync`
+    in progress raise soon, and does nothing otherwise. Without it, the failure of an engine ends the sync at its
+    deadline.
     """
 
     @property
     def ranks(self) -> int:
-        """How many ranks the trainer has in the sync world."""
+        """Number of ranks of the trainer in the sync world."""
 
     @property
     def version(self) -> int:
-        """The newest committed version."""
+        """Newest committed version."""
 
     @property
     def tensors(self) -> Sequence[TensorEntry]:
-        """All tensors, by the names that engines know: (name, dtype as safetensors names it, shape)."""
+        """All tensors under the names that engines know: (name, safetensors dtype, shape)."""
 
     @property
     def ties(self) -> Sequence[tuple[str, str]]:
-        """(alias, original): names of one tensor."""
+        """Pairs (alias, original) of names of one tensor."""
 
     def regroup(self, world: WorldSpec) -> None:
-        """Meets the ranks of `world`, as its ranks 0 to `ranks - 1`, and makes a group, within `world.timeout`."""
+        """Meets the ranks of `world` as its ranks 0 to `ranks - 1` and makes a group, within `world.timeout`."""
 
     def sync(self, timeout: float) -> SourceReport:
         """Publishes what changed and returns when every engine rank has applied it."""

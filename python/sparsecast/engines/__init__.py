@@ -1,1 +1,1 @@
-"""Inference engines: the address map of their live weights, and the receivers that patch them."""
+"""Inference engines: address maps of their live weights, and receivers that patch them."""

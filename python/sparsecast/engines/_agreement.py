@@ -1,4 +1,4 @@
-"""What the ranks of one engine agree on before they meet a trainer, over a torch.distributed CPU group."""
+"""Agreement between the ranks of one engine before they meet a trainer, over a torch.distributed CPU group."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TEXT_BYTES = 2048
 
 
 def raise_if_any_failed(failure: BaseException | None, group: ProcessGroup) -> None:
-    """Collective: every rank says what went wrong on it, if anything. Raises the rank's own failure, or the peers'.
+    """Raises the failure of this rank, or that of a peer, if any rank failed. Collective over the group.
 
-    Without it a rank that fails leaves the others waiting in the next collective until the group's deadline.
+    Without it, a rank that fails leaves the others waiting in the next collective until the deadline of the group.
     """
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     raw = text.encode()[:_TEXT_BYTES]

@@ -1,4 +1,4 @@
-"""Error codes for whoever reads an engine's answers over HTTP: a server passes on the words alone."""
+"""Adds error codes to messages, for readers of the HTTP answers of an engine: a server passes on only the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 def with_code(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Ends the words of every sparsecast Error that leaves ``function`` with its code: "... [wrong_base]"."""
+    """Appends the code to the message of every sparsecast Error that leaves ``function``: "... [wrong_base]"."""
 
     @functools.wraps(function)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:

@@ -1,4 +1,4 @@
-"""Tensors that an engine has computed from weights after loading, beside its parameters and buffers."""
+"""Finds tensors that an engine computes from weights after loading, outside its parameters and buffers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 
 
 def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> set[str]:
-    """Names of floating-point matrices that modules keep with memory of their own (MLA's factors, packed copies).
+    """Returns the names of floating-point matrices that modules keep in memory of their own (factors of MLA, packed
+    copies).
 
-    A patch of the weights leaves them behind. Vectors are passed over (slopes, frequencies and scales that come from
-    the configuration), as are attributes named in `besides`.
+    A patch of the weights does not update them. Vectors are ignored (slopes, frequencies and scales that come from the
+    configuration), as are attributes named in `besides`.
     """
     live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""The dtypes that sparsecast carries, as torch has them."""
+"""Supported dtypes, in torch."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import torch
 from sparsecast import buffers
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, key) for key, name in buffers.TORCH_DTYPES.items()}
-"""By safetensors' names."""
+"""torch dtype by safetensors name."""

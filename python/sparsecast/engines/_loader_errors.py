@@ -1,17 +1,13 @@
-"""What is wrong with a trace, in words: for the loader, the names, and the model."""
+"""Errors of a loader trace: unknown names, tensors that cannot be patched, and parameters that nothing fills."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from sparsecast.errors import UnsupportedError, UsageError
-
-if TYPE_CHECKING:
-    from sparsecast.engines.loader_trace import TracedLoader
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -20,25 +16,33 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _is_unknown_name(error: Exception) -> bool:
-    """Loaders look a name up in a dict of parameters, or say so in words."""
+    """Returns whether a loader failed on an unknown name: it looks names up in a dict, or says so in its message."""
     return isinstance(error, KeyError) or "no module or parameter named" in str(error)
 
 
-def raise_for(traced: TracedLoader, failed: Mapping[str, Exception], live: Mapping[str, torch.Tensor]) -> None:
-    """Raises for whatever keeps a trace from being the whole map: unknown names first, errors, then what is missing.
+def raise_for(
+    *,
+    failed: Mapping[str, Exception],
+    refused: Mapping[str, str],
+    missing: Mapping[str, str],
+    names: Iterable[str],
+    live: Mapping[str, torch.Tensor],
+) -> None:
+    """Raises for anything that makes a trace incomplete: unknown names first, then refused tensors, then missing ones.
 
-    `failed` has what the loader raised, by canonical name; `live` the model's tensors.
+    `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are those of a `TracedLoader`,
+    `names` its canonical names, and `live` the tensors of the model.
     """
     unknown = [name for name, error in failed.items() if _is_unknown_name(error)]
     if unknown:
         listed = _listed(f"{name!r}{_nearest(name, live)}" for name in unknown)
         raise UsageError(f"the engine's model has no place for {listed}")
-    if traced.refused:
-        listed = _listed(f"{name!r}: {reason}" for name, reason in traced.refused.items())
+    if refused:
+        listed = _listed(f"{name!r}: {reason}" for name, reason in refused.items())
         raise UnsupportedError(f"these tensors cannot be patched in place, load them the engine's own way: {listed}")
-    if traced.missing:
-        names = [name for name, _, _ in traced.table]
-        listed = _listed(f"{where!r}, {what}{_nearest(where, names)}" for where, what in traced.missing.items())
+    if missing:
+        known = list(names)
+        listed = _listed(f"{where!r}, {what}{_nearest(where, known)}" for where, what in missing.items())
         raise UsageError(f"no canonical tensor fills {listed}")
 
 

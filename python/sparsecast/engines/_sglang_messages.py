@@ -1,6 +1,6 @@
-"""What rides in SGLang's own control messages: JSON after "sparsecast:", parsed strictly. No pickles.
+"""Messages inside the control messages of SGLang: JSON after "sparsecast:", parsed strictly. No pickles.
 
-`/init_weights_update_group` has it in `group_name`, `/weights_checker` in `action`. Nothing here needs SGLang.
+`/init_weights_update_group` carries it in `group_name`, `/weights_checker` in `action`. Nothing here needs SGLang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "sparsecast:"
 GROUP_NAME = "sparsecast"
 BACKEND = "sparsecast"
 SECRET_VARIABLE = "SPARSECAST_SECRET"
-"""Environment variable of the server that holds the secret, for those who do not send it over HTTP."""
+"""Environment variable of the server that holds the secret, for callers that do not send it over HTTP."""
 
 PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit"]
 _PHASES = ("receive", "staged", "apply", "cancel", "status", "audit")
@@ -32,23 +32,23 @@ class GroupInfo:
 
     secret: str = field(repr=False)
     generation: int = 0
-    """Of the group: grows with every call."""
+    """Generation of the group: grows with every call."""
     channels: Channels = "control"
     interface: str = ""
     engine: str = "sglang"
-    """Name of this engine in the world, unique in it."""
+    """Name of this engine in the world, unique there."""
     timeout: float = 300.0
-    """Seconds for meeting, verifying, and seeding if this engine needs it."""
+    """Seconds for meeting, verification, and seeding if this engine needs it."""
     version: int = 0
-    """That the engine holds, at the first call: that of the checkpoint that it was started from."""
+    """Version that the engine holds; at the first call, that of the checkpoint it was started from."""
     needs_anchor: bool = False
-    """The memory holds nothing of use (dummy weights, memory that was released): all weights are sent."""
+    """Whether the memory holds no usable weights (dummy weights, released memory): all weights are sent."""
     tensors: tuple[CanonicalTensor, ...] | None = None
-    """The trainer's table. None: that of the checkpoint that the server was started from."""
+    """Tensor table of the trainer; None means that of the checkpoint that the server was started from."""
     ties: frozenset[frozenset[str]] = frozenset()
     """Pairs of names that are one tensor at the trainer."""
     may_miss: tuple[str, ...] = ()
-    """Patterns (fnmatch) of SGLang's parameters that the trainer does not have."""
+    """Patterns (fnmatch) of parameters of SGLang that the trainer does not have."""
     proof: Proof = "checkpoint"
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
     with the files that SGLang was started from, at the first call; "trust" takes the caller's word, for servers whose
@@ -62,16 +62,16 @@ class Phase:
     phase: PhaseName
     timeout: float = 300.0
     base_version: int | None = None
-    """The version that the trainer updates from; an engine on another one refuses. None: not checked."""
+    """Version that the trainer updates from; an engine at another version fails. None: not checked."""
 
 
 def is_ours(text: str) -> bool:
-    """Whether a group name or an action is meant for sparsecast."""
+    """Returns whether a group name or an action is meant for sparsecast."""
     return text == GROUP_NAME or text.startswith(PREFIX)
 
 
 def parse_group(text: str) -> GroupInfo:
-    """The GroupInfo of a `group_name`. UsageError that names the field."""
+    """Parses the GroupInfo in a `group_name`. Raises UsageError naming the field."""
     found = _object(text, "group_name")
     fields: dict[str, Any] = {
         "secret": _take(found, "secret", os.environ.get(SECRET_VARIABLE, ""), _text),
@@ -94,7 +94,7 @@ def parse_group(text: str) -> GroupInfo:
 
 
 def parse_phase(text: str) -> Phase:
-    """The Phase of an `action`. UsageError that names the field."""
+    """Parses the Phase in an `action`. Raises UsageError naming the field."""
     found = _object(text, "action")
     if "phase" not in found:
         raise UsageError(f"action: no field 'phase' (one of {', '.join(_PHASES)})")
@@ -108,7 +108,7 @@ def parse_phase(text: str) -> Phase:
 
 
 def phase_action(phase: PhaseName, timeout: float, base_version: int | None = None) -> str:
-    """The `action` that `parse_phase` reads."""
+    """Returns the `action` that `parse_phase` parses."""
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout}
     if base_version is not None:
         fields["base_version"] = base_version

@@ -1,4 +1,6 @@
-"""SGLang's live weights: whether they are what its loaders wrote, where they lie, and what its checkpoint has."""
+"""Checks and maps the live weights of SGLang: whether they are as loaded, where they are, and the table of its
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _OTHER_WAY = "load these weights by /update_weights_from_distributed or /update_
 
 
 def refuse_if_not_as_loaded(model: torch.nn.Module) -> None:
-    """Raises UnsupportedError, with the reason, where live weights are not what the loaders wrote, or may move."""
+    """Raises UnsupportedError, with the reason, if live weights differ from what the loaders wrote, or may move."""
     reason = _server_wide_reason(model)
     if reason is not None:
         raise UnsupportedError(f"{reason}; {_OTHER_WAY}")
@@ -56,7 +58,9 @@ def _server_wide_reason(model: torch.nn.Module) -> str | None:
 
 
 def reworked_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Layers whose weights are, or may be, in another form than the loader's, and why. Only known forms pass."""
+    """Returns the layers whose weights are, or may be, in another form than that of the loader, and why. Only known
+    forms pass.
+    """
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
@@ -115,9 +119,9 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
 
 
 def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) -> TracedLoader:
-    """Traces `model.load_weights` for the trainer's table, or for that of the checkpoint if the trainer gave none.
+    """Traces `model.load_weights` for the table of the trainer, or for that of the checkpoint if the trainer gave none.
 
-    Raises UnsupportedError with the tensors and the reasons, UsageError for names that do not fit.
+    Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
     """
     refuse_if_not_as_loaded(model)
     table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
@@ -135,7 +139,7 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
 def verify_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: ModelConfig) -> None:
     """Compares live memory with the files that SGLang was started from, through the address map.
 
-    Raises UnsupportedError that names the tensors which a kernel keeps in another order than the loader writes.
+    Raises UnsupportedError naming the tensors that a kernel keeps in another order than the loader writes.
     """
     wrong = traced.differences(_checkpoint(model, config))
     if wrong:
@@ -148,7 +152,9 @@ def verify_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: Mode
 
 
 def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[CanonicalTensor]:
-    """Names, dtypes and shapes of the checkpoint that SGLang was started from; reads only the files' headers."""
+    """Returns names, dtypes and shapes of the checkpoint that SGLang was started from; reads only the headers of the
+    files.
+    """
     from safetensors import safe_open
 
     table: list[CanonicalTensor] = []
@@ -168,7 +174,7 @@ def _checkpoint(model: torch.nn.Module, config: ModelConfig) -> Iterator[tuple[s
 
 
 def _loader(config: ModelConfig) -> Any:
-    """SGLang's own reader of the files it was started from, without collectives over its ranks."""
+    """Returns the reader of SGLang for the files it was started from, without collectives over its ranks."""
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
     from sglang.srt.runtime_context import get_model

@@ -1,4 +1,4 @@
-"""Regions of strided memory: which elements of one memory are which elements of another.
+"""Regions of strided memory: maps the elements of one memory to those of another.
 
 A *memory* is seen through a *frame*: a shape with dense strides, so that every element has coordinates. A strided view
 of a memory is cut into boxes of its frame by `cut_into_boxes`; `TracedMemory` remembers for each box where its elements
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_BOXES_PER_COPY = 4096
-"""One copy that needs more boxes than this is too scattered to be an address map."""
+"""Largest number of boxes of one copy; one that needs more is too scattered for an address map."""
 
 
 class TooScatteredError(ValueError):
@@ -30,7 +30,8 @@ class Dim(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A box of a frame, and where its elements lie in the other memory: first, and a stride a frame dimension."""
+    """A box of a frame and the offset of its elements in the other memory: the first, and a stride for each dimension.
+    """
 
     offset: tuple[int, ...]
     extent: tuple[int, ...]
@@ -55,7 +56,7 @@ class Frame:
 
 
 def row_major(shape: Sequence[int]) -> Frame:
-    """The frame of a contiguous tensor of this shape."""
+    """Returns the frame of a contiguous tensor of this shape."""
     strides = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
         strides[k] = strides[k + 1] * max(shape[k + 1], 1)
@@ -63,7 +64,7 @@ def row_major(shape: Sequence[int]) -> Frame:
 
 
 def dense_frame(shape: Sequence[int], strides: Sequence[int], elements: int) -> Frame:
-    """The frame of a tensor that fills its memory of `elements`; a flat one if it does not."""
+    """Returns the frame of a tensor that fills its memory of `elements`, or a flat frame if it does not."""
     expected = 1
     for stride, extent in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride != expected:
@@ -75,7 +76,7 @@ def dense_frame(shape: Sequence[int], strides: Sequence[int], elements: int) -> 
 
 
 def merge_dims(dims: Sequence[Dim]) -> list[Dim]:
-    """The same loops, outermost first by `here`, with those joined that run on in both memories."""
+    """Returns the same loops, outermost first by `here`, after joining those that are contiguous in both memories."""
     merged: list[Dim] = []
     for dim in sorted((d for d in dims if d.extent > 1), key=lambda d: (-d.here, -d.there)):
         if merged:
@@ -112,7 +113,7 @@ def _boxes(frame: Frame, offset: int, dims: list[Dim], first: int) -> Iterator[R
         others = dims[:i] + dims[i + 1 :]
         k = next((k for k in order if frame.strides[k] <= dim.here), -1)
         if k < 0 or dim.here != frame.strides[k] or extent[k] != 1:
-            # A step that is none of the frame's: one index at a time.
+            # The step matches no dimension of the frame: split it into single indices.
             for j in range(dim.extent):
                 yield from _boxes(frame, offset + j * dim.here, others, first + j * dim.there)
             return
@@ -127,7 +128,9 @@ def _boxes(frame: Frame, offset: int, dims: list[Dim], first: int) -> Iterator[R
 def _split_at_border(
     frame: Frame, offset: int, others: list[Dim], first: int, dim: Dim, size: int, room: int
 ) -> Iterator[Region]:
-    """A loop that runs over the end of frame dimension of `size`, `room` before its border: rows, and what is left."""
+    """Splits a loop that runs over the end of a frame dimension of `size`, `room` before its border: rows, and the
+    rest.
+    """
     if room == size and dim.extent % size == 0:
         rows = Dim(dim.extent // size, dim.here * size, dim.there * size)
         dims = sorted([*others, rows, Dim(size, dim.here, dim.there)], key=lambda d: -d.here)
@@ -141,7 +144,7 @@ def _split_at_border(
 
 
 def _may_meet(a: Region, b: Region) -> bool:
-    """False for what is apart in the first dimension: the pieces of a stack mostly are, and there are many."""
+    """Returns False for boxes that are apart in the first dimension, the common case for the pieces of a stack."""
     if not a.offset:
         return True
     i, j = a.offset[0], b.offset[0]
@@ -149,7 +152,7 @@ def _may_meet(a: Region, b: Region) -> bool:
 
 
 def intersect(a: Region, b: Region) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Offset and extent of what two boxes share, or None."""
+    """Returns offset and extent of the intersection of two boxes, or None."""
     offset = tuple(map(max, a.offset, b.offset))
     end = tuple(min(i + m, j + n) for i, m, j, n in zip(a.offset, a.extent, b.offset, b.extent, strict=True))
     if any(e <= o for o, e in zip(offset, end, strict=True)):
@@ -158,13 +161,13 @@ def intersect(a: Region, b: Region) -> tuple[tuple[int, ...], tuple[int, ...]] |
 
 
 def inner(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Region:
-    """The part of a region that is this box."""
+    """Returns the part of a region that is this box."""
     first = region.first + sum((o - r) * s for o, r, s in zip(offset, region.offset, region.strides, strict=True))
     return Region(tuple(offset), tuple(extent), first, region.strides)
 
 
 def subtract(region: Region, offset: Sequence[int], extent: Sequence[int]) -> Iterator[Region]:
-    """What is left of a region without a box that lies in it, as boxes."""
+    """Returns the rest of a region without a box inside it, as boxes."""
     start, size = list(region.offset), list(region.extent)
     for k in range(len(start)):
         before = offset[k] - start[k]
@@ -193,18 +196,18 @@ class Constant:
 
 CONSTANT = Constant()
 Origin = str | Computed | Constant
-"""Name of a canonical tensor, or why there is none."""
+"""Name of a canonical tensor, or the reason why there is none."""
 
 
 class Piece(NamedTuple):
-    """A box of a memory and where its elements came from. `region` addresses the origin's canonical memory."""
+    """A box of a memory and the origin of its elements. `region` addresses the canonical memory of the origin."""
 
     region: Region
     origin: Origin
 
 
 class Link(NamedTuple):
-    """A part of a copy: elements of `origin` from `first` on go to the other memory from `to` on."""
+    """Part of a copy: elements of `origin` from `first` on are copied to the other memory from `to` on."""
 
     origin: Origin
     first: int
@@ -213,7 +216,7 @@ class Link(NamedTuple):
 
 
 class Clash(NamedTuple):
-    """A piece met another tensor in its place: `same` when both have the same elements, counted in their own tensor."""
+    """Overlap of a piece with another tensor; `same` if both have the same elements, counted in their own tensor."""
 
     old: Origin
     new: Origin
@@ -222,13 +225,13 @@ class Clash(NamedTuple):
 
 @dataclass
 class TracedMemory:
-    """A memory and the origins of its elements, in disjoint pieces; what no piece covers is `CONSTANT`."""
+    """A memory and the origins of its elements, in disjoint pieces; elements without a piece are `CONSTANT`."""
 
     frame: Frame
     pieces: list[Piece] = field(default_factory=list)
 
     def names(self) -> frozenset[str]:
-        """The canonical tensors that anything in it came from."""
+        """Returns the canonical tensors from which any element came."""
         found: set[str] = set()
         for piece in self.pieces:
             if isinstance(piece.origin, Computed):
@@ -238,7 +241,7 @@ class TracedMemory:
         return frozenset(found)
 
     def read(self, offset: int, dims: Sequence[Dim], to: int) -> Iterator[Link]:
-        """Where the elements of a view came from; `to` and `there` address the memory that they are copied to."""
+        """Yields the origins of the elements of a view; `to` and `there` address the memory that they are copied to."""
         for wanted in cut_into_boxes(self.frame, offset, dims, to):
             left = [wanted]
             for piece in self.pieces:
@@ -254,9 +257,9 @@ class TracedMemory:
                 yield Link(CONSTANT, 0, region.first, dims_left)
 
     def write(self, link: Link) -> list[Clash]:
-        """Records a link whose `to` and `there` address this memory. Returns what of other tensors it met.
+        """Records a link whose `to` and `there` address this memory. Returns the overlaps with other tensors.
 
-        Where the very same elements of two tensors meet, the first stays; otherwise the last wins, as in memory.
+        Where the very same elements of two tensors overlap, the first stays; otherwise the last wins, as in memory.
         """
         dims = [Dim(d.extent, d.there, d.here) for d in link.dims]
         known, fresh = list(self.pieces), []

@@ -37,12 +37,12 @@ _NEW_OF = (aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of a tensor's storage, unique while the storage lives."""
+    """Returns the identity of the storage of a tensor, unique while the storage exists."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def storage_elements(tensor: torch.Tensor) -> int:
-    """Elements of the tensor's dtype in all of its storage."""
+    """Returns the number of elements of the dtype of the tensor in its whole storage."""
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
@@ -110,7 +110,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed_in_place(
         self, func: Any, traced: Sequence[torch.Tensor], written: Sequence[torch.Tensor], args: tuple[Any, ...]
     ) -> Any:
-        # What a live tensor held is changed by this as well, hence its names.
+        # This changes the elements of a live tensor as well, hence its names.
         origin = self._compute(f"{func.overloadpacket.__name__}() computes with it", [*traced, *written], live=True)
         for output in written:
             self._overwrite(output, origin)
@@ -154,7 +154,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.clashes += [(name, clash) for clash in clashes]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Records `target.copy_(source)`; both as they are, of one shape after broadcasting."""
+        """Records `target.copy_(source)` of two tensors that have one shape after broadcasting."""
         if not target.numel():
             return
         names = self._names_of(source, live=True)
@@ -289,7 +289,7 @@ def _odd_float(n: int) -> float:
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Runs of consecutive values: position, first value, length."""
+    """Yields runs of consecutive values: position, first value, length."""
     start = 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or rows[i] != rows[i - 1] + 1:

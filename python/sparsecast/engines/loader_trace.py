@@ -74,24 +74,25 @@ class TracedShard:
 
 @dataclass(frozen=True)
 class TracedLoader:
-    """What `trace_loader` found on one rank."""
+    """Result of `trace_loader` on one rank."""
 
     table: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """The canonical tensors, in the caller's order, without those in `refused`."""
+    """Canonical tensors in the order of the caller, without those in `refused`."""
     tensors: tuple[TracedTensor, ...]
-    """Live tensors that hold something of the table."""
+    """Live tensors that hold elements of the table."""
     shards: tuple[TracedShard, ...]
     ties: tuple[tuple[str, str], ...]
-    """(alias, original) of names that are loaded into the same memory."""
+    """Pairs (alias, original) of names that are loaded into the same memory."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Canonical tensors without an address map, and why: they need the engine's own (dense) way to load."""
+    """Canonical tensors without an address map, and the reason: they need the dense loading of the engine."""
     unused: tuple[str, ...] = ()
-    """Names in the table of which this rank holds nothing: other ranks' experts or stages, or names of no use here."""
+    """Names in the table of which this rank holds nothing: experts or stages of other ranks, or names without use here.
+    """
     missing: Mapping[str, str] = field(default_factory=dict)
     """Live parameters that no canonical tensor fills, and what is missing."""
 
     def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
-        """The layout of this rank alone, to be joined with the others' (`sparsecast.layouts.join_layouts`).
+        """Returns the layout of this rank alone, to be joined with the others (`sparsecast.layouts.join_layouts`).
 
         `exclude` drops canonical tensors that another rank refuses, so that all ranks have one table.
         """
@@ -109,7 +110,7 @@ class TracedLoader:
         return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
 
     def memories(self) -> list[Memory]:
-        """The memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
+        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
         from sparsecast import describe
 
         return [describe(tensor.memory, dtype=tensor.dtype) for tensor in self.tensors]
@@ -166,7 +167,8 @@ def trace_loader(
     builder.collect()
     traced = builder.finish(may_miss)
     if strict:
-        raise_for(traced, failed, live)
+        names = [name for name, _, _ in traced.table]
+        raise_for(failed=failed, refused=traced.refused, missing=traced.missing, names=names, live=live)
     return traced
 
 
@@ -192,7 +194,9 @@ def _run_loader(
     load_weights: LoadWeights,
     failed: dict[str, Exception],
 ) -> LoaderTrace:
-    """One call for all tensors, as for a checkpoint; where that fails, one a tensor, to know which ones fail."""
+    """Calls the loader once for all tensors, as for a checkpoint; if that fails, once for each, to find which ones
+    fail.
+    """
     trace = LoaderTrace(live, sources)
     try:
         with torch.no_grad(), trace:
@@ -213,7 +217,7 @@ _Registered = list[tuple[dict[str, Any], str, Any, Any]]
 
 
 def _registered(model: torch.nn.Module) -> _Registered:
-    """Every parameter and buffer where its module keeps it, with the tensor that is in it."""
+    """Returns every parameter and buffer at its place in a module, with its tensor."""
     tables: list[dict[str, Any]] = []
     for module in model.modules():
         tables += [module._parameters, module._buffers]
@@ -223,7 +227,7 @@ def _registered(model: torch.nn.Module) -> _Registered:
 
 
 def _replaced(registered: _Registered) -> set[int]:
-    """Storages that a module no longer has after the load, because the loader put another tensor there."""
+    """Returns the storages that a module no longer has after loading, because the loader replaced the tensor."""
     return {
         storage_key(data)
         for table, name, tensor, data in registered
@@ -305,7 +309,7 @@ class _MapBuilder:
         self.found.setdefault(name, []).extend((where, box) for box in boxes)
 
     def storages(self) -> Iterator[str]:
-        """The first name of each live storage."""
+        """Returns the first name of each live storage."""
         seen: set[int] = set()
         for name, tensor in self.live.items():
             if storage_key(tensor) not in seen:
@@ -337,7 +341,8 @@ class _MapBuilder:
         )
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
-        """Loaders pass over the second name of a parameter that the model has under two: an alias all the same."""
+        """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias.
+        """
         for name in self.frames:
             twin = self.parameters.get(name)
             if twin is None or twin.is_meta or name in places or name in self.refused:
@@ -357,7 +362,7 @@ class _MapBuilder:
                     self.refused.setdefault(name, reason)
 
     def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:
-        """Parameters with elements that neither a tensor nor the loader's own constants fill."""
+        """Returns parameters with elements that neither a tensor nor a constant of the loader fills."""
         found: dict[str, str] = {}
         for where in self.storages():
             tensor = self.live[where]

@@ -1,4 +1,4 @@
-"""The receiving end of an engine's rank: stages a version while generation goes on, applies it in the pause, verifies it.
+"""Receiver of one rank of an engine: stages a version during generation, applies it in the pause, verifies it.
 
     unproven --join()--> ready --start_receive()--> receiving --> staged --apply()--> ready ...
        ^                   ^                            |            |
@@ -29,31 +29,33 @@ State = Literal["unproven", "ready", "receiving", "staged", "applying", "broken"
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one update did on this rank. It exists only if every rank of the group has verified the version's digest."""
+    """Report of one update on this rank. It exists only if every rank of the group has verified the digest of the
+    version.
+    """
 
     engine: str
     rank: int
     base_version: int
     version: int
     tensors: int
-    """Live tensors of the rank, changed or not."""
+    """Number of live tensors of the rank, changed or not."""
     elements: int
-    """Elements that were written."""
+    """Number of elements that were written."""
     received_bytes: int
     wire_seconds: float
     stage_seconds: float
     pause_seconds: float
-    """In `apply`: the writes, the digest, and the decision of all ranks."""
+    """Seconds in `apply`: the writes, the digest, and the decision of all ranks."""
 
 
 @dataclass
 class VersionSpan:
-    """The versions under which something was generated. `end` is -1 until the span is closed."""
+    """Versions under which a text was generated. `end` is -1 until the span is closed."""
 
     start: int
     end: int = -1
     undisturbed: bool = False
-    """No apply ran, not even a failed one, between start and end: every token is of version `start`."""
+    """Whether no apply ran, not even a failed one, between start and end: every token is of version `start`."""
 
 
 class Receiver:
@@ -109,7 +111,7 @@ class Receiver:
 
     @property
     def version(self) -> int:
-        """The version last verified. While an apply runs it is still the one before."""
+        """Version last verified. During an apply it is still the one before."""
         return self._version
 
     @property
@@ -122,7 +124,8 @@ class Receiver:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[VersionSpan]:
-        """Stamps a generation: the versions at its start and its end. Raises DirtyError where no version is whole."""
+        """Starts a stamp of a generation: the versions at its start and end. Raises DirtyError if no version is whole.
+        """
         with self._lock:
             self._refuse_dirty()
             span, epoch = VersionSpan(self._version), self._epoch
@@ -136,12 +139,13 @@ class Receiver:
     # -- for the engine's thread ---------------------------------------------------------------------------------
 
     def join(self, world: World, timeout: float = 60.0) -> None:
-        """Meets the trainer and all engines as the rank `world.rank_offset`, and verifies that this rank holds the trainer's version.
+        """Meets the trainer and all engines as rank `world.rank_offset`, and verifies that this rank holds the
+        trainer's version.
 
-        Collective over the world, within `timeout` seconds. Writes the weights where they hold no version, or another
-        one than the trainer's (so no generation may run then); otherwise it only reads them. Joining again replaces
-        the group before, whatever its state. Raises UnauthenticatedError for another secret, DeadlineError when not
-        all come, DigestMismatchError when the memory is not what its version says, and what the plan finds wrong.
+        Collective over the world, within `timeout` seconds. Writes the weights if they hold no version, or another one
+        than the trainer's (no generation may run then); otherwise it only reads them. Joining again replaces the group,
+        whatever its state. Raises UnauthenticatedError for another secret, DeadlineError if not all ranks come,
+        DigestMismatchError if the memory differs from its version, and the errors of the plan.
         """
         self._refuse_closed()
         if self._state in ("receiving", "staged", "applying"):
@@ -161,9 +165,11 @@ class Receiver:
             self._state = "ready"
 
     def start_receive(self, timeout: float = 60.0, *, base_version: int | None = None) -> None:
-        """Begins to take the next version in the background; generation goes on. Collective with the trainer's sync().
+        """Starts receiving the next version in the background; generation continues. Collective with the trainer's
+        sync().
 
-        `base_version` is the version that the trainer thinks this engine has: VersionGapError if it has another one.
+        `base_version` is the version that the trainer expects this engine to have: VersionGapError if it has another
+        one.
         """
         self._refuse_closed()
         self._refuse_dirty()
@@ -178,7 +184,7 @@ class Receiver:
         self._staging = self._wire.submit(self._receive, timeout)
 
     def wait_staged(self, timeout: float = 60.0) -> None:
-        """Waits until the version has come and has been checked. Raises what went wrong, or DeadlineError."""
+        """Waits until the version has arrived and has been checked. Raises the failure, or DeadlineError."""
         staging = self._staging
         if staging is None:
             raise UsageError(f"engine {self.engine!r}: no start_receive() before")
@@ -187,9 +193,10 @@ class Receiver:
         staging.result()
 
     def apply(self, timeout: float = 60.0) -> Receipt:
-        """The pause: applies the staged version in place, verifies its digest, and hears the decision of all ranks.
+        """Runs the pause: applies the staged version in place, verifies its digest, and waits for the decision of all
+        ranks.
 
-        Waits for the staging if it is not done. Nothing may read the weights meanwhile. When it raises, the version
+        Waits for the staging if it is not done. Nothing may read the weights meanwhile. If it raises, the version
         before stands (`state` is "broken": join again), or the weights are half-written ("dirty").
         """
         deadline = time.monotonic() + timeout
@@ -212,14 +219,14 @@ class Receiver:
         return receipt
 
     def update(self, timeout: float = 60.0, *, base_version: int | None = None) -> Receipt:
-        """start_receive() and apply() in one, for a caller that has paused already."""
+        """Runs start_receive() and apply(), for a caller that has already paused."""
         self.start_receive(timeout, base_version=base_version)
         return self.apply(timeout)
 
     def abandon(self, reason: str, timeout: float = 60.0) -> None:
-        """Gives up the group and the version in flight: the other ranks fail, with these words. join() again.
+        """Leaves the group and drops the version in progress: the other ranks fail with this reason. Call join() again.
 
-        The version before stands. A receive in the background is waited for: it ends by its own deadline.
+        The version before stands. Waits for a receive in the background, which ends by its own deadline.
         """
         if self._staging is not None and not wait([self._staging], timeout).done:
             raise DeadlineError(f"engine {self.engine!r}: a receive has not ended within {timeout} s")
@@ -231,13 +238,15 @@ class Receiver:
             self._state = "broken"
 
     def audit(self) -> None:
-        """Reads all weights, compares their digest with the version's. Raises DigestMismatchError, naming tensors."""
+        """Reads all weights and compares their digest with that of the version. Raises DigestMismatchError naming
+        tensors.
+        """
         self._refuse_closed()
         self._refuse_dirty()
         self._subscriber.audit()
 
     def close(self, timeout: float = 60.0) -> None:
-        """Leaves the group; the weights stay as they are. Others that wait for this rank fail at once."""
+        """Leaves the group; the weights do not change. Ranks that wait for this one fail at once."""
         if self._state != "closed":
             self.abandon(f"engine {self.engine!r}, rank {self.rank}, has left", timeout)
             self._wire.shutdown()
@@ -267,7 +276,8 @@ class Receiver:
                 self._epoch += 1
 
     def _after_failed_join(self, error: BaseException, verified: bool) -> State:
-        """A group that failed may have begun to write an anchor; reading the weights is what tells."""
+        """Returns the state after a failed join, which may have started to write an anchor: reading the weights tells.
+        """
         if isinstance(error, DirtyError) or self._state == "dirty":
             return "dirty"
         if not verified:

@@ -1,4 +1,4 @@
-"""SGLang's end: patches the live weights of one tensor-parallel rank in place, in its scheduler process.
+"""SGLang receiver: patches the live weights of one tensor-parallel rank in place, in its scheduler process.
 
 `sglang_plugin` hooks it into SGLang's own control messages:
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class SglangEnd:
-    """One rank's end, for the scheduler's thread; `status` for any.
+    """Receiver of one rank, for the thread of the scheduler; `status` for any thread.
 
-    `model_runner` is SGLang's, of which `model`, `model_config` and `device` are read at every join. `cpu_group` is its
-    tensor-parallel CPU group. All methods but `leave` and `status` are collective over that group: when one rank
-    fails, every rank raises, so that the answer of rank 0, the only one that SGLang's client gets, speaks for all.
+    `model_runner` is that of SGLang; every join reads its `model`, `model_config` and `device`. `cpu_group` is its
+    tensor-parallel CPU group. All methods except `leave` and `status` are collective over that group: if one rank
+    fails, every rank raises, so that the answer of rank 0, the only one that clients of SGLang get, covers all.
     """
 
     def __init__(self, model_runner: ModelRunner, cpu_group: ProcessGroup) -> None:
@@ -48,15 +48,16 @@ class SglangEnd:
         self._group = cpu_group
         self._rank = dist.get_rank(cpu_group)
         self._table: tuple[CanonicalTensor, ...] | None = None
-        self._map_verified = False  # Once; later the weights are not those of the files any more.
+        self._map_verified = False  # Once; later the weights differ from those in the files.
         self._left_version: int | None = None
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
-        """Meets the trainer, and verifies that this engine holds its version, which is returned. Again: a new group.
+        """Meets the trainer, verifies that this engine holds its version, and returns it. A later call joins a new
+        group.
 
-        Blocks generation until all have come, within `info.timeout` seconds. Raises UnsupportedError that names
+        Blocks generation until all ranks have come, within `info.timeout` seconds. Raises UnsupportedError naming
         tensors or layers that cannot be patched, UsageError for names that do not fit, UnauthenticatedError,
-        DeadlineError, DigestMismatchError; on ranks where nothing is wrong PeerFailedError.
+        DeadlineError, DigestMismatchError; on ranks without a failure PeerFailedError.
         """
         world = World(
             host=host,
@@ -78,9 +79,9 @@ class SglangEnd:
         return receiver.version
 
     def receive(self, timeout: float, base_version: int | None = None) -> None:
-        """Begins to stage in the background. The trainer calls its sync() now.
+        """Starts staging in the background, while the trainer runs its sync().
 
-        Raises VersionGapError if the engine is on another version than `base_version`.
+        Raises VersionGapError if the engine is at another version than `base_version`.
         """
         receiver = self._joined()
         failure = _failure_of(lambda: receiver.start_receive(timeout, base_version=base_version))
@@ -92,7 +93,7 @@ class SglangEnd:
             raise
 
     def staged(self) -> bool:
-        """Whether the version has come and been checked, on all ranks. Does not wait. Raises what went wrong."""
+        """Returns whether the version has arrived and been checked on all ranks. Does not wait. Raises the failure."""
         receiver = self._joined()
         pending = receiver.state == "receiving"
         raise_if_any_failed(None if pending else _failure_of(lambda: receiver.wait_staged(1.0)), self._group)
@@ -101,7 +102,7 @@ class SglangEnd:
         return not waiting.item()
 
     def apply(self, timeout: float) -> Receipt:
-        """The pause: applies the staged version and verifies it. Raises what went wrong; then the version before stands.
+        """Runs the pause: applies the staged version and verifies it. If it raises, the version before stands.
 
         After DirtyError the weights are half-written, and nothing may be generated until `join` has repaired them.
         """
@@ -113,7 +114,7 @@ class SglangEnd:
         return receipt
 
     def cancel(self, reason: str, timeout: float) -> None:
-        """Gives up an update that is under way, if any. The version before stands; the group is to be joined anew."""
+        """Cancels an update in progress, if any. The version before stands; the group must be joined again."""
         receiver = self.receiver
         if receiver is not None and receiver.state in ("receiving", "staged"):
             receiver.abandon(reason, timeout)
@@ -134,7 +135,7 @@ class SglangEnd:
             self.receiver.close(timeout)
 
     def status(self) -> dict[str, Any]:
-        """Engine, rank, version and state, as JSON has them."""
+        """Returns engine, rank, version and state as JSON values."""
         receiver = self.receiver
         if receiver is None:
             return {"state": "not joined"}

@@ -44,7 +44,9 @@ def register() -> None:
 
 
 def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
-    """The end of this rank, kept beside SGLang's model runner; made if there is none and `cpu_group` is given."""
+    """Returns the receiver of this rank, kept beside the model runner; makes one if there is none and `cpu_group` is
+    given.
+    """
     from sparsecast.engines.sglang import SglangEnd
 
     end: SglangEnd | None = getattr(model_runner, "_sparsecast_end", None)
@@ -58,7 +60,7 @@ def end_of(model_runner: Any, cpu_group: Any = None) -> SglangEnd | None:
 
 
 def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """`/init_weights_update_group` with backend "sparsecast": joins a group."""
+    """Handles `/init_weights_update_group` with backend "sparsecast": joins a group."""
     if request.backend != messages.BACKEND:
         return original(manager, request)
     from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqOutput
@@ -75,7 +77,7 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 
 
 def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """`/destroy_weights_update_group` for group "sparsecast": leaves it."""
+    """Handles `/destroy_weights_update_group` for group "sparsecast": leaves it."""
     if not messages.is_ours(request.group_name):
         return original(manager, request)
     from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqOutput
@@ -91,7 +93,7 @@ def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> A
 
 
 def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """`/weights_checker` with an action "sparsecast:{...}": a step of an update."""
+    """Handles `/weights_checker` with an action "sparsecast:{...}": a step of an update."""
     if not messages.is_ours(request.action):
         return original(manager, request)
     from sglang.srt.managers.io_struct import CheckWeightsReqOutput
@@ -127,19 +129,21 @@ def _apply(manager: Any, end: SglangEnd, timeout: float) -> str:
 
 
 def _stamp(manager: Any, version: int) -> None:
-    """From now on the scheduler stamps what it generates with this version (`meta_info.weight_versions`)."""
+    """Makes the scheduler stamp what it generates with this version (`meta_info.weight_versions`)."""
     manager.record_weight_version_after_update(str(version))
 
 
 def _stop_generation(manager: Any) -> None:
-    """Half-written weights must not be read: nothing is generated until a join repaired them and the caller resumes."""
+    """Stops generation, because half-written weights must not be read, until a join repairs them and the caller
+    resumes.
+    """
     from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
     manager.scheduler.pause_generation(PauseGenerationReqInput(mode="in_place"))
 
 
 def _answer(output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """SGLang ends the scheduler for an exception; callers get the words instead, and the code in square brackets."""
+    """Returns the error text, with the code in square brackets; SGLang would end the scheduler for an exception."""
     try:
         return output(success=True, message=work())
     except Error as error:
@@ -149,7 +153,7 @@ def _answer(output: Callable[..., Any], work: Callable[[], str]) -> Any:
 
 
 def add_status(result: Any, controller: Any, request: Any) -> Any:
-    """`/server_info` says under `internal_states` what version this engine has."""
+    """Adds the version of this engine to `internal_states` of `/server_info`."""
     end = end_of(controller.scheduler.tp_worker.model_runner)
     result.internal_state["sparsecast"] = {"state": "not joined"} if end is None else end.status()
     return result
@@ -161,9 +165,9 @@ def add_status(result: Any, controller: Any, request: Any) -> Any:
 async def wait_staged(
     original: Callable[..., Awaitable[tuple[bool, str, Any, Any]]], tokenizer: Any, obj: Any, request: Any = None
 ) -> tuple[bool, str, Any, Any]:
-    """`/weights_checker` for "staged" answers when the version has come; the scheduler is asked again and again.
+    """Answers `/weights_checker` for "staged" when the version has arrived, by polling the scheduler.
 
-    So that it goes on generating: it would wait in its own loop otherwise.
+    The scheduler continues generating; waiting inside it would stop its loop.
     """
     if not messages.is_ours(obj.action):
         return await original(tokenizer, obj, request)

@@ -1,4 +1,4 @@
-"""vLLM's end: a `WeightTransferEngine` that patches the live weights of a worker in place.
+"""vLLM receiver: a `WeightTransferEngine` that patches the live weights of a worker in place.
 
 It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's own life cycle mean:
 
@@ -41,42 +41,44 @@ if TYPE_CHECKING:
     from vllm.config.weight_transfer import WeightTransferConfig
 
 SECRET_VARIABLE = "SPARSECAST_SECRET"
-"""Environment variable of the workers that holds the secret, for those who do not send it over HTTP."""
+"""Environment variable of the workers that holds the secret, for callers that do not send it over HTTP."""
 
 _KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
 
 
 @dataclass
 class SparsecastInitInfo(WeightTransferInitInfo):
-    """What the workers need to meet a trainer; plain JSON. The world's ranks: the trainer's, then every engine's."""
+    """Data that workers need to meet a trainer; plain JSON. Ranks of the world: the trainer's, then those of every
+    engine.
+    """
 
     host: str
-    """Where rank 0 of the trainer listens."""
+    """Host where rank 0 of the trainer listens."""
     port: int
     world_size: int
     rank_offset: int
-    """Rank in the world of this engine's worker 0; with data parallelism, of its first replica's."""
+    """Rank in the world of worker 0 of this engine; with data parallelism, of its first replica."""
     tensors: list[list[Any]]
-    """The trainer's table: [name, dtype as safetensors names it, shape] each. The same in every call."""
+    """Tensor table of the trainer: [name, safetensors dtype, shape] each. The same in every call."""
     version: int = 0
-    """That the engine holds now: that of the checkpoint that it was started from, at the first call."""
+    """Version that the engine holds; at the first call, that of the checkpoint it was started from."""
     needs_anchor: bool = False
-    """The engine's memory holds no version (its weights were released, or come from elsewhere): the trainer seeds it."""
+    """Whether the memory holds no version (its weights were released, or come from elsewhere): the trainer seeds it."""
     ties: list[list[str]] = field(default_factory=list)
-    """[alias, original] pairs of names that are one tensor at the trainer."""
+    """Pairs [alias, original] of names that are one tensor at the trainer."""
     secret: str = field(default="", repr=False)
-    """Empty: the workers' environment variable SPARSECAST_SECRET."""
+    """Shared secret; if empty, that in the environment variable SPARSECAST_SECRET of the workers."""
     generation: int = 0
-    """Of the group: one more at every call."""
+    """Generation of the group: one more at every call."""
     channels: Channels = "control"
     interface: str = ""
     engine: str = "vllm"
-    """Name of this engine in the world, unique in it."""
+    """Name of this engine in the world, unique there."""
     proof: Literal["checkpoint", "trust"] = "checkpoint"
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
     with the files that vLLM was started from; "trust" takes the caller's word, for engines started without files."""
     may_miss: list[str] = field(default_factory=list)
-    """Patterns (fnmatch) of vLLM's parameters that the trainer does not have."""
+    """Patterns (fnmatch) of parameters of vLLM that the trainer does not have."""
     timeout: float = 300.0
     """Seconds for meeting, and for every later update."""
 
@@ -95,7 +97,7 @@ class SparsecastInitInfo(WeightTransferInitInfo):
         return [(name, dtype, tuple(int(n) for n in shape)) for name, dtype, shape in self.tensors]
 
     def world(self, worker: int) -> World:
-        """The world as this worker of the engine sees it."""
+        """Returns the world as this worker of the engine sees it."""
         return World(
             host=self.host,
             port=self.port,
@@ -113,11 +115,11 @@ class SparsecastUpdateInfo(WeightTransferUpdateInfo):
     """One update; plain JSON. What changed travels between the ranks, not here."""
 
     base_version: int | None = None
-    """The version that the trainer updates from; an engine on another one refuses. None: not checked."""
+    """Version that the trainer updates from; an engine at another version fails. None: not checked."""
 
 
 class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, SparsecastUpdateInfo]):
-    """One worker's end. See the module for what the calls mean; `receiver` has versions, stamps and receipts."""
+    """Receiver of one worker. The module explains the calls; `receiver` has versions, stamps and receipts."""
 
     init_info_cls = SparsecastInitInfo
     update_info_cls = SparsecastUpdateInfo
@@ -132,15 +134,15 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._table: list[CanonicalTensor] = []
         self._timeout = 300.0
         self._in_update = False
-        self._map_verified = False  # Once; later the weights are not those of the files any more.
+        self._map_verified = False  # Once; later the weights differ from those in the files.
 
     # -- vLLM's life cycle ---------------------------------------------------------------------------------------
 
     @with_code
     def init_transfer_engine(self, init_info: SparsecastInitInfo) -> None:
-        """Collective over the engine's workers and the trainer; a later call joins the next group.
+        """Joins a group; collective over the workers of the engine and the trainer. A later call joins the next group.
 
-        Raises UnsupportedError that names tensors that cannot be patched, UsageError for names that do not fit,
+        Raises UnsupportedError naming tensors that cannot be patched, UsageError for names that do not fit,
         UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
         """
         group = get_world_group()
@@ -149,7 +151,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             self.receiver.abandon("the engine joins another group", init_info.timeout)
         self._in_update = False
         if self.receiver is not None and init_info.needs_anchor:
-            self.receiver.close(init_info.timeout)  # What it knew of its memory is not true any more.
+            self.receiver.close(init_info.timeout)  # Its knowledge of the memory is no longer valid.
         if self.receiver is None or self.receiver.state == "closed" or init_info.table() != self._table:
             self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
             self._table = init_info.table()
@@ -160,17 +162,17 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     @with_code
     def start_weight_update(self) -> None:
-        """Begins to stage in the background. The trainer calls its sync() now."""
+        """Starts staging in the background, while the trainer runs its sync()."""
         self._joined().start_receive(self._timeout)
         self._in_update = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Applies the staged version. It is verified on the device when this returns: nothing is left to wait for."""
+        """Applies the staged version. It is verified on the device on return: nothing is left to wait for."""
         self.receive_weights(self.parse_update_info(update_info))
 
     @with_code
     def receive_weights(self, update_info: SparsecastUpdateInfo) -> None:
-        """The pause. Raises VersionGapError on another version; as after any failure, the version before stands."""
+        """Runs the pause. Raises VersionGapError at another version; after any failure the version before stands."""
         receiver = self._joined()
         if update_info.base_version is not None and update_info.base_version != receiver.version:
             words = (
@@ -181,13 +183,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             raise VersionGapError(words)
         receiver.wait_staged(self._timeout)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # What vLLM has enqueued still reads the version before.
+            torch.cuda.synchronize(self.device)  # Work that vLLM has enqueued still reads the version before.
         receiver.apply(self._timeout)
         self._in_update = False
 
     @with_code
     def finish_weight_update(self) -> None:
-        """Nothing is left to do after an apply; raises UsageError if there was none."""
+        """Ends the update; raises UsageError if nothing was applied."""
         if self._in_update:
             self._in_update = False
             self._joined().abandon("finish_weight_update without update_weights", self._timeout)
@@ -201,7 +203,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     # -- more than vLLM asks for ---------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Version, state and the last receipt of this worker, as JSON has them; any thread."""
+        """Returns version, state and the last receipt of this worker as JSON values. Thread-safe."""
         receiver = self.receiver
         if receiver is None:
             return {"state": "not initialised"}
@@ -257,12 +259,14 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
 
 class WorkerExtension:
-    """For `--worker-extension-cls sparsecast.engines.vllm.WorkerExtension`: what `/collective_rpc` can ask a worker."""
+    """Worker extension for `--worker-extension-cls sparsecast.engines.vllm.WorkerExtension`: methods for
+    `/collective_rpc`.
+    """
 
     weight_transfer_engine: WeightTransferEngine[Any, Any] | None
 
     def sparsecast_status(self) -> dict[str, Any]:
-        """Version and state: with state "staged", the next update_weights waits for nothing but the apply."""
+        """Returns version and state; in state "staged", the next update_weights waits only for the apply."""
         engine = self.weight_transfer_engine
         if not isinstance(engine, SparsecastWeightTransferEngine):
             return {"state": "not configured"}
@@ -270,10 +274,10 @@ class WorkerExtension:
 
 
 def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:
-    """`trace_loader` over a vLLM model, within `set_current_vllm_config`.
+    """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`.
 
-    Also refuses what only vLLM does: tensors that post-processing has derived from weights (MLA's W_UV and W_UK_T, a
-    packed copy for a kernel), which a patch of the weights would leave behind.
+    Also refuses what only vLLM does: tensors that post-processing has derived from weights (W_UV and W_UK_T of MLA, a
+    packed copy for a kernel), which a patch of the weights would not update.
     """
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES)
     if derived:
@@ -287,7 +291,7 @@ def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss
 
 
 def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None:
-    """Raises UnsupportedError for two names that share memory here and are not among the trainer's ties."""
+    """Raises UnsupportedError for two names that share memory here and are not among the ties of the trainer."""
     known = {frozenset(pair) for pair in ties}
     for alias, original in traced.ties:
         if frozenset((alias, original)) not in known:
@@ -298,7 +302,7 @@ def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None
 
 
 def _checkpoint(vllm_config: VllmConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The files that vLLM was started from, through its own reader."""
+    """Yields the tensors of the files that vLLM was started from, by the reader of vLLM."""
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 

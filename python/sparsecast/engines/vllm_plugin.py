@@ -1,6 +1,6 @@
-"""The entry point of vLLM's plug-in group `vllm.general_plugins`: makes the weight-transfer backend "sparsecast" known.
+"""Entry point of the plug-in group `vllm.general_plugins` of vLLM: registers the weight-transfer backend "sparsecast".
 
-vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'
+    vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ BACKEND = "sparsecast"
 
 
 def register() -> None:
-    """Registers both ends by name; vLLM imports them when they are asked for. May be called more than once."""
+    """Registers both ends by name; vLLM imports them on first use. May be called more than once."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:

@@ -1,4 +1,4 @@
-"""The trainer's counterpart in vLLM's own terms: drives a `ShardedPublisher` and vLLM's life cycle together.
+"""Trainer counterpart in the interface of vLLM: drives a `ShardedPublisher` and the life cycle of vLLM together.
 
 It is registered as trainer backend "sparsecast". Every rank of the trainer makes one; rank 0 talks to vLLM:
 
@@ -35,19 +35,19 @@ _POLL_SECONDS = 0.01
 
 @dataclass
 class SparsecastTrainerInitInfo(TrainerInitInfo):
-    """One trainer rank's publisher and where the world meets. Not sent to anybody as it is."""
+    """Publisher of one trainer rank, and where the world meets. It is not sent to anyone as it is."""
 
     backend: ClassVar[str] = BACKEND
 
     publisher: ShardedPublisher
     layout: Layout
-    """The whole trainer's: its table is what the engine is told."""
+    """Layout of the whole trainer, whose table is sent to the engine."""
     host: str
-    """Of this trainer's rank 0, as the engine's workers reach it."""
+    """Host of rank 0 of this trainer, as the workers of the engine reach it."""
     port: int
     secret: str = field(repr=False)
     engine_workers: int
-    """Workers of the vLLM server, data-parallel replicas included (`/get_world_size`)."""
+    """Number of workers of the vLLM server, including data-parallel replicas (`/get_world_size`)."""
     generation: int = 0
     channels: Channels = "control"
     interface: str = ""
@@ -56,7 +56,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     """Version of the checkpoint that the engine was started from."""
     proof: str = "checkpoint"
     send_secret: bool = True
-    """False: the workers have it in their environment (SPARSECAST_SECRET)."""
+    """Whether the secret is sent; if False, the workers have it in their environment (SPARSECAST_SECRET)."""
     may_miss: tuple[str, ...] = ()
     timeout: float = 300.0
 
@@ -64,7 +64,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
         return len(self.layout.ranks) + self.engine_workers
 
     def for_workers(self) -> dict[str, object]:
-        """The JSON of `SparsecastInitInfo`."""
+        """Returns the JSON of `SparsecastInitInfo`."""
         table = self.layout.table
         return {
             "host": self.host,
@@ -86,7 +86,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
 
 
 class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[SparsecastTrainerInitInfo]):
-    """One trainer rank. There is no `WeightSource`: the publisher has the memory of the rank's own shards."""
+    """One trainer rank. There is no `WeightSource`: the publisher has the memory of the shards of the rank."""
 
     init_info_cls = SparsecastTrainerInitInfo
 
@@ -105,7 +105,8 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> SparsecastTrainerWeightTransferEngine:
-        """Collective over the trainer: brings the engine's workers into the group, at the trainer's version."""
+        """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer.
+        """
         from sparsecast import meet
 
         if source is not None:
@@ -131,11 +132,11 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         return engine
 
     def send_weights(self, staged: Callable[[], bool] | None = None) -> None:
-        """Collective over the trainer: brings what changed to the engine; returns when every worker has verified it.
+        """Sends the changes to the engine and returns when every worker has verified them; collective over the trainer.
 
-        A worker generates nothing while it is in update_weights. With `staged`, a function that asks the workers
-        (`/collective_rpc` with sparsecast_status), update_weights is called only once they have the version, and the
-        pause is the apply alone. The version becomes vLLM's weight_version. `last_report` says what it took.
+        A worker generates nothing during update_weights. With `staged`, a function that calls sparsecast_status on the
+        workers (`/collective_rpc`), update_weights is called only once they have the version, and the pause is only the
+        apply. The version becomes the weight_version of vLLM. `last_report` has the numbers.
         """
         if self.is_sender:
             self.client.start_weight_update()
@@ -150,7 +151,7 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
             self.client.finish_weight_update(str(self._publisher.version))
 
     def shutdown(self) -> None:
-        """Lets the thread that called vLLM go; the publisher stays the caller's."""
+        """Ends the thread that calls vLLM; the publisher still belongs to the caller."""
         self._rpc.shutdown(wait=False, cancel_futures=True)
 
     def _update(self, base_version: int, staged: Callable[[], bool] | None) -> None:
@@ -162,12 +163,12 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         self.client.update_weights({"base_version": base_version})
 
     def _call(self, rpc: Callable[[], None]) -> Future[None] | None:
-        """On the sender, calls vLLM beside what the trainer does itself: either waits for the other."""
+        """On the sender, calls vLLM beside the work of the trainer itself, since either waits for the other."""
         return self._rpc.submit(rpc) if self.is_sender else None
 
 
 def _raise_cause(call: Future[None] | None, error: BaseException) -> None:
-    """The engine's own words, if its call has failed, say more than that the group broke."""
+    """Raises the error of the engine if its call failed, which says more than that the group broke."""
     if call is not None and call.done() and call.exception() is not None:
         raise error from call.exception()
     raise error

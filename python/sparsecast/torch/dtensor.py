@@ -1,4 +1,4 @@
-"""Which part of a DTensor this rank holds, from its mesh and placements alone: nothing is gathered."""
+"""Finds the part of a DTensor that this rank holds, from its mesh and placements alone; nothing is gathered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def local_box(tensor: DTensor, name: str) -> Box | None:
-    """The box of the canonical tensor that ``tensor.to_local()`` is; None for a rank outside the mesh.
+    """Returns the box of the canonical tensor that ``tensor.to_local()`` holds; None for a rank outside the mesh.
 
-    Placements are applied from the first mesh dimension to the last, as DTensor does, but strided ones
-    (``_StridedShard``: FSDP2 over a dimension that tensor parallelism has cut already) after the plain ones of their
-    dimension. Parts are those of ``torch.chunk``: the last may be smaller, or empty. UnsupportedError that names the
-    tensor for partial sums, and for cuts that no single box is.
+    Placements apply from the first mesh dimension to the last, as in DTensor, but strided ones (``_StridedShard``:
+    FSDP2 over a dimension that tensor parallelism has already split) after the plain ones of their dimension. Parts are
+    those of ``torch.chunk``: the last may be smaller, or empty. Raises UnsupportedError naming the tensor for partial
+    sums, and for shards that are not one box.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 

@@ -1,4 +1,4 @@
-"""Layouts of a torch process group's ranks."""
+"""Gathers the layouts of the ranks of a torch process group."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .._core import Layout
 from ..errors import CorruptError
 from ..layouts import join_layouts
 
-#: Of one rank's layout, compressed: refused before memory is taken for it.
+# : Largest compressed layout of one rank in bytes; a larger one is an error before memory is allocated for it.
 MAX_LAYOUT_BYTES = 1 << 30
 
 
 def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout:
-    """The layout of all ranks of ``group`` (default: the world), of the layout of this one (of one rank).
+    """Returns the layout of all ranks of ``group`` (default: the world); ``own`` is the layout of this rank alone.
 
-    Collective over the group; sends the layouts' bytes (uint8 tensors on the CPU, or on the current CUDA device where
-    the group's backend is NCCL alone), no weights and no pickles. Without a process group it is ``own``.
+    Collective over the group. Sends the bytes of the layouts (uint8 tensors on the CPU, or on the current CUDA device
+    if the only backend of the group is NCCL), no weights and no pickles. Without a process group it returns ``own``.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return own

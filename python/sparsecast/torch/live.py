@@ -1,4 +1,4 @@
-"""A torch publisher's live end: a sharded publisher over a world of ranks."""
+"""The live transport of a torch publisher: a sharded publisher over a world of ranks."""
 
 from __future__ import annotations
 
@@ -116,14 +116,16 @@ class LiveEnd:
         )
 
     def _refresh(self, ready: torch.cuda.Event | None) -> None:
-        """On the publisher's stream, behind what the caller had enqueued at ``ready``."""
+        """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``.
+        """
         with self.order.behind(ready):
             self._shards.refresh()
 
     def _extent(self, sent: ShardedReport) -> tuple[int, int]:
-        """Elements that this rank sends, and their bytes: of copies that several ranks hold, one of them sends each part.
+        """Returns the number of elements that this rank sends, and their bytes. Of copies that several ranks hold, one
+        rank sends each part.
 
-        Without ``report_tensors`` only what it holds is known.
+        Without ``report_tensors`` it counts what the rank holds.
         """
         own = self._shards.layout
         if not self._report_tensors:
@@ -133,4 +135,4 @@ class LiveEnd:
         return sum(t.elements for t in sent.tensors), sum(t.elements * size[t.name] for t in sent.tensors)
 
     def close(self) -> None:
-        """Nothing is kept open between calls but the world, which goes with the publisher."""
+        """Does nothing: only the world stays open between calls, and it is closed with the publisher."""

@@ -1,4 +1,4 @@
-"""A torch publisher's end at a delta log: one rank, tensors in host memory."""
+"""The delta log transport of a torch publisher: one rank, tensors in host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .streams import StreamOrder
 
 
 class LogEnd:
-    """Publishes to a delta log; begins it, with the weights as they are, where there is none."""
+    """Publishes to a delta log; creates the log with the current weights if there is none."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class LogEnd:
         )
 
     def close(self) -> None:
-        """Waits for anchors and merged deltas of what is durable, within the log's timeout."""
+        """Waits until anchors and merged deltas are durable, within the timeout of the log."""
         self._publisher.wait_maintenance(self._log.timeout)
         del self._publisher
 

@@ -1,7 +1,7 @@
-"""The trainer's end for torch: what changed since the last publication goes to every engine.
+"""Publisher of a torch trainer: sends the changes since the last publication to every engine.
 
-idle --publish()--> publishing --verified--> idle      (the base is what the engines hold)
-                          \\--error--> the base stands; live: regroup(), log: publish() again
+    idle --publish()--> publishing --verified--> idle      (the base is what the engines hold)
+                              \--error--> the base stands; live: regroup(), log: publish() again
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from .log import LogEnd
 from .report import PublishReport
 from .shards import LocalShards, Rename, Source, WireDtype, shards_of
 
-#: What :class:`Publisher` may be told to detect changes with.
+# : Values of the ``detector`` argument of :class:`Publisher`.
 DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
 
 
 class Publisher:
-    """Publishes a model's weights: over a world of ranks to engines, or to a delta log.
+    """Publishes the weights of a model over a world of ranks to engines, or to a delta log.
 
-    ``source`` is a module, an iterable of (name, tensor), or :class:`LocalShards`; with DTensor parameters (FSDP2, 2-D
-    meshes) every rank of the trainer makes one, over the same ``process_group`` (default: the world), and each diffs
-    its own shards: no parameter is ever gathered. ``rename`` maps names to the engines' (a table or a callable; None
-    leaves one out). ``wire_dtype`` is what engines hold where it is not the parameters' own dtype: fp32 masters that
-    engines want as bf16 are cast on the way.
+    ``source`` is a module, an iterable of (name, tensor), or :class:`LocalShards`. With DTensor parameters (FSDP2, 2-D
+    meshes) every rank of the trainer makes one over the same ``process_group`` (default: the world), and each compares
+    its own shards: no parameter is ever gathered. ``rename`` maps names to those of the engines (a dict or a callable;
+    None leaves a tensor out). ``wire_dtype`` is the dtype that engines hold if it differs from that of the parameters:
+    fp32 masters are cast to bf16 on the way.
 
-    ``detector``: "auto" takes "fused_cast" for a log where every tensor is cast from fp32 to bf16 (the cast is the
-    detection, and no other copy is kept), else "snapshot" (a copy of what engines hold beside the tensors, on their
-    device). Live, a snapshot is compared with the cast of fp32 masters while they are read: it is the only bf16 copy.
+    ``detector`` "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to bf16 (the cast is the
+    detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on the device of the
+    tensors). Over a world, a snapshot is compared with the cast of fp32 masters while they are read: it is the only
+    bf16 copy.
 
     With an ``optimizer``, its steps are counted, and no step begins while a publication still reads the weights;
-    ``publish_every=n`` publishes after every n-th step, without waiting for the engines. Errors of such a publication
-    are raised by the next step, or publish(). Call from one thread.
+    ``publish_every=n`` publishes after every n-th step, without waiting for the engines. The next step, or publish(),
+    raises the errors of such a publication. Call from one thread.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Publisher:
             raise UsageError(f"there is no detector '{detector}': {', '.join(DETECTORS)}")
         if publish_every is not None and (optimizer is None or publish_every < 1):
             raise UsageError("publish_every is a number of steps, of an optimizer that is given")
-        # A world's publisher casts fp32 masters itself; a log's readers hold what is cast here.
+        # The publisher of a world casts fp32 masters itself; for a log they are cast here.
         self._shards = shards_of(source, rename=rename, wire_dtype=wire_dtype, cast=isinstance(transport, Log))
         self._step: int | None = None
         self._every = publish_every
@@ -90,7 +91,7 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """The newest version that every engine has verified (live), or that is durable (log)."""
+        """Newest version that every engine has verified (live), or that is durable (log)."""
         return self._end.version
 
     @property
@@ -100,21 +101,21 @@ class Publisher:
 
     @property
     def layout(self) -> Any:
-        """The trainer's :class:`sparsecast.Layout`, of all its ranks (live), or of this one (log)."""
+        """Layout (:class:`sparsecast.Layout`) of all ranks of the trainer (live), or of this one (log)."""
         return self._end.layout
 
     @property
     def sharded(self) -> ShardedPublisher:
-        """The end below, of a live transport."""
+        """The :class:`sparsecast.ShardedPublisher` of a live transport."""
         if isinstance(self._end, LogEnd):
             raise UsageError("a publisher to a log has no sharded publisher")
         return self._end.publisher
 
     def regroup(self, transport: Transport | None = None) -> None:
-        """Meets the engines anew: after a failure, and when one joins or leaves. Collective over trainer and engines.
+        """Meets the engines again: after a failure, and when one joins or leaves. Collective over trainer and engines.
 
-        ``transport`` describes the new world (another size or generation); default: the one before. The first
-        publish() does it by itself. With a log there is nothing to meet.
+        ``transport`` describes the new world (another size or generation); the default is the previous one. The first
+        publish() calls it. With a log it does nothing.
         """
         self._settle()
         self._end.regroup(transport)
@@ -128,11 +129,12 @@ class Publisher:
     def publish(
         self, *, wait: bool = True, label: str = ""
     ) -> PublishReport | concurrent.futures.Future[PublishReport]:
-        """Brings the weights, as they are now, to every engine; collective over the trainer's ranks when live.
+        """Sends the current weights to every engine; collective over the ranks of the trainer when live.
 
         With ``wait`` it returns the report when every engine has verified the new version (live), or when it is durable
-        (log). Without, a future of it: the weights must not change until it is done, or until the next optimizer step,
-        which waits. An error of the publication before is raised first. ``label``: for people, in a log's record.
+        (log). Without, it returns a future: the weights must not change until that is done, or until the next optimizer
+        step, which waits. Raises the error of the previous publication first. ``label`` is a text for people in the
+        record of a log.
         """
         self._settle()
         if wait:
@@ -142,7 +144,9 @@ class Publisher:
         return self._in_flight
 
     def wait(self, timeout: float | None = None) -> PublishReport | None:
-        """The report of the publication in flight, or None; raises its error, or TimeoutError after ``timeout`` s."""
+        """Returns the report of the publication in progress, or None. Raises its error, or TimeoutError after
+        ``timeout`` seconds.
+        """
         future = self._in_flight
         if future is None:
             return None
@@ -151,7 +155,7 @@ class Publisher:
         return report
 
     def close(self) -> None:
-        """Waits for what is in flight, removes the hooks; the publisher is of no use afterwards."""
+        """Waits for the publication in progress and removes the hooks; the publisher cannot be used afterwards."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -177,13 +181,13 @@ class Publisher:
             self._reading.set()
 
     def _settle(self) -> None:
-        """The publication before has ended; its error is raised here, once."""
+        """Ends the previous publication and raises its error, once."""
         future, self._in_flight = self._in_flight, None
         if future is not None:
             future.result()
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """The hooks know the publisher weakly: an optimizer that outlives it goes on alone."""
+        """Installs hooks that refer to the publisher weakly: an optimizer that outlives it continues alone."""
         this = weakref.ref(self)
         self._step = 0
 

@@ -1,4 +1,4 @@
-"""What a publication did, on this rank."""
+"""Report of a publication on this rank."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TensorReport:
-    """What was sent of one canonical tensor."""
+    """Numbers of one canonical tensor in a publication."""
 
     name: str
-    elements: int  #: Of this rank's part.
+    elements: int  #: Elements of the part on this rank.
     changed: int
     bytes: int
     blocks: int
-    dense_blocks: int  #: Sent whole, because that was smaller.
+    dense_blocks: int  #: Blocks sent whole because that was smaller.
 
     @property
     def density(self) -> float:
@@ -25,18 +25,18 @@ class TensorReport:
 
 @dataclasses.dataclass(frozen=True)
 class PublishReport:
-    """What one publication did on this rank; sums over ranks are the caller's, in its own time (see ``totals``).
+    """Numbers of one publication on this rank; callers may sum them over ranks when they like (see ``totals``).
 
-    Elements that go to engines of different cuts count once for each. Seconds are wall time on this rank; the clocks
-    stop when the device has finished.
+    Elements that are sent to engines with different shards count once for each. Seconds are wall time on this rank,
+    measured to the end of the work on the device.
     """
 
     version: int
-    step: int | None  #: Of the optimizer, if it is known.
-    elements: int  #: That this rank is answerable for.
+    step: int | None  #: Optimizer step, if known.
+    elements: int  #: Elements that this rank sends.
     changed: int
     wire_bytes: int
-    dense_bytes: int  #: Of the same elements, sent whole.
+    dense_bytes: int  #: Bytes of the same elements if all were sent.
     digest: str  #: State digest of all tensors at this version, 32 hexadecimal digits.
     seconds: dict[str, float]  #: prepare, encode, wire, total (live), or encode, upload (log).
     tensors: tuple[TensorReport, ...] = ()

@@ -1,4 +1,4 @@
-"""What this rank holds of a model: local tensors, and the boxes of canonical tensors that they are."""
+"""Describes what this rank holds of a model: local tensors, and the boxes of canonical tensors in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..buffers import dtype_name
 from ..errors import UsageError
 from .dtensor import local_box
 
-#: Canonical name of a parameter; None: it is not sent. A table says only what differs.
+# : Canonical name of a parameter, or None if it is not sent. A dict lists only the names that differ.
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
-#: The dtype in which a tensor travels and lies on the engines; None: its own.
+# : Dtype in which a tensor is sent and held by the engines; None for its own.
 WireDtype = torch.dtype | Callable[[str, torch.Tensor], torch.dtype | None]
 
 Source = nn.Module | Iterable[tuple[str, torch.Tensor]]
@@ -24,32 +24,33 @@ Source = nn.Module | Iterable[tuple[str, torch.Tensor]]
 
 @dataclasses.dataclass
 class LocalShards:
-    """This rank's tensors and their layout (of this one rank).
+    """Tensors of this rank and their layout (of this rank alone).
 
-    ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same place for as long as
-    anything publishes it; of that dtype, or fp32 masters of bf16 (:meth:`holds_master`), of which a live publisher
-    finds the cast out. ``masters[i]``, if not None, is what tensors[i] is cast from, of the same elements. ``prepare`` is called before each detection, after the casts: transforms fill their outputs there.
+    ``tensors[i]`` is the memory of ``layout.ranks[0].tensors[i]``: flat, contiguous, at the same address as long as
+    anything publishes it; of that dtype, or fp32 masters of bf16 (:meth:`holds_master`), whose cast a live publisher
+    computes. ``masters[i]``, if not None, is the tensor that tensors[i] is cast from, with the same elements.
+    ``prepare`` is called before each detection, after the casts: transforms fill their outputs there.
     """
 
     layout: Layout
     tensors: list[torch.Tensor]
     masters: list[torch.Tensor | None]
     prepare: Callable[[], None] | None = None
-    #: Raises when a parameter has been given other memory since.
+    # : Raises if a parameter has been given other memory since.
     guard: Callable[[], None] | None = None
 
     def holds_master(self, local: int) -> bool:
-        """Whether tensors[local] is the fp32 master of what the layout says is bf16."""
+        """Returns whether tensors[local] is the fp32 master of a tensor that is bf16 in the layout."""
         return self.tensors[local].dtype == torch.float32 and self.layout.ranks[0].tensors[local].dtype == "BF16"
 
     def wire_bytes(self, local: int) -> int:
-        """Bytes of an element of tensors[local] as it travels."""
+        """Returns the bytes of an element of tensors[local] as it is sent."""
         return self.tensors[local].element_size() // (2 if self.holds_master(local) else 1)
 
     def refresh(self) -> None:
-        """Brings the tensors up to date with what they are made from; those that are the parameters themselves are.
+        """Updates the tensors that are casts or results of transforms; the others are the parameters themselves.
 
-        UsageError that names a parameter whose memory is no longer the one that was described.
+        Raises UsageError naming a parameter whose memory is no longer the one that was described.
         """
         if self.guard is not None:
             self.guard()
@@ -74,7 +75,7 @@ class _Held:
 
 
 def named_tensors(source: Source) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and persistent buffers of a module, under every name they have; or the caller's own list."""
+    """Returns the parameters and persistent buffers of a module under all their names, or the list of the caller."""
     if not isinstance(source, nn.Module):
         return list(source)
     found = dict(source.named_parameters(remove_duplicate=False))
@@ -120,7 +121,7 @@ def _hold(own_name: str, tensor: torch.Tensor, rename: Rename | None, wire: Wire
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that the elements span, as one dimension: contiguous, whatever the strides of the tensor are."""
+    """Returns the memory that the elements span as one contiguous dimension, whatever the strides of the tensor."""
     if any(stride < 0 for stride in tensor.stride()):
         raise UsageError("negative strides")
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
@@ -128,7 +129,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _may_stay_master(local: torch.Tensor, wire: torch.dtype) -> bool:
-    """A publisher can cast it itself, and a snapshot of all that it spans, gaps too, is not more than two without."""
+    """Returns whether a tensor may stay an fp32 master: a publisher can cast it, and a snapshot of the memory that it
+    spans, including gaps, is at most twice that of its elements.
+    """
     castable = local.dtype == torch.float32 and wire == torch.bfloat16
     return castable and _flat(local).numel() <= 2 * local.numel()
 
@@ -173,7 +176,9 @@ def _local_memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int
 
 
 def _guard(source: Source) -> Callable[[], None] | None:
-    """Parameters may be replaced behind our back (offload, reload, a new FSDP wrap): never read what is left there."""
+    """Returns a check that parameters still have the memory that was described; offloading, reloading or a new FSDP
+    wrap may replace it.
+    """
     if not isinstance(source, nn.Module):
         return None
     described = {name: _local_memory(tensor) for name, tensor in named_tensors(source)}

@@ -1,4 +1,4 @@
-"""Order between a caller's CUDA streams and the one that the library works on."""
+"""Ordering between CUDA streams of callers and the stream of the library."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 class StreamOrder:
-    """The stream that was torch's current one, on the tensors' device, when this was made; nothing in host memory.
+    """The current torch stream on the device of the tensors at construction; does nothing for host memory.
 
-    The library enqueues all its work there. Whoever calls later, from another stream or thread, marks where its own
-    stream is, and the library's stream goes on behind that.
+    The library enqueues all its work there. A later caller, from another stream or thread, marks the position of its
+    own stream, and the stream of the library continues after that.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -21,14 +21,15 @@ class StreamOrder:
 
     @property
     def number(self) -> int:
-        """What the library is given; 0 for host memory.
+        """Stream handle for the library; 0 for host memory.
 
-        torch's default stream is CUDA's legacy one, whose number is 0 as well: its alias 1 says so explicitly.
+        The default stream of torch is the legacy stream of CUDA, whose handle is 0 as well: its alias 1 says so
+        explicitly.
         """
         return 0 if self._stream is None else int(self._stream.cuda_stream) or 1
 
     def mark(self) -> torch.cuda.Event | None:
-        """Where the caller's current stream is now."""
+        """Records an event at the current position of the current stream of the caller."""
         if self._device is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -36,13 +37,13 @@ class StreamOrder:
         return event
 
     def catch_up(self) -> None:
-        """What the library enqueues from now on goes behind what the caller's current stream has now."""
+        """Makes later work of the library wait for the work that is on the current stream of the caller."""
         with self.behind(self.mark()):
             return
 
     @contextlib.contextmanager
     def behind(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """What is enqueued within goes to the library's stream, behind ``ready``."""
+        """Makes the stream of the library current in this context, after ``ready``."""
         if self._stream is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""The engine's end for plain torch models: weights are updated in place, and verified."""
+"""Subscriber for plain torch models: updates weights in place and verifies them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .streams import StreamOrder
 
 @dataclasses.dataclass(frozen=True)
 class UpdateReport:
-    """What one update did on this rank; ``pause_seconds`` is the time in which the weights were being written."""
+    """Report of one update on this rank; ``pause_seconds`` is the time during which the weights were written."""
 
     version: int
-    changed: int  #: Elements in the deltas that were applied; of a log, the number of deltas is in ``deltas``.
+    changed: int  #: Changed elements of the applied deltas (from a log: of ``deltas`` deltas).
     received_bytes: int
     pause_seconds: float
     total_seconds: float
@@ -34,13 +34,14 @@ class UpdateReport:
 
 
 class Subscriber:
-    """Keeps the weights of a torch model at the trainer's versions: over a world of ranks, or from a delta log.
+    """Keeps the weights of a torch model at the versions of the trainer, over a world of ranks or from a delta log.
 
-    ``source`` as :class:`Publisher`'s; with DTensor parameters each rank makes one, over the same ``process_group``.
-    ``engine`` names the engine in the world. Live, with ``needs_anchor`` the memory holds no version yet and is seeded
-    when the group meets; else it must hold ``version``. From a log it is brought to the newest version whatever it
-    holds. ``pause(True)`` is called before weights are written and ``pause(False)`` when they are verified, in the thread
-    of update() or apply(). Call from one thread, but receive(), which may run in another.
+    ``source`` is that of :class:`Publisher`; with DTensor parameters each rank makes one over the same
+    ``process_group``. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
+    holds no version yet and is seeded when the group meets; otherwise it must hold ``version``. From a log it is
+    brought to the newest version whatever it holds. ``pause(True)`` is called before weights are written and
+    ``pause(False)`` when they are verified, in the thread of update() or apply(). Call from one thread, except
+    receive(), which may run in another.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class Subscriber:
 
     @property
     def version(self) -> int | None:
-        """The version that the weights hold, verified; None when that is not known yet."""
+        """Version that the weights hold, verified; None if it is not known yet."""
         if self._follower is not None:
             version: int | None = self._follower.version
             return version
         return self.sharded.version
 
     def regroup(self, transport: Transport | None = None) -> None:
-        """Meets trainer and engines anew; the first update does it by itself. Nothing to do with a log."""
+        """Meets trainer and engines again; the first update does so itself. Does nothing with a log."""
         if isinstance(self._transport, Log):
             return
         if isinstance(transport, Log):
@@ -98,14 +99,14 @@ class Subscriber:
         assert not isinstance(self._transport, Log)
         self._met = False
         world = self._transport.open(self._rank)
-        self._order.catch_up()  # An anchor is written behind what still reads the weights.
+        self._order.catch_up()  # An anchor is written after earlier reads of the weights.
         self.sharded.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
         self._met = True
 
     def receive(self) -> None:
-        """Stages the next version while the model goes on being used; its weights are only read. Live only.
+        """Stages the next version while the model is in use; only reads its weights. Live only.
 
-        Collective with the trainer's publish(); apply() comes next.
+        Collective with publish() of the trainer; call apply() next.
         """
         if self._follower is not None:
             raise UsageError("a log is followed by update(), which fetches ahead by itself")
@@ -118,13 +119,13 @@ class Subscriber:
             raise
 
     def apply(self) -> UpdateReport:
-        """Writes what is staged, verifies it, and waits for the decision: the pause. Live only."""
+        """Writes the staged version, verifies it, and waits for the decision of all ranks: the pause. Live only."""
         if self._follower is not None:
             raise UsageError("a log is followed by update()")
         begin = time.perf_counter()
         self._pause(True)
         try:
-            self._order.catch_up()  # Nothing is written before what was enqueued has read.
+            self._order.catch_up()  # Weights are written after earlier reads.
             done = self.sharded.apply(self._transport.timeout)
         except Exception:
             self._met = False
@@ -136,7 +137,9 @@ class Subscriber:
         )
 
     def update(self, version: int | None = None) -> UpdateReport:
-        """Live: receive() and apply(), the next version. From a log: as far as its head is now, or to ``version``."""
+        """Updates the weights. Live: receive() and apply(), to the next version. From a log: to its head, or to
+        ``version``.
+        """
         if self._follower is None:
             if version is not None:
                 raise UsageError("a live subscriber takes the versions as they come")
@@ -155,7 +158,7 @@ class Subscriber:
         )
 
     def audit(self) -> None:
-        """Re-reads every byte of the weights; DirtyError that names a tensor which is not what it should be."""
+        """Reads every byte of the weights again. Raises DirtyError naming a tensor that differs from its version."""
         if self._follower is not None:
             raise UsageError("a follower audits a slice after every version by itself")
         self.sharded.audit()

@@ -1,8 +1,8 @@
-"""What a trainer does to its tensors before they are compared and sent: LoRA and QLoRA merges, fp8 block quantisation.
+"""Transforms of tensors before they are compared and sent: LoRA and QLoRA merges, fp8 block quantisation.
 
-An engine often holds something else than the trainer: merged weights where the trainer has a frozen base and adapters,
-fp8 blocks where it has bf16. The publisher then compares the *results*. :class:`Transforms` chains the steps; called
-with a local shard, it writes into outputs that stay at the same address, which are what a publisher registers::
+An engine often holds other tensors than the trainer: merged weights where the trainer has a frozen base and adapters,
+or fp8 blocks where it has bf16. The publisher then compares the *results*. :class:`Transforms` chains steps; called
+with a local shard, it writes to outputs whose addresses never change, and which are registered with a publisher::
 
     transforms = Transforms([LoraMerge({name: [adapter]}), Fp8BlockQuantize()], table)
     for name, tensor, box in shards:          # every step, before publisher.sync()

@@ -1,4 +1,4 @@
-"""fp8 block quantisation of shards, as DeepSeek's checkpoints have it."""
+"""fp8 block quantisation of shards, in the format of DeepSeek's checkpoints."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ KEPT_BY_DEFAULT = ("*embed_tokens*", "*lm_head*", "*norm*", "*.mlp.gate.weight",
 
 @dataclass(frozen=True)
 class Fp8BlockQuantize:
-    """Matrices as F8_E4M3 and one fp32 ``<name>_scale_inv`` a block (``weight_scale_inv``), as DeepSeek's checkpoints.
+    """Quantises matrices to F8_E4M3 with one fp32 ``<name>_scale_inv`` for each block, as in DeepSeek's checkpoints.
 
-    Takes every bf16, fp16 or fp32 tensor of two dimensions, or of three (stacked experts: each a matrix), whose name
-    matches none of ``skip`` (fnmatch). The arithmetic is that of ``sparsecast/quantize.hpp``. The block grid is the whole
-    matrix's: without ``group`` this rank's pieces of a tensor must together hold whole blocks, and UsageError names a
-    shard that cuts one. With it, a ``torch.distributed`` group of all ranks that share the tensor, each calls for the same
-    tensors in the same order, also those of which it holds nothing, and the amax of every block is the maximum over them
-    (one all-reduce of the grid, within the group's own timeout). ``threads``: of the CPU; 0: all cores.
+    Applies to every bf16, fp16 or fp32 tensor of two dimensions, or of three (stacked experts, each a matrix), whose
+    name matches none of ``skip`` (fnmatch). The arithmetic is that of ``sparsecast/quantize.hpp``. The block grid is
+    that of the whole matrix. Without ``group``, the pieces of a tensor on this rank must together hold whole blocks;
+    UsageError names a shard that splits one. With ``group``, a ``torch.distributed`` group of all ranks that share the
+    tensor, every rank calls for the same tensors in the same order, including those of which it holds nothing, and the
+    amax of every block is the maximum over the ranks (one all-reduce of the grid, within the timeout of the group).
+    ``threads`` is the number of CPU threads; 0 means all cores.
     """
 
     skip: Sequence[str] = KEPT_BY_DEFAULT
@@ -91,7 +92,7 @@ class Fp8BlockQuantize:
         return {"name": f"{spec.name} {box}", "shape": spec.shape[-2:], "offset": offset, "block": self.block}
 
     def _joined(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
-        """Some piece cuts a block, but the pieces together have whole blocks: heads of one KV group after another."""
+        """Handles pieces that split blocks but hold whole blocks together: heads of one KV group after another."""
         if all(
             _core.block_grid(describe(m), **self._place(spec, p.box))[2] for p in pieces for m in _matrices(p.local)[:1]
         ):
@@ -112,13 +113,15 @@ class Fp8BlockQuantize:
         return self._window(spec, amax, box, index).contiguous()
 
     def _window(self, spec: TensorSpec, amax: torch.Tensor, box: Box, index: int) -> torch.Tensor:
-        """Of the whole tensor's blocks those that matrix ``index`` of a box touches."""
+        """Returns the range of blocks of the whole tensor that matrix ``index`` of a box touches."""
         scale_box = self.boxes(spec, box)[1]
         rows, columns = (slice(scale_box.offset[d], scale_box.offset[d] + scale_box.extent[d]) for d in (-2, -1))
         return amax[(box.offset[0] if len(spec.shape) == 3 else 0) + index, rows, columns]
 
     def _amax(self, spec: TensorSpec, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Of every block of the whole tensor, [matrices, rows, columns], over all pieces and the group."""
+        """Returns the amax of every block of the whole tensor, [matrices, rows, columns], over all pieces and the
+        group.
+        """
         matrices = spec.shape[0] if len(spec.shape) == 3 else 1
         amax = torch.zeros((matrices, *self._grid(spec.shape[-2:])), dtype=torch.float32, device=self._device(pieces))
         for piece in pieces:
@@ -143,20 +146,21 @@ class Fp8BlockQuantize:
 
 
 def _overlaps(offset: int, extent: int, block: int) -> torch.Tensor:
-    """Of the blocks that elements [offset, offset + extent) touch, how many each has of them."""
+    """Returns, for each block that elements [offset, offset + extent) touch, how many of them it holds."""
     end = offset + extent
     blocks = range(offset // block, -(-end // block)) if extent else range(0)
     return torch.tensor([min(end, (b + 1) * block) - max(offset, b * block) for b in blocks], dtype=torch.int64)
 
 
 def _matrices(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A matrix, or each of a stack."""
+    """Yields a matrix, or each matrix of a stack."""
     return [tensor] if tensor.dim() == 2 else list(tensor)
 
 
 @contextmanager
 def _on_device(tensor: torch.Tensor) -> Iterator[int]:
-    """Makes a CUDA tensor's device the current one, and gives torch's current stream on it as a number; 0 on the CPU."""
+    """Makes the device of a CUDA tensor current and yields the handle of the current torch stream on it; 0 on the CPU.
+    """
     if not tensor.is_cuda:
         yield 0
         return

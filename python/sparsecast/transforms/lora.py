@@ -1,4 +1,4 @@
-"""Adapters merged into their weights: LoRA, and QLoRA over a base that is stored quantised."""
+"""Merges adapters into their weights: LoRA, and QLoRA over a quantised base."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _MERGE_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """``scale * b @ a``, added to a weight ``[out, in]``: ``a`` is ``[rank, in]``, ``b`` is ``[out, rank]``.
+    """An adapter: ``scale * b @ a`` is added to a weight ``[out, in]``, with ``a`` ``[rank, in]`` and ``b`` ``[out,
+    rank]``.
 
-    The tensors are the trainer's live ones, of any floating dtype, on the weight's device. A rank may hold parts: rows of
-    ``b`` from ``row_offset``, columns of ``a`` from ``column_offset``; those that its shard of the weight needs must be
-    among them. ``scale`` is usually ``lora_alpha / rank``.
+    The tensors are the live ones of the trainer, of any floating dtype, on the device of the weight. A rank may hold
+    parts: rows of ``b`` from ``row_offset``, columns of ``a`` from ``column_offset``; they must include those that its
+    shard of the weight needs. ``scale`` is usually ``lora_alpha / rank``.
     """
 
     a: torch.Tensor
@@ -32,11 +33,11 @@ class LoraAdapter:
 
 
 class LoraMerge:
-    """``W + scale * B @ A``, summed in fp32 over a weight's adapters in their order, then cast to the weight's dtype.
+    """Computes ``W + scale * B @ A``, summed in fp32 over the adapters of a weight in order, then cast to its dtype.
 
-    ``adapters`` maps canonical names of matrices to their adapters. The base is only read. A shard takes the rows of B
-    and the columns of A that it needs. The products are those of torch's fp32 matmul: with TF32 allowed on a device they
-    are TF32's.
+    ``adapters`` maps canonical names of matrices to their adapters. The base is only read. A shard uses the rows of B
+    and the columns of A that it needs. The products are those of fp32 matmul in torch: if TF32 is allowed on a device,
+    they use TF32.
     """
 
     def __init__(self, adapters: Mapping[str, Sequence[LoraAdapter]]) -> None:
@@ -82,7 +83,7 @@ class LoraMerge:
             raise UsageError(f"A and B of shapes {shapes} are not [rank, in] and [out, rank]", f"tensor '{spec.name}'")
 
     def _part(self, spec: TensorSpec, adapter: LoraAdapter, box: Box) -> tuple[float, torch.Tensor, torch.Tensor]:
-        """Scale, and what of A (fp32) and B belongs to a box."""
+        """Returns the scale, and the parts of A (fp32) and B that belong to a box."""
         a_begin = box.offset[1] - adapter.column_offset
         b_begin = box.offset[0] - adapter.row_offset
         a_end, b_end = a_begin + box.extent[1], b_begin + box.extent[0]
@@ -101,11 +102,11 @@ Dequantize = Callable[[str, torch.Tensor, Box], torch.Tensor]
 
 
 class DequantizeMerge(LoraMerge):
-    """QLoRA: the caller's ``dequantize`` on the stored base, then the merge of :class:`LoraMerge`.
+    """QLoRA: calls the ``dequantize`` of the caller on the stored base, then merges as :class:`LoraMerge` does.
 
-    It takes the tensors whose names match ``patterns`` (fnmatch) or that have adapters. The canonical tensor is the
-    *weight* (its real shape, the dtype that the engine holds), and the local tensor whatever stores this rank's box of
-    it, 4-bit blocks in U8 for example. ``dequantize`` returns a floating tensor of the box's extent.
+    Applies to the tensors whose names match ``patterns`` (fnmatch) or that have adapters. The canonical tensor is the
+    *weight* (its real shape, and the dtype that the engine holds), and the local tensor is the storage of the box of
+    this rank, 4-bit blocks in U8 for example. ``dequantize`` returns a floating tensor of the extent of the box.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Steps in a row, from local shards to what a publisher compares."""
+"""Runs steps in sequence, from local shards to the tensors that a publisher compares."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _Held = tuple[TensorSpec, torch.Tensor, Box]
 
 
 class Transforms:
-    """Steps in a row, for the tensors of ``table``: ``(name, dtype, shape)`` of the trainer's canonical tensors.
+    """Runs steps in sequence for the tensors of ``table``: ``(name, dtype, shape)`` of the canonical tensors of the
+    trainer.
 
-    UsageError when two of the results have one name. The results are allocated at the first call with a box, on the
-    local tensor's device, contiguous, and kept: the same memory is written at every later call. What lies between two
-    steps is freed again. A tensor that no step takes comes out as the very object that went in.
+    Raises UsageError if two results have the same name. Results are allocated at the first call with a box, contiguous,
+    on the device of the local tensor, and kept: every later call writes the same memory. Tensors between two steps are
+    freed. A tensor to which no step applies is returned as the same object.
     """
 
     def __init__(self, transforms: Sequence[Transform], table: Iterable[TensorSpec | tuple[str, str, Sequence[int]]]):
@@ -42,25 +43,26 @@ class Transforms:
                     raise UsageError(f"it comes from '{made[out.name]}' and from '{spec.name}'", f"tensor '{out.name}'")
 
     def names(self) -> dict[str, list[str]]:
-        """The names of the canonical tensors that come out, by those that go in."""
+        """Names of the resulting canonical tensors, by the names of the source tensors."""
         return {name: [out.name for out in results] for name, results in self._results.items()}
 
     def is_taken(self, name: str) -> bool:
-        """Some step takes it: it does not come out as it goes in."""
+        """Returns whether a step applies to the tensor; otherwise it is returned unchanged."""
         spec = self._spec(name)
         return any(step.specs(spec) for step in self._transforms)
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The canonical tensors that come out, in the order of the table: what a TensorTable is made of."""
+        """Resulting canonical tensors in the order of the table, as for a TensorTable."""
         return [out for results in self._results.values() for out in results]
 
     @torch.no_grad()
     def __call__(self, name: str, local: torch.Tensor, box: Box | None = None) -> list[tuple[str, torch.Tensor, Box]]:
-        """The results' names, this rank's tensors and their boxes, from its ``box`` of ``name`` (None: the whole).
+        """Returns names, tensors and boxes of the results for ``box`` of ``name`` on this rank (None: the whole
+        tensor).
 
-        On a CUDA device the work is enqueued on torch's current stream. UsageError that names the tensor for one that
-        the table does not have or that does not fit its box.
+        On a CUDA device the work is enqueued on the current torch stream. Raises UsageError naming a tensor that the
+        table does not have or that does not fit its box.
         """
         spec = self._spec(name)
         whole = Box((0,) * len(spec.shape), spec.shape)
@@ -68,9 +70,9 @@ class Transforms:
 
     @torch.no_grad()
     def pieces(self, name: str, held: Sequence[tuple[torch.Tensor, Box]]) -> list[tuple[str, torch.Tensor, Box]]:
-        """The same for a rank that holds several boxes of a tensor, or none: each result's, in order of the boxes.
+        """Returns the results for a rank that holds several boxes of a tensor, or none, in the order of the boxes.
 
-        What the boxes share (blocks of :class:`Fp8BlockQuantize`) is theirs together, so give all of them at once.
+        Boxes may share a result (blocks of :class:`Fp8BlockQuantize`), so pass all of them at once.
         """
         spec = self._spec(name)
         first = next((step for step in self._transforms if step.specs(spec)), None)
@@ -85,14 +87,14 @@ class Transforms:
         return self._inputs[name]
 
     def _after(self, index: int, spec: TensorSpec) -> list[TensorSpec]:
-        """What comes out of the steps from ``index`` on."""
+        """Returns the tensors that the steps from ``index`` on make."""
         for later in range(index, len(self._transforms)):
             if specs := self._transforms[later].specs(spec):
                 return [out for one in specs for out in self._after(later + 1, one)]
         return [spec]
 
     def _run(self, index: int, spec: TensorSpec, held: list[_Held]) -> list[_Held]:
-        """The steps from ``index`` on, for all that this rank holds of one tensor."""
+        """Runs the steps from ``index`` on for everything that this rank holds of one tensor."""
         for later in range(index, len(self._transforms)):
             step = self._transforms[later]
             if specs := step.specs(spec):
@@ -114,7 +116,7 @@ class Transforms:
         return held
 
     def _output(self, index: int, spec: TensorSpec, box: Box, source: Box, device: torch.device) -> torch.Tensor:
-        """Memory for ``box``, which step ``index`` makes of ``source``: kept when no later step takes it."""
+        """Returns memory for ``box``, which step ``index`` makes of ``source``; it is kept if no later step uses it."""
         is_result = all(step.specs(spec) is None for step in self._transforms[index + 1 :])
         key = (index, spec.name, tuple(source.offset), tuple(source.extent), str(device))
         kept = self._outputs.get(key) if is_result else None

@@ -1,4 +1,4 @@
-"""Transforms between what a trainer holds and what its publisher compares."""
+"""Applies transforms between the shards of a trainer and its publisher."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def transformed(shards: LocalShards, transforms: Sequence[Transform]) -> LocalShards:
-    """Local shards whose tensors are the results of ``transforms`` on those of ``shards``, for a Publisher.
+    """Returns local shards for a Publisher whose tensors are the results of ``transforms`` on those of ``shards``.
 
-    The steps run once here, and again before every detection (``prepare``), for every tensor of the layout's table in its
-    order, those too of which this rank holds nothing: steps with a group meet there. Tensors that no step takes stay as
-    they are. Tied names stay tied; UsageError when a step takes one of them and not the other. The dtypes and shapes of
-    the table are the weights', so stored bases (DequantizeMerge) are not for this function.
+    The steps run once here and again before every detection (``prepare``), for every tensor of the table of the layout
+    in order, including those of which this rank holds nothing: steps with a group meet there. Tensors to which no step
+    applies stay unchanged. Tied names stay tied; UsageError if a step applies to one of them and not to the other.
+    Dtypes and shapes of the table are those of the weights, so this function does not support stored bases
+    (DequantizeMerge).
     """
     from ..torch.shards import LocalShards
 

@@ -1,4 +1,4 @@
-"""What a step of :class:`Transforms` is."""
+"""Interface of a step of :class:`Transforms`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor that this rank holds, and where a step writes what becomes of it."""
+    """A box of a tensor that this rank holds, and the memory for the results of a step."""
 
     local: torch.Tensor  #: Not to be changed.
     box: Box
@@ -34,16 +34,18 @@ class Transform(Protocol):
     """A step of :class:`Transforms`."""
 
     def specs(self, spec: TensorSpec) -> list[TensorSpec] | None:
-        """The canonical tensors that this one becomes; None: it is left as it is."""
+        """Returns the canonical tensors that a step makes of this one; None if it does not apply."""
 
     def boxes(self, spec: TensorSpec, box: Box) -> list[Box]:
-        """Of each of them, what a rank holds that has ``box`` of ``spec``."""
+        """Returns, for each of them, the box of a rank that holds ``box`` of ``spec``."""
 
     def run(self, spec: TensorSpec, pieces: Sequence[Piece]) -> None:
-        """Writes the outputs of all pieces that this rank has of one tensor; there may be none."""
+        """Writes the outputs of all pieces of one tensor on this rank; there may be none."""
 
     def reads_packed(self, spec: TensorSpec) -> bool:
-        """The local tensor is the step's own storage, not ``box`` of a tensor of ``spec.dtype``."""
+        """Whether the local tensor is storage that only this step understands, not ``box`` of a tensor of
+        ``spec.dtype``.
+        """
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:

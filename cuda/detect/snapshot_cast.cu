@@ -1,5 +1,6 @@
-// The cast of masters that a snapshot begins with; from then on detect keeps it up to date. Reads 4 bytes an element
-// and writes 2: each thread an element, so that neighbours share their sectors where the view lets them.
+// cast_masters: the first cast of fp32 masters to the bf16 snapshot that a detector begins with; later detect keeps the
+// snapshot up to date. Reads 4 bytes and writes 2 for each element. Each thread takes one element, so that neighbours
+// share their sectors where the view allows it.
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/launch.hpp"
@@ -8,7 +9,7 @@
 namespace sparsecast::cuda {
 namespace {
 
-constexpr unsigned kBlocks = 8;
+constexpr unsigned kCtas = 8;
 
 __global__ void __launch_bounds__(kThreads)
     cast_masters(const std::uint32_t* masters, std::uint16_t* bf16, StridedView view, std::uint64_t elements) {
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
 void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
                          std::uint64_t elements, const DeviceStream& device) {
   if (elements == 0) return;
-  launch(cast_masters, grid_for((elements + kThreads - 1) / kThreads, kBlocks, device), kThreads, device.stream,
+  launch(cast_masters, grid_for((elements + kThreads - 1) / kThreads, kCtas, device), kThreads, device.stream,
          d_masters, d_bf16, view, elements);
 }
 
