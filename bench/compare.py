@@ -84,6 +84,7 @@ def load(path):
     schema = field(path, record, "schema", "number")
     if schema != SCHEMA:
         raise BadRecord(f"{path}: the field 'schema' is {schema}; this program reads schema {SCHEMA}")
+    field(path, record, "command", list, [])
     for name, kind in (("benchmark", str), ("commit", str), ("time", str), ("machine", dict), ("versions", dict)):
         field(path, record, name, kind)
     record["rows"] = {}
@@ -167,6 +168,15 @@ def describe(label, record):
     return f"{label}  {record['benchmark']}  commit {record['commit']}  {record['time']}  {where}"
 
 
+def arguments_of(record):
+    """Returns the command's arguments without the program and without --json FILE, which measure nothing."""
+    words = [str(word) for word in record.get("command", [])[1:]]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at:at + 2]
+    return " ".join(word for word in words if not word.startswith("--json="))
+
+
 def differences(a, b, keys):
     return [f"{key} {a.get(key, '-')} / {b.get(key, '-')}" for key in keys if a.get(key) != b.get(key)]
 
@@ -206,6 +216,9 @@ def compare(a, b, threshold):
     other_versions = differences(a["versions"], b["versions"], sorted({*a["versions"], *b["versions"]}))
     if other_versions:
         print(f"The versions differ: {'; '.join(other_versions)}.")
+
+    if arguments_of(a) != arguments_of(b):
+        print(f"The arguments differ: {arguments_of(a) or 'none'} / {arguments_of(b) or 'none'}.")
 
     found = {"slower": [], "faster": [], "same": [], "not compared": []}
     for name, old_row in a["rows"].items():

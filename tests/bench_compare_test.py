@@ -177,6 +177,15 @@ class RowsThatDoNotMatch(CompareTest):
         _, output = self.compare(record(row("x", 1)), record(row("x", 1), versions={"zstd": "1.5.7"}))
         self.assertIn("The versions differ: zstd 1.5.4 / 1.5.7.", output)
 
+    def test_other_arguments_are_told_but_not_other_files(self):
+        def run(*command):
+            return record(row("x", 1), command=["codec_bench", *command])
+
+        _, output = self.compare(run("--mib", "2", "--json", "a"), run("--mib", "2", "--json=b"))
+        self.assertNotIn("arguments", output)
+        _, output = self.compare(run("--mib", "2"), run("--json", "b"))
+        self.assertIn("The arguments differ: --mib 2 / none.", output)
+
     def test_records_without_a_common_row_cannot_be_compared(self):
         status, output = self.compare(record(row("x", 1)), record(row("y", 1)))
         self.assertEqual(status, 2)
