@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares two records of one benchmark and says which rows of B became worse than in A beyond their noise.
 
     bench/compare.py A.json B.json [--threshold 0.05]
@@ -42,7 +43,9 @@ def field(where, table, name, kind, optional=None):
     else:
         good = isinstance(value, kind)
     if not good:
-        expected = kind if isinstance(kind, str) else {dict: "object", list: "list", str: "string", bool: "boolean"}[kind]
+        expected = (
+            kind if isinstance(kind, str) else {dict: "object", list: "list", str: "string", bool: "boolean"}[kind]
+        )
         raise BadRecord(f"{where}: the field '{name}' should be a {expected}, and is {json.dumps(value)[:60]}")
     return value
 
@@ -53,7 +56,7 @@ def check_row(where, row):
     where = f"{where} ('{name}')"
     better = field(where, row, "better", str)
     if better not in ("lower", "higher"):
-        raise BadRecord(f"{where}: the field 'better' should be \"lower\" or \"higher\", and is \"{better}\"")
+        raise BadRecord(f'{where}: the field \'better\' should be "lower" or "higher", and is "{better}"')
     return {
         "name": name,
         "unit": field(where, row, "unit", str),
@@ -84,6 +87,7 @@ def load(path):
     schema = field(path, record, "schema", "number")
     if schema != SCHEMA:
         raise BadRecord(f"{path}: the field 'schema' is {schema}; this program reads schema {SCHEMA}")
+    field(path, record, "command", list, [])
     for name, kind in (("benchmark", str), ("commit", str), ("time", str), ("machine", dict), ("versions", dict)):
         field(path, record, name, kind)
     record["rows"] = {}
@@ -167,6 +171,15 @@ def describe(label, record):
     return f"{label}  {record['benchmark']}  commit {record['commit']}  {record['time']}  {where}"
 
 
+def arguments_of(record):
+    """Returns the command's arguments without the program and without --json FILE, which measure nothing."""
+    words = [str(word) for word in record.get("command", [])[1:]]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    return " ".join(word for word in words if not word.startswith("--json="))
+
+
 def differences(a, b, keys):
     return [f"{key} {a.get(key, '-')} / {b.get(key, '-')}" for key in keys if a.get(key) != b.get(key)]
 
@@ -207,19 +220,28 @@ def compare(a, b, threshold):
     if other_versions:
         print(f"The versions differ: {'; '.join(other_versions)}.")
 
+    if arguments_of(a) != arguments_of(b):
+        print(f"The arguments differ: {arguments_of(a) or 'none'} / {arguments_of(b) or 'none'}.")
+
     found = {"slower": [], "faster": [], "same": [], "not compared": []}
     for name, old_row in a["rows"].items():
         if name not in b["rows"]:
             continue
-        outcome, kind, old, new, change, noise = compare_row(old_row, b["rows"][name], a["rows"], b["rows"],
-                                                             not other_machine, threshold)
+        outcome, kind, old, new, change, noise = compare_row(
+            old_row, b["rows"][name], a["rows"], b["rows"], not other_machine, threshold
+        )
         if outcome == "not compared":
             line = (name, kind)
         else:
             unit = "of " + below(old_row["baseline"], name) if kind == "ratio" else old_row["unit"]
             grown = new / old - 1 if old else (math.inf if new else 0.0)
-            line = (name, f"{figure(old):>9} -> {figure(new):>9}", f"{percent(grown):>9}",
-                    f"noise {100 * noise:.1f} %", unit)
+            line = (
+                name,
+                f"{figure(old):>9} -> {figure(new):>9}",
+                f"{percent(grown):>9}",
+                f"noise {100 * noise:.1f} %",
+                unit,
+            )
         found[outcome].append((change, line))
     print_rows("SLOWER, larger or otherwise worse", [line for _, line in sorted(found["slower"], reverse=True)])
     print_rows("Faster, smaller or otherwise better", [line for _, line in sorted(found["faster"])])
@@ -228,8 +250,10 @@ def compare(a, b, threshold):
     print_rows("Only in A", [(name,) for name in a["rows"] if name not in b["rows"]])
     print_rows("Only in B", [(name,) for name in b["rows"] if name not in a["rows"]])
     compared = sum(len(found[outcome]) for outcome in ("slower", "faster", "same"))
-    print(f"\n{compared} rows compared: {len(found['slower'])} slower, {len(found['faster'])} faster, "
-          f"{len(found['same'])} the same")
+    print(
+        f"\n{compared} rows compared: {len(found['slower'])} slower, {len(found['faster'])} faster, "
+        f"{len(found['same'])} the same"
+    )
     if not compared:
         print("compare.py: the two records have no row that can be compared", file=sys.stderr)
         return 2
@@ -247,14 +271,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a", metavar="A.json", help="the record before")
     parser.add_argument("b", metavar="B.json", help="the record after")
-    parser.add_argument("--threshold", type=share, default=0.05,
-                        help="changes up to this share are noise, whatever the samples say (default: 0.05)")
+    parser.add_argument(
+        "--threshold",
+        type=share,
+        default=0.05,
+        help="changes up to this share are noise, whatever the samples say (default: 0.05)",
+    )
     arguments = parser.parse_args()
     try:
         a, b = load(arguments.a), load(arguments.b)
         if a["benchmark"] != b["benchmark"]:
-            raise BadRecord(f"{arguments.b}: the field 'benchmark' is '{b['benchmark']}', and that of {arguments.a} is "
-                            f"'{a['benchmark']}'")
+            raise BadRecord(
+                f"{arguments.b}: the field 'benchmark' is '{b['benchmark']}', and that of {arguments.a} is "
+                f"'{a['benchmark']}'"
+            )
     except BadRecord as error:
         print(f"compare.py: {error}", file=sys.stderr)
         return 2

@@ -90,6 +90,7 @@ if [[ -z $commit ]]; then
   commit=$(git rev-parse HEAD 2>/dev/null) || commit=unknown
   [[ $commit == unknown ]] || git diff --quiet HEAD 2>/dev/null || commit+=-modified
 fi
+export SPARSECAST_COMMIT=$commit # What programs that are built without git record.
 sources=$(find cuda -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1)
 
 # The toolkit is often installed and not on the path.

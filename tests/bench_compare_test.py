@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """bench/compare.py on made-up records: what it calls slower, and what it says of files that are none.
 
-    tests/bench_compare_test.py [unittest arguments]
+tests/bench_compare_test.py [unittest arguments]
 """
+
 import json
 import pathlib
 import subprocess
@@ -24,9 +26,18 @@ def around(value, width):
 
 
 def record(*rows, **more):
-    return {"schema": 1, "benchmark": "codec_bench", "command": ["codec_bench"], "time": "2026-11-22T12:00:00Z",
-            "commit": "abc1234", "cuda_hash": "0", "machine": ONE_MACHINE, "versions": {"zstd": "1.5.4"},
-            "results": list(rows), **more}
+    return {
+        "schema": 1,
+        "benchmark": "codec_bench",
+        "command": ["codec_bench"],
+        "time": "2026-11-22T12:00:00Z",
+        "commit": "abc1234",
+        "cuda_hash": "0",
+        "machine": ONE_MACHINE,
+        "versions": {"zstd": "1.5.4"},
+        "results": list(rows),
+        **more,
+    }
 
 
 class CompareTest(unittest.TestCase):
@@ -44,7 +55,9 @@ class CompareTest(unittest.TestCase):
         """Returns exit status and output of A against B, each a record or a file's text."""
         run = subprocess.run(
             [sys.executable, COMPARE, self.file("A.json", a), self.file("B.json", b), *map(str, arguments)],
-            capture_output=True, text=True, timeout=60,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         self.assertNotIn("Traceback", run.stderr)
         return run.returncode, run.stdout + run.stderr
@@ -83,8 +96,11 @@ class Noise(CompareTest):
         slower = [1.2 * sample for sample in quiet]
         self.expect("SLOWER", record(row("x", 1, samples=quiet)), record(row("x", 1.2, samples=slower)))
         self.expect("The same", record(row("x", 1, samples=loud)), record(row("x", 1.2, samples=slower)))
-        self.expect("The same", record(row("x", 1, samples=quiet)),
-                    record(row("x", 1.2, samples=[1.2 * sample for sample in loud])))
+        self.expect(
+            "The same",
+            record(row("x", 1, samples=quiet)),
+            record(row("x", 1.2, samples=[1.2 * sample for sample in loud])),
+        )
 
     def test_one_outlier_among_many_samples_is_no_noise(self):
         samples = [1.0] * 8 + [50.0]
@@ -128,8 +144,11 @@ class Direction(CompareTest):
 class Baselines(CompareTest):
     def test_ratios_are_compared_where_there_are_some(self):
         def of(scan, encode):
-            return record(row("scan", scan), row("x", encode, baseline="scan", ratio=encode / scan),
-                          machine={**ONE_MACHINE, "cpu": f"CPU of {scan}"})
+            return record(
+                row("scan", scan),
+                row("x", encode, baseline="scan", ratio=encode / scan),
+                machine={**ONE_MACHINE, "cpu": f"CPU of {scan}"},
+            )
 
         # Everything takes twice the time on the other machine.
         status, output = self.compare(of(1, 3), of(2, 6))
@@ -153,8 +172,10 @@ class Baselines(CompareTest):
         def of(factor, paired):
             encode = [factor * sample for sample in scan]
             ratios = {"ratio_samples": [factor] * 5} if paired else {}
-            return record(row("scan", 1.5, samples=scan),
-                          row("x", 1.5 * factor, samples=encode, baseline="scan", ratio=factor, **ratios))
+            return record(
+                row("scan", 1.5, samples=scan),
+                row("x", 1.5 * factor, samples=encode, baseline="scan", ratio=factor, **ratios),
+            )
 
         status, output = self.compare(of(3, True), of(3.5, True))
         self.assertEqual((status, self.rows_under("SLOWER", output)), (1, ["x"]))
@@ -177,6 +198,15 @@ class RowsThatDoNotMatch(CompareTest):
         _, output = self.compare(record(row("x", 1)), record(row("x", 1), versions={"zstd": "1.5.7"}))
         self.assertIn("The versions differ: zstd 1.5.4 / 1.5.7.", output)
 
+    def test_other_arguments_are_told_but_not_other_files(self):
+        def run(*command):
+            return record(row("x", 1), command=["codec_bench", *command])
+
+        _, output = self.compare(run("--mib", "2", "--json", "a"), run("--mib", "2", "--json=b"))
+        self.assertNotIn("arguments", output)
+        _, output = self.compare(run("--mib", "2"), run("--json", "b"))
+        self.assertIn("The arguments differ: --mib 2 / none.", output)
+
     def test_records_without_a_common_row_cannot_be_compared(self):
         status, output = self.compare(record(row("x", 1)), record(row("y", 1)))
         self.assertEqual(status, 2)
@@ -195,8 +225,12 @@ class BadFiles(CompareTest):
             self.expect_error(garbage, "not ")
 
     def test_a_missing_file_is_named(self):
-        run = subprocess.run([sys.executable, COMPARE, self.directory / "nowhere.json", self.directory / "nowhere.json"],
-                             capture_output=True, text=True, timeout=60)
+        run = subprocess.run(
+            [sys.executable, COMPARE, self.directory / "nowhere.json", self.directory / "nowhere.json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         self.assertEqual(run.returncode, 2)
         self.assertIn("nowhere.json: No such file", run.stderr)
 
@@ -216,8 +250,16 @@ class BadFiles(CompareTest):
             one = row("x", 1)
             del one[name]
             self.expect_error(record(row("w", 1), one), "results[1]", f"'{name}' is missing")
-        for wrong in ({"value": "1"}, {"value": True}, {"value": None}, {"better": "faster"}, {"samples": [1, "2"]},
-                      {"exact": 1}, {"baseline": "y", "ratio": None}, {"stddev": []}):
+        for wrong in (
+            {"value": "1"},
+            {"value": True},
+            {"value": None},
+            {"better": "faster"},
+            {"samples": [1, "2"]},
+            {"exact": 1},
+            {"baseline": "y", "ratio": None},
+            {"stddev": []},
+        ):
             name = list(wrong)[-1]
             self.expect_error(record(row("x", 1) | wrong), "results[0] ('x')", f"'{name}'")
         self.expect_error(record(row("x", 1), "y"), "results[1]")

@@ -24,7 +24,7 @@ void append(Bytes& out, T value) {
   std::memcpy(out.data() + out.size() - sizeof(T), &value, sizeof(T));
 }
 
-/// A stream with its length in front; zstd level 1 where asked.
+/// Appends a stream after its length, compressed by zstd level 1 if `compressed`.
 void append_stream(Bytes& out, const Bytes& stream, bool compressed) {
   if (!compressed) {
     append(out, static_cast<std::uint64_t>(stream.size()));
@@ -66,7 +66,7 @@ class StreamReader {
   ConstBytes bytes_;
 };
 
-/// Positions of a tensor; true when a gap does not fit 16 bits.
+/// Lists the positions of a tensor's changes; returns true when a gap does not fit 16 bits.
 template <class T>
 bool list_changes(const Change& change, std::vector<std::uint32_t>& positions) {
   positions.clear();
@@ -83,7 +83,7 @@ bool list_changes(const Change& change, std::vector<std::uint32_t>& positions) {
   return wide;
 }
 
-/// Per tensor: u32 count, u8 width of a position; then all positions, then all values.
+/// Writes a u32 count and the u8 width of a position for each tensor, then all positions, then all values.
 Bytes encode_sparse(const std::vector<Change>& changes, const Form& form) {
   Bytes head;
   Bytes places;

@@ -1,8 +1,8 @@
 #pragma once
 
-// The codings that other systems ship, written here from their public descriptions, to compare sizes with. Positions
-// are flat within each tensor; the streams of all tensors of a step are concatenated before compression, which favours
-// the baseline.
+// Codings that other systems ship, written here from their public descriptions, to compare sizes with. Positions are
+// indices into the flattened tensor. The streams of all tensors of a step are concatenated before compression, which
+// favours the baselines.
 
 #include <cstdint>
 #include <functional>
@@ -13,13 +13,14 @@
 
 namespace sparsecast::bench {
 
-/// One tensor of a step: old and new bits.
+/// Old and new bits of one tensor.
 struct Change {
   DType dtype;
   ConstTensorBytes before;
   ConstTensorBytes after;
 };
 
+/// A coding: a name, an encoder and its inverse.
 struct Baseline {
   std::string name;
   std::function<Bytes(const std::vector<Change>&)> encode;
@@ -27,8 +28,8 @@ struct Baseline {
   std::function<void(ConstBytes, const std::vector<DType>&, const std::vector<TensorBytes>& tensors)> decode;
 };
 
-/// int32 + raw; u16 gaps + raw; u16 gaps + raw, int32 gaps + raw and u16 gaps + xor, each stream zstd -1; full-length
-/// xor + zstd -1.
+/// Returns all baselines: int32 + raw; u16 gaps + raw; u16 gaps + raw, int32 gaps + raw and u16 gaps + xor, with each
+/// stream compressed by zstd -1; and the full-length xor compressed by zstd -1.
 const std::vector<Baseline>& baselines();
 
 }  // namespace sparsecast::bench

@@ -20,7 +20,7 @@ struct AdamwRun {
   std::vector<float> step;
 };
 
-/// Simulated piece by piece: the moments need not be kept.
+/// Simulates `count` weights, piece by piece, so that the moments of one piece are in memory at a time.
 AdamwRun simulate(std::uint64_t count, std::uint64_t seed) {
   constexpr std::uint64_t kColumns = 1024;
   constexpr std::uint64_t kPieceRows = 2048;
@@ -42,7 +42,7 @@ AdamwRun simulate(std::uint64_t count, std::uint64_t seed) {
   return run;
 }
 
-/// The last run is kept, because one array is asked for at many densities.
+/// Returns the simulated run, and keeps it, because one array is needed at many densities.
 const AdamwRun& adamw_run(std::uint64_t count, std::uint64_t seed) {
   static AdamwRun run;
   static std::uint64_t run_seed = 0;
@@ -54,12 +54,12 @@ const AdamwRun& adamw_run(std::uint64_t count, std::uint64_t seed) {
   return run;
 }
 
-/// One AdamW step, cast before and after. The learning rate that gives the density is found by bisection: the density
-/// stays an outcome of rounding, not a coin.
+/// Casts the masters to bf16 before and after one AdamW step. Finds the learning rate that gives the density by
+/// bisection, so that which weights change follows from rounding and not from a random choice.
 Pair adamw_pair(std::uint64_t count, double density, std::uint64_t seed) {
   const AdamwRun& run = adamw_run(count, seed);
   const auto fraction = [&](float rate) {
-    // Spread over the whole array: its rows differ.
+    // The sample is spread over the whole array, because its rows differ.
     const std::uint64_t stride = std::max<std::uint64_t>(1, count >> 20) | 1;
     std::uint64_t changed = 0;
     std::uint64_t sample = 0;
@@ -98,8 +98,8 @@ void change_words(Pair& pair, std::uint64_t count, double density, ChangeKind ki
     if (random.open_unit() >= chance) continue;
     T jump = static_cast<T>(1 + random.next() % 3);
     if (kind == ChangeKind::kWide) {
-      // The highest bit set before the shift: every length from 1 bit to the element's width is as likely, and no jump
-      // is 0.
+      // With the highest bit set before the shift, every length from 1 bit to the element's width is as likely, and
+      // no jump is 0.
       constexpr T kTop = static_cast<T>(T{1} << (kWidth - 1));
       jump = static_cast<T>(static_cast<T>(static_cast<T>(random.next()) | kTop) >> (random.next() % kWidth));
     }

@@ -1,5 +1,5 @@
-// Google Benchmark's cases. They are registered by dtype and density, so that the data of one pair serve all its cases
-// and only one pair is in memory.
+// Google Benchmark's cases. They are registered by dtype and density, so that one pair of arrays serves all its cases
+// and only one pair is in memory at a time.
 
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -31,10 +31,11 @@ struct Subject {
   Data data;
   TensorTable table;
   Pair pair;
-  std::vector<std::byte> live;  ///< What decoders write to.
+  std::vector<std::byte> live;  ///< Weights that decoders change in place.
 };
 
-/// Made when the first case needs it, and kept until another is asked for.
+/// Returns the arrays of a case; they are made for the first case that needs them, and kept until another pair is
+/// needed.
 Subject& subject_of(const Data& data) {
   static std::optional<Subject> last;
   if (!last || last->data != data) {
@@ -56,7 +57,7 @@ void add(const std::string& name, const Data& data, const Body& body) {
   })->Unit(benchmark::kMillisecond);
 }
 
-/// Bytes a second over `arrays` arrays of the subject; bytes per change where a coding was made.
+/// Sets bytes per second, counting `arrays` arrays of the subject, and bytes per change if something was encoded.
 void count(benchmark::State& state, const Subject& subject, int arrays, std::uint64_t encoded_bytes = 0) {
   state.SetBytesProcessed(state.iterations() * arrays * static_cast<std::int64_t>(subject.table.bytes()));
   if (encoded_bytes == 0) return;
@@ -107,7 +108,7 @@ void add_baseline(const std::string& suffix, const Data& data, const Baseline& b
   });
 }
 
-/// What bounds the codecs from below.
+/// Adds the scan, the copy and the digest, which bound the times of the codecs from below.
 void add_floors(const std::string& suffix, const Data& data) {
   add("scan/" + suffix, data, [](benchmark::State& state, Subject& subject) {
     for (auto _ : state) {
@@ -131,7 +132,7 @@ void add_floors(const std::string& suffix, const Data& data) {
   });
 }
 
-/// Prints as Google Benchmark does, and keeps the times: one sample per repetition.
+/// Prints what Google Benchmark prints, and keeps the times: one sample per repetition.
 class Recorder : public benchmark::ConsoleReporter {
  public:
   explicit Recorder(std::string suffix) : suffix_(std::move(suffix)) {}
@@ -169,8 +170,8 @@ class Recorder : public benchmark::ConsoleReporter {
     return cases_.back();
   }
 
-  /// Name of the row that bounds a case from below: the scan of its data for encoders, the memcpy for decoders and
-  /// the digest; empty for these two themselves.
+  /// Returns the name of the row that bounds a case from below: the scan of its data for encoders, the memcpy for
+  /// decoders and the digest; nothing for these two themselves.
   std::string floor_of(const std::string& name) const {
     const std::size_t density = name.rfind('/');
     const std::size_t data = density == std::string::npos || density == 0 ? density : name.rfind('/', density - 1);
@@ -179,7 +180,7 @@ class Recorder : public benchmark::ConsoleReporter {
     return (encodes ? "scan" : "memcpy") + name.substr(data) + suffix_;
   }
 
-  std::string suffix_;  ///< Of every row's name: the size of the arrays.
+  std::string suffix_;  ///< End of every row's name: the size of the arrays.
   std::vector<Case> cases_;
 };
 
@@ -190,8 +191,8 @@ constexpr ValueCodec kValues[] = {ValueCodec::kUlp, ValueCodec::kXor, ValueCodec
 void add_all(const Data& data) {
   const std::string suffix = fmt::format("{}/{:g}%", data.name, 100 * data.density);
   add_floors(suffix, data);
-  // Every codec on bf16. On other widths every position codec with ulp and every value codec with auto: the parts of a
-  // block are coded one after the other.
+  // Every pair of codecs on bf16; on other widths every position codec with ulp and every value codec with auto, which
+  // is enough, because positions and values of a block are coded one after the other.
   const bool all = data.dtype == DType::kBF16;
   for (const PositionMode positions : kPositions) {
     for (const ValueCodec values : kValues) {

@@ -8,13 +8,15 @@
 
 namespace sparsecast::bench {
 
+/// Returns default options with these codecs.
 EncodeOptions with(PositionMode positions, ValueCodec values, int zstd = 0);
 
-/// Bytes of a whole delta file for one step.
+/// Returns the size of a whole delta file for one step.
 std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
                          const std::vector<ConstTensorBytes>& after, const EncodeOptions& options);
 
-/// Each baseline's bytes, in their order; every one is decoded again and compared (Error{kCorrupt} if it differs).
+/// Returns each baseline's size, in the order of baselines(). Decodes every one again and throws Error{kCorrupt} if the
+/// result differs from `after`.
 std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
                                           const std::vector<ConstTensorBytes>& after);
 

@@ -10,7 +10,7 @@ HWY_BEFORE_NAMESPACE();
 namespace sparsecast::bench::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Counts the differing elements and does nothing else; four vectors a turn.
+/// Counts the differing elements, four vectors per iteration.
 template <class T>
 std::uint64_t ScanWords(const std::byte* current, const std::byte* base, std::uint64_t count) {
   const hn::ScalableTag<T> d;

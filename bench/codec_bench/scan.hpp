@@ -5,8 +5,8 @@
 
 namespace sparsecast::bench {
 
-/// Number of elements that differ between two arrays, found by a vectorised loop that does nothing else: the floor of
-/// any detection by comparison.
+/// Counts the elements that differ between two arrays, in a vectorised loop that does nothing else: no detection by
+/// comparison can be faster. `element_bytes` is 1, 2, 4 or 8.
 std::uint64_t scan(const std::byte* current, const std::byte* base, std::uint64_t count, std::size_t element_bytes);
 
 }  // namespace sparsecast::bench

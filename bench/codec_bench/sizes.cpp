@@ -25,10 +25,10 @@ constexpr Case kCases[] = {
     {"f64 wide", DType::kF64, ChangeKind::kWide}};
 constexpr double kDensities[] = {0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6};
 
-/// With fewer changes the fixed 400 bytes of a file would decide.
+/// The least number of changes: with fewer, the fixed 400 bytes of a file would decide.
 constexpr std::uint64_t kMinChanges = 4096;
 
-/// The case's data, of at least `elements` elements and kMinChanges changes.
+/// Returns data of the case with at least `elements` elements and kMinChanges changes.
 Pair enough_changes(const Case& c, double density, std::uint64_t elements) {
   elements = std::max(elements, static_cast<std::uint64_t>(std::ceil(1.25 * kMinChanges / density)));
   for (;; elements *= 2) {

@@ -1,4 +1,5 @@
-// Paired times: everything is measured alternately within one run, and ratios are of medians.
+// Paired times: every round measures each operation once, so that a disturbance hits all of them. Printed ratios are of
+// medians.
 
 #include <fmt/format.h>
 
@@ -25,7 +26,7 @@ struct Subject {
   int threads;
 };
 
-/// Splits [0, elements) in whole tiles between the threads.
+/// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
 void each_part(const Subject& subject, const std::function<void(std::uint64_t first, std::uint64_t count)>& work) {
   const std::uint64_t tiles = (subject.elements + kTileElems - 1) / kTileElems;
   const auto parts = static_cast<std::uint64_t>(resolve_threads(subject.threads));

@@ -14,13 +14,13 @@ namespace {
 
 struct Coding {
   std::string name;
-  std::uint64_t bytes = 0;  ///< Over all steps.
+  std::uint64_t bytes = 0;  ///< Sum over all steps.
 };
 
 struct StepRow {
   std::string name;
   std::uint64_t changed = 0;
-  std::uint64_t own = 0;  ///< auto + ulp.
+  std::uint64_t own = 0;  ///< Bytes of auto + ulp.
   std::uint64_t best = 0;
   std::string best_baseline;
 };
@@ -40,7 +40,7 @@ struct Result {
 
 using Options = std::vector<std::pair<std::string, EncodeOptions>>;
 
-/// The first one is what a user gets without asking.
+/// Codings of sparsecast. The first is the default.
 const Options& own_codings() {
   static const Options all = {
       {"auto + ulp", with(PositionMode::kAuto, ValueCodec::kUlp)},

@@ -14,7 +14,11 @@ if(git)
                     OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
 endif()
+# For sources that were copied without their history.
 if(NOT commit)
+  set(commit "$ENV{SPARSECAST_COMMIT}")
+endif()
+if(NOT commit MATCHES "^[-+./_a-zA-Z0-9]+$")
   set(commit unknown)
 endif()
 

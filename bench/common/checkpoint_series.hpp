@@ -18,12 +18,12 @@ class CheckpointSeries {
   CheckpointSeries(FileSystem& fs, const std::string& directory);
 
   const TensorTable& table() const noexcept { return table_; }
-  /// Checkpoints after the first.
+  /// Returns the number of checkpoints after the first.
   std::size_t steps() const noexcept { return paths_.size() - 1; }
-  /// File or directory name of step `i` without ".safetensors"; 0 is the first checkpoint.
+  /// Returns the file or directory name of step `i` without ".safetensors"; 0 is the first checkpoint.
   std::string name(std::size_t i) const;
 
-  /// Copies the first checkpoint.
+  /// Copies the first checkpoint to `weights`, which has a tensor for each of table().
   void load_first(std::span<const TensorBytes> weights) const;
   /// Brings `weights` from step i-1 to step i, 1 <= i <= steps(). Throws Error{kTableMismatch} when a whole
   /// checkpoint has other tensors than the first.

@@ -6,7 +6,7 @@
 
 namespace sparsecast::bench {
 
-/// Seconds since construction.
+/// Measures the seconds since its construction.
 class Stopwatch {
  public:
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
@@ -15,7 +15,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Seconds that `work` took.
+/// Returns the seconds that `work` takes.
 template <class Work>
 double timed(const Work& work) {
   const Stopwatch watch;
@@ -23,7 +23,7 @@ double timed(const Work& work) {
   return watch.seconds();
 }
 
-/// 0 for no samples.
+/// Returns the median; 0 for no samples.
 inline double median(std::vector<double> samples) {
   if (samples.empty()) return 0;
   const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);

@@ -7,7 +7,7 @@
 
 namespace sparsecast::bench {
 
-/// Elements of `element_bytes` whose bits differ, by looking at all of them; both arrays are of the same size.
+/// Counts the elements of `element_bytes` bytes whose bits differ. Both arrays have the same size.
 inline std::uint64_t count_differing(ConstTensorBytes found, ConstTensorBytes expected, std::size_t element_bytes) {
   return with_word(element_bytes, [&]<class T>() {
     std::uint64_t differing = 0;

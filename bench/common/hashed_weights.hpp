@@ -1,7 +1,7 @@
 #pragma once
 
-// Weights in training whose value at any version is computed from their name and index, so that every rank can make and
-// check its own part, however it is cut, without the whole. In a header, because tests without benchmarks need it too.
+// Weights in training whose value at any version is computed from their name and index, so that every rank can generate
+// and check its own shards without the whole model. In a header, because tests without benchmarks need it too.
 
 #include <cstdint>
 #include <cstring>
@@ -14,26 +14,29 @@
 
 namespace sparsecast::bench {
 
-/// The local tensors of a rank.
+/// Memory of the local tensors of a rank.
 using LocalStorage = std::vector<std::vector<std::byte>>;
 
 inline std::vector<TensorBytes> views_of(LocalStorage& storage) { return {storage.begin(), storage.end()}; }
 
+/// Generator and checker of such weights.
 class HashedWeights {
  public:
-  /// At every version, a share of `density` of the elements changes: 15 of 16 by one ULP, the rest by anything.
+  /// Makes weights of which a share of `density` changes at every version: 15 of 16 changes by one ULP, the others by
+  /// any difference. Throws std::invalid_argument for a density outside 0 to 1.
   explicit HashedWeights(std::uint64_t seed, double density = 0.01)
       : seed_(seed), threshold_(static_cast<std::uint64_t>(density * 0x1p32)) {
     if (!(density >= 0 && density <= 1)) throw std::invalid_argument("a density is a share, 0 to 1");
   }
 
-  /// The local tensors of a rank at a version; what no shard covers is padding, with a pattern of its own.
+  /// Returns the local tensors of a rank at a version. Bytes that no shard covers are padding, with a pattern of its
+  /// own.
   LocalStorage make(const Layout& layout, std::size_t rank, std::uint64_t version) const;
-  /// The same with that pattern everywhere: an engine that holds no version yet.
+  /// Returns local tensors full of that pattern, as of an engine that holds no version yet.
   LocalStorage make_empty(const Layout& layout, std::size_t rank) const;
-  /// From version - 1 to version, in place.
+  /// Changes the tensors from version - 1 to version, in place.
   void train(const Layout& layout, std::size_t rank, std::uint64_t version, LocalStorage& storage) const;
-  /// Elements of the shards that are wrong, and bytes of the padding that have changed.
+  /// Counts the wrong elements of the shards plus the changed bytes of the padding.
   std::uint64_t count_wrong(const Layout& layout, std::size_t rank, std::uint64_t version,
                             const LocalStorage& storage) const;
 
@@ -46,7 +49,7 @@ class HashedWeights {
     return x ^ (x >> 32);
   }
 
-  /// What an element gains at a version: mostly nothing.
+  /// Returns the difference that a version adds to an element; mostly 0.
   std::uint64_t step(std::uint64_t identity, std::uint64_t version) const {
     const std::uint64_t chance = mix(identity + version * 0x9E3779B97F4A7C15U);
     if ((chance & 0xFFFFFFFFU) >= threshold_) return 0;
@@ -54,7 +57,7 @@ class HashedWeights {
     return (chance >> 32 & 1) != 0 ? 1 : ~std::uint64_t{0};
   }
 
-  /// Storage bits in the low bytes.
+  /// Returns the element's bits at a version, in the low bytes.
   std::uint64_t value(std::uint64_t identity, std::uint64_t version) const {
     std::uint64_t value = identity >> 7;
     for (std::uint64_t v = 1; v <= version; ++v) value += step(identity, v);
@@ -67,7 +70,7 @@ class HashedWeights {
   void for_each_element(const Layout& layout, const Shard& shard, const Visit& visit) const;
 
   std::uint64_t seed_;
-  std::uint64_t threshold_;  ///< Of 2^32.
+  std::uint64_t threshold_;  ///< Density times 2^32.
 };
 
 template <class Visit>

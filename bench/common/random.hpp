@@ -5,8 +5,8 @@
 
 namespace sparsecast::bench {
 
-/// SplitMix64, seeded by any number of coordinates: what a stream gives depends on nothing but them, so that work can
-/// be spread over threads in any way.
+/// SplitMix64, seeded by any number of coordinates. Its numbers depend on them alone, so that work can be spread over
+/// threads in any way.
 class RandomStream {
  public:
   template <class... Coordinates>
@@ -21,9 +21,10 @@ class RandomStream {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
     return z ^ (z >> 31);
   }
-  /// (0, 1)
+  /// Returns a number between 0 and 1, both excluded.
   double open_unit() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
-  /// Variance 1, nearly normal: the sum of four uniform numbers, because gradient noise is drawn for every weight.
+  /// Returns a nearly normal number of variance 1: the sum of four uniform ones, which is fast, because gradient noise
+  /// is drawn for every weight.
   float noise() {
     const std::uint64_t bits = next();
     const auto sum = static_cast<float>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
@@ -33,9 +34,9 @@ class RandomStream {
     const double radius = std::sqrt(-2 * std::log(open_unit()));
     return radius * std::cos(6.283185307179586 * open_unit());
   }
-  /// Student's t with 4 degrees of freedom, scaled to variance 1: the heavy tails of trained weights.
+  /// Returns a number of Student's t with 4 degrees of freedom, scaled to variance 1: trained weights have such tails.
   double heavy_tailed() {
-    // Inverse of the distribution function, which is closed for 4 degrees of freedom.
+    // The inverse of the distribution function has a closed form for 4 degrees of freedom.
     const double u = open_unit();
     const double a = 4 * u * (1 - u);
     const double root = std::sqrt(a);

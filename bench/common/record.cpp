@@ -45,7 +45,8 @@ std::string utc_now() {
   return text;
 }
 
-/// Value of the first line of a file that begins with `key`, `separator` follows; "unknown" without such a line.
+/// Returns what follows `separator` in the first line of a file that begins with `key`, without quotes; "unknown" if
+/// there is no such line.
 std::string value_in(const char* path, const std::string& key, char separator) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -94,7 +95,7 @@ std::map<std::string, std::string> library_versions() {
           {"highway", std::to_string(HWY_MAJOR) + "." + std::to_string(HWY_MINOR) + "." + std::to_string(HWY_PATCH)}};
 }
 
-/// Ratios of paired samples; empty unless the two have the same rounds.
+/// Returns the ratios of paired samples; nothing unless both rows have the same rounds.
 std::vector<double> ratios(const Measurement& row, const Measurement& baseline) {
   std::vector<double> out;
   if (!row.paired || row.samples.size() != baseline.samples.size()) return out;

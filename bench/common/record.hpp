@@ -33,7 +33,8 @@ std::string base_name(const std::string& path);
 
 /// A run of one benchmark.
 struct Record {
-  /// Takes time, machine and the library versions of this process. `benchmark` is the program's name.
+  /// Records the time, this process's command line, the commit and the versions of libraries. `benchmark` is the
+  /// program's name.
   explicit Record(std::string benchmark);
 
   /// Returns the record as the schema has it. `more` comes after the common fields and before the results; the second

@@ -15,7 +15,7 @@
 namespace sparsecast::bench {
 namespace {
 
-/// What a random stream is for, so that no two uses share one.
+/// Uses of random streams; each has streams of its own.
 enum Purpose : std::uint64_t { kWeights, kRowScale, kColumnScale, kPersistent, kNoise, kTokens, kLoudness };
 
 constexpr std::uint64_t kTokensPerStep = 4096;
@@ -53,18 +53,18 @@ struct Training::Parameter {
   std::vector<float> master;
   std::vector<float> first;       ///< Adam's m.
   std::vector<float> second;      ///< Adam's v.
-  std::vector<float> persistent;  ///< Part of the gradient that stays.
-  std::vector<float> row_scale;   ///< Of the gradient.
+  std::vector<float> persistent;  ///< Part of the gradient that stays from step to step.
+  std::vector<float> row_scale;   ///< Scales of the gradient.
   std::vector<float> column_scale;
 };
 
-/// What is the same for all weights of one step.
+/// Factors that all weights of one step share.
 struct Training::StepScales {
   float first_correction;
   float second_correction;
   float decay;
   std::vector<float> loudness;  ///< By tensor.
-  std::vector<bool> tokens;     ///< By row of the embedding: is it in the batch?
+  std::vector<bool> tokens;     ///< Whether the batch has the token, by row of the embedding.
 };
 
 Training::Training(const TrainingOptions& options) : Training(transformer(options), options) {}
@@ -94,7 +94,7 @@ void Training::make_parameter(Parameter& parameter, std::size_t index) const {
   };
   parameter.row_scale = scales(parameter.rows, kRowScale);
   parameter.column_scale = scales(parameter.columns, kColumnScale);
-  // Such that inputs of variance 1 give outputs of variance 1, as in trained transformers of all widths.
+  // Inputs of variance 1 give outputs of variance 1, as in trained transformers of all widths.
   const double deviation = 1 / std::sqrt(static_cast<double>(parameter.columns));
   parallel_for(options_.threads, parameter.rows, [&](std::size_t, std::size_t row) {
     RandomStream random(options_.seed, kWeights, index, row);
@@ -108,7 +108,7 @@ void Training::make_parameter(Parameter& parameter, std::size_t index) const {
   });
 }
 
-/// Tokens of a batch, by Zipf's law.
+/// Draws the tokens of a batch by Zipf's law.
 std::vector<bool> Training::draw_tokens() const {
   std::vector<bool> present(static_cast<std::size_t>(options_.vocabulary));
   RandomStream random(options_.seed, kTokens, steps_);
@@ -120,7 +120,7 @@ std::vector<bool> Training::draw_tokens() const {
   return present;
 }
 
-/// One over the bias correction of m, and one over the square root of that of v.
+/// Return one over the bias correction of m, and one over the square root of that of v.
 float Training::first_correction() const { return static_cast<float>(1 / (1 - std::pow(options_.beta1, steps_))); }
 float Training::second_correction() const {
   return static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, steps_)));

@@ -9,6 +9,7 @@
 
 namespace sparsecast::bench {
 
+/// The model and the optimizer of a simulated run.
 struct TrainingOptions {
   std::uint64_t layers = 4;
   std::uint64_t width = 512;
@@ -21,7 +22,7 @@ struct TrainingOptions {
   double persistence = 0.2;  ///< Share of a gradient's variance that stays from step to step, 0 to 1.
   int burn_in = 10;          ///< Steps before version 0: the first steps of Adam move every weight by the whole rate.
   std::uint64_t seed = 1;
-  int threads = 1;  ///< 0: all cores. Never changes the weights.
+  int threads = 1;  ///< 0 takes all cores. The weights do not depend on it.
 };
 
 /// A small transformer, or any bf16 tensors, under AdamW: fp32 masters, first and second moments with bias correction,
@@ -32,19 +33,20 @@ class Training {
  public:
   /// Throws Error{kUsage} for a model without layers, width or vocabulary.
   explicit Training(const TrainingOptions& options);
-  /// Tensors of rank 1 or 2; the model's dimensions are not used.
+  /// Trains these tensors, of 1 or 2 dimensions, instead of a transformer; options.layers, width and vocabulary are not
+  /// used.
   Training(TensorTable table, const TrainingOptions& options);
   ~Training();
 
   const TensorTable& table() const noexcept { return table_; }
-  /// One AdamW step of the masters.
+  /// Moves the masters by one AdamW step.
   void step();
-  /// The bf16 weights of now; `weights` is parallel to table().
+  /// Casts the masters to bf16. `weights` has a tensor for each of table().
   void cast(std::span<const TensorBytes> weights) const;
-  /// fp32 masters by tensor, moved in place by step().
+  /// Returns views of the fp32 masters, one per tensor; step() changes what they show.
   std::vector<std::span<const float>> masters() const;
-  /// How far the last step moved the weights of a tensor, without decay and for a learning rate of 1: the step that any
-  /// other rate would have made.
+  /// Returns how far the last step would have moved the weights of a tensor with a learning rate of 1 and without
+  /// decay; multiplied by a rate it is that rate's step.
   std::vector<float> unit_step(std::size_t tensor) const;
 
  private:
@@ -55,7 +57,7 @@ class Training {
   void move_row(Parameter& parameter, std::size_t index, std::uint64_t row, const StepScales& scales) const;
   float first_correction() const;
   float second_correction() const;
-  /// A weight's step for a learning rate of 1.
+  /// Returns a weight's step for a learning rate of 1.
   float adam_step(const Parameter& parameter, std::size_t i, float first_correction, float second_correction) const;
   std::vector<bool> draw_tokens() const;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Receiving a delta whose frames lie in device memory.
+// Times what a receiver does with a delta whose frames lie in device memory.
 
 #include <functional>
 #include <string>
@@ -12,30 +12,31 @@
 
 namespace sparsecast::bench {
 
+/// A delta, and the live weights that it is applied to.
 struct ApplyCase {
   const TensorTable& table;
-  std::vector<std::byte*> d_live;  ///< By tensor.
+  std::vector<std::byte*> d_live;  ///< Where each tensor of the table begins, in device memory.
   const DeltaHeader& header;
   const cuda::DeviceFrames& frames;
   std::string what;
   double percent = 0;
-  std::uint64_t bytes = 0;      ///< Of all weights.
-  std::uint64_t sectors = 0;    ///< 32-byte ones that change; 0: not known.
-  std::function<void()> reset;  ///< Makes the live weights the old version, on the bench's stream.
+  std::uint64_t bytes = 0;      ///< Size of all weights.
+  std::uint64_t sectors = 0;    ///< 32-byte sectors with a change; 0 when not known.
+  std::function<void()> reset;  ///< Sets the live weights to the old version, on the bench's stream.
 };
 
-/// Rows for stage, apply and digest; afterwards the live weights have been applied to, and their digest's change
-/// compared with the encoder's.
+/// Times stage, apply and digest and adds a row for each. Leaves the live weights at the new version, and requires the
+/// change of their digest to equal the encoder's.
 void run_apply(Workbench& bench, const ApplyCase& apply);
 
-/// For encoders whose steps `steps` times.
+/// Returns options with the bench's chunk size, for an encoder whose steps are timed by `steps`.
 cuda::DeviceEncoderOptions encoder_options(const Workbench& bench, StepTimer& steps);
-/// Times whole deltas, from start() to the end of finish(); `frames` become those of the last.
+/// Times the encoding of whole deltas, from start() to the end of finish(), and stores the frames of the last one.
 Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
                    const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames);
-/// A header of version 2 over version 1.
+/// Returns a header of version 2 over version 1.
 DeltaHeader bench_header(const TensorTable& table, const EncodeOptions& options);
-/// A row "phase/step" for each step of `whole`, with bytes where the step moves them all.
+/// Adds a row "phase/step" for each step of `whole`, with a number of bytes if the step moves all of them.
 void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::uint64_t copied);
 
 }  // namespace sparsecast::bench

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "codec/codec_common.hpp"
-#include "cuda_bench/grid.hpp"
 #include "cuda/common/launch.hpp"
+#include "cuda_bench/grid.hpp"
 
 namespace sparsecast::bench {
 namespace {
@@ -66,7 +66,7 @@ CubSelect::CubSelect(DType dtype, std::uint64_t elements, std::uint64_t most_cha
   cuda::check(
       select<std::uint32_t>(nullptr, bytes, nullptr, nullptr, nullptr, nullptr, std::min(elements, kSlab), nullptr),
       "cub::DeviceSelect::If");
-  temporary_ = cuda::DeviceMemory(2 * bytes);  // Of any element type.
+  temporary_ = cuda::DeviceMemory(2 * bytes);  // Enough for any element type.
 }
 
 template <class T>

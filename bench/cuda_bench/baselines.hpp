@@ -1,7 +1,7 @@
 #pragma once
 
-// What one would write without the library, on the same arrays: CUB's stream compaction and a gather, a plain cast, and
-// the copy whose bandwidth is the ceiling.
+// Implementations without the library, run on the same arrays for comparison: CUB's stream compaction with a gather,
+// and a plain cast.
 
 #include <cstdint>
 
@@ -10,15 +10,15 @@
 
 namespace sparsecast::bench {
 
-/// Positions (32 bits, relative to a slab of 2^30 elements) and new values of the changed elements by
-/// cub::DeviceSelect::If and a gather, which also refreshes the snapshot. Nothing is coded.
+/// Finds the changed elements by cub::DeviceSelect::If and gathers their new values, refreshing the snapshot. Positions
+/// have 32 bits and are relative to a slab of 2^30 elements. Nothing is compressed.
 class CubSelect {
  public:
-  /// Room for `most_changed` changes of a slab. `elements` is that of the whole array.
+  /// Allocates room for `most_changed` changes per slab of an array of `elements` elements.
   CubSelect(DType dtype, std::uint64_t elements, std::uint64_t most_changed);
-  /// Enqueues.
+  /// Enqueues the compaction of all slabs on `stream` and returns.
   void run(const void* d_current, void* d_snapshot, cudaStream_t stream);
-  /// Of the last run, all slabs. Waits.
+  /// Returns the number of changes that the last run found in all slabs. Waits for the stream.
   std::uint64_t changed(cudaStream_t stream) const;
 
   static constexpr std::uint64_t kSlab = std::uint64_t{1} << 30;
@@ -32,7 +32,8 @@ class CubSelect {
   cuda::DeviceMemory positions_, values_, counts_, temporary_;
 };
 
-/// The cast alone, vectorised: 4 bytes read and 2 written an element. `elements` is a multiple of 8. Enqueues.
+/// Enqueues a vectorised cast of fp32 to bf16, which reads 4 bytes and writes 2 per element. `elements` is a multiple
+/// of 8.
 void plain_cast(const float* d_masters, void* d_bf16, std::uint64_t elements, cudaStream_t stream);
 
 }  // namespace sparsecast::bench

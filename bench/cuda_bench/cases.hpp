@@ -13,13 +13,13 @@ struct Weights {
   Recipe recipe;
   double percent = 0;
   std::uint64_t elements = 0;
-  std::uint64_t tensor_elements = std::uint64_t{1} << 26;  ///< Of all tensors but the last. A multiple of 64.
-  std::string what;                                        ///< For the rows.
+  std::uint64_t tensor_elements = std::uint64_t{1} << 26;  ///< Size of every tensor but the last; a multiple of 64.
+  std::string what;                                        ///< Description in the rows: "BF16 4 GiB".
   Touched touched;
 
   std::uint64_t bytes() const { return elements * element_size(recipe.dtype); }
   TensorTable table() const;
-  /// Where each tensor begins in an array with elements of so many bytes.
+  /// Returns where each tensor begins in an array at `base` whose elements have `bytes_each` bytes.
   template <class Pointer>
   std::vector<Pointer> cut(Pointer base, std::size_t bytes_each) const {
     std::vector<Pointer> out;
@@ -29,26 +29,28 @@ struct Weights {
     return out;
   }
 };
-/// Sizes are rounded down to whole sectors and mask words.
+/// Describes an array of `gib` GiB, rounded down to whole sectors and mask words, and counts on the device what
+/// changes.
 Weights make_weights(Workbench& bench, DType dtype, double gib, double percent);
 
-/// Compare with refresh, then stage, apply and digest of its frames.
+/// Times the comparison with a snapshot, which is refreshed, then stage, apply and digest of its frames.
 void run_compare(Workbench& bench, const Weights& weights);
-/// FusedCast and the cast snapshot beside the plain cast. bf16.
+/// Times FusedCast and the cast snapshot beside the plain cast. The weights are bf16.
 void run_casts(Workbench& bench, const Weights& weights);
-/// A snapshot in pinned host memory, beside the copy of it to the device.
+/// Times a snapshot in pinned host memory beside the copy of it to the device.
 void run_pinned(Workbench& bench, const Weights& weights);
-/// A caller's mask, raw values.
+/// Times a caller's mask with raw values.
 void run_mask(Workbench& bench, const Weights& weights);
-/// Compaction by CUB.
+/// Times CubSelect.
 void run_cub(Workbench& bench, const Weights& weights);
-/// What launches cost: CudaBenchOptions::small_tensors of 64 K elements, compare and apply.
+/// Times run_compare on CudaBenchOptions::small_tensors tensors of 64 K elements each, which shows what launches cost.
 void run_small_tensors(Workbench& bench, double percent);
-/// Every step of a recorded series of checkpoints, compare and apply; one round a step.
+/// Times comparison and apply of every step of a recorded series of checkpoints. Throws Error{kUsage | kIo | kCorrupt}
+/// for a directory that CheckpointSeries refuses.
 void run_trace(Workbench& bench, const std::string& directory);
 
-/// All that the options ask for. The file of results is written after each density, so that those before a failure
-/// stay.
+/// Runs every case of the options. Writes the file of results after each density, so that a failure loses none of
+/// those before it.
 void run_cases(Workbench& bench);
 
 }  // namespace sparsecast::bench

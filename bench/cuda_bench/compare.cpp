@@ -53,7 +53,7 @@ void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::
     row.phase += "/" + step;
     row.times = times;
     if (step != "detect" && step != "inspect" && step != "validate") row.bytes = 0;
-    if (whole.phase == "stage") row.bytes /= 2;  // Each reads the frames once.
+    if (whole.phase == "stage") row.bytes /= 2;  // Each of its steps reads the frames once.
     row.more.clear();
     row.baseline.clear();
     bench.add(std::move(row), copied);

@@ -40,7 +40,7 @@ void run_casts(Workbench& bench, const Weights& weights) {
     add_steps(bench, steps, row, weights.bytes());
   };
 
-  // The same memory is the live bf16 of one and the snapshot of the other.
+  // One array serves as the live bf16 weights of the fused cast and as the snapshot of the cast snapshot.
   std::vector<cuda::CastTensor> cast;
   std::vector<cuda::CompareTensor> compared;
   const auto old = weights.cut(bf16.as(), 2);
@@ -123,7 +123,7 @@ void run_cub(Workbench& bench, const Weights& weights) {
   const cuda::DeviceMemory snapshot(weights.bytes());
   fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
   const auto reset = [&] { fill(snapshot.as(), weights.elements, weights.recipe, Version::kOld, bench.stream()); };
-  // A slab has no more than all changes, nor more than its own elements.
+  // A slab has at most as many changes as the whole array has, and as it has elements.
   CubSelect select(weights.recipe.dtype, weights.elements,
                    std::min(weights.touched.changed, std::min(weights.elements, CubSelect::kSlab)) + 1);
   const Times times = bench.time(reset, [&] { select.run(current.as(), snapshot.as(), bench.stream()); });

@@ -1,8 +1,8 @@
 #include "generator.hpp"
 
-#include "cuda_bench/grid.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/launch.hpp"
+#include "cuda_bench/grid.hpp"
 
 namespace sparsecast::bench {
 namespace {
@@ -16,8 +16,8 @@ __device__ std::uint64_t mixed(std::uint64_t x) {
 }
 
 struct Draw {
-  std::uint64_t bits;    ///< For the old value.
-  std::uint64_t change;  ///< For whether and how it changes.
+  std::uint64_t bits;    ///< Decide the old value.
+  std::uint64_t change;  ///< Decide whether and how the element changes.
 };
 __device__ Draw draw(const Recipe& recipe, std::uint64_t index) {
   const std::uint64_t bits = mixed((index + 1) * 0x9E3779B97F4A7C15U + recipe.seed);
@@ -28,7 +28,7 @@ __device__ bool changes(const Recipe& recipe, const Draw& drawn) {
   return static_cast<std::uint32_t>(drawn.change >> 32) < recipe.threshold;
 }
 
-/// Exponents far from zero, infinity and NaN, so that no step of a few ulps changes the sign.
+/// Exponents far from zero, infinity and NaN, so that a step of a few ulps changes no sign.
 __device__ std::uint32_t old_bits(DType dtype, std::uint64_t drawn) {
   const auto low = static_cast<std::uint32_t>(drawn);
   const auto exponent = static_cast<std::uint32_t>(drawn >> 32 & 7);
@@ -75,7 +75,7 @@ __global__ void fill_elements(T* elements, std::uint64_t words, Recipe recipe, V
 __global__ void fill_master_elements(std::uint32_t* masters, std::uint64_t elements, Recipe recipe) {
   for (std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < elements;
        i += std::uint64_t{gridDim.x} * kThreads) {
-    // Less than half an ulp of bf16 up or down.
+    // Moves the value by less than half an ulp of bf16, up or down.
     const auto noise = static_cast<std::uint32_t>(mixed(i + recipe.seed) & 0xFFFE) - 0x7FFF;
     masters[i] = (element(recipe, i, Version::kNew) << 16) + noise;
   }
@@ -131,7 +131,7 @@ __global__ void count_words(const std::uint32_t* a, const std::uint32_t* b, std:
   add(total, differing);
 }
 
-/// Two sums on the device, zero at first.
+/// Two sums on the device that begin at zero.
 class Totals {
  public:
   explicit Totals(cudaStream_t stream) : stream_(stream) {

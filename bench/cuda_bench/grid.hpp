@@ -1,6 +1,6 @@
 #pragma once
 
-// Grids of kernels whose threads take item after item.
+// Grid sizes for kernels whose threads loop over items.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace sparsecast::bench {
 
 inline constexpr unsigned kThreads = 256;
 
-/// A thread an item, but no more than `most` CTAs.
+/// Returns the number of CTAs that gives each item a thread, but at most `most`.
 inline unsigned blocks_for(std::uint64_t items, unsigned most) {
   return static_cast<unsigned>(std::clamp<std::uint64_t>((items + kThreads - 1) / kThreads, 1, most));
 }

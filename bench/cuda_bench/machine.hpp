@@ -4,7 +4,7 @@
 
 namespace sparsecast::bench {
 
-/// The current device, its driver and clocks.
+/// Returns properties, clocks, driver and runtime version of the current device. Throws Error{kDevice}.
 nlohmann::json describe_machine();
 
 }  // namespace sparsecast::bench

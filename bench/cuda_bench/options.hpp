@@ -9,6 +9,7 @@
 
 namespace sparsecast::bench {
 
+/// Options of the command line; --help describes them.
 struct CudaBenchOptions {
   std::vector<double> gib = {4};  ///< Size of each array.
   std::vector<double> percent = {0.1, 0.3, 1, 2, 5, 20};
@@ -17,8 +18,8 @@ struct CudaBenchOptions {
   int repeat = 7;
   std::uint64_t seed = 1;
   std::uint64_t chunk_mib = 1024;
-  std::uint64_t small_tensors = 5000;  ///< Of the case of many tensors; 0 leaves it out.
-  int l2_fetch_bytes = 0;              ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0: as it is.
+  std::uint64_t small_tensors = 5000;  ///< Number of tensors in the case of many tensors; 0 leaves it out.
+  int l2_fetch_bytes = 0;              ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0 leaves it.
   bool machine = false;                ///< Only describe the device.
   std::string trace;
   std::string json;
@@ -26,7 +27,7 @@ struct CudaBenchOptions {
   std::string sources = "unknown";  ///< Hash of cuda/.
 };
 
-/// The exit code when the program ends here: --help, or wrong arguments.
+/// Parses the command line. Returns the exit code if the program is to end: after --help or wrong arguments.
 std::optional<int> parse_options(int argc, char** argv, CudaBenchOptions& options);
 
 }  // namespace sparsecast::bench

@@ -9,11 +9,11 @@ void run_generated(Workbench& bench) {
     for (const DType dtype : options.dtypes) {
       for (const double percent : options.percent) {
         const Weights weights = make_weights(bench, dtype, gib, percent);
-        // First of all, so that it does not compete with the cases' arrays for memory.
+        // The copy is measured first, while the cases' arrays do not take memory yet.
         static_cast<void>(bench.copy_bandwidth(weights.bytes()));
         run_compare(bench, weights);
         if (dtype == DType::kBF16) run_casts(bench, weights);
-        // The bus is its floor, whatever the density; and pinned memory is slow to get.
+        // One density is enough, because the bus bounds it at any; and pinned memory is slow to allocate.
         if (dtype == DType::kBF16 && percent == 1 && gib <= 4) run_pinned(bench, weights);
         run_mask(bench, weights);
         run_cub(bench, weights);

@@ -10,7 +10,7 @@
 namespace sparsecast::bench {
 namespace {
 
-/// A checkpoint's tensors on the host, and the same in one array on the device, each 256-byte aligned.
+/// A checkpoint's tensors on the host, and a copy of them in one array on the device, each aligned to 256 bytes.
 struct Mirrored {
   explicit Mirrored(const TensorTable& table) : memory(table, [](const TensorSpec& spec) { return spec.bytes(); }) {
     for (const TensorSpec& spec : table) host.emplace_back(spec.bytes());
@@ -38,7 +38,7 @@ void run_trace(Workbench& bench, const std::string& directory) {
   const auto copy = [&](const cuda::DeviceMemory& to, const std::byte* d_from) {
     cuda::copy_async(to.as(), d_from, to.bytes(), cudaMemcpyDeviceToDevice, bench.stream());
   };
-  // The padding between tensors too, so that whole arrays can be compared.
+  // The padding between tensors is set too, so that whole arrays can be compared.
   cuda::check(cudaMemsetAsync(current.memory.begin(), 0, current.memory.bytes(), bench.stream()), "cudaMemsetAsync");
   current.upload(bench.stream());
   copy(before, current.memory.begin());

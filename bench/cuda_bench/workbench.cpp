@@ -99,7 +99,7 @@ double Workbench::copy_bandwidth(std::uint64_t bytes) {
   if (known != copies_.end()) return bandwidth(known->second);
   const cuda::DeviceMemory from(bytes);
   const cuda::DeviceMemory to(bytes);
-  // Not zeros: they may move faster than other bits.
+  // Zeros may move faster than other bits.
   check(cudaMemsetAsync(from.as(), 0x5A, bytes, stream_), "cudaMemsetAsync");
   const Times times =
       time(nullptr, [&] { cuda::copy_async(to.as(), from.as(), bytes, cudaMemcpyDeviceToDevice, stream_); });

@@ -1,6 +1,6 @@
 #pragma once
 
-// A device with a stream, its copy bandwidth, and the rows measured so far.
+// Measures on one stream of the current device, and keeps the rows.
 
 #include <cstdint>
 #include <functional>
@@ -16,33 +16,34 @@ namespace sparsecast::bench {
 
 /// Times of one case in milliseconds: medians, and the device times of all rounds that count.
 struct Times {
-  double device_ms = 0;  ///< Between two events on the stream.
-  double wall_ms = 0;    ///< On the host, until the stream is done; 0: not taken.
+  double device_ms = 0;  ///< Time between two events on the stream.
+  double wall_ms = 0;    ///< Time of the host until the stream is done; 0 when not taken.
   std::vector<double> device_samples = {};
 };
 
 /// One line of the result.
 struct Row {
   std::string phase;
-  std::string what;         ///< Which weights: "BF16 4 GiB".
+  std::string what;         ///< The weights: "BF16 4 GiB".
   double percent = 0;       ///< Share of the elements that changes, as the options ask.
-  std::uint64_t bytes = 0;  ///< The fewest bytes that must cross the memory's pins; 0: no such number.
+  std::uint64_t bytes = 0;  ///< The fewest bytes that must cross the memory's pins; 0 when unknown.
   Times times;
   std::map<std::string, double> more = {};  ///< Further figures, by the name of their JSON field.
   std::string baseline = {};                ///< Phase that the time is compared with; empty: the copy of the weights.
   std::uint64_t copied = 0;                 ///< Size of the copy that the row's percentage refers to; set by add().
 };
 
-/// Times between the marks of an `after_step` hook, by step, summed within a round.
+/// Measures the time between the calls of an `after_step` hook, summed by step within each round.
 class StepTimer {
  public:
   explicit StepTimer(cudaStream_t stream) : stream_(stream) {}
   StepTimer(const StepTimer&) = delete;
   ~StepTimer();
 
+  /// Returns the hook, which the timer must outlive. It records only within a round.
   std::function<void(const char*)> hook();
   void begin_round();
-  /// The stream is done. Adds the round's times.
+  /// Adds the round's times. The stream must be done.
   void end_round();
   /// Returns each step's times in milliseconds, one sample per round.
   std::map<std::string, Times> times() const;
@@ -55,6 +56,7 @@ class StepTimer {
   std::map<std::string, std::vector<double>> rounds_;
 };
 
+/// A stream of the current device, the bandwidth of its memory, and the rows measured so far.
 class Workbench {
  public:
   explicit Workbench(const CudaBenchOptions& options);
@@ -65,16 +67,17 @@ class Workbench {
   cudaStream_t stream() const noexcept { return stream_; }
   void finish() const { cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
-  /// Bytes read and written a second by cudaMemcpyAsync from one array of so many bytes to another; measured once.
+  /// Returns the bytes per second that cudaMemcpyAsync reads and writes, from one device array of `bytes` to another.
+  /// Measures each size once.
   double copy_bandwidth(std::uint64_t bytes);
 
-  /// Times `work`, which enqueues on the stream and may wait; `prepare` goes before each round, untimed. `steps`,
-  /// if given, takes its times from the rounds that count.
+  /// Times `work`, which enqueues on the stream and may wait for it. `prepare` runs before each round and is not timed.
+  /// `steps`, if given, measures the rounds that count.
   Times time(const std::function<void()>& prepare, const std::function<void()>& work, StepTimer* steps = nullptr);
 
   /// Prints the row; `copied` is the size of the copy that its percentage refers to.
   void add(Row row, std::uint64_t copied);
-  /// Reports a result that is not bit for bit right.
+  /// Prints and counts a wrong result unless `holds`.
   void require(bool holds, const std::string& what);
   bool failed() const noexcept { return failures_ != 0; }
 
@@ -87,7 +90,7 @@ class Workbench {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
-  std::map<std::uint64_t, Times> copies_;  ///< By bytes.
+  std::map<std::uint64_t, Times> copies_;  ///< By size in bytes.
   std::vector<Row> rows_;
   RecordFile file_;
   int failures_ = 0;

@@ -23,7 +23,7 @@ using State = std::vector<Bytes>;
 std::vector<ConstTensorBytes> views(const State& state) { return {state.begin(), state.end()}; }
 std::vector<TensorBytes> live_views(State& state) { return {state.begin(), state.end()}; }
 
-/// Processor time of this thread: what others do on shared cores is not in it.
+/// Returns the processor time of this thread, which other processes on shared cores do not change much.
 double milliseconds(const std::function<void()>& work) {
   const auto now = [] {
     timespec time{};
@@ -50,7 +50,7 @@ std::uint64_t bytes_at(FileSystem& fs, const std::string& path) {
   return bytes;
 }
 
-/// The two states, and where work on them goes.
+/// The two states, and the directory for files of them.
 struct Bench {
   FileSystem& fs;
   std::string directory;
@@ -62,7 +62,7 @@ struct Bench {
   DeltaHeader header;
   State live;
 
-  /// What every encoder of other layouts does first: compare the states.
+  /// Compares the states, as every encoder of other layouts does first, and adds the changes to `out`.
   void gather(PatchStore& out) const {
     std::vector<std::uint32_t> positions(kTileElems + 64);
     for (std::size_t t = 0; t < table.size(); ++t) {

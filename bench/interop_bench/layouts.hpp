@@ -1,6 +1,7 @@
 #pragma once
 
-// One version of a recorded run in our frames and in other systems' layouts: bytes, and processor times of one thread.
+// Measures one version of a recorded run in sparsecast's frames and in the layouts of other systems: bytes, and
+// processor times of one thread.
 
 #include <string>
 #include <vector>
@@ -12,9 +13,10 @@ namespace sparsecast::bench {
 /// Figures of one layout. Times are processor milliseconds of one thread, one sample per repetition.
 struct LayoutFigures {
   std::string name;
-  std::uint64_t bytes = 0;        ///< All files of the version.
-  std::vector<double> encode_ms;  ///< From the two states in memory to files.
-  /// From the files to the new state in memory, with every check that the layout allows. Empty: there is no reader.
+  std::uint64_t bytes = 0;        ///< Size of all files of the version.
+  std::vector<double> encode_ms;  ///< Time from the two states in memory to files.
+  /// Time from the files to the new state in memory, with every check that the layout allows. Empty for a layout
+  /// without a reader here.
   std::vector<double> decode_ms;
 };
 

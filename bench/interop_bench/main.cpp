@@ -1,4 +1,4 @@
-// interop_bench: one version of a recorded run in our frames and in the layouts of other systems.
+// interop_bench: one version of a recorded run in sparsecast's frames and in the layouts of other systems.
 
 #include <fmt/format.h>
 
