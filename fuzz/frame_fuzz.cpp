@@ -31,7 +31,8 @@ TensorTable fixed_table() {
                                              {"f", DType::kI64, {50}}});
 }
 
-/// What the entries of an uncompressed body add up to: the rules behind this sum are the interesting ones.
+/// Returns the sum of the changes of the entries of an uncompressed body: the rules after this check are the
+/// interesting ones.
 std::uint64_t changes_of(ConstBytes body, std::uint64_t groups, std::uint64_t blocks) {
   std::uint64_t changed = 0;
   const std::uint64_t end = std::min<std::uint64_t>(8 * groups + 16 * blocks, body.size());

@@ -25,7 +25,7 @@ inline void keep_to_numbers(RandomDelta& delta, bool both) {
   }
 }
 
-/// Where the elements of a tensor lie in memory of `elements` elements.
+/// Placement of the elements of a tensor in memory of `elements` elements.
 struct Placement {
   std::vector<std::uint64_t> shape;
   std::vector<std::int64_t> strides;
