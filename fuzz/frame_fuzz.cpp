@@ -2,7 +2,7 @@
 // its live state, or applies them, reaches the promised digest, and can take them back.
 //
 // An input is a delta file without faith in its checksums: a header, a table, then one frame record (its first 64 bytes
-// and a body). The harness seals them again, so that the decoders behind the checksums are reached. A table that is not
+// and a body). The harness computes their checksums again, so that the decoders behind the checksums are reached. A table that is not
 // valid, or is large, is replaced by a fixed one. Golden deltas are the seeds.
 
 #include <cstddef>

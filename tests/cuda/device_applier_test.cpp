@@ -181,7 +181,7 @@ struct Decisions {
   int applied = 0;
 };
 
-/// Decision and result are the CPU's, and a input error has written nothing.
+/// Decision and result are the CPU's, and an input error has written nothing.
 void expect_same_decision(const std::vector<Bytes>& records, const TensorTable& table, const TensorState& base,
                           Decisions& decisions) {
   TensorState expected = base;

@@ -10,7 +10,7 @@
 
 namespace sparsecast::test {
 
-/// Takes back what NaN-masked tensors cannot carry: changes of integers, and changes to a NaN; `both` ways.
+/// Reverts changes that NaN-masked tensors cannot carry: changes of integers, and changes to a NaN; `both` ways.
 inline void keep_to_numbers(RandomDelta& delta, bool both) {
   for (std::size_t t = 0; t < delta.table->size(); ++t) {
     const DType dtype = (*delta.table)[t].dtype;
