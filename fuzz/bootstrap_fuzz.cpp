@@ -1,5 +1,6 @@
-// What peers of a rendezvous send, on arbitrary bytes: a stranger's at rank 0's acceptor, a member's inside and outside the
-// encrypt, the parts of an all_gather, unique ids. Everything is refused with an Error, or comes back as it was.
+// Fuzzes messages of rendezvous peers: those of a stranger to the acceptor of rank 0, those of a member in clear and
+// encrypted, the parts of an all_gather, and unique ids. Every input is refused with an Error, or is unchanged after a
+// round trip.
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -12,10 +13,10 @@
 #include <span>
 #include <vector>
 
+#include "sparsecast/hash.hpp"
 #include "transport/control/blobs.hpp"
 #include "transport/tcp/handshake.hpp"
 #include "transport/tcp/unique_id.hpp"
-#include "sparsecast/hash.hpp"
 
 namespace {
 
@@ -103,7 +104,7 @@ void unencrypted(std::span<const std::byte> input) {
   read_to_the_end(*connection);
 }
 
-/// As a member that knows the keys, and sends what it likes: type, length and bytes of each message are the input's.
+/// Sends arbitrary messages as a member that knows the keys: the input gives type, length and bytes of each.
 void encrypted(std::span<const std::byte> input) {
   SecureChannel encrypt(fixed_key());
   Bytes stream;

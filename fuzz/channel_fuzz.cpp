@@ -1,5 +1,5 @@
-// What the ranks of a channel tell each other, on arbitrary bytes: the count table of an NCCL broadcast, the opening of
-// a broadcast over MPI or TCP, and the table of rank infos from which a communicator is formed.
+// Fuzzes messages between the ranks of a channel: the count table of an NCCL broadcast, the opening of a broadcast over
+// MPI or TCP, and the table of rank infos from which a communicator is formed.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "transport/nccl/count_table.hpp"
-#include "transport/nccl/formation.hpp"
 #include "sparsecast/hash.hpp"
 #include "transport/message_plan.hpp"
+#include "transport/nccl/count_table.hpp"
+#include "transport/nccl/formation.hpp"
 
 namespace {
 

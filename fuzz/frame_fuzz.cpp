@@ -2,7 +2,7 @@
 // its live state, or applies them, reaches the promised digest, and can take them back.
 //
 // An input is a delta file without faith in its checksums: a header, a table, then one frame record (its first 64 bytes
-// and a body). The harness seals them again, so that the decoders behind the checksums are reached. A table that is not
+// and a body). The harness computes their checksums again, so that the decoders behind the checksums are reached. A table that is not
 // valid, or is large, is replaced by a fixed one. Golden deltas are the seeds.
 
 #include <cstddef>
@@ -31,7 +31,8 @@ TensorTable fixed_table() {
                                              {"f", DType::kI64, {50}}});
 }
 
-/// What the entries of an uncompressed body add up to: the rules behind this sum are the interesting ones.
+/// Returns the sum of the changes of the entries of an uncompressed body: the rules after this check are the
+/// interesting ones.
 std::uint64_t changes_of(ConstBytes body, std::uint64_t groups, std::uint64_t blocks) {
   std::uint64_t changed = 0;
   const std::uint64_t end = std::min<std::uint64_t>(8 * groups + 16 * blocks, body.size());

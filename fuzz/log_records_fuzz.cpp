@@ -37,7 +37,7 @@ Bytes parse_and_pack(std::string_view kind, ConstBytes record) {
   return pack(parse_log_lease(record, "fuzz"));
 }
 
-/// The same bytes, or an Error.
+/// Checks that a record is refused with an Error or has the same bytes after a round trip.
 void check(std::string_view kind, ConstBytes record, bool is_unsigned) {
   std::optional<Bytes> packed;
   try {

@@ -1,5 +1,4 @@
-// What S3 servers answer and what stands in the files of the AWS tools, on arbitrary bytes: read, or refused with
-// Error{kCorrupt}.
+// Fuzzes answers of S3 servers and files of the AWS tools: they are parsed, or refused with Error{kCorrupt}.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,13 +1,13 @@
-// What the ranks of a sharded stream tell each other, on arbitrary bytes: rank infos and votes. Whatever is accepted
-// survives being packed and parsed again.
+// Fuzzes messages between the ranks of a sharded stream: rank infos and votes. An accepted message is unchanged when
+// packed and parsed again.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <span>
 
-#include "sharded/vote.hpp"
 #include "sharded/rank_info.hpp"
+#include "sharded/vote.hpp"
 #include "sparsecast/error.hpp"
 
 namespace {

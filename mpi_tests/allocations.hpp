@@ -4,8 +4,8 @@
 
 namespace sparsecast::mpi_test {
 
-/// What this process has taken by `new` since the last reset: the largest piece, and the most at a time beyond what was
-/// there at the reset. MPI's own memory is not counted.
+/// Memory that this process has allocated by `new` since the last reset: the largest allocation, and the peak beyond
+/// what was allocated at the reset. Memory of MPI itself is not counted.
 struct Allocations {
   std::size_t largest = 0;
   std::size_t peak = 0;

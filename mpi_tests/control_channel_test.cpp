@@ -110,7 +110,8 @@ void giving_up_beside(Case& running) {
 }
 const Registration kGivingUpBeside{"control_giving_up_beside", giving_up_beside};
 
-/// Where MPI is one thread's, another one's wish waits for the next call, or the end of the channel.
+/// If MPI belongs to one thread, the abort of another thread takes effect at the next call, or at the end of the
+/// channel.
 void giving_up_between_calls(Case& running) {
   running.ends_by_abort();
   auto channel = make_mpi_control_channel();

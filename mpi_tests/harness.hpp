@@ -15,7 +15,7 @@
 
 namespace sparsecast::mpi_test {
 
-/// What a call came to on this rank: no error, or which.
+/// Result of a call on this rank: no error, or which one.
 struct Outcome {
   std::optional<Error> error;
 
@@ -42,7 +42,7 @@ class Case {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  std::uint64_t seed() const noexcept { return seed_; }  ///< The same on all ranks.
+  std::uint64_t seed() const noexcept { return seed_; }  ///< Seed that all ranks share.
 
   void expect(bool holds, const std::string& what);
   void expect_success(const Outcome& outcome, const std::string& what);
@@ -54,7 +54,7 @@ class Case {
   }
   void note(const std::string& text) const;
 
-  /// For a case that leaves broken channels behind: MPI_Finalize is not allowed to them.
+  /// Declares that the case leaves broken channels behind, after which MPI_Finalize must not be called.
   void ends_by_abort() noexcept { by_abort_ = true; }
   bool by_abort() const noexcept { return by_abort_; }
   int failures() const noexcept { return failures_; }

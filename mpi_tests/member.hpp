@@ -13,10 +13,10 @@
 
 namespace sparsecast::mpi_test {
 
-/// What may happen between this rank and the wire.
+/// Faults to inject between this rank and the wire.
 struct Faults {
   std::function<void(std::vector<Bytes>& records)> receive = nullptr;  ///< After a broadcast, on receivers.
-  std::function<void(int vote)> before_vote = nullptr;                 ///< From 1.
+  std::function<void(int vote)> before_vote = nullptr;                 ///< Called before each vote, numbered from 1.
 };
 
 /// A channel with faults.

@@ -1,4 +1,4 @@
-// What a rank gets, and what memory it takes.
+// Bytes that a rank receives, and memory that it takes.
 
 #include "allocations.hpp"
 #include "sharded_scenes.hpp"
@@ -9,8 +9,8 @@ namespace {
 /// Each engine rank gets the deltas of its own experts and of the shared tensors, and nothing else.
 void expert_bytes_on(Case& running, int first_of_engine) {
   ShardedMember member(running,
-                     {{"trainer", experts_megatron(2), range_of_ranks(0, 4)},
-                      {{"engine", experts_engine(4, experts_in_order()), range_of_ranks(first_of_engine, 4)}}});
+                       {{"trainer", experts_megatron(2), range_of_ranks(0, 4)},
+                        {{"engine", experts_engine(4, experts_in_order()), range_of_ranks(first_of_engine, 4)}}});
   const SubWorld world(true);
   running.expect_success(member.regroup(world), "regroup");
   for (std::uint64_t i = 0; i < kShardedVersions; ++i) {
@@ -28,7 +28,7 @@ void expert_bytes_on(Case& running, int first_of_engine) {
 void expert_bytes(Case& running) { expert_bytes_on(running, 4); }
 const Registration kBytes{"sharded_expert_bytes", expert_bytes};
 
-/// What a rank has for others has not come to it.
+/// Bytes that a rank sends to others must not come to itself.
 void expert_bytes_colocated(Case& running) { expert_bytes_on(running, 0); }
 const Registration kBytesColocated{"sharded_expert_bytes_colocated", expert_bytes_colocated};
 

@@ -19,7 +19,7 @@ namespace sparsecast::mpi_test {
 struct ShardedGroup {
   std::string name;
   std::shared_ptr<const Layout> layout;
-  std::vector<int> ranks;  ///< By rank in the layout.
+  std::vector<int> ranks;  ///< World rank of each rank in the layout.
 
   std::optional<std::size_t> place_of(int rank) const;
 };

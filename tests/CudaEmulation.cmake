@@ -26,7 +26,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
        "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*_test.cpp")
   file(GLOB emulation CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda_emulation/*.cpp")
   list(FILTER emulation EXCLUDE REGEX "(_test|/race_hooks)\\.cpp$")
-  # What sparsecast_perf does on a device, over the emulated one.
+  # Device code of sparsecast_perf, on the emulated device.
   if(TARGET sparsecast_perf_objects)
     list(APPEND cuda_launchers "${PROJECT_SOURCE_DIR}/bench/sparsecast_perf/device_weights.cpp"
          "${PROJECT_SOURCE_DIR}/bench/sparsecast_perf/synthetic.cpp")
@@ -34,7 +34,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     list(FILTER emulated_sources EXCLUDE REGEX "/perf_[a-z_]*test\\.cpp$")
   endif()
 
-  # What is compiled for the emulated device.
+  # Settings of everything that is compiled for the emulated device.
   add_library(sparsecast_emulated_settings INTERFACE)
   target_compile_definitions(sparsecast_emulated_settings INTERFACE SPARSECAST_CUDA_EMULATION)
   set(emulated_libraries sparsecast_emulated_settings ${test_libraries})
@@ -64,9 +64,9 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
                          PROPERTIES LABELS unit TIMEOUT 600)
   endfunction()
 
-  # With a look at each access to memory, for data races (cuda_emulation/races.hpp, orders.hpp): the compiler's hooks
-  # without the sanitizer's library. What looks is not looked at. Of random cases the first are enough, and those over
-  # NCCL are left out, because the fake of it copies device memory on the host.
+  # Instruments every memory access, to find data races (cuda_emulation/races.hpp, orders.hpp): the hooks of the
+  # compiler without the library of the sanitizer. The checking code itself is not instrumented. The first random cases
+  # suffice, and those over NCCL are left out, because the fake NCCL copies device memory on the host.
   if(NOT SPARSECAST_SANITIZE)
     set(watch -fsanitize=thread -g1 $<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>)
     sparsecast_add_emulated_device(sparsecast_race_watch ${emulation} cuda_emulation/race_hooks.cpp)
@@ -74,7 +74,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     target_compile_options(sparsecast_watched_device PRIVATE ${watch})
 
     set(first_cases "-Random/*/1:Random/*/2:Random/*/3:Random/*/4:Random/*/5:Order/*/1:DeviceSync.*:CBufferOnDevice.*")
-    # What runs the same code once more, for longer.
+    # Cases that run the same code again, for longer.
     string(APPEND first_cases ":DeviceShardedMasters.*:*Byraw:*HostToDevice*:*DeviceToHost*:*AFullArena*")
     string(APPEND first_cases ":DeviceApplierGolden.*:*PerfDeviceWeights*:*AnEngineMayMove*:*HasForgottenEverything*")
     set(watched_tests ${emulated_sources})
@@ -103,7 +103,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
   include(EmulatedMachine.cmake)
 endif()
 
-# The same tests on a real device, where there is one; without, they are skipped.
+# Runs the same tests on a real device; without one they are skipped.
 if(SPARSECAST_WITH_CUDA)
   file(GLOB gpu_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp")
   if(NOT TARGET sparsecast_perf_objects)

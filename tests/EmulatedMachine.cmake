@@ -2,7 +2,7 @@
 # scripts/gpu_check.sh runs on a real one.
 
 if(SPARSECAST_WITH_NCCL AND SPARSECAST_WITH_RENDEZVOUS)
-  # What asks for the machine is given another (emulated_machine.cpp).
+  # Gives the program an emulated machine (emulated_machine.cpp).
   function(sparsecast_add_emulated_program program)
     add_executable(${program} ${ARGN} emulated_machine/emulated_machine.cpp $<TARGET_OBJECTS:sparsecast_emulated_device>)
     set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")

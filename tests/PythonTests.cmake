@@ -55,7 +55,7 @@ if(TARGET emulated_perf AND TARGET emulated_cli)
                        PROPERTIES ENVIRONMENT "SPARSECAST_EMULATED_PROGRAMS=$<TARGET_FILE_DIR:emulated_cli>")
 endif()
 
-# The same command on an S3 server.
+# Runs the same command on an S3 server.
 if(SPARSECAST_WITH_LOG AND TARGET sparsecast_cli AND COMMAND sparsecast_add_s3_test)
   sparsecast_add_s3_test(s3.log_cli "${SPARSECAST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/log_cli_test.py"
                          "$<TARGET_FILE:sparsecast_cli>" Bucket)

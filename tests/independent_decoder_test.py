@@ -244,7 +244,7 @@ class Refuses(unittest.TestCase):
         self.assert_refused(data + bytes(8), "trailing bytes")
 
     def test_every_changed_byte_of_frame_and_table_under_right_checksums(self) -> None:
-        # What is still accepted has the right digests, as `packed` with kp = 0 and `bitmap` may be the same bits.
+        # An accepted file must have the right digests: `packed` with kp = 0 and `bitmap` may be the same bits.
         for which in (1, 2):
             for at in range(8, len(self.records[which])):
                 if at not in range(8, 16) and at not in (range(40, 48) if which == 1 else range(56, 64)):

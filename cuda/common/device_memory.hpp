@@ -12,13 +12,14 @@ namespace sparsecast::cuda {
 
 enum class MemoryKind { kDevice, kPinnedHost };
 
+/// Owns an allocation of device memory or of pinned host memory.
 template <MemoryKind kKind>
-class Memory {
+class OwnedMemory {
  public:
-  Memory() = default;
+  OwnedMemory() = default;
   /// Allocates `bytes` bytes, aligned to at least 256; nothing for 0 bytes. Throws Error{kUnsupported} if there is not
   /// enough memory.
-  explicit Memory(std::size_t bytes) : bytes_(bytes) {
+  explicit OwnedMemory(std::size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
     if constexpr (kKind == MemoryKind::kDevice) {
       check(cudaMalloc(&at_, bytes), "cudaMalloc");
@@ -26,14 +27,15 @@ class Memory {
       check(cudaMallocHost(&at_, bytes), "cudaMallocHost");
     }
   }
-  Memory(Memory&& other) noexcept : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Memory& operator=(Memory&& other) noexcept {
-    Memory taken(std::move(other));
+  OwnedMemory(OwnedMemory&& other) noexcept
+      : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  OwnedMemory& operator=(OwnedMemory&& other) noexcept {
+    OwnedMemory taken(std::move(other));
     std::swap(at_, taken.at_);
     std::swap(bytes_, taken.bytes_);
     return *this;
   }
-  ~Memory() {
+  ~OwnedMemory() {
     // A failure cannot be handled here, and the next CUDA call reports it again.
     if (at_ == nullptr) return;
     if constexpr (kKind == MemoryKind::kDevice) {
@@ -54,16 +56,16 @@ class Memory {
   std::size_t bytes_ = 0;
 };
 
-using DeviceMemory = Memory<MemoryKind::kDevice>;
-using PinnedMemory = Memory<MemoryKind::kPinnedHost>;
+using DeviceMemory = OwnedMemory<MemoryKind::kDevice>;
+using PinnedMemory = OwnedMemory<MemoryKind::kPinnedHost>;
 
 /// Makes `memory` hold at least `bytes` bytes. If it has to grow, it grows to one and a half times that, and its
 /// contents are lost.
 template <MemoryKind kKind>
-void reserve(Memory<kKind>& memory, std::uint64_t bytes) {
+void reserve(OwnedMemory<kKind>& memory, std::uint64_t bytes) {
   if (bytes <= memory.bytes()) return;
-  memory = Memory<kKind>();
-  memory = Memory<kKind>(bytes + bytes / 2);
+  memory = OwnedMemory<kKind>();
+  memory = OwnedMemory<kKind>(bytes + bytes / 2);
 }
 
 /// Enqueues a copy; does nothing for 0 bytes, for which the pointers may be null.

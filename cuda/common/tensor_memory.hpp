@@ -22,7 +22,7 @@ class TensorMemory {
       offsets_.push_back(used);
       used += (bytes_of(spec) + kAlignment - 1) / kAlignment * kAlignment;
     }
-    memory_ = Memory<kKind>(used);
+    memory_ = OwnedMemory<kKind>(used);
   }
 
   std::size_t size() const noexcept { return offsets_.size(); }
@@ -32,7 +32,7 @@ class TensorMemory {
 
  private:
   std::vector<std::uint64_t> offsets_;
-  Memory<kKind> memory_;
+  OwnedMemory<kKind> memory_;
 };
 
 }  // namespace sparsecast::cuda

@@ -55,11 +55,11 @@ __device__ inline void compare_strided_vectors(const Pipeline& pipeline, const D
 }
 
 /// Compares all whole vectors by the fastest loads that the source and the views allow.
-template <Source kSource>
+template <DetectSource kSource>
 __device__ void find_in_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t vectors,
                                 std::uint32_t* mask) {
   const bool strided = has_views(kSource) && (tile.current_view != kNoView || tile.old_view != kNoView);
-  if constexpr (kSource == Source::kFusedCast || kSource == Source::kMasters) {
+  if constexpr (kSource == DetectSource::kFusedCast || kSource == DetectSource::kMasters) {
     if (casts<kSource>(tile)) {
       if (strided) {
         cast_strided_vectors(pipeline, tile, vectors, mask);
@@ -69,7 +69,7 @@ __device__ void find_in_vectors(const Pipeline& pipeline, const DeviceTile& tile
       return;
     }
   }
-  if constexpr (kSource != Source::kFusedCast) {
+  if constexpr (kSource != DetectSource::kFusedCast) {
     if (strided) {
       compare_strided_vectors(pipeline, tile, vectors, mask);
     } else {
@@ -78,7 +78,7 @@ __device__ void find_in_vectors(const Pipeline& pipeline, const DeviceTile& tile
   }
 }
 
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ void compare_elements(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t begin,
                                  std::uint32_t* mask) {
   for (std::uint32_t i = begin + threadIdx.x; i < tile.count; i += kThreads) {
@@ -89,9 +89,9 @@ __device__ void compare_elements(const Pipeline& pipeline, const DeviceTile& til
 
 /// Sets the bits of the changed elements in `mask` (kMaskWords words that the CTA shares). Callers need a barrier
 /// before the call only if they have used `mask`; it is complete on return.
-template <Source kSource>
+template <DetectSource kSource>
 __device__ void find_changes(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t* mask) {
-  if constexpr (kSource == Source::kMask) {
+  if constexpr (kSource == DetectSource::kMask) {
     const std::uint32_t words = (tile.count + 31) / 32;
     for (std::uint32_t w = threadIdx.x; w < kMaskWords; w += kThreads) {
       std::uint32_t bits = w < words ? tile.mask[w] : 0;
@@ -104,7 +104,7 @@ __device__ void find_changes(const Pipeline& pipeline, const DeviceTile& tile, s
     const std::uint32_t vectors = tile.vectors ? tile.count << tile.element_shift >> 4 : 0;
     const std::uint32_t rest = vectors << 4 >> tile.element_shift;
     find_in_vectors<kSource>(pipeline, tile, vectors, mask);
-    if constexpr (kSource == Source::kFusedCast) {
+    if constexpr (kSource == DetectSource::kFusedCast) {
       compare_elements<kSource, std::uint16_t>(pipeline, tile, rest, mask);
     } else {
       if (rest != tile.count) {
@@ -144,10 +144,10 @@ __device__ void list_own_changes(const std::uint32_t* mask, Position* out) {
 
 /// Returns the coded word of a changed element, stores its new bits in `refresh`, and adds its change to the digest
 /// sum.
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ T code_change(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t at, DigestSum& sum) {
   const T new_bits = new_element<kSource, T>(pipeline, tile, at);
-  if constexpr (kSource == Source::kMask) {
+  if constexpr (kSource == DetectSource::kMask) {
     return new_bits;
   } else {
     const auto place = place_in<kSource>(pipeline, tile, tile.old_view, at);

@@ -16,7 +16,7 @@ __global__ void or_words(std::uint64_t* flags, const std::uint64_t* words, std::
   for (std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) flags[i] |= words[i];
 }
 
-template <Source kSource>
+template <DetectSource kSource>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   launch(begin_chunk, 1, 1, device.stream, pipeline, chunk);
   launch(detect<kSource>, grid_for(chunk.tile_end - chunk.tile_begin, kDetectCtas, device), kThreads, device.stream,
@@ -27,18 +27,18 @@ void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& d
 
 }  // namespace
 
-void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
+void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   switch (source) {
-    case Source::kCompare:
-      return enqueue<Source::kCompare>(pipeline, chunk, device);
-    case Source::kStrided:
-      return enqueue<Source::kStrided>(pipeline, chunk, device);
-    case Source::kMasters:
-      return enqueue<Source::kMasters>(pipeline, chunk, device);
-    case Source::kFusedCast:
-      return enqueue<Source::kFusedCast>(pipeline, chunk, device);
-    case Source::kMask:
-      return enqueue<Source::kMask>(pipeline, chunk, device);
+    case DetectSource::kCompare:
+      return enqueue<DetectSource::kCompare>(pipeline, chunk, device);
+    case DetectSource::kStrided:
+      return enqueue<DetectSource::kStrided>(pipeline, chunk, device);
+    case DetectSource::kMasters:
+      return enqueue<DetectSource::kMasters>(pipeline, chunk, device);
+    case DetectSource::kFusedCast:
+      return enqueue<DetectSource::kFusedCast>(pipeline, chunk, device);
+    case DetectSource::kMask:
+      return enqueue<DetectSource::kMask>(pipeline, chunk, device);
   }
 }
 

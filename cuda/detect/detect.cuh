@@ -21,7 +21,7 @@ struct DetectShared {
   };
 };
 
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ void fill_slot(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t slot, std::uint32_t changed,
                           const std::uint16_t* positions, DigestSum& sum) {
   std::uint16_t* slot_positions = pipeline.slot_positions + std::uint64_t{slot} * kSlotEntries;
@@ -32,7 +32,7 @@ __device__ void fill_slot(const Pipeline& pipeline, const DeviceTile& tile, std:
   }
 }
 
-template <Source kSource>
+template <DetectSource kSource>
 __global__ void __launch_bounds__(kThreads, kDetectCtas) detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
   if (pipeline.control->stopped != 0) return;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, kDetectCtas) detect(Pipeline pipelin
     if (changed == 0 || changed >= kBlockChanges) continue;
     list_own_changes(shared.mask, shared.positions + own.before);
     __syncthreads();
-    if constexpr (kSource == Source::kFusedCast) {
+    if constexpr (kSource == DetectSource::kFusedCast) {
       fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
     } else {
       switch (tile.element_shift) {

@@ -32,13 +32,13 @@ struct DeviceTile {
 };
 
 /// Returns whether `current` are fp32 masters, whose cast to bf16 is compared.
-template <Source kSource>
+template <DetectSource kSource>
 __device__ bool casts(const DeviceTile& tile) {
-  return kSource == Source::kFusedCast || (kSource == Source::kMasters && tile.masters);
+  return kSource == DetectSource::kFusedCast || (kSource == DetectSource::kMasters && tile.masters);
 }
 
 /// Returns tile `index` of the list of all tiles; one of a tensor that does not change has no elements.
-template <Source kSource>
+template <DetectSource kSource>
 __device__ DeviceTile open_tile(const Pipeline& pipeline, std::uint32_t index) {
   const TileEntry entry = pipeline.tiles[index];
   const TensorEntry& tensor = pipeline.tensors[entry.tensor];
@@ -57,18 +57,18 @@ __device__ DeviceTile open_tile(const Pipeline& pipeline, std::uint32_t index) {
     return tile;
   }
   tile.current = tensor.current;
-  if constexpr (kSource == Source::kMasters) tile.masters = tensor.masters;
+  if constexpr (kSource == DetectSource::kMasters) tile.masters = tensor.masters;
   if constexpr (has_views(kSource)) {
     tile.current_view = tensor.current_view;
     tile.old_view = tensor.old_view;
   }
   if (tile.current_view == kNoView) tile.current += tile.first << (casts<kSource>(tile) ? 2 : tile.element_shift);
-  if constexpr (kSource != Source::kMask) {
+  if constexpr (kSource != DetectSource::kMask) {
     const std::uint64_t skipped = tile.old_view == kNoView ? tile.first << tile.element_shift : 0;
     tile.old = tensor.old + skipped;
     tile.refresh = tensor.refresh + skipped;
   }
-  if (kSource == Source::kMask) tile.mask = tensor.mask + tile.first / 32;
+  if (kSource == DetectSource::kMask) tile.mask = tensor.mask + tile.first / 32;
   return tile;
 }
 
@@ -78,7 +78,7 @@ __device__ T load_element(const std::byte* base, Index index) {
 }
 
 /// Returns the offset, in elements, of element `index` of the tile from the pointer of the tile that has this view.
-template <Source kSource>
+template <DetectSource kSource>
 __device__ auto place_in(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t view, std::uint32_t index) {
   if constexpr (has_views(kSource)) {
     return view == kNoView ? static_cast<std::int64_t>(index)
@@ -89,7 +89,7 @@ __device__ auto place_in(const Pipeline& pipeline, const DeviceTile& tile, std::
 }
 
 /// Returns the new bits of element `index` of the tile, after the cast if `current` are masters.
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ T new_element(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t index) {
   const auto place = place_in<kSource>(pipeline, tile, tile.current_view, index);
   if constexpr (sizeof(T) == 2) {
@@ -136,7 +136,7 @@ __device__ inline bool any_bit(const uint4& bits) { return (bits.x | bits.y | bi
 /// Returns the 16 bytes from element `index` of the tile on; elements have 2^shift bytes.
 __device__ inline const uint4* vector_at(const Pipeline& pipeline, const DeviceTile& tile, const std::byte* base,
                                          std::uint32_t view, std::uint32_t index, std::uint32_t shift) {
-  const std::int64_t place = place_in<Source::kStrided>(pipeline, tile, view, index);
+  const std::int64_t place = place_in<DetectSource::kStrided>(pipeline, tile, view, index);
   return reinterpret_cast<const uint4*>(base + (place << shift));
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // The fused cast: compares the bf16 cast of fp32 masters with the bf16 that receivers hold, without storing the cast
-// first. It is the comparison of detect<Source::kFusedCast>, whose bf16 are the live weights, and of the tensors with
-// masters under Source::kMasters (cast snapshots), whose bf16 are a snapshot.
+// first. It is the comparison of detect<DetectSource::kFusedCast>, whose bf16 are the live weights, and of the tensors
+// with masters under DetectSource::kMasters (cast snapshots), whose bf16 are a snapshot.
 //
 // Bytes for each element: reads 4 of the master and 2 of the old bf16, in one pass. For each changed element
 // code_change (changes.cuh) then reads both again, from cache, and writes 2 bytes of bf16 in place; fill_slot

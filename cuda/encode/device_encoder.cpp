@@ -29,7 +29,7 @@ std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
 class DeviceEncoder::State {
  public:
   /// `plan` must hold the pointers of the tensors.
-  State(const TensorTable& table, Source source, TilePlan plan, bool refresh, const EncodeOptions& options,
+  State(const TensorTable& table, DetectSource source, TilePlan plan, bool refresh, const EncodeOptions& options,
         const DeviceEncoderOptions& device);
 
   /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
@@ -56,7 +56,7 @@ class DeviceEncoder::State {
     return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control));
   }
 
-  Source source_;
+  DetectSource source_;
   DeviceEncoderOptions device_;
   TilePlan plan_;
   Pipeline pipeline_;
@@ -76,7 +76,7 @@ class DeviceEncoder::State {
   PinnedMemory h_counts_, h_headers_;
 };
 
-DeviceEncoder::State::State(const TensorTable& table, Source source, TilePlan plan, bool refresh,
+DeviceEncoder::State::State(const TensorTable& table, DetectSource source, TilePlan plan, bool refresh,
                             const EncodeOptions& options, const DeviceEncoderOptions& device)
     : source_(source), device_(device), plan_(std::move(plan)) {
   device_stream_.multiprocessors = multiprocessors();
@@ -313,7 +313,7 @@ DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->f
 DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
                                      const EncodeOptions& options, const DeviceEncoderOptions& device) {
   TilePlan plan = make_plan(table, tensors.size(), options, device);
-  const Source source = enter_tensors(plan, table, tensors);
+  const DetectSource source = enter_tensors(plan, table, tensors);
   return DeviceEncoder(std::make_unique<State>(table, source, std::move(plan), refresh, options, device));
 }
 
@@ -322,7 +322,7 @@ DeviceEncoder DeviceEncoder::compare_pinned(const TensorTable& table, const std:
                                             const DeviceEncoderOptions& device) {
   TilePlan plan = make_plan(table, tensors.size(), options, device);
   enter_tensors(plan, table, tensors);
-  auto state = std::make_unique<State>(table, Source::kCompare, std::move(plan), refresh, options, device);
+  auto state = std::make_unique<State>(table, DetectSource::kCompare, std::move(plan), refresh, options, device);
   state->prefetch_old_bits();
   return DeviceEncoder(std::move(state));
 }
@@ -331,7 +331,8 @@ DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vec
                                         const EncodeOptions& options, const DeviceEncoderOptions& device) {
   TilePlan plan = make_plan(table, tensors.size(), options, device);
   enter_tensors(plan, table, tensors);
-  return DeviceEncoder(std::make_unique<State>(table, Source::kFusedCast, std::move(plan), true, options, device));
+  return DeviceEncoder(
+      std::make_unique<State>(table, DetectSource::kFusedCast, std::move(plan), true, options, device));
 }
 
 DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
@@ -341,7 +342,7 @@ DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<Ma
     throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
   }
   enter_tensors(plan, table, tensors);
-  return DeviceEncoder(std::make_unique<State>(table, Source::kMask, std::move(plan), false, options, device));
+  return DeviceEncoder(std::make_unique<State>(table, DetectSource::kMask, std::move(plan), false, options, device));
 }
 
 }  // namespace sparsecast::cuda

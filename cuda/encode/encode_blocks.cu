@@ -6,13 +6,13 @@
 namespace sparsecast::cuda {
 namespace {
 
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   launch(encode_blocks<kSource, T>, encode_grid(chunk.tile_end - chunk.tile_begin, device), kThreads, device.stream,
          pipeline, chunk);
 }
 
-template <Source kSource>
+template <DetectSource kSource>
 void enqueue_sized(unsigned size, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   switch (size) {
     case 0:
@@ -30,23 +30,23 @@ void enqueue_sized(unsigned size, const Pipeline& pipeline, const Chunk& chunk, 
 
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device) { return grid_for(tiles, kEncodeCtas, device); }
 
-void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
+void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device) {
   switch (source) {
-    case Source::kCompare:
-      return enqueue_sized<Source::kCompare>(size, pipeline, chunk, device);
-    case Source::kStrided:
-      return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
-    case Source::kMasters:
+    case DetectSource::kCompare:
+      return enqueue_sized<DetectSource::kCompare>(size, pipeline, chunk, device);
+    case DetectSource::kStrided:
+      return enqueue_sized<DetectSource::kStrided>(size, pipeline, chunk, device);
+    case DetectSource::kMasters:
       // Only bf16 tensors have masters.
-      if (size == 1) return enqueue<Source::kMasters, std::uint16_t>(pipeline, chunk, device);
-      return enqueue_sized<Source::kStrided>(size, pipeline, chunk, device);
-    case Source::kFusedCast:
+      if (size == 1) return enqueue<DetectSource::kMasters, std::uint16_t>(pipeline, chunk, device);
+      return enqueue_sized<DetectSource::kStrided>(size, pipeline, chunk, device);
+    case DetectSource::kFusedCast:
       // Only bf16 tensors have masters; the others never change.
-      if (size == 1) enqueue<Source::kFusedCast, std::uint16_t>(pipeline, chunk, device);
+      if (size == 1) enqueue<DetectSource::kFusedCast, std::uint16_t>(pipeline, chunk, device);
       return;
-    case Source::kMask:
-      return enqueue_sized<Source::kMask>(size, pipeline, chunk, device);
+    case DetectSource::kMask:
+      return enqueue_sized<DetectSource::kMask>(size, pipeline, chunk, device);
   }
 }
 

@@ -63,7 +63,7 @@ __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::ui
 }
 
 /// Finds the changes of a tile again and writes its entries.
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t count,
                                 const Entries<T>& entries, EncodeShared<T>& shared, DigestSum& sum) {
   find_changes<kSource>(pipeline, tile, shared.mask);
@@ -77,7 +77,7 @@ __device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile
 }
 
 /// Writes the new bits of every element; each thread writes one word of the payload at a time.
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ void write_dense_raw(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
   for (std::uint32_t w = threadIdx.x; w < words; w += kThreads) {
@@ -105,7 +105,7 @@ __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count
 }
 
 /// Chooses the block's coding, writes its payload and completes its record.
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __device__ void encode_block(const Pipeline& pipeline, const DeviceTile& first_tile, const PositionList& list,
                              const Entries<T>& entries, BlockRecord& record, EncodeShared<T>& shared) {
   PositionPlan positions = plan_positions(list, pipeline.positions, shared.scan);
@@ -157,7 +157,7 @@ __device__ void encode_block(const Pipeline& pipeline, const DeviceTile& first_t
   // The stage is written again only after the barriers of the next block's plan.
 }
 
-template <Source kSource, class T>
+template <DetectSource kSource, class T>
 __global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(EncodeShared<T>, shared);
   if (pipeline.control->stopped != 0) return;

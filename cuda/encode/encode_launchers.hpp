@@ -17,9 +17,9 @@ struct DeviceStream {
 };
 
 /// Enqueues finding the changes of a chunk and forming its blocks.
-void launch_detect(Source source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device);
+void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device);
 /// Enqueues encoding the blocks of a chunk whose elements have 2^size bytes.
-void launch_encode(Source source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
+void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
 /// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles; each needs scratch memory.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);

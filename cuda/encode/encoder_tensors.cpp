@@ -39,7 +39,7 @@ void enter_pair(TensorEntry& entry, const TensorSpec& spec, const void* d_curren
 
 }  // namespace
 
-Source enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CompareTensor>& tensors) {
+DetectSource enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<CompareTensor>& tensors) {
   bool any_masters = false;
   bool any_views = false;
   for (std::size_t t = 0; t < table.size(); ++t) {
@@ -61,8 +61,8 @@ Source enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector
     entry.vectors = holds_vectors(tensor.d_current, current, current_bytes, together) &&
                     holds_vectors(tensor.d_snapshot, old, size, together);
   }
-  if (any_masters) return Source::kMasters;
-  return any_views ? Source::kStrided : Source::kCompare;
+  if (any_masters) return DetectSource::kMasters;
+  return any_views ? DetectSource::kStrided : DetectSource::kCompare;
 }
 
 void enter_tensors(TilePlan& plan, const TensorTable& table, const std::vector<PinnedTensor>& tensors) {

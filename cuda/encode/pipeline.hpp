@@ -44,7 +44,7 @@ inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 /// Returns the scratch memory of a CTA of encode_blocks in bytes: words, positions and exceptions of a whole tile.
 constexpr std::size_t scratch_bytes(std::size_t element_bytes) { return kTileElems * (element_bytes + 4 + 2); }
 
-enum class Source : std::uint8_t {
+enum class DetectSource : std::uint8_t {
   kCompare,    ///< Compares `current` with `old`, both contiguous.
   kStrided,    ///< Compares where some tensor is a view of larger memory.
   kMasters,    ///< Compares, with or without views, where `current` of some tensor are fp32 masters of bf16.
@@ -53,7 +53,9 @@ enum class Source : std::uint8_t {
 };
 
 /// Returns whether tensors may be views of larger memory.
-constexpr bool has_views(Source source) { return source == Source::kStrided || source == Source::kMasters; }
+constexpr bool has_views(DetectSource source) {
+  return source == DetectSource::kStrided || source == DetectSource::kMasters;
+}
 
 /// Index that stands for no view: offsets are row-major indices.
 inline constexpr std::uint32_t kNoView = ~std::uint32_t{0};

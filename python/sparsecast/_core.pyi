@@ -19,15 +19,17 @@ has_rendezvous: bool = True
 
 class Memory:
     """
-    The memory of one tensor that another library owns: nothing is copied, and the owner is kept alive. sparsecast.describe() makes it from torch, numpy and anything with DLPack or the buffer protocol.
+    Memory of one tensor that another library owns: nothing is copied, and the owner is kept alive. sparsecast.describe() makes it from torch, numpy and anything with DLPack or the buffer protocol.
     """
 
     def __init__(self, array: object, dtype: str | None = None) -> None:
-        """TypeError for what has neither DLPack nor the buffer protocol."""
+        """
+        Raises TypeError for an object with neither DLPack nor the buffer protocol.
+        """
 
     @property
     def dtype(self) -> str:
-        """As safetensors names it: "BF16", "F32", "F8_E4M3", ..."""
+        """Safetensors name of the dtype: "BF16", "F32", "F8_E4M3", ..."""
 
     @property
     def shape(self, /) -> tuple[int, ...]: ...
@@ -45,7 +47,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Of its elements, without what lies between them."""
+        """Bytes of the elements, without gaps between them."""
 
     @property
     def elements(self) -> int: ...
@@ -60,7 +62,7 @@ class Memory:
 
 class TensorTable:
     """
-    The ordered list of tensors that a stream carries: (name, dtype, shape), dtypes as safetensors names them. Both ends must agree; they compare `hash`. Immutable.
+    Ordered list of the tensors of a stream: (name, dtype, shape), dtypes by safetensors names. Both ends must agree; they compare `hash`. Immutable.
     """
 
     def __init__(self, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> None: ...
@@ -91,7 +93,7 @@ class TensorTable:
 
 def digest(table: TensorTable, tensors: Sequence[Memory], threads: int = 1) -> str:
     """
-    State digest of tensors in host memory, as `sparsecast digest` says of such a checkpoint: 32 hexadecimal digits. Reads every byte. UsageError that names a tensor that does not fit the table.
+    Returns the state digest of tensors in host memory, as `sparsecast digest` prints it for such a checkpoint: 32 hexadecimal digits. Reads every byte. Raises UsageError naming a tensor that does not fit the table.
     """
 
 class Box:
@@ -162,7 +164,7 @@ class Shard:
     def __repr__(self) -> str: ...
 
 class RankLayout:
-    """What one rank holds."""
+    """Local tensors and shards of one rank."""
 
     def __init__(self, tensors: Sequence[LocalTensor], shards: Sequence[Shard], node: str = '') -> None: ...
 
@@ -177,7 +179,7 @@ class RankLayout:
 
 class Layout:
     """
-    The canonical tensors of one side, a trainer or an engine, and where its ranks hold them. Immutable. UsageError that names rank and tensor for whatever does not fit.
+    Canonical tensors of one side, a trainer or an engine, and where its ranks hold them. Immutable. Raises UsageError naming the rank and the tensor of anything inconsistent.
     """
 
     def __init__(self, table: TensorTable, ranks: Sequence[RankLayout], ties: Sequence[tuple[str, str]] = []) -> None: ...
@@ -216,7 +218,7 @@ class Layout:
 
 class ControlChannel:
     """
-    A slow, reliable side channel between the ranks of a group. Every call but abort() is collective, ends by its timeout (seconds), and raises DeadlineError, PeerFailedError or GroupMismatchError otherwise; the channel is broken then, and every rank learns so. One thread at a time, but for abort().
+    A slow, reliable control channel between the ranks of a group. Every call except abort() is collective and ends within its timeout (seconds). Otherwise it raises DeadlineError, PeerFailedError or GroupMismatchError; the channel is then broken, and every rank learns of it. One thread at a time, except abort().
     """
 
     @property
@@ -226,22 +228,24 @@ class ControlChannel:
     def size(self) -> int: ...
 
     def all_gather(self, own: bytes, timeout: float = 60.0) -> list[bytes]:
-        """Every rank's bytes, in the order of ranks, on every rank."""
+        """Returns the bytes of every rank, in the order of ranks, on every rank."""
 
     def broadcast(self, own: bytes, timeout: float = 60.0) -> bytes:
-        """The bytes of rank 0, on every rank."""
+        """Returns the bytes of rank 0, on every rank."""
 
     def agree(self, status: int, coordinator: int = 0, timeout: float = 60.0) -> int:
-        """The largest status of all ranks; the coordinator alone decides."""
+        """
+        Returns the largest status of all ranks, which the coordinator alone determines.
+        """
 
     def split(self, color: int, key: int, timeout: float = 60.0) -> ControlChannel:
         """
-        Channels of the ranks of one color each, ordered by key, then rank; None for a negative color.
+        Returns a channel of the ranks of one color, ordered by key, then rank; None for a negative color.
         """
 
     def abort(self, reason: str) -> None:
         """
-        Tells the others that this rank gives up, and why; best effort. May be called by any thread at any time: a call that another one is in raises PeerFailedError with the reason, here and on every rank that waits.
+        Tells the others that this rank gives up, and why; best effort. Thread-safe: a call in progress in another thread raises PeerFailedError with the reason, here and on every rank that waits.
         """
 
     def aborted(self) -> str | None:
@@ -249,12 +253,12 @@ class ControlChannel:
 
 def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', timeout: float = 60.0) -> ControlChannel:
     """
-    Meets the other ranks over TCP at rank 0's host and port: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` tells groups apart that meet there one after another. Raises DeadlineError that names missing ranks, UnauthenticatedError, GroupMismatchError.
+    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
     """
 
 def mpi_channel() -> ControlChannel:
     """
-    A control channel over MPI_COMM_WORLD; initialises MPI if nobody has. UnsupportedError without MPI.
+    Returns a control channel over MPI_COMM_WORLD; initialises MPI if it is not initialised. Raises UnsupportedError without MPI.
     """
 
 class Transport:
@@ -273,16 +277,16 @@ def tcp_transport(control: ControlChannel) -> Transport:
 
 def mpi_transport() -> Transport:
     """
-    Over MPI_COMM_WORLD; initialises MPI if nobody has. UnsupportedError without MPI.
+    Returns a transport over MPI_COMM_WORLD; initialises MPI if it is not initialised. Raises UnsupportedError without MPI.
     """
 
 def nccl_transport(control: ControlChannel, device: int = -1, timeout: float = 60.0) -> Transport:
     """
-    Collective over the control channel. The NCCL library is the one that torch has loaded, if it has.
+    Returns a transport over NCCL; collective over the control channel. Uses the NCCL library that torch has loaded, if it has.
     """
 
 class SyncReport:
-    """What one sync did on this rank."""
+    """Report of one sync on this rank."""
 
     @property
     def version(self) -> int: ...
@@ -321,7 +325,7 @@ class Delta:
 
     @property
     def elements(self) -> int:
-        """Of the whole table."""
+        """Number of elements of the whole table."""
 
     @property
     def changed(self) -> int:
@@ -332,24 +336,24 @@ class Delta:
 
     @property
     def digest(self) -> str:
-        """That receivers must reach."""
+        """State digest that receivers must reach."""
 
     @property
     def stream_id(self) -> str: ...
 
     def records(self) -> list[bytes]:
         """
-        Header, frames and commit record, each as bytes for a transport of the caller's own.
+        Header, frames and commit record, each as bytes, for a transport of the caller.
         """
 
     def tensors(self) -> list[dict[str, Any]]:
         """
-        What it holds, a dict a tensor that occurs: name, elements, changed, bytes, blocks, dense_blocks.
+        Returns a dict for each tensor that occurs: name, elements, changed, bytes, blocks, dense_blocks.
         """
 
 class Publisher:
     """
-    The trainer's end on one rank. Its base is what the receivers have committed: publish(), then commit() when every receiver has verified the delta, else abort(). Not thread-safe.
+    Publisher on one rank. Its base is what the receivers have committed: publish(), then commit() when every receiver has verified the delta, otherwise abort(). Not thread-safe.
     """
 
     def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, frame_capacity: int = 16777216, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
@@ -363,19 +367,21 @@ class Publisher:
         """
 
     def commit(self, version: int) -> None:
-        """The pending delta has been verified by every receiver."""
+        """Commits the pending delta, after every receiver has verified it."""
 
     def abort(self, version: int) -> None:
-        """The pending delta has failed, or its fate is unknown; the base stays."""
+        """
+        Aborts the pending delta, which has failed or whose outcome is unknown; the base stays.
+        """
 
     def sync(self, transport: Transport, timeout: float = 60.0) -> SyncReport:
         """
-        publish, broadcast, wait until every receiver has verified it, commit; or abort, and the error is raised.
+        Publishes, broadcasts, waits until every receiver has verified the delta, and commits; or aborts and raises.
         """
 
     def mark(self, tensor: int, words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', writable=False)]) -> None:
         """
-        With the 'mask' detector: ors a bit mask (uint64 words, least significant bit first) into a tensor's.
+        Sets bits of the mask of a tensor from a bit mask (uint64 words, least significant bit first); only with the 'mask' detector.
         """
 
     @property
@@ -400,12 +406,12 @@ class ApplyReport:
 
 class Subscriber:
     """
-    The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies the result. A failure leaves the old version, or dirty, which it says. Not thread-safe.
+    Subscriber on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies the result. A failure leaves the old version, or the state dirty, which the error says. Not thread-safe.
     """
 
     def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, allow_rollback: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they stay where they are. Reads all of them once.
+        `tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must keep their addresses. Reads all of them once.
         """
 
     @overload
@@ -425,7 +431,7 @@ class Subscriber:
 
     def apply(self, after: int = 0, written: int = 0) -> ApplyReport:
         """
-        Applies what is staged and verifies it. On a device nothing is written before the CUDA event `after`, and `written` is recorded behind the last write (numbers; 0: none). IncompleteError, DigestMismatchError (the old version stands), DirtyError.
+        Applies and verifies the staged delta. On a device nothing is written before the CUDA event `after`, and `written` is recorded after the last write (handles; 0: none). Raises IncompleteError, DigestMismatchError (the old version stands), or DirtyError.
         """
 
     def undo_last(self) -> None: ...
@@ -434,7 +440,7 @@ class Subscriber:
 
     def audit_next(self) -> int:
         """
-        Re-reads a slice of the tensors; bytes read. DirtyError that names the tensor.
+        Reads a slice of the tensors again and returns the bytes read. Raises DirtyError naming the tensor.
         """
 
     def audit(self) -> None:
@@ -453,14 +459,14 @@ class Subscriber:
     def dirty(self) -> bool: ...
 
 class SentTensor:
-    """What a rank has sent of a canonical tensor."""
+    """Numbers of a canonical tensor that a rank has sent."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def elements(self) -> int:
-        """Of the boxes that this rank sends."""
+        """Number of elements of the boxes that this rank sends."""
 
     @property
     def changed(self) -> int: ...
@@ -477,7 +483,7 @@ class SentTensor:
     def __repr__(self) -> str: ...
 
 class ShardedReport:
-    """What one sync did on this rank."""
+    """Report of one sync on this rank."""
 
     @property
     def version(self) -> int: ...
@@ -510,14 +516,14 @@ class ShardedReport:
 
     @property
     def apply_seconds(self) -> float:
-        """The pause."""
+        """Seconds of the pause."""
 
     @property
     def total_seconds(self) -> float: ...
 
     @property
     def blocks_by_codec(self, /) -> dict[str, int]:
-        """Of what was sent, with report_tensors: blocks by position codec."""
+        """Number of sent blocks by position codec; needs report_tensors."""
 
     @property
     def tensors(self) -> list[SentTensor]:
@@ -527,22 +533,22 @@ class ShardedReport:
 
 class ShardedPublisher:
     """
-    The trainer's end on one rank of many: publishes its own shards. regroup(), then sync() as often as wanted; regroup() again whenever an engine joins, leaves, dies or is cut anew. Not thread-safe.
+    Publisher on one rank of many: publishes its own shards. Call regroup(), then sync() any number of times, and regroup() again whenever an engine joins, leaves, fails or changes its layout. Not thread-safe.
     """
 
     def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, masters: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device; they stay where they are, and hold `version` when regroup() is first called (the snapshot is taken then). With `masters`, a tensor that the layout says is BF16 may be given as F32: its fp32 master, whose cast engines get (round to nearest, ties to even), and of which the snapshot is the only copy in BF16; without, F32 for BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors are complete when regroup() or sync() is called.
+        `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device. They must keep their addresses, and hold `version` when regroup() is first called, which takes the snapshot. With `masters`, a tensor that is BF16 in the layout may be given as F32: its fp32 master, whose cast engines get (round to nearest, ties to even); the snapshot is then its only copy in BF16. Without, F32 for BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: handle of a CUDA stream, on which the tensors are complete when regroup() or sync() is called.
         """
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
         """
-        Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every slot holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.
+        Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError and DigestMismatchError name the rank or engine.
         """
 
     def sync(self, timeout: float = 60.0) -> ShardedReport:
         """
-        Collective over the world: brings the weights as they are now to every engine. When it raises, no rank claims the new version, and regroup() with whoever is left comes next.
+        Sends the current weights to every engine; collective over the world. If it raises, no rank claims the new version, and regroup() with the remaining ranks must follow.
         """
 
     @property
@@ -551,44 +557,44 @@ class ShardedPublisher:
 
     @property
     def digest(self) -> str:
-        """Of the canonical tensors at that version."""
+        """State digest of the canonical tensors at that version."""
 
     @property
     def snapshot_bytes(self) -> int:
         """
-        Of the snapshot, the only copy of the tensors that is kept, in the memory that they are in.
+        Bytes of the snapshot, the only copy of the tensors that is kept, in the same kind of memory.
         """
 
 class ShardedSubscriber:
     """
-    An engine's end on one rank. Not thread-safe; receive() may run in another thread than the rest, one call at a time.
+    Subscriber on one rank of an engine. Not thread-safe; receive() may run in another thread than the rest, one call at a time.
     """
 
     def __init__(self, engine: str, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, needs_anchor: bool = False, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors` as ShardedPublisher's, writable; `engine` names the engine, whose ranks share the layout. With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().
+        `tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().
         """
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
         """
-        Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every slot holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.
+        Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError and DigestMismatchError name the rank or engine.
         """
 
     def receive(self, timeout: float = 60.0) -> None:
         """
-        The first half of sync(), while the engine goes on generating: returns when every rank of the world has sent or staged everything. Live memory is only read. With NCCL channels, in the thread that called regroup().
+        Runs the first half of sync(), while the engine continues generating: returns when every rank of the world has sent or staged everything. Only reads live memory. With NCCL channels, call it in the thread that called regroup().
         """
 
     def apply(self, timeout: float = 60.0) -> ShardedReport:
         """
-        The second half, the pause: writes, verifies, waits for every engine and the decision. UsageError without a receive() before it.
+        Runs the second half, the pause: writes, verifies, waits for every engine and the decision. Raises UsageError without a preceding receive().
         """
 
     def sync(self, timeout: float = 60.0) -> ShardedReport: ...
 
     def replace(self, layout: Layout, tensors: Sequence[Memory]) -> None:
         """
-        Before the regroup() of an engine that has moved its tensors, contents included.
+        Replaces the tensors; call it before the regroup() of an engine that has moved its tensors with their contents.
         """
 
     def audit_next(self) -> int: ...
@@ -598,11 +604,11 @@ class ShardedSubscriber:
 
     @property
     def version(self) -> int:
-        """Last verified."""
+        """Version last verified."""
 
 class ColocatedRank:
     """
-    A rank of the world that is a trainer's and an engine's at once; what it sends to itself never leaves it.
+    A rank of the world that belongs to a trainer and an engine at once; what it sends to itself stays in its memory.
     """
 
     def __init__(self, publisher: ShardedPublisher, subscriber: ShardedSubscriber) -> None: ...
@@ -614,7 +620,7 @@ class ColocatedRank:
 has_log: bool = True
 
 class Publication:
-    """What became of one publication to a log."""
+    """Result of one publication to a log."""
 
     @property
     def version(self) -> int: ...
@@ -627,7 +633,7 @@ class Publication:
 
     @property
     def wire_bytes(self) -> int:
-        """Of the delta's object."""
+        """Bytes of the object of the delta."""
 
     @property
     def digest(self) -> str: ...
@@ -640,17 +646,17 @@ class Publication:
 
 class LogPublisher:
     """
-    The trainer's end of a delta log: detects and encodes in the caller's thread, uploads, commits and maintains in threads of its own. One publication is in flight at a time. Not thread-safe.
+    Publisher to a delta log: detects and encodes in the thread of the caller; uploads, commits and maintains in threads of its own. One publication is in progress at a time. Not thread-safe.
     """
 
     def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | None = None, trusted_keys: Sequence[str] = [], mirror: str = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, threads: int = 1) -> None:
         """
-        Takes over the log at `location` (a directory or s3://bucket/prefix), which is there (create_log). The tensors hold its newest version, else WrongBaseError. `key`: path of a signing key; `trusted_keys`: public ones as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made.
+        Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made.
         """
 
     def publish(self, label: str = '') -> int:
         """
-        Encodes what changed and hands it to the uploading thread; the version that it will be. FencedError is final; after any other error the call may be repeated.
+        Encodes the changes, passes them to the uploading thread, and returns the version that they become. FencedError is final; after any other error the call may be repeated.
         """
 
     def wait(self, timeout: float = 120.0) -> Publication:
@@ -663,7 +669,7 @@ class LogPublisher:
 
     @property
     def version(self) -> int:
-        """Of the newest commit that is known to be durable."""
+        """State digest of the newest commit that is known to be durable."""
 
     @property
     def digest(self) -> str: ...
@@ -675,7 +681,7 @@ class LogPublisher:
     def in_flight(self) -> bool: ...
 
 class FollowReport:
-    """What one step of a follower did."""
+    """Report of one step of a follower."""
 
     @property
     def version(self) -> int: ...
@@ -710,29 +716,31 @@ class LogFollower:
 
     def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, state_path: str, scratch: str, trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, pause: object | None = None) -> None:
         """
-        `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers what was seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). IncompleteError when there is no log yet.
+        `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there is no log yet.
         """
 
     def step(self, version: int | None = None) -> FollowReport:
-        """As far as the head is now, or to `version`; nothing to do is no error."""
+        """
+        Advances to the current head, or to `version`; does nothing if there is nothing newer.
+        """
 
     def stop(self) -> None: ...
 
     @property
     def version(self) -> int | None:
-        """Of the tensors; None until the first step has found it."""
+        """State digest of the tensors; None until the first step has found it."""
 
     @property
     def digest(self) -> str: ...
 
 def log_head(location: str, trusted_keys: Sequence[str] = []) -> int | None:
     """
-    The newest version of the log at `location`; None where there is no log.
+    Returns the newest version of the log at `location`; None if there is no log.
     """
 
 def create_log(location: str, table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str, version: int = 0, key: str | None = None, label: str = '', threads: int = 1) -> int:
     """
-    Begins a delta log with the tensors as its first version, and its anchor; they are written to `anchor_path` (a .safetensors file; a good mirror for the publisher) on the way. UsageError when there is a log already.
+    Creates a delta log with the tensors as its first version and anchor. Also writes them to `anchor_path` (a .safetensors file, which can be the mirror of the publisher). Raises UsageError if there is a log already.
     """
 
 def write_checkpoint(table: TensorTable, tensors: Sequence[Memory], path: str) -> None:
@@ -747,7 +755,7 @@ def generate_key(path: str) -> str:
 
 def block_grid(source: Memory, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = (0, 0), block: Sequence[int] = (128, 128)) -> tuple[tuple[int, int], tuple[int, int], bool]:
     """
-    The blocks that a shard of a matrix touches: (first block, blocks, whether all are whole), pairs of rows and columns. `source` is the shard, bf16, fp16 or fp32; `shape` is the whole matrix's (None: the shard's), `offset` where the shard begins in it.
+    Returns the blocks that a shard of a matrix touches: (first block, blocks, whether all are whole), as pairs of rows and columns. `source` is the shard, bf16, fp16 or fp32; `shape` is that of the whole matrix (None: that of the shard), and `offset` where the shard begins in it.
     """
 
 def block_amax(source: Memory, amax: Memory, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = [0, 0], block: Sequence[int] = [128, 128], threads: int = 1, stream: int = 0) -> None:

@@ -1,7 +1,7 @@
 #pragma once
 
-// The parts of the Python module `sparsecast._core`, one function a file. Classes mirror those of the C++ headers; what
-// Python adds is said in the docstrings. Every call that may block releases the interpreter lock.
+// Parts of the Python module `sparsecast._core`, one function for each file. Classes mirror those of the C++ headers;
+// docstrings describe what Python adds. Every call that may block releases the interpreter lock.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -38,14 +38,14 @@ void bind_sharded(nb::module_& m);
 void bind_logs(nb::module_& m);
 void bind_quantize(nb::module_& m);
 
-/// Seconds as every function of the module takes them; Error{kUsage} for what is no length of time.
+/// Converts seconds, the unit of every function of the module. Throws Error{kUsage} for a value that is no duration.
 inline std::chrono::milliseconds milliseconds(double seconds) {
   constexpr double kLongest = 1e9;
   if (!(seconds >= 0) || seconds > kLongest) throw Error(ErrorCode::kUsage, "a timeout is 0 to 1e9 seconds");
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::llround(seconds * 1000)));
 }
 
-/// Inverse of to_hex(), of its own form alone. Error{kUsage}, with `what` as its context.
+/// Parses the form of to_hex() only. Throws Error{kUsage} with `what` as its context.
 Hash128 hash_from_python(const std::string& text, const char* what);
 
 inline nb::bytes to_python(ConstBytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
@@ -53,7 +53,7 @@ inline ConstBytes bytes_of(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(static_cast<const void*>(bytes.c_str())), bytes.size()};
 }
 
-/// Options of the encoder by their names in the command line. Error{kUsage} that lists what there is.
+/// Returns encoder options by their names on the command line. Throws Error{kUsage} that lists the valid names.
 EncodeOptions encode_options(const std::string& positions, const std::string& values, int zstd_level,
                              std::uint32_t frame_capacity, int threads);
 

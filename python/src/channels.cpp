@@ -49,13 +49,13 @@ std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port
   options.generation = generation;
   options.interface = interface;
   options.timeout = milliseconds(timeout);
-  // Layouts of large models travel as blobs.
+  // Layouts of large models are sent as blobs.
   options.max_blob_bytes = std::uint64_t{256} << 20;
   const nb::gil_scoped_release release;
   return Rendezvous::meet(options);
 }
 
-/// MPI must be there before a channel over it: torch programs know nothing of it.
+/// Initialises MPI before a channel over it: torch programs do not.
 void require_mpi() {
 #if SPARSECAST_HAVE_MPI
   int initialised = 0;
@@ -65,7 +65,8 @@ void require_mpi() {
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
     throw Error(ErrorCode::kIo, "MPI could not be initialised");
   }
-  // Only who began it ends it; after a failure of a channel MPI_Finalize would wait for ever, so at exit only.
+  // MPI is finalised by whoever initialised it. After a failure of a channel MPI_Finalize would wait forever, so only
+  // at exit.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     int finalised = 0;
     MPI_Finalized(&finalised);
@@ -93,14 +94,16 @@ GroupOpener opener_of(const std::string& channels, int device) {
 void bind_channels(nb::module_& m) {
   nb::class_<ControlChannel>(
       m, "ControlChannel",
-      "A slow, reliable side channel between the ranks of a group. Every call but abort() is collective, ends by its "
-      "timeout (seconds), and raises DeadlineError, PeerFailedError or GroupMismatchError otherwise; the channel is "
-      "broken then, and every rank learns so. One thread at a time, but for abort().")
+      "A slow, reliable control channel between the ranks of a group. Every call except abort() is collective and "
+      "ends within its timeout (seconds). Otherwise it raises DeadlineError, PeerFailedError or GroupMismatchError;"
+      " the channel is then broken, and every rank learns of it. One thread at a time, except abort().")
       .def_prop_ro("rank", &ControlChannel::rank)
       .def_prop_ro("size", &ControlChannel::size)
       .def("all_gather", &all_gather, nb::arg("own"), nb::arg("timeout") = 60.0,
-           "Every rank's bytes, in the order of ranks, on every rank.")
-      .def("broadcast", &broadcast, nb::arg("own"), nb::arg("timeout") = 60.0, "The bytes of rank 0, on every rank.")
+           "Returns the bytes of every rank, in the order of ranks, on every rank.")
+      .def("broadcast", &broadcast, nb::arg("own"), nb::arg("timeout") = 60.0,
+           "Returns the bytes of rank 0, on "
+           "every rank.")
       .def(
           "agree",
           [](ControlChannel& self, int status, int coordinator, double timeout) {
@@ -108,7 +111,7 @@ void bind_channels(nb::module_& m) {
             return self.agree(status, coordinator, deadline_in(timeout));
           },
           nb::arg("status"), nb::arg("coordinator") = 0, nb::arg("timeout") = 60.0,
-          "The largest status of all ranks; the coordinator alone decides.")
+          "Returns the largest status of all ranks, which the coordinator alone determines.")
       .def(
           "split",
           [](ControlChannel& self, int color, int key, double timeout) {
@@ -116,17 +119,16 @@ void bind_channels(nb::module_& m) {
             return self.split(color, key, deadline_in(timeout));
           },
           nb::arg("color"), nb::arg("key"), nb::arg("timeout") = 60.0,
-          "Channels of the ranks of one color each, ordered by key, then rank; None for a negative color.")
+          "Returns a channel of the ranks of one color, ordered by key, then rank; None for a negative color.")
       .def("abort", &ControlChannel::abort, nb::arg("reason"), ReleaseGil(),
-           "Tells the others that this rank gives up, and why; best effort. May be called by any thread at any time: a "
-           "call "
-           "that another one is in raises PeerFailedError with the reason, here and on every rank that waits.")
+           "Tells the others that this rank gives up, and why; best effort. Thread-safe: a call in progress in "
+           "another thread raises PeerFailedError with the reason, here and on every rank that waits.")
       .def("aborted", &ControlChannel::aborted, ReleaseGil(), "Why the channel is broken, or None; does not wait.");
   m.def("meet", &meet, nb::arg("host"), nb::arg("port"), nb::kw_only(), nb::arg("rank"), nb::arg("size"),
         nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("timeout") = 60.0,
-        "Meets the other ranks over TCP at rank 0's host and port: authenticated by the shared secret (at least 16 "
-        "characters, never sent) and encrypted. `generation` tells groups apart that meet there one after another. "
-        "Raises DeadlineError that names missing ranks, UnauthenticatedError, GroupMismatchError.");
+        "Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at "
+        "least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one "
+        "after another. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.");
   m.def(
       "mpi_channel",
       [] {
@@ -134,7 +136,8 @@ void bind_channels(nb::module_& m) {
         const nb::gil_scoped_release release;
         return make_mpi_control_channel();
       },
-      "A control channel over MPI_COMM_WORLD; initialises MPI if nobody has. UnsupportedError without MPI.");
+      "Returns a control channel over MPI_COMM_WORLD; initialises MPI if it is not initialised. Raises "
+      "UnsupportedError without MPI.");
 
   nb::class_<Transport>(m, "Transport", "One channel: a source and the receivers that get the same tensors.")
       .def_prop_ro("rank", &Transport::rank)
@@ -152,7 +155,8 @@ void bind_channels(nb::module_& m) {
         const nb::gil_scoped_release release;
         return std::shared_ptr<Transport>(make_mpi_transport());
       },
-      "Over MPI_COMM_WORLD; initialises MPI if nobody has. UnsupportedError without MPI.");
+      "Returns a transport over MPI_COMM_WORLD; initialises MPI if it is not initialised. Raises UnsupportedError "
+      "without MPI.");
   m.def(
       "nccl_transport",
       [](std::shared_ptr<ControlChannel> control, int device, double timeout) {
@@ -162,7 +166,8 @@ void bind_channels(nb::module_& m) {
         return std::shared_ptr<Transport>(NcclTransport::open(std::move(control), options, deadline_in(timeout)));
       },
       nb::arg("control"), nb::arg("device") = -1, nb::arg("timeout") = 60.0,
-      "Collective over the control channel. The NCCL library is the one that torch has loaded, if it has.");
+      "Returns a transport over NCCL; collective over the control channel. Uses the NCCL library that torch has "
+      "loaded, if it has.");
 }
 
 }  // namespace sparsecast::python

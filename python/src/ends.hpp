@@ -9,10 +9,10 @@
 
 namespace sparsecast::python {
 
-/// "control", "mpi" or "nccl" (on a CUDA ordinal). Error{kUsage} for anything else.
+/// Returns the opener for "control", "mpi" or "nccl" (on a CUDA ordinal). Throws Error{kUsage} for anything else.
 GroupOpener opener_of(const std::string& channels, int device);
 
-/// A sync's figures, of either kind, as attributes of one Python object.
+/// Binds the reports of flat and sharded syncs.
 void bind_reports(nb::module_& m);
 
 }  // namespace sparsecast::python

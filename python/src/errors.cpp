@@ -3,8 +3,8 @@
 namespace sparsecast::python {
 namespace {
 
-/// sparsecast.errors.make(code, message, context) chooses the class. When even that fails (an interpreter that is being
-/// torn down), the sentence alone goes on.
+/// Raises the class that sparsecast.errors.make(code, message, context) chooses. If even that fails (an interpreter
+/// that is shutting down), raises with the message alone.
 void raise(const Error& error) {
   try {
     const nb::object made = nb::module_::import_("sparsecast.errors")

@@ -1,4 +1,4 @@
-// Delta logs from Python: making one, publishing to it, following it with live tensors or a checkpoint.
+// Delta logs from Python: creates one, publishes to it, and follows it with live tensors or a checkpoint.
 
 #include <fmt/format.h>
 
@@ -32,7 +32,7 @@ std::shared_ptr<const SigningKey> signing_key(const std::optional<std::string>& 
   return path ? SigningKey::load(files(), *path) : nullptr;
 }
 
-/// The tensors of a log, as it takes them: whole, contiguous, in host memory.
+/// Returns the tensors for a log: whole, contiguous, in host memory.
 std::vector<TensorBytes> host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
   if (tensors_for(table, memory, writable, "tensor").on_device) {
     throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
@@ -47,10 +47,11 @@ void write_checkpoint(const TensorTable& table, const std::vector<TensorBytes>& 
   writer.finish();
 }
 
-/// The first version of a new log, with its anchor; the head's version where there is a log already.
+/// Creates a log with its first version and anchor and returns that version; returns the head version if the log
+/// exists.
 std::uint64_t create_log(const std::string& location, const TensorTable& table, const std::vector<Memory>& memory,
-                         const std::string& anchor_path, std::uint64_t version,
-                         const std::optional<std::string>& key, const std::string& label, int threads) {
+                         const std::string& anchor_path, std::uint64_t version, const std::optional<std::string>& key,
+                         const std::string& label, int threads) {
   const std::vector<TensorBytes> tensors = host_tensors(table, memory, false);
   const nb::gil_scoped_release release;
   LogReader reader(open_object_store(files(), location));
@@ -61,8 +62,7 @@ std::uint64_t create_log(const std::string& location, const TensorTable& table, 
   const std::vector<ConstTensorBytes> read(tensors.begin(), tensors.end());
   const StateDigest digest = sum(digest_tensors(table, read, threads));
   write_checkpoint(table, tensors, anchor_path);
-  const LogCommit commit =
-      writer.create({{}, version, std::make_shared<const TensorTable>(table), digest, {}, label});
+  const LogCommit commit = writer.create({{}, version, std::make_shared<const TensorTable>(table), digest, {}, label});
   writer.write_anchor(files(), anchor_path, commit.version);
   return commit.version;
 }
@@ -75,8 +75,8 @@ class PythonLogPublisher {
     MadeDetector made = make_detector(table_, request);
     if (!made.host) throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
     const nb::gil_scoped_release release;
-    publisher_ = std::make_unique<LogPublisher>(open_object_store(files(), location), files(), trust_of(trusted), table_,
-                                                std::move(made.host), std::move(options), encode);
+    publisher_ = std::make_unique<LogPublisher>(open_object_store(files(), location), files(), trust_of(trusted),
+                                                table_, std::move(made.host), std::move(options), encode);
   }
   ~PythonLogPublisher() {
     const nb::gil_scoped_release release;
@@ -93,7 +93,7 @@ class PythonLogPublisher {
   std::unique_ptr<LogPublisher> publisher_;
 };
 
-/// A follower, its target's subscriber and the memory that both write.
+/// A follower, the subscriber of its target, and the memory that both write.
 class PythonLogFollower {
  public:
   PythonLogFollower(const std::string& location, const std::string& state_path, const TensorTable& table,
@@ -111,8 +111,9 @@ class PythonLogFollower {
     subscriber_ = std::make_unique<Subscriber>(table_, live, of_log);
     follower_ = std::make_unique<LogFollower>(
         store, files(), state_path,
-        make_subscriber_target(*subscriber_, table_, std::move(live), files(), scratch,
-                               pause_.is_none() ? std::function<void(bool)>() : [this](bool paused) { tell(paused); }),
+        make_subscriber_target(
+            *subscriber_, table_, std::move(live), files(), scratch,
+            pause_.is_none() ? std::function<void(bool)>() : [this](bool paused) { tell(paused); }),
         std::move(options));
   }
 
@@ -126,7 +127,7 @@ class PythonLogFollower {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return report;
   }
-  /// The callable may own, through others, the follower itself: Python's collector must see it.
+  /// Visits the callable for the collector of Python, since it may own the follower through other objects.
   static int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     if (nb::inst_ready(self)) {
@@ -144,7 +145,8 @@ class PythonLogFollower {
   Subscriber& subscriber() noexcept { return *subscriber_; }
 
  private:
-  /// The library's callback throws nothing: what Python raises waits until the step has ended.
+  /// Calls `pause`. The callback of the library must not throw: an exception of Python is kept until the step has
+  /// ended.
   void tell(bool paused) {
     const nb::gil_scoped_acquire acquire;
     try {
@@ -163,12 +165,13 @@ class PythonLogFollower {
 };
 
 void bind_publication(nb::module_& m) {
-  nb::class_<Publication>(m, "Publication", "What became of one publication to a log.")
+  nb::class_<Publication>(m, "Publication", "Result of one publication to a log.")
       .def_prop_ro("version", [](const Publication& self) { return self.commit.version; })
       .def_prop_ro("changed", [](const Publication& self) { return self.commit.changed; })
       .def_prop_ro("elements", [](const Publication& self) { return self.commit.elements; })
-      .def_prop_ro("wire_bytes", [](const Publication& self) { return self.commit.delta_bytes; },
-                   "Of the delta's object.")
+      .def_prop_ro(
+          "wire_bytes", [](const Publication& self) { return self.commit.delta_bytes; },
+          "Bytes of the object of the delta.")
       .def_prop_ro("digest", [](const Publication& self) { return to_hex(self.commit.digest.value); })
       .def_ro("encode_seconds", &Publication::encode_seconds)
       .def_ro("upload_seconds", &Publication::upload_seconds);
@@ -177,33 +180,35 @@ void bind_publication(nb::module_& m) {
 void bind_publisher(nb::module_& m) {
   nb::class_<PythonLogPublisher>(
       m, "LogPublisher",
-      "The trainer's end of a delta log: detects and encodes in the caller's thread, uploads, commits and maintains in "
-      "threads of its own. One publication is in flight at a time. Not thread-safe.")
-      .def("__init__",
-           [](PythonLogPublisher* self, const std::string& location, const TensorTable& table,
-              const std::vector<Memory>& tensors, const std::string& detector,
-              const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<std::string>& key,
-              const std::vector<std::string>& trusted_keys, const std::string& mirror, bool merge, bool anchors,
-              double deadline, const std::string& positions, const std::string& values, int zstd_level, int threads) {
-             LogPublisherOptions options;
-             options.writer.key = signing_key(key);
-             options.writer.threads = threads;
-             options.mirror = mirror;
-             options.merge = merge;
-             options.anchors = anchors;
-             options.deadline = milliseconds(deadline);
-             new (self) PythonLogPublisher(
-                 location, table, {detector, tensors, masters}, std::move(options), trusted_keys,
-                 encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads));
-           },
-           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
-           nb::arg("masters") = nb::none(), nb::arg("key") = nb::none(),
-           nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("mirror") = "", nb::arg("merge") = true,
-           nb::arg("anchors") = true, nb::arg("deadline") = 120.0, nb::arg("positions") = "auto",
-           nb::arg("values") = "ulp", nb::arg("zstd_level") = 0, nb::arg("threads") = 1,
-           "Takes over the log at `location` (a directory or s3://bucket/prefix), which is there (create_log). The "
-           "tensors hold its newest version, else WrongBaseError. `key`: path of a signing key; `trusted_keys`: public "
-           "ones as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made.")
+      "Publisher to a delta log: detects and encodes in the thread of the caller; uploads, commits and maintains in"
+      " threads of its own. One publication is in progress at a time. Not thread-safe.")
+      .def(
+          "__init__",
+          [](PythonLogPublisher* self, const std::string& location, const TensorTable& table,
+             const std::vector<Memory>& tensors, const std::string& detector,
+             const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<std::string>& key,
+             const std::vector<std::string>& trusted_keys, const std::string& mirror, bool merge, bool anchors,
+             double deadline, const std::string& positions, const std::string& values, int zstd_level, int threads) {
+            LogPublisherOptions options;
+            options.writer.key = signing_key(key);
+            options.writer.threads = threads;
+            options.mirror = mirror;
+            options.merge = merge;
+            options.anchors = anchors;
+            options.deadline = milliseconds(deadline);
+            new (self) PythonLogPublisher(
+                location, table, {detector, tensors, masters}, std::move(options), trusted_keys,
+                encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads));
+          },
+          nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
+          nb::arg("masters") = nb::none(), nb::arg("key") = nb::none(),
+          nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("mirror") = "", nb::arg("merge") = true,
+          nb::arg("anchors") = true, nb::arg("deadline") = 120.0, nb::arg("positions") = "auto",
+          nb::arg("values") = "ulp", nb::arg("zstd_level") = 0, nb::arg("threads") = 1,
+          "Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises "
+          "WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; "
+          "`trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and "
+          "merged deltas are made.")
       .def(
           "publish",
           [](PythonLogPublisher& self, const std::string& label) {
@@ -211,8 +216,8 @@ void bind_publisher(nb::module_& m) {
             return self.get().publish(label);
           },
           nb::arg("label") = "",
-          "Encodes what changed and hands it to the uploading thread; the version that it will be. FencedError is "
-          "final; after any other error the call may be repeated.")
+          "Encodes the changes, passes them to the uploading thread, and returns the version that they become. "
+          "FencedError is final; after any other error the call may be repeated.")
       .def(
           "wait",
           [](PythonLogPublisher& self, double timeout) {
@@ -232,15 +237,16 @@ void bind_publisher(nb::module_& m) {
                      const std::optional<Error> error = self.get().maintenance_error();
                      return error ? std::optional<std::string>(error->what()) : std::nullopt;
                    })
-      .def_prop_ro("version", [](PythonLogPublisher& self) { return self.get().head().version; },
-                   "Of the newest commit that is known to be durable.")
+      .def_prop_ro(
+          "version", [](PythonLogPublisher& self) { return self.get().head().version; },
+          "State digest of the newest commit that is known to be durable.")
       .def_prop_ro("digest", [](PythonLogPublisher& self) { return to_hex(self.get().head().digest.value); })
       .def_prop_ro("stream_id", [](PythonLogPublisher& self) { return to_hex(self.get().head().stream); })
       .def_prop_ro("in_flight", [](PythonLogPublisher& self) { return self.get().in_flight(); });
 }
 
 void bind_follower(nb::module_& m) {
-  nb::class_<FollowReport>(m, "FollowReport", "What one step of a follower did.")
+  nb::class_<FollowReport>(m, "FollowReport", "Report of one step of a follower.")
       .def_ro("version", &FollowReport::version)
       .def_ro("head", &FollowReport::head)
       .def_ro("applied", &FollowReport::applied, "Deltas; merged ones count once.")
@@ -254,35 +260,37 @@ void bind_follower(nb::module_& m) {
                                 {0, nullptr}};
   nb::class_<PythonLogFollower>(m, "LogFollower", nb::type_slots(slots),
                                 "Live tensors in host memory that follow a delta log. Not thread-safe, except stop().")
-      .def("__init__",
-           [](PythonLogFollower* self, const std::string& location, const TensorTable& table,
-              const std::vector<Memory>& tensors, const std::string& state_path, const std::string& scratch,
-              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
-              bool allow_rollback, int threads, std::uint32_t audit_versions,
-              nb::object pause) {
-             FollowerOptions options;
-             options.trust = trust_of(trusted_keys);
-             options.trust.max_age = milliseconds(max_age);
-             options.lease = lease;
-             options.allow_rollback = allow_rollback;
-             SubscriberOptions subscribing;
-             subscribing.threads = threads;
-             subscribing.audit_versions = audit_versions;
-             new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
-                                          std::move(pause));
-           },
-           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
-           nb::arg("scratch"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "",
-           nb::arg("max_age") = 0.0, nb::arg("allow_rollback") = false, nb::arg("threads") = 1,
-           nb::arg("audit_versions") = 64, nb::arg("pause") = nb::none(),
-           "`tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers what was seen; "
-           "`scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and "
-           "`pause(False)` after it, in the thread of step(). IncompleteError when there is no log yet.")
+      .def(
+          "__init__",
+          [](PythonLogFollower* self, const std::string& location, const TensorTable& table,
+             const std::vector<Memory>& tensors, const std::string& state_path, const std::string& scratch,
+             const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
+             bool allow_rollback, int threads, std::uint32_t audit_versions, nb::object pause) {
+            FollowerOptions options;
+            options.trust = trust_of(trusted_keys);
+            options.trust.max_age = milliseconds(max_age);
+            options.lease = lease;
+            options.allow_rollback = allow_rollback;
+            SubscriberOptions subscribing;
+            subscribing.threads = threads;
+            subscribing.audit_versions = audit_versions;
+            new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
+                                         std::move(pause));
+          },
+          nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
+          nb::arg("scratch"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "",
+          nb::arg("max_age") = 0.0, nb::arg("allow_rollback") = false, nb::arg("threads") = 1,
+          nb::arg("audit_versions") = 64, nb::arg("pause") = nb::none(),
+          "`tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the "
+          "versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called "
+          "before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there"
+          " is no log yet.")
       .def("step", &PythonLogFollower::step, nb::arg("version") = nb::none(),
-           "As far as the head is now, or to `version`; nothing to do is no error.")
+           "Advances to the current head, or to `version`; does nothing if there is nothing newer.")
       .def("stop", [](PythonLogFollower& self) { self.get().stop(); })
-      .def_prop_ro("version", [](PythonLogFollower& self) { return self.get().version(); },
-                   "Of the tensors; None until the first step has found it.")
+      .def_prop_ro(
+          "version", [](PythonLogFollower& self) { return self.get().version(); },
+          "State digest of the tensors; None until the first step has found it.")
       .def_prop_ro("digest", [](PythonLogFollower& self) { return to_hex(self.subscriber().digest().value); });
 }
 
@@ -302,12 +310,13 @@ void bind_logs(nb::module_& m) {
         return head ? std::optional(head->version) : std::nullopt;
       },
       nb::arg("location"), nb::arg("trusted_keys") = std::vector<std::string>{},
-      "The newest version of the log at `location`; None where there is no log.");
+      "Returns the newest version of the log at `location`; None if there is no log.");
   m.def("create_log", &create_log, nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(),
         nb::arg("anchor_path"), nb::arg("version") = 0, nb::arg("key") = nb::none(), nb::arg("label") = "",
         nb::arg("threads") = 1,
-        "Begins a delta log with the tensors as its first version, and its anchor; they are written to `anchor_path` "
-        "(a .safetensors file; a good mirror for the publisher) on the way. UsageError when there is a log already.");
+        "Creates a delta log with the tensors as its first version and anchor. Also writes them to `anchor_path` (a"
+        " .safetensors file, which can be the mirror of the publisher). Raises UsageError if there is a log "
+        "already.");
   m.def(
       "write_checkpoint",
       [](const TensorTable& table, const std::vector<Memory>& memory, const std::string& path) {

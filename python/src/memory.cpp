@@ -9,8 +9,10 @@ std::optional<DType> dtype_of(nb::dlpack::dtype type) {
   if (type.lanes != 1) return std::nullopt;
   const auto code = static_cast<nb::dlpack::dtype_code>(type.code);
   switch (code) {
-    case nb::dlpack::dtype_code::Bfloat: return type.bits == 16 ? std::optional(DType::kBF16) : std::nullopt;
-    case nb::dlpack::dtype_code::Bool: return type.bits == 8 ? std::optional(DType::kBool) : std::nullopt;
+    case nb::dlpack::dtype_code::Bfloat:
+      return type.bits == 16 ? std::optional(DType::kBF16) : std::nullopt;
+    case nb::dlpack::dtype_code::Bool:
+      return type.bits == 8 ? std::optional(DType::kBool) : std::nullopt;
     case nb::dlpack::dtype_code::Float:
       if (type.bits == 16) return DType::kF16;
       if (type.bits == 32) return DType::kF32;
@@ -20,8 +22,10 @@ std::optional<DType> dtype_of(nb::dlpack::dtype type) {
       if (type.bits == 16) return DType::kI16;
       if (type.bits == 32) return DType::kI32;
       return type.bits == 64 ? std::optional(DType::kI64) : std::nullopt;
-    case nb::dlpack::dtype_code::UInt: return type.bits == 8 ? std::optional(DType::kU8) : std::nullopt;
-    default: return std::nullopt;
+    case nb::dlpack::dtype_code::UInt:
+      return type.bits == 8 ? std::optional(DType::kU8) : std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -52,8 +56,8 @@ Memory::Memory(nb::ndarray<> array, const std::optional<std::string>& dtype, boo
   if (array_.device_type() == nb::device::cuda::value) {
     device_ = array_.device_id();
   } else if (array_.device_type() != nb::device::cpu::value && array_.device_type() != nb::device::cuda_host::value) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("memory of DLPack device type {}: only that of the CPU and of CUDA",
-                                                     array_.device_type()));
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("memory of DLPack device type {}: only that of the CPU and of CUDA", array_.device_type()));
   }
   data_ = static_cast<std::byte*>(array_.data());
   for (std::size_t d = 0; d < array_.ndim(); ++d) {
@@ -127,7 +131,8 @@ Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory,
     if (one.shape() != spec.shape) {
       throw Error(
           ErrorCode::kUsage,
-          fmt::format("it has shape {}, and the table says {}", shape_text(one.shape()), shape_text(spec.shape)), context);
+          fmt::format("it has shape {}, and the table says {}", shape_text(one.shape()), shape_text(spec.shape)),
+          context);
     }
     if (writable) require_writable(one, context);
     std::vector<std::int64_t> strides = one.contiguous() ? std::vector<std::int64_t>{} : one.strides();
@@ -143,7 +148,7 @@ Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory,
 DeviceOptions device_options(int device, std::uintptr_t stream, double timeout) {
   DeviceOptions options;
   options.device = device;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): torch and cupy give their streams as numbers.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): torch and cupy give streams as numbers.
   options.stream = reinterpret_cast<CUstream_st*>(stream);
   options.deadline = milliseconds(timeout);
   return options;
@@ -151,9 +156,9 @@ DeviceOptions device_options(int device, std::uintptr_t stream, double timeout) 
 
 void bind_memory(nb::module_& m) {
   nb::class_<Memory>(m, "Memory",
-                     "The memory of one tensor that another library owns: nothing is copied, and the owner is kept "
-                     "alive. sparsecast.describe() makes it from torch, numpy and anything with DLPack or the buffer "
-                     "protocol.")
+                     "Memory of one tensor that another library owns: nothing is copied, and the owner is kept "
+                     "alive. sparsecast.describe() makes it from torch, numpy and anything with DLPack or the "
+                     "buffer protocol.")
       .def(
           "__init__",
           [](Memory* self, const nb::object& array, const std::optional<std::string>& dtype) {
@@ -169,16 +174,19 @@ void bind_memory(nb::module_& m) {
           },
           nb::arg("array"), nb::arg("dtype") = nb::none(),
           nb::sig("def __init__(self, array: object, dtype: str | None = None) -> None"),
-          "TypeError for what has neither DLPack nor the buffer protocol.")
-      .def_prop_ro("dtype", [](const Memory& self) { return std::string(to_string(self.dtype())); },
-                   "As safetensors names it: \"BF16\", \"F32\", \"F8_E4M3\", ...")
-      .def_prop_ro("shape", [](const Memory& self) { return nb::tuple(nb::cast(self.shape())); },
-                   nb::for_getter(nb::sig("def shape(self, /) -> tuple[int, ...]")))
-      .def_prop_ro("strides", [](const Memory& self) { return nb::tuple(nb::cast(self.strides())); },
-                   nb::for_getter(nb::sig("def strides(self, /) -> tuple[int, ...]")), "In elements.")
+          "Raises TypeError for an object with neither DLPack nor the buffer protocol.")
+      .def_prop_ro(
+          "dtype", [](const Memory& self) { return std::string(to_string(self.dtype())); },
+          "Safetensors name of the dtype: \"BF16\", \"F32\", \"F8_E4M3\", ...")
+      .def_prop_ro(
+          "shape", [](const Memory& self) { return nb::tuple(nb::cast(self.shape())); },
+          nb::for_getter(nb::sig("def shape(self, /) -> tuple[int, ...]")))
+      .def_prop_ro(
+          "strides", [](const Memory& self) { return nb::tuple(nb::cast(self.strides())); },
+          nb::for_getter(nb::sig("def strides(self, /) -> tuple[int, ...]")), "In elements.")
       .def_prop_ro("data_ptr", [](const Memory& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
       .def_prop_ro("device", &Memory::device_name, "\"cpu\" or \"cuda:0\".")
-      .def_prop_ro("nbytes", &Memory::bytes, "Of its elements, without what lies between them.")
+      .def_prop_ro("nbytes", &Memory::bytes, "Bytes of the elements, without gaps between them.")
       .def_prop_ro("elements", &Memory::elements)
       .def_prop_ro("contiguous", &Memory::contiguous)
       .def_prop_ro("writable", &Memory::writable)

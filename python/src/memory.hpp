@@ -13,11 +13,11 @@
 
 namespace sparsecast::python {
 
-/// One tensor's memory, as another library owns it: address, element type, shape, strides. Keeps the owner alive.
+/// Memory of one tensor that another library owns: address, element type, shape, strides. Keeps the owner alive.
 class Memory {
  public:
-  /// `dtype` is what the elements mean where the array's own type is only of the same size. Error{kUsage} for memory
-  /// that is neither the host's nor a CUDA device's, and types that the library does not carry.
+  /// `dtype` gives the meaning of the elements where the type of the array only has the same size. Throws Error{kUsage}
+  /// for memory that is neither host nor CUDA device memory, and for types that are not supported.
   Memory(nb::ndarray<> array, const std::optional<std::string>& dtype, bool writable);
 
   DType dtype() const noexcept { return dtype_; }
@@ -42,8 +42,8 @@ class Memory {
   int device_ = -1;
 };
 
-/// What a call needs of its tensors. All on the same device, or all in host memory; parallel to `table`, of its dtypes
-/// and shapes. Error{kUsage} that names the tensor, and what was expected.
+/// Tensors of a call: all on the same device, or all in host memory; parallel to `table`, of its dtypes and shapes.
+/// Throws Error{kUsage} naming the tensor and the requirement.
 struct Tensors {
   bool on_device = false;
   int device = -1;
@@ -51,16 +51,16 @@ struct Tensors {
   std::vector<DeviceTensor> on_cuda;
 };
 Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable, const char* what);
-/// The bytes of each, which must be contiguous: else Error{kUsage} that names the tensor.
+/// Returns the bytes of each tensor. Throws Error{kUsage} naming a tensor that is not contiguous.
 std::vector<TensorBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);
 
-/// Every tensor lies where the first one does, is of the dtype that the `says` ("table", "layout") has for it, and can
-/// be written where it is to be: else Error{kUsage} with this context.
+/// Throws Error{kUsage} with this context unless the tensor is on the device of the first, has the dtype that `says`
+/// ("table", "layout") gives it, and is writable if it has to be.
 void require_device_and_dtype(const Memory& one, const Memory& first, const std::string& first_name, DType dtype,
                               const char* says, const std::string& context);
 void require_writable(const Memory& one, const std::string& context);
 
-/// On a CUDA stream of the caller's (0: one of the object's own), on the device of its tensors.
+/// Returns options for a CUDA stream of the caller (0: one of the object) on the device of its tensors.
 DeviceOptions device_options(int device, std::uintptr_t stream, double timeout);
 
 }  // namespace sparsecast::python

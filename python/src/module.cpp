@@ -1,4 +1,4 @@
-// The module sparsecast._core: the C++ library for Python. Everything that users see is re-exported by `sparsecast`.
+// The module sparsecast._core: the C++ library for Python. `sparsecast` re-exports everything that users need.
 
 #include "bindings.hpp"
 #include "sparsecast/device.hpp"
@@ -11,7 +11,7 @@ namespace sparsecast::python {
 
 NB_MODULE(_core, m) {
 #ifdef NDEBUG
-  // A program that ends with a traceback, or with threads at work, leaves objects behind; that is no fault of ours.
+  // A program that ends with a traceback, or with running threads, leaves objects behind; that is no leak of ours.
   nb::set_leak_warnings(false);
 #endif
   m.doc() = "The C++ library behind the package sparsecast.";

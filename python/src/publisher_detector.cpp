@@ -5,7 +5,7 @@
 namespace sparsecast::python {
 namespace {
 
-/// The masters of a fused cast: fp32, of the table's shapes, where the tensors are; those that are missing have no data.
+/// Returns the masters of a fused cast: fp32, of the shapes of the table, where the tensors are; null for missing ones.
 std::vector<std::byte*> masters_for(const TensorTable& table, const DetectorRequest& request) {
   if (!request.masters || request.masters->size() != table.size()) {
     throw Error(ErrorCode::kUsage, "the detector 'fused_cast' needs masters, parallel to the table");
@@ -20,8 +20,7 @@ std::vector<std::byte*> masters_for(const TensorTable& table, const DetectorRequ
     const bool fits = master->dtype() == DType::kF32 && master->shape() == table[i].shape && master->contiguous() &&
                       master->device() == request.tensors[i].device();
     if (!fits) {
-      throw Error(ErrorCode::kUsage,
-                  "it must be contiguous fp32, of the tensor's shape, and on the tensor's device",
+      throw Error(ErrorCode::kUsage, "it must be contiguous fp32, of the tensor's shape, and on the tensor's device",
                   fmt::format("master of '{}'", table[i].name));
     }
     masters.push_back(master->data());
@@ -42,7 +41,8 @@ std::vector<TensorBytes> spans_of(const std::vector<Memory>& tensors) {
   return spans;
 }
 
-std::unique_ptr<Detector> host_detector(const std::shared_ptr<const TensorTable>& table, const DetectorRequest& request) {
+std::unique_ptr<Detector> host_detector(const std::shared_ptr<const TensorTable>& table,
+                                        const DetectorRequest& request) {
   require_contiguous(*table, request.tensors);
   const std::vector<TensorBytes> live = spans_of(request.tensors);
   const std::vector<ConstTensorBytes> read(live.begin(), live.end());

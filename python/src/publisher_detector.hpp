@@ -10,7 +10,7 @@
 
 namespace sparsecast::python {
 
-/// What a publisher is to detect with, as Python asks for it.
+/// Detector of a publisher as Python requests it.
 struct DetectorRequest {
   std::string name;  ///< "snapshot", "pinned", "fused_cast" or "mask".
   std::vector<Memory> tensors;
@@ -18,16 +18,16 @@ struct DetectorRequest {
   std::uintptr_t stream = 0;
   double device_timeout = 60;
 
-  std::vector<Memory> all() const;  ///< To be kept alive.
+  std::vector<Memory> all() const;  ///< All memory that must be kept alive.
 };
 
 struct MadeDetector {
-  std::unique_ptr<Detector> host;  ///< One of the two.
+  std::unique_ptr<Detector> host;  ///< Null for a detector on a device.
   std::unique_ptr<DeviceDetector> device;
-  MaskDetector* mask = nullptr;  ///< `host`, when it is one.
+  MaskDetector* mask = nullptr;  ///< `host`, if it is a mask detector.
 };
 
-/// Error{kUsage} that names the tensor, or lists the detectors there are.
+/// Makes the detector. Throws Error{kUsage} that names the tensor, or lists the valid detectors.
 MadeDetector make_detector(const std::shared_ptr<const TensorTable>& table, const DetectorRequest& request);
 
 }  // namespace sparsecast::python

@@ -10,8 +10,8 @@
 namespace sparsecast::python {
 namespace {
 
-/// A rank's tensors, as its layout names them: contiguous, of the layout's dtypes and numbers of elements. `masters`: of
-/// what it says is BF16, some may be F32.
+/// Tensors of a rank in the order of its layout: contiguous, of the dtypes and numbers of elements there. With
+/// `masters`, those that are BF16 in the layout may be F32.
 struct RankMemory {
   std::vector<Memory> kept;
   std::vector<DType> dtypes;
@@ -84,19 +84,23 @@ class PythonShardedSubscriber {
   PythonShardedSubscriber(const std::string& engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                           const std::vector<Memory>& tensors, const ShardedOptions& options, std::uintptr_t stream,
                           double device_timeout)
-      : rank_(rank), stream_(stream), device_timeout_(device_timeout), memory_(rank_memory(*layout, rank, tensors, true)) {
+      : rank_(rank),
+        stream_(stream),
+        device_timeout_(device_timeout),
+        memory_(rank_memory(*layout, rank, tensors, true)) {
     const DeviceOptions device = device_options(memory_.device, stream, device_timeout);
     const nb::gil_scoped_release release;
-    subscriber_ = memory_.on_device ? std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank,
-                                                                          memory_.d_tensors, options, device)
-                                    : std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.host,
-                                                                          options);
+    subscriber_ =
+        memory_.on_device
+            ? std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.d_tensors, options, device)
+            : std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.host, options);
   }
 
   void replace(std::shared_ptr<const Layout> layout, const std::vector<Memory>& tensors) {
     RankMemory memory = rank_memory(*layout, rank_, tensors, true);
     if (memory.on_device) {
-      subscriber_->replace(std::move(layout), memory.d_tensors, device_options(memory.device, stream_, device_timeout_));
+      subscriber_->replace(std::move(layout), memory.d_tensors,
+                           device_options(memory.device, stream_, device_timeout_));
     } else {
       subscriber_->replace(std::move(layout), memory.host);
     }
@@ -114,13 +118,14 @@ class PythonShardedSubscriber {
   std::unique_ptr<ShardedSubscriber> subscriber_;
 };
 
-/// Both roles of one rank; keeps them alive.
+/// A publisher and a subscriber of one rank; keeps both alive.
 class PythonColocated {
  public:
   PythonColocated(nb::object publisher, nb::object subscriber)
       : kept_(nb::make_tuple(publisher, subscriber)),
         device_(nb::cast<PythonShardedPublisher&>(publisher).device()),
-        rank_(nb::cast<PythonShardedPublisher&>(publisher).get(), nb::cast<PythonShardedSubscriber&>(subscriber).get()) {}
+        rank_(nb::cast<PythonShardedPublisher&>(publisher).get(),
+              nb::cast<PythonShardedSubscriber&>(subscriber).get()) {}
   ColocatedRank& get() noexcept { return rank_; }
   int device() const noexcept { return device_; }
 
@@ -144,15 +149,16 @@ ShardedReport sync(End& self, double timeout) {
 }
 
 constexpr const char* kRegroup =
-    "Collective over `world`, all ranks of the trainer and of all engines, in any order; replaces the group before. "
-    "Exchanges the layouts, settles a sync whose fate was in doubt, plans, opens the channels ('control': over the "
-    "world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another version, and verifies that every slot "
-    "holds the committed version. GroupMismatchError, WrongBaseError, DigestMismatchError name the rank or engine.";
+    "Meets as a group; collective over `world`, all ranks of the trainer and of all engines, in any order. Replaces"
+    " the previous group. Exchanges the layouts, settles a sync whose outcome was in doubt, plans, opens the "
+    "channels ('control': over the world itself, 'mpi', 'nccl'), seeds engines that have no anchor or another "
+    "version, and verifies that every destination holds the committed version. GroupMismatchError, WrongBaseError "
+    "and DigestMismatchError name the rank or engine.";
 
 void bind_report(nb::module_& m) {
-  nb::class_<SentTensor>(m, "SentTensor", "What a rank has sent of a canonical tensor.")
+  nb::class_<SentTensor>(m, "SentTensor", "Numbers of a canonical tensor that a rank has sent.")
       .def_ro("name", &SentTensor::name)
-      .def_ro("elements", &SentTensor::elements, "Of the boxes that this rank sends.")
+      .def_ro("elements", &SentTensor::elements, "Number of elements of the boxes that this rank sends.")
       .def_ro("changed", &SentTensor::changed)
       .def_ro("bytes", &SentTensor::bytes)
       .def_ro("dense_blocks", &SentTensor::dense_blocks)
@@ -161,7 +167,7 @@ void bind_report(nb::module_& m) {
         return fmt::format("<sparsecast.SentTensor '{}': {} of {} changed, {} bytes>", self.name, self.changed,
                            self.elements, self.bytes);
       });
-  nb::class_<ShardedReport>(m, "ShardedReport", "What one sync did on this rank.")
+  nb::class_<ShardedReport>(m, "ShardedReport", "Report of one sync on this rank.")
       .def_ro("version", &ShardedReport::version)
       .def_ro("changed", &ShardedReport::changed, "Elements in the deltas that it sent.")
       .def_ro("applied", &ShardedReport::applied, "Elements in those that it applied.")
@@ -171,7 +177,7 @@ void bind_report(nb::module_& m) {
       .def_ro("encode_seconds", &ShardedReport::encode_seconds)
       .def_ro("wire_seconds", &ShardedReport::wire_seconds)
       .def_ro("stage_seconds", &ShardedReport::stage_seconds)
-      .def_ro("apply_seconds", &ShardedReport::apply_seconds, "The pause.")
+      .def_ro("apply_seconds", &ShardedReport::apply_seconds, "Seconds of the pause.")
       .def_ro("total_seconds", &ShardedReport::total_seconds)
       .def_prop_ro(
           "blocks_by_codec",
@@ -183,8 +189,9 @@ void bind_report(nb::module_& m) {
             return out;
           },
           nb::for_getter(nb::sig("def blocks_by_codec(self, /) -> dict[str, int]")),
-          "Of what was sent, with report_tensors: blocks by position codec.")
-      .def_prop_ro("tensors", [](const ShardedReport& self) { return self.tensors; }, "With report_tensors.")
+          "Number of sent blocks by position codec; needs report_tensors.")
+      .def_prop_ro(
+          "tensors", [](const ShardedReport& self) { return self.tensors; }, "With report_tensors.")
       .def("__repr__", [](const ShardedReport& self) {
         return fmt::format("<sparsecast.ShardedReport version {}: {} elements sent, {} applied>", self.version,
                            self.changed, self.applied);
@@ -194,93 +201,108 @@ void bind_report(nb::module_& m) {
 void bind_publisher(nb::module_& m) {
   nb::class_<PythonShardedPublisher>(
       m, "ShardedPublisher",
-      "The trainer's end on one rank of many: publishes its own shards. regroup(), then sync() as often as wanted; "
-      "regroup() again whenever an engine joins, leaves, dies or is cut anew. Not thread-safe.")
-      .def("__init__",
-           [](PythonShardedPublisher* self, std::shared_ptr<Layout> layout, std::size_t rank,
-              const std::vector<Memory>& tensors, std::uint64_t version, const std::optional<std::string>& stream_id,
-              const std::string& positions, const std::string& values, int zstd_level, int threads,
-              const std::vector<std::string>& unsent, bool report_tensors, bool masters, std::uintptr_t stream,
-              double device_timeout) {
-             ShardedOptions options;
-             options.report_tensors = report_tensors;
-             options.version = version;
-             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
-             options.encode = encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads);
-             options.plan.unsent = unsent;
-             new (self) PythonShardedPublisher(std::move(layout), rank, tensors, options, masters, stream,
-                                               device_timeout);
-           },
-           nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
-           nb::arg("stream_id") = nb::none(), nb::arg("positions") = "auto", nb::arg("values") = "ulp",
-           nb::arg("zstd_level") = 0, nb::arg("threads") = 1, nb::arg("unsent") = std::vector<std::string>{}, nb::arg("report_tensors") = false,
-           nb::arg("masters") = false, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
-           "`tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device; "
-           "they stay where they are, and hold `version` when regroup() is first called (the snapshot is taken then). "
-           "With `masters`, a tensor that the layout says is BF16 may be given as F32: its fp32 master, whose cast engines "
-           "get (round to nearest, ties to even), and of which the snapshot is the only copy in BF16; without, F32 for "
-           "BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: a CUDA stream's number, on which the tensors "
-           "are complete when regroup() or sync() is called.")
+      "Publisher on one rank of many: publishes its own shards. Call regroup(), then sync() any number of times, "
+      "and regroup() again whenever an engine joins, leaves, fails or changes its layout. Not thread-safe.")
+      .def(
+          "__init__",
+          [](PythonShardedPublisher* self, std::shared_ptr<Layout> layout, std::size_t rank,
+             const std::vector<Memory>& tensors, std::uint64_t version, const std::optional<std::string>& stream_id,
+             const std::string& positions, const std::string& values, int zstd_level, int threads,
+             const std::vector<std::string>& unsent, bool report_tensors, bool masters, std::uintptr_t stream,
+             double device_timeout) {
+            ShardedOptions options;
+            options.report_tensors = report_tensors;
+            options.version = version;
+            if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
+            options.encode = encode_options(positions, values, zstd_level, EncodeOptions{}.frame_capacity, threads);
+            options.plan.unsent = unsent;
+            new (self)
+                PythonShardedPublisher(std::move(layout), rank, tensors, options, masters, stream, device_timeout);
+          },
+          nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
+          nb::arg("stream_id") = nb::none(), nb::arg("positions") = "auto", nb::arg("values") = "ulp",
+          nb::arg("zstd_level") = 0, nb::arg("threads") = 1, nb::arg("unsent") = std::vector<std::string>{},
+          nb::arg("report_tensors") = false, nb::arg("masters") = false, nb::arg("stream") = 0,
+          nb::arg("device_timeout") = 60.0,
+          "`tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA "
+          "device. They must keep their addresses, and hold `version` when regroup() is first called, which takes "
+          "the snapshot. With `masters`, a tensor that is BF16 in the layout may be given as F32: its fp32 master,"
+          " whose cast engines get (round to nearest, ties to even); the snapshot is then its only copy in BF16. "
+          "Without, F32 for BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: handle "
+          "of a CUDA stream, on which the tensors are complete when regroup() or sync() is called.")
       .def("regroup", &regroup<PythonShardedPublisher>, nb::arg("world"), nb::arg("channels") = "control",
            nb::arg("timeout") = 60.0, kRegroup)
       .def("sync", &sync<PythonShardedPublisher>, nb::arg("timeout") = 60.0,
-           "Collective over the world: brings the weights as they are now to every engine. When it raises, no rank "
-           "claims the new version, and regroup() with whoever is left comes next.")
-      .def_prop_ro("version", [](PythonShardedPublisher& self) { return self.get().version(); }, "Last committed.")
-      .def_prop_ro("digest", [](PythonShardedPublisher& self) { return to_hex(self.get().digest().value); },
-                   "Of the canonical tensors at that version.")
-      .def_prop_ro("snapshot_bytes", [](PythonShardedPublisher& self) { return self.get().snapshot_bytes(); },
-                   "Of the snapshot, the only copy of the tensors that is kept, in the memory that they are in.");
+           "Sends the current weights to every engine; collective over the world. If it raises, no rank claims the "
+           "new version, and regroup() with the remaining ranks must follow.")
+      .def_prop_ro(
+          "version", [](PythonShardedPublisher& self) { return self.get().version(); }, "Last committed.")
+      .def_prop_ro(
+          "digest", [](PythonShardedPublisher& self) { return to_hex(self.get().digest().value); },
+          "State digest of the canonical tensors at that version.")
+      .def_prop_ro(
+          "snapshot_bytes", [](PythonShardedPublisher& self) { return self.get().snapshot_bytes(); },
+          "Bytes of the snapshot, the only copy of the tensors that is kept, in the same kind of memory.");
 }
 
 void bind_subscriber(nb::module_& m) {
   nb::class_<PythonShardedSubscriber>(m, "ShardedSubscriber",
-                                      "An engine's end on one rank. Not thread-safe; receive() may run in another "
-                                      "thread than the rest, one call at a time.")
-      .def("__init__",
-           [](PythonShardedSubscriber* self, const std::string& engine, std::shared_ptr<Layout> layout, std::size_t rank,
-              const std::vector<Memory>& tensors, std::uint64_t version, bool needs_anchor,
-              const std::optional<std::string>& stream_id, int threads, std::uint32_t audit_versions,
-              std::uintptr_t stream, double device_timeout) {
-             ShardedOptions options;
-             options.version = version;
-             options.needs_anchor = needs_anchor;
-             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
-             options.threads = threads;
-             options.audit_versions = audit_versions;
-             new (self) PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream, device_timeout);
-           },
-           nb::arg("engine"), nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(),
-           nb::arg("version") = 0, nb::arg("needs_anchor") = false, nb::arg("stream_id") = nb::none(),
-           nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("stream") = 0,
-           nb::arg("device_timeout") = 60.0,
-           "`tensors` as ShardedPublisher's, writable; `engine` names the engine, whose ranks share the layout. With "
-           "`needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().")
+                                      "Subscriber on one rank of an engine. Not thread-safe; receive() may run in "
+                                      "another thread than the rest, one call at a time.")
+      .def(
+          "__init__",
+          [](PythonShardedSubscriber* self, const std::string& engine, std::shared_ptr<Layout> layout, std::size_t rank,
+             const std::vector<Memory>& tensors, std::uint64_t version, bool needs_anchor,
+             const std::optional<std::string>& stream_id, int threads, std::uint32_t audit_versions,
+             std::uintptr_t stream, double device_timeout) {
+            ShardedOptions options;
+            options.version = version;
+            options.needs_anchor = needs_anchor;
+            if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
+            options.threads = threads;
+            options.audit_versions = audit_versions;
+            new (self)
+                PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream, device_timeout);
+          },
+          nb::arg("engine"), nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(),
+          nb::arg("version") = 0, nb::arg("needs_anchor") = false, nb::arg("stream_id") = nb::none(),
+          nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("stream") = 0,
+          nb::arg("device_timeout") = 60.0,
+          "`tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. "
+          "With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().")
       .def("regroup", &regroup<PythonShardedSubscriber>, nb::arg("world"), nb::arg("channels") = "control",
            nb::arg("timeout") = 60.0, kRegroup)
-      .def("receive",
-           [](PythonShardedSubscriber& self, double timeout) {
-             const nb::gil_scoped_release release;
-             self.get().receive(milliseconds(timeout));
-           },
-           nb::arg("timeout") = 60.0,
-           "The first half of sync(), while the engine goes on generating: returns when every rank of the world has "
-           "sent or staged everything. Live memory is only read. With NCCL channels, in the thread that called "
-           "regroup().")
-      .def("apply",
-           [](PythonShardedSubscriber& self, double timeout) {
-             const nb::gil_scoped_release release;
-             return self.get().apply(milliseconds(timeout));
-           },
-           nb::arg("timeout") = 60.0,
-           "The second half, the pause: writes, verifies, waits for every engine and the decision. UsageError without a "
-           "receive() before it.")
+      .def(
+          "receive",
+          [](PythonShardedSubscriber& self, double timeout) {
+            const nb::gil_scoped_release release;
+            self.get().receive(milliseconds(timeout));
+          },
+          nb::arg("timeout") = 60.0,
+          "Runs the first half of sync(), while the engine continues generating: returns when every rank of the "
+          "world has sent or staged everything. Only reads live memory. With NCCL channels, call it in the thread "
+          "that called regroup().")
+      .def(
+          "apply",
+          [](PythonShardedSubscriber& self, double timeout) {
+            const nb::gil_scoped_release release;
+            return self.get().apply(milliseconds(timeout));
+          },
+          nb::arg("timeout") = 60.0,
+          "Runs the second half, the pause: writes, verifies, waits for every engine and the decision. Raises "
+          "UsageError without a preceding receive().")
       .def("sync", &sync<PythonShardedSubscriber>, nb::arg("timeout") = 60.0)
       .def("replace", &PythonShardedSubscriber::replace, nb::arg("layout"), nb::arg("tensors"),
-           "Before the regroup() of an engine that has moved its tensors, contents included.")
-      .def("audit_next", [](PythonShardedSubscriber& self) { return self.get().audit_next(); }, ReleaseGil())
-      .def("audit", [](PythonShardedSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
-      .def_prop_ro("version", [](PythonShardedSubscriber& self) { return self.get().version(); }, "Last verified.");
+           "Replaces the tensors; call it before the regroup() of an engine that has moved its tensors with their "
+           "contents.")
+      .def(
+          "audit_next", [](PythonShardedSubscriber& self) { return self.get().audit_next(); }, ReleaseGil())
+      .def(
+          "audit", [](PythonShardedSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
+      .def_prop_ro(
+          "version", [](PythonShardedSubscriber& self) { return self.get().version(); },
+          "Version last "
+          "verified.");
 }
 
 }  // namespace
@@ -290,8 +312,8 @@ void bind_sharded(nb::module_& m) {
   bind_publisher(m);
   bind_subscriber(m);
   nb::class_<PythonColocated>(m, "ColocatedRank",
-                              "A rank of the world that is a trainer's and an engine's at once; what it sends to itself "
-                              "never leaves it.")
+                              "A rank of the world that belongs to a trainer and an engine at once; what it sends "
+                              "to itself stays in its memory.")
       .def(nb::init<nb::object, nb::object>(), nb::arg("publisher"), nb::arg("subscriber"),
            nb::sig("def __init__(self, publisher: ShardedPublisher, subscriber: ShardedSubscriber) -> None"))
       .def("regroup", &regroup<PythonColocated>, nb::arg("world"), nb::arg("channels") = "control",

@@ -3,16 +3,16 @@
 #include "bindings.hpp"
 #include "ends.hpp"
 #include "memory.hpp"
+#include "publisher_detector.hpp"
 #include "sparsecast/detector.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
-#include "publisher_detector.hpp"
 
 namespace sparsecast::python {
 namespace {
 
 CUevent_st* event_of(std::uintptr_t event) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): torch and cupy give their events as numbers.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): torch and cupy give events as numbers.
   return reinterpret_cast<CUevent_st*>(event);
 }
 
@@ -43,7 +43,7 @@ nb::list tensors_of(const Delta& delta, const TensorTable& table) {
   return out;
 }
 
-/// A Publisher, and what it reads.
+/// A Publisher and the tensors that it reads.
 class PythonPublisher {
  public:
   PythonPublisher(const TensorTable& table, const DetectorRequest& request, std::uint64_t version,
@@ -56,9 +56,8 @@ class PythonPublisher {
     MadeDetector made = make_detector(table_, request);
     mask_ = made.mask;
     const nb::gil_scoped_release release;
-    publisher_ = made.device
-                     ? std::make_unique<Publisher>(table_, std::move(made.device), options)
-                     : std::make_unique<Publisher>(table_, std::move(made.host), options);
+    publisher_ = made.device ? std::make_unique<Publisher>(table_, std::move(made.device), options)
+                             : std::make_unique<Publisher>(table_, std::move(made.host), options);
   }
 
   Publisher& get() noexcept { return *publisher_; }
@@ -72,7 +71,7 @@ class PythonPublisher {
   std::unique_ptr<Publisher> publisher_;
 };
 
-/// A copy of a delta: valid for as long as Python wants it.
+/// A copy of a delta, valid as long as Python holds it.
 struct PythonDelta {
   Delta delta;
   std::shared_ptr<const TensorTable> table;
@@ -86,9 +85,8 @@ class PythonSubscriber {
     Tensors live = tensors_for(*table_, tensors, true, "tensor");
     const DeviceOptions device = device_options(live.device, stream, device_timeout);
     const nb::gil_scoped_release release;
-    subscriber_ = live.on_device
-                      ? std::make_unique<Subscriber>(table_, std::move(live.on_cuda), options, device)
-                      : std::make_unique<Subscriber>(table_, std::move(live.host), options);
+    subscriber_ = live.on_device ? std::make_unique<Subscriber>(table_, std::move(live.on_cuda), options, device)
+                                 : std::make_unique<Subscriber>(table_, std::move(live.host), options);
   }
   Subscriber& get() noexcept { return *subscriber_; }
 
@@ -98,7 +96,8 @@ class PythonSubscriber {
   std::unique_ptr<Subscriber> subscriber_;
 };
 
-void mark(PythonPublisher& self, std::size_t tensor, nb::ndarray<nb::ro, std::uint64_t, nb::ndim<1>, nb::c_contig> words) {
+void mark(PythonPublisher& self, std::size_t tensor,
+          nb::ndarray<nb::ro, std::uint64_t, nb::ndim<1>, nb::c_contig> words) {
   if (self.mask() == nullptr) throw Error(ErrorCode::kUsage, "only a publisher with the 'mask' detector is marked");
   if (tensor >= self.table().size()) throw Error(ErrorCode::kUsage, "no such tensor");
   const std::uint64_t expected = (self.table()[tensor].elements() + 63) / 64;
@@ -113,40 +112,49 @@ void bind_publisher(nb::module_& m) {
   nb::class_<PythonDelta>(m, "Delta", "Everything that takes one version to another: a copy that Python keeps.")
       .def_prop_ro("version", [](const PythonDelta& self) { return self.delta.info.version; })
       .def_prop_ro("base_version", [](const PythonDelta& self) { return self.delta.info.base_version; })
-      .def_prop_ro("elements", [](const PythonDelta& self) { return self.delta.info.elements; }, "Of the whole table.")
-      .def_prop_ro("changed", [](const PythonDelta& self) { return self.delta.result.changed; }, "Elements.")
+      .def_prop_ro(
+          "elements", [](const PythonDelta& self) { return self.delta.info.elements; },
+          "Number of "
+          "elements of the "
+          "whole table.")
+      .def_prop_ro(
+          "changed", [](const PythonDelta& self) { return self.delta.result.changed; }, "Elements.")
       .def_prop_ro("wire_bytes", [](const PythonDelta& self) { return self.delta.wire_bytes(); })
-      .def_prop_ro("digest", [](const PythonDelta& self) { return to_hex(self.delta.result.result_digest.value); },
-                   "That receivers must reach.")
+      .def_prop_ro(
+          "digest", [](const PythonDelta& self) { return to_hex(self.delta.result.result_digest.value); },
+          "State digest that receivers must reach.")
       .def_prop_ro("stream_id", [](const PythonDelta& self) { return to_hex(self.delta.info.stream); })
-      .def("records", [](const PythonDelta& self) { return records_of(self.delta); },
-           "Header, frames and commit record, each as bytes for a transport of the caller's own.")
-      .def("tensors", [](const PythonDelta& self) { return tensors_of(self.delta, *self.table); },
-           nb::sig("def tensors(self) -> list[dict[str, typing.Any]]"),
-           "What it holds, a dict a tensor that occurs: name, elements, changed, bytes, blocks, dense_blocks.");
+      .def(
+          "records", [](const PythonDelta& self) { return records_of(self.delta); },
+          "Header, frames and commit record, each as bytes, for a transport of the caller.")
+      .def(
+          "tensors", [](const PythonDelta& self) { return tensors_of(self.delta, *self.table); },
+          nb::sig("def tensors(self) -> list[dict[str, typing.Any]]"),
+          "Returns a dict for each tensor that occurs: name, elements, changed, bytes, blocks, dense_blocks.");
   nb::class_<PythonPublisher>(
       m, "Publisher",
-      "The trainer's end on one rank. Its base is what the receivers have committed: publish(), then commit() when "
-      "every receiver has verified the delta, else abort(). Not thread-safe.")
-      .def("__init__",
-           [](PythonPublisher* self, const TensorTable& table, const std::vector<Memory>& tensors,
-              const std::string& detector, const std::optional<std::vector<std::optional<Memory>>>& masters,
-              std::uint64_t version, const std::optional<std::string>& stream_id, const std::string& positions,
-              const std::string& values, int zstd_level, std::uint32_t frame_capacity, int threads,
-              std::uintptr_t stream, double device_timeout) {
-             const DetectorRequest request{detector, tensors, masters, stream, device_timeout};
-             new (self) PythonPublisher(table, request, version, stream_id,
-                                        encode_options(positions, values, zstd_level, frame_capacity, threads));
-           },
-           nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
-           nb::arg("masters") = nb::none(), nb::arg("version") = 0, nb::arg("stream_id") = nb::none(),
-           nb::arg("positions") = "auto", nb::arg("values") = "ulp", nb::arg("zstd_level") = 0,
-           nb::arg("frame_capacity") = 16U << 20, nb::arg("threads") = 1, nb::arg("stream") = 0,
-           nb::arg("device_timeout") = 60.0,
-           "`tensors` are parallel to the table, in host memory or on one CUDA device, and hold what receivers hold. "
-           "Detectors: 'snapshot' (a copy beside the tensors), 'pinned' (CUDA tensors, the copy in pinned host memory), "
-           "'fused_cast' (no copy: `masters[i]`, fp32 of the same shape or None, are cast to tensors[i], bf16, by "
-           "publish() itself), 'mask' (the caller marks what changed; values='raw'). `stream`: a CUDA stream's number.")
+      "Publisher on one rank. Its base is what the receivers have committed: publish(), then commit() when every "
+      "receiver has verified the delta, otherwise abort(). Not thread-safe.")
+      .def(
+          "__init__",
+          [](PythonPublisher* self, const TensorTable& table, const std::vector<Memory>& tensors,
+             const std::string& detector, const std::optional<std::vector<std::optional<Memory>>>& masters,
+             std::uint64_t version, const std::optional<std::string>& stream_id, const std::string& positions,
+             const std::string& values, int zstd_level, std::uint32_t frame_capacity, int threads,
+             std::uintptr_t stream, double device_timeout) {
+            const DetectorRequest request{detector, tensors, masters, stream, device_timeout};
+            new (self) PythonPublisher(table, request, version, stream_id,
+                                       encode_options(positions, values, zstd_level, frame_capacity, threads));
+          },
+          nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
+          nb::arg("masters") = nb::none(), nb::arg("version") = 0, nb::arg("stream_id") = nb::none(),
+          nb::arg("positions") = "auto", nb::arg("values") = "ulp", nb::arg("zstd_level") = 0,
+          nb::arg("frame_capacity") = 16U << 20, nb::arg("threads") = 1, nb::arg("stream") = 0,
+          nb::arg("device_timeout") = 60.0,
+          "`tensors` are parallel to the table, in host memory or on one CUDA device, and hold what receivers hold. "
+          "Detectors: 'snapshot' (a copy beside the tensors), 'pinned' (CUDA tensors, the copy in pinned host memory), "
+          "'fused_cast' (no copy: `masters[i]`, fp32 of the same shape or None, are cast to tensors[i], bf16, by "
+          "publish() itself), 'mask' (the caller marks what changed; values='raw'). `stream`: a CUDA stream's number.")
       .def(
           "publish",
           [](PythonPublisher& self, std::uintptr_t weights_ready) {
@@ -159,10 +167,14 @@ void bind_publisher(nb::module_& m) {
           nb::arg("weights_ready") = 0,
           "Detects and encodes what changed since the committed version. On a device it begins when the CUDA event "
           "`weights_ready` (its number; 0: at once) has been reached.")
-      .def("commit", [](PythonPublisher& self, std::uint64_t version) { self.get().commit(version); },
-           nb::arg("version"), ReleaseGil(), "The pending delta has been verified by every receiver.")
-      .def("abort", [](PythonPublisher& self, std::uint64_t version) { self.get().abort(version); },
-           nb::arg("version"), ReleaseGil(), "The pending delta has failed, or its fate is unknown; the base stays.")
+      .def(
+          "commit", [](PythonPublisher& self, std::uint64_t version) { self.get().commit(version); },
+          nb::arg("version"), ReleaseGil(), "Commits the pending delta, after every receiver has verified it.")
+      .def(
+          "abort", [](PythonPublisher& self, std::uint64_t version) { self.get().abort(version); }, nb::arg("version"),
+          ReleaseGil(),
+          "Aborts the pending delta, which has failed or whose outcome is "
+          "unknown; the base stays.")
       .def(
           "sync",
           [](PythonPublisher& self, Transport& transport, double timeout) {
@@ -170,10 +182,13 @@ void bind_publisher(nb::module_& m) {
             return sync_send(self.get(), transport, milliseconds(timeout));
           },
           nb::arg("transport"), nb::arg("timeout") = 60.0,
-          "publish, broadcast, wait until every receiver has verified it, commit; or abort, and the error is raised.")
+          "Publishes, broadcasts, waits until every receiver has verified the delta, and commits; or aborts and "
+          "raises.")
       .def("mark", &mark, nb::arg("tensor"), nb::arg("words"),
-           "With the 'mask' detector: ors a bit mask (uint64 words, least significant bit first) into a tensor's.")
-      .def_prop_ro("version", [](PythonPublisher& self) { return self.get().version(); }, "Last committed.")
+           "Sets bits of the mask of a tensor from a bit mask (uint64 words, least significant bit first); only "
+           "with the 'mask' detector.")
+      .def_prop_ro(
+          "version", [](PythonPublisher& self) { return self.get().version(); }, "Last committed.")
       .def_prop_ro("digest", [](PythonPublisher& self) { return to_hex(self.get().digest().value); })
       .def_prop_ro("pending", [](PythonPublisher& self) { return self.get().pending(); });
 }
@@ -185,25 +200,26 @@ void bind_subscriber(nb::module_& m) {
       .def_prop_ro("digest", [](const ApplyReport& self) { return to_hex(self.digest.value); });
   nb::class_<PythonSubscriber>(
       m, "Subscriber",
-      "The engine's end on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies "
-      "the result. A failure leaves the old version, or dirty, which it says. Not thread-safe.")
-      .def("__init__",
-           [](PythonSubscriber* self, const TensorTable& table, const std::vector<Memory>& tensors,
-              std::uint64_t version, const std::optional<std::string>& stream_id, int threads,
-              std::uint32_t audit_versions, bool allow_rollback, std::uintptr_t stream, double device_timeout) {
-             SubscriberOptions options;
-             options.version = version;
-             options.threads = threads;
-             options.audit_versions = audit_versions;
-             options.allow_rollback = allow_rollback;
-             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
-             new (self) PythonSubscriber(table, tensors, options, stream, device_timeout);
-           },
-           nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
-           nb::arg("stream_id") = nb::none(), nb::arg("threads") = 1, nb::arg("audit_versions") = 64,
-           nb::arg("allow_rollback") = false, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
-           "`tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they stay where "
-           "they are. Reads all of them once.")
+      "Subscriber on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies the"
+      " result. A failure leaves the old version, or the state dirty, which the error says. Not thread-safe.")
+      .def(
+          "__init__",
+          [](PythonSubscriber* self, const TensorTable& table, const std::vector<Memory>& tensors,
+             std::uint64_t version, const std::optional<std::string>& stream_id, int threads,
+             std::uint32_t audit_versions, bool allow_rollback, std::uintptr_t stream, double device_timeout) {
+            SubscriberOptions options;
+            options.version = version;
+            options.threads = threads;
+            options.audit_versions = audit_versions;
+            options.allow_rollback = allow_rollback;
+            if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
+            new (self) PythonSubscriber(table, tensors, options, stream, device_timeout);
+          },
+          nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
+          nb::arg("stream_id") = nb::none(), nb::arg("threads") = 1, nb::arg("audit_versions") = 64,
+          nb::arg("allow_rollback") = false, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+          "`tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must "
+          "keep their addresses. Reads all of them once.")
       .def(
           "stage",
           [](PythonSubscriber& self, const nb::bytes& record) {
@@ -220,7 +236,8 @@ void bind_subscriber(nb::module_& m) {
           },
           nb::arg("delta"))
       .def_prop_ro("ready", [](PythonSubscriber& self) { return self.get().ready(); })
-      .def("discard", [](PythonSubscriber& self) { self.get().discard(); }, "Forgets what is staged.")
+      .def(
+          "discard", [](PythonSubscriber& self) { self.get().discard(); }, "Forgets what is staged.")
       .def(
           "apply",
           [](PythonSubscriber& self, std::uintptr_t after, std::uintptr_t written) {
@@ -228,10 +245,11 @@ void bind_subscriber(nb::module_& m) {
             return self.get().apply({event_of(after), event_of(written)});
           },
           nb::arg("after") = 0, nb::arg("written") = 0,
-          "Applies what is staged and verifies it. On a device nothing is written before the CUDA event `after`, and "
-          "`written` is recorded behind the last write (numbers; 0: none). IncompleteError, DigestMismatchError (the "
-          "old version stands), DirtyError.")
-      .def("undo_last", [](PythonSubscriber& self) { self.get().undo_last(); }, ReleaseGil())
+          "Applies and verifies the staged delta. On a device nothing is written before the CUDA event `after`, and"
+          " `written` is recorded after the last write (handles; 0: none). Raises IncompleteError, "
+          "DigestMismatchError (the old version stands), or DirtyError.")
+      .def(
+          "undo_last", [](PythonSubscriber& self) { self.get().undo_last(); }, ReleaseGil())
       .def(
           "sync",
           [](PythonSubscriber& self, Transport& transport, int source, double timeout) {
@@ -239,9 +257,11 @@ void bind_subscriber(nb::module_& m) {
             return sync_receive(self.get(), transport, source, milliseconds(timeout));
           },
           nb::arg("transport"), nb::arg("source") = 0, nb::arg("timeout") = 60.0)
-      .def("audit_next", [](PythonSubscriber& self) { return self.get().audit_next(); }, ReleaseGil(),
-           "Re-reads a slice of the tensors; bytes read. DirtyError that names the tensor.")
-      .def("audit", [](PythonSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
+      .def(
+          "audit_next", [](PythonSubscriber& self) { return self.get().audit_next(); }, ReleaseGil(),
+          "Reads a slice of the tensors again and returns the bytes read. Raises DirtyError naming the tensor.")
+      .def(
+          "audit", [](PythonSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
       .def(
           "reset",
           [](PythonSubscriber& self, std::uint64_t version, const std::string& digest) {
@@ -258,7 +278,7 @@ void bind_subscriber(nb::module_& m) {
 }  // namespace
 
 void bind_sync(nb::module_& m) {
-  nb::class_<SyncReport>(m, "SyncReport", "What one sync did on this rank.")
+  nb::class_<SyncReport>(m, "SyncReport", "Report of one sync on this rank.")
       .def_ro("version", &SyncReport::version)
       .def_ro("changed", &SyncReport::changed)
       .def_ro("wire_bytes", &SyncReport::wire_bytes)

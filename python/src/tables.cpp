@@ -17,7 +17,8 @@ TensorTable make_table(const std::vector<PythonSpec>& tensors) {
   for (const auto& [name, dtype, shape] : tensors) {
     const std::optional<DType> known = dtype_from_name(dtype);
     if (!known) {
-      throw Error(ErrorCode::kUnsupported, fmt::format("there is no dtype '{}'", dtype), fmt::format("tensor '{}'", name));
+      throw Error(ErrorCode::kUnsupported, fmt::format("there is no dtype '{}'", dtype),
+                  fmt::format("tensor '{}'", name));
     }
     specs.push_back({name, *known, shape});
   }
@@ -66,12 +67,14 @@ EncodeOptions encode_options(const std::string& positions, const std::string& va
 
 void bind_tables(nb::module_& m) {
   nb::class_<TensorTable>(m, "TensorTable",
-                          "The ordered list of tensors that a stream carries: (name, dtype, shape), dtypes as "
-                          "safetensors names them. Both ends must agree; they compare `hash`. Immutable.")
-      .def("__init__", [](TensorTable* self, const std::vector<PythonSpec>& tensors) {
-             new (self) TensorTable(make_table(tensors));
-           },
-           nb::arg("tensors"))
+                          "Ordered list of the tensors of a stream: (name, dtype, shape), dtypes by safetensors "
+                          "names. Both ends must agree; they compare `hash`. Immutable.")
+      .def(
+          "__init__",
+          [](TensorTable* self, const std::vector<PythonSpec>& tensors) {
+            new (self) TensorTable(make_table(tensors));
+          },
+          nb::arg("tensors"))
       .def("__len__", &TensorTable::size)
       .def("__getitem__", &entry, nb::sig("def __getitem__(self, index: int, /) -> tuple[str, str, tuple[int, ...]]"))
       .def(
@@ -86,15 +89,17 @@ void bind_tables(nb::module_& m) {
       .def_prop_ro("hash", [](const TensorTable& self) { return to_hex(self.hash()); })
       .def_prop_ro("elements", &TensorTable::elements)
       .def_prop_ro("nbytes", &TensorTable::bytes)
-      .def("__eq__", [](const TensorTable& self, const TensorTable& other) { return self.hash() == other.hash(); },
-           nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def(
+          "__eq__", [](const TensorTable& self, const TensorTable& other) { return self.hash() == other.hash(); },
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const TensorTable& self) { return self.hash().lo; })
       .def("__repr__", [](const TensorTable& self) {
         return fmt::format("<sparsecast.TensorTable of {} tensors, {} bytes>", self.size(), self.bytes());
       });
   m.def("digest", &digest, nb::arg("table"), nb::arg("tensors"), nb::arg("threads") = 1,
-        "State digest of tensors in host memory, as `sparsecast digest` says of such a checkpoint: 32 hexadecimal "
-        "digits. Reads every byte. UsageError that names a tensor that does not fit the table.");
+        "Returns the state digest of tensors in host memory, as `sparsecast digest` prints it for such a "
+        "checkpoint: 32 hexadecimal digits. Reads every byte. Raises UsageError naming a tensor that does not fit "
+        "the table.");
 }
 
 }  // namespace sparsecast::python

@@ -82,7 +82,7 @@ TEST_F(CApi, HostileIdsAreRefused) {
   expect_result(scCommInitRank(&comm, 2, id, -1, nullptr), scInvalidUsage, "rank -1 of 2");
   expect_result(scCommInitRank(&comm, 2, id, 2, nullptr), scInvalidUsage, "rank 2 of 2");
   expect_result(scCommInitRank(&comm, 0, id, 0, nullptr), scInvalidUsage, "rank 0 of 0");
-  // That attempt used the id up.
+  // The failed attempt has used the id.
   expect_result(scCommInitRank(&comm, 1, id, 0, nullptr), scInvalidUsage, "made the unique id");
   EXPECT_EQ(comm, nullptr);
 }

@@ -14,7 +14,7 @@
 
 namespace sparsecast::test {
 
-/// For EXPECT_EQ on results: the code's text, and the sentence of a failure.
+/// Returns a result as text for EXPECT_EQ: the code, and the message of a failure.
 inline std::string said(scResult_t result) {
   return std::string(scGetErrorString(result)) +
          (result == scSuccess ? "" : " | " + std::string(scGetLastErrorMessage()));

@@ -30,7 +30,7 @@ TEST(OrderedForm, IsABijectionOfAllBitPatternsAndIsInverted) {
   }
 }
 
-/// From the definition: sign, 5 bits of exponent, 10 of mantissa.
+/// Computes the value from the definition: sign, 5 bits of exponent, 10 of mantissa.
 double f16_value(std::uint16_t bits) {
   const int exponent = bits >> 10 & 31;
   const int mantissa = bits & 1023;

@@ -48,7 +48,7 @@ std::vector<Victim> victims() {
   return all;
 }
 
-/// What a receiver does with a file: everything up to the apply. True when it went through.
+/// Receives a file up to the apply. Returns whether it was accepted.
 bool accepts(const RandomDelta& delta, ConstBytes file, TensorState& live) {
   const DeltaFile parsed = DeltaFile::over(file, "damaged");
   parsed.report();

@@ -126,7 +126,7 @@ TEST(CpuKernels, CastRoundsKeepsTheOldBitsAndFindsTheDifferences) {
     Bytes master(count * 4 + 1);
     Bytes target(count * 2 + 1);
     Bytes cast(count * 2 + 1);
-    // Of any alignment.
+    // Any alignment must work.
     std::byte* const masters = master.data() + random.below(2);
     std::byte* const old = target.data() + random.below(2);
     std::vector<std::uint32_t> expected;

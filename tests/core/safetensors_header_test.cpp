@@ -25,7 +25,7 @@ std::string one(const std::string& dtype, const std::string& shape, const std::s
   return "{" + tensor("w", dtype, shape, offsets) + "}";
 }
 
-/// What a parsed header must satisfy, whatever the bytes were.
+/// Checks the invariants of a parsed header, for any input bytes.
 void expect_consistent(const SafetensorsHeader& header, std::uint64_t file_bytes) {
   std::uint64_t next = header.data_begin;
   for (const SafetensorsEntry& entry : header.entries) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of the device encoder need of a device: the emulated one, or, in sparsecast_gpu_tests, a real one.
+// Device access for the tests of the device encoder: the emulated device or, in sparsecast_gpu_tests, a real one.
 
 #include <cstddef>
 #include <cstdint>

@@ -160,7 +160,7 @@ std::optional<ErrorCode> apply_on_cpu(const std::vector<Bytes>& records, const T
     ApplyScratch scratch;
     std::uint32_t sequence = 0;
     for (const Bytes& record : frames_of(records)) {
-      // What only seems to be compressed is corrupt for the CPU; the device does not look.
+      // A body that only claims to be compressed is corrupt for the CPU; the device does not look inside.
       if (field<std::uint32_t>(record, at::kFrameFlags) == 1 && parse_frame_header(record).compressed) {
         return ErrorCode::kUnsupported;
       }
@@ -181,9 +181,9 @@ struct Decisions {
   int applied = 0;
 };
 
-/// Decision and result are the CPU's, and a input error has written nothing.
+/// Decision and result are the CPU's, and an input error has written nothing.
 void expect_same_decision(const std::vector<Bytes>& records, const TensorTable& table, const TensorState& base,
-                         Decisions& decisions) {
+                          Decisions& decisions) {
   TensorState expected = base;
   const std::optional<ErrorCode> refused = apply_on_cpu(records, table, expected);
   Receiver receiver(table, base);

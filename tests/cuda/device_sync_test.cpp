@@ -107,7 +107,7 @@ TEST(DeviceSync, AReceiverOfOtherBytesRefusesForAll) {
       SubscriberOptions{});
   group.train(1);
   group.run(fake, [&](int rank, NcclTransport& transport) {
-    // The channel stays open after a input error: the same again on it.
+    // The channel stays open after an input error: the same again on it.
     for (int attempt = 0; attempt < 2; ++attempt) {
       if (rank == 0) {
         expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s, nullptr); },

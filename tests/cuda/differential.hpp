@@ -49,7 +49,7 @@ class DeviceState {
   DeviceState(const std::vector<std::size_t>& element_bytes, const std::vector<std::vector<std::byte>>& tensors,
               std::size_t skew);
   std::byte* operator[](std::size_t t) { return storage_[t].get() + offsets_[t]; }
-  /// As they are now; the device's work must be done.
+  /// Returns the current bytes; all work of the device must be done.
   std::vector<std::byte> bytes(std::size_t t) const {
     const std::byte* begin = storage_[t].get() + offsets_[t];
     return {begin, begin + sizes_[t]};

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cuda/common/device_memory.hpp"
+#include "cuda/common/streams.hpp"
 #include "sparsecast/layout_builders.hpp"
 #include "sparsecast/sharded.hpp"
-#include "cuda/common/streams.hpp"
 #include "support/hashed_weights.hpp"
 #include "tests/cuda/device_access.hpp"
 
@@ -29,7 +29,7 @@ class DeviceStorage {
   std::vector<std::size_t> sizes_;
 };
 
-/// Where the weights lie, and what deltas carry.
+/// Memory of the weights, and codecs of the deltas.
 struct ShardedSetting {
   bool trainer_on_device = true;
   bool engine_on_device = true;

@@ -20,7 +20,7 @@ namespace {
 
 namespace races = emulation::races;
 
-/// As an optimizer does: some elements move by one, few by more.
+/// Changes elements as an optimizer does: some by one ULP, a few by more.
 void step(Random& random, TensorState& state, const std::vector<std::size_t>& element_bytes, double share) {
   for (std::size_t t = 0; t < state.size(); ++t) {
     for (std::size_t at = 0; at < state[t].size(); at += element_bytes[t]) {
@@ -64,7 +64,7 @@ std::vector<std::string> two_versions(std::uint64_t seed, std::uint64_t most_ele
   return emulation::take_reports();
 }
 
-/// Of the first of some random steps, with codecs of all kinds, for which there are any.
+/// Returns the reports of the first random step with any, with codecs of all kinds.
 std::vector<std::string> reports_of_kernels() {
   constexpr std::pair<std::uint64_t, std::uint64_t> kSteps[] = {{1, 30'000}, {2, 30'000}, {3, 30'000}, {4, 30'000},
                                                                 {1, 90'000}, {2, 90'000}, {3, 90'000}};

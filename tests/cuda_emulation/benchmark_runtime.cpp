@@ -25,7 +25,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 cudaError_t cudaDeviceSetLimit(cudaLimit, std::size_t) { return cudaSuccess; }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
-  // As of a real device: neither may be one that was never recorded.
+  // As on a real device, both events must have been recorded.
   if (begin->records == 0 || end->records == 0) return cudaErrorInvalidResourceHandle;
   *ms = 1;
   return cudaSuccess;

@@ -114,8 +114,8 @@ T __ldg(const T* at) {
   return *at;
 }
 
-// As in CUDA, words are of `unsigned` or `unsigned long long`. Threads change only at barriers; the builtin functions
-// are there to tell races.hpp that this is an atomic operation.
+// Atomic operations on `unsigned` and `unsigned long long`, as in CUDA. Threads switch only at barriers; the builtins
+// tell races.hpp that the operation is atomic.
 template <class T, class Change>
 T emulated_atomic(T* at, const Change& change) {
   static_assert(std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>);

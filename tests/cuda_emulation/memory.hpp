@@ -16,13 +16,13 @@ void* allocate_memory(MemoryKind kind, std::size_t bytes);
 /// Null is nothing.
 void release_memory(void* at);
 
-/// Where memory lies; empty where it is ordinary.
+/// Range of emulated memory; empty for ordinary memory.
 struct MemoryRange {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
   bool contains(std::uintptr_t at) const noexcept { return at >= begin && at < end; }
 };
-/// Of both kinds together.
+/// Returns the range of device and pinned memory together.
 MemoryRange all_memory();
 
 /// The device is at work: its memory can be touched, by this thread and, alas, by any other.

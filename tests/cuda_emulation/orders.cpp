@@ -17,7 +17,8 @@ namespace {
 constexpr std::size_t kHost = 0;
 constexpr std::size_t kGranule = 8;
 
-/// Who touched a few bytes last. Reads: the last two by different agents, so that one of them is not the next agent.
+/// Last accesses to a few bytes. Of reads it keeps the last two by different agents, so that one of them is not the
+/// next agent.
 struct Granule {
   std::uint32_t writer = 0;  ///< Number of an operation; 0: nobody.
   std::array<std::uint32_t, 2> readers{};
@@ -33,7 +34,7 @@ struct Done {
 /// Made when it is first asked for, which may be before main().
 struct History {
   std::mutex mutex;
-  std::vector<Done> operations{1};  ///< By number. The host's are what it does between two calls.
+  std::vector<Done> operations{1};  ///< Operations by number; those of the host are its actions between two calls.
   Agent host{kHost, {}};
   std::uint32_t host_operation = begin(host);
   Clock newest;  ///< The time of each agent.
@@ -44,7 +45,7 @@ struct History {
     operations.push_back({agent.index, ++agent.clock[agent.index]});
     return static_cast<std::uint32_t>(operations.size() - 1);
   }
-  /// What the host does from now on is not what it did before.
+  /// Starts a new operation of the host, ordered after its earlier ones.
   void host_goes_on() { host_operation = begin(host); }
 };
 

@@ -12,7 +12,7 @@
 
 namespace sparsecast::emulation::orders {
 
-/// What has happened before: for each stream, and for the host as the first, up to which time of its own.
+/// Vector clock: for each stream, and first for the host, the time up to which its operations happened before.
 using Clock = std::vector<std::uint32_t>;
 
 /// A stream.
@@ -32,7 +32,7 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
 };
 
-/// By the operation that lives, or by the host: bytes of device or pinned memory; others are not looked at.
+/// Records an access to device or pinned memory by the running operation, or by the host; other memory is ignored.
 void touch(const void* at, std::size_t bytes, bool writes, const void* place);
 
 void record(Agent& stream, Clock& event);

@@ -1,4 +1,4 @@
-// What code that was compiled with -fsanitize=thread calls, in the place of ThreadSanitizer's own library.
+// Hooks that code compiled with -fsanitize=thread calls, in place of the library of ThreadSanitizer.
 
 #include <cstddef>
 

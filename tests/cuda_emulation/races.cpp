@@ -20,17 +20,18 @@ constexpr std::size_t kPageBytes = 1024;
 /// Shadow memory is given back between grids when there is more of it.
 constexpr std::size_t kMostPages = 4096;
 
-/// Who touched a byte, and when.
+/// Thread and time of an access to a byte.
 struct Stamp {
   std::uint32_t grid = 0;  ///< 0: nobody has.
   std::uint32_t block = 0;
-  std::uint32_t barriers = 0;  ///< Of the block, before it.
+  std::uint32_t barriers = 0;  ///< Number of barriers of the CTA before the access.
   std::uint16_t thread = 0;
-  std::uint16_t syncs = 0;  ///< Of the thread's warp, since that barrier.
+  std::uint16_t syncs = 0;  ///< Number of syncs of the warp of the thread since that barrier.
   std::uint32_t place = 0;  ///< Offset in the program.
 };
 
-/// Of reads and atomic operations the last two by different threads: one of them is not the thread that comes next.
+/// Accesses to a byte: of reads and atomic operations the last two by different threads, so that one of them is not the
+/// next thread.
 struct Byte {
   Stamp write;
   std::array<Stamp, 2> reads;
@@ -40,7 +41,7 @@ struct Byte {
 using Page = std::array<Byte, kPageBytes>;
 
 struct Warp {
-  std::array<std::uint16_t, kWarp> syncs{};  ///< Of each lane.
+  std::array<std::uint16_t, kWarp> syncs{};  ///< Number of syncs of each lane.
   /// after[i][j]: lane i comes after what lane j did before so many of its syncs.
   std::array<std::array<std::uint16_t, kWarp>, kWarp> after{};
 };
@@ -49,7 +50,8 @@ std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages;
 std::array<std::pair<std::uintptr_t, Page*>, 256> recent_pages;
 std::array<Warp, kMostThreads / kWarp> warps;
 std::array<bool, kMostThreads> in_collective;
-std::vector<std::pair<const void*, std::uint32_t>> collectives;  ///< Of the block: storage, and `barriers` at its use.
+std::vector<std::pair<const void*, std::uint32_t>>
+    collectives;  ///< Collectives of the CTA: storage, and `barriers` at its use.
 std::set<std::string> met_barriers;
 std::string doubted_barrier;
 Stamp now;

@@ -23,7 +23,7 @@ inline constexpr bool kWatched = false;
 
 void begin_grid();
 void begin_block(std::uint32_t block);
-/// From here on, what is touched is touched by this thread of the block, except on its own stack.
+/// Attributes later accesses to this thread of the CTA, except those on its own stack.
 void run_thread(unsigned thread, const std::byte* stack, std::size_t stack_bytes);
 void stop_thread();
 
@@ -37,11 +37,11 @@ enum class Access : std::uint8_t { kRead, kWrite, kAtomic };
 
 /// Those that kernels have met at.
 std::set<std::string> barriers();
-/// From now on this barrier orders nothing, though threads wait there as ever, to see whether the races that it
-/// prevents are found; empty: none.
+/// Makes this barrier order nothing, though threads still wait there, to check that the races it prevents are found;
+/// empty: none.
 void doubt(const std::string& barrier);
 
-/// By the running thread, if there is one; `place` is the address of the instruction.
+/// Records an access of the running thread, if there is one; `place` is the address of the instruction.
 void touch(const void* at, std::size_t bytes, Access access, const void* place);
 
 /// The running thread takes part in a collective of CUB with that temporary storage, which needs a barrier before its

@@ -1,5 +1,5 @@
-// What the emulation finds of data races, in a program that looks for them: each broken kernel or order is reported
-// with both places, and what CUDA allows is not.
+// Tests of the race detection: every broken kernel or order is reported with both places, and nothing that CUDA allows
+// is.
 
 #include "cuda_emulation/races.hpp"
 
@@ -9,11 +9,11 @@
 #include <numeric>
 #include <vector>
 
-#include "cuda_emulation/reports.hpp"
 #include "cuda/common/device_api.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/launch.hpp"
 #include "cuda/common/streams.hpp"
+#include "cuda_emulation/reports.hpp"
 
 namespace sparsecast::emulation {
 namespace {

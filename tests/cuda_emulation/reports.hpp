@@ -1,6 +1,6 @@
 #pragma once
 
-// What races.hpp and orders.hpp have found, in words. A test at whose end there is something fails.
+// Texts of the findings of races.hpp and orders.hpp. A test that ends with a finding fails.
 
 #include <compare>
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Places {
 /// Keeps what `words` says, once for the same places.
 void report(const Places& places, const std::function<std::string()>& words);
 
-/// What there is since the last call.
+/// Returns the findings since the last call.
 std::vector<std::string> take_reports();
 
 }  // namespace sparsecast::emulation

@@ -12,9 +12,9 @@
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 struct CUevent_st {
-  int records = 0;  ///< What tests ask about: how often it was recorded, and waited for by a stream.
+  int records = 0;  ///< How often the event was recorded, and waited for by a stream; for tests.
   int waits = 0;
-  sparsecast::emulation::orders::Clock before;  ///< What came before the last record.
+  sparsecast::emulation::orders::Clock before;  ///< Operations before the last record.
 };
 using cudaEvent_t = CUevent_st*;
 
@@ -51,7 +51,7 @@ inline constexpr unsigned cudaEventDisableTiming = 2;
 
 /// The last of the calling thread's answers that was no success, which is then forgotten.
 cudaError_t cudaGetLastError();
-/// The same, which stays.
+/// Returns the last error and keeps it.
 cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
@@ -78,7 +78,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 
-// Of benchmarks. Nothing here takes time: a millisecond lies between any two events.
+// Runtime functions of benchmarks. Nothing takes time here: one millisecond is between any two events.
 cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
@@ -99,17 +99,17 @@ class OnStream {
   std::optional<orders::Operation> operation_;
 };
 
-/// What tests ask about, since the program began.
+/// Counts since the start of the program, for tests.
 struct RuntimeCounts {
   std::size_t allocations = 0;
   std::size_t live_allocations = 0;
   std::size_t objects = 0;         ///< Streams and events that were made.
-  std::size_t copied_bytes = 0;    ///< By cudaMemcpyAsync and cudaMemcpy2DAsync.
+  std::size_t copied_bytes = 0;    ///< Bytes copied by cudaMemcpyAsync and cudaMemcpy2DAsync.
   std::size_t stream_queries = 0;  ///< Each answers at once, so these are the host's waits.
 };
 RuntimeCounts runtime_counts();
-/// From now on this thread's copies are done as late as they may be: when the host asks for a stream, at a launch, and
-/// before memory is released. What they read or write too early, or too late, is then wrong. Ends deferring when false.
+/// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
+/// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.
 void defer_copies(bool defer);
 /// Does those that are left.
 void finish_copies();

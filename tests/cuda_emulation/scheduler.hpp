@@ -18,7 +18,7 @@ struct dim3 {
   unsigned z = 1;
 };
 
-// What a kernel sees; of the thread that runs now.
+// Builtin variables of the running thread of a kernel.
 inline thread_local dim3 threadIdx;
 inline thread_local dim3 blockIdx;
 inline thread_local dim3 blockDim;
@@ -31,19 +31,19 @@ struct EmulationError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// With a seed other than 0, the threads that can run, and the blocks, run in random order, so that a missing barrier
-/// shows; with 0, in order of their index.
+/// Sets the order of threads and CTAs: with a seed other than 0, those that can run do so in random order, so that a
+/// missing barrier shows; with 0, in order of index.
 void set_order(std::uint64_t seed);
 
 /// Runs `kernel` for every thread of the grid, as an operation of the stream. The first exception that a thread throws
 /// is thrown on.
 void run_grid(CUstream_st* stream, unsigned blocks, unsigned threads, const std::function<void()>& kernel);
 
-/// What a barrier does besides waiting.
+/// Ordering of a barrier, besides waiting.
 enum class Order : std::uint8_t {
   kNothing,
-  kMemory,  ///< What its threads did before it comes before what they do after it.
-  kVote,    ///< That too, though threads come for the result.
+  kMemory,  ///< Accesses before it happen before those after it.
+  kVote,    ///< The same ordering, for a barrier that returns a result.
 };
 
 /// Waits for all threads of the block, which must come with the same `where`.
@@ -69,7 +69,7 @@ struct Shared {
   static_assert(std::is_trivially_destructible_v<T>);
   alignas(16) std::byte bytes[sizeof(T)];
   SharedMemory memory;
-  /// By the first thread that comes, which is of no kernel's making.
+  /// Constructed by the first thread, outside any kernel.
   __attribute__((no_sanitize("thread"))) Shared() : memory(bytes, sizeof(T)) {}
   T& value() { return *reinterpret_cast<T*>(bytes); }
 };

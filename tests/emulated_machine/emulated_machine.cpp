@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <string>
 
-#include "transport/nccl/nccl_library.hpp"
 #include "sparsecast/devices.hpp"
 #include "tests/support/fake_nccl.hpp"
+#include "transport/nccl/nccl_library.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -41,8 +41,8 @@ class Directory {
 };
 const Directory directory;
 
-/// Of a process that has asked for it, which ends badly after what NCCL leaves undefined, or what the emulated device
-/// reports.
+/// The machine of a process that requested it. The process fails after undefined use of NCCL, or after a report of the
+/// emulated device.
 class Machine {
  public:
   ~Machine() {

@@ -178,7 +178,7 @@ class Checker {
     return digest_span(key, spec.dtype, index, std::span(bits).first(element_size(spec.dtype)));
   }
 
-  /// What an engine counts is every element that it holds, once; what the state counts, every element.
+  /// Checks that an engine counts every element that it holds once, and that the state counts every element.
   void check_digests() const {
     StateDigest state;
     for (std::size_t l = 0; l < plan_.routes().size(); ++l) {
@@ -303,7 +303,7 @@ TEST(FanoutPlanProperty, TheSameLayoutsGiveTheSamePlanOnEveryRank) {
     Random random(case_seed(run_seed() + 1, i));
     const test::RandomFanout fanout = test::random_fanout(random);
     const FanoutPlan plan(fanout.trainer, fanout.engines, fanout.options);
-    // As ranks have it: layouts from bytes, in memory of their own.
+    // Layouts are parsed from bytes into memory of their own, as on ranks.
     test::RandomFanout other = fanout;
     const auto copy = [](const Participant& participant) {
       return std::make_shared<Layout>(Layout::parse(participant.layout->serialize()));
@@ -317,7 +317,7 @@ TEST(FanoutPlanProperty, TheSameLayoutsGiveTheSamePlanOnEveryRank) {
   }
 }
 
-/// By source: canonical elements, tensors one after another.
+/// Returns the canonical elements that each source sends, tensors one after another.
 std::map<int, std::set<std::uint32_t>> sent_elements(const FanoutPlan& plan) {
   std::vector<std::uint32_t> begins{0};
   for (const TensorSpec& spec : plan.table()) {
@@ -330,7 +330,7 @@ std::map<int, std::set<std::uint32_t>> sent_elements(const FanoutPlan& plan) {
       const DigestOrigin& origin = table.digest_origin(p);
       for_each_index(table[p].shape, [&](const std::vector<std::uint64_t>& index) {
         sent[plan.routes()[l].source].insert(begins[plan.routes()[l].regions[p].tensor] +
-                                            static_cast<std::uint32_t>(place(origin.first, origin.strides, index)));
+                                             static_cast<std::uint32_t>(place(origin.first, origin.strides, index)));
       });
     }
   }

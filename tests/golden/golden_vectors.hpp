@@ -27,7 +27,7 @@ struct BadVector {
   Bytes delta;
 };
 
-/// What all bad vectors start from.
+/// Base of all bad vectors.
 struct BadBase {
   TensorTable table;
   TensorState base;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where the processes of a group meet: a rendezvous on loopback, whose port rank 0 leaves in a file.
+// Meeting place of the processes of a group: a rendezvous on loopback, whose port rank 0 writes to a file.
 
 #include <functional>
 #include <memory>

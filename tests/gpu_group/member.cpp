@@ -90,7 +90,7 @@ class Member {
       say(fmt::format("version {}, {} changes, {} bytes", report.version, report.changed, report.wire_bytes));
   }
 
-  /// From rank 0 to everybody; only the late rank has a use for it.
+  /// Sends an anchor from rank 0 to all ranks; only the late rank needs it.
   void hand_out_an_anchor() {
     AnchorHead head;
     std::vector<Bytes> records;

@@ -9,7 +9,7 @@
 
 namespace sparsecast::test {
 
-/// What an anchor says beside the weights.
+/// Header of an anchor beside the weights.
 struct AnchorHead {
   std::uint64_t version = 0;
   StateDigest digest;
@@ -33,7 +33,7 @@ class Replica {
 
 /// Weights in host memory; every rank makes the same model from `seed`.
 std::unique_ptr<Replica> make_host_replica(int rank, std::uint64_t seed, std::uint64_t width);
-/// The same in device memory of the current device; over NCCL the frames stay there.
+/// Makes a replica in memory of the current device; over NCCL the frames stay there.
 std::unique_ptr<Replica> make_device_replica(int rank, std::uint64_t seed, std::uint64_t width);
 
 }  // namespace sparsecast::test

@@ -34,7 +34,7 @@ std::string zeros(std::size_t count) { return std::string(count, '\0'); }
 struct SlimeVersion {
   std::string encoding = "xor";
   std::string checksum_format = "xxh3-128";
-  std::vector<std::pair<std::string, std::string>> frames;  ///< By tensor name.
+  std::vector<std::pair<std::string, std::string>> frames;  ///< Frames by tensor name.
   std::map<std::string, std::string> checksums;
   std::vector<std::string> weight_map;
   DType dtype = DType::kU8;

@@ -1,4 +1,5 @@
-// What is written in another system's layout reads back as the same delta, and what cannot be written leaves nothing.
+// A delta written in the layout of another system reads back as the same delta, and one that cannot be written leaves
+// nothing.
 
 #include <gtest/gtest.h>
 

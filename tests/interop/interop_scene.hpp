@@ -75,7 +75,7 @@ struct InteropScene {
     return file;
   }
 
-  /// What reading the step as a delta leads to.
+  /// Returns the state after applying the step as a delta.
   TensorState state_after(const ForeignStep& step) {
     Bytes file;
     const Checkpoint checkpoint = base();

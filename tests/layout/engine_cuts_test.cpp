@@ -82,7 +82,7 @@ void add_fused_experts(LayoutBuilder& builder, const Axes& tp, const Experts& ex
   builder.add_experts("w2", {"{expert}.down"}, Cut::row_parallel(tp), experts);
 }
 
-/// Of experts in these places, the part [begin, end) of their width.
+/// Returns part [begin, end) of the width of the experts in these places.
 Numbers w13_of(const TensorTable& table, const std::vector<std::size_t>& experts, std::size_t begin, std::size_t end) {
   std::vector<Matrix> parts;
   for (const std::size_t e : experts) {

@@ -19,7 +19,7 @@ struct Shipped {
   std::size_t trainer_ranks;
   const char* engine;
   std::size_t engine_ranks;
-  std::uint64_t elements;  ///< Of the model.
+  std::uint64_t elements;  ///< Number of elements of the model.
 };
 
 /// Two norms and an MLP of three matrices, and attention with grouped queries (weights only).

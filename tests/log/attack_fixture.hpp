@@ -19,7 +19,7 @@ namespace sparsecast::test {
 using Json = nlohmann::json;
 using Codes = std::vector<ErrorCode>;
 
-/// What becomes of a record whose field was altered.
+/// Treatment of a record after a field was altered.
 enum class Forgery { kNothingElse, kHashRemade, kSignatureCut, kSignedByStranger, kUnsigned };
 constexpr Forgery kForgeries[] = {Forgery::kNothingElse, Forgery::kHashRemade, Forgery::kSignatureCut,
                                   Forgery::kSignedByStranger, Forgery::kUnsigned};
@@ -48,7 +48,7 @@ inline Bytes forged(RecordParts parts, Forgery forgery) {
   return parts.record();
 }
 
-/// What the form and the signature alone give away; empty: it takes a look at the place.
+/// Returns the errors that form and signature alone cause; empty if only the place in the log tells.
 inline Codes codes_of(Forgery forgery) {
   switch (forgery) {
     case Forgery::kNothingElse:

@@ -172,7 +172,7 @@ TEST_F(LogAttacks, WithARetiredKeyAreRefused) {
     LogReader(store_, LogTrust{{fixed_key(3)->public_key()}, {}, {}}).head();
   });
 
-  // What the retired key signs from here on.
+  // The retired key continues to sign.
   LogCommit commit = retired;
   commit.kind = CommitKind::kDelta;
   commit.version = head + 1;

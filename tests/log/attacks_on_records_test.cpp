@@ -17,7 +17,7 @@ TEST_F(LogAttacks, OnTheHeadAreRefusedAtFirstContact) {
       commit_key(kHead),
       [](const std::string& field, Forgery forgery) -> Codes {
         if (field == "version") return {ErrorCode::kReplayed};
-        // What does not fit the commit before may be told by that.
+        // These fields may be refused because they do not fit the previous commit.
         const std::set<std::string> chained = {"stream", "epoch", "publisher",   "kind",        "previous",
                                                "table",  "keys",  "base_digest", "keys_version"};
         if (chained.contains(field)) {

@@ -59,7 +59,7 @@ class PublishedTrace {
   void copy_base(const std::string& path) const { std::filesystem::copy_file(step_file(kFirst), path); }
   const std::shared_ptr<const TensorTable>& table() const { return table_; }
   const TensorState& state(std::uint64_t version) const { return states_.at(version - kFirst); }
-  /// What lies below the anchor goes.
+  /// Removes everything below the anchor.
   void collect() const {
     LogReader reader(store());
     LogWriter writer(reader, {});

@@ -34,7 +34,7 @@ class LogFixture : public ::testing::Test {
     fs_.put_file("checkpoint.safetensors", scene_.checkpoint(step));
     return writer.write_anchor(fs_, "checkpoint.safetensors", version);
   }
-  /// As a reader with the name would.
+  /// Writes the lease of a reader with this name.
   void lease(const std::string& name, std::uint64_t version, std::chrono::milliseconds time) {
     LogLease lease;
     lease.stream = scene_.stream();

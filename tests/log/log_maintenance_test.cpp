@@ -110,7 +110,7 @@ TEST_F(LogMaintenanceTest, SpansAreMergedFromTheSmallestOn) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> spans;
   for (const DeltaRef& ref : merged) spans.emplace_back(ref.from, ref.to);
   EXPECT_EQ(spans, (decltype(spans){{0, 2}, {0, 4}, {2, 4}, {4, 6}, {0, 8}, {4, 8}, {6, 8}}));
-  // The same from the states themselves.
+  // The merged delta equals the one computed from the states.
   reader_.fetch_delta(merged[4], fs_, "merged.scd");
   const DeltaFile file = DeltaFile::open(fs_, "merged.scd");
   EXPECT_EQ(file.commit().changed, count_changes(*scene_.table(), scene_.state(0), scene_.state(8)));

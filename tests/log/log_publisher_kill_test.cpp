@@ -114,7 +114,7 @@ TEST_F(KilledTrainer, LosesNothingThatWasDurable) {
     EXPECT_GE(head, told);
     EXPECT_LE(head, std::max<std::uint64_t>(told, 1) + 1);
 
-    // What was trained: a takeover, then a step a version.
+    // The training was a takeover, then one step for each version.
     TrainingModel expected(seed_, kWidth);
     Storage live = expected.weights();
     for (std::uint64_t v = 2; v <= head; ++v) expected.train(1e-3F);

@@ -99,7 +99,7 @@ TEST_F(LogTrustTest, ChangesOfKeysLeadFromPinnedOnesToThoseOfToday) {
     expect_whole(trusting(pinned));
   }
   expect_error(ErrorCode::kForeignKey, [&] { LogReader(open(), trusting(thief_)).head(); });
-  // Who believed version 3 finds the way, too.
+  // A reader that trusted version 3 can follow as well.
   LogReader follower(open(), trusting(a_));
   follower.remember(parsed(3));
   EXPECT_EQ(follower.head()->version, 8U);

@@ -1,4 +1,4 @@
-// What each call of LogWriter does to a log, and what it refuses.
+// Effects and errors of each call of LogWriter.
 
 #include "log/log_fixture.hpp"
 

@@ -56,7 +56,7 @@ std::vector<NamedRecord> unsigned_records() {
   return records;
 }
 
-// With SPARSECAST_WRITE_LOG_RECORDS set to a directory, it writes the files there instead.
+// If SPARSECAST_WRITE_LOG_RECORDS names a directory, the test writes the files there instead.
 TEST(LogRecords, AreTheCommittedFilesByteForByte) {
   const char* directory = std::getenv("SPARSECAST_WRITE_LOG_RECORDS");
   FileSystem& fs = FileSystem::posix();

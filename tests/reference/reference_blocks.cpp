@@ -41,7 +41,7 @@ class BitString {
   std::vector<bool> bits_;
 };
 
-/// What one block has to say. Positions are relative to its first element.
+/// Content of one block. Positions are relative to its first element.
 struct BlockContent {
   Words positions;
   Words words;      ///< Coded, of the changed elements.

@@ -134,8 +134,8 @@ struct ChecksummedFrame {
 };
 
 /// §2.3
-ChecksummedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::uint64_t delta_id, std::uint64_t version,
-                         int zstd_level) {
+ChecksummedFrame frame_record(const FrameContent& frame, std::size_t sequence, std::uint64_t delta_id,
+                              std::uint64_t version, int zstd_level) {
   const Bytes body = frame.body();
   const Bytes compressed = compressed_if_smaller(body, zstd_level);
   const Bytes& stored = compressed.empty() ? body : compressed;
@@ -154,7 +154,7 @@ ChecksummedFrame frame_record(const FrameContent& frame, std::size_t sequence, s
   return {record.bytes(), checksum};
 }
 
-/// What element `i` of a tensor counts as.
+/// Returns the index at which element `i` of a tensor counts in the digest.
 std::uint64_t reference_index(const TensorSpec& spec, const DigestOrigin& origin, std::uint64_t i) {
   if (origin.strides.empty()) return origin.first + i;
   std::uint64_t index = origin.first;

@@ -1,5 +1,5 @@
-// A sync whose routes are published one by one while others are on the wire: that they are, and what is left behind when
-// one of them fails, lasts too long, or has no wire any more.
+// A sync whose routes are published one by one while others are on the wire: that they are, and what is left behind
+// when one of them fails, lasts too long, or has no wire any more.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ std::shared_ptr<const Layout> one_tensor(std::uint32_t ranks, const Cut& rule) {
   return std::make_shared<const Layout>(builder.build());
 }
 
-/// What a test has to say when the publisher detects in a route.
+/// Hook of a test, called when the publisher detects in a route.
 using AtPublish = std::function<void(std::size_t route)>;
 
 class WatchedDetector final : public Detector {
@@ -73,7 +73,8 @@ class WatchedMemory final : public ShardMemory {
                                             const std::vector<ShardView>& live, const std::vector<ShardView>& held,
                                             const PublisherOptions& options) override {
     auto inner = make_snapshot_over(*table, tensors_at(live), tensors_at(held));
-    auto watched = std::make_unique<WatchedDetector>(std::move(inner), [this, route = routes_++] { at_publish_(route); });
+    auto watched =
+        std::make_unique<WatchedDetector>(std::move(inner), [this, route = routes_++] { at_publish_(route); });
     return std::make_unique<Publisher>(std::move(table), std::move(watched), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
@@ -213,7 +214,7 @@ class Receiver {
 /// A sync that the trainer cannot finish.
 struct Failure {
   std::string words;                             ///< The trainer's.
-  std::string error;                           ///< What a regroup then says; "" when it heals.
+  std::string error;                             ///< Error of the next regroup; "" if it succeeds.
   std::chrono::milliseconds timeout = kTimeout;  ///< The trainer's.
   /// The engine's: ranks whose channel falls silent wait for it as long.
   std::chrono::milliseconds engine_timeout = kTimeout;

@@ -66,7 +66,7 @@ struct MasterLocals {
       for (std::byte& byte : tensor) byte = static_cast<std::byte>(random.next());
     }
   }
-  /// What receivers get of an element.
+  /// Returns the bits that receivers get of an element.
   std::uint64_t wire(const std::vector<LocalTensor>& locals, std::size_t local, std::uint64_t element) const {
     const std::uint64_t bits = test::read_element(storage[local].data(), element_size(dtypes[local]), element);
     return dtypes[local] == locals[local].dtype ? bits : test::slow_bf16(static_cast<std::uint32_t>(bits));
@@ -98,7 +98,8 @@ void for_each_sent(const FanoutPlan& plan, int rank, const Visit& visit) {
 }
 
 /// Covers two plans with masters that move on in between, on every rank of the trainer. What is held of an element is
-/// its cast as it was under the first plan that sent it, in every route. Returns how many elements are in several routes.
+/// its cast as it was under the first plan that sent it, in every route. Returns how many elements are in several
+/// routes.
 std::uint64_t expect_casts(test::Random& random, const Participant& trainer, const FanoutPlan& first,
                            const FanoutPlan& second) {
   std::uint64_t repeated = 0;

@@ -30,7 +30,7 @@ class Scene {
   void own(Routes routes) { add(kOwn, std::move(routes)); }
   void foreign(Routes routes) { add(kOther, std::move(routes)); }
 
-  // What a test has to say at a step, by route or by number of the transfer.
+  // Hooks of a test at each step, by route or by number of the transfer.
   std::function<void(std::uint32_t route)> at_publish = [](std::uint32_t) {};
   std::function<void(std::size_t number)> at_wire = [](std::size_t) {};
   std::function<void(std::size_t number)> at_stage = [](std::size_t) {};
@@ -69,8 +69,8 @@ class Scene {
 
   Routes published;
   std::vector<std::pair<std::size_t, std::size_t>> sent;    ///< Number of the transfer, records.
-  std::vector<std::pair<std::size_t, std::size_t>> staged;  ///< The same.
-  std::set<std::thread::id> threads;                        ///< That published or staged.
+  std::vector<std::pair<std::size_t, std::size_t>> staged;  ///< Staged transfers, likewise.
+  std::set<std::thread::id> threads;                        ///< Threads that published or staged.
 
  private:
   void add(int source, Routes routes) {

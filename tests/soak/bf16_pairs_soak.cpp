@@ -1,8 +1,8 @@
 // All 2^32 pairs of old and new bf16 bit patterns, through publisher and subscriber, under each value codec.
 //
-// For each old pattern one tensor: its even elements hold the old pattern still, its odd ones go to all 65,536 new
+// Each old pattern has a tensor: its even elements keep the old pattern, its odd ones change to all 65,536 new
 // patterns in turn, starting from the old one. Only half of the elements change, so that blocks do not go dense and
-// every ulp distance is coded as sign, low bits and exception; neighbours have similar distances, so parameters vary.
+// every ULP difference is coded as sign, low bits and exception; neighbours have similar differences, so parameters vary.
 
 #include <array>
 #include <atomic>

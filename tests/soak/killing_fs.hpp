@@ -20,7 +20,7 @@ struct CallCounter {
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
   static constexpr std::uint64_t kMostCalls = 1 << 14;
   std::atomic<std::uint64_t> calls{0};
-  std::atomic<bool> is_write[kMostCalls]{};  ///< By number of the call.
+  std::atomic<bool> is_write[kMostCalls]{};  ///< Whether each call, by number, is a write.
 };
 
 /// Counts the calls that read or change anything, from 0, and sends the process SIGKILL in the place of call `kill_at`.

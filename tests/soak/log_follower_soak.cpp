@@ -25,7 +25,7 @@ int run(soak::Flags& flags) {
   const soak::Stopwatch watch;
   Random random(seed);
   CrashCounts total;
-  // With little time all scenarios are tried at fewer points.
+  // In a short run all scenarios are tried at fewer points.
   const std::uint64_t stride = seconds > 0 && seconds < 10 ? 7 : 1;
   do {
     for (const FollowedCheckpoint& how : kFollowedCheckpoints) {

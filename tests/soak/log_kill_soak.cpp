@@ -34,7 +34,7 @@ constexpr const char* kUsage =
     "  --double 1    each restart is killed, too, at a random point, before the one that must succeed\n"
     "  --seed N\n";
 
-/// What happens in one world: a command that dies, and what must be true after it has run again.
+/// A scenario: a command that is killed, and the conditions after it has run again.
 struct Scenario {
   std::string name;
   std::vector<Arguments> before;     ///< Commands that make the world.

@@ -1,6 +1,6 @@
 #pragma once
 
-// What soak programs share: flags of the form --name VALUE, a deadline, and a line of progress now and then.
+// Common parts of soak programs: options --name VALUE, a deadline, and an occasional line of progress.
 
 #include <chrono>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What S3 servers answer: read strictly, and refused without harm.
+// Answers of S3 servers are parsed strictly, and bad ones are refused without harm.
 
 #include <gtest/gtest.h>
 

@@ -49,7 +49,7 @@ bool write(FileSystem& fs, Call call) {
 }
 
 std::optional<std::string> before(Case c) { return c.exists ? std::optional(kOld) : std::nullopt; }
-/// What is there when the call did all that it should.
+/// Returns the content after a complete call.
 std::string after(Case c) { return c.call == Call::kCreate && c.exists ? kOld : kNew; }
 
 std::uint64_t operations_of_a_clean_run(Case c) {
@@ -143,7 +143,7 @@ TEST(DirectoryStoreFaults, EveryCrashLeavesTheOldOrTheWholeNewObjectAndARestartG
         EXPECT_EQ(created, c.call != Call::kCreate || !content);
         EXPECT_EQ(state->content(kPath), after(c));
         EXPECT_EQ(state->durable_state()->content(kPath), after(c));
-        // What a crashed writer left is told from objects by its name.
+        // The remains of a crashed writer are told from objects by their names.
         for (const StoredObject& object : open_directory_store(*state, "log")->list("")) {
           EXPECT_TRUE(object.key == kKey || object.key.find(".tmp.") != std::string::npos) << object.key;
         }

@@ -1,4 +1,4 @@
-// Where a bucket is and which keys reach it: environment, files, precedence, and what is refused.
+// Location and keys of a bucket: environment, files, precedence, and errors.
 
 #include "store/s3_options.hpp"
 

@@ -4,14 +4,14 @@
 #include <string>
 
 #include "sparsecast/object_store.hpp"
-#include "support/http_server.hpp"
 #include "support/fake_bucket.hpp"
+#include "support/http_server.hpp"
 
 namespace sparsecast::test {
 
 constexpr std::uint64_t kSmallestPart = std::uint64_t{5} << 20;
 
-/// Of a store on a server of the test, that gives up soon.
+/// Returns options of a store on a server of the test, with short deadlines.
 inline S3Options impatient(const HttpServer& server, std::chrono::milliseconds deadline) {
   S3Options options;
   options.bucket = "bucket";
@@ -59,7 +59,7 @@ struct FaultyBucket {
 
 constexpr int kForEver = 1'000'000;
 
-/// The same answer whatever is asked.
+/// Returns the same answer to every request.
 inline FaultyBucket::Reply always(HttpReply reply) {
   return [reply](const HttpQuestion&, FakeBucket&) { return reply; };
 }

@@ -60,7 +60,7 @@ TEST(S3Creation, NeedsAnEndpointThatHonoursTheCondition) {
 }
 
 TEST(S3Creation, FindsOutAnEndpointThatLooksFirstAndWritesLater) {
-  // As SeaweedFS 4.16: right for one writer after the other, and wrong for two at a time.
+  // Behaves as SeaweedFS 4.16: right for writers one after another, and wrong for two at a time.
   FakeBucket bucket;
   std::atomic<int> lookers{0};
   HttpServer racy([&](const HttpQuestion& question) {
@@ -176,7 +176,8 @@ TEST(S3Multipart, WhatIsNotCommittedIsAborted) {
 TEST(S3Multipart, HoldsNoMorePartsThanS3Takes) {
   FaultyBucket faulty;
   faulty.faults = 0;
-  // What is said to be large gets large parts: 60 GB in 10,000 of more than 6 MB, of which this is less than one.
+  // An object that is declared large gets large parts: 60 GB in 10,000 parts of more than 6 MB; this object is smaller
+  // than one.
   const auto store = faulty.open();
   const auto upload = store->upload("large", 60'000'000'000);
   upload->append(Bytes(6'000'000));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What ObjectStore promises, checked on any store: the same calls for a directory and a bucket.
+// Contract of ObjectStore, checked on any store: the same calls for a directory and a bucket.
 
 #include <cstdint>
 #include <optional>

@@ -59,8 +59,8 @@ inline Bytes encode_file(const TensorTable& table, const TensorState& old_state,
   return join(encode_records(table, old_state, new_state, options, step));
 }
 
-/// What the frames among `records` (the header comes first) do to `state`, by the block functions alone: no versions,
-/// no commit, no digest.
+/// Applies the frames among `records` (the header comes first) to `state` by the block functions alone, without
+/// versions, commit or digest.
 inline void apply_blocks(const std::vector<Bytes>& records, const TensorTable& table, TensorState& state) {
   const DeltaHeader header = parse_header(records.front());
   ApplyScratch scratch;

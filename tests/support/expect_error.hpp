@@ -26,7 +26,7 @@ void expect_error(ErrorCode code, const Call& call, std::initializer_list<std::s
   ADD_FAILURE() << "no error; expected " << to_string(code);
 }
 
-/// What a step throws, in words; "" when it does not.
+/// Returns the text of the exception of a step; "" if it throws none.
 template <class Step>
 std::string words_of(const Step& step) {
   try {

@@ -16,10 +16,10 @@ class FakeBucket {
     std::string content;
     std::string creator;  ///< The metadata that came with it.
     int version = 0;
-    std::size_t parts = 0;  ///< Of a multipart upload; else 0.
+    std::size_t parts = 0;  ///< Number of parts of a multipart upload; otherwise 0.
   };
 
-  std::map<std::string, Object> objects;  ///< By path: "/bucket/key".
+  std::map<std::string, Object> objects;  ///< Objects by path: "/bucket/key".
   bool honours_conditions = true;
   bool keeps_metadata = true;
 

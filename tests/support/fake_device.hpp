@@ -22,7 +22,7 @@ class FakeDevice final : public DeviceApi {
   static void enqueue(void* stream, std::function<void()> task);
   /// Streams wait for nothing any more.
   void close() { closing_ = true; }
-  /// Of the calling thread.
+  /// Returns the current device of the calling thread.
   static int device_in_use();
 
   int current_device() override { return device_in_use(); }

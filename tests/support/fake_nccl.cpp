@@ -30,14 +30,14 @@ struct Communicator {
   ncclComm_t* child = nullptr;
   std::shared_ptr<World> child_world;
   int child_rank = 0;
-  std::uint64_t splits = 0;                 ///< That it has taken part in.
+  std::uint64_t splits = 0;                 ///< Number of splits that it took part in.
   std::optional<std::uint64_t> unanswered;  ///< The number of one that not all ranks have asked for yet.
 };
 
 Communicator* of(ncclComm_t handle) { return reinterpret_cast<Communicator*>(handle); }
 ncclComm_t handle_of(Communicator* communicator) { return reinterpret_cast<ncclComm_t>(communicator); }
 
-/// The same on every rank that derives the same from the same.
+/// Returns an id that is equal on all ranks with equal arguments.
 std::uint64_t derived_id(const World& world, std::string_view how, std::span<const std::uint64_t> words) {
   std::uint64_t id = xxh3_64(std::as_bytes(std::span(how)), world.id());
   for (const std::uint64_t word : words) id = xxh3_64(std::as_bytes(std::span(&word, 1)), id);

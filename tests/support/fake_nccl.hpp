@@ -12,8 +12,8 @@
 #include <set>
 #include <string>
 
-#include "transport/nccl/nccl_group.hpp"
 #include "tests/support/fake_world.hpp"
+#include "transport/nccl/nccl_group.hpp"
 
 namespace sparsecast::test {
 
@@ -51,7 +51,7 @@ class FakeNccl {
   struct State;
   State& state() { return *state_; }
   DeviceApi& device();
-  /// What the channels did that NCCL leaves undefined; tests expect nothing.
+  /// Returns the undefined uses of NCCL by the channels; tests expect none.
   std::string misuses() const;
 
  private:

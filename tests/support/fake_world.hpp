@@ -1,7 +1,7 @@
 #pragma once
 
-// What the ranks of one communicator of the fake NCCL share: who has joined, what was said about a split, and
-// the broadcasts. Ranks are threads that share memory, or processes that share a directory.
+// State that the ranks of one communicator of the fake NCCL share: members, choices of a split, and broadcasts. Ranks
+// are threads that share memory, or processes that share a directory.
 
 #include <cstdint>
 #include <filesystem>
@@ -45,7 +45,7 @@ class World {
   virtual bool all_joined() = 0;
   /// `split`: the how-manieth of the communicator, and so below.
   virtual void choose(std::uint64_t split, int rank, SplitChoice choice) = 0;
-  /// By rank; nothing until all have chosen.
+  /// Returns the choices by rank; nullopt until all have chosen.
   virtual std::optional<std::map<int, SplitChoice>> choices(std::uint64_t split) = 0;
   virtual void arrive(std::uint64_t broadcast, const Arrival& arrival) = 0;
   /// Nothing until all ranks have arrived.
@@ -59,7 +59,7 @@ class World {
 class Worlds {
  public:
   virtual ~Worlds() = default;
-  /// The same for all ranks that ask for one id.
+  /// Returns the world of an id, shared by all its ranks.
   virtual std::shared_ptr<World> of(std::uint64_t id, int size) = 0;
   /// Never given before.
   virtual std::uint64_t new_id() = 0;

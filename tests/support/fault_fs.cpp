@@ -37,7 +37,7 @@ struct FaultFileSystem::NameChange {
     if (!from.empty()) names.erase(from);
     if (!to.empty()) names[to] = inode;
   }
-  /// With all that is in it, in one step; nothing when its creation was lost.
+  /// Moves a directory with its contents in one step; nothing if its creation was lost.
   void move_directory(Names& names) const {
     if (names.count(from) == 0) return;
     Names moved;
@@ -399,7 +399,7 @@ void FaultFileSystem::sync_directory(const std::string& path) {
             continue;
           }
           change.apply(durable_names_);
-          // What was in a directory that is gone for certain must not come to one that has its name later.
+          // The contents of a removed directory must not appear in a later one of the same name.
           if (change.to.empty()) {
             std::erase_if(others, [&](const NameChange& inner) { return inner.directory() == change.from; });
           }

@@ -59,8 +59,8 @@ class FaultFileSystem : public FileSystem {
   struct Operation {
     std::string name;  ///< "open", "write", "sync", "rename", "sync_directory", ...
     std::string path;
-    std::uint64_t offset = 0;  ///< Of reads and writes; the new size of a truncation.
-    std::uint64_t bytes = 0;   ///< Of reads and writes.
+    std::uint64_t offset = 0;  ///< Offset of reads and writes; the new size of a truncation.
+    std::uint64_t bytes = 0;   ///< Bytes of reads and writes.
     std::string to;            ///< The new name of a rename.
   };
   enum class Repeat { kOnce, kForEver };
@@ -84,7 +84,8 @@ class FaultFileSystem : public FileSystem {
   /// Puts a durable file there, with its directories; not an operation and never fails.
   void put_file(const std::string& path, std::span<const std::byte> content);
   void put_file(const std::string& path, const std::string& content);
-  /// What programs see in the file; empty when there is none. Not an operation, works after a crash too.
+  /// Returns the content of the file as programs see it; nullopt if there is none. Not an operation; works after a
+  /// crash.
   std::optional<std::string> content(const std::string& path) const;
   /// Paths of all files that programs see, sorted; not an operation.
   std::vector<std::string> files() const;

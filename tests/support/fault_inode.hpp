@@ -17,7 +17,7 @@ struct FaultWrite {
   std::uint64_t offset = 0;
   std::vector<std::byte> bytes;
   bool truncates = false;  ///< To the size `offset`.
-  bool confirmed = false;  ///< By an fsync.
+  bool confirmed = false;  ///< Whether an fsync has confirmed it.
 
   FaultWrite(std::uint64_t at, std::vector<std::byte> content) : offset(at), bytes(std::move(content)) {}
   static FaultWrite truncation(std::uint64_t size) {
@@ -52,13 +52,14 @@ struct FaultWrite {
 };
 
 struct FaultInode {
-  /// What programs see. Shared with mappings; replaced when its length changes, so that their bytes stay where they
-  /// are.
+  /// Content as programs see it. Shared with mappings; replaced when the length changes, so that mapped bytes keep
+  /// their addresses.
   std::shared_ptr<std::vector<std::byte>> seen = std::make_shared<std::vector<std::byte>>();
-  std::vector<std::byte> origin;    ///< What the disk held for certain before `history`.
+  std::vector<std::byte> origin;    ///< Content certainly on the disk before `history`.
   std::vector<FaultWrite> history;  ///< In the order of the calls.
   std::size_t abandoned = 0;  ///< So many first entries of `history` met a failed fsync: none confirms them later.
-  std::chrono::steady_clock::time_point modified{};  ///< By the file system's clock; survives every crash.
+  std::chrono::steady_clock::time_point
+      modified{};  ///< Modification time by the clock of the file system; survives every crash.
 
   explicit FaultInode(std::vector<std::byte> content = {}) : origin(std::move(content)) { *seen = origin; }
 

@@ -97,7 +97,7 @@ class FollowScene {
     store_->set(kFloorKey, pack(floor, nullptr));
   }
 
-  /// What gc would remove below that version.
+  /// Removes what gc would remove below that version.
   void collect(std::uint64_t version) {
     set_floor(version);
     for (const auto& [key, bytes] : store_->objects()) {

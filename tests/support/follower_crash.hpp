@@ -1,7 +1,7 @@
 #pragma once
 
-// What a power loss at any operation of a follower leaves, and whether the next start makes a version of it
-// (docs/architecture.md, I1 to I4, I6). Failures are sentences; the caller decides what to do with them.
+// Power loss at every operation of a follower, and whether the next start restores a version (docs/architecture.md, I1
+// to I4, I6). Failures are sentences, which callers report.
 
 #include <map>
 #include <string>
@@ -30,7 +30,7 @@ struct CrashCounts {
   }
 };
 
-/// What the follower does while the power goes.
+/// Work of the follower during the power loss.
 enum class CrashScenario { kSingleDeltas, kMergedDelta, kReseed, kFirstAnchor, kReseedWithUndo };
 inline constexpr CrashScenario kCrashScenarios[] = {CrashScenario::kSingleDeltas, CrashScenario::kMergedDelta,
                                                     CrashScenario::kReseed, CrashScenario::kFirstAnchor,
@@ -162,13 +162,13 @@ class FollowerCrash {
       return;
     }
     expect_newest(fs, "after the next life", fail);
-    // What was reported holds on the disk, whatever happens next.
+    // A reported version stays on the disk, whatever happens next.
     expect_newest(*fs.durable_state(), "after the next life and a power loss", fail);
     if (fs.list(std::string(how_.path) + ".follow") != std::vector<std::string>{"state"})
       fail("something is left over");
   }
 
-  /// What an engine would load: a version, or something that says that it is none.
+  /// Checks what an engine would load: a version, or an error.
   template <class Fail>
   void look(FaultFileSystem& fs, CrashCounts& counts, const Fail& fail) {
     if (has_undo(fs)) {

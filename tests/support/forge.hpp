@@ -25,7 +25,7 @@ void set_field(Bytes& record, std::size_t offset, T value) {
 
 /// Offsets in the records (docs/wire-format.md §2).
 namespace at {
-inline constexpr std::size_t kDeltaId = 8;  ///< Of every record but the header.
+inline constexpr std::size_t kDeltaId = 8;  ///< Offset of the delta id in every record but the header.
 inline constexpr std::size_t kHeaderId = 120;
 inline constexpr std::size_t kTableStored = 16;
 inline constexpr std::size_t kTableChecksum = 40;
@@ -91,7 +91,7 @@ struct ForgedGroup {
   std::vector<ReferenceBlock> blocks;
 };
 
-/// What one frame says; its counts are those of its content unless overridden later in the record.
+/// Content of one frame; its counts follow from the content unless the record overrides them later.
 struct ForgedFrame {
   std::vector<ForgedGroup> groups;
   Bytes after_payload;  ///< Belongs to no block.

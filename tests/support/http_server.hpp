@@ -18,7 +18,7 @@ namespace sparsecast::test {
 struct HttpQuestion {
   std::string method;
   std::string path;                            ///< Without the query.
-  std::string query;                           ///< As it came.
+  std::string query;                           ///< Query as received.
   std::map<std::string, std::string> headers;  ///< Names in lower case.
   std::string body;
 

@@ -45,7 +45,7 @@ struct LogScenario {
   std::function<void(LogWorld&)> prepare;  ///< Once, with nothing going wrong.
   std::function<void(LogWorld&)> lead;     ///< In the process under test, before its operation; may be empty.
   std::function<void(LogWorld&)> act;      ///< The operation; may be repeated after an error.
-  std::uint64_t versions = 0;              ///< That the operation makes.
+  std::uint64_t versions = 0;              ///< Number of versions that the operation makes.
 };
 
 const std::vector<LogScenario>& log_scenarios();

@@ -11,7 +11,7 @@
 namespace sparsecast::test {
 namespace {
 
-/// What a reader was given: by name, the bytes.
+/// Bytes that a reader was given, by name.
 using Delivery = std::map<std::string, std::string>;
 
 class FlippedLog {
@@ -63,7 +63,7 @@ class FlippedLog {
  private:
   std::shared_ptr<ObjectStore> open() { return open_directory_store(fs_, "log"); }
 
-  /// What the file system keeps for crash states, of which there are none here.
+  /// Drops the history that the file system keeps for crash states, which are not used here.
   void forget() {
     fs_.sync_directory(".");
     fs_.sync_directory("scratch");

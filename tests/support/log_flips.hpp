@@ -7,10 +7,10 @@
 namespace sparsecast::test {
 
 struct FlipCount {
-  std::uint64_t bits = 0;                        ///< Of the whole history.
+  std::uint64_t bits = 0;                        ///< Number of bits of the whole history.
   std::uint64_t flips = 0;                       ///< Tried.
   std::uint64_t harmless = 0;                    ///< All that was delivered was as without the flip.
-  std::map<std::string, std::uint64_t> refused;  ///< By the name of the error.
+  std::map<std::string, std::uint64_t> refused;  ///< Number of refused flips by name of the error.
 };
 
 /// Publishes a small signed history (six versions, two merged deltas, anchor, catalog, floor, lease), flips every

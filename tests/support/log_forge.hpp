@@ -43,13 +43,13 @@ struct RecordParts {
   std::string kind() const { return first.substr(first.rfind(' ') + 1); }
   std::string body() const { return first + "\n" + fields.dump() + "\n"; }
   void rehash() { hash = hex_of(content_hash(std::as_bytes(std::span(std::string_view(body())))).bytes); }
-  /// As the parts are, whether they belong together or not.
+  /// Returns the record made of the parts, whether they belong together or not.
   Bytes record() const {
     std::string text = body() + "blake2b-256 " + hash + "\n";
     if (!signature.empty()) text += "signature " + signature + "\n";
     return bytes_of(text);
   }
-  /// As its author would have made it; `key` may be null.
+  /// Returns the record as its author would have made it; `key` may be null.
   Bytes checksummed(const SigningKey* key) const { return make_record(kind(), fields, key); }
 };
 

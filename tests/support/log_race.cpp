@@ -14,8 +14,8 @@
 namespace sparsecast::test {
 namespace {
 
-/// Where all publishers wait for one another, so that they create the same commit at the same moment. Who does not
-/// come in time is not waited for: then something is wrong, and the count of winners says so.
+/// Barrier at which all publishers wait, so that they create the same commit at the same moment. It does not wait for a
+/// late publisher: then something is wrong, and the number of winners shows it.
 class Gate {
  public:
   explicit Gate(int publishers) : publishers_(publishers) {}
@@ -73,8 +73,8 @@ class GatedStore : public ObjectStore {
   Gate& gate_;
 };
 
-/// What all publishers of a race share: one state of the model for ever, so that every version has the same digest and
-/// any publisher may take over any head.
+/// Shared state of the publishers of a race: one state of the model forever, so that every version has the same digest
+/// and any publisher may take over any head.
 class Race {
  public:
   Race(const OpenStore& open_store, const RaceSettings& settings)

@@ -16,8 +16,8 @@ LogFloor example_floor();
 LogLease example_lease();
 
 struct NamedRecord {
-  std::string name;  ///< Of its file in testdata/log, without ".record".
-  std::string kind;  ///< As the record's first line has it.
+  std::string name;  ///< Name of its file in testdata/log, without ".record".
+  std::string kind;  ///< Kind in the first line of the record.
   Bytes bytes;
 };
 /// Commits of all kinds, catalog, anchor and floor, unsigned and signed by fixed_key(7); a lease.

@@ -45,7 +45,7 @@ class LogScene {
   }
   StateDigest digest(std::uint64_t step) { return sum(digest_tensors(*table_, views(state(step)))); }
 
-  /// From the state of one step to that of another, as the delta of `version`.
+  /// Returns the delta of `version` from the state of one step to that of another.
   Bytes delta(std::uint64_t from_step, std::uint64_t to_step, std::uint64_t version,
               const EncodeOptions& options = {}) {
     state(to_step);

@@ -24,7 +24,7 @@ struct RankDied {};
 
 /// All hooks are called on the thread of the rank that they concern, without any lock.
 struct LoopbackHooks {
-  /// What a receiver gets may be altered here.
+  /// Hook that may alter the records of a receiver.
   std::function<void(int rank, std::vector<Bytes>& records)> receive = nullptr;
   /// Before a rank gives its `vote`-th vote on the channel, from 1.
   std::function<void(int rank, int vote)> before_vote = nullptr;
@@ -55,7 +55,7 @@ class LoopbackHub {
   const LoopbackHooks hooks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Round> broadcasts_;  ///< By number of the call on the channel.
+  std::map<int, Round> broadcasts_;  ///< Broadcasts by number of the call on the channel.
   std::map<int, Round> votes_;
 };
 

@@ -13,8 +13,8 @@ namespace sparsecast::test {
 
 inline double bf16_value(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
-/// Of two neighbours the nearer in exact arithmetic, and the even one of two equally near. Doubles hold both
-/// differences exactly. The neighbour above the greatest finite bf16 is 2^128, which stands for infinity.
+/// Rounds to the nearer of two neighbours in exact arithmetic, and to the even one of two equally near. Doubles hold
+/// both differences exactly. The neighbour above the greatest finite bf16 is 2^128, which stands for infinity.
 inline std::uint16_t slow_bf16(std::uint32_t bits) {
   const auto upper = static_cast<std::uint16_t>(bits >> 16);
   const float value = std::bit_cast<float>(bits);
@@ -33,7 +33,7 @@ inline std::uint16_t slow_bf16(std::uint32_t bits) {
   return (upper & 1) == 0 ? upper : away;
 }
 
-/// The same table as its trainer holds it: each bf16 tensor as a master in F32 with this probability.
+/// Returns the table as the trainer holds it: each bf16 tensor is a master in F32 with this probability.
 inline TensorTable with_masters(Random& random, const TensorTable& table, double probability) {
   std::vector<TensorSpec> specs(table.begin(), table.end());
   for (TensorSpec& spec : specs) {
@@ -42,7 +42,7 @@ inline TensorTable with_masters(Random& random, const TensorTable& table, double
   return TensorTable(std::move(specs));
 }
 
-/// What receivers of `table` hold of a state of with_masters().
+/// Returns the state that receivers of `table` hold for a state of with_masters().
 inline TensorState cast_slowly(const TensorTable& table, const TensorTable& held, const TensorState& state) {
   TensorState out = state;
   for (std::size_t t = 0; t < table.size(); ++t) {

@@ -10,7 +10,7 @@
 
 namespace sparsecast::test {
 
-/// Takes back what NaN-masked tensors cannot carry: changes of integers, and changes to a NaN; `both` ways.
+/// Reverts changes that NaN-masked tensors cannot carry: changes of integers, and changes to a NaN; `both` ways.
 inline void keep_to_numbers(RandomDelta& delta, bool both) {
   for (std::size_t t = 0; t < delta.table->size(); ++t) {
     const DType dtype = (*delta.table)[t].dtype;
@@ -25,7 +25,7 @@ inline void keep_to_numbers(RandomDelta& delta, bool both) {
   }
 }
 
-/// Where the elements of a tensor lie in memory of `elements` elements.
+/// Placement of the elements of a tensor in memory of `elements` elements.
 struct Placement {
   std::vector<std::uint64_t> shape;
   std::vector<std::int64_t> strides;

@@ -35,7 +35,7 @@ struct NanMaskedStep {
 
   std::shared_ptr<const TensorTable> table;
   TensorState state;   ///< The publisher's.
-  TensorState before;  ///< What receivers start from.
+  TensorState before;  ///< State that receivers start from.
   std::optional<Publisher> publisher;
 };
 

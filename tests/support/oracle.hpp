@@ -1,6 +1,6 @@
 #pragma once
 
-// What is true, found in the plainest way: element by element, byte by byte.
+// Expected results, computed in the plainest way: element by element, byte by byte.
 
 #include <cstdint>
 #include <cstring>
@@ -39,7 +39,7 @@ inline std::uint64_t count_changes(const TensorTable& table, const TensorState& 
   return changed;
 }
 
-/// Where two states first differ; empty when they are equal.
+/// Returns the first difference of two states as text; empty if they are equal.
 inline std::string first_difference(const TensorTable& table, const TensorState& found, const TensorState& expected) {
   for (std::size_t t = 0; t < table.size(); ++t) {
     const std::size_t size = element_size(table[t].dtype);

@@ -49,7 +49,7 @@ inline std::uint64_t run_seed() {
   return seed;
 }
 
-/// For SCOPED_TRACE: how to see this run again.
+/// Returns the text for SCOPED_TRACE that tells how to repeat this run.
 inline std::string seed_note() { return "SPARSECAST_SEED=" + std::to_string(run_seed()); }
 
 /// Seed of the `index`-th independent case of a run.

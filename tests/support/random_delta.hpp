@@ -13,8 +13,8 @@ namespace sparsecast::test {
 
 struct RandomLimits {
   std::size_t max_tensors = 4;
-  std::uint64_t max_elements = 40'000;  ///< Of one tensor.
-  double large_chance = 0.01;           ///< Of a tensor that may come near max_elements; others have at most 600.
+  std::uint64_t max_elements = 40'000;  ///< Largest number of elements of one tensor.
+  double large_chance = 0.01;           ///< Probability of a tensor of up to max_elements; others have at most 600.
 };
 
 /// Two states of a table and how the step between them is to be encoded.

@@ -59,7 +59,7 @@ class RankMaker {
     layout_.shards.push_back(shard);
   }
 
-  /// The same elements of a tied name in the very same memory.
+  /// Adds a tied name with the same elements in the same memory.
   void add_alias_of_last(std::uint32_t alias) {
     Shard shard = layout_.shards.back();
     shard.tensor = alias;
@@ -213,7 +213,7 @@ RandomFanout random_fanout(Random& random) {
                  {}};
   const auto random_engine = [&](const std::string& name, const std::vector<Hold>& holds) {
     constexpr std::array kStyles = {TieStyle::kNone, TieStyle::kTied, TieStyle::kApart};
-    // Where the trainer does not tie, it has one name only, and an engine may tie a second one to it.
+    // If the trainer does not tie, it has one name only, and an engine may tie a second one to it.
     const TieStyle style =
         tied ? random.pick<TieStyle>(kStyles) : (random.chance(0.2) ? TieStyle::kTied : TieStyle::kNone);
     return Participant{name, random_side(random, specs, style, holds, false), {}};

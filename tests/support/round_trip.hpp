@@ -6,11 +6,11 @@
 
 namespace sparsecast::test {
 
-/// What a round trip checks beyond publishing, applying, and comparing every byte and the digest.
+/// Optional checks of a round trip, beyond publishing, applying, and comparing every byte and the digest.
 struct RoundTripDepth {
   bool against_reference = false;  ///< The records are the reference encoder's, byte for byte.
-  bool through_file = false;       ///< The same as a delta file: parsed, and its report counted.
-  bool rolled_back = false;         ///< undo_last, and the inverse delta.
+  bool through_file = false;       ///< Also writes and parses a delta file, and checks its report.
+  bool rolled_back = false;        ///< undo_last, and the inverse delta.
 };
 
 /// A claim of the round trip that does not hold.

@@ -42,7 +42,7 @@ class MasterScene {
     for (std::size_t t = 0; t < table.size(); ++t) masters_.push_back(held[t].dtype != table[t].dtype);
   }
 
-  /// For ShardedOptions::local_dtypes.
+  /// Returns the dtypes for ShardedOptions::local_dtypes.
   std::vector<DType> dtypes(std::size_t place) const {
     std::vector<DType> dtypes;
     for (const LocalTensor& tensor : trainer->ranks()[place].tensors) dtypes.push_back(tensor.dtype);
@@ -127,7 +127,7 @@ class MasterScene {
     return storage;
   }
 
-  std::vector<TensorState> held_;  ///< By version, as the trainer has it.
+  std::vector<TensorState> held_;  ///< States by version, as the trainer has them.
   std::vector<TensorState> wire_;  ///< And as receivers do.
   std::vector<bool> masters_;
 };

@@ -40,7 +40,7 @@ class UnreliableStore : public ObjectStore {
     const std::lock_guard lock(mutex_);
     return calls_;
   }
-  /// What was late arrives, in order.
+  /// Delivers late objects, in order.
   void deliver() {
     std::vector<std::function<void()>> late;
     {

@@ -11,7 +11,7 @@
 namespace sparsecast::test {
 namespace {
 
-/// Of a box somewhere in a larger tensor, or of a tensor of its own.
+/// Returns the origin of a box somewhere in a larger tensor, or of a whole tensor.
 DigestOrigin random_origin(Random& random, const TensorTable& table, std::size_t t) {
   if (random.chance(0.3)) return table.digest_origin(t);
   DigestOrigin origin{{random.next(), random.next()}, random.below(1'000'000), {}};

@@ -1,4 +1,4 @@
-// What goes wrong in a sync leaves every rank at the old version or the new one, and says why.
+// A failed sync leaves every rank at the old version or the new one, and says why.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-constexpr milliseconds kShort{1500};  ///< For a sync that must time out; all other syncs have a minute.
+constexpr milliseconds kShort{1500};  ///< Timeout of a sync that must time out; all other syncs have a minute.
 
 ErrorCode code_of(const RankResult& result) {
   EXPECT_TRUE(result.error) << result.text();

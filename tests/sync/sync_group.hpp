@@ -11,7 +11,7 @@
 
 namespace sparsecast::test {
 
-/// What a rank's sync came to: a report, an error, or neither when the rank died or did not take part.
+/// Result of the sync of a rank: a report, an error, or neither if the rank died or did not take part.
 struct RankResult {
   std::optional<SyncReport> report;
   std::optional<Error> error;

@@ -152,24 +152,24 @@ Check only(const std::vector<Check>& checks, const std::string& name) {
 
 TEST(DoctorComparison, NamesWhatDiffersAndBothValues) {
   const auto checks = compare_ranks({facts("2.28.9", "GPU-a"), facts("2.28.9", "GPU-b"), facts("2.27.3", "GPU-c")});
-  EXPECT_EQ(only(checks, "agreement").verdict, CheckResult::kFailed);
+  EXPECT_EQ(only(checks, "agreement").result, CheckResult::kFailed);
   EXPECT_EQ(only(checks, "agreement").text, "NCCL: rank 2 has '2.27.3', rank 0 has '2.28.9'");
-  EXPECT_EQ(only(checks, "duplicate_devices").verdict, CheckResult::kGood);
+  EXPECT_EQ(only(checks, "duplicate_devices").result, CheckResult::kGood);
 }
 
 TEST(DoctorComparison, TwoRanksOnOneGpuFailUnlessTheyPoseAsTwoHosts) {
   const auto same = compare_ranks({facts("2.28.9", "GPU-a"), facts("2.28.9", "GPU-b"), facts("2.28.9", "GPU-a")});
-  EXPECT_EQ(only(same, "duplicate_devices").verdict, CheckResult::kFailed);
+  EXPECT_EQ(only(same, "duplicate_devices").result, CheckResult::kFailed);
   EXPECT_THAT(only(same, "duplicate_devices").text, HasSubstr("ranks 0 and 2 would use the same GPU (GPU-a)"));
   const auto hosts = compare_ranks({facts("2.28.9", "GPU-a", "r0"), facts("2.28.9", "GPU-a", "r1")});
-  EXPECT_EQ(only(hosts, "duplicate_devices").verdict, CheckResult::kGood);
+  EXPECT_EQ(only(hosts, "duplicate_devices").result, CheckResult::kGood);
   EXPECT_THAT(only(hosts, "duplicate_devices").text, HasSubstr("ranks 0 and 1 share a GPU (GPU-a)"));
 }
 
 TEST(DoctorComparison, WhatAPeerSaysIsNotTrusted) {
   const auto checks =
       compare_ranks({facts("2.28.9", ""), "no json", "[1]", "{\"nccl\": {\"a\": 1}}", "{\"nccl\": \"\\u001b[2J\"}"});
-  EXPECT_EQ(only(checks, "agreement").verdict, CheckResult::kFailed);
+  EXPECT_EQ(only(checks, "agreement").result, CheckResult::kFailed);
   for (const Check& check : checks) EXPECT_EQ(check.text.find('\x1b'), std::string::npos);
 }
 

@@ -77,7 +77,7 @@ class Scene {
     EXPECT_EQ(version(fs), 2) << where;
     EXPECT_EQ(report.version, 2U) << where;
     EXPECT_FALSE(has_undo(fs)) << where;
-    // What the caller was told holds on the disk, whatever happens next.
+    // A result that was reported stays on the disk, whatever happens next.
     for (const auto& later : {fs.durable_state(), fs.crash_state(1), fs.crash_state(2)}) {
       EXPECT_EQ(version(*later), 2) << where;
       EXPECT_FALSE(has_undo(*later)) << where;
@@ -185,7 +185,7 @@ TEST_P(InPlaceApply, ReportsEveryFailingCallAndLosesNothing) {
       }
       where += " (" + describe(*fs, call) + ")";
       fs->clear_fault();
-      // The same machine goes on, or it loses power first.
+      // The machine continues, or loses power first.
       scene.expect_recovers(*fs->crash_state(call), where + ", power loss");
       scene.expect_recovers(*fs, where);
     }

@@ -13,8 +13,8 @@
 namespace sparsecast::tools {
 namespace {
 
-const char* to_string(CheckResult verdict) {
-  switch (verdict) {
+const char* to_string(CheckResult result) {
+  switch (result) {
     case CheckResult::kGood:
       return "ok";
     case CheckResult::kNote:
@@ -41,11 +41,11 @@ int run_doctor(Console& console, const DoctorFlags& flags) {
   std::vector<Check> checks = check_machine(flags, facts);
   check_group(flags, facts, checks);
   const auto failed = static_cast<std::uint64_t>(
-      std::count_if(checks.begin(), checks.end(), [](const Check& c) { return c.verdict == CheckResult::kFailed; }));
+      std::count_if(checks.begin(), checks.end(), [](const Check& c) { return c.result == CheckResult::kFailed; }));
   if (flags.json) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     for (const Check& check : checks) {
-      nlohmann::ordered_json row = {{"check", check.name}, {"verdict", to_string(check.verdict)}, {"text", check.text}};
+      nlohmann::ordered_json row = {{"check", check.name}, {"verdict", to_string(check.result)}, {"text", check.text}};
       if (!check.cure.empty()) row["do"] = check.cure;
       rows.push_back(std::move(row));
     }
@@ -57,7 +57,7 @@ int run_doctor(Console& console, const DoctorFlags& flags) {
     std::size_t width = 0;
     for (const Check& check : checks) width = std::max(width, check.name.size());
     for (const Check& check : checks) {
-      console.out << fmt::format("{:<6}  {:<{}}  {}\n", to_string(check.verdict), check.name, width, check.text);
+      console.out << fmt::format("{:<6}  {:<{}}  {}\n", to_string(check.result), check.name, width, check.text);
       if (!check.cure.empty()) console.out << fmt::format("{:<6}  {:<{}}    -> {}\n", "", "", width, check.cure);
     }
     console.out << (failed == 0 ? "all checks good\n" : fmt::format("{} checks failed\n", failed));

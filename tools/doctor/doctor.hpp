@@ -15,7 +15,7 @@ enum class CheckResult { kGood, kNote, kFailed };
 
 struct Check {
   std::string name;  ///< Stable name for scripts: "nccl", "fabric", ...
-  CheckResult verdict = CheckResult::kGood;
+  CheckResult result = CheckResult::kGood;
   std::string text;
   std::string cure;  ///< Advice; empty if there is nothing to do.
 };

@@ -190,7 +190,7 @@ void check_group(const DoctorFlags& flags, const MachineFacts& facts, std::vecto
     const std::vector<Check> compared = compare_ranks(facts_of_ranks);
     checks.insert(checks.end(), compared.begin(), compared.end());
     const bool comparable = std::all_of(compared.begin(), compared.end(),
-                                        [](const Check& check) { return check.verdict == CheckResult::kGood; });
+                                        [](const Check& check) { return check.result == CheckResult::kGood; });
     if (group->size() < 2 || !comparable || facts.nccl_version == 0) {
       checks.push_back({"smoke_broadcast", CheckResult::kNote,
                         "not done: it needs two ranks, each with NCCL and a GPU of its own", ""});

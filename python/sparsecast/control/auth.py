@@ -32,8 +32,7 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """Returns `token` if it is valid: 16 printable characters or more, without blanks. Raises `UsageError` otherwise.
-    """
+    """Returns `token` if it is valid: 16 printable characters or more, without blanks. Raises `UsageError` otherwise."""
     if len(token) < MIN_TOKEN_CHARACTERS or any(not 33 <= ord(character) <= 126 for character in token):
         raise UsageError(f"a token has {MIN_TOKEN_CHARACTERS} or more printable ASCII characters, and no blanks")
     return token

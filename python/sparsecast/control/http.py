@@ -52,8 +52,7 @@ class Answer:
 
 
 def engine_error(endpoint: str, step: str, message: str) -> EndpointError:
-    """Returns the error text of an engine, and the code that it names in square brackets ("[digest_mismatch]"), if any.
-    """
+    """Returns the error text of an engine, and the code that it names in square brackets ("[digest_mismatch]"), if any."""
     for found in reversed(_CODE.findall(message)):
         if found in _ENGINE_CODES:
             return EndpointError(endpoint, step, message, code=found, echo=found in ECHO_CODES)

@@ -98,7 +98,9 @@ class _Now:
         version.add_metric([], status["version"])
         generation = GaugeMetricFamily("sparsecast_generation", "Changes of the membership")
         generation.add_metric([], status["generation"])
-        at = GaugeMetricFamily("sparsecast_endpoint_version", "Version that the endpoint has verified", labels=["endpoint"])
+        at = GaugeMetricFamily(
+            "sparsecast_endpoint_version", "Version that the endpoint has verified", labels=["endpoint"]
+        )
         lag = GaugeMetricFamily("sparsecast_endpoint_lag_versions", "Versions behind the trainer", labels=["endpoint"])
         states = GaugeMetricFamily("sparsecast_endpoint_state", "1 for its state", labels=["endpoint", "state"])
         for entry in status["endpoints"]:

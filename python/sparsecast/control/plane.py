@@ -72,8 +72,7 @@ class ControlPlane:
         self._fleet.close()
 
     def observe(self, observer: Observer) -> None:
-        """Registers a function that is called with the report of every sync, including failed ones. It must not raise.
-        """
+        """Registers a function that is called with the report of every sync, including failed ones. It must not raise."""
         self._observers.append(observer)
 
     # endpoints
@@ -87,8 +86,7 @@ class ControlPlane:
         return self._fleet.add(endpoint, needs_anchor=needs_anchor)
 
     def remove(self, host: str, port: int) -> Endpoint:
-        """Removes the endpoint. Its server is told to leave the group, if it answers and no operation is in progress.
-        """
+        """Removes the endpoint. Its server is told to leave the group, if it answers and no operation is in progress."""
         engine = self._fleet.remove(host, port)
 
         async def leave(leaver: Engine) -> None:

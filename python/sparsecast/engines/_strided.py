@@ -30,8 +30,7 @@ class Dim(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A box of a frame and the offset of its elements in the other memory: the first, and a stride for each dimension.
-    """
+    """A box of a frame and the offset of its elements in the other memory: the first, and a stride for each dimension."""
 
     offset: tuple[int, ...]
     extent: tuple[int, ...]

@@ -341,8 +341,7 @@ class _MapBuilder:
         )
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
-        """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias.
-        """
+        """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias."""
         for name in self.frames:
             twin = self.parameters.get(name)
             if twin is None or twin.is_meta or name in places or name in self.refused:

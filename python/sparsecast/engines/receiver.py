@@ -124,8 +124,7 @@ class Receiver:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[VersionSpan]:
-        """Starts a stamp of a generation: the versions at its start and end. Raises DirtyError if no version is whole.
-        """
+        """Starts a stamp of a generation: the versions at its start and end. Raises DirtyError if no version is whole."""
         with self._lock:
             self._refuse_dirty()
             span, epoch = VersionSpan(self._version), self._epoch
@@ -276,8 +275,7 @@ class Receiver:
                 self._epoch += 1
 
     def _after_failed_join(self, error: BaseException, verified: bool) -> State:
-        """Returns the state after a failed join, which may have started to write an anchor: reading the weights tells.
-        """
+        """Returns the state after a failed join, which may have started to write an anchor: reading the weights tells."""
         if isinstance(error, DirtyError) or self._state == "dirty":
             return "dirty"
         if not verified:

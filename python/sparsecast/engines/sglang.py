@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
-from sparsecast.engines._sglang_weights import verify_checkpoint, trace_weights
+from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
 from sparsecast.engines.loader_trace import CanonicalTensor
 from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.errors import UsageError

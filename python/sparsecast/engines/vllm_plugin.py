@@ -1,6 +1,6 @@
 """Entry point of the plug-in group `vllm.general_plugins` of vLLM: registers the weight-transfer backend "sparsecast".
 
-    vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'
+vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'
 """
 
 from __future__ import annotations

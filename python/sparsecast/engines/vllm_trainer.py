@@ -105,8 +105,7 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> SparsecastTrainerWeightTransferEngine:
-        """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer.
-        """
+        """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer."""
         from sparsecast import meet
 
         if source is not None:

@@ -1,4 +1,4 @@
-"""Layouts of Megatron-core models: where this rank's parameters lie in the Hugging Face tensors.
+"""Layouts of Megatron-core models: the place of the parameters of this rank in Hugging Face tensors.
 
 For the dense and mixture-of-experts GPT families (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen-MoE) under tensor, pipeline,
 virtual pipeline, expert and expert tensor parallelism::

@@ -1,4 +1,4 @@
-"""This rank's layout, from its model and its place in the parallel groups."""
+"""Builds the layout of this rank from its model and its place in the parallel groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import UnsupportedError, UsageError
 from .naming import LLAMA, Naming
 from .rules import LAYER_RULES, MODEL_RULES, ParallelState, Parameter, Part
 
-#: Options under which a checkpoint of these families has other values than the parameter, or another order.
+# : Options under which a checkpoint of these families has other values than the parameters, or another order.
 _OTHER_VALUES = {
     "layernorm_zero_centered_gamma": "keeps norms minus one",
     "rotary_interleaved": "keeps the rows of q and k in another order",
@@ -24,10 +24,11 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
 
 def megatron_tensors(model_chunks: Any) -> dict[str, torch.Tensor]:
-    """The local tensors of :func:`megatron_layout` by name, in its order: contiguous, to be registered with a publisher.
+    """Returns the local tensors of :func:`megatron_layout` by name, in its order: contiguous, to be registered with a
+    publisher.
 
-    ``model_chunks`` is a model or the list of this rank's virtual stages, wrapped (DDP, Float16Module) or not. Beside
-    the parameters, the correction bias of routers.
+    ``model_chunks`` is a model or the list of virtual stages of this rank, wrapped (DDP, Float16Module) or not.
+    Includes the correction bias of routers beside the parameters.
     """
     return {local: tensor for local, _, _, tensor in _tensors(model_chunks)}
 
@@ -42,16 +43,17 @@ def megatron_layout(
     skip: Sequence[str] = (),
     node: str = "",
 ) -> Layout:
-    """This rank's layout, to be joined with the others' by ``gather_layout``.
+    """Returns the layout of this rank, to be joined with the others by ``gather_layout``.
 
-    ``config`` is the model's TransformerConfig. ``vocab_size`` is the checkpoint's; the rows that Megatron pads it with
-    are no part of any tensor (None: nothing is padded). ``state`` is ``ParallelState.current()`` unless given. Local
-    tensors have Megatron's names, ``chunks.V.`` before those of virtual stage V, and their own dtypes, which must be the
-    engine's. Local tensors that match ``skip`` (fnmatch; multi-token prediction, say) are in the layout without content.
+    ``config`` is the TransformerConfig of the model. ``vocab_size`` is that of the checkpoint; the rows with which
+    Megatron pads it are not part of any tensor (None: there is no padding). ``state`` defaults to
+    ``ParallelState.current()``. Local tensors have the names of Megatron, with ``chunks.V.`` before those of virtual
+    stage V, and their own dtypes, which must be those of the engine. Local tensors that match ``skip`` (fnmatch;
+    multi-token prediction, say) are in the layout without content.
 
-    UnsupportedError names a parameter that no rule knows, or whose memory is not plain (DTensors, fp8 parameters of
-    Transformer Engine), and options under which values differ (zero-centred norms, interleaved rotary embeddings);
-    UsageError one whose shape is not what configuration and parallel state say.
+    Raises UnsupportedError naming a parameter without a rule, or whose memory is not plain (DTensors, fp8 parameters of
+    Transformer Engine), or an option under which values differ (zero-centred norms, interleaved rotary embeddings);
+    UsageError naming one whose shape contradicts configuration and parallel state.
     """
     for option, why in _OTHER_VALUES.items():
         if getattr(config, option, False):
@@ -84,7 +86,7 @@ def megatron_layout(
 
 
 def _tensors(model_chunks: Any) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
-    """Local name, unwrapped chunk, the name in it, tensor."""
+    """Yields local name, unwrapped chunk, name in the chunk, and tensor."""
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     for stage, chunk in enumerate(chunks):
         while hasattr(chunk, "module"):
@@ -114,7 +116,7 @@ def _parts(
     vocab_size: int | None,
     tied: bool,
 ) -> list[Part]:
-    """What a parameter holds. Layers say themselves which number they have over all stages."""
+    """Returns the parts of a parameter. Layers know their number over all stages."""
     in_layer = _LAYER.fullmatch(name)
     prefix = ""
     if in_layer:

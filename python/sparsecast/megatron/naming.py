@@ -1,4 +1,4 @@
-"""The names of Hugging Face checkpoints, by what the tensors are."""
+"""Names of tensors in Hugging Face checkpoints, by their role."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Naming:
-    """Hugging Face names without their ending (".weight", ".bias"); of layers, what follows ``layer``.
+    """Hugging Face names without their suffix (".weight", ".bias"); for layers, the part after ``layer``.
 
     ``{layer}`` and ``{expert}`` are numbers over all ranks. The defaults are those of Llama, Mistral, Qwen2, Qwen3,
-    Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses ``up`` alone.
+    Qwen2-MoE and Qwen3-MoE. An MLP without a gate uses only ``up``.
     """
 
     embedding: str = "model.embed_tokens"

@@ -1,4 +1,4 @@
-"""The fp32 masters of Megatron-core's distributed optimizer: which part of which parameter a data-parallel rank owns."""
+"""The fp32 masters of Megatron-core's distributed optimizer: the parts of parameters that a data-parallel rank owns."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .layout import megatron_tensors
 
 @dataclass(frozen=True)
 class MasterShard:
-    """What this rank's optimizer steps of one parameter: its elements [begin, end), flat.
+    """Part of one parameter that the optimizer of this rank steps: its elements [begin, end), flat.
 
     They are elements [buffer_begin, buffer_begin + end - begin) of the parameter buffer ``buffer``, in its bucket
-    ``bucket``; every bucket is cut into equal parts, one a data-parallel rank, whatever parameters lie there. After the
-    step ``master`` is cast to those elements, and an all-gather brings the other ranks' parts: before it, only what this
-    list names is new here.
+    ``bucket``. Every bucket is split into equal parts, one for each data-parallel rank, regardless of parameter
+    boundaries. After the step ``master`` is cast to those elements, and an all-gather fetches the parts of other ranks:
+    before it, only the parts in this list are new here.
     """
 
     parameter: str  #: As in megatron_tensors.
@@ -34,10 +34,11 @@ class MasterShard:
 
 
 def master_shards(optimizer: Any, model_chunks: Any) -> list[MasterShard]:
-    """Of Megatron-core's DistributedOptimizer, or a ChainedOptimizer of some, what this rank owns, in order of buffers.
+    """Returns the parts that this rank owns in a DistributedOptimizer, or a ChainedOptimizer of several, in order of
+    buffers.
 
-    ``model_chunks`` as for megatron_layout. UnsupportedError for another optimizer, and for a parameter that the model
-    does not have.
+    ``model_chunks`` is as for megatron_layout. Raises UnsupportedError for another optimizer, and for a parameter that
+    the model does not have.
     """
     names = {tensor.data_ptr(): name for name, tensor in megatron_tensors(model_chunks).items() if tensor.numel()}
     shards: list[MasterShard] = []

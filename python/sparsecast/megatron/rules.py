@@ -1,4 +1,4 @@
-"""How Megatron-core cuts the parameters of a GPTModel, each rule as in its own layers."""
+"""Rules by which Megatron-core shards the parameters of a GPTModel, each as in its own layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .naming import Naming
 
 @dataclass(frozen=True)
 class ParallelState:
-    """This rank's place: ``size`` parts, of which it is ``rank``. Pipeline stages are known from the layers themselves."""
+    """Place of this rank: part ``rank`` of ``size``. Pipeline stages are read from the layers themselves."""
 
     tensor_rank: int = 0
     tensor_size: int = 1
@@ -24,7 +24,7 @@ class ParallelState:
 
     @classmethod
     def current(cls) -> ParallelState:
-        """From ``megatron.core.parallel_state``, which must be initialised."""
+        """Reads the state of ``megatron.core.parallel_state``, which must be initialised."""
         from megatron.core import parallel_state as state
 
         return cls(
@@ -39,7 +39,7 @@ class ParallelState:
 
 @dataclass(frozen=True)
 class Part:
-    """A box of a Hugging Face tensor in a parameter: as in a Shard, with the tensor's name and whole shape."""
+    """A box of a Hugging Face tensor in a parameter: fields of a Shard, with name and whole shape of the tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter and what its rule needs to know. ``kind`` is "weight" or "bias"."""
+    """One parameter and the data of its rule. ``kind`` is "weight" or "bias"."""
 
     local: str
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Parameter:
         return f"{self.prefix}{stem.format(expert=expert)}.{self.kind}"
 
     def expect(self, *shape: int) -> None:
-        """UsageError unless the parameter has this shape; a bias has the first dimension of it."""
+        """Raises UsageError unless the parameter has this shape; a bias has only its first dimension."""
         due = shape[:1] if self.kind == "bias" else shape
         if self.shape != due:
             raise UsageError(
@@ -80,7 +80,9 @@ class Parameter:
             )
 
     def rows(self, name: str, rows: int, begin: int, count: int, at: int) -> list[Part]:
-        """Rows [begin, begin + count) of a tensor of ``rows``, from row ``at`` of the parameter; nothing for no rows."""
+        """Returns rows [begin, begin + count) of a tensor of ``rows``, from row ``at`` of the parameter; nothing for no
+        rows.
+        """
         rest = self.shape[1:]
         width = rest[0] if rest else 1
         strides = (width, 1) if rest else (1,)
@@ -96,7 +98,9 @@ def _replicated(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
-    """Rows padded to a multiple, then equal parts: what is beyond the real vocabulary is memory without content."""
+    """Rule of embeddings: rows padded to a multiple, then equal parts; memory beyond the real vocabulary has no
+    content.
+    """
 
     def parts(p: Parameter) -> list[Part]:
         begin = p.state.tensor_rank * p.shape[0]
@@ -111,7 +115,7 @@ def _vocabulary(stem: str) -> Callable[[Parameter], list[Part]]:
 
 
 def _qkv(p: Parameter) -> list[Part]:
-    """For each KV group its query heads, k and v, one group after another; equal parts of these rows."""
+    """Rule of QKV: query heads, k and v of each KV group, one group after another; equal parts of these rows."""
     if getattr(p.config, "attention_output_gate", False):
         raise UnsupportedError("attention with an output gate has another linear_qkv", f"parameter '{p.local}'")
     groups, head = p.config.num_query_groups, p.config.kv_channels
@@ -131,7 +135,7 @@ def _qkv(p: Parameter) -> list[Part]:
 
 
 def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, expert: int | None = None) -> list[Part]:
-    """Column-parallel: this rank's part of the gate's rows, then of up's; without a gate up's alone."""
+    """Rule of column-parallel fc1: the rows of gate on this rank, then those of up; without a gate only up."""
     stems = (gate, up) if p.config.gated_linear_unit else (up,)
     count = width // size
     p.expect(len(stems) * count, p.config.hidden_size)
@@ -143,7 +147,7 @@ def _fc1(p: Parameter, gate: str, up: str, width: int, rank: int, size: int, exp
 
 
 def _row_parallel(p: Parameter, name: str, width: int, rank: int, size: int) -> list[Part]:
-    """Equal parts of dimension 1; the bias is whole on every rank."""
+    """Rule of row-parallel layers: equal parts of dimension 1; the bias is whole on every rank."""
     count = width // size
     hidden = p.config.hidden_size
     p.expect(hidden, count)
@@ -176,7 +180,7 @@ def _experts_here(p: Parameter) -> range:
 
 
 def _expert(p: Parameter) -> list[Part]:
-    """One expert's own parameter: of SequentialMLP, or of the grouped linear layers of Transformer Engine."""
+    """Rule of a single expert: of SequentialMLP, or of the grouped linear layers of Transformer Engine."""
     place, here = int(p.match["expert"]), _experts_here(p)
     if place >= len(here):
         raise UsageError(f"expert {place} where the configuration puts {len(here)}", f"parameter '{p.local}'")
@@ -188,7 +192,9 @@ def _expert(p: Parameter) -> list[Part]:
 
 
 def _grouped(p: Parameter) -> list[Part]:
-    """GroupedMLP: all local experts in one parameter, each transposed, [experts here, in, out] whatever its shape says."""
+    """Rule of GroupedMLP: all local experts in one parameter, each transposed, [experts here, in, out] whatever its
+    shape.
+    """
     hidden, width, s = p.config.hidden_size, _expert_width(p), p.state
     count, here = width // s.expert_tensor_size, _experts_here(p)
     begin = s.expert_tensor_rank * count

@@ -1,8 +1,8 @@
 """Traces of training: the exact weights after every optimizer step, as an anchor and sparse steps on disk.
 
-:class:`Recorder` writes one beside any torch training loop, :class:`Trace` reads one back (without torch), and
-``sparsecast-record report`` says what changes in it and what that costs on the wire. The files are sparse steps of
-TRL's form, which ``sparsecast diff``, ``apply`` and ``convert`` read too. Needs the package ``safetensors``.
+:class:`Recorder` writes a trace beside any torch training loop, :class:`Trace` reads one (without torch), and
+``sparsecast-record report`` prints what changes in it and what that costs on the wire. The files are sparse steps in
+the format of TRL, which ``sparsecast diff``, ``apply`` and ``convert`` read as well. Needs the package ``safetensors``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Elements as bits: how wide, in which order, of which exponent."""
+"""Bits of elements: width, order, and exponent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BITS_TYPES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """Sign, then ``exponent_bits``, then ``mantissa_bits``; the value of exponent field e is about 2^(e - bias)."""
+    """Format of a float: sign, ``exponent_bits``, ``mantissa_bits``; exponent field e means about 2^(e - bias)."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -51,7 +51,7 @@ FLOATS: dict[str, FloatFormat] = {
 
 
 def exponents(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
-    """The exponent of every float, unbiased; of zeros and subnormal ones that of field 0."""
+    """Returns the unbiased exponent of every float; zeros and subnormals have that of field 0."""
     form = FLOATS[dtype]
     field = (bits >> bits.dtype.type(form.mantissa_bits)) & bits.dtype.type((1 << form.exponent_bits) - 1)
     unbiased: npt.NDArray[np.int64] = field.astype(np.int64) - form.bias
@@ -59,9 +59,10 @@ def exponents(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
 
 
 def ulp_steps(old: npt.NDArray[Any], new: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.int64]:
-    """How many representable values the element moved up; -0 lies one below +0. Integers: the difference.
+    """Returns the number of representable values by which each element moved up; -0 is one below +0. Integers: the
+    difference.
 
-    64-bit elements whose difference needs more than 63 bits wrap.
+    For 64-bit elements a difference of more than 63 bits wraps.
     """
     return _rank(new, dtype) - _rank(old, dtype)
 

@@ -13,7 +13,7 @@ _EXIT_USAGE, _EXIT_BAD_INPUT, _EXIT_IO = 2, 3, 4  # As of the command sparsecast
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; the exit code, as docs/cli.md lists them."""
+    """Runs the command and returns its exit code, as docs/cli.md lists them."""
     options = _parser().parse_args(arguments)
     try:
         return _report(options) if options.command == "report" else _train(options)

@@ -1,4 +1,4 @@
-"""Text that every machine with Python has: the documentation strings of the standard library."""
+"""A text corpus on every machine with Python: the documentation strings of the standard library."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _docstrings(path: pathlib.Path) -> Iterator[str]:
 
 
 def standard_library_text(*, held_out: bool) -> bytes:
-    """All documentation strings of the modules for pretraining, or of those that are held out, in order of path.
+    """Returns all documentation strings of the modules for pretraining, or of the held-out ones, in order of path.
 
-    The same for one Python version and another machine with it.
+    Equal on all machines with the same Python version.
     """
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}

@@ -1,4 +1,4 @@
-"""Files of a trace: whole or not there."""
+"""Reads and writes the files of a trace, atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def step_path(directory: pathlib.Path, version: int) -> pathlib.Path:
 
 
 def steps_in(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-    """(version, file) of every step, by version; other files are not looked at. IoError when it cannot be listed."""
+    """Returns (version, file) of every step in order; ignores other files. Raises IoError if the directory cannot be
+    listed.
+    """
     try:
         found = [(_STEP_NAME.fullmatch(entry.name), entry) for entry in directory.iterdir()]
     except OSError as error:
@@ -34,9 +36,10 @@ def steps_in(directory: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
 
 
 def write_atomically(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Lets ``write`` fill a file beside ``path``, makes it durable, and gives it its name.
+    """Calls ``write`` to fill a file beside ``path``, makes it durable, and renames it to ``path``.
 
-    Whenever it is interrupted, ``path`` is what it was or whole. IoError when the operating system refuses.
+    After an interruption at any point ``path`` is unchanged or complete. Raises IoError if the operating system
+    refuses.
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -66,9 +69,9 @@ Entry = tuple[str, tuple[int, ...], "np.ndarray[Any, np.dtype[np.uint8]]"]
 
 
 def read_safetensors(path: pathlib.Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Name -> (dtype as safetensors names it, shape, bytes), and the metadata.
+    """Returns name -> (safetensors dtype, shape, bytes), and the metadata.
 
-    CorruptError when it is no safetensors file, IoError when it cannot be read.
+    Raises CorruptError if it is no safetensors file, and IoError if it cannot be read.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:

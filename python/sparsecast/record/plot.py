@@ -1,4 +1,4 @@
-"""Pictures of reports; needs matplotlib."""
+"""Draws reports; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from .report import Report
 
 
 def draw(reports: list[Report], path: str | os.PathLike[str]) -> None:
-    """Four panels, a line a report: density by step, share by |ulp|, p(change) by exponent, recurrence.
+    """Draws four panels with a line for each report: density by step, share by |ulp|, p(change) by exponent,
+    recurrence.
 
-    The suffix of ``path`` chooses the format. UnsupportedError where matplotlib is missing.
+    The suffix of ``path`` selects the format. Raises UnsupportedError without matplotlib.
     """
     try:
         import matplotlib
@@ -47,7 +48,7 @@ def _draw_one(panels: Any, report: Report, label: str) -> None:
     panels[0, 0].plot([row["version"] for row in rows], [100 * row["density"] for row in rows], label=label)
     ulps = [row for row in report["ulp_rows"] if row["count"]]
     panels[0, 1].plot([row["least"] for row in ulps], [row["share"] for row in ulps], marker="o")
-    # Exponents of few weights are noise.
+    # Exponents with few weights are noise.
     exponents = [row for row in report["exponent_rows"] if row["changed"] and row["seen"] >= report["elements"] / 1e4]
     panels[1, 0].plot([row["exponent"] for row in exponents], [row["p_change"] for row in exponents], marker=".")
     again = report["recurrence_rows"]

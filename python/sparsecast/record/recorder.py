@@ -83,14 +83,14 @@ class Recorder:
 
     @property
     def version(self) -> int:
-        """The newest version on disk."""
+        """Newest version on disk."""
         return self._version
 
     def step(self) -> int | None:
-        """Records the weights as they are now; the number of elements that changed, or None when ``every`` skips it.
+        """Records the current weights. Returns the number of changed elements, or None if ``every`` skips this step.
 
-        UsageError names a tensor that is no longer the one that was given, IoError a file that could not be written,
-        CorruptError one that did not read back as it was written. After an error nothing of this step is recorded; the
+        Raises UsageError naming a tensor that was replaced, IoError naming a file that could not be written, and
+        CorruptError naming one that did not read back as written. After an error nothing of this step is recorded; the
         next one includes it.
         """
         self._steps += 1
@@ -110,7 +110,7 @@ class Recorder:
         return sum(indices.numel() for indices, _ in changes.values())
 
     def close(self) -> None:
-        """Takes the hook off the optimizer. The trace stays; more calls do nothing."""
+        """Removes the hook from the optimizer. The trace stays; further calls do nothing."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -130,13 +130,13 @@ class Recorder:
         return self._wire if self._wire is not None and tensor.is_floating_point() else tensor.dtype
 
     def _wire_bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as it is recorded: a flat copy of integers of the elements' size, on the same device."""
+        """Returns the tensor as recorded: a flat copy of integers of the element size, on the same device."""
         wire = tensor.detach().to(self._dtype(tensor), copy=True, memory_format=torch.contiguous_format).view(-1)
         return bits_of(wire)
 
     def _check_unmoved(self) -> None:
         if self._module is not None:
-            # Not the data pointer: a parameter whose data is replaced still is that parameter.
+            # The data pointer may change: a parameter whose data is replaced is still the same parameter.
             now = dict(named_tensors(self._module))
             for name, tensor in self._tensors.items():
                 if now.get(name) is not tensor:

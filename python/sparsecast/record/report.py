@@ -1,4 +1,4 @@
-"""The analysis of a trace as numbers, as text, and as a picture."""
+"""Analysis of a trace as numbers, text, and a picture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Report = dict[str, Any]
 
 
 def analyse(directory: str | os.PathLike[str], *, encode: bool = True) -> Report:
-    """Everything ``sparsecast-record report --json`` prints (docs/record.md explains each figure).
+    """Returns everything that ``sparsecast-record report --json`` prints (docs/record.md explains each figure).
 
-    ``encode`` also runs sparsecast's encoder over the trace (packed positions, ulp values). Errors as of :class:`Trace`.
+    ``encode`` also runs the encoder of sparsecast over the trace (packed positions, ulp values). Raises the errors of
+    :class:`Trace`.
     """
     trace = Trace(directory)
     statistics = Statistics()
@@ -39,7 +40,7 @@ def analyse(directory: str | os.PathLike[str], *, encode: bool = True) -> Report
 
 
 class _Encoder:
-    """sparsecast's own publisher over the trace's arrays, which the trace brings from version to version."""
+    """Publisher of sparsecast over the arrays of the trace, which the trace updates from version to version."""
 
     def __init__(self, weights: dict[str, Any], dtypes: dict[str, str], version: int) -> None:
         from .. import Publisher, TensorTable, describe
@@ -141,7 +142,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def as_text(report: Report) -> str:
-    """The report for people: a few tables."""
+    """Formats the report for people as a few tables."""
     densities = [row["density"] for row in report["step_rows"]]
     optimizer = ", ".join(f"{key} {value}" for key, value in report["optimizer"].items())
     lines = [

@@ -1,4 +1,4 @@
-"""What changes in a trace, and how regularly: counted in one pass over its versions."""
+"""Counts what changes in a trace, and how regularly, in one pass over its versions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _CLASSES = (
 
 
 def tensor_class(name: str) -> str:
-    """The part of a model that a tensor belongs to, guessed from its name; "other" where the name does not say."""
+    """Returns the part of a model that a tensor belongs to, guessed from its name; "other" if the name does not tell."""
     return next((kind for kind, pattern in _CLASSES if re.search(pattern, name)), "other")
 
 
 def entropy(counts: npt.NDArray[Any] | list[int]) -> float:
-    """Bits a symbol, of symbols that occur this often. 0 for none."""
+    """Returns the entropy in bits a symbol of symbols with these counts; 0 for none."""
     shares = np.asarray([count for count in counts if count], dtype=np.float64)
     if not len(shares):
         return 0.0
@@ -43,7 +43,7 @@ def entropy(counts: npt.NDArray[Any] | list[int]) -> float:
 
 
 def position_bits(elements: int, changed: int) -> float:
-    """Bits that say which ``changed`` of ``elements`` changed, when all are equally likely: n H(p)."""
+    """Returns the bits that tell which ``changed`` of ``elements`` changed, if all are equally likely: n H(p)."""
     return elements * entropy([changed, elements - changed])
 
 
@@ -69,14 +69,14 @@ class ClassRow:
     dispersions: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: {"row": [], "column": []})
 
     def dispersion(self, axis: str) -> float | None:
-        """Mean over steps and tensors, weighted by changes; None where no matrix changed."""
+        """Mean index of dispersion over steps and tensors, weighted by changes; None if no matrix changed."""
         weights = sum(weight for _, weight in self.dispersions[axis])
         return sum(value * weight for value, weight in self.dispersions[axis]) / weights if weights else None
 
 
 @dataclass
 class Exponent:
-    """Weights whose old exponent was this, counted once a step."""
+    """Counts of weights with this old exponent, once for each step."""
 
     seen: int = 0
     changed: int = 0
@@ -119,11 +119,11 @@ class Statistics:
 
     @property
     def changed(self) -> int:
-        """Changes of all steps."""
+        """Number of changes of all steps."""
         return sum(row.changed for row in self.steps)
 
     def ulp_entropy(self) -> float:
-        """Bits a change that say how far it moved, signed."""
+        """Entropy in bits a change of the signed ULP steps."""
         return entropy(list(self.ulps.values()))
 
     def _begin(self, version: Version) -> None:
@@ -180,9 +180,9 @@ class Statistics:
 
 
 def dispersion(counts: npt.NDArray[Any], cells: int) -> float | None:
-    """Variance of the counts of lines over that of the binomial: 1 when changes fall anywhere alike, more in clusters.
+    """Returns the variance of the counts of lines over that of the binomial: 1 for uniform changes, more for clusters.
 
-    ``counts``: changes of each row (or column), each of ``cells`` elements. None where it says nothing: fewer than two
+    ``counts``: changes of each row (or column), each of ``cells`` elements. None if it is undefined: fewer than two
     lines, or no change, or only changes.
     """
     lines = len(counts)
@@ -190,7 +190,7 @@ def dispersion(counts: npt.NDArray[Any], cells: int) -> float | None:
     if lines < 2 or total in (0, lines * cells):
         return None
     share = total / (lines * cells)
-    # The total is given, so lines compete for it: the factor makes the expected value exactly 1.
+    # The total is fixed, so lines compete for it: the factor makes the expected value exactly 1.
     expected = cells * share * (1 - share) * (lines * cells) / (lines * cells - 1)
     return float(counts.var(ddof=1)) / expected
 

@@ -24,7 +24,7 @@ Bits = npt.NDArray[Any]  # Unsigned integers of the elements' size.
 
 @dataclass(frozen=True)
 class Change:
-    """What a version changed in one tensor: flat, increasing positions, and the bits there before and after."""
+    """Changes of a version in one tensor: flat, ascending positions, and the bits before and after."""
 
     indices: npt.NDArray[np.int64]
     old: Bits
@@ -47,14 +47,14 @@ class Version:
     dtypes: dict[str, str]
 
     def torch_tensor(self, name: str) -> torch.Tensor:
-        """The tensor as torch sees it, sharing the memory of ``weights``. KeyError for a name that is not there."""
+        """Returns the tensor in torch, sharing the memory of ``weights``. Raises KeyError for an unknown name."""
         import torch
 
         from ..buffers import TORCH_DTYPES
 
         torch_name = {said: name for name, said in TORCH_DTYPES.items()}[self.dtypes[name]]
         bits = self.weights[name]
-        # Signed carriers: torch lacks operations of unsigned ones.
+        # Signed integers: torch lacks operations on unsigned ones.
         carrier = bits if bits.itemsize == 1 else bits.view(np.dtype(f"i{bits.itemsize}"))
         dtype: torch.dtype = getattr(torch, torch_name)
         return torch.from_numpy(carrier.reshape(-1)).view(dtype).reshape(bits.shape)
@@ -82,7 +82,7 @@ class Trace:
 
     @property
     def first(self) -> int:
-        """The anchor's version."""
+        """Version of the anchor."""
         return self._steps[0][0]
 
     def __iter__(self) -> Iterator[Version]:
@@ -103,7 +103,7 @@ class Trace:
 
     @staticmethod
     def ties(version: Version) -> dict[str, str]:
-        """Alias -> name of the tensor that it shares memory with, as the recorder found them."""
+        """Alias -> name of the tensor whose memory it shares, as the recorder found them."""
         said: dict[str, str] = json.loads(version.metadata.get("ties", "{}"))
         return said
 

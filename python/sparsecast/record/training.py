@@ -89,7 +89,7 @@ class ByteModel(nn.Module):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * size.layers) if narrow else 0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss of predicting each byte of ``tokens`` (batch, context + 1; int64) from those before it."""
+        """Returns the mean loss of predicting each byte of ``tokens`` (batch, context + 1; int64) from those before it."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x = self.embedding(inputs) + self.positions.weight[: inputs.shape[1]]
         for block in self.blocks:
@@ -101,7 +101,7 @@ Sampler = Callable[[], torch.Tensor]
 
 
 def sampler(text: bytes, context: int, batch: int, seed: int) -> Sampler:
-    """A function that draws (batch, context + 1) bytes of ``text`` each time; the same for the same seed."""
+    """Returns a function that draws (batch, context + 1) bytes of ``text`` each time; equal for equal seeds."""
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     random = torch.Generator().manual_seed(seed)
     offsets = torch.arange(context + 1)
@@ -116,7 +116,7 @@ def sampler(text: bytes, context: int, batch: int, seed: int) -> Sampler:
 def pretrain(
     size: Size, steps: int, *, seed: int = 0, rate: float = 1e-3, batch: int = 16, say: Callable[[str], None] = print
 ) -> ByteModel:
-    """A model from random weights, trained at a normal rate (warm-up, cosine) for ``steps`` steps."""
+    """Returns a model trained from random weights at a normal rate (warm-up, cosine) for ``steps`` steps."""
     torch.manual_seed(seed)
     model = ByteModel(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -186,9 +186,10 @@ def _step(
 def pretrained(
     path: pathlib.Path, size: Size, steps: int, *, seed: int = 0, say: Callable[[str], None] = print
 ) -> ByteModel:
-    """The weights in ``path`` (fp32); where there is no such file, those of :func:`pretrain`, which are stored there.
+    """Returns the weights in ``path`` (fp32); if there is no such file, those of :func:`pretrain`, which are stored
+    there.
 
-    UsageError when ``steps`` is 0 and there is no file, or it holds a model of another size.
+    Raises UsageError if ``steps`` is 0 and there is no file, or if it holds a model of another size.
     """
     if not path.exists():
         if steps == 0:

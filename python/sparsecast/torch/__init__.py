@@ -1,8 +1,8 @@
 """sparsecast for torch: publishers for a trainer, subscribers for plain torch models.
 
-    publisher = sparsecast.torch.Publisher(model, optimizer, transport=World(...))
-    ...
-    report = publisher.publish()
+publisher = sparsecast.torch.Publisher(model, optimizer, transport=World(...))
+...
+report = publisher.publish()
 """
 
 from __future__ import annotations

@@ -116,8 +116,7 @@ class LiveEnd:
         )
 
     def _refresh(self, ready: torch.cuda.Event | None) -> None:
-        """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``.
-        """
+        """Updates the tensors on the stream of the publisher, after the work that the caller had enqueued at ``ready``."""
         with self.order.behind(ready):
             self._shards.refresh()
 

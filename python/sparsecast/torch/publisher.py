@@ -1,7 +1,7 @@
-"""Publisher of a torch trainer: sends the changes since the last publication to every engine.
+r"""Publisher of a torch trainer: sends the changes since the last publication to every engine.
 
-    idle --publish()--> publishing --verified--> idle      (the base is what the engines hold)
-                              \--error--> the base stands; live: regroup(), log: publish() again
+idle --publish()--> publishing --verified--> idle      (the base is what the engines hold)
+                          \--error--> the base stands; live: regroup(), log: publish() again
 """
 
 from __future__ import annotations

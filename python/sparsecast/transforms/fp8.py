@@ -159,8 +159,7 @@ def _matrices(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def _on_device(tensor: torch.Tensor) -> Iterator[int]:
-    """Makes the device of a CUDA tensor current and yields the handle of the current torch stream on it; 0 on the CPU.
-    """
+    """Makes the device of a CUDA tensor current and yields the handle of the current torch stream on it; 0 on the CPU."""
     if not tensor.is_cuda:
         yield 0
         return

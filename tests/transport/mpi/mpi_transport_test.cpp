@@ -1,4 +1,4 @@
-// What can be said of the MPI transport in a process that no launcher started; the rest is in mpi_tests/.
+// Tests of the MPI transport in a process that no launcher started; the rest is in mpi_tests/.
 
 #include "sparsecast/mpi_transport.hpp"
 

@@ -1,9 +1,9 @@
-// What a machine without a usable device is told.
+// Errors on a machine without a usable device.
 
 #include <gtest/gtest.h>
 
-#include "transport/nccl/device_api.hpp"
 #include "sparsecast/devices.hpp"
+#include "transport/nccl/device_api.hpp"
 
 namespace sparsecast {
 namespace {

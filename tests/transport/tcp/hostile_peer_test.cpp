@@ -142,7 +142,7 @@ TEST_F(HostilePeer, AnotherProtocolVersionIsToldSo) {
 }
 
 TEST_F(HostilePeer, AProofReplayedFromAnotherConnectionIsRefused) {
-  // What an eavesdropper has: every byte of an honest handshake.
+  // An eavesdropper has every byte of an honest handshake.
   RendezvousOptions options = meeting_options(2);
   const SecretKey key = key_from_secret(options.secret);
   group_forms_in_spite_of([&](Meeting& meeting) {

@@ -1,4 +1,4 @@
-// The same between real processes: a rank that is killed closes nothing by itself, the kernel does.
+// Rendezvous between real processes: a killed rank closes nothing itself, but the kernel does.
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-// As far as cuda_bench uses it: an iterator whose elements are its positions.
+// The part of counting_iterator that cuda_bench uses: an iterator whose elements are its positions.
 
 namespace thrust {
 
