@@ -25,6 +25,7 @@ option(SPARSECAST_PYTHON "The Python module (nanobind of the Python that CMake f
 option(SPARSECAST_FUZZ "libFuzzer targets (needs clang)" OFF)
 option(SPARSECAST_WERROR "Treat warnings as errors" OFF)
 
+set(SPARSECAST_WHEEL_LICENSES "" CACHE FILEPATH "Notices of what is linked statically, to go into a wheel (scripts/wheel.sh)")
 set(SPARSECAST_NCCL_PYTHON "" CACHE FILEPATH "A Python whose nvidia-nccl wheel has nccl.h, if the toolkit has none")
 
 set(SPARSECAST_SANITIZE "" CACHE STRING "Sanitizer of the whole build: empty, address (with undefined) or thread")
