@@ -10,6 +10,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source scripts/wheel/sources.sh
 
+# Each Python would have its own, and the compiler's cache takes them for different ones.
+export CC=${CC:-gcc} CXX=${CXX:-g++}
+
 cuda=AUTO pythons=() out=dist sdist=1 test=0 releases=()
 # Three generations by name, and portable code of the newest for what comes after.
 architectures=${SPARSECAST_WHEEL_ARCHITECTURES:-'80-real;90-real;100'}

@@ -14,8 +14,9 @@ binaries=("$directory"/sparsecast/_core*.so "$directory"/*.data/scripts/sparseca
 for binary in "${binaries[@]}"; do
   printf '%s: %s bytes; needs:' "${binary#"$directory"/}" "$(stat -c %s "$binary")"
   readelf -d "$binary" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/ \1/p' | tr -d '\n'
-  printf '; exports: %s\n' "$(nm -D --defined-only "$binary" | awk '{print $3}' | tr '\n' ' ')"
+  printf '\n'
 done
+echo "exported by the module: $(nm -D --defined-only "${binaries[0]}" | awk '{print $3}' | tr '\n' ' ')"
 objcopy -O binary --only-section=.nv_fatbin "${binaries[0]}" "$directory/fatbin" 2>/dev/null || true
 if [[ ! -s $directory/fatbin ]]; then
   echo "device code: none"
