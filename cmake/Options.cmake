@@ -38,6 +38,7 @@ if(SPARSECAST_PERF_ONLY)
   endforeach()
 endif()
 
+set(SPARSECAST_WHEEL_LICENSES "" CACHE FILEPATH "Notices of what is linked statically, to go into a wheel (scripts/wheel.sh)")
 set(SPARSECAST_NCCL_PYTHON "" CACHE FILEPATH "A Python whose nvidia-nccl wheel has nccl.h, if the toolkit has none")
 
 set(SPARSECAST_SANITIZE "" CACHE STRING "Sanitizer of the whole build: empty, address (with undefined) or thread")

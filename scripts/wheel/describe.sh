@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# describe.sh WHEEL TOOLS: prints what a wheel asks for (auditwheel, in the folder TOOLS), its size, what lies in it, and its
+# device code.
+set -euo pipefail
+
+wheel=$1 tools=$2
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+
+echo "== ${wheel##*/}: $(stat -c %s "$wheel") bytes"
+"$tools/auditwheel" show "$wheel"
+"$tools/python3" -m zipfile -e "$wheel" "$directory"
+binaries=("$directory"/sparsecast/_core*.so "$directory"/*.data/scripts/sparsecast)
+for binary in "${binaries[@]}"; do
+  printf '%s: %s bytes; needs:' "${binary#"$directory"/}" "$(stat -c %s "$binary")"
+  readelf -d "$binary" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/ \1/p' | tr -d '\n'
+  printf '\n'
+done
+echo "exported by the module: $(nm -D --defined-only "${binaries[0]}" | awk '{print $3}' | tr '\n' ' ')"
+objcopy -O binary --only-section=.nv_fatbin "${binaries[0]}" "$directory/fatbin" 2>/dev/null || true
+if [[ ! -s $directory/fatbin ]]; then
+  echo "device code: none"
+else
+  echo "device code: $(stat -c %s "$directory/fatbin") bytes, $(gzip -9 <"$directory/fatbin" | wc -c) compressed"
+  cuobjdump=$(command -v cuobjdump || echo "$tools"/../lib/python3.*/site-packages/nvidia/cu13/bin/cuobjdump)
+  if [[ -x $cuobjdump ]]; then
+    "$cuobjdump" --list-elf --list-ptx "${binaries[0]}" | sed -E 's/.*\.(sm_[0-9a-z]+)\.(cubin|ptx)$/\2 \1/' | sort | uniq -c
+  fi
+fi
