@@ -4,7 +4,7 @@
 // returns without waiting.
 
 #include "cuda/apply/received.hpp"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 

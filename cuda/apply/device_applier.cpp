@@ -14,7 +14,7 @@
 #include "cuda/apply/live_tensors.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "cuda/nan_masked/nan_expansion.hpp"
+#include "cuda/apply/nan_expansion.hpp"
 
 namespace sparsecast::cuda {
 

@@ -14,7 +14,7 @@
 
 #include "core/nan_pattern.hpp"
 #include "core/strided_view.hpp"
-#include "cuda/encode/pipeline.hpp"
+#include "cuda/common/pipeline.hpp"
 
 namespace sparsecast::cuda {
 

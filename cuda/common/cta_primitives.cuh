@@ -4,7 +4,7 @@
 
 #include "core/digest_common.hpp"
 #include "cuda/common/device_api.hpp"
-#include "cuda/encode/pipeline.hpp"
+#include "cuda/common/pipeline.hpp"
 
 namespace sparsecast::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/encode/pipeline.hpp"
+#include "cuda/common/pipeline.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast::cuda {

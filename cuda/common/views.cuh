@@ -5,7 +5,7 @@
 
 #include "core/strided_view.hpp"
 #include "cuda/common/device_api.hpp"
-#include "cuda/encode/pipeline.hpp"
+#include "cuda/common/pipeline.hpp"
 
 namespace sparsecast::cuda {
 

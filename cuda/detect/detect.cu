@@ -2,7 +2,7 @@
 
 #include "cuda/common/launch.hpp"
 #include "cuda/detect/form_blocks.cuh"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include "codec/codec_common.hpp"
 #include "cuda/common/device_api.hpp"
 #include "cuda/common/views.cuh"
-#include "cuda/encode/pipeline.hpp"
+#include "cuda/common/pipeline.hpp"
 
 namespace sparsecast::cuda {
 

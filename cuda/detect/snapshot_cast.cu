@@ -4,7 +4,7 @@
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/launch.hpp"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 namespace {

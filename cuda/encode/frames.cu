@@ -3,7 +3,7 @@
 // of frame_cutting.cuh.
 
 #include "cuda/common/launch.hpp"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 #include "cuda/encode/frame_cutting.cuh"
 
 namespace sparsecast::cuda {

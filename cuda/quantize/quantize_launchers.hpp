@@ -3,7 +3,7 @@
 // Launchers of the kernels of fp8 block quantisation (sparsecast/quantize.hpp). Each enqueues one step on
 // `device.stream` and returns without waiting.
 
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 #include "quant/quantize_plan.hpp"
 
 namespace sparsecast::cuda {

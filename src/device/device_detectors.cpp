@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "core/tensor_view.hpp"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 #include "cuda/common/tensor_memory.hpp"
 #include "device/device_detector.hpp"
 

@@ -11,7 +11,7 @@
 #include "core/strided_rows.hpp"
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 #include "sharded/shard_memory.hpp"
 #include "device/device_context.hpp"
 

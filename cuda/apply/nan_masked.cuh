@@ -6,7 +6,7 @@
 // source. Grid: a few CTAs on each multiprocessor; each takes one block, or one element, after another.
 
 #include "cuda/apply/decode_blocks.cuh"
-#include "cuda/nan_masked/nan_masked_launchers.hpp"
+#include "cuda/apply/nan_masked_launchers.hpp"
 
 namespace sparsecast::cuda {
 

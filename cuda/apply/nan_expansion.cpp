@@ -1,4 +1,4 @@
-#include "cuda/nan_masked/nan_expansion.hpp"
+#include "cuda/apply/nan_expansion.hpp"
 
 #include <fmt/format.h>
 

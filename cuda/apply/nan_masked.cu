@@ -1,4 +1,4 @@
-#include "cuda/nan_masked/nan_masked.cuh"
+#include "cuda/apply/nan_masked.cuh"
 
 #include "cuda/common/launch.hpp"
 

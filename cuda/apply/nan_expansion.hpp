@@ -7,7 +7,7 @@
 
 #include "codec/apply.hpp"
 #include "cuda/common/device_memory.hpp"
-#include "cuda/nan_masked/nan_masked_launchers.hpp"
+#include "cuda/apply/nan_masked_launchers.hpp"
 #include "sparsecast/digest.hpp"
 #include "sparsecast/tensor_table.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/common/runtime.hpp"
-#include "cuda/encode/pipeline.hpp"
+#include "cuda/common/pipeline.hpp"
 
 namespace sparsecast::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "core/masked_copy.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "cuda/nan_masked/nan_masked_launchers.hpp"
+#include "cuda/apply/nan_masked_launchers.hpp"
 
 namespace sparsecast {
 namespace {

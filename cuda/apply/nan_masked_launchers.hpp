@@ -9,7 +9,7 @@
 
 #include "core/masked_copy.hpp"
 #include "cuda/apply/received.hpp"
-#include "cuda/encode/encode_launchers.hpp"
+#include "cuda/common/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 
