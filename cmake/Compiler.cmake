@@ -55,12 +55,22 @@ function(sparsecast_join_sources target)
   if(NOT SPARSECAST_UNITY)
     return()
   endif()
-  set(alone "/codec/kernels|/codec_bench/scan|/options|/common/parser|/layout/expert_rules|/layout/mesh_map|/main")
-  # Replaced by the linker where tests run programs on another machine (tests/EmulatedMachine.cmake).
-  string(APPEND alone "|/cuda_device_api|/nccl_library|/device_weights|/synthetic|/doctor_machine")
+  set(alone
+      # Compiled once for each instruction set, or with CLI11.
+      /codec/kernels /codec_bench/scan /options /common/parser /main
+      # Replaced by the linker where tests run programs on another machine (tests/EmulatedMachine.cmake).
+      /cuda_device_api /nccl_library /device_weights /synthetic /doctor_machine
+      # Their private names, or headers, clash with those of a neighbour.
+      /layout/expert_rules /layout/mesh_map /log/log_keys /log/envelope /formats/tensor_checksum
+      /plan/plan_gantt /codec_bench/summary /sparsecast_perf/mpi_group /src/sharded /src/sync
+      /support/fake_nccl /support/random_layouts /core/safetensors_[a-z]+_test /core/tensor_table_test /interop/[a-z_]+_test /fanout/routes_test
+      /layout/trainer_cuts_test /log/follower_trust_test /log/log_publisher_test /sharded/[a-z_]+_test
+      /cuda/c_buffer_test /cuda/device_sync_test /cuda/device_encoder_test /cuda/device_views_test /cuda_emulation/races_test
+      /mpi_tests/sharded_elastic_test /mpi_tests/sharded_test)
   if(SPARSECAST_WITH_MPI)
-    string(APPEND alone "|/transport/mpi/[a-z_]+")
+    list(APPEND alone "/transport/mpi/[a-z_]+")
   endif()
+  list(JOIN alone "|" alone)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   set(count 0)
   set(last "")
