@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "core/file_tree.hpp"
 #include "checkpoint/delta_chain.hpp"
 #include "checkpoint/undo_record.hpp"
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

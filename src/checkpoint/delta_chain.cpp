@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/table_difference.hpp"
 #include "codec/apply.hpp"
 #include "codec/frame_reader.hpp"
 #include "core/parallel.hpp"
-#include "checkpoint/table_difference.hpp"
 
 namespace sparsecast {
 namespace {

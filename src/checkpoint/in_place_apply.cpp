@@ -157,7 +157,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
 }
 
 StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
-                                 const CheckpointApplyOptions& options) {
+                                   const CheckpointApplyOptions& options) {
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, delta.table(), delta.name());
   delta.report();

@@ -12,8 +12,8 @@
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/encode/encode_launchers.hpp"
-#include "sharded/shard_memory.hpp"
 #include "device/device_context.hpp"
+#include "sharded/shard_memory.hpp"
 
 namespace sparsecast {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t kStagingBytes = std::uint64_t{8} << 20;
 /// cudaStreamPerThread, which CUDA's headers have as a cast that no constant can be made of.
 const auto kStreamPerThread = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});
-/// What every device takes at the least.
+/// Largest row pitch, in bytes, that every device accepts in a 2D copy.
 constexpr std::uint64_t kMostPitch = std::numeric_limits<std::int32_t>::max();
 
 /// Runs of bytes, and how far apart they begin.
@@ -91,7 +91,8 @@ class RegionCopies {
 
 class DeviceRegionReader final : public RegionReader {
  public:
-  DeviceRegionReader(RegionCopies regions, cuda::PinnedMemory& staging) : regions_(std::move(regions)), staging_(staging) {}
+  DeviceRegionReader(RegionCopies regions, cuda::PinnedMemory& staging)
+      : regions_(std::move(regions)), staging_(staging) {}
 
   const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte*) override {
     if (region != region_ || first < begin_ || first + count > end_) fetch(region, first, count);
@@ -115,7 +116,7 @@ class DeviceRegionReader final : public RegionReader {
 
   RegionCopies regions_;
   cuda::PinnedMemory& staging_;
-  std::size_t region_ = 0;  ///< What is in the staging memory: its elements from begin_ to end_.
+  std::size_t region_ = 0;  ///< Region whose elements [begin_, end_) are in the staging memory.
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
 };
@@ -230,7 +231,7 @@ class DeviceShardMemory final : public ShardMemory {
 
  private:
   const DeviceContext context_;
-  DeviceOptions options_;  ///< Of the routes: the context's device and stream.
+  DeviceOptions options_;  ///< Options for the routes, with the context's device and stream.
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };

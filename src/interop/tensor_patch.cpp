@@ -8,9 +8,9 @@
 #include "codec/apply.hpp"
 #include "codec/block_decoder.hpp"
 #include "codec/frame_reader.hpp"
+#include "codec/kernels.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
-#include "codec/kernels.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

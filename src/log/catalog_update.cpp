@@ -6,7 +6,6 @@
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
-#include "log/store_errors.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -95,7 +94,7 @@ void LogWriter::State::write_floor(std::uint64_t version, const StreamId& stream
   store().put(kFloorKey, pack(floor, key()));
 }
 
-void LogWriter::State::update_catalog(const Change& change) {
+void LogWriter::State::update_catalog(const CatalogChange& change) {
   LogCatalog catalog = catalog_or_rebuilt();
   change(catalog);
   write_catalog(catalog);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kScratchPrefix = "sparsecast-merge.";
 constexpr std::chrono::hours kScratchAge{1};
-constexpr int kMergedZstdLevel = 3;  ///< Where the deltas that are merged were compressed.
+constexpr int kMergedZstdLevel = 3;  ///< Level used when the deltas that are merged were compressed.
 
 /// A temporary file, removed with the object.
 class ScratchFile {
@@ -42,7 +42,7 @@ class ScratchFile {
   std::string path_;
 };
 
-/// What crashed compactions left.
+/// Removes the scratch files of compactions that crashed.
 void sweep(FileSystem& fs, const std::string& scratch) {
   const auto now = fs.wall_now();
   for (const std::string& name : fs.list(scratch)) {
@@ -178,7 +178,7 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
   const std::uint64_t lowest = std::max(state.reader.floor(), newest.version - std::min(newest.version, reach));
   State::MergedDeltas merged;
   for (const DeltaRef& ref : state.catalog_or_rebuilt().merged) merged[{ref.from, ref.to}] = ref;
-  // What this writer made, another's write of the catalog may have dropped from it, and gc then removed.
+  // Another writer's update of the catalog may have dropped deltas that this writer made, and gc then removed them.
   std::erase_if(state.made, [&](const auto& made) {
     const DeltaRef& ref = made.second;
     return ref.from < lowest || (!merged.contains(made.first) && state.store().size(delta_key(ref)) != ref.bytes);

@@ -82,7 +82,7 @@ void LogFollower::State::locate() {
   std::optional<std::uint64_t> hint;
   if (saved && saved->target) hint = saved->target->version;
   if (const auto version = map->find(*digest, head.version, hint, searched)) {
-    position = Position{*version, *digest};
+    position = FollowerState::Position{*version, *digest};
   } else if (searched != head.version) {
     searched = head.version;
     say(fmt::format("the digest {} of the target is that of no version that was looked at", to_hex(digest->value)));

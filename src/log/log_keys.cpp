@@ -30,7 +30,7 @@ std::optional<ContentHash> hash_of(std::string_view text) {
   }
 }
 
-/// What follows `prefix`, up to `suffix`; empty when the text is not of that form.
+/// Returns the text between `prefix` and `suffix`, or an empty view when the text has another form.
 std::string_view between(std::string_view text, std::string_view prefix, std::string_view suffix) {
   if (!text.starts_with(prefix) || !text.ends_with(suffix) || text.size() < prefix.size() + suffix.size()) return {};
   return text.substr(prefix.size(), text.size() - prefix.size() - suffix.size());

@@ -12,14 +12,14 @@
 //
 // Routes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
 //
-// Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is broken
-// until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it keeps
-// what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is never
-// in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
+// Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is
+// broken until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it
+// keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is
+// never in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
 //
 // A regroup: meet -> settle doubts -> plan, agreed on -> channels -> anchors for engines without a version -> every
-// destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks know
-// what receivers hold) may be in doubt in the same way, and is settled in the same way.
+// destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks
+// know what receivers hold) may be in doubt in the same way, and is settled in the same way.
 
 #include "sharded/group_sync.hpp"
 
@@ -106,7 +106,7 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
 void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);
   if (!plan) return;
-  Wire wire(world_.control(), *plan, open, deadline);
+  GroupTransports wire(world_.control(), *plan, open, deadline);
   AnchorRoles anchor;
   EncodeOptions options;
   if (roles.publisher != nullptr) {
@@ -141,7 +141,8 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
-/// What this rank does in the transfers. What is staged is counted in a report of its own, on a thread of its own.
+/// Returns the steps of this rank in the transfers. Staging runs on a thread of its own, so it is counted in a report
+/// of its own (`staged`).
 TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
   TransferSteps steps;
   if (roles.publisher != nullptr) {
@@ -164,7 +165,7 @@ TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, Shard
     const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
     const std::uint64_t foreign = staged.foreign_bytes;
     roles.subscriber->stage(transfer, std::move(records), world_.meeting().name_of(transfer.source), staged);
-    // What it has for others alone has not come to it.
+    // The source does not receive its own records, so they do not count as foreign bytes.
     if (world_.wire().is_source(transfer)) staged.foreign_bytes = foreign;
   };
   return steps;
@@ -184,7 +185,7 @@ void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedRe
   world_.require_all(outcome, deadline);
 }
 
-/// From the vote up to the decision; the digest of all tensors at the new version.
+/// Runs the sync from the vote to the decision. Returns the digest of all tensors at the new version.
 StateDigest Membership::verify(const Roles& roles, ShardedReport& report, Deadline deadline) {
   Outcome outcome;
   Vote vote;

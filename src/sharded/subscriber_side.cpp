@@ -65,8 +65,8 @@ void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Byt
       if (destination.subscriber->digest() == base) continue;
       throw Error(ErrorCode::kWrongBase,
                   fmt::format("what is here for version {} is not what the trainer holds for it", version_),
-                  fmt::format("route {} of {}, {} tensors from '{}'", destination.route, source, destination.table->size(),
-                              (*destination.table)[0].name));
+                  fmt::format("route {} of {}, {} tensors from '{}'", destination.route, source,
+                              destination.table->size(), (*destination.table)[0].name));
     }
   }
 }

@@ -22,17 +22,18 @@
 //     one). The receiver undoes and reports; it never claims v. If the source had decided for v, the next delta starts
 //     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or
 //     by receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
-// The source decides alone: vote 2 is counted at the source, and a decision that it has reached stands even if it cannot
-// be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt needlessly.
-// The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its successor.
+// The source decides alone: vote 2 is counted at the source, and a decision that it has reached stands even if it
+// cannot be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt
+// needlessly. The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its
+// successor.
 
 #include <fmt/format.h>
 
 #include <optional>
 
 #include "core/trace.hpp"
-#include "transport/outcome.hpp"
 #include "sync/sync_steps.hpp"
+#include "transport/outcome.hpp"
 
 namespace sparsecast {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "core/utf8.hpp"
 #include "core/word.hpp"
-#include "interop/formats/patched_windows.hpp"
 #include "interop/formats/slime.hpp"
 #include "interop/formats/tensor_checksum.hpp"
 #include "interop/formats/zstd_stream.hpp"

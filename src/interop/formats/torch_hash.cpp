@@ -1,13 +1,16 @@
 #include "interop/formats/torch_hash.hpp"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/word.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
 namespace {
 
 double from_f16(std::uint16_t bits) {
@@ -93,6 +96,37 @@ std::uint64_t torch_hash(DType dtype, ConstBytes bits) {
 std::string packed_checksum(ConstBytes positions, DType dtype, ConstBytes values) {
   const std::uint64_t of_values = torch_hash(dtype, values);
   return decimal(static_cast<std::uint32_t>(of_values >> 63), torch_hash(DType::kU8, positions) ^ (of_values << 1));
+}
+
+namespace {
+
+constexpr std::array<std::pair<DType, std::string_view>, 12> kNames = {{{DType::kBF16, "bfloat16"},
+                                                                        {DType::kF16, "float16"},
+                                                                        {DType::kF32, "float32"},
+                                                                        {DType::kF64, "float64"},
+                                                                        {DType::kF8E4M3, "float8_e4m3fn"},
+                                                                        {DType::kF8E5M2, "float8_e5m2"},
+                                                                        {DType::kI8, "int8"},
+                                                                        {DType::kU8, "uint8"},
+                                                                        {DType::kI16, "int16"},
+                                                                        {DType::kI32, "int32"},
+                                                                        {DType::kI64, "int64"},
+                                                                        {DType::kBool, "bool"}}};
+
+}  // namespace
+
+std::string_view torch_name(DType dtype) noexcept {
+  for (const auto& [known, name] : kNames) {
+    if (known == dtype) return name;
+  }
+  return "unknown";
+}
+
+std::optional<DType> dtype_from_torch_name(std::string_view name) noexcept {
+  for (const auto& [dtype, known] : kNames) {
+    if (known == name) return dtype;
+  }
+  return std::nullopt;
 }
 
 }  // namespace sparsecast

@@ -1,5 +1,5 @@
-// A control channel over MPI: the star of bootstrap/star.hpp on plain messages. A part of it (split) is a star of its
-// own on the same communicator, with another tag: so no call of MPI is needed that waits without a deadline.
+// A control channel over MPI: the star of control/star_group.hpp on plain messages. A part of it (split) is a star of
+// its own on the same communicator, with another tag: so no call of MPI is needed that waits without a deadline.
 
 #include "sparsecast/mpi_transport.hpp"
 
@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include "transport/control/blobs.hpp"
-#include "transport/control/child_channels.hpp"
 #include "transport/control/star_group.hpp"
 #include "transport/mpi/mpi_link.hpp"
 
@@ -113,7 +112,7 @@ std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Dea
   std::vector<int> ranks = ranks_of_color(choices, color);
   for (int& r : ranks) r = ranks_[static_cast<std::size_t>(r)];
   auto part = std::make_shared<MpiControlChannel>(communicator_, std::move(ranks), tag);
-  part->star_.follow([whole = weak_from_this()]() -> std::optional<std::string> {
+  part->star_.set_parent([whole = weak_from_this()]() -> std::optional<std::string> {
     const auto here = whole.lock();
     return here ? here->aborted() : std::nullopt;
   });

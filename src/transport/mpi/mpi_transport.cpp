@@ -40,7 +40,7 @@ struct BroadcastOperation final : MpiOperation {
   Opening opening{};
   std::vector<std::uint64_t> sizes;
   std::vector<Bytes> records;
-  std::vector<Bytes> joined;  ///< By message of the batch; empty for a message of one piece.
+  std::vector<Bytes> joined;  ///< One buffer per message of the batch; empty for a message of one piece.
 };
 
 struct CommunicatorOperation final : MpiOperation {

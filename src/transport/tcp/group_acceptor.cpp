@@ -1,4 +1,4 @@
-#include "transport/tcp/admission.hpp"
+#include "transport/tcp/group_acceptor.hpp"
 
 #include <fmt/format.h>
 
@@ -36,7 +36,7 @@ void say_why(const std::vector<Connection*>& peers, const Error& error) {
 }  // namespace
 
 GroupAcceptor::GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
-                     std::uint64_t max_body_bytes)
+                             std::uint64_t max_body_bytes)
     : options_(options),
       acceptor_(listener, key, options.size, max_body_bytes),
       size_(options.size),
