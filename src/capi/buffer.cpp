@@ -23,7 +23,8 @@ std::optional<Error> failure_of(const Step& step) {
   return std::nullopt;
 }
 
-/// The bytes here are not what was verified: somebody else has written into them.
+/// Returns whether the error means that the bytes are not what was verified, because somebody else has written into
+/// them.
 bool shows_foreign_writes(ErrorCode code) {
   return code == ErrorCode::kDirty || code == ErrorCode::kDigestMismatch || code == ErrorCode::kWrongBase;
 }

@@ -30,7 +30,7 @@ struct Ability {
   std::array<char, 64> device{};  ///< UUID.
 };
 
-/// The UUID of the device that NCCL would use; empty when there is no NCCL or no device.
+/// Returns the UUID of the device that NCCL would use, or an empty string without NCCL or a device.
 std::string nccl_device(int wanted) {
 #ifdef SPARSECAST_HAVE_NCCL
   try {

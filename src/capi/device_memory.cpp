@@ -17,7 +17,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Some bytes of a tensor, as long as a staging buffer of the transport at most.
+/// Bytes of a tensor, at most as many as a staging buffer of the transport holds.
 struct TensorPiece {
   std::byte* d_data = nullptr;
   std::uint64_t bytes = 0;

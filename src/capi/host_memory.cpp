@@ -11,7 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Dense bytes go in pieces, so that no rank needs room for a second copy of the buffer.
+/// Size of the pieces in which dense bytes travel, so that no rank needs room for a second copy of the buffer.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{32} << 20;
 
 class HostBufferMemory final : public BufferMemory {

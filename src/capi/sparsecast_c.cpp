@@ -38,7 +38,7 @@ class HandleTable {
     next_ += kStep;
     return reinterpret_cast<Handle>(number);
   }
-  /// Null for what is no handle.
+  /// Returns the object, or null for a number that is no handle.
   std::shared_ptr<Object> find(Handle handle) {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(reinterpret_cast<std::uintptr_t>(handle));

@@ -39,7 +39,7 @@ class ReleasingDetector : public Detector {
     std::uint64_t end = 0;
   };
 
-  /// The run of the thread whose workspace this is; references into the map stay valid.
+  /// Returns the run of the thread that owns this workspace; references into the map stay valid.
   ReadRun& run_of(const TileWorkspace& workspace) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return runs_[&workspace];
@@ -103,7 +103,7 @@ class SparseStepDetector : public Detector {
   static std::uint64_t index(const SparseStep::Entry& entry, std::uint64_t i) {
     return load_word<std::uint32_t>(entry.indices.data(), i);
   }
-  /// First entry at or after element `element`; the indices are strictly increasing.
+  /// Returns the first entry at or after element `element`; the indices are strictly increasing.
   static std::uint64_t lower_bound(const SparseStep::Entry& entry, std::uint64_t element) {
     std::uint64_t low = 0;
     std::uint64_t high = entry.count;

@@ -44,7 +44,7 @@ void copy_rows(const RowsAt<std::byte>& to, const RowsAt<const std::byte>& from,
   }
 }
 
-/// No more than that: what is pinned stays so.
+/// Grows pinned memory to exactly this size, because it stays pinned.
 void make_room(cuda::PinnedMemory& memory, std::uint64_t bytes) {
   if (memory.bytes() >= bytes) return;
   memory = cuda::PinnedMemory();
@@ -57,7 +57,8 @@ std::vector<DeviceTensor> device_tensors(const std::vector<ShardView>& views) {
   return tensors;
 }
 
-/// The regions of a route, and the way between them and pinned memory, in which their elements follow one another.
+/// Copies of the regions of a route between their tensors and pinned memory, in which their elements follow one
+/// another.
 class RegionCopies {
  public:
   RegionCopies(const TensorTable& table, const std::vector<ShardView>& regions, const DeviceContext& context)
@@ -100,7 +101,7 @@ class DeviceRegionReader final : public RegionReader {
   }
 
  private:
-  /// More than is asked for: an anchor asks for all of it, tile by tile.
+  /// Fetches more elements than needed now, because an anchor reads all of them, tile by tile.
   void fetch(std::size_t region, std::uint64_t first, std::uint64_t count) {
     const cuda::DeviceGuard guard = regions_.context().enter();
     const std::uint64_t size = regions_.element_bytes(region);
@@ -130,7 +131,7 @@ struct Outbox {
 class DeviceRegionWriter final : public RegionWriter {
  public:
   DeviceRegionWriter(RegionCopies regions, Outbox& outbox) : regions_(std::move(regions)), outbox_(outbox) {}
-  /// After a failure, too, nothing of the library's is on its way to the caller's memory.
+  /// Waits for all copies, even after a failure: none of the library's may still write to the caller's memory.
   ~DeviceRegionWriter() override {
     try {
       if (outbox_.used_bytes != 0) finish();

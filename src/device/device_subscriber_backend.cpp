@@ -43,7 +43,7 @@ class FrameStore {
     return {d_record, static_cast<std::uint32_t>(record.size())};
   }
 
-  /// The frames so far are not needed any more, and none of them is on its way still.
+  /// Drops all frames; none of them may still be copied to the device.
   void clear() noexcept { current_ = used_ = 0; }
 
  private:

@@ -99,7 +99,7 @@ ForeignStep version_directory(FileSystem& fs, const std::string& path, std::opti
   return *family == ForeignFamily::kPacked ? packed_step(path) : slime_step(fs, path);
 }
 
-/// step_*.safetensors of a directory, by version.
+/// Adds the step_*.safetensors files of a directory, by version.
 void add_steps(FileSystem& fs, const std::string& directory, std::map<std::uint64_t, ForeignStep>& steps) {
   if (!fs.is_directory(directory)) return;
   for (const std::string& name : fs.list(directory)) {

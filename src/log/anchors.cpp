@@ -40,7 +40,7 @@ class AnchorFiles {
   Contents verify(int threads) const;
 
   using Take = std::function<void(ConstBytes window)>;
-  /// The bytes of a file, in order, read anew.
+  /// Reads the bytes of a file anew, in order.
   void read(const std::string& name, const Take& take) const;
 
  private:
@@ -51,7 +51,7 @@ class AnchorFiles {
     std::size_t last = 0;   ///< One behind.
     std::uint64_t bytes = 0;
   };
-  /// `digest` may be null.
+  /// Reads a file, and adds its tensors to `digest` unless that is null.
   void read_part(const AnchorFile& part, const Take& take, StateDigest* digest) const;
   void cut(std::uint64_t file_bytes);
   void make_index();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kListedDeltas = 256;  ///< Single ones; older ones are found through their commits.
 
-/// Ascending, one a place, the one added last where there are several; the newest `limit`.
+/// Sorts references, keeps the last added of each place, and drops all but the newest `limit`.
 void tidy(std::vector<DeltaRef>& refs, std::size_t limit) {
   const auto place = [](const DeltaRef& ref) { return std::pair(ref.to, ref.from); };
   std::reverse(refs.begin(), refs.end());

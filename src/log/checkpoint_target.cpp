@@ -144,7 +144,7 @@ class CheckpointTarget : public FollowerTarget {
     }
   }
 
-  /// Engines should not have to wait for the next step to find a whole version again.
+  /// Rolls the target back at once, so that engines do not wait for the next step to find a whole version.
   void roll_back(const StateDigest& base) {
     try {
       recover_checkpoint(fs_, place_.path(), apply_options_);

@@ -70,7 +70,7 @@ void require_kind(std::string_view rest, std::string_view kind, const std::strin
   }
 }
 
-/// Nesting is bounded before the parser recurses.
+/// Returns whether the nesting exceeds its bound; checked before the parser recurses.
 bool nests_too_deeply(std::string_view json) {
   std::size_t depth = 0;
   for (const char c : json) {

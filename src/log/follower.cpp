@@ -62,7 +62,7 @@ void LogFollower::State::clean_scratch() {
   if (fs.is_directory(parent_directory(state_path))) remove_stale_state(fs, state_path);
 }
 
-/// After a start, and after whatever went wrong with the target.
+/// Reads state and target anew, after a start and after every failure of the target.
 void LogFollower::State::start() {
   if (started) return;
   position.reset();
@@ -75,7 +75,7 @@ void LogFollower::State::start() {
   started = true;
 }
 
-/// The version of the target by its digest.
+/// Finds the version of the target by its digest.
 void LogFollower::State::locate() {
   if (position || !digest) return;
   map->load_catalog();
@@ -89,7 +89,7 @@ void LogFollower::State::locate() {
   }
 }
 
-/// Before anything is changed the state file is there: what is applied later is then known to be new.
+/// Writes the state file before anything is changed, so that a delta applied later is known to be new.
 void LogFollower::State::remember_start() {
   if (saved) return;
   saved.emplace();

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostPlans = 8;
 
-/// Errors of an object, or of the target: another path may do.
+/// Returns whether the error is one of an object or of the target, so that another path may work.
 bool has_another_way(ErrorCode code) {
   switch (code) {
     case ErrorCode::kGone:
@@ -168,7 +168,7 @@ void LogFollower::State::require_digest(const DeltaFile& delta, const DeltaRef& 
   }
 }
 
-/// The first delta that is not vouched for when those from `i` on have been looked at.
+/// Checks deltas from `i` on against commits. Returns the index of the first delta that is not checked yet.
 std::size_t LogFollower::State::vouch(DeltaFetcher& fetcher, const std::vector<DeltaRef>& deltas, std::size_t i) {
   std::size_t last = i;
   while (last + 1 < deltas.size() && !map->digest_of(deltas[last].to)) ++last;

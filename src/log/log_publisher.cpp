@@ -66,9 +66,9 @@ struct LogPublisher::State {
   // The caller's thread.
   void begin(std::unique_ptr<Detector> detector, const EncodeOptions& encode);
   void start_upload();
-  /// Until the attempt has ended, or `until`; then the Publisher is told, or the error thrown.
+  /// Waits until the attempt has ended, or until `until`; then informs the Publisher, or throws the error.
   void finish_attempt(steady_clock::time_point until);
-  /// The publication before is durable when this returns.
+  /// Waits until the previous publication is durable.
   void settle(steady_clock::time_point until);
   Error not_durable(const std::string& what) const;
 
@@ -76,7 +76,7 @@ struct LogPublisher::State {
   void run_uploader();
   void attempt();
 
-  /// Both threads; they share the ownership of `self`.
+  /// Starts both threads, which share the ownership of `self`.
   static void start_threads(const std::shared_ptr<State>& self);
   /// Waits for them until then; those that are still at work are left to end by themselves.
   void end_threads(steady_clock::time_point until);

@@ -111,7 +111,7 @@ std::vector<LogLease> LogReader::leases() {
 
 namespace {
 
-/// Large enough that a store can read its parts in parallel.
+/// Size of one read, large enough for a store to read its parts in parallel.
 constexpr std::uint64_t kFetchWindowBytes = std::uint64_t{64} << 20;
 
 /// A file that appears under its name when it is whole. Not synced: what is fetched can be fetched again.

@@ -132,7 +132,8 @@ std::optional<std::uint64_t> LogReader::State::starting_point() {
   return *std::max_element(versions.begin(), versions.end());
 }
 
-/// Commits are never removed, so what is there is there without gaps.
+/// Returns the highest version whose commit exists, at or above `version`. Commits are never removed, so there are no
+/// gaps.
 std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   std::uint64_t step = 1;
   while (has_commit(version + step)) {
@@ -147,7 +148,7 @@ std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   return version;
 }
 
-/// After a leap over versions that were not read: what was seen last has to be there still.
+/// Checks, after a leap over versions that were not read, that the newest commit seen before is still there.
 void LogReader::State::require_same_history(const LogCommit& head) {
   if (!newest || head.version <= newest->version + 1) return;
   const std::optional<LogCommit> seen = load(newest->version);

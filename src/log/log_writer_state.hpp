@@ -53,7 +53,7 @@ struct LogWriter::State {
 
   State(LogReader& log, LogWriterOptions with);
 
-  // Commits (log_writer.cpp, commit_attempt.cpp).
+  // Commits (log_writer.cpp, commit_writer.cpp).
   void require_leading() const;
   /// The fields that any commit after `before` has.
   LogCommit successor(const LogCommit& before, CommitKind kind, const std::string& label) const;

@@ -34,7 +34,7 @@ nlohmann::json parse_object(const std::string& text) {
   return json;
 }
 
-/// posix_spawn's attributes and file actions, which must be destroyed.
+/// Attributes and file actions of posix_spawn, which must be destroyed.
 class SpawnSettings {
  public:
   SpawnSettings() {
@@ -81,7 +81,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& added)
   return all;
 }
 
-/// The wait status, or nothing until `deadline`, or when `stopped`.
+/// Waits for the child. Returns its wait status, or nothing at `deadline` or when `stopped` returns true.
 std::optional<int> wait_for(pid_t child, steady_clock::time_point deadline, const std::function<bool()>& stopped) {
   while (true) {
     int status = 0;

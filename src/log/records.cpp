@@ -37,7 +37,7 @@ nlohmann::json refs_json(const std::vector<DeltaRef>& refs) {
   return list;
 }
 
-/// The elements of a list entry, by index, with the bounds that Fields has for names.
+/// Elements of a list entry by index, checked against the same bounds as named fields.
 class CatalogEntry {
  public:
   CatalogEntry(const Fields& fields, const nlohmann::json& value, const char* list, std::size_t size)
@@ -85,7 +85,7 @@ std::vector<DeltaRef> refs_of(Fields& fields, const char* key) {
   return refs;
 }
 
-/// No separator, nothing hidden, nothing that a file system takes for something else.
+/// Returns whether the text is a plain file name: no separator, not hidden, nothing with a meaning to file systems.
 bool is_file_name(const std::string& text) {
   const auto good = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||

@@ -17,7 +17,7 @@
 namespace sparsecast {
 namespace {
 
-/// Says of every element that it has changed.
+/// Detector that reports every element as changed.
 class WholeTensorDetector final : public Detector {
  public:
   WholeTensorDetector(const TensorTable& table, RegionReader& reader) : table_(table), reader_(reader) {}
@@ -43,7 +43,7 @@ class WholeTensorDetector final : public Detector {
 /// One route of an anchor on its way into the places of this rank, of which there may be none.
 class RouteWriter {
  public:
-  /// `memory` is null where the rank receives nothing.
+  /// Creates the writer of a route; `memory` is null on a rank that receives nothing.
   RouteWriter(const FanoutPlan& plan, std::uint32_t route, int rank, ShardMemory* memory) {
     if (memory == nullptr) return;
     const std::vector<Destination> destinations = own_destinations(plan.routes()[route], rank);
@@ -53,7 +53,7 @@ class RouteWriter {
     }
   }
 
-  /// False behind the last record.
+  /// Takes the next record. Returns false after the last one.
   bool take(ConstBytes record, std::uint64_t version) {
     const RecordPrefix prefix = peek_record(record);
     if (places_.empty()) return prefix.kind != RecordKind::kCommit;

@@ -2,12 +2,12 @@
 //
 //     trainer rank                                    engine rank
 //     publish own routes, in that order                idle(v-1)
-//        |------- transfers, in the order of the plan: each rank those of its channels -------|
+//        |------- transfers, in the order of the plan: each rank those of its groups ------|
 //        |                                            stage own routes, in that order
-//        |------- agree: all have published, sent and staged ---------------------------------|
+//        |------- agree: all have published, sent and staged ------------------------------|
 //        |                                            apply every own route, each verifies its digest
-//        |------- votes: why not, if not; digests; every engine's must add up --------------|
-//        |------- decision of the coordinator (trainer rank 0) --------------------------------|
+//        |------- votes: why not, if not; digests; every engine's must add up -------------|
+//        |------- decision of the coordinator (trainer rank 0) ----------------------------|
 //     commit: idle, base v                            idle(v)
 //
 // Routes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
@@ -17,7 +17,7 @@
 // keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is
 // never in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
 //
-// A regroup: meet -> settle doubts -> plan, agreed on -> channels -> anchors for engines without a version -> every
+// A regroup: meet -> settle doubts -> plan, agreed on -> groups -> anchors for engines without a version -> every
 // destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks
 // know what receivers hold) may be in doubt in the same way, and is settled in the same way.
 
@@ -41,7 +41,7 @@ std::vector<RankInfo> rank_infos(const Roles& roles) {
   return own;
 }
 
-/// Layouts that this rank has, and need not be sent.
+/// Returns the layouts that this rank has already, which need not be sent to it.
 std::vector<std::shared_ptr<const Layout>> own_layouts(const Roles& roles) {
   std::vector<std::shared_ptr<const Layout>> own;
   if (roles.publisher != nullptr) own = {roles.publisher->layout(), roles.publisher->next_layout()};
@@ -101,8 +101,8 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
   if (roles.publisher != nullptr) roles.publisher->adopt();
 }
 
-/// Engines that hold nothing yet are seeded by a plan of their own: its sources are those of the plan, because only
-/// they have a base then.
+/// Seeds engines that hold nothing yet by a plan of their own. Its sources are those of the current plan, because only
+/// they have a base.
 void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);
   if (!plan) return;
@@ -171,7 +171,7 @@ TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, Shard
   return steps;
 }
 
-/// Up to the vote: everything has been published, sent and staged.
+/// Runs the sync up to the vote: everything is published, sent and staged.
 void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline) {
   pipeline.run(deadline);
   Outcome outcome = pipeline.published();

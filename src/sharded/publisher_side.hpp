@@ -1,6 +1,6 @@
 #pragma once
 
-// A trainer rank, whatever group it is in at the moment.
+// State of a trainer rank that outlives its memberships in groups.
 
 #include <memory>
 #include <vector>

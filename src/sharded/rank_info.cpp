@@ -54,7 +54,8 @@ std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size
   return names;
 }
 
-/// In order of their first rank in the world; of each, its rank 0 comes first.
+/// Returns the members of each participant, in order of their first rank in the world; rank 0 of a participant comes
+/// first.
 std::vector<GroupMembers> find_groups(const std::vector<Attendant>& all) {
   std::vector<GroupMembers> groups;
   std::map<std::pair<Role, std::string>, std::size_t> known;
@@ -72,7 +73,7 @@ std::vector<GroupMembers> find_groups(const std::vector<Attendant>& all) {
   return groups;
 }
 
-/// The bytes of one provider, on every rank, in pieces that the channel takes.
+/// Returns the bytes of one provider on every rank; they travel in pieces that the control channel takes.
 Bytes collect(ControlChannel& world, int provider, std::uint64_t size, ConstBytes own, Deadline deadline) {
   Bytes out;
   const std::uint64_t piece = std::max<std::uint64_t>(world.max_blob_bytes(), 1);
@@ -110,7 +111,7 @@ std::map<Role, Bytes> pack_layouts(std::vector<RankInfo>& own, const Layouts& la
   return packed;
 }
 
-/// The layout of each group; those that groups share travel once.
+/// Returns the layout of each participant; a layout that several share travels once.
 Layouts exchange_layouts(ControlChannel& world, const std::vector<GroupMembers>& groups, const Layouts& known,
                          const std::map<Role, Bytes>& packed, Deadline deadline) {
   Layouts layouts;
@@ -136,7 +137,7 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<GroupMembers>&
   return layouts;
 }
 
-/// The group of these ranks, complete and of one mind.
+/// Returns the participant of these ranks, after checking that they are complete and agree.
 MeetingParticipant make_participant(const GroupMembers& members, std::shared_ptr<const Layout> layout) {
   const RankInfo& first = members.front()->rank_info;
   const std::size_t size = layout->ranks().size();
@@ -164,7 +165,7 @@ MeetingParticipant make_participant(const GroupMembers& members, std::shared_ptr
   return participant;
 }
 
-/// Does the rank hold `version`, once its doubt is settled by the coordinator's word?
+/// Returns whether the rank holds `version`, once the coordinator has settled its doubt.
 bool holds(const RankInfo& rank_info, std::uint64_t version) {
   return rank_info.version == version || (rank_info.in_doubt != 0 && rank_info.in_doubt == version);
 }

@@ -6,7 +6,7 @@
 namespace sparsecast {
 namespace {
 
-/// The engine's index in the plan that this rank belongs to, if any.
+/// Returns the index in the plan of this rank's engine, if any.
 std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   for (std::size_t e = 0; e < plan.engines().size(); ++e) {
     if (std::ranges::find(plan.engines()[e].ranks, rank) != plan.engines()[e].ranks.end()) return e;
@@ -14,8 +14,8 @@ std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   return std::nullopt;
 }
 
-/// True when this destination adds the route's digest to its engine's: the first of the engine's destinations, in a
-/// route that the engine counts.
+/// Returns whether this destination adds the route's digest to its engine's: it is the first of the engine's
+/// destinations in a route that the engine counts.
 bool counts(const FanoutPlan& plan, const Route& route, std::size_t engine, const Destination& destination) {
   if (std::ranges::find(route.counted_by, engine) == route.counted_by.end()) return false;
   const std::vector<int>& ranks = plan.engines()[engine].ranks;

@@ -26,7 +26,7 @@ struct ShardView {
   bool masters = false;               ///< The elements are fp32 masters of the region's bf16.
 };
 
-/// A box of elements in a local tensor and whatever is laid out like it.
+/// Box of elements in a local tensor, or in memory that is laid out like it.
 struct ShardBox {
   std::uint64_t first = 0;  ///< Element.
   std::vector<std::uint64_t> extents;

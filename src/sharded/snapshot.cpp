@@ -52,7 +52,7 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
   return out;
 }
 
-/// The first layer in which nothing of the route is covered yet.
+/// Returns the first layer that covers nothing of the route yet.
 std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Route& route, const std::vector<RegionView>& views) {
   const auto overlaps = [&](const SnapshotLayer& layer) {
     for (std::size_t p = 0; p < views.size(); ++p) {
@@ -136,7 +136,7 @@ std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t r
                   [&](std::size_t, std::uint32_t local) { return layers_[own.layer].copies[local].get(); });
 }
 
-/// The local tensor's copy in a layer that holds all of the box, or null.
+/// Returns the local tensor's copy in a layer that holds all of the box, or null.
 std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, std::uint32_t local) {
   for (SnapshotLayer& layer : layers_) {
     if (without({box}, layer.covered[{tensor, local}]).empty()) return layer.copies[local].get();

@@ -1,6 +1,6 @@
 #pragma once
 
-// An engine rank, whatever group it is in at the moment.
+// State of an engine rank that outlives its memberships in groups.
 
 #include <memory>
 #include <string>

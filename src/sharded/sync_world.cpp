@@ -113,7 +113,7 @@ void SyncWorld::decide(Deadline deadline) {
 
 namespace {
 
-/// The group of this round that the rank is a member of, or -1: its color in a split.
+/// Returns the group of this round that the rank is a member of, or -1; it is the rank's color in a split.
 int own_group(const FanoutPlan& plan, std::uint32_t round, int rank) {
   const std::vector<RouteGroup>& groups = plan.groups();
   const auto found = std::ranges::find_if(groups, [&](const RouteGroup& group) {

@@ -5,7 +5,7 @@
 namespace sparsecast {
 namespace {
 
-/// Those of `routes`, in the order of the rank's own transfers; any that no transfer takes come last.
+/// Returns `routes` in the order of the rank's own transfers; routes that no transfer takes come last.
 std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& transfers, int rank,
                                        std::vector<std::uint32_t> routes) {
   auto rest = routes.begin();
@@ -19,7 +19,7 @@ std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& trans
   return routes;
 }
 
-/// So many routes may be encoded ahead of the wire.
+/// Returns how many routes may be encoded ahead of the wire.
 std::size_t most_ahead(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes) {
   if (transfers.empty()) return SerialExecutor::kInline;
   const Transfer& first = *transfers.front();

@@ -1,6 +1,7 @@
 #pragma once
 
-// A delta on its way in. Everything that can be refused is refused here, before the first byte of live state changes.
+// Staging of a received delta. Everything that can be rejected is rejected here, before the first byte of live state
+// changes.
 
 #include <map>
 #include <optional>
@@ -22,7 +23,8 @@ class DeltaStaging {
   /// Requires both arguments to outlive the staging.
   DeltaStaging(const TensorTable& table, SubscriberBackend& backend);
 
-  /// One record, of whatever kind. True when it was a header that was accepted: a new staging has begun.
+  /// Takes one record of any kind. Returns true when it was a header that was accepted, so that a new staging has
+  /// begun.
   bool take(ConstBytes record, const HeldState& held);
   /// Stages all frames at once from device memory, in stream order.
   void take_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream);

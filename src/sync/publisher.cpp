@@ -11,7 +11,7 @@ namespace sparsecast {
 
 namespace {
 
-/// All records of a delta as one delta file, for compose.
+/// Returns all records of a delta as one delta file, for compose.
 Bytes as_file(const TensorTable& table, const Delta& delta) {
   Bytes file = delta.header;
   const Bytes table_record = pack_table(table, delta.info.delta_id);

@@ -17,7 +17,7 @@ class SourceSteps {
 
   virtual ~SourceSteps() = default;
   virtual Published publish(Publisher& publisher) = 0;
-  /// Collective. When publish() has thrown (`refused`), the receivers get nothing, and learn it.
+  /// Collective. Sends the records; sends none when publish() has thrown (`refused`), which tells the receivers so.
   virtual void send(bool refused, Deadline deadline) = 0;
 };
 

@@ -40,7 +40,7 @@ std::string text_of(const nlohmann::json& param, const char* key) {
   return found->get<std::string>();
 }
 
-/// The two blobs of a flush and what their bytes mean.
+/// Blobs of a flush, positions and values, and how their bytes are to be read.
 struct Flush {
   bool gaps = false;
   DType dtype = DType::kBF16;  ///< Dtype of the values as stored.
@@ -105,7 +105,8 @@ Bytes indices_from_gaps(const Param& param) {
   return indices;
 }
 
-/// Values that were widened because the flush also has float32 parameters. Only bf16 is undone, without loss.
+/// Returns values in the tensor's dtype. They were widened because the flush also has float32 parameters; only bf16 can
+/// be narrowed without loss.
 Bytes narrowed(const Param& param, DType stored, DType own) {
   if (stored != DType::kF32 || own != DType::kBF16) {
     throw Error(ErrorCode::kUnsupported,
@@ -120,7 +121,7 @@ Bytes narrowed(const Param& param, DType stored, DType own) {
   return values;
 }
 
-/// Patches of a tensor that follow one another are one patch: long ones are sliced by some writers.
+/// Joins consecutive patches of a tensor: some writers slice long ones.
 class Joiner {
  public:
   explicit Joiner(const PatchSink& sink) : sink_(sink) {}

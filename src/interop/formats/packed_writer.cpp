@@ -38,7 +38,8 @@ FlushPiece values_piece(const PackedFlush& flush) {
   return {{"__values__", flush.dtype, {flush.values.size() / element_size(flush.dtype)}}, flush.values};
 }
 
-/// In the order in which positions of 4 bytes and values of any dtype are aligned, for readers that map the file.
+/// Returns the pieces in an order that aligns positions of 4 bytes and values of any dtype, for readers that map the
+/// file.
 std::vector<FlushPiece> pieces_of(const PackedFlush& flush) {
   if (element_size(flush.dtype) >= 4) return {values_piece(flush), positions_piece(flush)};
   return {positions_piece(flush), values_piece(flush)};

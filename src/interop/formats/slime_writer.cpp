@@ -90,7 +90,7 @@ void encode_overwrite(const Checkpoint& base, const TensorPatch& patch, TensorCh
   writer.finish();
 }
 
-/// How many frames each file holds: as many as fit into `bucket_bytes`, one at least.
+/// Returns the number of frames of each file: as many as fit into `bucket_bytes`, at least one.
 std::vector<std::size_t> cut_into_files(const std::vector<CompressedTensor>& frames, std::uint64_t bucket_bytes) {
   std::vector<std::size_t> counts;
   std::uint64_t filled = 0;

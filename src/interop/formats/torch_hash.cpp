@@ -27,7 +27,8 @@ double from_f16(std::uint16_t bits) {
   return negative ? -value : value;
 }
 
-/// The float64 of the same value; a NaN becomes quiet and keeps its payload, whatever the compiler makes of casts.
+/// Returns the float64 of the same value; a NaN becomes quiet and keeps its payload, however the compiler translates
+/// casts.
 double from_f32(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFF) > 0x7F800000) {
     const std::uint64_t payload = std::uint64_t{bits & 0x7FFFFF} << 29;
@@ -50,7 +51,7 @@ std::uint64_t fold_integers(ConstBytes bits) {
   return fold<T>(bits, [](T value) { return static_cast<std::int64_t>(value); });
 }
 
-/// `carry` * 2^64 + `value`, which has a digit more than C++ has types for.
+/// Returns `carry` * 2^64 + `value` in decimal; no integer type of C++ holds it.
 std::string decimal(std::uint32_t carry, std::uint64_t value) {
   std::uint32_t limbs[3] = {carry, static_cast<std::uint32_t>(value >> 32), static_cast<std::uint32_t>(value)};
   std::string digits;

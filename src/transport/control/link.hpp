@@ -1,6 +1,6 @@
 #pragma once
 
-// One end of a two-way stream of messages between the hub of a group and one of its members, whatever carries it.
+// One end of a two-way stream of messages between the hub of a group and one of its members, over any carrier.
 
 #include <cstdint>
 #include <deque>

@@ -179,7 +179,8 @@ Bytes StarGroup::broadcast(std::span<const std::byte> own, Deadline deadline) {
   });
 }
 
-/// A decision is final: where it cannot be delivered, the channel breaks, but the call that decided succeeds.
+/// Sends the decision to every member. A decision is final: if it cannot be delivered, the channel breaks, but the call
+/// that decided succeeds.
 void StarGroup::deliver_decision(std::int32_t worst, int decided_by, Deadline deadline) {
   token_.suspend();
   for (int r = 1; r < size_; ++r) {

@@ -26,7 +26,7 @@ struct PartRequest {
   std::int32_t next_tag = 0;
 };
 
-/// Also while another one calls it.
+/// Returns whether any thread may call MPI, even while another one does.
 bool any_thread_may_call_mpi() {
   int level = MPI_THREAD_SINGLE;
   check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
@@ -35,7 +35,7 @@ bool any_thread_may_call_mpi() {
 
 class MpiControlChannel final : public ControlChannel, public std::enable_shared_from_this<MpiControlChannel> {
  public:
-  /// `ranks`: of the communicator, by the rank that they have here.
+  /// Takes the ranks of the communicator that make the channel, in the order of their new ranks.
   MpiControlChannel(std::shared_ptr<MpiCommunicator> communicator, std::vector<int> ranks, int tag)
       : communicator_(std::move(communicator)),
         ranks_(std::move(ranks)),

@@ -47,7 +47,7 @@ MpiDecision MpiVoting::silence(const std::vector<int>& ranks) const {
   return decision;
 }
 
-/// Sends the decision to every rank that is not in `without`. What is decided stands, whatever happens to a message.
+/// Sends the decision to every rank that is not in `without`. The decision stands even if a message is lost.
 void MpiVoting::deliver(const MpiDecision& decision, const std::vector<int>& without, Deadline deadline) noexcept {
   std::unique_ptr<VoteOperation> operation;
   try {

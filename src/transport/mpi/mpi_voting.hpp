@@ -1,6 +1,6 @@
 #pragma once
 
-// Votes of a channel: every rank tells the coordinator its status, the coordinator tells every rank the decision.
+// Votes of a transport: every rank tells the coordinator its status, the coordinator tells every rank the decision.
 // Plain messages between two ranks, so that the coordinator knows who is silent and can say so to the others; a
 // collective would only hang. Included only where MPI is there.
 

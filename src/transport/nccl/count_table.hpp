@@ -35,7 +35,7 @@ struct TableLimits {
 };
 
 CountTable make_table(TableKind kind, std::uint64_t sequence, std::span<const std::uint64_t> sizes);
-/// A table that says that the source refused.
+/// Returns a table with the error that keeps the source from sending.
 CountTable make_error_table(TableKind kind, std::uint64_t sequence, std::uint32_t error_code);
 
 /// Throws Error{kCorrupt | kGroupMismatch} for a table that is not the next one of this kind, or over the limits.

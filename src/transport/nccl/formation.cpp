@@ -57,7 +57,7 @@ bool all(const std::vector<NcclRankInfo>& rank_infos, std::uint32_t NcclRankInfo
   return std::all_of(rank_infos.begin(), rank_infos.end(), [&](const NcclRankInfo& p) { return p.*ability != 0; });
 }
 
-/// All ranks were in one channel, stay in their order, and some of it are lost.
+/// Returns whether all ranks were in one old group, are in the same order, and some of it are lost.
 bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost) {
   const NcclRankInfo& first = rank_infos[0];
   if (first.old_channel == 0 || first.old_size > kMostRanks || !all(rank_infos, &NcclRankInfo::can_shrink))
@@ -75,7 +75,7 @@ bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost
   return !lost.empty();
 }
 
-/// The first ranks are a whole old channel in its order, the others are new.
+/// Returns whether the first ranks are a whole old group in its order and the others are new.
 bool grows(const std::vector<NcclRankInfo>& rank_infos) {
   const NcclRankInfo& first = rank_infos[0];
   const auto old_size = static_cast<std::size_t>(std::max(first.old_size, 0));

@@ -28,8 +28,8 @@ struct NcclRankInfo {
   std::uint32_t can_init_scalable = 0;
   std::uint32_t can_shrink = 0;   ///< The old communicator is still there, and so is ncclCommShrink.
   std::uint32_t can_grow = 0;     ///< The library has it, and the old communicator, if there was one, is in order.
-  std::uint64_t old_channel = 0;  ///< 0: none; this rank joins.
-  std::uint64_t nonce = 0;        ///< Random, so that two channels of the same ranks have different numbers.
+  std::uint64_t old_channel = 0;  ///< Number of the old group; 0 on a rank that joins.
+  std::uint64_t nonce = 0;        ///< Random, so that two groups of the same ranks have different numbers.
   std::int32_t old_rank = -1;
   std::int32_t old_size = 0;
   std::array<char, 48> device{};     ///< UUID.
@@ -44,7 +44,7 @@ struct FormationPlan {
   bool registered = false;
   std::vector<int> lost;      ///< kShrink: the ranks of the old communicator that are left out.
   std::vector<int> roots;     ///< Ranks that create a unique id.
-  std::uint64_t channel = 0;  ///< The new channel's number, the same on every rank.
+  std::uint64_t channel = 0;  ///< Number of the new group, the same on every rank.
 };
 
 const char* to_string(Formation formation);

@@ -186,7 +186,7 @@ std::vector<std::uint64_t> NcclTransport::Group::broadcast_device(std::span<cons
     DeviceApi& device = staging.api();
     coordinator_ = source;
     if (failure) {
-      // The others wait for a table: they get one that says so, and the channel stays open.
+      // The other ranks wait for a table: they get one with the error, and the group stays open.
       if (size() == 1) return;
       const auto code = static_cast<std::uint32_t>(failure->code());
       exchange_table(make_error_table(TableKind::kDeviceBuckets, ++sequence_, code), TableKind::kDeviceBuckets, source,

@@ -1,13 +1,12 @@
-// State of a channel:
+// State of a group:
 //
 //     form: rank info -> plan -> communicator -> registration --every rank ready--> open
 //     open --any Error in a collective--> broken: tell the control channel, stop the communicator (revoke or abort)
 //     open or broken --reform--> used up
 //
-// Who fails tells the others through the control channel at once; they notice it in the watchdog of whatever they wait
-// for, and stop their communicator likewise. So one rank's failure is every rank's within milliseconds, and never a
-// hang. What an interrupted broadcast has written is undefined, but it lies in staging memory: nothing of it is handed
-// out.
+// A rank that fails tells the others through the control channel at once; the watchdogs of their waits notice it, and
+// they stop their communicator likewise. So one rank's failure is every rank's within milliseconds, and never a hang.
+// The content of an interrupted broadcast is undefined, but it lies in staging memory, and none of it is handed out.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -220,7 +219,8 @@ void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadlin
   watchdog_.settle(communicator_, deadline, "forming the communicator");
 }
 
-/// All ranks or none: NCCL must not see both kinds of memory in one collective. Also the proof that all are ready.
+/// Registers staging memory on all ranks or on none: NCCL must not see both kinds of memory in one collective. The
+/// exchange also shows that all ranks are ready.
 void NcclTransport::Group::register_staging(bool wanted, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
   bool mine = wanted;

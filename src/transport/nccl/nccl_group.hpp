@@ -1,6 +1,6 @@
 #pragma once
 
-// The channel behind NcclTransport, over whatever table of functions and device it is given.
+// The group behind NcclTransport, over a table of NCCL functions and a device API, which tests replace by fakes.
 
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ struct NcclRuntime {
 
 class NcclTransport::Group {
  public:
-  /// A new channel over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
+  /// Forms a new group over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
   static std::unique_ptr<Group> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
                                      const NcclOptions& options, Group* old, Deadline deadline);
   ~Group();
@@ -68,7 +68,8 @@ class NcclTransport::Group {
   void wait_event(void* event, Deadline deadline, const std::string& what);
   /// Broadcasts the count table; receivers check it.
   void exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline);
-  /// The sizes on every rank. Empty, and throws Error{kPeerFailed} on receivers, when the source refused.
+  /// Returns the sizes of all records, on every rank. When the source could not send, returns an empty list and leaves
+  /// the error in the count table.
   std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind, int source,
                                             Deadline deadline);
   void pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline);
@@ -89,7 +90,7 @@ class NcclTransport::Group {
   std::optional<std::string> broken_;
 };
 
-/// Runs `body`; whatever it throws breaks the channel.
+/// Runs `body`; an exception from it breaks the group.
 template <class Body>
 auto NcclTransport::Group::guard(const char* phase, const Body& body) {
   if (broken_) {

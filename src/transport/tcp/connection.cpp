@@ -10,7 +10,8 @@
 namespace sparsecast {
 namespace {
 
-/// On the wire: type and length of the body, little-endian; then the encrypted body. The header is encrypted with it.
+/// Header of a message on the wire: type and length of the body, little-endian. The encrypted body follows and
+/// authenticates the header.
 struct TcpMessageHeader {
   std::uint32_t type = 0;
   std::uint32_t reserved = 0;

@@ -60,7 +60,7 @@ void GroupAcceptor::fail(const Error& error, Connection* newcomer) {
   throw error.within("rendezvous, rank 0");
 }
 
-void GroupAcceptor::drop_the_gone() {
+void GroupAcceptor::drop_disconnected() {
   for (auto& member : members_) {
     if (!member) continue;
     if (const auto why = member->given_up()) {
@@ -107,7 +107,7 @@ std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
       if (member) descriptors.push_back(member->socket().descriptor());
     }
     for (Authenticated& peer : acceptor_.wait(descriptors, close)) admit(peer);
-    drop_the_gone();
+    drop_disconnected();
     if (notes_.size() > kNotes) notes_.erase(notes_.begin(), notes_.end() - kNotes);
     turned_away_ = acceptor_.turned_away();
     turned_away_.insert(turned_away_.end(), notes_.begin(), notes_.end());

@@ -24,7 +24,7 @@ class GroupAcceptor {
 
  private:
   void admit(Authenticated& peer);
-  void drop_the_gone();
+  void drop_disconnected();
   std::vector<int> missing() const;
   [[noreturn]] void fail(const Error& error, Connection* newcomer);
 

@@ -78,7 +78,8 @@ void Acceptor::accept_all() {
   }
 }
 
-/// These few bytes always fit into the empty send buffer of a new connection; a peer for which they do not is refused.
+/// Sends a message of the handshake. It always fits into the empty send buffer of a new connection; otherwise the peer
+/// is rejected.
 template <class Message>
 bool Acceptor::send(PendingConnection& pending, const Message& message) {
   return pending.socket.send_some(std::as_bytes(std::span(&message, 1))) == sizeof(message);

@@ -84,9 +84,9 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
   auto impl = std::make_shared<Impl>(options);
   impl->own_host = listener.host();
   impl->place = listener.impl_->socket.local().text();
-  GroupAcceptor admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
-  impl->star.connect_members(admission.gather(deadline));
-  impl->turned_away = admission.turned_away();
+  GroupAcceptor acceptor(options, listener.impl_->socket, key, impl->star.max_body_bytes());
+  impl->star.connect_members(acceptor.gather(deadline));
+  impl->turned_away = acceptor.turned_away();
   impl->star.tell_all(MessageType::kStart, {}, deadline);
   return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kMagic[9] = "sparsecU";
 constexpr std::size_t kHostBytes = 64;
-/// Every open id holds a port; whoever makes so many has lost count.
+/// Bound on open ids. Each holds a port, so a program with more has a leak.
 constexpr std::size_t kMostOpen = 256;
 
 struct UniqueIdBytes {
@@ -36,7 +36,7 @@ std::uint64_t checksum_of(const UniqueIdBytes& layout) {
   return xxh3_64(std::as_bytes(std::span(&layout, 1)).first(offsetof(UniqueIdBytes, checksum)));
 }
 
-/// The ports that this process has opened for ids and on which nobody has met yet.
+/// Ports that this process has opened for ids and at which nobody has met yet.
 class OpenIds {
  public:
   static OpenIds& of_process() {
