@@ -149,7 +149,7 @@ LayoutFigures measure_foreign(Bench& bench, ForeignFormat format) {
   ForeignWriteOptions options;
   options.format = format;
   const std::string out = bench.directory + "/out";
-  ScratchDirectory scratch(bench.fs, out);
+  WorkDirectory scratch(bench.fs, out);
   const bool slime = format == ForeignFormat::kSlimeXor || format == ForeignFormat::kSlimeOverwrite;
   const auto encode = [&]() -> std::string {
     PatchStore store(bench.table, scratch);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a C program passes, checked and translated.
+// Checks and translates the arguments that a C program passes.
 
 #include <memory>
 #include <vector>
@@ -10,12 +10,12 @@
 
 namespace sparsecast::capi {
 
-/// The configuration, or the defaults for null. Throws Error{kUsage}.
+/// Returns the checked configuration, or the defaults for null. Throws Error{kUsage}.
 scConfig_t checked(const scConfig_t* config);
 
 struct TensorArguments {
   std::shared_ptr<const TensorTable> table;
-  std::vector<void*> data;  ///< By tensor.
+  std::vector<void*> data;  ///< One pointer per tensor of the table.
 };
 
 /// Throws Error{kUsage} for what cannot be registered.

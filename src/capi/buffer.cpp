@@ -23,15 +23,16 @@ std::optional<Error> failure_of(const Step& step) {
   return std::nullopt;
 }
 
-/// The bytes here are not what was verified: somebody else has written into them.
+/// Returns whether the error means that the bytes are not what was verified, because somebody else has written into
+/// them.
 bool shows_foreign_writes(ErrorCode code) {
   return code == ErrorCode::kDirty || code == ErrorCode::kDigestMismatch || code == ErrorCode::kWrongBase;
 }
 
 }  // namespace
 
-Buffer::Buffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
-               std::unique_ptr<BufferMemory> memory, const Error* failure)
+BroadcastBuffer::BroadcastBuffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table,
+                                 scMemory_t kind, std::unique_ptr<BufferMemory> memory, const Error* failure)
     : comm_(std::move(comm)),
       number_(comm_->next_buffer()),
       table_(std::move(table)),
@@ -41,7 +42,7 @@ Buffer::Buffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorT
   stats_.dense_bytes = table_->bytes();
 }
 
-Notice Buffer::notice(Notice::Kind kind, int root) const {
+Notice BroadcastBuffer::notice(Notice::Kind kind, int root) const {
   Notice own;
   own.kind = kind;
   own.buffer = number_;
@@ -55,7 +56,7 @@ Notice Buffer::notice(Notice::Kind kind, int root) const {
   return own;
 }
 
-void Buffer::broadcast(int root, CUstream_st* stream) {
+void BroadcastBuffer::broadcast(int root, CUstream_st* stream) {
   const auto start = steady_clock::now();
   const Deadline deadline = comm_->deadline();
   const auto failure = failure_of([&] {
@@ -91,7 +92,7 @@ void Buffer::broadcast(int root, CUstream_st* stream) {
   stats_.seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-void Buffer::send_changes(int root, Deadline deadline) {
+void BroadcastBuffer::send_changes(int root, Deadline deadline) {
   const SyncReport report = comm_->rank() == root ? memory_->send_changes(*publisher_, *comm_, deadline)
                                                   : memory_->receive_changes(*subscriber_, *comm_, root, deadline);
   stats_.version = report.version;
@@ -99,7 +100,7 @@ void Buffer::send_changes(int root, Deadline deadline) {
   stats_.wire_bytes = report.wire_bytes;
 }
 
-void Buffer::anchor(int root, std::uint64_t version, Deadline deadline) {
+void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline) {
   publisher_.reset();  // Its memory first.
   subscriber_.reset();
   const auto failure = failure_of([&] {
@@ -119,7 +120,7 @@ void Buffer::anchor(int root, std::uint64_t version, Deadline deadline) {
   stats_.wire_bytes = equal ? 0 : table_->bytes();
 }
 
-void Buffer::overwrite(int root, const StateDigest& expected, Deadline deadline) {
+void BroadcastBuffer::overwrite(int root, const StateDigest& expected, Deadline deadline) {
   std::optional<Error> failure;
   if (comm_->rank() == root) {
     memory_->send_all(*comm_, deadline);
@@ -137,7 +138,7 @@ void Buffer::overwrite(int root, const StateDigest& expected, Deadline deadline)
   }
 }
 
-void Buffer::audit() {
+void BroadcastBuffer::audit() {
   if (stats_.dirty != 0) {
     throw Error(ErrorCode::kDirty, "the content is known to be wrong since an earlier failure; broadcast it anew",
                 "scAudit");

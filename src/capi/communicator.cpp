@@ -6,11 +6,11 @@
 #include <array>
 #include <set>
 
-#include "transport/control/blobs.hpp"
 #include "sparsecast/devices.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/tcp_transport.hpp"
+#include "transport/control/blobs.hpp"
 #ifdef SPARSECAST_HAVE_NCCL
 #include "transport/nccl/device_api.hpp"
 #endif
@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// What a rank could use, and was told to.
+/// Transports that a rank could use, and the settings that it was given; exchanged when a communicator is made.
 struct Ability {
   std::int32_t wanted = 0;
   std::int32_t timeout_ms = 0;
@@ -30,7 +30,7 @@ struct Ability {
   std::array<char, 64> device{};  ///< UUID.
 };
 
-/// The UUID of the device that NCCL would use; empty when there is no NCCL or no device.
+/// Returns the UUID of the device that NCCL would use, or an empty string without NCCL or a device.
 std::string nccl_device(int wanted) {
 #ifdef SPARSECAST_HAVE_NCCL
   try {
@@ -89,7 +89,7 @@ const char* name_of(std::uint32_t kind) {
   return "something unknown";
 }
 
-/// What two ranks' notices differ in; empty when they may go together.
+/// Returns a sentence that names the first difference between two notices, or an empty string when they fit together.
 std::string difference(const Notice& a, const Notice& b) {
   if (a.kind != b.kind) return fmt::format("calls {}, rank 0 {}", name_of(a.kind), name_of(b.kind));
   if (a.buffer != b.buffer) return fmt::format("means buffer {}, rank 0 buffer {}", a.buffer, b.buffer);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a scComm_t stands for: a control channel, and the transport that carries records beside it.
+// The object behind a scComm_t: a control channel, and the transport that carries records beside it.
 
 #include <cstdint>
 #include <functional>
@@ -21,8 +21,8 @@ class DeviceApi;
 
 namespace sparsecast::capi {
 
-/// What each rank says at the beginning of a step, so that all come to the same decision, and a rank that does
-/// something else is found at once. Plain numbers; the ranks run on machines of one byte order.
+/// Message that each rank sends at the beginning of a step. All ranks decide from the same messages, and a rank that
+/// called another function is found at once. Plain numbers: the ranks run on machines of one byte order.
 struct Notice {
   enum Kind : std::uint32_t { kRegister = 1, kBroadcast = 2, kAnchor = 3 };
   std::uint32_t kind = 0;
@@ -31,7 +31,7 @@ struct Notice {
   std::int32_t root = -1;
   std::uint32_t memory = 0;
   Hash128 table;
-  // From here on the ranks may differ.
+  // The fields below may differ between ranks.
   std::uint64_t version = 0;
   std::int32_t base_root = -1;  ///< Whose deltas fit what is here; -1: nobody's.
   std::uint32_t reserved = 0;
@@ -46,7 +46,7 @@ class Communicator {
   static std::shared_ptr<Communicator> over_mpi(const void* communicator, const scConfig_t& config);
 
   Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config);
-  /// Over an NCCL channel that is open already, on whatever device. Both belong together.
+  /// Uses an NCCL transport that is open already, and the device that it works on.
   Communicator(std::shared_ptr<ControlChannel> control, const scConfig_t& config,
                std::unique_ptr<NcclTransport> transport, DeviceApi& device);
 
@@ -55,9 +55,9 @@ class Communicator {
   const scConfig_t& config() const noexcept { return config_; }
   Deadline deadline() const;
   Transport& transport() noexcept { return *transport_; }
-  /// Null when another transport is used.
+  /// Returns the NCCL transport, or null when another transport is used.
   NcclTransport* nccl() noexcept { return nccl_; }
-  /// The device of the NCCL transport; null when another one is used.
+  /// Returns the device of the NCCL transport, or null when another transport is used.
   DeviceApi* device_api() noexcept { return device_; }
   const char* transport_name() const noexcept;
 
@@ -65,7 +65,7 @@ class Communicator {
   /// Error{kGroupMismatch} that names two ranks, Error{kPeerFailed} that names one, or this rank's own `failure`.
   std::vector<Notice> exchange(Notice own, const Error* failure, Deadline deadline);
 
-  /// The number of the next buffer: the same on every rank, because registering is collective.
+  /// Returns the number of the next buffer. It is the same on every rank, because registering is collective.
   std::uint64_t next_buffer() noexcept { return ++buffers_; }
   /// Tells the others that this rank gives up.
   void abort(const std::string& reason) noexcept;

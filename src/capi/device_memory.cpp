@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "capi/buffer_memory.hpp"
-#include "transport/nccl/device_api.hpp"
+#include "capi/buffer.hpp"
 #include "sparsecast/device.hpp"
+#include "transport/nccl/device_api.hpp"
 
 namespace sparsecast::capi {
 
@@ -17,15 +17,15 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Some bytes of a tensor, as long as a staging buffer of the transport at most.
-struct Piece {
+/// Bytes of a tensor, at most as many as a staging buffer of the transport holds.
+struct TensorPiece {
   std::byte* d_data = nullptr;
   std::uint64_t bytes = 0;
 };
 
-class DeviceMemory final : public BufferMemory {
+class DeviceBufferMemory final : public BufferMemory {
  public:
-  DeviceMemory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& d_data, Communicator& comm)
+  DeviceBufferMemory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& d_data, Communicator& comm)
       : table_(std::move(table)), d_data_(d_data), api_(*comm.device_api()) {
     options_.device = comm.nccl()->report().device;
     options_.deadline = milliseconds(comm.config().timeout_ms);
@@ -43,9 +43,9 @@ class DeviceMemory final : public BufferMemory {
     }
     ready_ = api_.create_event();
   }
-  ~DeviceMemory() override { api_.destroy_event(ready_); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  ~DeviceBufferMemory() override { api_.destroy_event(ready_); }
+  DeviceBufferMemory(const DeviceBufferMemory&) = delete;
+  DeviceBufferMemory& operator=(const DeviceBufferMemory&) = delete;
 
   std::unique_ptr<Publisher> make_publisher(std::uint64_t version) override {
     wait_until_ready();
@@ -70,7 +70,7 @@ class DeviceMemory final : public BufferMemory {
   }
   void send_all(Communicator& comm, Deadline deadline) override {
     std::vector<DeviceBucket> buckets;
-    for (const Piece& piece : pieces_) buckets.push_back({piece.d_data, piece.bytes});
+    for (const TensorPiece& piece : pieces_) buckets.push_back({piece.d_data, piece.bytes});
     comm.nccl()->broadcast_device(buckets, comm.rank(), {}, deadline);
   }
   void receive_all(Communicator& comm, int root, Deadline deadline) override {
@@ -96,7 +96,7 @@ class DeviceMemory final : public BufferMemory {
   }
 
  private:
-  /// What reads all tensors at once knows no events.
+  /// Reads that take all tensors at once do not wait for events, so the host waits here.
   void wait_until_ready() {
     const Deadline deadline = steady_clock::now() + options_.deadline;
     while (!api_.finished(ready_)) {
@@ -111,8 +111,8 @@ class DeviceMemory final : public BufferMemory {
   std::vector<void*> d_data_;
   DeviceApi& api_;
   DeviceOptions options_;
-  std::vector<Piece> pieces_;
-  void* ready_ = nullptr;  ///< What was on the caller's stream when the call began.
+  std::vector<TensorPiece> pieces_;
+  void* ready_ = nullptr;  ///< Event recorded on the caller's stream when the call began.
 };
 
 }  // namespace
@@ -128,7 +128,7 @@ std::unique_ptr<BufferMemory> make_device_memory(std::shared_ptr<const TensorTab
         ErrorCode::kUnsupported,
         fmt::format("device memory needs the NCCL transport, this communicator uses {}", comm.transport_name()));
   }
-  return std::make_unique<DeviceMemory>(std::move(table), d_data, comm);
+  return std::make_unique<DeviceBufferMemory>(std::move(table), d_data, comm);
 }
 
 #else

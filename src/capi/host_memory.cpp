@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "capi/buffer_memory.hpp"
+#include "capi/buffer.hpp"
 
 namespace sparsecast::capi {
 namespace {
@@ -11,12 +11,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Dense bytes go in pieces, so that no rank needs room for a second copy of the buffer.
+/// Size of the pieces in which dense bytes travel, so that no rank needs room for a second copy of the buffer.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{32} << 20;
 
-class HostMemory final : public BufferMemory {
+class HostBufferMemory final : public BufferMemory {
  public:
-  HostMemory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& data, int threads)
+  HostBufferMemory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& data, int threads)
       : table_(std::move(table)), threads_(threads) {
     for (std::size_t t = 0; t < table_->size(); ++t) {
       live_.emplace_back(static_cast<std::byte*>(data[t]), static_cast<std::size_t>((*table_)[t].bytes()));
@@ -81,7 +81,7 @@ class HostMemory final : public BufferMemory {
 
 std::unique_ptr<BufferMemory> make_host_memory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& data,
                                                const scConfig_t& config) {
-  return std::make_unique<HostMemory>(std::move(table), data, config.threads);
+  return std::make_unique<HostBufferMemory>(std::move(table), data, config.threads);
 }
 
 milliseconds time_left(Deadline deadline) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where C++ ends: every exception becomes a result code, and its sentence is kept for the caller to ask for.
+// Boundary between C++ and C: every exception becomes a result code, and its message is kept for the caller.
 
 #include <string>
 
@@ -11,11 +11,11 @@ namespace sparsecast::capi {
 
 scResult_t result_of(ErrorCode code) noexcept;
 
-/// The calling thread's last sentence.
+/// Returns the last error message of the calling thread.
 const char* last_message() noexcept;
 void keep_message(const char* sentence) noexcept;
 
-/// The exception in flight: its sentence is kept; in `sentence` too, if given.
+/// Translates the exception in flight to a result code and keeps its message, also in `sentence` unless null.
 scResult_t take_exception(std::string* sentence = nullptr) noexcept;
 
 /// Runs `body` (no result); scSuccess or what it threw.
@@ -29,7 +29,7 @@ scResult_t guarded(const Body& body) noexcept {
   }
 }
 
-/// The same for a body that returns a result.
+/// Runs a body that itself returns a result code, and translates its exceptions likewise.
 template <class Body>
 scResult_t guarded_result(const Body& body) noexcept {
   try {

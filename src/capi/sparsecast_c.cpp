@@ -1,22 +1,71 @@
 // The functions of sparsecast.h: handles and arguments are checked here, and no exception leaves.
 
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "capi/arguments.hpp"
 #include "capi/buffer.hpp"
 #include "capi/communicator.hpp"
-#include "capi/handles.hpp"
 #include "capi/result.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/version.hpp"
 
 namespace sparsecast::capi {
+
+// Handles that a C program holds. A handle is a number, never an address: one that is stale, or was never given out, is
+// known as such without reading anything behind it.
+
+/// Maps handles (opaque pointers of type Handle) to the objects that they stand for. Thread-safe.
+template <class Handle, class Object>
+class HandleTable {
+ public:
+  /// Returns the table of the process. It is never destroyed, because a program may use its handles until its last
+  /// instruction.
+  static HandleTable& instance() {
+    static HandleTable* const table = new HandleTable;
+    return *table;
+  }
+
+  Handle add(std::shared_ptr<Object> object) {
+    const std::lock_guard lock(mutex_);
+    const std::uintptr_t number = next_;
+    objects_.emplace(number, std::move(object));
+    next_ += kStep;
+    return reinterpret_cast<Handle>(number);
+  }
+  /// Returns the object, or null for a number that is no handle.
+  std::shared_ptr<Object> find(Handle handle) {
+    const std::lock_guard lock(mutex_);
+    const auto found = objects_.find(reinterpret_cast<std::uintptr_t>(handle));
+    return found == objects_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<Object> remove(Handle handle) {
+    const std::lock_guard lock(mutex_);
+    auto node = objects_.extract(reinterpret_cast<std::uintptr_t>(handle));
+    return node.empty() ? nullptr : std::move(node.mapped());
+  }
+  template <class Condition>
+  void remove_if(const Condition& condition) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(objects_, [&](const auto& entry) { return condition(*entry.second); });
+  }
+
+ private:
+  static constexpr std::uintptr_t kStep = 16;
+  std::mutex mutex_;
+  std::unordered_map<std::uintptr_t, std::shared_ptr<Object>> objects_;
+  std::uintptr_t next_ = kStep;
+};
+
 namespace {
 
 using Communicators = HandleTable<scComm_t, Communicator>;
-using Buffers = HandleTable<scBuffer_t, Buffer>;
+using Buffers = HandleTable<scBuffer_t, BroadcastBuffer>;
 
 static_assert(sizeof(scUniqueId) == sizeof(UniqueId));
 
@@ -26,7 +75,7 @@ std::shared_ptr<Communicator> find(scComm_t handle) {
   return comm;
 }
 
-std::shared_ptr<Buffer> find(scBuffer_t handle) {
+std::shared_ptr<BroadcastBuffer> find(scBuffer_t handle) {
   auto buffer = Buffers::instance().find(handle);
   require_usage(buffer != nullptr, "this is no buffer, or it was deregistered, or its communicator was destroyed");
   return buffer;
@@ -82,8 +131,8 @@ scResult_t register_tensors(scComm_t handle, const scTensor_t* tensors, int coun
       failure = Error(ErrorCode::kPeerFailed, error.what(), "scRegister");
     }
     const scMemory_t known = failure ? scMemoryHost : kind;
-    auto buffer =
-        std::make_shared<Buffer>(comm, arguments.table, known, std::move(memory), failure ? &*failure : nullptr);
+    auto buffer = std::make_shared<BroadcastBuffer>(comm, arguments.table, known, std::move(memory),
+                                                    failure ? &*failure : nullptr);
     *result = Buffers::instance().add(std::move(buffer));
   });
 }
@@ -92,7 +141,7 @@ scResult_t register_tensors(scComm_t handle, const scTensor_t* tensors, int coun
 std::shared_ptr<Communicator> forget(scComm_t handle) {
   auto comm = Communicators::instance().remove(handle);
   require_usage(comm != nullptr, "this is no communicator, or it was destroyed already");
-  Buffers::instance().remove_if([&](Buffer& buffer) { return &buffer.comm() == comm.get(); });
+  Buffers::instance().remove_if([&](BroadcastBuffer& buffer) { return &buffer.comm() == comm.get(); });
   return comm;
 }
 
@@ -114,6 +163,7 @@ scResult_t get_unique_id(scUniqueId* id, const UniqueIdOptions& options) noexcep
 }
 
 }  // namespace
+
 }  // namespace sparsecast::capi
 
 using namespace sparsecast;
@@ -215,15 +265,15 @@ scResult_t scDeregister(scBuffer_t buffer) {
 }
 
 scResult_t scBroadcast(scBuffer_t buffer, int root, struct CUstream_st* stream) {
-  return with(buffer, [&](const std::shared_ptr<Buffer>& found) { found->broadcast(root, stream); });
+  return with(buffer, [&](const std::shared_ptr<BroadcastBuffer>& found) { found->broadcast(root, stream); });
 }
 
 scResult_t scAudit(scBuffer_t buffer) {
-  return with(buffer, [&](const std::shared_ptr<Buffer>& found) { found->audit(); });
+  return with(buffer, [&](const std::shared_ptr<BroadcastBuffer>& found) { found->audit(); });
 }
 
 scResult_t scGetStats(scBuffer_t buffer, scStats_t* stats) {
-  return with(buffer, [&](const std::shared_ptr<Buffer>& found) {
+  return with(buffer, [&](const std::shared_ptr<BroadcastBuffer>& found) {
     require_usage(stats != nullptr, "no place for the statistics");
     *stats = found->stats();
   });

@@ -20,7 +20,7 @@ struct CheckpointApplyReport {
   std::size_t applied = 0;          ///< Deltas whose changes were written.
   std::size_t already_applied = 0;  ///< Deltas that the checkpoint contained before (in place only).
   bool recovered = false;           ///< An interrupted earlier apply was rolled back first (in place only).
-  std::uint64_t version = 0;        ///< Of the last delta.
+  std::uint64_t version = 0;        ///< Version that the last delta leads to.
   std::uint64_t changed = 0;        ///< Elements, over the deltas that were applied.
   StateDigest digest;               ///< Read back from the files after the last write.
 };
@@ -41,7 +41,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
 /// digest, so that the base is not read first. Returns the digest that was read back. Throws Error; an undo record may
 /// be left then, for recover_checkpoint.
 StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
-                                 const CheckpointApplyOptions& options);
+                                   const CheckpointApplyOptions& options);
 
 /// Takes back an interrupted in-place apply. False when there is nothing to recover. Throws Error{kDirty}, with nothing
 /// written, when the undo record does not lead to the state that it promises.

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "core/file_tree.hpp"
 #include "checkpoint/delta_chain.hpp"
 #include "checkpoint/undo_record.hpp"
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -38,7 +38,8 @@ std::string unused_name(FileSystem& fs, const std::string& output) {
   return name;
 }
 
-/// Replacing removes: only what is plainly a checkpoint, and nothing but files, may be removed.
+/// Throws Error{kUsage} unless `output` is plainly a checkpoint: replacing it removes files, and nothing else may be
+/// lost.
 void require_replaceable(FileSystem& fs, const std::string& output, bool directory) {
   if (fs.is_directory(output) != directory) {
     throw Error(ErrorCode::kUsage, directory ? "exists and is not a directory" : "is a directory", output);

@@ -18,7 +18,7 @@ class CheckpointCopy {
   CheckpointCopy(const CheckpointCopy&) = delete;
   CheckpointCopy& operator=(const CheckpointCopy&) = delete;
 
-  /// Where the tensors lie in the copy.
+  /// Returns the place of each tensor in the copy.
   const CheckpointLayout& layout() const noexcept { return layout_; }
   /// Renames the copy, whose files the caller has made durable, to its place, and makes that durable. A file is
   /// replaced in one step; a directory by two renames, between which the old one is found as `OUTPUT.previous`.

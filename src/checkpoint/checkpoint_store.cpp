@@ -51,14 +51,14 @@ void CheckpointStore::sync() {
 }
 
 std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads, const Progress& progress) {
-  struct Slice {
+  struct TensorSlice {
     std::size_t tensor;
     std::uint64_t first;
     std::uint64_t bytes;
     StateDigest digest;
   };
   const TensorTable& table = store.table();
-  std::vector<Slice> slices;
+  std::vector<TensorSlice> slices;
   for (std::size_t t = 0; t < table.size(); ++t) {
     const std::uint64_t size = element_size(table[t].dtype);
     for (std::uint64_t begin = 0; begin < table[t].bytes(); begin += kSliceBytes) {
@@ -68,7 +68,7 @@ std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads,
   std::vector<std::vector<std::byte>> buffers(static_cast<std::size_t>(resolve_threads(threads)));
   std::atomic<std::uint64_t> done{0};
   parallel_for(threads, slices.size(), [&](std::size_t worker, std::size_t i) {
-    Slice& slice = slices[i];
+    TensorSlice& slice = slices[i];
     const TensorSpec& spec = table[slice.tensor];
     std::vector<std::byte>& buffer = buffers[worker];
     buffer.resize(slice.bytes);
@@ -78,7 +78,7 @@ std::vector<StateDigest> digest_store(const CheckpointStore& store, int threads,
     if (progress) progress("reading", so_far, table.bytes());
   });
   std::vector<StateDigest> digests(table.size());
-  for (const Slice& slice : slices) digests[slice.tensor] += slice.digest;
+  for (const TensorSlice& slice : slices) digests[slice.tensor] += slice.digest;
   return digests;
 }
 

@@ -12,11 +12,11 @@
 
 namespace sparsecast {
 
-/// Called now and then during long work, perhaps from several threads: what is being done, and how much of it
-/// (bytes or elements) is done out of the total. May be empty.
+/// Callback for progress, called at intervals during long work, perhaps from several threads: the name of the phase,
+/// and the bytes or elements done so far and in total. May be empty.
 using Progress = std::function<void(const char* phase, std::uint64_t done, std::uint64_t total)>;
 
-/// Where the tensors of a checkpoint lie, without its mappings: what in-place work keeps while it writes.
+/// Place of each tensor of a checkpoint, without its mappings; in-place work keeps this while it writes.
 struct CheckpointLayout {
   TensorTable table;
   std::vector<std::string> files;
@@ -29,14 +29,14 @@ struct CheckpointLayout {
 /// are ever in memory. Reads and writes of distinct ranges may run concurrently.
 class CheckpointStore {
  public:
-  /// `mode` is kRead or kReadWrite. Throws Error{kIo}.
+  /// Opens the files; `mode` is kRead or kReadWrite. Throws Error{kIo}.
   CheckpointStore(FileSystem& fs, CheckpointLayout layout, OpenMode mode);
 
   const TensorTable& table() const noexcept { return layout_.table; }
-  /// Errors name the file, the tensor and the byte.
+  /// Reads bytes of a tensor. An error names the file, the tensor and the byte.
   void read(std::size_t tensor, std::uint64_t begin_byte, std::span<std::byte> buffer) const;
   void write(std::size_t tensor, std::uint64_t begin_byte, std::span<const std::byte> bytes);
-  /// Where byte `begin_byte` of the tensor lies in its file: what page alignment is about.
+  /// Returns the offset in its file of byte `begin_byte` of the tensor, for page alignment.
   std::uint64_t file_offset(std::size_t tensor, std::uint64_t begin_byte) const {
     return layout_.locations[tensor].begin + begin_byte;
   }

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/table_difference.hpp"
 #include "codec/apply.hpp"
 #include "codec/frame_reader.hpp"
 #include "core/parallel.hpp"
-#include "checkpoint/table_difference.hpp"
 
 namespace sparsecast {
 namespace {
@@ -66,7 +66,7 @@ struct Window {
   }
 };
 
-/// Pages are those of the file, cut at the window's ends: neighbouring blocks may be written at the same time.
+/// Writes the changed pages of the file, cut at the window's ends: neighbouring blocks may be written at the same time.
 void write_changed_pages(CheckpointStore& store, const BlockRef& block, std::uint64_t begin_byte,
                          const Window& window) {
   const std::uint64_t size = window.after.size();

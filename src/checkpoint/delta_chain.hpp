@@ -8,9 +8,9 @@
 
 namespace sparsecast {
 
-/// Delta files opened in the order in which they will be applied, everything in them verified that can be verified without
-/// the checkpoint: every record and block valid, one stream, one tensor table, each starting where the one before
-/// ended.
+/// Delta files opened in the order in which they will be applied, everything in them verified that can be verified
+/// without the checkpoint: every record and block valid, one stream, one tensor table, each starting where the one
+/// before ended.
 class DeltaChain {
  public:
   /// Throws Error{kIo | kCorrupt | kUnsupported | kTableMismatch | kForeignStream | kVersionGap | kWrongBase}; the
@@ -20,15 +20,15 @@ class DeltaChain {
 
   std::size_t size() const noexcept { return deltas_.size(); }
   const DeltaFile& operator[](std::size_t i) const { return deltas_[i]; }
-  /// How many of the deltas a state with this digest already contains, 0 to size(); the largest when several fit.
-  /// Throws Error{kWrongBase} when the state is no point of the chain.
+  /// Returns the number of deltas that a state with this digest already contains, 0 to size(); the largest one when
+  /// several fit. Throws Error{kWrongBase} when the state is no point of the chain.
   std::size_t position_of(const StateDigest& state, const std::string& checkpoint) const;
 
  private:
   std::vector<DeltaFile> deltas_;
 };
 
-/// What apply_delta writes back of a window that it has changed.
+/// Bytes that apply_delta writes back of a window that it has changed.
 enum class WriteBack {
   kChangedPages,  ///< Only 4 KiB pages of the file in which a byte changed.
   kWholeWindows,  ///< Everything a block spans, even where it reads as wanted: after a failed fsync the page cache may
@@ -40,7 +40,8 @@ enum class WriteBack {
 void apply_delta(CheckpointStore& store, const DeltaFile& delta, WriteBack write_back, int threads,
                  const Progress& progress);
 
-/// The digest that the state in `store`, now `state`, would have after a `raw` delta; writes nothing.
+/// Returns the digest that the state in `store`, whose digest is `state`, would have after a `raw` delta; writes
+/// nothing.
 StateDigest predict_digest(const CheckpointStore& store, const DeltaFile& delta, const StateDigest& state, int threads);
 
 }  // namespace sparsecast

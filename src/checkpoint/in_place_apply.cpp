@@ -53,7 +53,7 @@ void remove_durably(FileSystem& fs, const std::string& path) {
   fs.sync_directory(parent_directory(path));
 }
 
-/// ARMED to VERIFIED. The undo record is on disk.
+/// Takes the state from ARMED to VERIFIED. The undo record is on disk.
 void write_and_verify(CheckpointStore& store, const DeltaFile& delta, const CheckpointApplyOptions& options) {
   apply_delta(store, delta, WriteBack::kChangedPages, options.threads, options.progress);
   store.sync();
@@ -64,7 +64,7 @@ void write_and_verify(CheckpointStore& store, const DeltaFile& delta, const Chec
   }
 }
 
-/// CLEAN(base) to CLEAN(result); the base digest has been verified.
+/// Takes the state from CLEAN(base) to CLEAN(result); the base digest has been verified.
 void apply_one(FileSystem& fs, const std::string& checkpoint, CheckpointStore& store, const DeltaFile& delta,
                const CheckpointApplyOptions& options) {
   const std::string undo = undo_record_path(fs, checkpoint);
@@ -157,7 +157,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
 }
 
 StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
-                                 const CheckpointApplyOptions& options) {
+                                   const CheckpointApplyOptions& options) {
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, delta.table(), delta.name());
   delta.report();

@@ -33,20 +33,20 @@ class ReleasingDetector : public Detector {
 
  private:
   /// Bytes that one thread has asked for since it last let go. Its last tile may still be in use.
-  struct Run {
+  struct ReadRun {
     std::size_t tensor = 0;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
   };
 
-  /// The run of the thread whose workspace this is; references into the map stay valid.
-  Run& run_of(const TileWorkspace& workspace) {
+  /// Returns the run of the thread that owns this workspace; references into the map stay valid.
+  ReadRun& run_of(const TileWorkspace& workspace) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return runs_[&workspace];
   }
 
   /// A thread that asks for its next tile is done with those before.
-  void pass(Run& run, std::size_t tensor, std::uint64_t begin, std::uint64_t end) const {
+  void pass(ReadRun& run, std::size_t tensor, std::uint64_t begin, std::uint64_t end) const {
     const bool goes_on = run.tensor == tensor && run.end == begin;
     if (!goes_on || begin - run.begin >= kReleaseEveryBytes) {
       release(run);
@@ -55,7 +55,7 @@ class ReleasingDetector : public Detector {
     run.end = end;
   }
 
-  void release(const Run& run) const {
+  void release(const ReadRun& run) const {
     if (run.end == run.begin) return;
     for (const Checkpoint* checkpoint : checkpoints_) checkpoint->release(run.tensor, run.begin, run.end - run.begin);
   }
@@ -63,7 +63,7 @@ class ReleasingDetector : public Detector {
   std::unique_ptr<Detector> inner_;
   std::vector<const Checkpoint*> checkpoints_;
   std::mutex mutex_;
-  std::map<const TileWorkspace*, Run> runs_;
+  std::map<const TileWorkspace*, ReadRun> runs_;
 };
 
 class SparseStepDetector : public Detector {
@@ -103,7 +103,7 @@ class SparseStepDetector : public Detector {
   static std::uint64_t index(const SparseStep::Entry& entry, std::uint64_t i) {
     return load_word<std::uint32_t>(entry.indices.data(), i);
   }
-  /// First entry at or after element `element`; the indices are strictly increasing.
+  /// Returns the first entry at or after element `element`; the indices are strictly increasing.
   static std::uint64_t lower_bound(const SparseStep::Entry& entry, std::uint64_t element) {
     std::uint64_t low = 0;
     std::uint64_t high = entry.count;

@@ -19,8 +19,8 @@ std::unique_ptr<Detector> make_releasing_detector(std::unique_ptr<Detector> inne
 /// larger is held. An entry that repeats the base's bits is no change. Both arguments outlive the detector.
 std::unique_ptr<Detector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step);
 
-/// The same for patches from elsewhere: at most one a tensor, already checked against the base's table. The bytes that
-/// they point to outlive the detector.
+/// Creates a detector for patches that other software made: at most one per tensor, already checked against the base's
+/// table. The bytes that they point to must outlive the detector.
 std::unique_ptr<Detector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches);
 
 }  // namespace sparsecast

@@ -6,9 +6,9 @@
 
 namespace sparsecast {
 
-/// What keeps two tables from being the same, for people: the first missing tensors (each with the nearest name that is
-/// there instead), the first extra ones, the first with another dtype or shape, and how many more. Empty when the
-/// tables are equal. `first_name` and `second_name` say what the tables belong to.
+/// Returns a sentence for people on how two tables differ: the first missing tensors (each with the nearest name that
+/// is there instead), the first extra ones, the first with another dtype or shape, and the number of all others.
+/// Returns an empty string when the tables are equal. `first_name` and `second_name` say what the tables belong to.
 std::string explain_difference(const TensorTable& first, const std::string& first_name, const TensorTable& second,
                                const std::string& second_name);
 

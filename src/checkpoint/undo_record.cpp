@@ -7,9 +7,9 @@
 #include "codec/apply.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/frame_writer.hpp"
+#include "codec/kernels.hpp"
 #include "codec/section.hpp"
 #include "core/word.hpp"
-#include "codec/kernels.hpp"
 
 namespace sparsecast {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where an object of the library works: a device, a stream, and how long it waits.
+// Device and stream on which an object of the library works, and the deadline of its waits.
 
 #include <chrono>
 #include <memory>
@@ -30,7 +30,7 @@ class DeviceContext {
     stream_ = own_stream_->get();
   }
 
-  /// Every public call holds one while it uses the device.
+  /// Makes the device current until the guard is destroyed; every public call that uses the device holds one.
   cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_); }
   int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }

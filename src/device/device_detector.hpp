@@ -1,9 +1,9 @@
 #pragma once
 
-// What is behind a DeviceDetector.
+// Implementation of DeviceDetector.
 
-#include "cuda/encode/device_encoder.hpp"
 #include "cuda/common/device_memory.hpp"
+#include "cuda/encode/device_encoder.hpp"
 #include "device/device_context.hpp"
 #include "sync/publisher_backend.hpp"
 
@@ -17,7 +17,7 @@ class DeviceDetector::Implementation {
     std::uint64_t chunk_bytes = 0;
   };
 
-  /// With the context's device set.
+  /// Requires that the device of `origin.context` is the calling thread's current device.
   explicit Implementation(Origin origin);
   Implementation(const Implementation&) = delete;
   Implementation& operator=(const Implementation&) = delete;
@@ -25,7 +25,7 @@ class DeviceDetector::Implementation {
 
   virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
   virtual cuda::DeviceEncoder make_encoder(const EncodeOptions& options) = 0;
-  /// The snapshot, or the tensors where there is none: memory that the device reaches.
+  /// Returns the snapshot, or the tensors where there is none; the device can read the memory.
   virtual std::vector<DeviceTensor> state() = 0;
 
   // Around an encode and at the end of its delta, enqueued; the device is the detector's.

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include "core/tensor_view.hpp"
-#include "cuda/common/encode_launchers.hpp"
 #include "cuda/common/tensor_memory.hpp"
+#include "cuda/common/encode_launchers.hpp"
 #include "device/device_detector.hpp"
 
 namespace sparsecast {
@@ -13,10 +13,8 @@ namespace sparsecast {
 using cuda::DeviceMemory;
 using cuda::MemoryKind;
 using Implementation = DeviceDetector::Implementation;
-using Origin = Implementation::Origin;
-using Abilities = PublisherBackend::Abilities;
 
-Implementation::Implementation(Origin origin)
+Implementation::Implementation(Implementation::Origin origin)
     : table(std::move(origin.table)), context(std::move(origin.context)), chunk_bytes_(origin.chunk_bytes) {}
 
 cuda::DeviceEncoderOptions Implementation::encoder_options() const {
@@ -54,7 +52,7 @@ std::vector<Pointer> fitting(const TensorTable& table, std::vector<Pointer> poin
   return pointers;
 }
 
-/// The same for tensors that may be views.
+/// Checks a tensor that may be a strided view. Throws Error{kUsage}.
 void check_view(const TensorSpec& spec, const DeviceTensor& tensor, DType dtype, const char* what) {
   if (spec.elements() == 0) return;
   check_pointer(spec, tensor.d_data, element_size(dtype), what);
@@ -67,7 +65,7 @@ std::vector<DeviceTensor> fitting(const TensorTable& table, std::vector<DeviceTe
   return tensors;
 }
 
-/// The same for tensors of which some may be masters.
+/// Checks one tensor per table entry; a tensor may be an fp32 master of a bf16 entry. Throws Error{kUsage}.
 std::vector<DeviceSourceTensor> fitting(const TensorTable& table, std::vector<DeviceSourceTensor> tensors,
                                         const char* what) {
   require_one_each(table, tensors.size(), what);
@@ -89,19 +87,19 @@ std::vector<DeviceSourceTensor> own_bits(const TensorTable& table, std::vector<D
 template <class Kind, class... Pointers>
 std::unique_ptr<Kind> make(std::shared_ptr<const TensorTable> table, const DeviceOptions& options,
                            Pointers&&... pointers) {
-  Origin origin{std::move(table), DeviceContext(options), options.chunk_bytes};
+  Implementation::Origin origin{std::move(table), DeviceContext(options), options.chunk_bytes};
   const cuda::DeviceGuard guard = origin.context.enter();
   return std::make_unique<Kind>(std::move(origin), std::forward<Pointers>(pointers)...);
 }
 
-Abilities snapshot_abilities(const EncodeOptions& options) noexcept {
+PublisherBackend::Abilities snapshot_abilities(const EncodeOptions& options) noexcept {
   return {.knows_old = true, .keeps_snapshot = true, .refreshes_in_pass = options.values != ValueCodec::kRaw};
 }
 
 template <MemoryKind kKind>
 class Snapshot final : public Implementation {
  public:
-  Snapshot(Origin origin, std::vector<const void*> d_live)
+  Snapshot(Implementation::Origin origin, std::vector<const void*> d_live)
       : Implementation(std::move(origin)),
         d_live_(fitting(*table, std::move(d_live), "live")),
         copy_(*table, [](const TensorSpec& spec) { return spec.bytes(); }) {
@@ -114,7 +112,9 @@ class Snapshot final : public Implementation {
     context.wait("copy the tensors");
   }
 
-  Abilities abilities(const EncodeOptions& options) const noexcept override { return snapshot_abilities(options); }
+  PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept override {
+    return snapshot_abilities(options);
+  }
 
   cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
     const bool refresh = abilities(options).refreshes_in_pass;
@@ -144,7 +144,8 @@ class Snapshot final : public Implementation {
 /// A snapshot in device memory that the caller keeps; of masters, that of their cast.
 class CallerSnapshot final : public Implementation {
  public:
-  CallerSnapshot(Origin origin, std::vector<DeviceSourceTensor> live, std::vector<DeviceTensor> snapshot)
+  CallerSnapshot(Implementation::Origin origin, std::vector<DeviceSourceTensor> live,
+                 std::vector<DeviceTensor> snapshot)
       : Implementation(std::move(origin)),
         live_(fitting(*table, std::move(live), "live")),
         snapshot_(fitting(*table, std::move(snapshot), "snapshot")) {
@@ -155,7 +156,9 @@ class CallerSnapshot final : public Implementation {
     }
   }
 
-  Abilities abilities(const EncodeOptions& options) const noexcept override { return snapshot_abilities(options); }
+  PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept override {
+    return snapshot_abilities(options);
+  }
 
   cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
     std::vector<cuda::CompareTensor> tensors;
@@ -175,9 +178,9 @@ class CallerSnapshot final : public Implementation {
   std::vector<DeviceTensor> snapshot_;
 };
 
-class FusedCast final : public Implementation {
+class DeviceFusedCast final : public Implementation {
  public:
-  FusedCast(Origin origin, std::vector<const float*> d_masters, std::vector<void*> d_bf16)
+  DeviceFusedCast(Implementation::Origin origin, std::vector<const float*> d_masters, std::vector<void*> d_bf16)
       : Implementation(std::move(origin)),
         d_masters_(fitting(*table, std::move(d_masters), "master", sizeof(float), true)),
         d_bf16_(fitting(*table, std::move(d_bf16), "bf16")) {
@@ -188,7 +191,7 @@ class FusedCast final : public Implementation {
     }
   }
 
-  Abilities abilities(const EncodeOptions&) const noexcept override {
+  PublisherBackend::Abilities abilities(const EncodeOptions&) const noexcept override {
     return {.knows_old = true, .consumes_changes = true};
   }
 
@@ -211,7 +214,7 @@ class FusedCast final : public Implementation {
 
 class Mask final : public Implementation {
  public:
-  Mask(Origin origin, std::vector<const void*> d_live)
+  Mask(Implementation::Origin origin, std::vector<const void*> d_live)
       : Implementation(std::move(origin)),
         d_live_(fitting(*table, std::move(d_live), "live")),
         flags_(*table, mask_bytes),
@@ -222,7 +225,7 @@ class Mask final : public Implementation {
     clear(in_flight_);
   }
 
-  Abilities abilities(const EncodeOptions&) const noexcept override { return {}; }
+  PublisherBackend::Abilities abilities(const EncodeOptions&) const noexcept override { return {}; }
 
   cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
     std::vector<cuda::MaskTensor> tensors;
@@ -323,7 +326,7 @@ std::unique_ptr<DeviceDetector> make_device_fused_cast(std::shared_ptr<const Ten
                                                        std::vector<const float*> d_masters, std::vector<void*> d_bf16,
                                                        const DeviceOptions& options) {
   return std::make_unique<DeviceDetector>(
-      make<FusedCast>(std::move(table), options, std::move(d_masters), std::move(d_bf16)));
+      make<DeviceFusedCast>(std::move(table), options, std::move(d_masters), std::move(d_bf16)));
 }
 
 DeviceMaskDetector::DeviceMaskDetector(std::shared_ptr<const TensorTable> table, std::vector<const void*> d_live,

@@ -108,13 +108,13 @@ class DevicePublisherBackend final : public PublisherBackend {
   const Abilities abilities_;
   cuda::DeviceEncoder encoder_;
   cuda::DeviceApplier applier_;  ///< Over the snapshot, or only to read the tensors.
-  cuda::DeviceFrames frames_;    ///< Of the last encode.
+  cuda::DeviceFrames frames_;    ///< Frames of the last encode.
   cuda::PinnedMemory h_frames_;
   cuda::DeviceMemory uploaded_;
   bool failed_ = false;
 };
 
-/// Of tables with the same hash, which does not cover the origins.
+/// Compares the origins of two tables with the same hash, because the hash does not cover origins.
 bool have_same_origins(const TensorTable& a, const TensorTable& b) {
   for (std::size_t t = 0; &a != &b && t < a.size(); ++t) {
     const DigestOrigin& ours = a.digest_origin(t);

@@ -11,9 +11,8 @@
 #include "core/strided_rows.hpp"
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
-#include "cuda/common/encode_launchers.hpp"
-#include "sharded/shard_memory.hpp"
 #include "device/device_context.hpp"
+#include "sharded/shard_memory.hpp"
 
 namespace sparsecast {
 namespace {
@@ -21,7 +20,7 @@ namespace {
 constexpr std::uint64_t kStagingBytes = std::uint64_t{8} << 20;
 /// cudaStreamPerThread, which CUDA's headers have as a cast that no constant can be made of.
 const auto kStreamPerThread = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});
-/// What every device takes at the least.
+/// Largest row pitch, in bytes, that every device accepts in a 2D copy.
 constexpr std::uint64_t kMostPitch = std::numeric_limits<std::int32_t>::max();
 
 /// Runs of bytes, and how far apart they begin.
@@ -44,7 +43,7 @@ void copy_rows(const RowsAt<std::byte>& to, const RowsAt<const std::byte>& from,
   }
 }
 
-/// No more than that: what is pinned stays so.
+/// Grows pinned memory to exactly this size, because it stays pinned.
 void make_room(cuda::PinnedMemory& memory, std::uint64_t bytes) {
   if (memory.bytes() >= bytes) return;
   memory = cuda::PinnedMemory();
@@ -57,7 +56,8 @@ std::vector<DeviceTensor> device_tensors(const std::vector<ShardView>& views) {
   return tensors;
 }
 
-/// The regions of a route, and the way between them and pinned memory, in which their elements follow one another.
+/// Copies of the regions of a route between their tensors and pinned memory, in which their elements follow one
+/// another.
 class RegionCopies {
  public:
   RegionCopies(const TensorTable& table, const std::vector<ShardView>& regions, const DeviceContext& context)
@@ -91,7 +91,8 @@ class RegionCopies {
 
 class DeviceRegionReader final : public RegionReader {
  public:
-  DeviceRegionReader(RegionCopies regions, cuda::PinnedMemory& staging) : regions_(std::move(regions)), staging_(staging) {}
+  DeviceRegionReader(RegionCopies regions, cuda::PinnedMemory& staging)
+      : regions_(std::move(regions)), staging_(staging) {}
 
   const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte*) override {
     if (region != region_ || first < begin_ || first + count > end_) fetch(region, first, count);
@@ -99,7 +100,7 @@ class DeviceRegionReader final : public RegionReader {
   }
 
  private:
-  /// More than is asked for: an anchor asks for all of it, tile by tile.
+  /// Fetches more elements than needed now, because an anchor reads all of them, tile by tile.
   void fetch(std::size_t region, std::uint64_t first, std::uint64_t count) {
     const cuda::DeviceGuard guard = regions_.context().enter();
     const std::uint64_t size = regions_.element_bytes(region);
@@ -115,7 +116,7 @@ class DeviceRegionReader final : public RegionReader {
 
   RegionCopies regions_;
   cuda::PinnedMemory& staging_;
-  std::size_t region_ = 0;  ///< What is in the staging memory: its elements from begin_ to end_.
+  std::size_t region_ = 0;  ///< Region whose elements [begin_, end_) are in the staging memory.
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
 };
@@ -129,7 +130,7 @@ struct Outbox {
 class DeviceRegionWriter final : public RegionWriter {
  public:
   DeviceRegionWriter(RegionCopies regions, Outbox& outbox) : regions_(std::move(regions)), outbox_(outbox) {}
-  /// After a failure, too, nothing of the library's is on its way to the caller's memory.
+  /// Waits for all copies, even after a failure: none of the library's may still write to the caller's memory.
   ~DeviceRegionWriter() override {
     try {
       if (outbox_.used_bytes != 0) finish();
@@ -230,7 +231,7 @@ class DeviceShardMemory final : public ShardMemory {
 
  private:
   const DeviceContext context_;
-  DeviceOptions options_;  ///< Of the routes: the context's device and stream.
+  DeviceOptions options_;  ///< Options for the routes, with the context's device and stream.
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };

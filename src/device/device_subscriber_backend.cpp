@@ -1,21 +1,68 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
+#include <vector>
 
 #include "codec/compression.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
 #include "cuda/apply/device_applier.hpp"
+#include "cuda/common/device_memory.hpp"
 #include "device/device_context.hpp"
-#include "device/frame_store.hpp"
+#include "sparsecast/device.hpp"
 #include "sync/subscriber_backend.hpp"
 
 namespace sparsecast {
+
+// Frames that came through the host, in device memory: appended to segments, which are pinned on the host and mirrored
+// on the device, and used again by the next delta.
+
+class FrameStore {
+ public:
+  explicit FrameStore(std::uint64_t segment_bytes) : segment_bytes_(segment_bytes) {}
+
+  /// Copies the record, a multiple of 8 bytes, and enqueues its way to the device.
+  DeviceRecord put(ConstBytes record, cudaStream_t stream) {
+    while (current_ < segments_.size() && segments_[current_].d_memory.bytes() - used_ < record.size()) {
+      ++current_;
+      used_ = 0;
+    }
+    if (current_ == segments_.size()) {
+      const std::uint64_t bytes = std::max<std::uint64_t>(record.size(), segment_bytes_);
+      cuda::PinnedMemory h_memory(bytes);
+      segments_.push_back({std::move(h_memory), cuda::DeviceMemory(bytes)});
+    }
+    const FrameSegment& segment = segments_[current_];
+    std::byte* const h_record = segment.h_memory.as() + used_;
+    std::byte* const d_record = segment.d_memory.as() + used_;
+    std::memcpy(h_record, record.data(), record.size());
+    cuda::copy_async(d_record, h_record, record.size(), cudaMemcpyHostToDevice, stream);
+    used_ += record.size();
+    return {d_record, static_cast<std::uint32_t>(record.size())};
+  }
+
+  /// Drops all frames; none of them may still be copied to the device.
+  void clear() noexcept { current_ = used_ = 0; }
+
+ private:
+  struct FrameSegment {
+    cuda::PinnedMemory h_memory;
+    cuda::DeviceMemory d_memory;
+  };
+
+  std::uint64_t segment_bytes_;
+  std::vector<FrameSegment> segments_;
+  std::size_t current_ = 0;
+  std::uint64_t used_ = 0;  ///< Bytes used in the current segment.
+};
+
 namespace {
 
 constexpr std::uint64_t kMostSegmentBytes = std::uint64_t{32} << 20;
 
-/// The same frame as it would be without zstd, which the device does not read.
+/// Returns the frame without zstd compression, which the device cannot read.
 Bytes without_compression(const FrameHeader& frame, ConstBytes record) {
   const Bytes body = decompress_exact(record.subspan(kFramePrefix, frame.stored_bytes), frame.body_bytes);
   FrameHeader plain = frame;
@@ -30,7 +77,7 @@ Bytes without_compression(const FrameHeader& frame, ConstBytes record) {
 
 class DeviceSubscriberBackend final : public SubscriberBackend {
  public:
-  /// With the context's device set.
+  /// Requires that the context's device is the calling thread's current device.
   DeviceSubscriberBackend(const TensorTable& table, const std::vector<DeviceTensor>& live, DeviceContext context)
       : table_(table),
         context_(std::move(context)),
@@ -142,7 +189,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   const TensorTable& table_;
   const DeviceContext context_;
   cuda::DeviceApplier applier_;
-  DeltaHeader header_;  ///< Of the staged delta, or the applied one.
+  DeltaHeader header_;  ///< Header of the delta that is staged, or else was applied last.
   std::map<std::uint32_t, DeviceRecord> staged_;
   FrameStore store_;
   bool copying_ = false;  ///< Out of the store's pinned memory.

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
+#include <utility>
 
 #include "core/utf8.hpp"
 #include "interop/formats/packed.hpp"
@@ -13,6 +15,7 @@
 #include "sparsecast/interop.hpp"
 
 namespace sparsecast {
+
 namespace {
 
 std::string file_name(const std::string& path) {
@@ -29,7 +32,7 @@ std::optional<std::uint64_t> parse_number(std::string_view text) {
   return whole ? std::optional(value) : std::nullopt;
 }
 
-/// Of "step_000012.safetensors".
+/// Returns 12 for "step_000012.safetensors", and nothing for any other form.
 std::optional<std::uint64_t> version_of_step_name(std::string_view name) {
   constexpr std::string_view kPrefix = "step_";
   constexpr std::string_view kSuffix = ".safetensors";
@@ -96,7 +99,7 @@ ForeignStep version_directory(FileSystem& fs, const std::string& path, std::opti
   return *family == ForeignFamily::kPacked ? packed_step(path) : slime_step(fs, path);
 }
 
-/// step_*.safetensors of a directory, by version.
+/// Adds the step_*.safetensors files of a directory, by version.
 void add_steps(FileSystem& fs, const std::string& directory, std::map<std::uint64_t, ForeignStep>& steps) {
   if (!fs.is_directory(directory)) return;
   for (const std::string& name : fs.list(directory)) {
@@ -152,6 +155,50 @@ std::vector<ForeignStep> find_foreign_steps(FileSystem& fs, const std::string& p
     throw Error(ErrorCode::kUsage, "there are neither weight_v* directories nor step_*.safetensors", path);
   }
   return steps;
+}
+
+namespace {
+
+constexpr std::array<std::pair<ForeignFamily, std::string_view>, 3> kFamilies = {
+    {{ForeignFamily::kTrl, "trl"}, {ForeignFamily::kSlime, "slime"}, {ForeignFamily::kPacked, "packed"}}};
+
+constexpr std::array<std::pair<ForeignFormat, std::string_view>, 8> kFormats = {
+    {{ForeignFormat::kTrl, "trl"},
+     {ForeignFormat::kSlimeXor, "slime-xor"},
+     {ForeignFormat::kSlimeOverwrite, "slime-overwrite"},
+     {ForeignFormat::kPackedIndices, "packed-indices"},
+     {ForeignFormat::kPackedDeltas, "packed-deltas"},
+     {ForeignFormat::kPackedDeltasZstd, "packed-deltas-zstd"},
+     {ForeignFormat::kVerl, "verl"},
+     {ForeignFormat::kVllm, "vllm"}}};
+
+template <class Table, class Value>
+std::string_view name_of(const Table& table, Value value) noexcept {
+  for (const auto& [known, name] : table) {
+    if (known == value) return name;
+  }
+  return "unknown";
+}
+
+template <class Value, class Table>
+std::optional<Value> value_of(const Table& table, std::string_view name) noexcept {
+  for (const auto& [value, known] : table) {
+    if (known == name) return value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view to_string(ForeignFamily family) noexcept { return name_of(kFamilies, family); }
+std::string_view to_string(ForeignFormat format) noexcept { return name_of(kFormats, format); }
+
+std::optional<ForeignFamily> foreign_family_from_name(std::string_view name) noexcept {
+  return value_of<ForeignFamily>(kFamilies, name);
+}
+
+std::optional<ForeignFormat> foreign_format_from_name(std::string_view name) noexcept {
+  return value_of<ForeignFormat>(kFormats, name);
 }
 
 }  // namespace sparsecast

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include "checkpoint/checkpoint_apply.hpp"
+#include "checkpoint/streaming_detectors.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "interop/formats/directory_output.hpp"
 #include "interop/formats/packed.hpp"
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/slime.hpp"
 #include "interop/formats/sparse_files.hpp"
-#include "checkpoint/streaming_detectors.hpp"
-#include "checkpoint/table_difference.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/publisher.hpp"
 
@@ -43,7 +43,7 @@ CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep& step, const Ch
                                const RecordSink& sink) {
   if (step.full) return read_full(fs, step, base, header, options, sink);
   if (step.family == ForeignFamily::kTrl) return read_sparse_file(fs, step, base, header, options, sink);
-  ScratchDirectory scratch(fs, scratch_beside);
+  WorkDirectory scratch(fs, scratch_beside);
   PatchStore store(base.table(), scratch);
   if (step.family == ForeignFamily::kSlime) {
     slime::read_delta(fs, step.path, base, store);
@@ -56,7 +56,7 @@ CommitRecord read_foreign_step(FileSystem& fs, const ForeignStep& step, const Ch
 std::vector<std::string> write_foreign_step(FileSystem& fs, const DeltaFile& delta, const Checkpoint& base,
                                             const std::string& directory, const ForeignWriteOptions& options) {
   require_same_table(base.table(), "the base", delta.table(), delta.name());
-  ScratchDirectory scratch(fs, directory);
+  WorkDirectory scratch(fs, directory);
   PatchStore store(base.table(), scratch);
   for_each_patch(delta, base.tensors(), store.sink());
   const std::vector<TensorPatch>& patches = store.patches();

@@ -9,7 +9,6 @@
 #include "core/nan_pattern.hpp"
 #include "core/word.hpp"
 #include "interop/formats/torch_hash.hpp"
-#include "interop/formats/torch_names.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -62,7 +61,7 @@ std::string PackedFlush::verl_spec(const TensorTable& table) const {
   if (encoding != PackedEncoding::kIndices) {
     throw Error(ErrorCode::kUnsupported, "verl's loader knows only flushes of the encoding 'indices'");
   }
-  // By hand: the checksum may have more bits than JSON libraries keep.
+  // Formatted by hand, because the checksum may have more bits than JSON libraries keep.
   return fmt::format(R"({{"encoding": "indices", "params": {}, "checksum": {}}})", params_json(table), checksum());
 }
 

@@ -8,9 +8,9 @@
 #include "codec/apply.hpp"
 #include "codec/block_decoder.hpp"
 #include "codec/frame_reader.hpp"
+#include "codec/kernels.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
-#include "codec/kernels.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -21,7 +21,7 @@ class PatchGatherer {
  public:
   PatchGatherer(const TensorTable& table, const PatchSink& sink) : table_(table), sink_(sink) {}
 
-  /// `value` points to the new bits of the element.
+  /// Adds an element, whose new bits are at `value`.
   void add(std::size_t tensor, std::uint64_t element, const std::byte* value) {
     if (tensor != tensor_ && count_ != 0) flush();
     tensor_ = tensor;

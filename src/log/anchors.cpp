@@ -7,16 +7,60 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <map>
+#include <string>
+#include <vector>
 
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint_store.hpp"
 #include "checkpoint/table_difference.hpp"
-#include "log/anchor_files.hpp"
+#include "core/parallel.hpp"
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
+#include "sparsecast/delta_log.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
+/// A checkpoint cut into the files of an anchor: tensors in the order of the table, plain safetensors, the same bytes
+/// for the same content and size of files, however the checkpoint itself was cut.
+class AnchorFiles {
+ public:
+  /// Throws Error{kUsage} when that makes too many files.
+  AnchorFiles(const CheckpointStore& checkpoint, std::uint64_t file_bytes);
+
+  struct Contents {
+    std::vector<LogAnchor::FileEntry> files;  ///< In the order of their names.
+    StateDigest digest;
+  };
+  /// Reads everything once: names, sizes, hashes, and the digest of the state. On `threads` threads, a window each.
+  Contents verify(int threads) const;
+
+  using Take = std::function<void(ConstBytes window)>;
+  /// Reads the bytes of a file anew, in order.
+  void read(const std::string& name, const Take& take) const;
+
+ private:
+  struct AnchorFile {
+    std::string name;
+    Bytes header;
+    std::size_t first = 0;  ///< Tensor.
+    std::size_t last = 0;   ///< One behind.
+    std::uint64_t bytes = 0;
+  };
+  /// Reads a file, and adds its tensors to `digest` unless that is null.
+  void read_part(const AnchorFile& part, const Take& take, StateDigest* digest) const;
+  void cut(std::uint64_t file_bytes);
+  void make_index();
+
+  const CheckpointStore& checkpoint_;
+  std::vector<AnchorFile> parts_;
+  std::string index_;  ///< Text of the index file; empty when there is one part.
+};
+
 namespace {
 
 void upload_file(ObjectStore& store, const std::string& directory, const LogAnchor::FileEntry& entry,
@@ -46,7 +90,7 @@ AnchorRef LogWriter::write_anchor(FileSystem& fs, const std::string& checkpoint,
     throw Error(ErrorCode::kTableMismatch, "the checkpoint has other tensors than the log", checkpoint);
   }
   const AnchorFiles files(source, state.options.anchor_file_bytes);
-  const AnchorFiles::Proof proof = files.verify(state.options.threads);
+  const AnchorFiles::Contents proof = files.verify(state.options.threads);
   if (!(proof.digest == commit.digest)) {
     throw Error(ErrorCode::kDigestMismatch,
                 fmt::format("the checkpoint has digest {}, and version {} has {}", to_hex(proof.digest.value), version,
@@ -75,7 +119,8 @@ AnchorRef LogWriter::write_anchor(FileSystem& fs, const std::string& checkpoint,
   return ref;
 }
 
-/// What a joiner would need to replay from `from` to `to`: the cheapest path over the deltas that there are.
+/// Estimates the seconds that a joining reader needs to replay from `from` to `to`, by the cheapest path over the
+/// deltas in the catalog.
 double LogWriter::State::replay_seconds(const LogCatalog& catalog, std::uint64_t from, std::uint64_t to) {
   const AnchorRule& rule = options.anchor_rule;
   const auto cost = [&](std::uint64_t bytes) {
@@ -115,6 +160,97 @@ bool LogWriter::anchor_due() {
   if (distance >= rule.max_versions) return true;
   return state.replay_seconds(catalog, last->version, newest) >
          static_cast<double>(last->bytes) / rule.bytes_per_second;
+}
+
+namespace {
+
+constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+ConstBytes bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+}  // namespace
+
+AnchorFiles::AnchorFiles(const CheckpointStore& checkpoint, std::uint64_t file_bytes) : checkpoint_(checkpoint) {
+  cut(file_bytes);
+  if (parts_.size() > 1) make_index();
+}
+
+/// A file takes tensors until the next one would make it too large, and at least one.
+void AnchorFiles::cut(std::uint64_t file_bytes) {
+  const TensorTable& table = checkpoint_.table();
+  std::uint64_t data_bytes = 0;
+  parts_.emplace_back();
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (parts_.back().last > parts_.back().first && table[t].bytes() > file_bytes - std::min(file_bytes, data_bytes)) {
+      parts_.push_back({{}, {}, t, t, 0});
+      data_bytes = 0;
+    }
+    data_bytes += table[t].bytes();
+    parts_.back().last = t + 1;
+  }
+  if (parts_.size() >= kMaxAnchorFiles) {
+    throw Error(ErrorCode::kUsage, fmt::format("an anchor of {} files: they have to be larger", parts_.size()));
+  }
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    AnchorFile& part = parts_[i];
+    part.name = parts_.size() == 1 ? std::string("model.safetensors")
+                                   : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, parts_.size());
+    const std::vector<TensorSpec> specs(table.begin() + static_cast<std::ptrdiff_t>(part.first),
+                                        table.begin() + static_cast<std::ptrdiff_t>(part.last));
+    // Loaders of the Hugging Face family refuse files that do not say this.
+    part.header = SafetensorsHeader::serialize(specs, {{"format", "pt"}});
+    part.bytes = part.header.size();
+    for (const TensorSpec& spec : specs) part.bytes += spec.bytes();
+  }
+}
+
+void AnchorFiles::make_index() {
+  nlohmann::json weight_map = nlohmann::json::object();
+  for (const AnchorFile& part : parts_) {
+    for (std::size_t t = part.first; t < part.last; ++t) weight_map[checkpoint_.table()[t].name] = part.name;
+  }
+  const nlohmann::json index = {{"metadata", {{"total_size", checkpoint_.table().bytes()}}},
+                                {"weight_map", std::move(weight_map)}};
+  index_ = index.dump(2) + "\n";
+}
+
+void AnchorFiles::read_part(const AnchorFile& part, const Take& take, StateDigest* digest) const {
+  take(part.header);
+  const TensorTable& table = checkpoint_.table();
+  Bytes window;
+  for (std::size_t t = part.first; t < part.last; ++t) {
+    const std::uint64_t size = element_size(table[t].dtype);
+    for (std::uint64_t begin = 0; begin < table[t].bytes(); begin += window.size()) {
+      window.resize(std::min(kWindowBytes, table[t].bytes() - begin));
+      checkpoint_.read(t, begin, window);
+      take(window);
+      if (digest != nullptr) *digest += digest_span(table.digest_key(t), table[t].dtype, begin / size, window);
+    }
+  }
+}
+
+AnchorFiles::Contents AnchorFiles::verify(int threads) const {
+  Contents proof;
+  proof.files.resize(parts_.size());
+  std::vector<StateDigest> digests(parts_.size());
+  parallel_for(threads, parts_.size(), [&](std::size_t, std::size_t i) {
+    ContentHasher hasher;
+    read_part(
+        parts_[i], [&](ConstBytes window) { hasher.append(window); }, &digests[i]);
+    proof.files[i] = {parts_[i].name, parts_[i].bytes, hasher.finish()};
+  });
+  proof.digest = sum(digests);
+  if (!index_.empty()) proof.files.push_back({kIndexFile, index_.size(), content_hash(bytes_of(index_))});
+  return proof;
+}
+
+void AnchorFiles::read(const std::string& name, const Take& take) const {
+  if (name == kIndexFile) return take(bytes_of(index_));
+  for (const AnchorFile& part : parts_) {
+    if (part.name == name) return read_part(part, take, nullptr);
+  }
+  throw Error(ErrorCode::kUsage, "the anchor has no such file", name);
 }
 
 }  // namespace sparsecast

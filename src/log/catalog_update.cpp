@@ -6,7 +6,6 @@
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
-#include "log/store_errors.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -14,7 +13,7 @@ namespace {
 
 constexpr std::size_t kListedDeltas = 256;  ///< Single ones; older ones are found through their commits.
 
-/// Ascending, one a place, the one added last where there are several; the newest `limit`.
+/// Sorts references, keeps the last added of each place, and drops all but the newest `limit`.
 void tidy(std::vector<DeltaRef>& refs, std::size_t limit) {
   const auto place = [](const DeltaRef& ref) { return std::pair(ref.to, ref.from); };
   std::reverse(refs.begin(), refs.end());
@@ -95,7 +94,7 @@ void LogWriter::State::write_floor(std::uint64_t version, const StreamId& stream
   store().put(kFloorKey, pack(floor, key()));
 }
 
-void LogWriter::State::update_catalog(const Change& change) {
+void LogWriter::State::update_catalog(const CatalogChange& change) {
   LogCatalog catalog = catalog_or_rebuilt();
   change(catalog);
   write_catalog(catalog);

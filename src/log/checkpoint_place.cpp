@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "core/file_tree.hpp"
 #include "checkpoint/undo_record.hpp"
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

@@ -7,8 +7,8 @@
 
 namespace sparsecast {
 
-/// Where a followed checkpoint lies, and how a whole new one takes its place so that a crash at any moment leaves one
-/// of the two. Names: PATH is the checkpoint, FOLLOW = PATH.follow.
+/// Paths of a followed checkpoint, and the steps by which a whole new one takes its place so that a crash at any moment
+/// leaves one of the two. Names: PATH is the checkpoint, FOLLOW = PATH.follow.
 ///
 ///     file:       rename FOLLOW/next -> PATH
 ///     directory:  rename PATH -> FOLLOW/previous | sync | rename FOLLOW/... -> PATH | sync | remove FOLLOW/previous

@@ -3,12 +3,12 @@
 
 #include <fmt/format.h>
 
-#include "core/file_tree.hpp"
 #include "checkpoint/checkpoint_apply.hpp"
 #include "checkpoint/checkpoint_copy.hpp"
 #include "checkpoint/delta_chain.hpp"
 #include "checkpoint/table_difference.hpp"
 #include "checkpoint/undo_record.hpp"
+#include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
@@ -104,7 +104,7 @@ class CheckpointTarget : public FollowerTarget {
     return false;
   }
 
-  /// What a crash left of an undo record that was being written.
+  /// Removes the temporary files of an undo record that a crash interrupted.
   void remove_stale_temporaries() {
     const std::string undo = undo_record_path(fs_, place_.path());
     const std::string directory = parent_directory(undo);
@@ -144,7 +144,7 @@ class CheckpointTarget : public FollowerTarget {
     }
   }
 
-  /// Engines should not have to wait for the next step to find a whole version again.
+  /// Rolls the target back at once, so that engines do not wait for the next step to find a whole version.
   void roll_back(const StateDigest& base) {
     try {
       recover_checkpoint(fs_, place_.path(), apply_options_);

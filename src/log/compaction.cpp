@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kScratchPrefix = "sparsecast-merge.";
 constexpr std::chrono::hours kScratchAge{1};
-constexpr int kMergedZstdLevel = 3;  ///< Where the deltas that are merged were compressed.
+constexpr int kMergedZstdLevel = 3;  ///< Level used when the deltas that are merged were compressed.
 
 /// A temporary file, removed with the object.
 class ScratchFile {
@@ -42,7 +42,7 @@ class ScratchFile {
   std::string path_;
 };
 
-/// What crashed compactions left.
+/// Removes the scratch files of compactions that crashed.
 void sweep(FileSystem& fs, const std::string& scratch) {
   const auto now = fs.wall_now();
   for (const std::string& name : fs.list(scratch)) {
@@ -66,7 +66,7 @@ class Merger {
   Merger(LogReader& reader, FileSystem& fs, std::string prefix, int threads)
       : reader_(reader), fs_(fs), prefix_(std::move(prefix)), threads_(threads) {}
 
-  /// Null when two of the chain have different value codecs.
+  /// Merges the deltas of the chain to a file. Returns null when two of them have different value codecs.
   std::unique_ptr<ScratchFile> merge(const std::vector<DeltaRef>& chain) {
     std::unique_ptr<ScratchFile> merged = fetch(chain.front());
     for (std::size_t i = 1; i < chain.size(); ++i) {
@@ -114,7 +114,7 @@ class Merger {
   bool compressed_ = false;
 };
 
-/// How many versions back merged deltas are made: as many as the catalog can list with room to spare.
+/// Returns how many versions back merged deltas are made: as many as the catalog can list with room to spare.
 std::uint64_t reach_of(const std::vector<std::uint32_t>& spans) {
   double entries = 0;  // A version.
   for (const std::uint32_t span : spans) entries += 1.0 / span;
@@ -123,7 +123,7 @@ std::uint64_t reach_of(const std::vector<std::uint32_t>& spans) {
 
 }  // namespace
 
-/// The chain that a span is made of, or nothing when a part of it is not there.
+/// Returns the chain of deltas of a span, or nothing when a part of it is missing.
 std::vector<DeltaRef> LogWriter::State::parts_of(std::uint64_t from, std::uint64_t to, std::uint32_t step,
                                                  const MergedDeltas& merged) {
   std::vector<DeltaRef> parts;
@@ -140,7 +140,7 @@ std::vector<DeltaRef> LogWriter::State::parts_of(std::uint64_t from, std::uint64
   return parts;
 }
 
-/// Composes and uploads; nullopt when it cannot be done.
+/// Composes the deltas of a span and uploads the result. Returns nullopt when it cannot be done.
 std::optional<DeltaRef> LogWriter::State::merge_span(const std::vector<DeltaRef>& parts, FileSystem& fs,
                                                      const std::string& scratch) {
   Merger merger(reader, fs, fmt::format("{}/{}{}", scratch, kScratchPrefix, to_hex(publisher)), options.threads);
@@ -178,7 +178,7 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
   const std::uint64_t lowest = std::max(state.reader.floor(), newest.version - std::min(newest.version, reach));
   State::MergedDeltas merged;
   for (const DeltaRef& ref : state.catalog_or_rebuilt().merged) merged[{ref.from, ref.to}] = ref;
-  // What this writer made, another's write of the catalog may have dropped from it, and gc then removed.
+  // Another writer's update of the catalog may have dropped deltas that this writer made, and gc then removed them.
   std::erase_if(state.made, [&](const auto& made) {
     const DeltaRef& ref = made.second;
     return ref.from < lowest || (!merged.contains(made.first) && state.store().size(delta_key(ref)) != ref.bytes);

@@ -99,7 +99,7 @@ void DeltaFetcher::work() {
 }
 
 const DeltaFile& DeltaFetcher::open(std::size_t i) {
-  Slot& slot = slots_[i];
+  FetchSlot& slot = slots_[i];
   if (slot.file) return *slot.file;
   const auto began = std::chrono::steady_clock::now();
   if (threads_.empty()) {
@@ -112,7 +112,7 @@ const DeltaFile& DeltaFetcher::open(std::size_t i) {
     std::unique_lock lock(mutex_);
     // A failure further on stops the fetching, not the use of what is here; nothing after it will come.
     const auto failed = [&] {
-      return std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.step == Step::kFailed; });
+      return std::find_if(slots_.begin(), slots_.end(), [](const FetchSlot& s) { return s.step == Step::kFailed; });
     };
     changed_.wait(lock, [&] {
       return slot.step == Step::kHere || slot.step == Step::kFailed ||

@@ -15,8 +15,8 @@
 
 namespace sparsecast {
 
-/// Names of fetched objects in the scratch directory begin so: what a crash leaves of them is removed at the next
-/// start.
+/// Prefix of the names of fetched objects in the scratch directory; files with it that a crash left are removed at the
+/// next start.
 inline constexpr const char* kSpoolPrefix = "spool-";
 
 struct FetchLimits {
@@ -43,15 +43,15 @@ class DeltaFetcher {
   /// those not released, objects up to `i` together must be within the read-ahead, or `i` be the first of them. Valid
   /// until release(i).
   const DeltaFile& open(std::size_t i);
-  /// In order: all up to i have been used.
+  /// Removes object i after its use. Objects are released in order.
   void release(std::size_t i);
-  /// Whether objects i to j can be here together.
+  /// Returns whether objects i to j fit on the disk together.
   bool fits(std::size_t i, std::size_t j) const;
   double seconds_waited() const noexcept { return waited_; }
 
  private:
   enum class Step { kWaiting, kFetching, kHere, kFailed, kReleased };
-  struct Slot {
+  struct FetchSlot {
     Step step = Step::kWaiting;
     std::exception_ptr failure;
     std::optional<DeltaFile> file;
@@ -74,7 +74,7 @@ class DeltaFetcher {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Slot> slots_;
+  std::vector<FetchSlot> slots_;
   std::size_t next_ = 0;      ///< To be fetched.
   std::size_t released_ = 0;  ///< So many first ones.
   std::uint64_t held_ = 0;    ///< Bytes of those fetched or being fetched.

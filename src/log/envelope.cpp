@@ -23,9 +23,9 @@ std::span<const std::byte> bytes_of(std::string_view text) { return std::as_byte
 }
 
 /// Takes the record apart line by line.
-class Lines {
+class RecordLines {
  public:
-  Lines(std::string_view text, const std::string& name) : text_(text), name_(name) {}
+  RecordLines(std::string_view text, const std::string& name) : text_(text), name_(name) {}
 
   std::size_t at() const noexcept { return at_; }
   bool done() const noexcept { return at_ == text_.size(); }
@@ -70,7 +70,7 @@ void require_kind(std::string_view rest, std::string_view kind, const std::strin
   }
 }
 
-/// Nesting is bounded before the parser recurses.
+/// Returns whether the nesting exceeds its bound; checked before the parser recurses.
 bool nests_too_deeply(std::string_view json) {
   std::size_t depth = 0;
   for (const char c : json) {
@@ -116,7 +116,7 @@ OpenedRecord open_record(std::string_view kind, ConstBytes bytes, const std::str
                 fmt::format("a record of {} bytes; none has more than {}", bytes.size(), kMaxRecordBytes), name);
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  Lines lines(text, name);
+  RecordLines lines(text, name);
   const std::string_view first = lines.next(kMagic);
   const std::size_t json_at = lines.at();
   const std::string_view json = lines.next();

@@ -1,13 +1,13 @@
 #pragma once
 
-// What every record of a log is wrapped in (docs/delta-log.md, "Records"):
+// Envelope around every record of a log (docs/delta-log.md, "Records"):
 //
 //     sparsecast-log 1 KIND
 //     {JSON}
 //     blake2b-256 HASH
 //     signature SIGNATURE
 //
-// HASH is of everything before its line, SIGNATURE (absent when the JSON's "signer" is empty) of everything before its
+// HASH covers everything before its line; SIGNATURE (absent when the JSON's "signer" is empty) everything before its
 // own, by the key that the JSON names: algorithm, kind and format version are signed with the content. The JSON is
 // canonical (keys sorted, no spaces, integers only): a record has one form, and every other one is refused.
 
@@ -21,7 +21,7 @@
 
 namespace sparsecast {
 
-/// No record is larger; what claims to be is refused unread.
+/// Most bytes of a record; a larger object is refused unread.
 inline constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{16} << 20;
 
 struct OpenedRecord {
@@ -30,7 +30,7 @@ struct OpenedRecord {
   ContentHash hash;
 };
 
-/// `fields` is an object; "signer" is added.
+/// Wraps `fields`, a JSON object, in an envelope; adds "signer", and signs it unless `key` is null.
 Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash = nullptr);
 
 /// Throws Error{kCorrupt} for anything that make_record does not write, kReplayed for a record of another kind,

@@ -62,7 +62,7 @@ void LogFollower::State::clean_scratch() {
   if (fs.is_directory(parent_directory(state_path))) remove_stale_state(fs, state_path);
 }
 
-/// After a start, and after whatever went wrong with the target.
+/// Reads state and target anew, after a start and after every failure of the target.
 void LogFollower::State::start() {
   if (started) return;
   position.reset();
@@ -75,21 +75,21 @@ void LogFollower::State::start() {
   started = true;
 }
 
-/// The version of the target by its digest.
+/// Finds the version of the target by its digest.
 void LogFollower::State::locate() {
   if (position || !digest) return;
   map->load_catalog();
   std::optional<std::uint64_t> hint;
   if (saved && saved->target) hint = saved->target->version;
   if (const auto version = map->find(*digest, head.version, hint, searched)) {
-    position = Position{*version, *digest};
+    position = FollowerState::Position{*version, *digest};
   } else if (searched != head.version) {
     searched = head.version;
     say(fmt::format("the digest {} of the target is that of no version that was looked at", to_hex(digest->value)));
   }
 }
 
-/// Before anything is changed the state file is there: what is applied later is then known to be new.
+/// Writes the state file before anything is changed, so that a delta applied later is known to be new.
 void LogFollower::State::remember_start() {
   if (saved) return;
   saved.emplace();

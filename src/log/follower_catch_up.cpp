@@ -1,4 +1,4 @@
-// From the version that is here to another one: plan, fetch, vouch, apply.
+// Takes the target from its version to another one: plan, fetch, check against commits, apply.
 //
 // A delta is applied only when it is known to lead to the digest that a commit names: of the version it leads to, or,
 // to spare reading that commit, of one further on, when all deltas up to there are on the disk and join. What is
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostPlans = 8;
 
-/// Errors of an object, or of the target: another path may do.
+/// Returns whether the error is one of an object or of the target, so that another path may work.
 bool has_another_way(ErrorCode code) {
   switch (code) {
     case ErrorCode::kGone:
@@ -36,12 +36,12 @@ bool has_another_way(ErrorCode code) {
   }
 }
 
-class Timer {
+class PhaseTimer {
  public:
-  explicit Timer(double& seconds) : seconds_(seconds) {}
-  ~Timer() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count(); }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
+  explicit PhaseTimer(double& seconds) : seconds_(seconds) {}
+  ~PhaseTimer() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count(); }
+  PhaseTimer(const PhaseTimer&) = delete;
+  PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
   double& seconds_;
@@ -106,7 +106,7 @@ void LogFollower::State::catch_up(std::uint64_t goal) {
 /// is to blame. What cannot be settled now is left to the next start.
 bool LogFollower::State::blames_object(const Error& error) {
   if (started) return true;  // The target had no part in it.
-  const std::optional<Position> before = position;
+  const std::optional<FollowerState::Position> before = position;
   const std::optional<StateDigest> digest_before = digest;
   if (!has_another_way(error.code())) {
     position.reset();
@@ -141,19 +141,19 @@ void LogFollower::State::reseed(const AnchorRef& ref) {
   if (fs.exists(directory)) remove_tree(fs, directory);
   fs.make_directory(directory);
   {
-    const Timer timer(report.fetch_seconds);
+    const PhaseTimer timer(report.fetch_seconds);
     reader->fetch_anchor(anchor, fs, directory, [&](std::uint64_t done, std::uint64_t total) {
       keep_lease(ref.version, false);
       if (options.progress) options.progress("fetching anchor", done, total);
     });
   }
   say(fmt::format("the anchor of version {} replaces what is here", ref.version));
-  const Timer timer(report.apply_seconds);
+  const PhaseTimer timer(report.apply_seconds);
   started = false;
   target->reseed(directory, ref.version, anchor.digest);
   started = true;
   digest = anchor.digest;
-  position = Position{ref.version, anchor.digest};
+  position = FollowerState::Position{ref.version, anchor.digest};
   report.reseeded = true;
   save();
   if (options.every_version) settle_notification();
@@ -168,7 +168,7 @@ void LogFollower::State::require_digest(const DeltaFile& delta, const DeltaRef& 
   }
 }
 
-/// The first delta that is not vouched for when those from `i` on have been looked at.
+/// Checks deltas from `i` on against commits. Returns the index of the first delta that is not checked yet.
 std::size_t LogFollower::State::vouch(DeltaFetcher& fetcher, const std::vector<DeltaRef>& deltas, std::size_t i) {
   std::size_t last = i;
   while (last + 1 < deltas.size() && !map->digest_of(deltas[last].to)) ++last;
@@ -226,12 +226,12 @@ void LogFollower::State::apply(const std::vector<DeltaRef>& deltas) {
 }
 
 void LogFollower::State::apply_one(const DeltaFile& delta) {
-  const Timer timer(report.apply_seconds);
+  const PhaseTimer timer(report.apply_seconds);
   started = false;  // Unless all goes well.
   target->apply(delta);
   started = true;
   digest = delta.commit().result_digest;
-  position = Position{delta.header().version, *digest};
+  position = FollowerState::Position{delta.header().version, *digest};
 }
 
 }  // namespace sparsecast

@@ -9,14 +9,12 @@
 namespace sparsecast {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kKind = "follower";
 
 std::optional<FollowerState::Position> position_of(Fields& fields, const std::string& name) {
-  const Json& list = fields.array("target", 1);
+  const nlohmann::json& list = fields.array("target", 1);
   if (list.empty()) return std::nullopt;
-  const Json& entry = list.front();
+  const nlohmann::json& entry = list.front();
   if (!entry.is_array() || entry.size() != 2 || !entry[0].is_number_unsigned() ||
       entry[0].get<std::uint64_t>() >= kMaxVersion || !entry[1].is_string()) {
     fields.refuse("target", "a version and a digest are expected");
@@ -29,7 +27,7 @@ std::optional<FollowerState::Position> position_of(Fields& fields, const std::st
 }
 
 std::optional<std::uint64_t> notified_of(Fields& fields) {
-  const Json& list = fields.array("notified", 1);
+  const nlohmann::json& list = fields.array("notified", 1);
   if (list.empty()) return std::nullopt;
   if (!list[0].is_number_unsigned() || list[0].get<std::uint64_t>() >= kMaxVersion) {
     fields.refuse("notified", "a version is expected");
@@ -40,11 +38,11 @@ std::optional<std::uint64_t> notified_of(Fields& fields) {
 }  // namespace
 
 Bytes pack(const FollowerState& state) {
-  Json keys = Json::array();
+  nlohmann::json keys = nlohmann::json::array();
   for (const PublicKey& key : state.seen.keys) keys.push_back(to_string(key));
-  Json target = Json::array();
+  nlohmann::json target = nlohmann::json::array();
   if (state.target) target.push_back({state.target->version, to_hex(state.target->digest.value)});
-  Json notified = Json::array();
+  nlohmann::json notified = nlohmann::json::array();
   if (state.notified) notified.push_back(*state.notified);
   return make_record(kKind,
                      {{"stream", to_hex(state.seen.stream)},
@@ -72,7 +70,8 @@ FollowerState parse_follower_state(ConstBytes record, const std::string& name) {
   state.seen.publisher = fields.hash128("publisher");
   state.seen.table_hash = fields.hash128("table");
   state.seen.digest.value = fields.hash128("digest");
-  for (const Json& key : fields.array("keys", kMaxKeys)) state.seen.keys.push_back(fields.public_key(key, "keys"));
+  for (const nlohmann::json& key : fields.array("keys", kMaxKeys))
+    state.seen.keys.push_back(fields.public_key(key, "keys"));
   state.seen.keys_version = fields.integer("keys_version", kMaxVersion);
   state.target = position_of(fields, name);
   state.notified = notified_of(fields);

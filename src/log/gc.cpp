@@ -36,7 +36,8 @@ bool is_whole(LogReader& reader, const AnchorRef& ref) {
 
 }  // namespace
 
-/// The oldest version that the policy keeps, whatever leases say. Commits are taken to be in the order of their times.
+/// Returns the oldest version that the policy keeps without regard to leases. Assumes that commits are in the order of
+/// their times.
 std::uint64_t LogWriter::State::oldest_kept(const LogCommit& newest, std::uint64_t floor,
                                             const RetentionPolicy& policy) {
   const std::uint64_t wanted = std::max<std::uint64_t>(policy.keep_versions, 1) - 1;

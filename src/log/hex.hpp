@@ -7,7 +7,7 @@
 
 namespace sparsecast {
 
-/// Two lower-case digits a byte, in the order of the bytes.
+/// Returns two lower-case hexadecimal digits per byte, in the order of the bytes.
 inline std::string hex_of(std::span<const std::byte> bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
@@ -19,7 +19,7 @@ inline std::string hex_of(std::span<const std::byte> bytes) {
   return text;
 }
 
-/// Its inverse; false, unless `text` is exactly so many lower-case digits.
+/// Decodes what hex_of encodes. Returns false unless `text` is exactly two lower-case digits for each byte of `bytes`.
 inline bool bytes_from_hex(std::string_view text, std::span<std::byte> bytes) noexcept {
   if (text.size() != bytes.size() * 2) return false;
   const auto digit = [](char c) -> int {

@@ -10,7 +10,7 @@ namespace {
 
 std::string digits(std::uint64_t version) { return fmt::format("{:010}", version); }
 
-/// Only the form that digits() writes.
+/// Parses a version in the form that digits() writes only.
 std::optional<std::uint64_t> version_of(std::string_view text) {
   if (text.size() < 10 || text.size() > 16 || (text.size() > 10 && text.front() == '0')) return std::nullopt;
   std::uint64_t version = 0;
@@ -30,13 +30,13 @@ std::optional<ContentHash> hash_of(std::string_view text) {
   }
 }
 
-/// What follows `prefix`, up to `suffix`; empty when the text is not of that form.
+/// Returns the text between `prefix` and `suffix`, or an empty view when the text has another form.
 std::string_view between(std::string_view text, std::string_view prefix, std::string_view suffix) {
   if (!text.starts_with(prefix) || !text.ends_with(suffix) || text.size() < prefix.size() + suffix.size()) return {};
   return text.substr(prefix.size(), text.size() - prefix.size() - suffix.size());
 }
 
-/// "VERSION-HASH".
+/// Parses "VERSION-HASH".
 std::optional<std::pair<std::uint64_t, ContentHash>> version_and_hash(std::string_view text) {
   const std::size_t dash = text.find('-');
   if (dash == std::string_view::npos) return std::nullopt;

@@ -4,8 +4,15 @@
 #include <string>
 
 #include "sparsecast/delta_log.hpp"
+#include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
+/// Returns whether the store itself failed, which says nothing about its content.
+inline bool is_of_the_store(const Error& error) noexcept {
+  return error.code() == ErrorCode::kIo || error.code() == ErrorCode::kTimeout ||
+         error.code() == ErrorCode::kUnauthenticated;
+}
 
 // Keys of the objects of a log, and what a key says of its object. Only garbage collection and the search for a
 // starting point read them back: whatever a key claims, the object is verified.
@@ -18,11 +25,12 @@ inline constexpr const char* kLeasePrefix = "leases/";
 
 std::string anchor_record_key(const AnchorRef& ref);
 
-/// Each gives nullopt for a key that its counterpart does not write (temporary files, foreign things).
+/// Parse a key back to what it was made from. They return nullopt for keys that the log does not write (temporary and
+/// foreign files).
 std::optional<std::uint64_t> version_of_commit_key(const std::string& key);
-/// Of a key below deltas/ or merged/; `bytes` is left 0.
+/// Parses a key below deltas/ or merged/; `bytes` is left 0.
 std::optional<DeltaRef> ref_of_delta_key(const std::string& key);
-/// Of anything below an anchor's directory; `bytes` is left 0.
+/// Parses any key below an anchor's directory; `bytes` is left 0.
 std::optional<AnchorRef> ref_of_anchor_key(const std::string& key);
 
 }  // namespace sparsecast

@@ -18,7 +18,7 @@ inline std::chrono::milliseconds unix_milliseconds(std::chrono::system_clock::ti
   return std::chrono::duration_cast<std::chrono::milliseconds>(time.time_since_epoch());
 }
 
-/// All that are there, live or not, of any stream.
+/// Returns all leases in the store, live or expired, of any stream.
 std::vector<StoredLease> read_leases(ObjectStore& store);
 
 }  // namespace sparsecast

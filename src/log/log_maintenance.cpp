@@ -7,7 +7,7 @@
 
 namespace sparsecast {
 
-/// The mirror and what works on the log with it.
+/// Mirror of the log, with the reader and the writer that work on it.
 struct LogMaintenance::Parts {
   LogReader reader;
   LogWriter writer;

@@ -10,21 +10,21 @@
 
 namespace sparsecast {
 
-/// What a publisher does for readers in a thread of its own: keeps the mirror up to date, merges deltas and writes
+/// Background work of a publisher for its readers: a thread keeps the mirror up to date, merges deltas and writes
 /// anchors. It has a reader and a writer of its own and shares nothing with publishing but the store. Thread-safe.
 class LogMaintenance {
  public:
-  /// Nothing is read or written before the first request.
+  /// Does not read or write anything before the first request.
   LogMaintenance(std::shared_ptr<ObjectStore> store, FileSystem& fs, LogTrust trust, LogPublisherOptions options);
 
-  /// There is a new version: another round is due.
+  /// Requests another round, because there is a new version.
   void request();
-  /// False when the rounds that were asked for until now are not over by then.
+  /// Waits for the end of the rounds requested so far. Returns false when they have not ended by `until`.
   bool wait(std::chrono::steady_clock::time_point until);
   std::optional<Error> error() const;
-  /// The round that runs ends at its next object.
+  /// Ends the current round at its next object.
   void stop();
-  /// The thread's body: rounds, as they are asked for, until stop().
+  /// Runs rounds on request until stop(); the body of the thread.
   void run();
 
  private:
@@ -37,7 +37,7 @@ class LogMaintenance {
   FileSystem& fs_;
   LogTrust trust_;
   LogPublisherOptions options_;
-  std::shared_ptr<Parts> parts_;  ///< Of the thread alone; made by the first round.
+  std::shared_ptr<Parts> parts_;  ///< Used by the thread alone; made in its first round.
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -11,11 +11,11 @@
 
 namespace sparsecast {
 
-/// What a follower knows of the ways through a log: the catalog's edges and anchors, and commits that it has read.
-/// Memory: the catalog, and some 100 bytes for each commit read.
+/// Paths through a log as far as a follower knows them: the catalog's edges and anchors, and the commits that it has
+/// read. Memory: the catalog, and about 100 bytes for each commit read.
 class LogMap {
  public:
-  /// So many commits are read in search of a way or a version while an anchor could be taken instead.
+  /// Most commits read in search of a path or a version while an anchor could be taken instead.
   static constexpr std::size_t kMostCommits = 256;
 
   LogMap(LogReader& reader, bool merged, bool every_version, std::uint64_t object_cost_bytes)
@@ -24,7 +24,7 @@ class LogMap {
   void add(const LogCommit& commit);
   /// Reads the catalog, unless that has been done and is not `again` asked for.
   void load_catalog(bool again = false);
-  /// From here on only the anchors of the catalog are taken, and the deltas that commits name.
+  /// Drops the catalog's deltas: from this call on, only its anchors and the deltas that commits name are used.
   void go_by_commits() { by_commits_ = true; }
   void set_floor(std::uint64_t floor) { floor_ = floor; }
   std::uint64_t floor() const noexcept { return floor_; }
@@ -34,16 +34,17 @@ class LogMap {
     std::uint64_t bytes = 0;
     friend auto operator<=>(const Named&, const Named&) = default;
   };
-  /// It could not be used: no path takes it any more.
+  /// Excludes an object that could not be used from all later paths.
   void avoid(const Named& object) { avoided_.insert(object); }
 
-  /// Nullopt when the commit has not been read.
+  /// Returns the digest that the commit of a version names, or nullopt when that commit has not been read.
   std::optional<StateDigest> digest_of(std::uint64_t version) const;
   /// Reads the commit. Throws Error{kGone} when there is none.
   StateDigest require_digest(std::uint64_t version);
 
-  /// The cheapest known path to `to`, after reading the commits that the catalog lacks for there to be one. From
-  /// `from`, if it can be; an anchor older than that is never taken. Nullopt when nothing leads there.
+  /// Returns the cheapest known path to `to`, after reading the commits that the catalog lacks for there to be one. It
+  /// starts at `from` if possible; an anchor older than `from` is never taken. Returns nullopt when nothing leads
+  /// there.
   std::optional<CatchUpPath> path(std::optional<std::uint64_t> from, std::uint64_t to);
 
   /// The version whose digest is `digest`: looked for at `hint` and after it, at `head`, at 0, then from the head

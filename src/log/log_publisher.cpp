@@ -22,9 +22,11 @@
 namespace sparsecast {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
 
 StateDigest base_digest(const TensorTable& table, const Detector& detector, int threads) {
   std::vector<ConstHostTensor> tensors;
@@ -41,7 +43,7 @@ LogTrust of_any_age(LogTrust trust) {
 }  // namespace
 
 struct LogPublisher::State {
-  enum class Phase {
+  enum class AttemptPhase {
     kIdle,       ///< Nothing is under way; the last publication, if any, is durable and the Publisher knows it.
     kUploading,  ///< The uploader has it.
     kDurable,    ///< It is in the log, and the Publisher does not know yet.
@@ -64,37 +66,37 @@ struct LogPublisher::State {
   // The caller's thread.
   void begin(std::unique_ptr<Detector> detector, const EncodeOptions& encode);
   void start_upload();
-  /// Until the attempt has ended, or `until`; then the Publisher is told, or the error thrown.
-  void finish_attempt(Clock::time_point until);
-  /// The publication before is durable when this returns.
-  void settle(Clock::time_point until);
+  /// Waits until the attempt has ended, or until `until`; then informs the Publisher, or throws the error.
+  void finish_attempt(steady_clock::time_point until);
+  /// Waits until the previous publication is durable.
+  void settle(steady_clock::time_point until);
   Error not_durable(const std::string& what) const;
 
   // The uploader's.
   void run_uploader();
   void attempt();
 
-  /// Both threads; they share the ownership of `self`.
+  /// Starts both threads, which share the ownership of `self`.
   static void start_threads(const std::shared_ptr<State>& self);
   /// Waits for them until then; those that are still at work are left to end by themselves.
-  void end_threads(Clock::time_point until);
+  void end_threads(steady_clock::time_point until);
 
   const std::shared_ptr<ObjectStore> store;
   const std::shared_ptr<const TensorTable> table;
   const LogPublisherOptions options;
   LogReader reader;
-  LogWriter writer;  ///< Of the uploader, once it runs.
+  LogWriter writer;  ///< Used by the upload thread alone once it runs.
   std::shared_ptr<LogMaintenance> maintenance;
 
-  std::unique_ptr<Publisher> publisher;  ///< Of the caller's thread.
+  std::unique_ptr<Publisher> publisher;  ///< Used by the caller's thread alone.
   std::optional<Publication> last;
   std::optional<Error> fenced;
   std::thread uploader;
   std::thread maintainer;
 
-  std::mutex mutex;  ///< Of what follows.
+  std::mutex mutex;  ///< Guards the members below.
   std::condition_variable changed;
-  Phase phase = Phase::kIdle;
+  AttemptPhase phase = AttemptPhase::kIdle;
   bool stop = false;
   bool uploader_gone = false;
   bool maintainer_gone = false;
@@ -126,22 +128,22 @@ Error LogPublisher::State::not_durable(const std::string& what) const {
 void LogPublisher::State::start_upload() {
   const std::lock_guard lock(mutex);
   error.reset();
-  phase = Phase::kUploading;
+  phase = AttemptPhase::kUploading;
   changed.notify_all();
 }
 
-void LogPublisher::State::finish_attempt(Clock::time_point until) {
+void LogPublisher::State::finish_attempt(steady_clock::time_point until) {
   std::unique_lock lock(mutex);
-  if (!changed.wait_until(lock, until, [&] { return phase != Phase::kUploading; })) {
+  if (!changed.wait_until(lock, until, [&] { return phase != AttemptPhase::kUploading; })) {
     throw not_durable("the store has not answered in time");
   }
-  if (phase == Phase::kUnsettled) {
+  if (phase == AttemptPhase::kUnsettled) {
     told = true;
     if (error->code() == ErrorCode::kFenced) fenced = error;
     throw *error;
   }
-  if (phase == Phase::kIdle) return;
-  phase = Phase::kIdle;
+  if (phase == AttemptPhase::kIdle) return;
+  phase = AttemptPhase::kIdle;
   last = Publication{durable, encode_seconds, upload_seconds};
   const std::uint64_t version = durable.version;
   lock.unlock();
@@ -149,12 +151,12 @@ void LogPublisher::State::finish_attempt(Clock::time_point until) {
   if (maintenance) maintenance->request();
 }
 
-void LogPublisher::State::settle(Clock::time_point until) {
+void LogPublisher::State::settle(steady_clock::time_point until) {
   if (fenced) throw *fenced;
   bool again = false;
   {
     const std::lock_guard lock(mutex);
-    again = phase == Phase::kUnsettled;
+    again = phase == AttemptPhase::kUnsettled;
   }
   if (again) start_upload();
   try {
@@ -164,7 +166,7 @@ void LogPublisher::State::settle(Clock::time_point until) {
     if (again || fenced) throw;
     {
       const std::lock_guard lock(mutex);
-      if (phase != Phase::kUnsettled) throw;
+      if (phase != AttemptPhase::kUnsettled) throw;
     }
     start_upload();
     finish_attempt(until);
@@ -175,8 +177,8 @@ void LogPublisher::State::run_uploader() {
   std::unique_lock lock(mutex);
   for (;;) {
     // Woken by start_upload() or the destructor.
-    changed.wait(lock, [&] { return stop || phase == Phase::kUploading; });
-    if (phase != Phase::kUploading) return;
+    changed.wait(lock, [&] { return stop || phase == AttemptPhase::kUploading; });
+    if (phase != AttemptPhase::kUploading) return;
     lock.unlock();
     attempt();
     lock.lock();
@@ -185,7 +187,7 @@ void LogPublisher::State::run_uploader() {
 }
 
 void LogPublisher::State::attempt() {
-  const Clock::time_point start = Clock::now();
+  const steady_clock::time_point start = steady_clock::now();
   std::optional<LogCommit> commit;
   std::optional<Error> failure;
   try {
@@ -200,7 +202,7 @@ void LogPublisher::State::attempt() {
   if (commit) durable = *commit;
   error = std::move(failure);
   told = false;
-  phase = commit ? Phase::kDurable : Phase::kUnsettled;
+  phase = commit ? AttemptPhase::kDurable : AttemptPhase::kUnsettled;
   changed.notify_all();
 }
 
@@ -221,12 +223,12 @@ void LogPublisher::State::start_threads(const std::shared_ptr<State>& self) {
       leave(*self, &State::maintainer_gone);
     });
   } catch (...) {
-    self->end_threads(Clock::now() + self->options.deadline);
+    self->end_threads(steady_clock::now() + self->options.deadline);
     throw;
   }
 }
 
-void LogPublisher::State::end_threads(Clock::time_point until) {
+void LogPublisher::State::end_threads(steady_clock::time_point until) {
   if (maintenance) maintenance->stop();
   {
     std::unique_lock lock(mutex);
@@ -256,12 +258,12 @@ LogPublisher::LogPublisher(std::shared_ptr<ObjectStore> store, FileSystem& fs, L
   if (state_->maintenance) state_->maintenance->request();
 }
 
-LogPublisher::~LogPublisher() { state_->end_threads(Clock::now() + state_->options.deadline); }
+LogPublisher::~LogPublisher() { state_->end_threads(steady_clock::now() + state_->options.deadline); }
 
 std::uint64_t LogPublisher::publish(const std::string& label) {
   State& state = *state_;
-  state.settle(Clock::now() + state.options.deadline);
-  const Clock::time_point start = Clock::now();
+  state.settle(steady_clock::now() + state.options.deadline);
+  const steady_clock::time_point start = steady_clock::now();
   const Delta& delta = state.publisher->publish();
   {
     const std::lock_guard lock(state.mutex);
@@ -275,12 +277,12 @@ std::uint64_t LogPublisher::publish(const std::string& label) {
 
 Publication LogPublisher::wait(std::chrono::milliseconds timeout) {
   State& state = *state_;
-  const Clock::time_point until = Clock::now() + timeout;
+  const steady_clock::time_point until = steady_clock::now() + timeout;
   if (state.fenced) throw *state.fenced;
   bool again = false;
   {
     const std::lock_guard lock(state.mutex);
-    again = state.phase == State::Phase::kUnsettled && state.told;
+    again = state.phase == State::AttemptPhase::kUnsettled && state.told;
   }
   if (again) state.start_upload();
   state.finish_attempt(until);
@@ -289,7 +291,7 @@ Publication LogPublisher::wait(std::chrono::milliseconds timeout) {
 }
 
 bool LogPublisher::wait_maintenance(std::chrono::milliseconds timeout) {
-  return !state_->maintenance || state_->maintenance->wait(Clock::now() + timeout);
+  return !state_->maintenance || state_->maintenance->wait(steady_clock::now() + timeout);
 }
 
 std::optional<Error> LogPublisher::maintenance_error() const {
@@ -303,7 +305,7 @@ LogCommit LogPublisher::head() const {
 
 bool LogPublisher::in_flight() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->phase == State::Phase::kUploading;
+  return state_->phase == State::AttemptPhase::kUploading;
 }
 
 }  // namespace sparsecast

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 
-#include "log/commit_chain.hpp"
 #include "log/log_keys.hpp"
 #include "log/records.hpp"
-#include "log/store_errors.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
@@ -134,7 +132,8 @@ std::optional<std::uint64_t> LogReader::State::starting_point() {
   return *std::max_element(versions.begin(), versions.end());
 }
 
-/// Commits are never removed, so what is there is there without gaps.
+/// Returns the highest version whose commit exists, at or above `version`. Commits are never removed, so there are no
+/// gaps.
 std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   std::uint64_t step = 1;
   while (has_commit(version + step)) {
@@ -149,7 +148,7 @@ std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   return version;
 }
 
-/// After a leap over versions that were not read: what was seen last has to be there still.
+/// Checks, after a leap over versions that were not read, that the newest commit seen before is still there.
 void LogReader::State::require_same_history(const LogCommit& head) {
   if (!newest || head.version <= newest->version + 1) return;
   const std::optional<LogCommit> seen = load(newest->version);
@@ -211,6 +210,49 @@ std::optional<LogCatalog> LogReader::State::read_catalog() {
   vouched.clear();
   for (const AnchorRef& anchor : catalog.anchors) vouched.insert(anchor.record_hash);
   return catalog;
+}
+
+namespace {
+
+void require_epoch(const LogCommit& before, const LogCommit& next, const std::string& name) {
+  if (next.epoch < before.epoch) {
+    throw Error(ErrorCode::kRolledBack,
+                fmt::format("its epoch is {}, and that of the version before is {}", next.epoch, before.epoch), name);
+  }
+  if (next.kind == CommitKind::kTakeover) {
+    if (next.epoch != before.epoch + 1) {
+      throw Error(ErrorCode::kMixed, fmt::format("a takeover begins epoch {}, not {}", before.epoch + 1, next.epoch),
+                  name);
+    }
+  } else if (next.epoch != before.epoch || !(next.publisher == before.publisher)) {
+    throw Error(ErrorCode::kMixed, "another publisher than that of the version before, without a takeover", name);
+  }
+}
+
+void require_keys(const LogCommit& before, const LogCommit& next, const std::string& name) {
+  const bool changes = next.kind == CommitKind::kKeys;
+  if (changes ? next.keys_version != next.version
+              : next.keys_version != before.keys_version || next.keys != before.keys) {
+    throw Error(ErrorCode::kMixed, "its keys are not those of the version before, and it is not their change", name);
+  }
+}
+
+}  // namespace
+
+void require_follows(const LogCommit& before, const LogCommit& next, const std::string& name) {
+  const auto mixed = [&](const std::string& what) { throw Error(ErrorCode::kMixed, what, name); };
+  if (!(next.stream == before.stream)) {
+    throw Error(ErrorCode::kReplayed, "it is of another stream than the version before", name);
+  }
+  if (next.version != before.version + 1 || next.kind == CommitKind::kGenesis) {
+    mixed(fmt::format("it does not follow version {}", before.version));
+  }
+  if (next.previous != before.record_hash) mixed("it names another predecessor than the one that is there");
+  require_epoch(before, next, name);
+  if (!(next.table_hash == before.table_hash)) mixed("it has another tensor table than the version before");
+  if (!(next.base_digest == before.digest)) mixed("its base digest is not the digest of the version before");
+  if (next.kind != CommitKind::kDelta && !(next.digest == before.digest)) mixed("an empty delta changes the digest");
+  require_keys(before, next, name);
 }
 
 }  // namespace sparsecast

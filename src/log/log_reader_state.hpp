@@ -11,21 +11,25 @@
 
 namespace sparsecast {
 
-/// What a reader knows, and how it comes to know more. Every member but `store` and `trust` under `mutex`, which is
-/// held while records (not deltas or anchors) are read.
+/// Checks that `next` is a valid successor of `before`: hash of the predecessor, version, stream, table, base digest,
+/// epoch and publisher, keys. Throws Error{kMixed | kReplayed | kRolledBack} that names `name`, the place of `next`.
+void require_follows(const LogCommit& before, const LogCommit& next, const std::string& name);
+
+/// Knowledge of a reader about its log, and the functions that extend it. `mutex` guards every member but `store` and
+/// `trust`; it is held while records (not deltas or anchors) are read.
 struct LogReader::State {
   State(std::shared_ptr<ObjectStore> object_store, LogTrust whom);
 
   std::string name_of(const std::string& key) const;
   bool has_commit(std::uint64_t version);
 
-  /// The commit as it lies there: form and place checked, nothing else.
+  /// Reads a commit and checks its form and its place, nothing else.
   std::optional<LogCommit> load(std::uint64_t version);
   /// Checks the commit against all that is known and believes it, or throws.
   void accept(const LogCommit& commit);
   void remember(const LogCommit& seen);
 
-  /// Without regard to its age.
+  /// Returns the head, however old it is.
   std::optional<LogCommit> find_head();
   std::optional<LogCommit> read_commit(std::uint64_t version);
   std::optional<LogCatalog> read_catalog();

@@ -5,9 +5,9 @@
 #include <map>
 
 #include "checkpoint/checkpoint_store.hpp"
-#include "log/commit_chain.hpp"
 #include "log/log_keys.hpp"
 #include "log/log_leases.hpp"
+#include "log/log_reader_state.hpp"
 #include "log/records.hpp"
 #include "sparsecast/error.hpp"
 

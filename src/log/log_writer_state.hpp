@@ -7,10 +7,37 @@
 #include <string>
 #include <vector>
 
-#include "log/delta_source.hpp"
+#include "sparsecast/content_hash.hpp"
+#include "sparsecast/delta.hpp"
 #include "sparsecast/delta_log.hpp"
 
 namespace sparsecast {
+
+/// Bytes of a delta file, independent of where its records are in memory. Refers to the delta that it was made from.
+class DeltaSource {
+ public:
+  explicit DeltaSource(const DeltaFile& file);
+  DeltaSource(const Delta& delta, const TensorTable& table);
+  /// Creates the delta without changes from `base_version` to the next version.
+  static DeltaSource unchanged(const StreamId& stream, const TensorTable& table, std::uint64_t base_version,
+                               const StateDigest& digest);
+
+  const DeltaHeader& header() const noexcept { return header_; }
+  const CommitRecord& result() const noexcept { return result_; }
+  std::uint64_t bytes() const noexcept;
+  ContentHash hash() const;
+  /// Calls `take` for each piece, in order.
+  void for_each(const std::function<void(ConstBytes piece)>& take) const;
+
+ private:
+  DeltaSource() = default;
+
+  DeltaHeader header_;
+  CommitRecord result_;
+  std::vector<Bytes> owned_;  ///< Memory that some of `pieces_` refer to.
+  std::vector<ConstBytes> pieces_;
+  const DeltaFile* file_ = nullptr;  ///< Pages of its frames, pieces 1 to frames(), are let go after use.
+};
 
 /// The writing half's state (docs/delta-log.md, "Publishing"):
 ///
@@ -26,7 +53,7 @@ struct LogWriter::State {
 
   State(LogReader& log, LogWriterOptions with);
 
-  // Commits (log_writer.cpp, commit_attempt.cpp).
+  // Commits (log_writer.cpp, commit_writer.cpp).
   void require_leading() const;
   /// The fields that any commit after `before` has.
   LogCommit successor(const LogCommit& before, CommitKind kind, const std::string& label) const;
@@ -34,26 +61,28 @@ struct LogWriter::State {
   void put_delta(const DeltaSource& delta, LogCommit& commit);
   /// Begins the attempt and settles it.
   LogCommit attempt_commit(LogCommit commit);
-  /// Tries the record of `attempt` (again); returns it when it is in the log. Error{kFenced} when another is.
+  /// Tries to put the record of `attempt` into the log (again); returns the commit when it is there. Throws
+  /// Error{kFenced} when another record is in its place.
   LogCommit settle();
   LogCommit publish(const DeltaSource& delta, const std::string& label);
   /// A commit with an empty delta, after `before`.
   LogCommit commit_unchanged(const LogCommit& before, LogCommit commit);
 
   // Catalog (catalog_update.cpp).
-  using Change = std::function<void(LogCatalog& catalog)>;
+  using CatalogChange = std::function<void(LogCatalog& catalog)>;
   /// Reads, changes, replaces. Throws what the store throws.
-  void update_catalog(const Change& change);
-  /// The same after a commit: what cannot be written costs readers time and nothing else.
+  void update_catalog(const CatalogChange& change);
+  /// Enters a commit into the catalog. A failure to write it is not an error: it costs readers time and nothing else.
   void enter_commit(const LogCommit& commit);
-  /// The catalog as it is, or where it is unusable what can be found out without it.
+  /// Returns the catalog, or one rebuilt from the other objects of the log when it is unusable.
   LogCatalog catalog_or_rebuilt();
-  /// Anchors whose records are in the store and are good, whether the catalog knows them or not.
+  /// Returns the anchors with valid records in the store, whether the catalog knows them or not.
   std::vector<AnchorRef> stored_anchors();
   void write_catalog(LogCatalog& catalog);
   void write_floor(std::uint64_t version, const StreamId& stream);
   // Maintenance (anchors.cpp, compaction.cpp, gc.cpp).
-  using MergedDeltas = std::map<std::pair<std::uint64_t, std::uint64_t>, DeltaRef>;  ///< By from and to.
+  /// Key: base version and target version.
+  using MergedDeltas = std::map<std::pair<std::uint64_t, std::uint64_t>, DeltaRef>;
   double replay_seconds(const LogCatalog& catalog, std::uint64_t from, std::uint64_t to);
   std::vector<DeltaRef> parts_of(std::uint64_t from, std::uint64_t to, std::uint32_t step, const MergedDeltas& merged);
   std::optional<DeltaRef> merge_span(const std::vector<DeltaRef>& parts, FileSystem& fs, const std::string& scratch);
@@ -62,7 +91,7 @@ struct LogWriter::State {
   /// Records that this writer signs have to be believed by readers.
   void require_trusted_key(const LogCommit& head) const;
 
-  /// The head, for maintenance: of any age. Error{kUsage} when there is no log.
+  /// Returns the head, however old it is, for maintenance. Throws Error{kUsage} when there is no log.
   LogCommit current_head();
   LogCommit existing_commit(std::uint64_t version);
   ObjectStore& store() { return reader.store(); }

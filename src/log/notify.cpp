@@ -21,7 +21,7 @@ extern char** environ;
 namespace sparsecast {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kSlice{10};
 constexpr std::chrono::milliseconds kGrace{2'000};  ///< Between SIGTERM and SIGKILL.
@@ -34,7 +34,7 @@ nlohmann::json parse_object(const std::string& text) {
   return json;
 }
 
-/// posix_spawn's attributes and file actions, which must be destroyed.
+/// Attributes and file actions of posix_spawn, which must be destroyed.
 class SpawnSettings {
  public:
   SpawnSettings() {  // NOLINT(cppcoreguidelines-pro-type-member-init): by their own functions.
@@ -81,8 +81,8 @@ std::vector<std::string> environment_with(const std::vector<std::string>& added)
   return all;
 }
 
-/// The wait status, or nothing until `deadline`, or when `stopped`.
-std::optional<int> wait_for(pid_t child, Clock::time_point deadline, const std::function<bool()>& stopped) {
+/// Waits for the child. Returns its wait status, or nothing at `deadline` or when `stopped` returns true.
+std::optional<int> wait_for(pid_t child, steady_clock::time_point deadline, const std::function<bool()>& stopped) {
   while (true) {
     int status = 0;
     const pid_t ended = ::waitpid(child, &status, WNOHANG);
@@ -90,14 +90,14 @@ std::optional<int> wait_for(pid_t child, Clock::time_point deadline, const std::
     if (ended < 0 && errno != EINTR) {
       throw Error(ErrorCode::kIo, fmt::format("waiting for the command failed: {}", std::strerror(errno)));
     }
-    if (Clock::now() >= deadline || (stopped && stopped())) return std::nullopt;
+    if (steady_clock::now() >= deadline || (stopped && stopped())) return std::nullopt;
     std::this_thread::sleep_for(kSlice);
   }
 }
 
 void end(pid_t child) {
   ::kill(-child, SIGTERM);
-  if (wait_for(child, Clock::now() + kGrace, nullptr)) {
+  if (wait_for(child, steady_clock::now() + kGrace, nullptr)) {
     ::kill(-child, SIGKILL);  // What it has started.
     return;
   }
@@ -120,7 +120,7 @@ void run_command(const FollowerNotification& notification, const std::vector<std
     throw Error(ErrorCode::kIo, fmt::format("the notification's command cannot be run: {}", std::strerror(error)),
                 program);
   }
-  const std::optional<int> status = wait_for(child, Clock::now() + notification.timeout, stopped);
+  const std::optional<int> status = wait_for(child, steady_clock::now() + notification.timeout, stopped);
   if (!status) {
     end(child);
     throw Error(ErrorCode::kTimeout,

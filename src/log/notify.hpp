@@ -16,7 +16,7 @@ void check_notification(const FollowerNotification& notification);
 void notify(const FollowerNotification& notification, const StreamId& stream, std::uint64_t version,
             const StateDigest& digest, const std::function<bool()>& stopped);
 
-/// Whether there is anything to do.
+/// Returns whether a command or a URL is configured.
 inline bool has_notification(const FollowerNotification& notification) {
   return !notification.command.empty() || !notification.url.empty();
 }

@@ -12,7 +12,7 @@ std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
   return a > std::numeric_limits<std::uint64_t>::max() - b ? std::numeric_limits<std::uint64_t>::max() : a + b;
 }
 
-/// The best way known to a version: through an edge, from an anchor, or neither (what is here already).
+/// Best known path to a version: through an edge, from an anchor, or neither (the version that is here already).
 struct Arrival {
   std::uint64_t cost = 0;
   std::uint64_t objects = 0;
@@ -20,7 +20,7 @@ struct Arrival {
   const DeltaRef* edge = nullptr;
   const AnchorRef* anchor = nullptr;
 
-  /// Equal costs: fewer objects, then what does not replace everything.
+  /// Prefers lower costs, then fewer objects, then deltas to an anchor, which replaces everything.
   friend bool operator<(const Arrival& a, const Arrival& b) {
     return std::make_tuple(a.cost, a.objects, a.anchor != nullptr) <
            std::make_tuple(b.cost, b.objects, b.anchor != nullptr);

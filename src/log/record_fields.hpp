@@ -14,7 +14,8 @@
 
 namespace sparsecast {
 
-inline constexpr std::uint64_t kMaxJsonInteger = std::uint64_t{1} << 53;  ///< What every JSON reader holds exactly.
+/// Largest integer that every JSON reader holds exactly.
+inline constexpr std::uint64_t kMaxJsonInteger = std::uint64_t{1} << 53;
 
 /// Reads the fields of one object of a record, each once; finish() refuses what was not asked for.
 class Fields {
@@ -26,7 +27,7 @@ class Fields {
     ++taken_;
     return *found;
   }
-  /// Only the canonical form of a value is accepted: hash_from_hex would take upper-case digits.
+  /// Accepts the canonical form of a value only: hash_from_hex would take upper-case digits.
   template <class Convert>
   auto convert(const char* key, std::size_t digits, Convert from_text) {
     const std::string& hex = text(key, digits);

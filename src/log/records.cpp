@@ -10,8 +10,6 @@
 namespace sparsecast {
 namespace {
 
-using Json = nlohmann::json;
-
 struct KindName {
   CommitKind kind;
   const char* name;
@@ -33,16 +31,16 @@ bool is_printable(const std::string& text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-Json refs_json(const std::vector<DeltaRef>& refs) {
-  Json list = Json::array();
+nlohmann::json refs_json(const std::vector<DeltaRef>& refs) {
+  nlohmann::json list = nlohmann::json::array();
   for (const DeltaRef& ref : refs) list.push_back({ref.from, ref.to, to_hex(ref.hash), ref.bytes});
   return list;
 }
 
-/// The elements of a list entry, by index, with the bounds that Fields has for names.
-class Entry {
+/// Elements of a list entry by index, checked against the same bounds as named fields.
+class CatalogEntry {
  public:
-  Entry(const Fields& fields, const Json& value, const char* list, std::size_t size)
+  CatalogEntry(const Fields& fields, const nlohmann::json& value, const char* list, std::size_t size)
       : fields_(fields), value_(value), list_(list) {
     if (!value.is_array() || value.size() != size) fields.refuse(list, fmt::format("entries have {} parts", size));
   }
@@ -67,14 +65,14 @@ class Entry {
 
  private:
   const Fields& fields_;
-  const Json& value_;
+  const nlohmann::json& value_;
   const char* list_;
 };
 
 std::vector<DeltaRef> refs_of(Fields& fields, const char* key) {
   std::vector<DeltaRef> refs;
-  for (const Json& value : fields.array(key, kMaxCatalogEntries)) {
-    const Entry entry(fields, value, key, 4);
+  for (const nlohmann::json& value : fields.array(key, kMaxCatalogEntries)) {
+    const CatalogEntry entry(fields, value, key, 4);
     refs.push_back({entry.integer(0, kMaxVersion), entry.integer(1, kMaxVersion), entry.hash(2), entry.integer(3)});
     if (refs.back().from >= refs.back().to) fields.refuse(key, "an entry leads nowhere");
     if (refs.size() > 1) {
@@ -87,7 +85,7 @@ std::vector<DeltaRef> refs_of(Fields& fields, const char* key) {
   return refs;
 }
 
-/// No separator, nothing hidden, nothing that a file system takes for something else.
+/// Returns whether the text is a plain file name: no separator, not hidden, nothing with a meaning to file systems.
 bool is_file_name(const std::string& text) {
   const auto good = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
@@ -119,25 +117,25 @@ Bytes pack(LogCommit& commit, const SigningKey* key) {
   if (commit.label.size() > kMaxLabelBytes || !is_printable(commit.label)) {
     throw Error(ErrorCode::kUsage, fmt::format("a label is at most {} bytes of printable ASCII", kMaxLabelBytes));
   }
-  Json keys = Json::array();
+  nlohmann::json keys = nlohmann::json::array();
   for (const PublicKey& trusted : commit.keys) keys.push_back(to_string(trusted));
-  Json fields = {{"kind", kKinds[static_cast<std::size_t>(commit.kind)].name},
-                 {"stream", to_hex(commit.stream)},
-                 {"version", commit.version},
-                 {"epoch", commit.epoch},
-                 {"publisher", to_hex(commit.publisher)},
-                 {"previous", to_hex(commit.previous)},
-                 {"table", to_hex(commit.table_hash)},
-                 {"base_digest", to_hex(commit.base_digest.value)},
-                 {"digest", to_hex(commit.digest.value)},
-                 {"delta", to_hex(commit.delta)},
-                 {"delta_bytes", commit.delta_bytes},
-                 {"changed", commit.changed},
-                 {"elements", commit.elements},
-                 {"time", static_cast<std::uint64_t>(commit.time.count())},
-                 {"label", commit.label},
-                 {"keys", std::move(keys)},
-                 {"keys_version", commit.keys_version}};
+  nlohmann::json fields = {{"kind", kKinds[static_cast<std::size_t>(commit.kind)].name},
+                           {"stream", to_hex(commit.stream)},
+                           {"version", commit.version},
+                           {"epoch", commit.epoch},
+                           {"publisher", to_hex(commit.publisher)},
+                           {"previous", to_hex(commit.previous)},
+                           {"table", to_hex(commit.table_hash)},
+                           {"base_digest", to_hex(commit.base_digest.value)},
+                           {"digest", to_hex(commit.digest.value)},
+                           {"delta", to_hex(commit.delta)},
+                           {"delta_bytes", commit.delta_bytes},
+                           {"changed", commit.changed},
+                           {"elements", commit.elements},
+                           {"time", static_cast<std::uint64_t>(commit.time.count())},
+                           {"label", commit.label},
+                           {"keys", std::move(keys)},
+                           {"keys_version", commit.keys_version}};
   commit.signer = signer_of(key);
   return make_record("commit", std::move(fields), key, &commit.record_hash);
 }
@@ -162,7 +160,8 @@ LogCommit parse_log_commit(ConstBytes record, const std::string& name) {
   commit.time = std::chrono::milliseconds(fields.integer("time"));
   commit.label = fields.text("label", kMaxLabelBytes);
   if (!is_printable(commit.label)) fields.refuse("label", "is not printable ASCII");
-  for (const Json& key : fields.array("keys", kMaxKeys)) commit.keys.push_back(fields.public_key(key, "keys"));
+  for (const nlohmann::json& key : fields.array("keys", kMaxKeys))
+    commit.keys.push_back(fields.public_key(key, "keys"));
   commit.keys_version = fields.integer("keys_version", kMaxVersion);
   fields.finish();
   commit.signer = opened.signer;
@@ -177,13 +176,13 @@ LogCommit parse_log_commit(ConstBytes record, const std::string& name) {
 }
 
 Bytes pack(LogCatalog& catalog, const SigningKey* key) {
-  Json anchors = Json::array();
+  nlohmann::json anchors = nlohmann::json::array();
   for (const AnchorRef& ref : catalog.anchors) anchors.push_back({ref.version, to_hex(ref.record_hash), ref.bytes});
-  Json fields = {{"stream", to_hex(catalog.stream)},
-                 {"head", catalog.head},
-                 {"deltas", refs_json(catalog.deltas)},
-                 {"merged", refs_json(catalog.merged)},
-                 {"anchors", std::move(anchors)}};
+  nlohmann::json fields = {{"stream", to_hex(catalog.stream)},
+                           {"head", catalog.head},
+                           {"deltas", refs_json(catalog.deltas)},
+                           {"merged", refs_json(catalog.merged)},
+                           {"anchors", std::move(anchors)}};
   catalog.signer = signer_of(key);
   return make_record("catalog", std::move(fields), key);
 }
@@ -196,8 +195,8 @@ LogCatalog parse_log_catalog(ConstBytes record, const std::string& name) {
   catalog.head = fields.integer("head", kMaxVersion);
   catalog.deltas = refs_of(fields, "deltas");
   catalog.merged = refs_of(fields, "merged");
-  for (const Json& value : fields.array("anchors", kMaxCatalogEntries)) {
-    const Entry entry(fields, value, "anchors", 3);
+  for (const nlohmann::json& value : fields.array("anchors", kMaxCatalogEntries)) {
+    const CatalogEntry entry(fields, value, "anchors", 3);
     catalog.anchors.push_back({entry.integer(0, kMaxVersion), entry.hash(1), entry.integer(2)});
   }
   fields.finish();
@@ -206,11 +205,11 @@ LogCatalog parse_log_catalog(ConstBytes record, const std::string& name) {
 }
 
 Bytes pack(LogAnchor& anchor, const SigningKey* key) {
-  Json files = Json::array();
+  nlohmann::json files = nlohmann::json::array();
   for (const LogAnchor::FileEntry& file : anchor.files) files.push_back({file.name, file.bytes, to_hex(file.hash)});
-  Json fields = {{"stream", to_hex(anchor.stream)},       {"version", anchor.version},
-                 {"commit", to_hex(anchor.commit)},       {"table", to_hex(anchor.table_hash)},
-                 {"digest", to_hex(anchor.digest.value)}, {"files", std::move(files)}};
+  nlohmann::json fields = {{"stream", to_hex(anchor.stream)},       {"version", anchor.version},
+                           {"commit", to_hex(anchor.commit)},       {"table", to_hex(anchor.table_hash)},
+                           {"digest", to_hex(anchor.digest.value)}, {"files", std::move(files)}};
   anchor.signer = signer_of(key);
   return make_record("anchor", std::move(fields), key, &anchor.record_hash);
 }
@@ -224,8 +223,8 @@ LogAnchor parse_log_anchor(ConstBytes record, const std::string& name) {
   anchor.commit = fields.content_hash("commit");
   anchor.table_hash = fields.hash128("table");
   anchor.digest.value = fields.hash128("digest");
-  for (const Json& value : fields.array("files", kMaxAnchorFiles)) {
-    const Entry entry(fields, value, "files", 3);
+  for (const nlohmann::json& value : fields.array("files", kMaxAnchorFiles)) {
+    const CatalogEntry entry(fields, value, "files", 3);
     anchor.files.push_back({entry.text(0), entry.integer(1), entry.hash(2)});
     if (!is_file_name(anchor.files.back().name)) fields.refuse("files", "an entry has no plain file name");
     if (anchor.files.size() > 1 && anchor.files[anchor.files.size() - 2].name >= anchor.files.back().name) {

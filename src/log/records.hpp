@@ -15,12 +15,12 @@ inline constexpr const char* kCatalogKey = "catalog";
 inline constexpr const char* kFloorKey = "floor";
 inline constexpr std::size_t kMaxLabelBytes = 256;
 inline constexpr std::size_t kMaxKeys = 64;
-inline constexpr std::size_t kMaxCatalogEntries = 4096;  ///< Of each list.
+inline constexpr std::size_t kMaxCatalogEntries = 4096;  ///< Most entries of each list in a catalog.
 inline constexpr std::size_t kMaxAnchorFiles = 65536;
-/// Versions stay below, so that sums of them never overflow.
+/// Bound on versions, so that sums of them never overflow.
 inline constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 53;
 
-/// Each sets record_hash (where there is one) and signer of what it is given.
+/// Encode a record, and set record_hash (where there is one) and signer of the argument.
 Bytes pack(LogCommit& commit, const SigningKey* key);
 Bytes pack(LogCatalog& catalog, const SigningKey* key);
 Bytes pack(LogAnchor& anchor, const SigningKey* key);

@@ -13,7 +13,7 @@ bool is_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Sorts objects into kept and doomed.
+/// Divides objects into kept ones and ones to remove.
 class Planner {
  public:
   Planner(const RetentionView& view, const std::function<ContentHash(std::uint64_t version)>& delta_of)

@@ -10,18 +10,18 @@
 
 namespace sparsecast {
 
-/// Whether a key is that of a file which AtomicFile has not renamed (yet): "NAME.tmp.DIGITS.DIGITS".
+/// Returns whether a key names a file that AtomicFile has not renamed (yet): "NAME.tmp.DIGITS.DIGITS".
 bool is_temporary_key(const std::string& key);
 
-/// When a lease ends to count: as it says, but never longer than the policy allows from its renewal, by whichever
-/// clock.
+/// Returns the time at which a lease expires: the time it states, but never later than the policy allows after its
+/// renewal, by either clock.
 std::chrono::milliseconds end_of(const StoredLease& stored, const RetentionPolicy& policy);
 
-/// The live lease that needs the oldest version; null when there is none.
+/// Returns the live lease that needs the oldest version, or null when there is none.
 const StoredLease* most_demanding(const std::vector<StoredLease>& leases, const StreamId& stream,
                                   std::chrono::milliseconds now, const RetentionPolicy& policy);
 
-/// Everything that decides what is kept.
+/// Facts that decide which objects are kept.
 struct RetentionView {
   StreamId stream;
   std::uint64_t floor = 0;
@@ -32,14 +32,14 @@ struct RetentionView {
   std::vector<AnchorRef> anchors;  ///< Whose records are there and good.
 };
 
-/// What garbage collection makes of the objects that a listing shows.
+/// Decision of garbage collection about the objects of a listing.
 struct RetentionPlan {
   std::vector<StoredObject> doomed;  ///< In the order of removal: an anchor's record before its files.
-  std::uint64_t kept_bytes = 0;      ///< Of deltas, merged deltas and anchors.
+  std::uint64_t kept_bytes = 0;      ///< Bytes of the deltas, merged deltas and anchors that are kept.
 };
 
-/// `delta_of` gives the content hash that the commit of a version names; it is asked only where several objects claim
-/// one version.
+/// Decides which objects to remove. `delta_of` returns the content hash that the commit of a version names; it is
+/// called only where several objects claim one version.
 RetentionPlan plan_removal(const std::vector<StoredObject>& objects, const std::vector<StoredLease>& leases,
                            const RetentionView& view,
                            const std::function<ContentHash(std::uint64_t version)>& delta_of);

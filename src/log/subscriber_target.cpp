@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-#include "core/file_tree.hpp"
 #include "checkpoint/checkpoint_store.hpp"
 #include "checkpoint/table_difference.hpp"
+#include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
@@ -127,7 +127,8 @@ class SubscriberTarget : public FollowerTarget {
     }
   }
 
-  /// What has been overwritten in part is no version: the audit finds that, and marks the subscriber.
+  /// Audits the tensors after a failed load; tensors that were overwritten in part belong to no version, so the audit
+  /// marks the subscriber as dirty.
   void mark_if_changed() {
     try {
       subscriber_.audit();

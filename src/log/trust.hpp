@@ -10,13 +10,14 @@
 
 namespace sparsecast {
 
-/// Which keys were in force when, as far as a reader with pinned keys knows (docs/delta-log.md, "Trust"):
+/// Keys in force at each version, as far as a reader with pinned keys knows (docs/delta-log.md, "Trust"):
 ///
-///     nothing believed --a commit signed by a pinned key, or from which changes of keys lead back to one, if these
-///     keys
-///                        are also those that an earlier life has seen--> believed
-///     believed, newer commit --changes of keys lead back to what is believed--> believed
-///     believed, older commit --changes of keys, read backwards, say who could sign it--> believed
+///     nothing believed --commit signed by a pinned key (1)--> believed
+///     believed, newer commit --changes of keys lead back to a believed commit--> believed
+///     believed, older commit --changes of keys, read backwards, name the keys of its time--> believed
+///
+/// (1) Or a commit from which changes of keys lead back to a pinned key. If an earlier process has seen commits of this
+/// log (remember()), the keys must also agree with those.
 ///
 /// A change of keys is signed by a key of both the old and the new set, so that both ends of a period verify it. Reads
 /// two commits a change, and not more than kMaxChanges of them.
@@ -29,12 +30,14 @@ class TrustedKeys {
   explicit TrustedKeys(std::vector<PublicKey> pinned);
 
   bool required() const noexcept { return !pinned_.empty(); }
-  /// What an earlier life has seen. It may have had other pinned keys, or none: nothing is believed because of it, but
-  /// nothing that contradicts it either.
+  /// Restores the newest commit that an earlier process has seen. That process may have had other pinned keys, or none:
+  /// the commit makes nothing trusted, but nothing that contradicts it is believed either.
   void remember(const LogCommit& commit);
-  /// Believes the commit or throws Error{kUnsigned | kForeignKey | kMixed} in the name of `name`.
+  /// Verifies the commit against the keys in force and learns its keys. Throws Error{kUnsigned | kForeignKey | kMixed}
+  /// that names `name`.
   void believe(const LogCommit& commit, const std::string& name, const ReadCommit& read);
-  /// For records that are not commits: the signer's key is in force at the newest commit that was believed.
+  /// Checks the signer of a record that is not a commit: its key must be in force at the newest commit that was
+  /// believed.
   void require_current(const std::optional<PublicKey>& signer, const std::string& name) const;
 
  private:
@@ -49,7 +52,7 @@ class TrustedKeys {
   void believe_newer(const LogCommit& commit, const std::string& name, const ReadCommit& read);
   void believe_older(const LogCommit& commit, const std::string& name, const ReadCommit& read);
   void begin(std::vector<Period> periods, const LogCommit& commit, const std::string& name, const ReadCommit& read);
-  /// The keys in force at that version, for which changes of keys are read backwards as far as needed.
+  /// Returns the keys in force at that version; reads changes of keys backwards as far as needed.
   const Period& period_at(std::uint64_t version, const LogCommit& asker, const std::string& name,
                           const ReadCommit& read);
   LogCommit read_change(const Period& period, const std::string& name, const ReadCommit& read) const;

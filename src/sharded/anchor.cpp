@@ -11,16 +11,16 @@
 #include <numeric>
 
 #include "codec/frame_reader.hpp"
-#include "sharded/routes.hpp"
+#include "sharded/route_endpoints.hpp"
 #include "sync/encoder.hpp"
 
 namespace sparsecast {
 namespace {
 
-/// Says of every element that it has changed.
-class WholeTensors final : public Detector {
+/// Detector that reports every element as changed.
+class WholeTensorDetector final : public Detector {
  public:
-  WholeTensors(const TensorTable& table, RegionReader& reader) : table_(table), reader_(reader) {}
+  WholeTensorDetector(const TensorTable& table, RegionReader& reader) : table_(table), reader_(reader) {}
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     std::iota(workspace.positions, workspace.positions + count, 0U);
@@ -43,7 +43,7 @@ class WholeTensors final : public Detector {
 /// One route of an anchor on its way into the places of this rank, of which there may be none.
 class RouteWriter {
  public:
-  /// `memory` is null where the rank receives nothing.
+  /// Creates the writer of a route; `memory` is null on a rank that receives nothing.
   RouteWriter(const FanoutPlan& plan, std::uint32_t route, int rank, ShardMemory* memory) {
     if (memory == nullptr) return;
     const std::vector<Destination> destinations = own_destinations(plan.routes()[route], rank);
@@ -53,7 +53,7 @@ class RouteWriter {
     }
   }
 
-  /// False behind the last record.
+  /// Takes the next record. Returns false after the last one.
   bool take(ConstBytes record, std::uint64_t version) {
     const RecordPrefix prefix = peek_record(record);
     if (places_.empty()) return prefix.kind != RecordKind::kCommit;
@@ -95,7 +95,7 @@ class RouteWriter {
   }
 
   TensorTable table_;
-  std::vector<std::unique_ptr<RegionWriter>> places_;  ///< By destination.
+  std::vector<std::unique_ptr<RegionWriter>> places_;  ///< One writer per destination of this rank.
   DeltaHeader header_;
   std::uint32_t frames_ = 0;
   std::uint64_t changed_ = 0;
@@ -109,7 +109,7 @@ void make_records(const TensorTable& table, RegionReader& held, std::uint64_t ve
   encode.values = ValueCodec::kRaw;
   encode.positions = PositionMode::kAuto;
   encode.threads = 1;  // A section at a time: it is as large as its elements.
-  WholeTensors detector(table, held);
+  WholeTensorDetector detector(table, held);
   DeltaHeader header = make_header(table, encode, {}, version, version, {});
   deliver(pack_header(header));
   const EncodedFrames encoded = encode_frames(table, detector, header, encode, false, false, deliver);
@@ -118,8 +118,8 @@ void make_records(const TensorTable& table, RegionReader& held, std::uint64_t ve
 
 }  // namespace
 
-void exchange_anchor(Wire& wire, const AnchorRoles& roles, std::uint64_t version, const EncodeOptions& options,
-                     Deadline deadline) {
+void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
+                     const EncodeOptions& options, Deadline deadline) {
   const FanoutPlan& plan = wire.plan();
   for (const Transfer* const transfer : wire.transfers()) {
     for (const std::uint32_t route : transfer->routes) {
@@ -127,7 +127,8 @@ void exchange_anchor(Wire& wire, const AnchorRoles& roles, std::uint64_t version
       if (wire.is_source(*transfer)) {
         std::vector<ShardBuffer> scratch;
         const TensorTable table = plan.route_table(route);
-        const auto reader = roles.sends->memory().make_reader(table, roles.sends->held_for_anchor(plan, route, scratch));
+        const auto reader =
+            roles.sends->memory().make_reader(table, roles.sends->held_for_anchor(plan, route, scratch));
         make_records(table, *reader, version, options, [&](Bytes&& record) {
           writer.take(record, version);
           std::vector<Bytes> records;

@@ -8,15 +8,15 @@
 
 namespace sparsecast {
 
-/// What a rank does in it; both, one, or none, where it is an idle member of a group.
+/// Roles of a rank in the exchange of an anchor: it may send, receive, both, or neither (an idle member of a group).
 struct AnchorRoles {
   ShardSnapshot* sends = nullptr;   ///< The committed version.
   ShardMemory* receives = nullptr;  ///< The engine's local tensors.
 };
 
-/// Collective: the rank's region in all transfers of the wire's plan, in their order. What is written has been verified by
-/// the frames' checksums only; what it adds up to is for the digest afterwards. A failure leaves it half-written.
-void exchange_anchor(Wire& wire, const AnchorRoles& roles, std::uint64_t version, const EncodeOptions& options,
-                     Deadline deadline);
+/// Collective: the rank's region in all transfers of the wire's plan, in their order. What is written has been verified
+/// by the frames' checksums only; what it adds up to is for the digest afterwards. A failure leaves it half-written.
+void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
+                     const EncodeOptions& options, Deadline deadline);
 
 }  // namespace sparsecast

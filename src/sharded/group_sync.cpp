@@ -2,24 +2,24 @@
 //
 //     trainer rank                                    engine rank
 //     publish own routes, in that order                idle(v-1)
-//        |------- transfers, in the order of the plan: each rank those of its channels -------|
+//        |------- transfers, in the order of the plan: each rank those of its groups ------|
 //        |                                            stage own routes, in that order
-//        |------- agree: all have published, sent and staged ---------------------------------|
+//        |------- agree: all have published, sent and staged ------------------------------|
 //        |                                            apply every own route, each verifies its digest
-//        |------- votes: why not, if not; digests; every engine's must add up --------------|
-//        |------- decision of the coordinator (trainer rank 0) --------------------------------|
+//        |------- votes: why not, if not; digests; every engine's must add up -------------|
+//        |------- decision of the coordinator (trainer rank 0) ----------------------------|
 //     commit: idle, base v                            idle(v)
 //
 // Routes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
 //
-// Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is broken
-// until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it keeps
-// what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is never
-// in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
+// Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is
+// broken until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it
+// keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is
+// never in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
 //
-// A regroup: meet -> settle doubts -> plan, agreed on -> channels -> anchors for engines without a version -> every
-// destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks know
-// what receivers hold) may be in doubt in the same way, and is settled in the same way.
+// A regroup: meet -> settle doubts -> plan, agreed on -> groups -> anchors for engines without a version -> every
+// destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks
+// know what receivers hold) may be in doubt in the same way, and is settled in the same way.
 
 #include "sharded/group_sync.hpp"
 
@@ -41,7 +41,7 @@ std::vector<RankInfo> rank_infos(const Roles& roles) {
   return own;
 }
 
-/// Layouts that this rank has, and need not be sent.
+/// Returns the layouts that this rank has already, which need not be sent to it.
 std::vector<std::shared_ptr<const Layout>> own_layouts(const Roles& roles) {
   std::vector<std::shared_ptr<const Layout>> own;
   if (roles.publisher != nullptr) own = {roles.publisher->layout(), roles.publisher->next_layout()};
@@ -101,12 +101,12 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
   if (roles.publisher != nullptr) roles.publisher->adopt();
 }
 
-/// Engines that hold nothing yet are seeded by a plan of their own: its sources are those of the plan, because only
-/// they have a base then.
+/// Seeds engines that hold nothing yet by a plan of their own. Its sources are those of the current plan, because only
+/// they have a base.
 void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   const std::unique_ptr<FanoutPlan> plan = world_.plan_of_anchor(deadline);
   if (!plan) return;
-  Wire wire(world_.control(), *plan, open, deadline);
+  GroupTransports wire(world_.control(), *plan, open, deadline);
   AnchorRoles anchor;
   EncodeOptions options;
   if (roles.publisher != nullptr) {
@@ -141,7 +141,8 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
-/// What this rank does in the transfers. What is staged is counted in a report of its own, on a thread of its own.
+/// Returns the steps of this rank in the transfers. Staging runs on a thread of its own, so it is counted in a report
+/// of its own (`staged`).
 TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
   TransferSteps steps;
   if (roles.publisher != nullptr) {
@@ -164,13 +165,13 @@ TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, Shard
     const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
     const std::uint64_t foreign = staged.foreign_bytes;
     roles.subscriber->stage(transfer, std::move(records), world_.meeting().name_of(transfer.source), staged);
-    // What it has for others alone has not come to it.
+    // The source does not receive its own records, so they do not count as foreign bytes.
     if (world_.wire().is_source(transfer)) staged.foreign_bytes = foreign;
   };
   return steps;
 }
 
-/// Up to the vote: everything has been published, sent and staged.
+/// Runs the sync up to the vote: everything is published, sent and staged.
 void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline) {
   pipeline.run(deadline);
   Outcome outcome = pipeline.published();
@@ -184,7 +185,7 @@ void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedRe
   world_.require_all(outcome, deadline);
 }
 
-/// From the vote up to the decision; the digest of all tensors at the new version.
+/// Runs the sync from the vote to the decision. Returns the digest of all tensors at the new version.
 StateDigest Membership::verify(const Roles& roles, ShardedReport& report, Deadline deadline) {
   Outcome outcome;
   Vote vote;

@@ -10,13 +10,13 @@
 
 namespace sparsecast {
 
-/// The roles of a rank; at least one is not null.
+/// Roles of a rank; at least one pointer is not null.
 struct Roles {
   PublisherSide* publisher = nullptr;
   SubscriberSide* subscriber = nullptr;
 };
 
-/// The group that a rank is in. Several objects of the same rank may share it.
+/// Membership of a rank in one group of trainer and engines. Several objects of the same rank may share it.
 class Membership {
  public:
   /// Collective; see ShardedPublisher::regroup.
@@ -24,7 +24,8 @@ class Membership {
              std::chrono::milliseconds timeout);
   /// Collective; see ShardedPublisher::sync.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
-  /// Its two halves, before and after the vote that everything is staged; see ShardedSubscriber::receive and apply.
+  /// Run the two halves of a sync, before and after the vote that everything is staged; see ShardedSubscriber::receive
+  /// and apply.
   void begin(const Roles& roles, Deadline deadline);
   ShardedReport finish(const Roles& roles, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return world_.plan(); }

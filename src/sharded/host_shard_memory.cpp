@@ -55,8 +55,8 @@ class HostRegionWriter final : public RegionWriter {
 
   void write(const BlockRef& block) override {
     const StridedView& view = views_[block.tensor];
-    const ApplyTarget target =
-        target_in(regions_[block.tensor].data, is_contiguous(view) ? nullptr : &view, table_[block.tensor].dtype, block);
+    const ApplyTarget target = target_in(regions_[block.tensor].data, is_contiguous(view) ? nullptr : &view,
+                                         table_[block.tensor].dtype, block);
     apply_block(block, target, Direction::kForward, scratch_);
   }
   void finish() override {}

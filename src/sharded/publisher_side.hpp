@@ -1,17 +1,17 @@
 #pragma once
 
-// A trainer rank, whatever group it is in at the moment.
+// State of a trainer rank that outlives its memberships in groups.
 
 #include <memory>
 #include <vector>
 
-#include "sharded/routes.hpp"
+#include "sharded/route_endpoints.hpp"
 
 namespace sparsecast {
 
 class PublisherSide {
  public:
-  /// `memory` is that of the layout's rank.
+  /// Takes the memory of the local tensors of rank `rank` of `layout`.
   PublisherSide(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
                 ShardedOptions options);
 
@@ -20,56 +20,58 @@ class PublisherSide {
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
   const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
 
-  /// The ranks have met: learns from the coordinator what was in doubt.
+  /// Learns the decision that was in doubt from the coordinator, after a regroup.
   void met(const Meeting& meeting);
   /// Makes its routes of the plan.
   void build(const FanoutPlan& plan, int world_rank);
   ShardSnapshot& snapshot() noexcept { return snapshot_; }
   const EncodeOptions& encode_options() const noexcept { return options_.encode; }
-  /// The plan that has marked this layout (mark_bases) may be in force; adopt(): it is, forget_plan(): it is not.
+  /// Proposes the layout that the new plan has marked (mark_bases). adopt() puts the plan in force, forget_plan() drops
+  /// it; until then this rank reports both layouts.
   void propose(std::shared_ptr<const Layout> marked) { next_layout_ = std::move(marked); }
   void adopt();
   void forget_plan() { next_layout_.reset(); }
 
-  /// The digests that the routes of a transfer start from, for the receivers to compare.
+  /// Returns the digests that the routes of a transfer start from, for the receivers to compare.
   std::vector<Bytes> base_records(const Transfer& transfer);
-  /// Of the routes as they are committed, for the vote.
+  /// Returns the digests of this rank's routes at the committed version, for the vote.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
-  /// The attempt after the last; the routes that are to be published for it.
+  /// Begins a new attempt and returns the routes to publish for it.
   std::vector<std::uint32_t> begin_attempt();
-  /// Detects and encodes one of them. On one thread at a time, while another may ask for the records of routes that are
-  /// published, and for nothing else. When it throws, the snapshot is lost.
+  /// Detects and encodes one route of the attempt. One thread at a time may call it; meanwhile another may call
+  /// records() for routes that are published, and nothing else. When it throws, the snapshot is lost.
   void publish(std::uint32_t route);
-  /// With options.report_tensors: what has been found, in all routes.
+  /// Fills `report` with the changes found in each tensor, over all routes, when options.report_tensors is set.
   void describe(const FanoutPlan& plan, ShardedReport& report) const;
-  /// The records of a transfer's routes, which have been published.
+  /// Returns the records of a transfer's routes, which have been published.
   std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
-  /// Of the attempt, for the vote.
+  /// Returns the digests of this rank's routes after the current attempt, for the vote.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
-  /// The attempt's fate.
+  /// Commits or rolls back the attempt.
   void settle(bool committed);
-  /// The decision was not heard.
+  /// Marks the attempt as in doubt, because this rank has not heard the decision.
   void doubt() noexcept { in_doubt_ = true; }
 
   std::uint64_t version() const noexcept { return version_; }
   std::uint64_t last_attempt() const noexcept { return last_attempt_; }
-  StateDigest digest;  ///< Of all tensors at the version.
+  StateDigest digest;  ///< Digest of all tensors at the committed version.
 
  private:
   std::size_t index_of(const SourceRoute& route) const { return static_cast<std::size_t>(&route - routes_.data()); }
 
-  std::shared_ptr<const Layout> layout_;       ///< With the bases of the plan in force.
-  std::shared_ptr<const Layout> next_layout_;  ///< Of a plan that may be in force.
+  std::shared_ptr<const Layout> layout_;  ///< Layout with the bases of the plan in force.
+  /// Layout of a plan whose decision this rank has not heard; null without one.
+  std::shared_ptr<const Layout> next_layout_;
   std::size_t rank_;
   ShardedOptions options_;
   ShardSnapshot snapshot_;
   std::uint64_t version_;
-  std::uint64_t last_attempt_;  ///< That of the pending deltas, if there are any.
+  std::uint64_t last_attempt_;  ///< Number of the last attempt, which is that of the pending deltas if there are any.
   bool in_doubt_ = false;       ///< They are pending for want of the decision.
   bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
   std::vector<SourceRoute> routes_;
-  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the routes; null until published.
+  std::vector<const Delta*> deltas_;  ///< Deltas of the attempt, parallel to the routes; null until published.
 };
 
 }  // namespace sparsecast

@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <map>
 
+#include <nlohmann/json.hpp>
+
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
 namespace {
 
 /// A layout of 1000 ranks with 10^5 shards takes some hundred kilobytes.
@@ -18,7 +21,7 @@ constexpr std::uint64_t kMostLayoutBytes = std::uint64_t{1} << 28;
 
 std::string describe(const RankInfo& rank_info) {
   return rank_info.role == Role::kTrainer ? fmt::format("trainer rank {}", rank_info.rank)
-                                         : fmt::format("engine '{}' rank {}", rank_info.group, rank_info.rank);
+                                          : fmt::format("engine '{}' rank {}", rank_info.group, rank_info.rank);
 }
 
 /// A rank of the world in one of its roles.
@@ -26,14 +29,14 @@ struct Attendant {
   int world_rank = 0;
   RankInfo rank_info;
 };
-using Members = std::vector<const Attendant*>;
+using GroupMembers = std::vector<const Attendant*>;
 
 [[noreturn]] void refuse_missing(RankInfo like, std::uint32_t rank) {
   like.rank = rank;
   throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(like));
 }
 
-/// By world rank.
+/// Returns the display name of each world rank, for error messages.
 std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size_t size) {
   std::vector<std::string> names(size);
   const auto add = [&](Role role) {
@@ -51,9 +54,10 @@ std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size
   return names;
 }
 
-/// In order of their first rank in the world; of each, its rank 0 comes first.
-std::vector<Members> find_groups(const std::vector<Attendant>& all) {
-  std::vector<Members> groups;
+/// Returns the members of each participant, in order of their first rank in the world; rank 0 of a participant comes
+/// first.
+std::vector<GroupMembers> find_groups(const std::vector<Attendant>& all) {
+  std::vector<GroupMembers> groups;
   std::map<std::pair<Role, std::string>, std::size_t> known;
   for (const Attendant& attendant : all) {
     const auto [place, added] =
@@ -61,7 +65,7 @@ std::vector<Members> find_groups(const std::vector<Attendant>& all) {
     if (added) groups.emplace_back();
     groups[place->second].push_back(&attendant);
   }
-  for (Members& members : groups) {
+  for (GroupMembers& members : groups) {
     const auto first = std::ranges::find(members, 0U, [](const Attendant* a) { return a->rank_info.rank; });
     if (first == members.end()) refuse_missing(members.front()->rank_info, 0);
     std::iter_swap(first, members.begin());
@@ -69,7 +73,7 @@ std::vector<Members> find_groups(const std::vector<Attendant>& all) {
   return groups;
 }
 
-/// The bytes of one provider, on every rank, in pieces that the channel takes.
+/// Returns the bytes of one provider on every rank; they travel in pieces that the control channel takes.
 Bytes collect(ControlChannel& world, int provider, std::uint64_t size, ConstBytes own, Deadline deadline) {
   Bytes out;
   const std::uint64_t piece = std::max<std::uint64_t>(world.max_blob_bytes(), 1);
@@ -94,7 +98,8 @@ std::shared_ptr<const Layout> find_in(const Layouts& list, const Hash128& hash) 
   return found == list.end() ? nullptr : *found;
 }
 
-/// What this rank provides: the layouts of the groups whose rank 0 it is. Says their sizes in `own`.
+/// Serializes the layouts that this rank provides, those of the participants whose rank 0 it is, and sets their sizes
+/// in `own`.
 std::map<Role, Bytes> pack_layouts(std::vector<RankInfo>& own, const Layouts& layouts) {
   std::map<Role, Bytes> packed;
   for (RankInfo& rank_info : own) {
@@ -106,11 +111,11 @@ std::map<Role, Bytes> pack_layouts(std::vector<RankInfo>& own, const Layouts& la
   return packed;
 }
 
-/// The layout of each group; those that groups share travel once.
-Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& groups, const Layouts& known,
+/// Returns the layout of each participant; a layout that several share travels once.
+Layouts exchange_layouts(ControlChannel& world, const std::vector<GroupMembers>& groups, const Layouts& known,
                          const std::map<Role, Bytes>& packed, Deadline deadline) {
   Layouts layouts;
-  for (const Members& members : groups) {
+  for (const GroupMembers& members : groups) {
     const RankInfo& first = members.front()->rank_info;
     if (auto before = find_in(layouts, first.layout)) {
       layouts.push_back(std::move(before));
@@ -132,8 +137,8 @@ Layouts exchange_layouts(ControlChannel& world, const std::vector<Members>& grou
   return layouts;
 }
 
-/// The group of these ranks, complete and of one mind.
-MeetingParticipant make_participant(const Members& members, std::shared_ptr<const Layout> layout) {
+/// Returns the participant of these ranks, after checking that they are complete and agree.
+MeetingParticipant make_participant(const GroupMembers& members, std::shared_ptr<const Layout> layout) {
   const RankInfo& first = members.front()->rank_info;
   const std::size_t size = layout->ranks().size();
   MeetingParticipant participant;
@@ -160,7 +165,7 @@ MeetingParticipant make_participant(const Members& members, std::shared_ptr<cons
   return participant;
 }
 
-/// Does the rank hold `version`, once its doubt is settled by the coordinator's word?
+/// Returns whether the rank holds `version`, once the coordinator has settled its doubt.
 bool holds(const RankInfo& rank_info, std::uint64_t version) {
   return rank_info.version == version || (rank_info.in_doubt != 0 && rank_info.in_doubt == version);
 }
@@ -169,7 +174,8 @@ bool holds(const RankInfo& rank_info, std::uint64_t version) {
 
 bool Meeting::seeds(int world_rank) const {
   return std::ranges::any_of(engines, [&](const MeetingParticipant& engine) {
-    return engine.needs_anchor && std::ranges::find(engine.participant.ranks, world_rank) != engine.participant.ranks.end();
+    return engine.needs_anchor &&
+           std::ranges::find(engine.participant.ranks, world_rank) != engine.participant.ranks.end();
   });
 }
 
@@ -182,15 +188,16 @@ Meeting meet(ControlChannel& world, std::vector<RankInfo> own, const Layouts& la
       all.push_back({static_cast<int>(r), std::move(rank_info)});
     }
   }
-  const std::vector<Members> groups = find_groups(all);
+  const std::vector<GroupMembers> groups = find_groups(all);
   const Layouts of_groups = exchange_layouts(world, groups, layouts, packed, deadline);
 
   Meeting meeting;
   meeting.names = name_ranks(all, said.size());
-  const Members* trainer = nullptr;
+  const GroupMembers* trainer = nullptr;
   for (const Attendant& attendant : all) {
     const RankInfo& rank_info = attendant.rank_info;
-    meeting.last_attempt = std::max({meeting.last_attempt, rank_info.last_attempt, rank_info.version, rank_info.in_doubt});
+    meeting.last_attempt =
+        std::max({meeting.last_attempt, rank_info.last_attempt, rank_info.version, rank_info.in_doubt});
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].front()->rank_info.role == Role::kEngine) continue;
@@ -220,6 +227,78 @@ Meeting meet(ControlChannel& world, std::vector<RankInfo> own, const Layouts& la
     meeting.engines.push_back(std::move(engine));
   }
   return meeting;
+}
+
+namespace {
+
+constexpr int kFormat = 1;
+
+Hash128 hash_from(const nlohmann::json& words) {
+  return {words.at(0).get<std::uint64_t>(), words.at(1).get<std::uint64_t>()};
+}
+
+nlohmann::json to_json(const RankInfo& rank_info) {
+  return {{"trainer", rank_info.role == Role::kTrainer},
+          {"group", rank_info.group},
+          {"rank", rank_info.rank},
+          {"layout", {rank_info.layout.lo, rank_info.layout.hi}},
+          {"next_layout", {rank_info.next_layout.lo, rank_info.next_layout.hi}},
+          {"layout_bytes", rank_info.layout_bytes},
+          {"version", rank_info.version},
+          {"in_doubt", rank_info.in_doubt},
+          {"last_attempt", rank_info.last_attempt},
+          {"needs_anchor", rank_info.needs_anchor},
+          {"channels", rank_info.plan.max_groups_per_rank},
+          {"lane_cost", rank_info.plan.route_cost_bytes},
+          {"unsent", rank_info.plan.unsent}};
+}
+
+RankInfo from_json(const nlohmann::json& object) {
+  RankInfo rank_info;
+  rank_info.role = object.at("trainer").get<bool>() ? Role::kTrainer : Role::kEngine;
+  rank_info.group = object.at("group").get<std::string>();
+  rank_info.rank = object.at("rank").get<std::uint32_t>();
+  rank_info.layout = hash_from(object.at("layout"));
+  rank_info.next_layout = hash_from(object.at("next_layout"));
+  rank_info.layout_bytes = object.at("layout_bytes").get<std::uint64_t>();
+  rank_info.version = object.at("version").get<std::uint64_t>();
+  rank_info.in_doubt = object.at("in_doubt").get<std::uint64_t>();
+  rank_info.last_attempt = object.at("last_attempt").get<std::uint64_t>();
+  rank_info.needs_anchor = object.at("needs_anchor").get<bool>();
+  rank_info.plan.max_groups_per_rank = object.at("channels").get<std::size_t>();
+  rank_info.plan.route_cost_bytes = object.at("lane_cost").get<std::uint64_t>();
+  rank_info.plan.unsent = object.at("unsent").get<std::vector<std::string>>();
+  return rank_info;
+}
+
+}  // namespace
+
+void RankInfo::set_layouts(const Layout& current, const Layout* next) {
+  layout = current.hash();
+  if (next != nullptr) next_layout = next->hash();
+}
+
+Bytes pack_roles(const std::vector<RankInfo>& roles) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const RankInfo& rank_info : roles) list.push_back(to_json(rank_info));
+  const std::vector<std::uint8_t> packed = nlohmann::json::to_cbor({{"format", kFormat}, {"roles", list}});
+  const auto* const begin = reinterpret_cast<const std::byte*>(packed.data());
+  return {begin, begin + packed.size()};
+}
+
+std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer) {
+  try {
+    const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    const nlohmann::json object = nlohmann::json::from_cbor(begin, begin + bytes.size());
+    if (object.at("format").get<int>() != kFormat) {
+      throw Error(ErrorCode::kGroupMismatch, "it speaks another version of the meeting", peer);
+    }
+    std::vector<RankInfo> roles;
+    for (const nlohmann::json& role : object.at("roles")) roles.push_back(from_json(role));
+    return roles;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::kCorrupt, fmt::format("what it says of itself cannot be read: {}", error.what()), peer);
+  }
 }
 
 }  // namespace sparsecast

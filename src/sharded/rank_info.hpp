@@ -14,36 +14,36 @@ namespace sparsecast {
 
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
-/// What a rank says of itself in one role.
+/// Message of a rank about itself in one role. Its JSON form is sent to all ranks in Meeting's first collective.
 struct RankInfo {
   Role role = Role::kEngine;
   std::string group;  ///< The engine's name; "trainer".
   std::uint32_t rank = 0;
   Hash128 layout;                  ///< Its hash; the group's is its rank 0's.
-  Hash128 next_layout;             ///< Of the layout that counts instead if rank 0 has it already; zero: none.
-  std::uint64_t layout_bytes = 0;  ///< As they travel; rank 0's, for meet() to say.
+  Hash128 next_layout;             ///< Hash of the layout that replaces it if rank 0 has it already; zero: none.
+  std::uint64_t layout_bytes = 0;  ///< Size of the serialized layout; set by meet() on rank 0.
   std::uint64_t version = 0;       ///< Verified by this rank.
   std::uint64_t in_doubt = 0;      ///< A version that it has consented to without hearing the decision; 0: none.
   std::uint64_t last_attempt = 0;  ///< The highest number that it knows of.
   bool needs_anchor = false;
   PlanOptions plan;  ///< Counts on the trainer's rank 0.
 
-  /// `next` may be null.
+  /// Sets the hashes of the layouts; `next` may be null.
   void set_layouts(const Layout& current, const Layout* next);
 };
 
-/// A rank has a role, or both.
+/// Encodes the roles of a rank, one or two, as a JSON list.
 Bytes pack_roles(const std::vector<RankInfo>& roles);
-/// Throws Error{kCorrupt} that names the peer.
+/// Decodes what pack_roles has encoded. Throws Error{kCorrupt} that names the peer.
 std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer);
 
-/// One group of the meeting.
+/// Participant of the regroup, the trainer or an engine.
 struct MeetingParticipant {
   Participant participant;
   bool needs_anchor = false;
 };
 
-/// What all ranks know after the meeting, and agree on.
+/// Facts that all ranks know after a regroup's first collective, equal on all of them.
 struct Meeting {
   MeetingParticipant trainer;
   std::vector<MeetingParticipant> engines;  ///< In order of their first rank in the world.
@@ -51,11 +51,11 @@ struct Meeting {
   int coordinator = 0;             ///< SyncWorld rank of the trainer's rank 0: its decisions stand.
   std::uint64_t version = 0;       ///< The last one that the coordinator has committed.
   std::uint64_t last_attempt = 0;  ///< No delta of this world has had a higher number.
-  std::vector<std::string> names;  ///< By world rank.
+  std::vector<std::string> names;  ///< Display name of each world rank.
 
-  /// This rank's engine has to be seeded.
+  /// Returns whether the engine of this rank needs an anchor.
   bool seeds(int world_rank) const;
-  /// "engine 'b' rank 3", "trainer rank 0", "trainer rank 0 and engine 'b' rank 3".
+  /// Returns a name such as "engine 'b' rank 3", "trainer rank 0" or "trainer rank 0 and engine 'b' rank 3".
   const std::string& name_of(int world_rank) const { return names[static_cast<std::size_t>(world_rank)]; }
 };
 

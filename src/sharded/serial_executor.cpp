@@ -6,7 +6,8 @@
 
 namespace sparsecast {
 
-SerialExecutor::SerialExecutor(std::string what, std::size_t most_waiting) : what_(std::move(what)), most_waiting_(most_waiting) {}
+SerialExecutor::SerialExecutor(std::string what, std::size_t max_queued)
+    : what_(std::move(what)), max_queued_(max_queued) {}
 
 SerialExecutor::~SerialExecutor() {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -17,21 +18,22 @@ SerialExecutor::~SerialExecutor() {
 template <class Condition>
 void SerialExecutor::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met) {
   if (changed_.wait_until(lock, deadline, met)) return;
-  throw Error(ErrorCode::kTimeout, fmt::format("{} was at {} of {} when the deadline passed", what_, done_, given_));
+  throw Error(ErrorCode::kTimeout,
+              fmt::format("{} was at {} of {} when the deadline passed", what_, done_, submitted_));
 }
 
-void SerialExecutor::add(std::function<void()> task, Deadline deadline) {
+void SerialExecutor::submit(std::function<void()> task, Deadline deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  ++given_;
-  if (most_waiting_ == kAtOnce) {
+  ++submitted_;
+  if (max_queued_ == kInline) {
     lock.unlock();
-    perform(task);
+    run_task(task);
     return;
   }
   if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
-  wait_until(lock, deadline, [&] { return waiting_.size() < most_waiting_ || !outcome_.ok(); });
+  wait_until(lock, deadline, [&] { return queue_.size() < max_queued_ || !outcome_.ok(); });
   if (!outcome_.ok()) return;
-  waiting_.push_back(std::move(task));
+  queue_.push_back(std::move(task));
   changed_.notify_all();
 }
 
@@ -41,34 +43,34 @@ bool SerialExecutor::wait_for(std::size_t tasks, Deadline deadline) {
   return done_ >= tasks;
 }
 
-const Outcome& SerialExecutor::wait_for_all(Deadline deadline) {
+const Outcome& SerialExecutor::wait_all(Deadline deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  wait_until(lock, deadline, [&] { return waiting_.empty() && !at_work_; });
+  wait_until(lock, deadline, [&] { return queue_.empty() && !running_; });
   return outcome_;
 }
 
 void SerialExecutor::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopped_ || !waiting_.empty(); });
+    changed_.wait(lock, [&] { return stopped_ || !queue_.empty(); });
     if (stopped_) return;
     {
-      // Gone, with what it holds, before the next one may be given.
-      const std::function<void()> task = std::move(waiting_.front());
-      waiting_.pop_front();
-      at_work_ = true;
+      // The task and what it holds are destroyed before wait_all() can return.
+      const std::function<void()> task = std::move(queue_.front());
+      queue_.pop_front();
+      running_ = true;
       changed_.notify_all();
       lock.unlock();
-      perform(task);
+      run_task(task);
     }
     lock.lock();
-    at_work_ = false;
+    running_ = false;
     changed_.notify_all();
   }
 }
 
-/// Without the lock.
-void SerialExecutor::perform(const std::function<void()>& task) {
+/// Runs a task; the caller does not hold the lock.
+void SerialExecutor::run_task(const std::function<void()>& task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!outcome_.ok()) return;
@@ -76,7 +78,7 @@ void SerialExecutor::perform(const std::function<void()>& task) {
   const Stopwatch watch;
   Outcome outcome = Outcome::of(task);
   const std::lock_guard<std::mutex> lock(mutex_);
-  seconds_ += watch.total();
+  busy_seconds_ += watch.total();
   if (outcome.ok()) ++done_;
   outcome_ = std::move(outcome);
   changed_.notify_all();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Where a rank's local tensors lie, and what is done differently in host memory (host_shard_memory.cpp) and on a device
-// (sync/device/device_shard_memory.cpp). Records are in host memory with both.
+// Memory of a rank's local tensors, and the operations that differ between host memory (host_shard_memory.cpp) and a
+// device (device/device_shard_memory.cpp). Records are in host memory with both.
 
 #include <memory>
 #include <vector>
@@ -16,7 +16,7 @@
 
 namespace sparsecast {
 
-/// Memory that is laid out like a local tensor, and of its kind; null: there is none.
+/// Memory of the same kind and layout as a local tensor; null where there is none.
 using ShardBuffer = std::shared_ptr<std::byte>;
 
 /// A part's elements in memory of the kind at hand.
@@ -26,7 +26,7 @@ struct ShardView {
   bool masters = false;               ///< The elements are fp32 masters of the region's bf16.
 };
 
-/// A box of elements in a local tensor and whatever is laid out like it.
+/// Box of elements in a local tensor, or in memory that is laid out like it.
 struct ShardBox {
   std::uint64_t first = 0;  ///< Element.
   std::vector<std::uint64_t> extents;
@@ -44,8 +44,8 @@ void for_each_rectangle(const ShardBox& box, const Visit& visit) {
   });
 }
 
-/// The regions of a route, which lie at `views`, in memory that is laid out like the rank's tensors: base_of(region, local)
-/// is where that of a local tensor begins.
+/// The regions of a route, which lie at `views`, in memory that is laid out like the rank's tensors: base_of(region,
+/// local) is where that of a local tensor begins.
 template <class BaseOf>
 std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
                                 const BaseOf& base_of) {
@@ -73,7 +73,7 @@ class RegionWriter {
   virtual ~RegionWriter() = default;
   /// Throws Error{kCorrupt} for a payload that is not valid.
   virtual void write(const BlockRef& block) = 0;
-  /// Everything is written when it returns.
+  /// Waits until everything is written.
   virtual void finish() = 0;
 };
 
@@ -83,24 +83,24 @@ class ShardMemory {
   ShardMemory(const ShardMemory&) = delete;
   ShardMemory& operator=(const ShardMemory&) = delete;
 
-  /// Addresses and sizes; of what is on a device, the host reads nothing.
+  /// Returns addresses and sizes of the local tensors; addresses may be on a device.
   const std::vector<TensorBytes>& local() const noexcept { return local_; }
-  /// Whether a local tensor is the fp32 master of the layout's bf16.
+  /// Returns whether a local tensor is the fp32 master of a bf16 tensor of the layout.
   bool is_master(std::size_t local) const { return masters_[local]; }
-  /// Of what receivers hold of a local tensor.
+  /// Returns the bytes that receivers hold of a local tensor; a master of fp32 is sent as bf16, half its size.
   std::uint64_t wire_bytes(std::size_t local) const { return local_[local].size() / (is_master(local) ? 2 : 1); }
 
   virtual ShardBuffer allocate(std::uint64_t bytes) = 0;
-  /// Between memory that is laid out alike, before anything that is done to it later.
+  /// Copies the box between two memories of the same layout; later operations of this object see the copy.
   virtual void copy(const ShardBox& box, const std::byte* from, std::byte* to) = 0;
-  /// The same from fp32 masters to bf16.
+  /// Casts the box from fp32 masters to bf16 at `to`.
   virtual void cast(const ShardBox& box, const std::byte* masters, std::byte* to) = 0;
-  /// What receivers get of a local tensor as it is now, to memory that is laid out like it.
+  /// Writes the current values of a local tensor, as receivers get them, to memory that is laid out like it.
   void take(std::size_t local, const ShardBox& box, std::byte* to) {
     is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
   }
 
-  /// Of a route, with views parallel to its table.
+  /// Creates the publisher of a route; the views are parallel to its table.
   virtual std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
                                                     const std::vector<ShardView>& live,
                                                     const std::vector<ShardView>& held,
@@ -109,8 +109,10 @@ class ShardMemory {
                                                       const std::vector<ShardView>& live,
                                                       const SubscriberOptions& options) = 0;
   /// One of each at a time is at work; table and memory outlive it.
-  virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) = 0;
-  virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) = 0;
+  virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
+                                                    const std::vector<ShardView>& regions) = 0;
+  virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table,
+                                                    const std::vector<ShardView>& regions) = 0;
 
  protected:
   ShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters)
@@ -124,11 +126,12 @@ class ShardMemory {
 /// The tensors of a rank of the layout, of which the caller has given so many: else Error{kUsage}.
 const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given);
 
-/// Which of them are masters, by ShardedOptions::local_dtypes: else Error{kUsage} that names the tensor.
+/// Returns which tensors are masters, by ShardedOptions::local_dtypes. Throws Error{kUsage} that names the tensor.
 std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::size_t rank,
                                 const std::vector<DType>& dtypes);
 
-/// The caller's tensors, which must fit the rank of the layout: else Error{kUsage} that names the tensor.
+/// Creates the memory of the caller's tensors. Throws Error{kUsage} that names the tensor when they do not fit the rank
+/// of the layout.
 std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
                                                     std::vector<TensorBytes> local,
                                                     const std::vector<DType>& dtypes = {});

@@ -6,7 +6,7 @@
 namespace sparsecast {
 namespace {
 
-/// The group that an end is in; two ends of one rank share it.
+/// Membership of a publisher or subscriber in a group; both ends of one rank share it.
 class Seat {
  public:
   /// A failure leaves the seats empty.

@@ -5,7 +5,7 @@
 namespace sparsecast {
 namespace {
 
-/// What of the boxes lies in none of the others.
+/// Returns the parts of `missing` that lie in none of `others`.
 std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& others) {
   for (const Box& other : others) {
     std::vector<Box> left;
@@ -15,7 +15,7 @@ std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& other
   return missing;
 }
 
-/// Where `box`, which lies in `region`, is in memory that is laid out like the region's local tensor.
+/// Returns the place of `box`, which lies in `region`, in memory that is laid out like the region's local tensor.
 ShardBox place_of(const Region& region, const RegionView& view, const Box& box, std::size_t element_bytes) {
   ShardBox shard{view.first, {}, view.strides, element_bytes};
   for (std::size_t i = 0; i < region.order.size(); ++i) {
@@ -52,9 +52,9 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
   return out;
 }
 
-/// The first layer in which nothing of the route is covered yet.
+/// Returns the first layer that covers nothing of the route yet.
 std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Route& route, const std::vector<RegionView>& views) {
-  const auto overlaps = [&](const Layer& layer) {
+  const auto overlaps = [&](const SnapshotLayer& layer) {
     for (std::size_t p = 0; p < views.size(); ++p) {
       const Box& region = route.regions[p].box;
       const auto found = layer.covered.find({plan.table()[route.regions[p].tensor].name, views[p].local});
@@ -89,14 +89,14 @@ void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Region
     missing = without(std::move(missing), boxes);
   };
   take_out(layers_[layer].sent[{spec.name, view.local}], nullptr);
-  for (Layer& other : layers_) {
+  for (SnapshotLayer& other : layers_) {
     if (&other != &layers_[layer]) take_out(other.sent[{spec.name, view.local}], other.copies[view.local].get());
   }
   for (const Box& piece : missing) memory_->take(view.local, place_of(region, view, piece, size), copy.get());
 }
 
 void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
-  for (Layer& layer : layers_) layer.covered.clear();
+  for (SnapshotLayer& layer : layers_) layer.covered.clear();
   routes_.clear();
   for (std::size_t l = 0; l < plan.routes().size(); ++l) {
     const Route& route = plan.routes()[l];
@@ -105,15 +105,17 @@ void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
     const std::size_t layer = layer_for(plan, route, views);
     for (std::size_t p = 0; p < route.regions.size(); ++p) {
       take(layer, plan, route.regions[p], views[p]);
-      layers_[layer].covered[{plan.table()[route.regions[p].tensor].name, views[p].local}].push_back(route.regions[p].box);
+      layers_[layer].covered[{plan.table()[route.regions[p].tensor].name, views[p].local}].push_back(
+          route.regions[p].box);
     }
     routes_[l] = {layer, std::move(views)};
   }
 }
 
-/// What was sent before and is not any more grows old from here: should it be sent again, it is taken anew.
+/// Regions that were sent before and are not sent any more go stale from here on: if they are sent again, they are read
+/// anew.
 void ShardSnapshot::adopt() {
-  for (Layer& layer : layers_) layer.sent = layer.covered;
+  for (SnapshotLayer& layer : layers_) layer.sent = layer.covered;
 }
 
 std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t route) const {
@@ -134,9 +136,9 @@ std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t r
                   [&](std::size_t, std::uint32_t local) { return layers_[own.layer].copies[local].get(); });
 }
 
-/// The local tensor's copy in a layer that holds all of the box, or null.
+/// Returns the local tensor's copy in a layer that holds all of the box, or null.
 std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, std::uint32_t local) {
-  for (Layer& layer : layers_) {
+  for (SnapshotLayer& layer : layers_) {
     if (without({box}, layer.covered[{tensor, local}]).empty()) return layer.copies[local].get();
   }
   return nullptr;
@@ -145,11 +147,12 @@ std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, 
 ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Region& region, const RegionView& view) {
   const TensorSpec& spec = plan.table()[region.tensor];
   ShardBuffer out = memory_->allocate(memory_->wire_bytes(view.local));
-  for (Layer& layer : layers_) {
+  for (SnapshotLayer& layer : layers_) {
     for (const Box& box : layer.covered[{spec.name, view.local}]) {
       const std::optional<Box> shared = intersect(region.box, box);
       if (!shared) continue;
-      memory_->copy(place_of(region, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(), out.get());
+      memory_->copy(place_of(region, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(),
+                    out.get());
     }
   }
   return out;
@@ -167,7 +170,7 @@ std::vector<ShardView> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, st
 
 std::uint64_t ShardSnapshot::bytes() const noexcept {
   std::uint64_t total = 0;
-  for (const Layer& layer : layers_) {
+  for (const SnapshotLayer& layer : layers_) {
     for (std::size_t t = 0; t < layer.copies.size(); ++t) {
       if (layer.copies[t]) total += memory_->wire_bytes(t);
     }

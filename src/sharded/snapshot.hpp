@@ -1,7 +1,7 @@
 #pragma once
 
-// What receivers hold of a trainer rank's shards: a copy of its local tensors, or the cast of those that are masters,
-// kept from plan to plan.
+// Copy of what receivers hold of a trainer rank's shards: its local tensors, or the cast of those that are masters. It
+// is kept from plan to plan.
 
 #include <map>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace sparsecast {
 
-/// a without b: at most two boxes a dimension, disjoint.
+/// Returns a without b: at most two boxes per dimension, disjoint.
 std::vector<Box> subtract(const Box& a, const Box& b);
 
 /// Routes detect and refresh one after another, so each needs old bits of its own: where a rank sends an element in
@@ -28,24 +28,25 @@ class ShardSnapshot {
   /// the bytes as they are now are taken for what receivers hold. Local tensors of which nothing is sent take no
   /// memory.
   void cover(const FanoutPlan& plan, int rank);
-  /// The plan of the last cover() is in force. Until then the one before is, and nothing of it is lost.
+  /// Puts the plan of the last cover() in force. Until then the plan before it is, and nothing of it is lost.
   void adopt();
 
-  /// Where the regions of a route of the plan that was covered lie: in the rank's tensors, and in the snapshot.
+  /// Returns views of the regions of a route of the covered plan: in the rank's tensors (live) and in the snapshot
+  /// (held).
   std::vector<ShardView> live(const FanoutPlan& plan, std::size_t route) const;
   std::vector<ShardView> held(const FanoutPlan& plan, std::size_t route) const;
-  /// The same for a route of another plan, that of an anchor, which sends nothing that the covered one does not. Regions
-  /// that no layer holds alone are put together in `scratch`.
+  /// Returns views of the held regions of a route of an anchor's plan, which sends nothing that the covered plan does
+  /// not. Regions that no layer holds alone are put together in `scratch`.
   std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<ShardBuffer>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
   std::uint64_t bytes() const noexcept;
 
  private:
-  /// By canonical tensor and local tensor.
+  /// Key: name of the canonical tensor and index of the local tensor.
   using Boxes = std::map<std::pair<std::string, std::uint32_t>, std::vector<Box>>;
 
-  struct Layer {
+  struct SnapshotLayer {
     std::vector<ShardBuffer> copies;  ///< Parallel to the local tensors; null where nothing is sent.
     Boxes sent;                       ///< Under the plan in force.
     Boxes covered;                    ///< Under the one that may come to be.
@@ -62,8 +63,8 @@ class ShardSnapshot {
   ShardBuffer put_together(const FanoutPlan& plan, const Region& region, const RegionView& view);
 
   std::shared_ptr<ShardMemory> memory_;
-  std::vector<Layer> layers_;
-  std::map<std::size_t, CoveredRoute> routes_;  ///< Of the plan that was covered, by its route.
+  std::vector<SnapshotLayer> layers_;
+  std::map<std::size_t, CoveredRoute> routes_;  ///< Routes of the covered plan, by route number.
 };
 
 }  // namespace sparsecast

@@ -109,8 +109,8 @@ void SubscriberSide::apply(ShardedReport& report) {
   for (const DestinationRoute& route : routes_) report.applied += route.subscriber->apply().changed;
 }
 
-/// The routes that have applied the attempt keep it, or take it back; those that cannot leave the rank without a
-/// version.
+/// Commits or rolls back the attempt on the routes that have applied it. A route that cannot be rolled back leaves the
+/// rank without a version.
 void SubscriberSide::settle(bool committed) {
   for (const DestinationRoute& route : routes_) {
     Subscriber& subscriber = *route.subscriber;

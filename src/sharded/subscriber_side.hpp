@@ -1,32 +1,32 @@
 #pragma once
 
-// An engine rank, whatever group it is in at the moment.
+// State of an engine rank that outlives its memberships in groups.
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "sharded/routes.hpp"
+#include "sharded/route_endpoints.hpp"
 
 namespace sparsecast {
 
 class SubscriberSide {
  public:
-  /// `memory` is that of the layout's rank.
+  /// Takes the memory of the local tensors of rank `rank` of `layout`.
   SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                  std::shared_ptr<ShardMemory> memory, ShardedOptions options);
 
   RankInfo rank_info() const;
   const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
 
-  /// The ranks have met: learns from the coordinator what was in doubt.
+  /// Learns the decision that was in doubt from the coordinator, after a regroup.
   void met(const Meeting& meeting, int world_rank);
   ShardMemory& memory() const noexcept { return *memory_; }
   /// Makes its routes of the plan, and reads what they hold.
   void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
   /// Throws Error{kWrongBase} unless every destination holds what its route starts from.
   void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
-  /// It has been verified that it holds the committed version.
+  /// Records that this engine holds the committed version, which the digests have verified.
   void accept_base() noexcept { needs_anchor_ = false; }
 
   void begin_attempt() noexcept { ++last_attempt_; }
@@ -36,9 +36,9 @@ class SubscriberSide {
   void require_staged() const;
   void apply(ShardedReport& report);
   StateDigest digest() const { return destination_digest(routes_); }
-  /// The attempt's fate.
+  /// Commits or rolls back the attempt.
   void settle(bool committed);
-  /// The decision was not heard.
+  /// Marks the attempt as in doubt, because this rank has not heard the decision.
   void doubt() noexcept { in_doubt_ = true; }
 
   /// See ShardedSubscriber.

@@ -4,13 +4,16 @@
 
 #include <algorithm>
 
-#include "transport/control/blobs.hpp"
 #include "core/trace.hpp"
 #include "sparsecast/error.hpp"
+#include "sparsecast/sharded.hpp"
+#include "sparsecast/tcp_transport.hpp"
+#include "transport/control/blobs.hpp"
 
 namespace sparsecast {
 
-Wire::Wire(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline)
+GroupTransports::GroupTransports(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open,
+                                 Deadline deadline)
     : plan_(plan), rank_(world.rank()), groups_(open(world, plan, deadline)) {
   if (groups_.size() != plan.groups().size()) {
     throw Error(ErrorCode::kUsage,
@@ -26,7 +29,7 @@ Wire::Wire(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& ope
   }
 }
 
-void Wire::broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline) {
+void GroupTransports::broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline) {
   const std::vector<int>& members = plan_.groups()[transfer.group].members;
   const auto source = static_cast<int>(std::ranges::lower_bound(members, transfer.source) - members.begin());
   try {
@@ -49,7 +52,7 @@ std::vector<Participant> groups_of(const std::vector<MeetingParticipant>& partic
 }  // namespace
 
 void SyncWorld::meet(std::vector<RankInfo> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
-                 Deadline deadline) {
+                     Deadline deadline) {
   meeting_ = sparsecast::meet(*control_, std::move(own), layouts, deadline);
 }
 
@@ -66,10 +69,11 @@ void SyncWorld::agree_on(const FanoutPlan& plan, Deadline deadline) {
 void SyncWorld::connect(const GroupOpener& open, Deadline deadline) {
   {
     const TraceRange<"sync.plan"> range;
-    plan_ = std::make_unique<FanoutPlan>(meeting_.trainer.participant, groups_of(meeting_.engines, false), meeting_.plan);
+    plan_ =
+        std::make_unique<FanoutPlan>(meeting_.trainer.participant, groups_of(meeting_.engines, false), meeting_.plan);
   }
   agree_on(*plan_, deadline);
-  wire_ = std::make_unique<Wire>(*control_, *plan_, open, deadline);
+  wire_ = std::make_unique<GroupTransports>(*control_, *plan_, open, deadline);
 }
 
 const std::shared_ptr<const Layout>& SyncWorld::marked_layout() {
@@ -105,6 +109,55 @@ void SyncWorld::decide(Deadline deadline) {
     throw Error(ErrorCode::kPeerFailed,
                 fmt::format("a rank voted against: {}", to_string(static_cast<ErrorCode>(decision))));
   }
+}
+
+namespace {
+
+/// Returns the group of this round that the rank is a member of, or -1; it is the rank's color in a split.
+int own_group(const FanoutPlan& plan, std::uint32_t round, int rank) {
+  const std::vector<RouteGroup>& groups = plan.groups();
+  const auto found = std::ranges::find_if(groups, [&](const RouteGroup& group) {
+    return group.round == round && std::ranges::binary_search(group.members, rank);
+  });
+  return found == groups.end() ? -1 : static_cast<int>(found - groups.begin());
+}
+
+/// Opens the groups round by round; split(color) makes the rank's one, or null.
+template <class Split>
+std::vector<std::unique_ptr<Transport>> split_by_round(const FanoutPlan& plan, int rank, const Split& split) {
+  std::vector<std::unique_ptr<Transport>> open(plan.groups().size());
+  for (std::uint32_t round = 0; round < plan.rounds(); ++round) {
+    const int own = own_group(plan, round, rank);
+    std::unique_ptr<Transport> made = split(own);
+    if (own >= 0) open[static_cast<std::size_t>(own)] = std::move(made);
+  }
+  return open;
+}
+
+}  // namespace
+
+GroupOpener open_control_groups() {
+  return [](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
+    return split_by_round(plan, world.rank(), [&](int own) -> std::unique_ptr<Transport> {
+      std::shared_ptr<ControlChannel> region = world.split(own, world.rank(), deadline);
+      return region ? make_tcp_transport(std::move(region)) : nullptr;
+    });
+  };
+}
+
+GroupOpener split_nccl_groups(NcclWorldOpener open_world) {
+  return [open_world = std::move(open_world)](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
+    const auto all = open_world(world.split(0, world.rank(), deadline), deadline);
+    return split_by_round(plan, world.rank(), [&](int own) -> std::unique_ptr<Transport> {
+      return all->split(own, world.rank(), deadline);
+    });
+  };
+}
+
+GroupOpener open_nccl_groups(const NcclOptions& options) {
+  return split_nccl_groups([options](std::shared_ptr<ControlChannel> control, Deadline deadline) {
+    return NcclTransport::open(std::move(control), options, deadline);
+  });
 }
 
 }  // namespace sparsecast

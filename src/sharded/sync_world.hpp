@@ -2,27 +2,34 @@
 
 // One group of ranks after a regroup: who is in it, the plan, and the open groups.
 
+#include <functional>
 #include <memory>
 #include <vector>
 
-#include "sharded/vote.hpp"
 #include "sharded/rank_info.hpp"
+#include "sharded/vote.hpp"
 #include "sparsecast/sharded.hpp"
 
 namespace sparsecast {
 
-/// The groups of one plan, from this rank's side.
-class Wire {
+/// Function that opens the NCCL communicator of the whole world.
+using NcclWorldOpener = std::function<std::unique_ptr<NcclTransport>(std::shared_ptr<ControlChannel>, Deadline)>;
+
+/// Returns open_nccl_groups over the communicator of the world that `open_world` opens; tests open a fake.
+GroupOpener split_nccl_groups(NcclWorldOpener open_world);
+
+/// Open transports of the groups of one plan that this rank is in.
+class GroupTransports {
  public:
   /// Collective over `world`. `plan` outlives the wire.
-  Wire(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline);
+  GroupTransports(ControlChannel& world, const FanoutPlan& plan, const GroupOpener& open, Deadline deadline);
 
   const FanoutPlan& plan() const noexcept { return plan_; }
   int rank() const noexcept { return rank_; }
-  /// Those that this rank takes part in, in the agreed order.
+  /// Returns the transfers that this rank takes part in, in the agreed order.
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
-  /// One broadcast of the transfer's group, from its source.
+  /// Runs one broadcast of the transfer's group, from its source.
   void broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline);
 
  private:
@@ -41,27 +48,28 @@ class SyncWorld {
   const Meeting& meeting() const noexcept { return meeting_; }
   bool coordinates() const noexcept { return rank() == meeting_.coordinator; }
 
-  /// Everybody learns who is here (meeting.hpp).
-  void meet(std::vector<RankInfo> own, const std::vector<std::shared_ptr<const Layout>>& layouts,
-            Deadline deadline);
+  /// Exchanges rank infos and layouts between all ranks (rank_info.hpp).
+  void meet(std::vector<RankInfo> own, const std::vector<std::shared_ptr<const Layout>>& layouts, Deadline deadline);
   /// Makes the plan and opens its groups. Throws Error{kGroupMismatch} that names a rank with another plan.
   void connect(const GroupOpener& open, Deadline deadline);
   const FanoutPlan& plan() const noexcept { return *plan_; }
-  Wire& wire() noexcept { return *wire_; }
-  /// The trainer's, once the plan is in force (mark_bases). Made when it is first asked for.
+  GroupTransports& wire() noexcept { return *wire_; }
+  /// Returns the trainer's layout once the plan is in force (mark_bases); made by the first call.
   const std::shared_ptr<const Layout>& marked_layout();
 
-  /// For the engines that hold nothing yet, from the ranks that send under the plan; agreed on. None without such.
+  /// Returns the plan that seeds the engines that hold nothing yet, from the ranks that send under the current plan;
+  /// all ranks have agreed on it. Null when every engine has a version.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
 
-  /// All ranks have done this step; else throws this rank's own error, or one that names the rank that failed and why.
+  /// Returns when all ranks have done this step. Throws this rank's own error otherwise, or one that names the rank
+  /// that failed and its reason.
   void require_all(const Outcome& own, Deadline deadline);
-  /// As exchange_votes (vote.hpp).
+  /// Exchanges votes as exchange_votes does (vote.hpp).
   StateDigest exchange(Vote vote, const Outcome& own, Deadline deadline) {
     return exchange_votes(*control_, meeting_, std::move(vote), own, deadline);
   }
-  /// The coordinator's decision on what all have verified. When it throws, the coordinator has decided against; any other
-  /// rank does not know.
+  /// Waits for the coordinator's decision on what all ranks have verified. When this throws on the coordinator, the
+  /// decision is no; on any other rank the decision is unknown.
   void decide(Deadline deadline);
 
  private:
@@ -71,7 +79,7 @@ class SyncWorld {
   Meeting meeting_;
   std::unique_ptr<FanoutPlan> plan_;
   std::shared_ptr<const Layout> marked_layout_;
-  std::unique_ptr<Wire> wire_;
+  std::unique_ptr<GroupTransports> wire_;
 };
 
 }  // namespace sparsecast

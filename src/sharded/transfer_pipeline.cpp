@@ -5,7 +5,7 @@
 namespace sparsecast {
 namespace {
 
-/// Those of `routes`, in the order of the rank's own transfers; any that no transfer takes come last.
+/// Returns `routes` in the order of the rank's own transfers; routes that no transfer takes come last.
 std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& transfers, int rank,
                                        std::vector<std::uint32_t> routes) {
   auto rest = routes.begin();
@@ -19,11 +19,11 @@ std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& trans
   return routes;
 }
 
-/// So many routes may be encoded ahead of the wire.
+/// Returns how many routes may be encoded ahead of the wire.
 std::size_t most_ahead(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes) {
-  if (transfers.empty()) return SerialExecutor::kAtOnce;
+  if (transfers.empty()) return SerialExecutor::kInline;
   const Transfer& first = *transfers.front();
-  return first.source == rank && first.routes.size() == routes ? SerialExecutor::kAtOnce : routes;
+  return first.source == rank && first.routes.size() == routes ? SerialExecutor::kInline : routes;
 }
 
 }  // namespace
@@ -35,13 +35,13 @@ TransferPipeline::TransferPipeline(const std::vector<const Transfer*>& transfers
       routes_(by_transfer(transfers, rank, std::move(routes))),
       steps_(std::move(steps)),
       producer_("encoding of routes", most_ahead(transfers, rank, routes_.size())),
-      stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : SerialExecutor::kAtOnce) {}
+      stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : SerialExecutor::kInline) {}
 
 void TransferPipeline::run(Deadline deadline) {
-  for (const std::uint32_t route : routes_) producer_.add([this, route] { steps_.publish(route); }, deadline);
+  for (const std::uint32_t route : routes_) producer_.submit([this, route] { steps_.publish(route); }, deadline);
   for (const Transfer* const transfer : transfers_) pass(*transfer, deadline);
-  published_ = producer_.wait_for_all(deadline);
-  staged_ = stager_.wait_for_all(deadline);
+  published_ = producer_.wait_all(deadline);
+  staged_ = stager_.wait_all(deadline);
 }
 
 void TransferPipeline::pass(const Transfer& transfer, Deadline deadline) {
@@ -57,8 +57,9 @@ void TransferPipeline::pass(const Transfer& transfer, Deadline deadline) {
   wire_seconds_ += watch.lap();
   if (!steps_.stage) return;
   if (own) records = std::move(kept);
-  stager_.add([this, &transfer, records = std::move(records)]() mutable { steps_.stage(transfer, std::move(records)); },
-              deadline);
+  stager_.submit(
+      [this, &transfer, records = std::move(records)]() mutable { steps_.stage(transfer, std::move(records)); },
+      deadline);
 }
 
 }  // namespace sparsecast

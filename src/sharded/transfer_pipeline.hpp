@@ -1,7 +1,7 @@
 #pragma once
 
-// The transfers of a sync, as one rank takes part in them. What it sends is encoded route by route ahead of the wire, and
-// what it gets is verified behind the wire, each on a thread of its own:
+// The transfers of a sync, as one rank takes part in them. What it sends is encoded route by route ahead of the wire,
+// and what it gets is verified behind the wire, each on a thread of its own:
 //
 //     producer         encode route 0 | encode route 1 | encode route 2 |
 //     calling thread                 | wire of 0     | wire of 1     | wire of 2     |
@@ -20,41 +20,42 @@
 
 namespace sparsecast {
 
-/// What a rank does, one function a step.
+/// Work of a rank, one function per step of a transfer.
 struct TransferSteps {
-  /// Producer: an own route. Routes come in the order in which the transfers take them.
+  /// Publishes an own route, on the producer's thread. Routes come in the order in which the transfers take them.
   std::function<void(std::uint32_t route)> publish;
-  /// Calling thread: what to send for an own transfer, when all its routes have been published.
+  /// Returns the records of an own transfer, on the calling thread, once all its routes have been published.
   std::function<std::vector<Bytes>(const Transfer& transfer)> records;
-  /// Calling thread: as Wire::broadcast; the source's records are given, the others' come.
+  /// Runs GroupTransports::broadcast on the calling thread: the source passes its records, the others receive them.
   std::function<void(const Transfer& transfer, std::vector<Bytes>& records)> broadcast;
-  /// Stager: the records of each transfer, in order. Null for a rank that is no engine's.
+  /// Stages the records of each transfer in order, on the stager's thread. Null on a rank that is not an engine's.
   std::function<void(const Transfer& transfer, std::vector<Bytes> records)> stage;
 };
 
 class TransferPipeline {
  public:
-  /// Transfers that wait to be staged, at most; with the one that is staged and the one that is on the wire, a rank has
-  /// the records of three. One is enough to keep the stager at work while the next is on its way.
+  /// Most transfers that wait to be staged; with the one that is being staged and the one on the wire, a rank holds the
+  /// records of three. One is enough to keep the stager at work while the next is received.
   static constexpr std::size_t kMostUnstaged = 1;
 
-  /// `transfers`: those of this rank, in the plan's order, which outlive the pipeline; `routes`: its own.
+  /// Takes the transfers of this rank in the plan's order, which must outlive the pipeline, and the routes that it
+  /// sends.
   TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::vector<std::uint32_t> routes,
                    TransferSteps steps);
-  /// Its threads have ended then: the route or transfer at work comes to its end, the others are left.
+  /// Waits for the route and the transfer at work, drops the others, and ends the threads.
   ~TransferPipeline() = default;
 
-  /// All of it. A route that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that no
-  /// rank is missed in those that follow: transfers whose routes are not all there have no records, and why is in
+  /// All of it. A route that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that
+  /// no rank is missed in those that follow: transfers whose routes are not all there have no records, and why is in
   /// published() and staged(). Throws what broadcast() throws, and Error{kTimeout}.
   void run(Deadline deadline);
   const Outcome& published() const noexcept { return published_; }
   const Outcome& staged() const noexcept { return staged_; }
 
-  /// As ShardedReport; after run().
-  double encode_seconds() const noexcept { return producer_.seconds(); }
+  /// Returns the seconds that ShardedReport names; valid after run().
+  double encode_seconds() const noexcept { return producer_.busy_seconds(); }
   double wire_seconds() const noexcept { return wire_seconds_; }
-  double stage_seconds() const noexcept { return stager_.seconds(); }
+  double stage_seconds() const noexcept { return stager_.busy_seconds(); }
 
  private:
   void pass(const Transfer& transfer, Deadline deadline);
@@ -63,7 +64,7 @@ class TransferPipeline {
   const int rank_;
   std::vector<std::uint32_t> routes_;  ///< In the order of the transfers.
   TransferSteps steps_;
-  std::size_t routes_due_ = 0;  ///< By the end of the transfer at hand.
+  std::size_t routes_due_ = 0;  ///< Number of own routes that must be published by the end of the current transfer.
   double wire_seconds_ = 0;
   Outcome published_;
   Outcome staged_;

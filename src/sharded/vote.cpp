@@ -33,7 +33,7 @@ void require_success(const Meeting& meeting, const std::vector<Vote>& votes) {
                           to_string(static_cast<ErrorCode>(found->status))));
 }
 
-/// By engine, then of all tensors.
+/// Adds up the promised digests of all votes: one sum per engine, then that of all tensors.
 std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<Vote>& votes) {
   std::vector<StateDigest> total(meeting.engines.size() + 1);
   for (const int r : meeting.trainer.participant.ranks) {
@@ -81,7 +81,7 @@ Vote parse_vote(ConstBytes bytes, const std::string& peer) {
 }
 
 StateDigest exchange_votes(ControlChannel& world, const Meeting& meeting, Vote vote, const Outcome& own,
-                             Deadline deadline) {
+                           Deadline deadline) {
   vote.status = own.status();
   vote.text = own.text();
   const std::vector<Bytes> all = world.all_gather(pack_vote(vote), deadline);

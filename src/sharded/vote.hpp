@@ -1,6 +1,6 @@
 #pragma once
 
-// What every rank says at the end of a step, and what all make of it.
+// Vote that every rank sends at the end of a step, and the decision that all ranks derive from the votes.
 
 #include <string>
 #include <vector>
@@ -14,9 +14,10 @@ namespace sparsecast {
 struct Vote {
   int status = 0;    ///< 0, or an ErrorCode.
   std::string text;  ///< Why not.
-  /// Of the routes that a trainer's rank sends: the part of each engine's state digest, then that of all tensors.
+  /// Digests of the routes that a trainer rank sends: its part of each engine's state digest, then of that of all
+  /// tensors.
   std::vector<StateDigest> promised;
-  /// Of the routes that an engine's rank counts.
+  /// Digest of the routes that an engine rank counts.
   StateDigest reached;
 };
 
@@ -28,6 +29,6 @@ Vote parse_vote(ConstBytes bytes, const std::string& peer);
 /// tensors. Throws this rank's own error; else kPeerFailed that names a rank that failed and its words; else
 /// kDigestMismatch that names each engine whose parts do not add up to what the trainer says.
 StateDigest exchange_votes(ControlChannel& world, const Meeting& meeting, Vote vote, const Outcome& own,
-                             Deadline deadline);
+                           Deadline deadline);
 
 }  // namespace sparsecast

@@ -14,7 +14,7 @@
 namespace sparsecast {
 namespace {
 
-/// The blocks of a delta file in order.
+/// Iterates over the blocks of a delta file in order.
 class BlockCursor {
  public:
   explicit BlockCursor(const DeltaFile& file) : file_(file) { load(); }
@@ -154,7 +154,7 @@ void encode_changes(const SectionChanges<T>& changes, const TensorSpec& spec, co
   builder.end();
 }
 
-/// Writes the records of a derived delta around whatever `sections` appends.
+/// Writes the records of a derived delta around the sections that `sections` appends.
 template <class Sections>
 CommitRecord write_derived(const TensorTable& table, DeltaHeader header, const StateDigest& result,
                            const EncodeOptions& options, const RecordSink& sink, const Sections& sections) {

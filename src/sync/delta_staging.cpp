@@ -147,7 +147,7 @@ void DeltaStaging::take_commit(ConstBytes record) {
   delta_->commit = commit;
 }
 
-/// Once header, commit and all frames are here: do they belong together?
+/// Checks that header, commit and frames belong together, once all of them are here.
 void DeltaStaging::check_complete() {
   if (!delta_ || !delta_->commit || delta_->complete) return;
   const CommitRecord& commit = *delta_->commit;

@@ -1,6 +1,7 @@
 #pragma once
 
-// A delta on its way in. Everything that can be refused is refused here, before the first byte of live state changes.
+// Staging of a received delta. Everything that can be rejected is rejected here, before the first byte of live state
+// changes.
 
 #include <map>
 #include <optional>
@@ -9,7 +10,7 @@
 
 namespace sparsecast {
 
-/// What the live tensors hold: what a header is compared with.
+/// State of the live tensors, which the header of a delta is compared with.
 struct HeldState {
   StreamId stream;
   std::uint64_t version = 0;
@@ -19,24 +20,25 @@ struct HeldState {
 
 class DeltaStaging {
  public:
-  /// Both outlive the staging.
+  /// Requires both arguments to outlive the staging.
   DeltaStaging(const TensorTable& table, SubscriberBackend& backend);
 
-  /// One record, of whatever kind. True when it was a header that was accepted: a new staging has begun.
+  /// Takes one record of any kind. Returns true when it was a header that was accepted, so that a new staging has
+  /// begun.
   bool take(ConstBytes record, const HeldState& held);
-  /// All frames at once, on the device.
+  /// Stages all frames at once from device memory, in stream order.
   void take_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream);
   std::byte* reserve(std::uint64_t bytes);
   void discard() noexcept;
 
   bool complete() const noexcept { return delta_ && delta_->complete; }
-  /// Of a complete staging, which is none any more.
+  /// Ends a complete staging and returns its commit record; nothing is staged afterwards.
   CommitRecord release();
 
  private:
-  struct Delta {
+  struct StagedDelta {
     DeltaHeader header;
-    std::map<std::uint32_t, FrameHeader> frames;  ///< By sequence.
+    std::map<std::uint32_t, FrameHeader> frames;  ///< Frame headers by sequence number.
     std::optional<CommitRecord> commit;
     std::uint64_t bytes = 0;  ///< Records and decompressed bodies.
     bool on_device = false;   ///< The frames came all at once.
@@ -53,7 +55,7 @@ class DeltaStaging {
   SubscriberBackend& backend_;
   std::uint64_t byte_limit_ = 0;
   std::uint64_t block_limit_ = 0;
-  std::optional<Delta> delta_;
+  std::optional<StagedDelta> delta_;
 };
 
 }  // namespace sparsecast

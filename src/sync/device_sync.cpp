@@ -38,9 +38,9 @@ std::vector<std::uint32_t> parse_sizes(const Bytes& record) {
 
 class NcclTransport::DeviceSync {
  public:
-  class Source final : public SourceSteps {
+  class DeviceSource final : public SourceSteps {
    public:
-    Source(NcclTransport& transport, CUevent_st* weights_ready)
+    DeviceSource(NcclTransport& transport, CUevent_st* weights_ready)
         : transport_(transport), weights_ready_(weights_ready) {}
 
     Published publish(Publisher& publisher) override {
@@ -70,9 +70,9 @@ class NcclTransport::DeviceSync {
     CUstream_st* stream_ = nullptr;
   };
 
-  class Receiver final : public ReceiverSteps {
+  class DeviceReceiver final : public ReceiverSteps {
    public:
-    Receiver(NcclTransport& transport, Subscriber& subscriber, const ApplyOrder& order)
+    DeviceReceiver(NcclTransport& transport, Subscriber& subscriber, const ApplyOrder& order)
         : transport_(transport), subscriber_(subscriber), order_(order) {}
 
     std::uint64_t receive(int source, Deadline deadline) override {
@@ -149,13 +149,13 @@ class NcclTransport::DeviceSync {
 
 SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
                      CUevent_st* weights_ready) {
-  NcclTransport::DeviceSync::Source steps(transport, weights_ready);
+  NcclTransport::DeviceSync::DeviceSource steps(transport, weights_ready);
   return run_source(publisher, transport, timeout, steps);
 }
 
 SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source, std::chrono::milliseconds timeout,
                         const ApplyOrder& order) {
-  NcclTransport::DeviceSync::Receiver steps(transport, subscriber, order);
+  NcclTransport::DeviceSync::DeviceReceiver steps(transport, subscriber, order);
   return run_receiver(subscriber, transport, source, timeout, steps);
 }
 

@@ -26,7 +26,7 @@ struct Task {
   std::uint64_t elements = 0;  ///< At most kSectionElems.
 };
 
-/// What a thread keeps from section to section.
+/// Buffers that a thread keeps from section to section.
 struct Worker {
   std::unique_ptr<TileWorkspace> workspace = std::make_unique_for_overwrite<TileWorkspace>();
   std::optional<SectionBuilder<std::uint8_t>> builder8;
@@ -75,7 +75,7 @@ class FlatElements {
   std::uint64_t first_;
 };
 
-/// Elements of views.
+/// Elements of strided views.
 class StridedElements {
  public:
   StridedElements(const TileView& view, const TileContext& tile)
@@ -175,7 +175,7 @@ struct Job {
   std::uint32_t part;  ///< Elements asked of the detector at a time.
 };
 
-/// The bits of a tile of a strided tensor, one after another.
+/// Gathers the bits of a tile of a strided tensor, one after another.
 template <class T>
 const std::byte* gather_tile(const TileView& view, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) {
   ElementWalk places(view.current_view);

@@ -20,11 +20,11 @@ EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const 
                             const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
                             const std::function<void(std::uint64_t)>& progress = nullptr);
 
-/// The header of a delta of `table` under `options`; versions, stream and base digest as given.
+/// Returns the header of a delta of `table` under `options`.
 DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, const StreamId& stream,
                         std::uint64_t base_version, std::uint64_t version, const StateDigest& base_digest);
 
-/// `stream`, or the one derived from the table when it is all zero.
+/// Returns `stream`, or the identifier derived from the table when `stream` is all zero.
 StreamId resolve_stream(const StreamId& stream, const TensorTable& table);
 
 }  // namespace sparsecast

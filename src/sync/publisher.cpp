@@ -1,17 +1,17 @@
 // The publisher's rules, the same wherever the weights are; what depends on that is behind PublisherBackend.
 
-#include "sparsecast/publisher.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "sparsecast/publisher.hpp"
 #include "sync/publisher_backend.hpp"
 
 namespace sparsecast {
+
 namespace {
 
-/// All records of a delta as one delta file, for compose.
+/// Returns all records of a delta as one delta file, for compose.
 Bytes as_file(const TensorTable& table, const Delta& delta) {
   Bytes file = delta.header;
   const Bytes table_record = pack_table(table, delta.info.delta_id);
@@ -191,7 +191,7 @@ const DeviceDelta& Publisher::publish_on_device(CUevent_st* weights_ready) {
   if (!state.backend->on_device()) throw Error(ErrorCode::kUsage, "frames on a device need a device detector");
   state.publish(weights_ready, [&](State::Encoded& encoded) {
     const Delta& delta = encoded.delta;
-    // What was joined, was joined on the host.
+    // Aborted deltas are joined on the host, so a joined delta has no device frames.
     encoded.on_device = {
         delta.info,   delta.result,
         delta.header, encoded.frames_taken ? state.backend->upload(delta.frames) : state.backend->frames_on_device(),
@@ -229,5 +229,66 @@ const StateDigest& Publisher::digest() const noexcept { return state_->digest; }
 bool Publisher::pending() const noexcept { return state_->pending.has_value(); }
 Detector* Publisher::detector() noexcept { return state_->detector.get(); }
 DeviceDetector* Publisher::device_detector() noexcept { return state_->device_detector.get(); }
+
+namespace {
+
+class HostPublisherBackend final : public PublisherBackend {
+ public:
+  HostPublisherBackend(const TensorTable& table, Detector& detector, const EncodeOptions& options)
+      : table_(table), detector_(detector), options_(options) {
+    check_encode_options(options, detector.knows_old());
+  }
+
+  Abilities abilities() const noexcept override {
+    const bool keeps_snapshot = !detector_.snapshot().empty();
+    return {detector_.knows_old(), keeps_snapshot, detector_.consumes_changes(),
+            keeps_snapshot && options_.values != ValueCodec::kRaw};
+  }
+
+  StateDigest digest() override {
+    // The live weights may have moved on from what receivers hold, which a snapshot knows.
+    std::vector<ConstHostTensor> tensors;
+    for (const HostTensor& tensor : detector_.snapshot()) tensors.push_back({tensor.data, tensor.strides});
+    for (std::size_t t = tensors.size(); t < table_.size(); ++t) tensors.push_back(detector_.current(t));
+    return sum(digest_tensors(table_, tensors, options_.threads));
+  }
+
+  EncodedFrames encode(const DeltaHeader& header, CUevent_st* weights_ready) override {
+    if (weights_ready != nullptr) throw Error(ErrorCode::kUsage, "an event to wait for needs a device detector");
+    frames_.clear();
+    return encode_frames(table_, detector_, header, options_, abilities().refreshes_in_pass, true,
+                         [this](Bytes&& record) { frames_.push_back(std::move(record)); });
+  }
+  std::vector<Bytes> take_frames() override { return std::move(frames_); }
+
+  void apply_to_snapshot(const Delta& delta, Direction direction) override {
+    const std::span<const HostTensor> tensors = detector_.snapshot();
+    const auto snapshot = place_tensors(table_, std::vector<HostTensor>(tensors.begin(), tensors.end()), "snapshot");
+    ApplyScratch scratch;
+    for (const Bytes& record : delta.frames) {
+      const FrameReader frame(record, delta.info, table_);
+      for (const BlockRef& block : frame.blocks()) {
+        const auto& place = snapshot[block.tensor];
+        const ApplyTarget target = target_in(place.data, place.view.get(), table_[block.tensor].dtype, block);
+        apply_block(block, target, direction, scratch);
+      }
+    }
+  }
+  void committed() override { detector_.committed(); }
+  void aborted() override { detector_.aborted(); }
+
+ private:
+  const TensorTable& table_;
+  Detector& detector_;
+  EncodeOptions options_;
+  std::vector<Bytes> frames_;
+};
+
+}  // namespace
+
+std::unique_ptr<PublisherBackend> make_host_publisher_backend(const TensorTable& table, Detector& detector,
+                                                              const EncodeOptions& options) {
+  return std::make_unique<HostPublisherBackend>(table, detector, options);
+}
 
 }  // namespace sparsecast

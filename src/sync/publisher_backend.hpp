@@ -1,7 +1,7 @@
 #pragma once
 
-// What a publisher asks of the place where its weights are: the host, or a device. The publisher's rules (versions, the
-// pending and the aborted delta) are in publisher.cpp, once.
+// Interface between a publisher and the memory of its weights, on the host or on a device. The rules on versions, the
+// pending and the aborted delta are the same for both and are in publisher.cpp.
 
 #include <memory>
 #include <vector>
@@ -14,7 +14,7 @@ namespace sparsecast {
 
 class PublisherBackend {
  public:
-  /// What the detector can do.
+  /// Capabilities of the detector.
   struct Abilities {
     bool knows_old = false;
     bool keeps_snapshot = false;
@@ -26,12 +26,13 @@ class PublisherBackend {
   virtual ~PublisherBackend() = default;
   virtual Abilities abilities() const noexcept = 0;
 
-  /// Of the weights as they are now, read in full; before the first delta, of the snapshot where there is one.
+  /// Returns the digest of the current weights, read in full; before the first delta, that of the snapshot if there is
+  /// one.
   virtual StateDigest digest() = 0;
 
   /// Detects and encodes, once `weights_ready` has been reached. The frames stay here until the next call.
   virtual EncodedFrames encode(const DeltaHeader& header, CUevent_st* weights_ready) = 0;
-  /// The frames of the last encode() on the host.
+  /// Returns the frames of the last encode() in host memory.
   virtual std::vector<Bytes> take_frames() = 0;
 
   /// Brings the snapshot forward or back by the last encoded delta; `delta` has its frames if they were taken.
@@ -40,18 +41,18 @@ class PublisherBackend {
   virtual void committed() = 0;
   virtual void aborted() = 0;
 
-  /// False on the host, and the three below are never called.
+  /// Returns whether the weights are on a device; when false, the three functions below are never called.
   virtual bool on_device() const noexcept { return false; }
   virtual std::vector<DeviceRecord> frames_on_device() { return {}; }
-  /// Other frames, brought to the device; they stay there until the next call.
+  /// Copies frames of the host to the device; they stay there until the next call.
   virtual std::vector<DeviceRecord> upload(const std::vector<Bytes>&) { return {}; }
   virtual CUstream_st* stream() const noexcept { return nullptr; }
 };
 
-/// `detector` outlives the backend.
+/// Creates the backend for weights on the host; `detector` must outlive it.
 std::unique_ptr<PublisherBackend> make_host_publisher_backend(const TensorTable& table, Detector& detector,
                                                               const EncodeOptions& options);
-/// The same for a device, in device/; throws Error{kUnsupported} in a build without.
+/// Creates the backend for weights on a device (device/). Throws Error{kUnsupported} in a build without CUDA.
 std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable& table, DeviceDetector& detector,
                                                                 const EncodeOptions& options);
 

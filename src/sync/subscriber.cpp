@@ -27,9 +27,9 @@ struct Subscriber::State {
   bool dirty = false;
   DeltaStaging staging;
 
-  /// What the last apply needs to be rolled back, beside what the backend keeps.
+  /// State needed to roll the last apply back, beside what the backend keeps.
   struct Applied {
-    std::vector<StateDigest> changes;  ///< By tensor.
+    std::vector<StateDigest> changes;  ///< Change of each tensor's digest.
     std::uint64_t old_version = 0;
   };
   std::optional<Applied> applied;
@@ -63,8 +63,8 @@ struct Subscriber::State {
   void audit(std::size_t first, std::size_t count);
 };
 
-Subscriber::State::State(std::shared_ptr<const TensorTable> initial_table, std::unique_ptr<SubscriberBackend> initial_backend,
-                         const SubscriberOptions& initial_options)
+Subscriber::State::State(std::shared_ptr<const TensorTable> initial_table,
+                         std::unique_ptr<SubscriberBackend> initial_backend, const SubscriberOptions& initial_options)
     : table(std::move(initial_table)),
       backend(std::move(initial_backend)),
       options(initial_options),

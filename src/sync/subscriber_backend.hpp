@@ -1,7 +1,7 @@
 #pragma once
 
-// What a subscriber asks of the place where its tensors are: the host, or a device. The subscriber's rules are in
-// delta_staging.cpp (what may be staged) and subscriber.cpp (what may be applied), once.
+// Interface between a subscriber and the memory of its tensors, on the host or on a device. The rules are the same for
+// both: delta_staging.cpp decides what may be staged, subscriber.cpp what may be applied.
 
 #include <memory>
 #include <vector>
@@ -17,24 +17,24 @@ class SubscriberBackend {
   /// Digests of tensors [first, first + count), read in full.
   virtual std::vector<StateDigest> digests(std::size_t first, std::size_t count) = 0;
 
-  /// A new staging. Drops what was staged before, and what the last apply needs to be rolled back.
+  /// Begins a new staging. Drops what was staged before, and what the last apply needs to be rolled back.
   virtual void begin(const DeltaHeader& header) = 0;
   /// Keeps a frame, whose fixed fields have been parsed to `frame`. Throws, and keeps nothing, when something about it
   /// is wrong; a device may leave its blocks to complete().
   virtual void add(const FrameHeader& frame, ConstBytes record) = 0;
-  /// All frames were added: whatever is left to verify. Throws Error{kCorrupt}. May be called again.
+  /// Verifies what add() has left unverified, after all frames were added. Throws Error{kCorrupt}. May be called again.
   virtual void complete() = 0;
   /// Drops what is staged.
   virtual void discard() noexcept = 0;
 
-  /// Writes the completed delta, which is not staged any more; the change of each tensor's digest.
+  /// Applies the completed delta, which is not staged any more; returns the change of each tensor's digest.
   virtual std::vector<StateDigest> apply(const ApplyOrder& order) = 0;
-  /// Takes the last apply() back; the change of each tensor's digest.
+  /// Rolls the last apply() back; returns the change of each tensor's digest.
   virtual std::vector<StateDigest> roll_back() = 0;
 
-  /// What the completed delta, still staged, does as NaN-masked tensors; writes nothing. Throws Error{kUnsupported}.
+  /// Effect of the completed delta, still staged, as NaN-masked tensors; writes nothing. Throws Error{kUnsupported}.
   struct NanMasked {
-    std::vector<std::size_t> tensors;  ///< That it names, ascending.
+    std::vector<std::size_t> tensors;  ///< Tensors that the delta names, ascending.
     StateDigest change;
   };
   virtual NanMasked prepare_nan_masked() = 0;
@@ -42,18 +42,20 @@ class SubscriberBackend {
   virtual void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
                                const ApplyOrder& order) = 0;
 
-  /// False on the host, and the two below are never called.
+  /// Returns whether the tensors are on a device; when false, the two functions below are never called.
   virtual bool on_device() const noexcept { return false; }
-  /// Instead of add() and complete(), for all frames at once; their headers.
+  /// Replaces add() and complete() for all frames at once; returns their headers.
   virtual std::vector<FrameHeader> add_on_device(std::vector<DeviceRecord>, CUstream_st*) { return {}; }
   /// Drops as begin() does.
   virtual std::byte* reserve(std::uint64_t) { return nullptr; }
 };
 
-/// Both check `live` against the table (Error{kUsage}), which outlives the backend.
+/// Creates the backend for tensors on the host. Throws Error{kUsage} when `live` does not fit the table, which must
+/// outlive the backend.
 std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<HostTensor> live,
                                                                 int threads);
-/// In device/; throws Error{kUnsupported} in a build without.
+/// Creates the backend for tensors on a device (device/), with the same checks. Throws Error{kUnsupported} in a build
+/// without CUDA.
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable& table,
                                                                   std::vector<DeviceTensor> live,
                                                                   const DeviceOptions& options);

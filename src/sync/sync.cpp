@@ -1,4 +1,4 @@
-// One sync: every rank of a channel ends at version v, or every rank stays at v-1 and says why.
+// One sync: every rank of a group ends at version v, or every rank stays at v-1 and says why.
 //
 //            source                                      receiver
 //     idle --publish--> encoded                   idle(v-1)
@@ -11,8 +11,8 @@
 //          | any error: abort -> idle, base v-1      | any error: undo -> idle(v-1)
 //          commit -> idle, base v                    idle(v)
 //
-// A source that cannot publish broadcasts no records and votes against, so that nobody waits for it in vain. After a
-// error the refusing rank throws its own error, the others kPeerFailed that names its code. A receiver that already
+// A source that cannot publish broadcasts no records and votes against, so that nobody waits for it in vain. After an
+// error the failing rank throws its own error, the others kPeerFailed that names its code. A receiver that already
 // holds v with exactly the promised digest votes for it and applies nothing: a duplicate.
 //
 // One deadline bounds all phases. Where a rank is when it passes decides what is known:
@@ -22,17 +22,18 @@
 //     one). The receiver undoes and reports; it never claims v. If the source had decided for v, the next delta starts
 //     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or
 //     by receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
-// The source decides alone: vote 2 is counted at the source, and a decision that it has reached stands even if it cannot
-// be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt needlessly.
-// The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its successor.
+// The source decides alone: vote 2 is counted at the source, and a decision that it has reached stands even if it
+// cannot be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt
+// needlessly. The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its
+// successor.
 
 #include <fmt/format.h>
 
 #include <optional>
 
 #include "core/trace.hpp"
-#include "transport/outcome.hpp"
 #include "sync/sync_steps.hpp"
+#include "transport/outcome.hpp"
 
 namespace sparsecast {
 namespace {
@@ -52,7 +53,7 @@ void require_consent(const Outcome& own, int worst, const char* verb) {
               fmt::format("another rank could not {} the delta: {}", verb, to_string(static_cast<ErrorCode>(worst))));
 }
 
-/// True when the subscriber verifies that it already holds what these records lead to.
+/// Returns whether the subscriber already holds the version that these records lead to, with the same digest.
 bool already_held(const Subscriber& subscriber, const ReceiverSteps& steps) {
   if (subscriber.dirty() || steps.header().empty() || steps.commit().empty()) return false;
   const DeltaHeader header = parse_header(steps.header());
@@ -61,7 +62,7 @@ bool already_held(const Subscriber& subscriber, const ReceiverSteps& steps) {
          commit.result_digest == subscriber.digest();
 }
 
-/// Stages what has come. False when it is a duplicate.
+/// Stages the received records. Returns false when they are a duplicate.
 bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
   if (!steps.any()) throw Error(ErrorCode::kPeerFailed, "the source had nothing to send");
   try {
@@ -74,7 +75,8 @@ bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
   return true;
 }
 
-/// Takes the applied delta back because of `reason`, and throws that; or, graver, that it could not be rolled back.
+/// Rolls the applied delta back because of `reason`, and throws it; or throws the error of the rollback, which is
+/// worse.
 [[noreturn]] void undo_and_throw(Subscriber& subscriber, const Error& reason) {
   const std::uint64_t applied = subscriber.version();
   try {

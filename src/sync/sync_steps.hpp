@@ -1,12 +1,12 @@
 #pragma once
 
-// One sync of a channel (sync.cpp), for whatever way the records of a delta take from the source to the receivers.
+// Steps of one sync (sync.cpp) that depend on how the records of a delta travel: through the host, or between devices.
 
 #include "sparsecast/transport.hpp"
 
 namespace sparsecast {
 
-/// The source's part of the way.
+/// Steps of the source. One object serves one sync.
 class SourceSteps {
  public:
   struct Published {
@@ -17,24 +17,24 @@ class SourceSteps {
 
   virtual ~SourceSteps() = default;
   virtual Published publish(Publisher& publisher) = 0;
-  /// Collective. When publish() has thrown (`refused`), the receivers get nothing, and learn it.
+  /// Collective. Sends the records; sends none when publish() has thrown (`refused`), which tells the receivers so.
   virtual void send(bool refused, Deadline deadline) = 0;
 };
 
-/// A receiver's part. One object serves one sync.
+/// Steps of a receiver. One object serves one sync.
 class ReceiverSteps {
  public:
   virtual ~ReceiverSteps() = default;
-  /// Collective; the bytes that have come. What is wrong with them is for stage() to say, so that no rank is missed in
-  /// what follows.
+  /// Collective. Receives the records and returns their bytes. It does not check them: stage() does, so that no rank is
+  /// missing from the collectives that follow.
   virtual std::uint64_t receive(int source, Deadline deadline) = 0;
-  /// False when the source had nothing to send.
+  /// Returns false when the source had nothing to send.
   virtual bool any() const = 0;
-  /// The header's and the commit's record; empty when there are none.
+  /// Return the records of the header and of the commit; empty when there are none.
   virtual ConstBytes header() const = 0;
   virtual ConstBytes commit() const = 0;
   virtual void stage(Subscriber& subscriber) = 0;
-  /// Staged or refused: what has come is not needed any more.
+  /// Frees the received records, after they were staged or refused.
   virtual void forget() = 0;
   virtual ApplyReport apply(Subscriber& subscriber) = 0;
 };

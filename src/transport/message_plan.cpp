@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t kMark = 0x31'74'73'61'63'72'70'73;  // "sprcast1", little-endian.
 
-// From this size on, a message of its own is as fast as a joined one and saves the copy.
+// Messages of at least this size travel alone: they are as fast as joined ones and save the copy.
 constexpr std::uint64_t kAloneBytes = std::uint64_t{256} << 10;
 constexpr std::uint64_t kJoinedBytes = std::uint64_t{16} << 20;
 

@@ -13,11 +13,11 @@
 
 namespace sparsecast {
 
-/// What one broadcast may carry. A receiver refuses more before it allocates anything for it.
+/// Limits of one broadcast. A receiver refuses more before it allocates anything for it.
 struct WireLimits {
-  std::uint64_t piece_bytes = std::uint64_t{1} << 30;  ///< Of one message, at most 2^30: MPI counts are int.
+  std::uint64_t piece_bytes = std::uint64_t{1} << 30;  ///< Most bytes of one message, at most 2^30: MPI counts are int.
   std::uint64_t max_records = std::uint64_t{1} << 22;
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Of all records together.
+  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< Most bytes of all records together.
 };
 
 /// The first message of a broadcast has a fixed size, so that a receiver needs to know nothing: mark, number of
@@ -29,8 +29,8 @@ using Opening = std::array<std::uint64_t, kOpeningFields + kOpeningSizes>;
 
 Opening pack_opening(std::span<const std::uint64_t> sizes);
 
-/// The sizes that the opening announces, those behind its end still zero. Throws Error{kCorrupt} for anything over the
-/// limits.
+/// Returns the sizes that the opening announces; those behind its end are still zero. Throws Error{kCorrupt} for
+/// anything over the limits.
 std::vector<std::uint64_t> parse_opening(const Opening& opening, const WireLimits& limits);
 
 /// Throws Error{kCorrupt} unless the completed sizes add up to what the opening says.
@@ -56,7 +56,7 @@ class MessageCutter {
  public:
   MessageCutter(std::span<const std::uint64_t> sizes, std::uint64_t piece_bytes);
 
-  /// The next messages that may be in flight together; empty at the end.
+  /// Returns the next messages that may be in flight together; empty at the end.
   std::vector<Message> next_batch();
 
  private:

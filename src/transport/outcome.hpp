@@ -8,7 +8,7 @@
 
 namespace sparsecast {
 
-/// Seconds since the last call of lap(), and since the beginning.
+/// Measures the seconds since the last call of lap(), and since construction.
 class Stopwatch {
  public:
   double lap() {
@@ -25,7 +25,7 @@ class Stopwatch {
   Clock::time_point last_ = start_;
 };
 
-/// What this rank has to say in a vote: nothing against, or the exception that stopped it.
+/// Result of a step for a vote: success, or the exception that stopped it.
 class Outcome {
  public:
   template <class Step>

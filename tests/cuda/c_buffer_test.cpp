@@ -9,16 +9,16 @@
 
 #include "capi/buffer.hpp"
 #include "cuda_emulation/events.hpp"
-#include "transport/nccl/device_api.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random.hpp"
+#include "transport/nccl/device_api.hpp"
 #include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {
 
 using namespace std::chrono_literals;
-using capi::Buffer;
+using capi::BroadcastBuffer;
 using capi::Communicator;
 
 constexpr int kRanks = 2;
@@ -74,10 +74,10 @@ class MixedDevice final : public DeviceApi {
 };
 
 /// The buffer of `weights` in device memory.
-Buffer register_weights(const std::shared_ptr<Communicator>& comm, Weights& weights) {
+BroadcastBuffer register_weights(const std::shared_ptr<Communicator>& comm, Weights& weights) {
   auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"buffer", DType::kBF16, {weights.size()}}});
   auto memory = capi::make_device_memory(table, {weights.data()}, *comm);
-  return Buffer(comm, table, scMemoryDevice, std::move(memory), nullptr);
+  return BroadcastBuffer(comm, table, scMemoryDevice, std::move(memory), nullptr);
 }
 
 void run_ranks(const std::function<void(const std::shared_ptr<Communicator>&, MixedDevice&)>& body) {
@@ -88,8 +88,8 @@ void run_ranks(const std::function<void(const std::shared_ptr<Communicator>&, Mi
   meeting.run([&](const std::shared_ptr<Rendezvous>& control) {
     NcclOptions options;
     options.device = control->rank();
-    auto transport = std::make_unique<NcclTransport>(
-        NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
+    auto transport =
+        std::make_unique<NcclTransport>(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
     scConfig_t config = SC_CONFIG_INITIALIZER;
     config.timeout_ms = 30000;
     body(std::make_shared<Communicator>(control, config, std::move(transport), device), device);
@@ -108,7 +108,7 @@ TEST(CBufferOnDevice, AnchorsAndChangesLeaveAllRanksBitIdentical) {
   run_ranks([](const std::shared_ptr<Communicator>& comm, MixedDevice& device) {
     Weights expected = weights_of(1);
     Weights weights = comm->rank() == 0 ? expected : Weights(kCount);
-    Buffer buffer = register_weights(comm, weights);
+    BroadcastBuffer buffer = register_weights(comm, weights);
     for (const int root : {0, 0, 0, 1, 1}) {
       for (std::size_t i = buffer.stats().version; i < kCount; i += 100) ++expected[i];
       if (comm->rank() == root) weights = expected;
@@ -127,7 +127,7 @@ TEST(CBufferOnDevice, AnchorsAndChangesLeaveAllRanksBitIdentical) {
 TEST(CBufferOnDevice, ForeignWritesAreFoundAndRepaired) {
   run_ranks([](const std::shared_ptr<Communicator>& comm, MixedDevice&) {
     Weights weights = weights_of(2);
-    Buffer buffer = register_weights(comm, weights);
+    BroadcastBuffer buffer = register_weights(comm, weights);
     buffer.broadcast(0, nullptr);
     EXPECT_EQ(buffer.stats().wire_bytes, 0U);
     if (comm->rank() == 1) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "interop/formats/scratch.hpp"
+#include "interop/formats/patch_store.hpp"
 #include "sparsecast/interop.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/tensor_patch.hpp"

@@ -108,7 +108,7 @@ TEST(TensorPatches, RefuseABaseFromWhichTheDeltaDoesNotReachItsDigest) {
 
 TEST(PatchStore, GivesBackInTheOrderOfTheTableWhatWasAddedInAnyAlsoByWayOfAFile) {
   FaultFileSystem fs;
-  ScratchDirectory scratch(fs, "out");
+  WorkDirectory scratch(fs, "out");
   const TensorTable table({{"a", DType::kBF16, {10}}, {"b", DType::kU8, {20}}});
   PatchStore store(table, scratch);
   const Bytes indices = packed_words<std::uint32_t>({3, 19});
@@ -130,7 +130,7 @@ TEST(PatchStore, GivesBackInTheOrderOfTheTableWhatWasAddedInAnyAlsoByWayOfAFile)
 
 TEST(PatchStore, RefusesIndicesThatDoNotAscendOrAreNotInTheTensorAndSecondPatches) {
   FaultFileSystem fs;
-  ScratchDirectory scratch(fs, "out");
+  WorkDirectory scratch(fs, "out");
   const TensorTable table({{"a", DType::kU8, {10}}});
   const Bytes values = packed_words<std::uint8_t>({7, 8});
   for (const std::vector<std::uint32_t>& bad :
@@ -145,10 +145,10 @@ TEST(PatchStore, RefusesIndicesThatDoNotAscendOrAreNotInTheTensorAndSecondPatche
   expect_error(ErrorCode::kCorrupt, [&] { store.add({0, good, values, 2}); }, {"two patches"});
 }
 
-TEST(ScratchDirectory, IsGoneWithAllThatIsInIt) {
+TEST(WorkDirectory, IsGoneWithAllThatIsInIt) {
   FaultFileSystem fs;
   {
-    ScratchDirectory scratch(fs, "out");
+    WorkDirectory scratch(fs, "out");
     EXPECT_TRUE(fs.files().empty());
     fs.open(scratch.path("a"), OpenMode::kCreate)->sync();
     fs.open(scratch.path("a"), OpenMode::kCreate)->sync();

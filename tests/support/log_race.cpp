@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "log/commit_chain.hpp"
+#include "log/log_reader_state.hpp"
 #include "sparsecast/error.hpp"
 #include "support/log_scene.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint_apply.hpp"
 #include "interop/formats/directory_output.hpp"
-#include "interop/formats/scratch.hpp"
+#include "interop/formats/patch_store.hpp"
 #include "sparsecast/publisher.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
@@ -147,7 +147,7 @@ class Conversion {
   const ConvertFlags& flags_;
   bool single_;
   Progress progress_;
-  ScratchDirectory scratch_;
+  WorkDirectory scratch_;
   std::string state_;
   StateDigest digest_;
 };

@@ -17,7 +17,7 @@ class DirectoryOutput {
   DirectoryOutput(const DirectoryOutput&) = delete;
   DirectoryOutput& operator=(const DirectoryOutput&) = delete;
 
-  /// Where a file of this name is to be written, atomically and durably.
+  /// Returns the path at which to write a file of this name; the finished directory appears atomically and durably.
   std::string path(const std::string& name) const { return staging_ + "/" + name; }
   void write_text(const std::string& name, const std::string& text);
   /// Returns the final path.

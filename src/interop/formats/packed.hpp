@@ -21,15 +21,15 @@ namespace sparsecast::packed {
 
 inline constexpr const char* kDoneName = "DONE";
 
-/// Whether a directory entry is one of the form's files.
+/// Returns whether a directory entry is a file of this format.
 bool is_flush_name(const std::string& name);
 
 /// Takes the changes of a version directory to `out`. Throws Error; Error{kIncomplete} without DONE.
-void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, ScratchDirectory& scratch,
+void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, WorkDirectory& scratch,
                     PatchStore& out);
 
 /// Takes one file's changes to `sink`; `bytes` is the file, `name` goes into errors.
-void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, ScratchDirectory& scratch,
+void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, WorkDirectory& scratch,
                 const PatchSink& sink);
 
 /// Returns the directory.

@@ -7,7 +7,6 @@
 #include "core/word.hpp"
 #include "interop/formats/packed.hpp"
 #include "interop/formats/torch_hash.hpp"
-#include "interop/formats/torch_names.hpp"
 #include "interop/formats/zstd_stream.hpp"
 #include "sparsecast/error.hpp"
 
@@ -41,10 +40,10 @@ std::string text_of(const nlohmann::json& param, const char* key) {
   return found->get<std::string>();
 }
 
-/// The two blobs of a flush and what their bytes mean.
+/// Blobs of a flush, positions and values, and how their bytes are to be read.
 struct Flush {
   bool gaps = false;
-  DType dtype = DType::kBF16;  ///< Of the values, as stored.
+  DType dtype = DType::kBF16;  ///< Dtype of the values as stored.
   ConstBytes positions;
   ConstBytes values;
 };
@@ -55,7 +54,7 @@ struct Param {
   std::uint32_t width = 4;
   std::uint64_t count = 0;
   ConstBytes positions;
-  ConstBytes values;  ///< Of Flush::dtype.
+  ConstBytes values;  ///< Values of dtype Flush::dtype.
 };
 
 Param parse_param(const nlohmann::json& json, const Flush& flush, const TensorTable& table) {
@@ -106,7 +105,8 @@ Bytes indices_from_gaps(const Param& param) {
   return indices;
 }
 
-/// Values that were widened because the flush also has float32 parameters. Only bf16 is undone, without loss.
+/// Returns values in the tensor's dtype. They were widened because the flush also has float32 parameters; only bf16 can
+/// be narrowed without loss.
 Bytes narrowed(const Param& param, DType stored, DType own) {
   if (stored != DType::kF32 || own != DType::kBF16) {
     throw Error(ErrorCode::kUnsupported,
@@ -121,7 +121,7 @@ Bytes narrowed(const Param& param, DType stored, DType own) {
   return values;
 }
 
-/// Patches of a tensor that follow one another are one patch: long ones are sliced by some writers.
+/// Joins consecutive patches of a tensor: some writers slice long ones.
 class Joiner {
  public:
   explicit Joiner(const PatchSink& sink) : sink_(sink) {}
@@ -185,7 +185,8 @@ void verify_checksum(const SafetensorsHeader& header, const Flush& flush) {
   }
 }
 
-/// As much as a flush of the whole table, with its header, can have: nothing larger is decompressed.
+/// Returns the size in bytes of the largest possible flush of this table, with its header: nothing larger is
+/// decompressed.
 std::uint64_t most_bytes(const TensorTable& table) {
   constexpr std::uint64_t kAnElement = sizeof(std::uint32_t) + sizeof(std::uint64_t);
   return SafetensorsHeader::kMaxHeaderBytes + 8 + kAnElement * table.elements();
@@ -205,7 +206,7 @@ void decompress(ConstBytes frame, std::uint64_t most, Spool& out) {
 
 bool is_flush_name(const std::string& name) { return name.starts_with("rank") && name.ends_with(".safetensors"); }
 
-void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, ScratchDirectory& scratch,
+void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& table, WorkDirectory& scratch,
                 const PatchSink& sink) {
   try {
     Spool spool(scratch);
@@ -231,7 +232,7 @@ void read_flush(ConstBytes bytes, const std::string& name, const TensorTable& ta
   }
 }
 
-void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, ScratchDirectory& scratch,
+void read_directory(FileSystem& fs, const std::string& directory, const Checkpoint& base, WorkDirectory& scratch,
                     PatchStore& out) {
   if (!fs.exists(directory + "/" + kDoneName)) {
     throw Error(ErrorCode::kIncomplete, "there is no DONE: its writer has not finished", directory);

@@ -25,39 +25,40 @@ const char* encoding_name(ForeignFormat format) {
   }
 }
 
-struct Piece {
+struct FlushPiece {
   TensorSpec spec;
   ConstBytes bytes;
 };
 
-Piece positions_piece(const PackedFlush& flush) {
+FlushPiece positions_piece(const PackedFlush& flush) {
   return {{"__positions__", DType::kU8, {flush.positions.size()}}, flush.positions};
 }
 
-Piece values_piece(const PackedFlush& flush) {
+FlushPiece values_piece(const PackedFlush& flush) {
   return {{"__values__", flush.dtype, {flush.values.size() / element_size(flush.dtype)}}, flush.values};
 }
 
-/// In the order in which positions of 4 bytes and values of any dtype are aligned, for readers that map the file.
-std::vector<Piece> pieces_of(const PackedFlush& flush) {
+/// Returns the pieces in an order that aligns positions of 4 bytes and values of any dtype, for readers that map the
+/// file.
+std::vector<FlushPiece> pieces_of(const PackedFlush& flush) {
   if (element_size(flush.dtype) >= 4) return {values_piece(flush), positions_piece(flush)};
   return {positions_piece(flush), values_piece(flush)};
 }
 
-void write_pieces(FileSystem& fs, const std::string& path, std::span<const Piece> pieces,
+void write_pieces(FileSystem& fs, const std::string& path, std::span<const FlushPiece> pieces,
                   const std::map<std::string, std::string>& metadata) {
   std::vector<TensorSpec> specs;
-  for (const Piece& piece : pieces) specs.push_back(piece.spec);
+  for (const FlushPiece& piece : pieces) specs.push_back(piece.spec);
   SafetensorsWriter writer(fs, path, specs, metadata);
-  for (const Piece& piece : pieces) writer.append(piece.bytes);
+  for (const FlushPiece& piece : pieces) writer.append(piece.bytes);
   writer.finish();
 }
 
-void write_compressed(FileSystem& fs, const std::string& path, std::span<const Piece> pieces,
+void write_compressed(FileSystem& fs, const std::string& path, std::span<const FlushPiece> pieces,
                       const std::map<std::string, std::string>& metadata) {
   std::vector<TensorSpec> specs;
   std::uint64_t content = 0;
-  for (const Piece& piece : pieces) {
+  for (const FlushPiece& piece : pieces) {
     specs.push_back(piece.spec);
     content += piece.bytes.size();
   }
@@ -66,7 +67,7 @@ void write_compressed(FileSystem& fs, const std::string& path, std::span<const P
   ZstdWriter writer(kLevel, [&](ConstBytes bytes) { file.append(bytes); });
   writer.begin(head.size() + content);
   writer.append(head);
-  for (const Piece& piece : pieces) writer.append(piece.bytes);
+  for (const FlushPiece& piece : pieces) writer.append(piece.bytes);
   writer.finish();
   file.commit();
 }
@@ -101,7 +102,7 @@ std::string write_directory(FileSystem& fs, const DeltaHeader& header, const std
   flush_patches(patches, table, gaps ? PackedEncoding::kDeltas : PackedEncoding::kIndices, options,
                 [&](PackedFlush&& flush) {
                   const std::string path = output.path(fmt::format("rank0000_flush{:06d}.safetensors", flushes++));
-                  const std::vector<Piece> pieces = pieces_of(flush);
+                  const std::vector<FlushPiece> pieces = pieces_of(flush);
                   const auto metadata = flush_metadata(flush, header, table, options.format);
                   const bool compressed = options.format == ForeignFormat::kPackedDeltasZstd;
                   compressed ? write_compressed(fs, path, pieces, metadata) : write_pieces(fs, path, pieces, metadata);
@@ -119,7 +120,7 @@ std::vector<std::string> write_verl(FileSystem& fs, const DeltaHeader& header, c
     const std::string path = fmt::format("{}/flush_{:06d}_{:06d}.safetensors", directory, header.version, paths.size());
     require_absent(fs, path);
     const std::string spec = flush.verl_spec(table);
-    std::vector<Piece> pieces = pieces_of(flush);
+    std::vector<FlushPiece> pieces = pieces_of(flush);
     pieces.push_back({{"__delta_spec__", DType::kU8, {spec.size()}}, std::as_bytes(std::span(spec))});
     write_pieces(fs, path, pieces, {});
     paths.push_back(path);

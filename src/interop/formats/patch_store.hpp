@@ -1,23 +1,73 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "interop/formats/scratch.hpp"
+#include "sparsecast/delta.hpp"
+#include "sparsecast/io.hpp"
 #include "sparsecast/safetensors.hpp"
 #include "sparsecast/tensor_patch.hpp"
 
 namespace sparsecast {
 
+/// A directory for the intermediate files of one conversion, made when the first is asked for; removed with all that is
+/// in it when the object goes. Its name is `beside` + ".work." and what makes it unique.
+class WorkDirectory {
+ public:
+  WorkDirectory(FileSystem& fs, std::string beside) : fs_(fs), beside_(std::move(beside)) {}
+  ~WorkDirectory();
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+
+  FileSystem& fs() const noexcept { return fs_; }
+  /// A path in the directory that no earlier call returned; nothing is there.
+  std::string path(const std::string& name);
+
+ private:
+  FileSystem& fs_;
+  std::string beside_;
+  std::string path_;  ///< Empty until it is needed.
+  std::uint64_t names_ = 0;
+};
+
+/// Bytes that are written once, in order, and then read: in memory while they are few, else in a scratch file.
+class Spool {
+ public:
+  static constexpr std::size_t kMemoryBytes = std::size_t{64} << 20;
+
+  explicit Spool(WorkDirectory& scratch, std::size_t memory_bytes = kMemoryBytes)
+      : scratch_(&scratch), memory_bytes_(memory_bytes) {}
+
+  /// Returns where the bytes begin. Not after bytes().
+  std::uint64_t append(ConstBytes bytes);
+  std::uint64_t size() const noexcept { return in_file_ + memory_.size(); }
+  /// Returns all bytes appended so far; they are valid while the object lives. Nothing may be appended afterwards.
+  ConstBytes bytes();
+
+ private:
+  void write_out();
+
+  WorkDirectory* scratch_;
+  std::size_t memory_bytes_;
+  Bytes memory_;
+  std::string path_;
+  std::unique_ptr<File> file_;
+  std::uint64_t in_file_ = 0;
+  std::unique_ptr<FileMapping> mapping_;
+};
+
 /// Throws Error{kCorrupt | kUnsupported} unless the indices of the patch are strictly increasing and in the tensor.
 /// `count` and the spans' sizes agree already.
 void check_patch(const TensorTable& table, const TensorPatch& patch);
 
-/// The patches of one version, one a tensor, kept until all are there. Whatever their source, they are checked on the
-/// way in: what comes out is true of the table.
+/// Patches of one version, at most one per tensor, kept until all are there. Each patch is checked against the table
+/// when it is added.
 class PatchStore {
  public:
-  /// `table` and `scratch` outlive the store.
-  PatchStore(const TensorTable& table, ScratchDirectory& scratch) : table_(table), spool_(scratch) {}
+  /// Requires `table` and `scratch` to outlive the store.
+  PatchStore(const TensorTable& table, WorkDirectory& scratch) : table_(table), spool_(scratch) {}
 
   /// Copies the patch; one without elements is dropped. Throws Error{kCorrupt} when it is not increasing, reaches
   /// beyond the tensor, or is the tensor's second.
@@ -25,12 +75,12 @@ class PatchStore {
   PatchSink sink() {
     return [this](const TensorPatch& patch) { add(patch); };
   }
-  /// All patches in the order of the table; valid while the store lives. Nothing is added after it.
+  /// Returns all patches in the order of the table, valid while the store lives. Nothing may be added afterwards.
   const std::vector<TensorPatch>& patches();
   std::uint64_t changed() const noexcept { return changed_; }
 
  private:
-  struct Place {
+  struct PatchPlace {
     std::uint64_t indices = 0;
     std::uint64_t values = 0;
   };
@@ -38,7 +88,7 @@ class PatchStore {
   const TensorTable& table_;
   Spool spool_;
   std::vector<TensorPatch> patches_;
-  std::vector<Place> places_;  ///< Parallel to patches_ until patches() is called.
+  std::vector<PatchPlace> places_;  ///< Parallel to patches_ until patches() is called.
   std::vector<bool> seen_;
   std::uint64_t changed_ = 0;
 };

@@ -15,17 +15,26 @@
 //
 // and the file's own metadata has the checksum of the whole tensor's new bytes under its name, in hexadecimal.
 
+#include <functional>
 #include <optional>
 #include <string>
 
 #include "interop/formats/patch_store.hpp"
 #include "sparsecast/interop.hpp"
+#include "sparsecast/safetensors.hpp"
+#include "sparsecast/tensor_patch.hpp"
 
 namespace sparsecast::slime {
 
+/// Receives equally long windows of a tensor: its bytes before and after a patch.
+using WindowSink = std::function<void(ConstBytes before, ConstBytes after)>;
+
+/// Walks the whole of `base`'s tensor in windows of at most 1 MiB, and lets go of what was passed.
+void for_each_window(const Checkpoint& base, const TensorPatch& patch, const WindowSink& sink);
+
 inline constexpr const char* kIndexName = "model.safetensors.index.json";
 
-/// Of a version directory's index.
+/// Content of a version directory's index file.
 struct Index {
   bool delta = false;
   std::optional<std::uint64_t> version;
@@ -35,7 +44,7 @@ struct Index {
   std::vector<std::string> tensors;  ///< Names that the index says are in the files, sorted.
 };
 
-/// Of the text of an index file. Throws Error{kCorrupt | kUnsupported} without context.
+/// Parses the text of an index file. Throws Error{kCorrupt | kUnsupported} without context.
 Index parse_index(const std::string& text);
 /// Reads the index of a directory; one without an index file is a full checkpoint. Throws Error; the context names it.
 Index read_index(FileSystem& fs, const std::string& directory);
@@ -43,18 +52,18 @@ Index read_index(FileSystem& fs, const std::string& directory);
 /// Takes the changes of a delta directory, each verified by its checksum, to `out`.
 void read_delta(FileSystem& fs, const std::string& directory, const Checkpoint& base, PatchStore& out);
 
-/// The change in one frame of a tensor, without its checksum. Throws Error{kCorrupt} without context.
+/// Decodes the change in one frame of a tensor, without checking its checksum. Throws Error{kCorrupt} without context.
 void decode_tensor(ConstBytes frame, const std::string& encoding, std::size_t tensor, const Checkpoint& base,
                    const PatchSink& sink);
 
 /// Returns the directory.
 std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
                         const Checkpoint& base, const std::string& parent, const ForeignWriteOptions& options,
-                        ScratchDirectory& scratch);
+                        WorkDirectory& scratch);
 
-/// "weight_v000012"
+/// Returns "weight_v000012" for version 12.
 std::string version_name(std::uint64_t version);
-/// Inverse of version_name; empty for other names.
+/// Returns the version of a name that version_name() has made, or nothing for other names.
 std::optional<std::uint64_t> version_of_name(const std::string& name);
 
 }  // namespace sparsecast::slime

@@ -8,7 +8,6 @@
 
 #include "core/utf8.hpp"
 #include "core/word.hpp"
-#include "interop/formats/patched_windows.hpp"
 #include "interop/formats/slime.hpp"
 #include "interop/formats/tensor_checksum.hpp"
 #include "interop/formats/zstd_stream.hpp"
@@ -50,7 +49,7 @@ class Collected {
     values_.insert(values_.end(), value, value + size_);
     ++count_;
   }
-  /// The last element's bytes, to be altered further.
+  /// Returns the bytes of the last element, to be changed further.
   std::byte* last_value() { return values_.data() + values_.size() - size_; }
   std::uint64_t last_element() const { return load_word<std::uint32_t>(indices_.data(), count_ - 1); }
   std::uint64_t count() const { return count_; }

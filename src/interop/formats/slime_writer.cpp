@@ -1,32 +1,34 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <map>
+
 #include <nlohmann/json.hpp>
 
 #include "core/word.hpp"
 #include "interop/formats/directory_output.hpp"
-#include "interop/formats/patched_windows.hpp"
 #include "interop/formats/slime.hpp"
 #include "interop/formats/tensor_checksum.hpp"
 #include "interop/formats/zstd_stream.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::slime {
+
 namespace {
 
 constexpr int kLevel = 1;  // Theirs.
 
 /// One tensor's frame, waiting in the spool.
-struct Frame {
+struct CompressedTensor {
   std::string name;
   std::string checksum;
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
 };
 
-/// By pointers of its own, which compilers turn into vectors.
+/// Writes a ^ b to `out`, all of `count` bytes; plain pointers, so that compilers vectorize the loop.
 void exclusive_or(const std::byte* a, const std::byte* b, std::size_t count, std::byte* out) {
   for (std::size_t i = 0; i < count; ++i) out[i] = a[i] ^ b[i];
 }
@@ -88,11 +90,11 @@ void encode_overwrite(const Checkpoint& base, const TensorPatch& patch, TensorCh
   writer.finish();
 }
 
-/// How many frames each file holds: as many as fit into `bucket_bytes`, one at least.
-std::vector<std::size_t> cut_into_files(const std::vector<Frame>& frames, std::uint64_t bucket_bytes) {
+/// Returns the number of frames of each file: as many as fit into `bucket_bytes`, at least one.
+std::vector<std::size_t> cut_into_files(const std::vector<CompressedTensor>& frames, std::uint64_t bucket_bytes) {
   std::vector<std::size_t> counts;
   std::uint64_t filled = 0;
-  for (const Frame& frame : frames) {
+  for (const CompressedTensor& frame : frames) {
     if (counts.empty() || filled + frame.bytes > bucket_bytes) {
       counts.push_back(0);
       filled = 0;
@@ -103,15 +105,15 @@ std::vector<std::size_t> cut_into_files(const std::vector<Frame>& frames, std::u
   return counts;
 }
 
-void write_file(FileSystem& fs, const std::string& path, std::span<const Frame> frames, ConstBytes bytes) {
+void write_file(FileSystem& fs, const std::string& path, std::span<const CompressedTensor> frames, ConstBytes bytes) {
   std::vector<TensorSpec> specs;
   std::map<std::string, std::string> checksums;
-  for (const Frame& frame : frames) {
+  for (const CompressedTensor& frame : frames) {
     specs.push_back({frame.name, DType::kU8, {frame.bytes}});
     checksums[frame.name] = frame.checksum;
   }
   SafetensorsWriter writer(fs, path, specs, checksums);
-  for (const Frame& frame : frames) writer.append(bytes.subspan(frame.begin, frame.bytes));
+  for (const CompressedTensor& frame : frames) writer.append(bytes.subspan(frame.begin, frame.bytes));
   writer.finish();
 }
 
@@ -119,15 +121,15 @@ void write_file(FileSystem& fs, const std::string& path, std::span<const Frame> 
 
 std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
                         const Checkpoint& base, const std::string& parent, const ForeignWriteOptions& options,
-                        ScratchDirectory& scratch) {
+                        WorkDirectory& scratch) {
   const bool use_xor = options.format == ForeignFormat::kSlimeXor;
   Spool spool(scratch);
-  std::vector<Frame> frames;
+  std::vector<CompressedTensor> frames;
   ZstdWriter writer(kLevel, [&](ConstBytes piece) { spool.append(piece); });
   Bytes difference;
   for (const TensorPatch& patch : patches) {
     TensorChecksum checksum(options.checksum);
-    Frame frame{base.table()[patch.tensor].name, {}, spool.size(), 0};
+    CompressedTensor frame{base.table()[patch.tensor].name, {}, spool.size(), 0};
     use_xor ? encode_xor(base, patch, checksum, difference, writer) : encode_overwrite(base, patch, checksum, writer);
     frame.bytes = spool.size() - frame.begin;
     frame.checksum = checksum.hex();
@@ -138,11 +140,11 @@ std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::ve
   const ConstBytes bytes = spool.bytes();
   const std::vector<std::size_t> counts = cut_into_files(frames, options.bucket_bytes);
   nlohmann::ordered_json map = nlohmann::ordered_json::object();
-  std::span<const Frame> left = frames;
+  std::span<const CompressedTensor> left = frames;
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::string name = fmt::format("model-{:05d}-of-{:05d}.safetensors", i, counts.size());
     write_file(fs, output.path(name), left.first(counts[i]), bytes);
-    for (const Frame& frame : left.first(counts[i])) map[frame.name] = name;
+    for (const CompressedTensor& frame : left.first(counts[i])) map[frame.name] = name;
     left = left.subspan(counts[i]);
   }
   const nlohmann::ordered_json index = {{"metadata",
@@ -154,6 +156,25 @@ std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::ve
                                         {"weight_map", map}};
   output.write_text(kIndexName, index.dump());
   return output.publish();
+}
+
+void for_each_window(const Checkpoint& base, const TensorPatch& patch, const WindowSink& sink) {
+  constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 20;  // A multiple of every element size.
+  const std::size_t size = element_size(base.table()[patch.tensor].dtype);
+  const ConstTensorBytes tensor = base.tensor(patch.tensor);
+  Bytes after;
+  std::uint64_t next = 0;  // Entry of the patch.
+  for (std::uint64_t begin = 0; begin < tensor.size(); begin += kWindowBytes) {
+    const ConstBytes before = tensor.subspan(begin, std::min(kWindowBytes, tensor.size() - begin));
+    after.assign(before.begin(), before.end());
+    for (; next < patch.count; ++next) {
+      const std::uint64_t at = std::uint64_t{load_word<std::uint32_t>(patch.indices.data(), next)} * size;
+      if (at >= begin + before.size()) break;
+      std::memcpy(after.data() + (at - begin), patch.values.data() + next * size, size);
+    }
+    sink(before, after);
+    base.release(patch.tensor, begin, before.size());
+  }
 }
 
 }  // namespace sparsecast::slime

@@ -17,18 +17,18 @@
 
 namespace sparsecast {
 
-/// "step_000012.safetensors"
+/// Returns "step_000012.safetensors" for version 12.
 std::string trl_step_name(std::uint64_t version);
 
-/// Both return the file. TRL's lies in `directory`/deltas.
+/// Write a version as one file and return its path; that of TRL is in `directory`/deltas.
 std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
                            const TensorTable& table, const std::string& directory);
 std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const std::vector<TensorPatch>& patches,
                               const TensorTable& table, const std::string& directory);
-/// The whole of a checkpoint in one file, in `directory`/anchors; returns it.
+/// Writes a whole checkpoint as one file in `directory`/anchors and returns its path.
 std::string write_trl_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::uint64_t version,
                              const std::string& directory);
-/// All tensors of a checkpoint as one safetensors file.
+/// Writes all tensors of a checkpoint as one safetensors file.
 void write_all_tensors(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path,
                        const std::map<std::string, std::string>& metadata);
 

@@ -14,7 +14,7 @@
 namespace sparsecast {
 namespace {
 
-/// RFC 1950, section 8.2.
+/// Adler-32 checksum (RFC 1950, section 8.2).
 class Adler32 {
  public:
   void update(ConstBytes bytes) {

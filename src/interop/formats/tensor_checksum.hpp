@@ -16,7 +16,7 @@ class TensorChecksum {
   ~TensorChecksum();
 
   void update(ConstBytes bytes);
-  /// Lower-case hexadecimal: 32 digits, or 8 for adler32.
+  /// Returns the checksum in lower-case hexadecimal: 32 digits, or 8 for adler32.
   std::string hex() const;
 
  private:

@@ -1,13 +1,16 @@
 #include "interop/formats/torch_hash.hpp"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/word.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {
+
 namespace {
 
 double from_f16(std::uint16_t bits) {
@@ -24,7 +27,8 @@ double from_f16(std::uint16_t bits) {
   return negative ? -value : value;
 }
 
-/// The float64 of the same value; a NaN becomes quiet and keeps its payload, whatever the compiler makes of casts.
+/// Returns the float64 of the same value; a NaN becomes quiet and keeps its payload, however the compiler translates
+/// casts.
 double from_f32(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFF) > 0x7F800000) {
     const std::uint64_t payload = std::uint64_t{bits & 0x7FFFFF} << 29;
@@ -47,7 +51,7 @@ std::uint64_t fold_integers(ConstBytes bits) {
   return fold<T>(bits, [](T value) { return static_cast<std::int64_t>(value); });
 }
 
-/// `carry` * 2^64 + `value`, which has a digit more than C++ has types for.
+/// Returns `carry` * 2^64 + `value` in decimal; no integer type of C++ holds it.
 std::string decimal(std::uint32_t carry, std::uint64_t value) {
   std::uint32_t limbs[3] = {carry, static_cast<std::uint32_t>(value >> 32), static_cast<std::uint32_t>(value)};
   std::string digits;
@@ -93,6 +97,37 @@ std::uint64_t torch_hash(DType dtype, ConstBytes bits) {
 std::string packed_checksum(ConstBytes positions, DType dtype, ConstBytes values) {
   const std::uint64_t of_values = torch_hash(dtype, values);
   return decimal(static_cast<std::uint32_t>(of_values >> 63), torch_hash(DType::kU8, positions) ^ (of_values << 1));
+}
+
+namespace {
+
+constexpr std::array<std::pair<DType, std::string_view>, 12> kNames = {{{DType::kBF16, "bfloat16"},
+                                                                        {DType::kF16, "float16"},
+                                                                        {DType::kF32, "float32"},
+                                                                        {DType::kF64, "float64"},
+                                                                        {DType::kF8E4M3, "float8_e4m3fn"},
+                                                                        {DType::kF8E5M2, "float8_e5m2"},
+                                                                        {DType::kI8, "int8"},
+                                                                        {DType::kU8, "uint8"},
+                                                                        {DType::kI16, "int16"},
+                                                                        {DType::kI32, "int32"},
+                                                                        {DType::kI64, "int64"},
+                                                                        {DType::kBool, "bool"}}};
+
+}  // namespace
+
+std::string_view torch_name(DType dtype) noexcept {
+  for (const auto& [known, name] : kNames) {
+    if (known == dtype) return name;
+  }
+  return "unknown";
+}
+
+std::optional<DType> dtype_from_torch_name(std::string_view name) noexcept {
+  for (const auto& [dtype, known] : kNames) {
+    if (known == name) return dtype;
+  }
+  return std::nullopt;
 }
 
 }  // namespace sparsecast

@@ -69,7 +69,7 @@ void ZstdReader::require_end() {
 struct ZstdWriter::State {
   ZSTD_CCtx* context = ZSTD_createCCtx();
   std::function<void(ConstBytes)> sink;
-  Bytes window;  ///< Of output.
+  Bytes window;  ///< Buffer for compressed output.
   Bytes content;
   bool at_once = false;  ///< All content is gathered first: zstd is faster when it sees it in one piece.
   std::uint64_t left = 0;

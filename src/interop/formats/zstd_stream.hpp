@@ -11,15 +11,15 @@ namespace sparsecast {
 /// is ever produced.
 class ZstdReader {
  public:
-  /// `frame` is the whole frame, and outlives the reader.
+  /// Requires `frame`, the whole zstd frame, to outlive the reader.
   explicit ZstdReader(ConstBytes frame);
   ~ZstdReader();
 
   /// Fills as much of `window` as there is; fewer bytes mean the end of the content. Throws Error{kCorrupt}.
   std::size_t read(std::span<std::byte> window);
-  /// Exactly `window.size()` bytes, or Error{kCorrupt}.
+  /// Reads exactly `window.size()` bytes. Throws Error{kCorrupt} when the frame holds fewer.
   void read_exact(std::span<std::byte> window);
-  /// Error{kCorrupt} unless the frame is complete, holds nothing more, and nothing follows it.
+  /// Throws Error{kCorrupt} unless the frame is complete, holds nothing more, and nothing follows it.
   void require_end();
 
  private:
@@ -31,7 +31,7 @@ class ZstdReader {
 /// held is at most 32 MiB of content and as much output; both are used again for the next frame.
 class ZstdWriter {
  public:
-  /// `sink` gets the compressed bytes, piece by piece.
+  /// Creates a writer that hands the compressed bytes to `sink`, piece by piece.
   ZstdWriter(int level, std::function<void(ConstBytes)> sink);
   ~ZstdWriter();
 

@@ -28,9 +28,35 @@ Value value_of(const Bytes& body, const std::string& peer) {
   std::memcpy(&value, body.data(), sizeof(Value));
   return value;
 }
-/// Every part's size, then every part.
-Bytes join_blobs(const std::vector<Bytes>& blobs);
-/// The parts of `size` ranks. Throws Error{kCorrupt} that names the peer when the sizes do not add up.
-std::vector<Bytes> cut_blobs(std::span<const std::byte> joined, int size, const std::string& peer);
+
+/// Returns the sizes of all blobs (8 bytes each, little-endian on the machines supported), followed by the blobs.
+inline Bytes join_blobs(const std::vector<Bytes>& blobs) {
+  Bytes joined;
+  for (const Bytes& blob : blobs) {
+    const std::uint64_t size = blob.size();
+    joined.insert(joined.end(), bytes_of(size).begin(), bytes_of(size).end());
+  }
+  for (const Bytes& blob : blobs) joined.insert(joined.end(), blob.begin(), blob.end());
+  return joined;
+}
+
+/// Splits the message of join_blobs back into the blobs of `size` ranks. Throws Error{kCorrupt} that names `peer` when
+/// the sizes do not add up to the length of the message.
+inline std::vector<Bytes> cut_blobs(std::span<const std::byte> joined, int size, const std::string& peer) {
+  const std::size_t ranks = static_cast<std::size_t>(size);
+  const Error wrong(ErrorCode::kCorrupt, "sent parts whose sizes do not add up", peer);
+  if (joined.size() < ranks * sizeof(std::uint64_t)) throw wrong;
+  std::span<const std::byte> left = joined.subspan(ranks * sizeof(std::uint64_t));
+  std::vector<Bytes> blobs;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, joined.data() + r * sizeof(bytes), sizeof(bytes));
+    if (bytes > left.size()) throw wrong;
+    blobs.emplace_back(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(bytes));
+    left = left.subspan(static_cast<std::size_t>(bytes));
+  }
+  if (!left.empty()) throw wrong;
+  return blobs;
+}
 
 }  // namespace sparsecast

@@ -16,55 +16,55 @@ CancellationToken::CancellationToken(bool any_thread)
 
 CancellationToken::~CancellationToken() { close(descriptor_); }
 
-bool CancellationToken::enter() {
+bool CancellationToken::begin_call() {
   std::unique_lock<std::mutex> lock(mutex_);
-  free_.wait(lock, [&] { return state_ != State::kForAMoment; });
+  idle_.wait(lock, [&] { return state_ != State::kInShortCall; });
   if (state_ == State::kInCall) return false;
   state_ = State::kInCall;
   last_ = std::this_thread::get_id();
   return true;
 }
 
-bool CancellationToken::enter_for_a_moment() {
+bool CancellationToken::begin_short_call() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ != State::kFree) return false;
-  state_ = State::kForAMoment;
+  if (state_ != State::kIdle) return false;
+  state_ = State::kInShortCall;
   return true;
 }
 
-bool CancellationToken::ask(const std::string& reason) {
+bool CancellationToken::request_cancel(const std::string& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!reason_) reason_ = reason;
-  raised_ = true;
+  cancelled_ = true;
   const std::uint64_t one = 1;
-  // It fails only when it has been written 2^64 - 2 times, and is readable then as well.
+  // write(2) fails only after 2^64 - 2 writes, and the descriptor is readable then as well.
   [[maybe_unused]] const ssize_t written = write(descriptor_, &one, sizeof(one));
-  if (state_ != State::kFree || (!any_thread_ && last_ != std::this_thread::get_id())) return false;
-  state_ = State::kForAMoment;
+  if (state_ != State::kIdle || (!any_thread_ && last_ != std::this_thread::get_id())) return false;
+  state_ = State::kInShortCall;
   return true;
 }
 
-std::optional<std::string> CancellationToken::asked() const {
+std::optional<std::string> CancellationToken::cancel_reason() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return reason_;
 }
 
-std::optional<std::string> CancellationToken::leave() {
+std::optional<std::string> CancellationToken::end_call() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (reason_ && !acted_) return reason_;
-  state_ = State::kFree;
-  free_.notify_all();
+  if (reason_ && !handled_) return reason_;
+  state_ = State::kIdle;
+  idle_.notify_all();
   return std::nullopt;
 }
 
 void CancellationToken::check() const {
-  if (!heeded_ || !raised_) return;
-  throw Error(ErrorCode::kPeerFailed, *asked());
+  if (!enabled_ || !cancelled_) return;
+  throw Error(ErrorCode::kPeerFailed, *cancel_reason());
 }
 
-void CancellationToken::look_up() const {
-  if (!heeded_ || !whole_) return;
-  if (const std::optional<std::string> why = whole_()) throw Error(ErrorCode::kPeerFailed, *why);
+void CancellationToken::check_parent() const {
+  if (!enabled_ || !parent_reason_) return;
+  if (const std::optional<std::string> why = parent_reason_()) throw Error(ErrorCode::kPeerFailed, *why);
 }
 
 }  // namespace sparsecast

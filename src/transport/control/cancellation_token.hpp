@@ -1,13 +1,14 @@
 #pragma once
 
-// Who is in a call of a channel, and how any other thread asks that one to give up.
+// Cancellation of the calls of a control channel by any other thread.
 //
-//     free --enter()--> in a call --leave()--> free
-//        \                  |
-//         \             ask(): the call is woken, gives up, and tells the others why
-//          ask(): the asker is in for a moment, and does that itself
+//     idle --begin_call()--> in a call --end_call()--> idle
+//       \                        |
+//        \                  request_cancel(): wakes the call, which throws, and whose end tells the other ranks why
+//         request_cancel(): its caller holds the token in a short call, and tells the other ranks why itself
 //
-// Where a library allows calls of one thread only (MPI), another thread may not do that itself; the next call does.
+// Where a library takes calls from one thread only (MPI), another thread may not tell the other ranks; the next call
+// does. The first reason of a cancellation stands for good: a cancelled channel is broken.
 
 #include <atomic>
 #include <condition_variable>
@@ -23,49 +24,58 @@ namespace sparsecast {
 
 class CancellationToken {
  public:
-  /// `any_thread`: whoever asks may act on it. Throws Error{kIo}.
+  /// `any_thread`: every thread that cancels may handle the cancellation itself, not only the thread of the calls.
+  /// Throws Error{kIo} when there is no file descriptor left.
   explicit CancellationToken(bool any_thread);
   ~CancellationToken();
   CancellationToken(const CancellationToken&) = delete;
   CancellationToken& operator=(const CancellationToken&) = delete;
 
-  /// For a call. Another thread that is in for a moment is waited for; false when one is in a call.
-  bool enter();
-  /// For something that waits for nobody; false when a thread is in.
-  bool enter_for_a_moment();
-  /// From any thread; the first reason stands. True: the caller is in for a moment now, and acts on it.
-  bool ask(const std::string& reason);
-  std::optional<std::string> asked() const;
+  /// Begins a call on the calling thread, after waiting for the end of a short call of another thread. Returns false
+  /// when a thread is in a call already. Each success is followed by end_call().
+  bool begin_call();
+  /// Begins a short call, which must not block. Returns false at once when a thread is in any call. Each success is
+  /// followed by end_call().
+  bool begin_short_call();
+  /// Cancels the current and all later calls, from any thread. Returns true when no thread is in a call and this one
+  /// may handle the cancellation: it is in a short call then, handles the reason and calls end_call().
+  bool request_cancel(const std::string& reason);
+  /// Returns the reason of the cancellation, or nothing before one.
+  std::optional<std::string> cancel_reason() const;
 
-  // For the thread that is in.
+  // The functions below are called by the thread that is in a call.
 
-  /// Out, unless the reason that it was asked for is still to be acted on; then it stays in.
-  std::optional<std::string> leave();
-  /// Throws Error{kPeerFailed} with the reason, once it has been asked; nothing after ignore().
+  /// Ends the call and returns nothing; or, when a cancellation is not handled yet, returns its reason and leaves the
+  /// call running. Its thread then handles the reason, calls mark_handled(), and calls end_call() again.
+  std::optional<std::string> end_call();
+  /// Throws Error{kPeerFailed} with the reason once the token is cancelled; does nothing while suspended.
   void check() const;
-  /// The same for what this channel is a part of, which `whole` asks, or null: now and then, in a wait that lasts.
-  void look_up() const;
-  void follow(std::function<std::optional<std::string>()> whole) { whole_ = std::move(whole); }
-  /// Readable, for poll(2), when check() would throw; -1, which poll(2) passes over, after ignore().
-  int descriptor() const noexcept { return heeded_ ? descriptor_ : -1; }
-  /// Words that must get through are being sent, or have been; heed(): no longer.
-  void ignore() noexcept { heeded_ = false; }
-  void heed() noexcept { heeded_ = true; }
-  /// The reason has been acted on.
-  void acted() noexcept { acted_ = true; }
+  /// Throws Error{kPeerFailed} with the parent's reason once the parent (set_parent) has failed; does nothing while
+  /// suspended. It costs more than check(), so waits call it now and then only.
+  void check_parent() const;
+  /// Sets the function that returns why the parent channel has failed, or nothing while it has not.
+  void set_parent(std::function<std::optional<std::string>()> reason) { parent_reason_ = std::move(reason); }
+  /// Returns a descriptor for poll(2) that is readable when check() would throw; -1, which poll(2) ignores, while
+  /// suspended.
+  int descriptor() const noexcept { return enabled_ ? descriptor_ : -1; }
+  /// Suspends cancellation while messages are sent that must get through: a decision, or the reason of a failure.
+  void suspend() noexcept { enabled_ = false; }
+  void resume() noexcept { enabled_ = true; }
+  /// Records that the other ranks have been told the reason of the cancellation.
+  void mark_handled() noexcept { handled_ = true; }
 
  private:
   const bool any_thread_;
-  std::function<std::optional<std::string>()> whole_;
+  std::function<std::optional<std::string>()> parent_reason_;
   int descriptor_ = -1;  ///< eventfd(2).
-  std::atomic<bool> raised_{false};
-  bool heeded_ = true;  ///< Of the thread that is in, as is `acted_`.
-  bool acted_ = false;
+  std::atomic<bool> cancelled_{false};
+  bool enabled_ = true;  ///< Used by the thread in a call only, as is `handled_`.
+  bool handled_ = false;
 
-  mutable std::mutex mutex_;  ///< Of what follows.
-  enum class State { kFree, kInCall, kForAMoment } state_ = State::kFree;
-  std::condition_variable free_;
-  std::thread::id last_;  ///< The thread whose calls these are.
+  mutable std::mutex mutex_;  ///< Guards the members below.
+  enum class State { kIdle, kInCall, kInShortCall } state_ = State::kIdle;
+  std::condition_variable idle_;
+  std::thread::id last_;  ///< Thread of the last call.
   std::optional<std::string> reason_;
 };
 

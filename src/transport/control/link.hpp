@@ -1,6 +1,6 @@
 #pragma once
 
-// One end of a two-way stream of messages between the hub of a group and one of its members, whatever carries it.
+// One end of a two-way stream of messages between the hub of a group and one of its members, over any carrier.
 
 #include <cstdint>
 #include <deque>
@@ -9,15 +9,15 @@
 #include <span>
 #include <string>
 
-#include "transport/control/cancellation_token.hpp"
 #include "sparsecast/control_channel.hpp"
+#include "transport/control/cancellation_token.hpp"
 
 namespace sparsecast {
 
 enum class MessageType : std::uint32_t {
   kStart = 1,     ///< Hub: the group is complete.
-  kBlob = 2,      ///< To the hub: one rank's part of all_gather.
-  kGathered = 3,  ///< From the hub: all parts.
+  kBlob = 2,      ///< Member: one rank's part of all_gather.
+  kGathered = 3,  ///< Hub: the parts of all ranks.
   kBroadcast = 4,
   kVote = 5,
   kDecision = 6,
@@ -32,7 +32,7 @@ struct ControlMessage {
   Bytes body;
 };
 
-/// Messages arrive whole, in order, and are of the peer.
+/// Ordered stream of whole messages to and from one peer.
 class Link {
  public:
   Link() = default;
@@ -40,49 +40,49 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  /// The peer in error messages, "rank 2 (10.0.0.3:41234)".
+  /// Returns the name of the peer for error messages: "rank 2 (10.0.0.3:41234)".
   virtual const std::string& name() const noexcept = 0;
-  /// Throws Error{kTimeout | kPeerFailed}.
+  /// Sends one message. Throws Error{kTimeout | kPeerFailed}.
   virtual void send(MessageType type, std::span<const std::byte> body, Deadline deadline) = 0;
-  /// The next message. Polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}; also when meanwhile one of
-  /// `others` (links of the same kind, or null) says that it gives up: its reason, which is never kTimeout then.
+  /// Returns the next message; polls at least once. Throws Error{kTimeout | kPeerFailed | kCorrupt}. Throws also when
+  /// one of `others` (links of the same kind, or null) reports a failure meanwhile, with its reason and never kTimeout.
   virtual ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) = 0;
-  /// Why the peer is not to be waited for: it has given up (its text), or gone. One that left in good order had its
-  /// part in what still runs, which gets a moment to end. Asks without waiting; messages found on the way stay for
-  /// receive().
+  /// Returns why the peer has given up or is gone, or nothing while it may still answer. Does not wait; messages found
+  /// on the way stay for receive(). A peer that has left in good order has done its part of the running collective,
+  /// which gets a short time to end.
   virtual std::optional<std::string> given_up() = 0;
-  /// After the last send, before the link goes: lets what was sent reach the peer, until the deadline at most.
+  /// Waits until the peer has received what was sent, until the deadline at most. Called after the last send.
   virtual void linger(Deadline deadline) noexcept = 0;
 
-  /// From now on its waits end with what `token` is asked for. The token outlives the link.
+  /// Makes waits of this link end when `token` is cancelled. The token outlives the link.
   void set_cancellation(const CancellationToken& token) noexcept { token_ = &token; }
 
  protected:
-  /// Throws when its group has been asked to give up.
+  /// Throws when the calls of its group are cancelled.
   void check_cancelled() const {
     if (token_ != nullptr) token_->check();
   }
-  /// The same for what its group is a part of; at least once in kLookUp in a wait.
-  void look_up() const {
-    if (token_ != nullptr) token_->look_up();
+  /// Throws when the parent of its group has failed. Called at least once per kParentCheckInterval during a wait.
+  void check_parent() const {
+    if (token_ != nullptr) token_->check_parent();
   }
-  static constexpr std::chrono::seconds kLookUp{1};
+  static constexpr std::chrono::seconds kParentCheckInterval{1};
   int cancel_descriptor() const noexcept { return token_ != nullptr ? token_->descriptor() : -1; }
 
  private:
   const CancellationToken* token_ = nullptr;
 };
 
-/// The body of a kAbort, and the error that it makes at the other end: only a silence and a disagreement concern every
-/// rank alike and keep their code; all else is a failed peer.
+/// Encode and decode the body of a kAbort message. Only kTimeout and kGroupMismatch concern every rank alike and keep
+/// their code; every other error arrives as kPeerFailed.
 Bytes abort_body(const Error& error);
 Error abort_of(const ControlMessage& message);
-/// The first kAbort among messages that wait; null when there is none.
+/// Returns the first kAbort among the waiting messages, or null.
 const ControlMessage* find_abort(const std::deque<ControlMessage>& waiting);
-/// Throws its reason when another peer than the one that is waited for, of this name, has given up.
+/// Throws the reason of a kAbort among the messages of `name`, a peer other than the one that is waited for.
 void throw_if_aborted(const std::deque<ControlMessage>& waiting, const std::string& name);
 
-/// Text of a peer, fit for a log: bounded, printable.
+/// Returns the text of a peer, cut to a bounded length and with other than printable characters replaced, for logs.
 std::string printable(std::span<const std::byte> text);
 
 }  // namespace sparsecast

@@ -76,8 +76,8 @@ void StarGroup::tell_all(MessageType type, std::span<const std::byte> body, Dead
 }
 
 void StarGroup::break_with(const Error& error) noexcept {
-  token_.acted();
-  token_.ignore();  // The last words.
+  token_.mark_handled();
+  token_.suspend();  // The last words.
   if (broken_) return;
   try {
     broken_ = error.what();
@@ -89,9 +89,10 @@ void StarGroup::break_with(const Error& error) noexcept {
 
 void StarGroup::leave() noexcept {
   try {
-    while (const std::optional<std::string> reason = token_.leave()) break_with(Error(ErrorCode::kPeerFailed, *reason));
+    while (const std::optional<std::string> reason = token_.end_call())
+      break_with(Error(ErrorCode::kPeerFailed, *reason));
   } catch (...) {
-    token_.acted();
+    token_.mark_handled();
     if (!broken_) broken_ = "out of memory";
     leave();
   }
@@ -99,10 +100,10 @@ void StarGroup::leave() noexcept {
 
 template <class Body>
 auto StarGroup::guard(const char* phase, const Body& body) {
-  if (!token_.enter()) {
+  if (!token_.begin_call()) {
     throw Error(ErrorCode::kUsage, "another thread is in a call of this channel", context(phase));
   }
-  const Turn turn{*this};
+  const CallScope scope{*this};
   if (broken_) {
     throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
                 context(phase));
@@ -178,9 +179,10 @@ Bytes StarGroup::broadcast(std::span<const std::byte> own, Deadline deadline) {
   });
 }
 
-/// A decision is final: where it cannot be delivered, the channel breaks, but the call that decided succeeds.
+/// Sends the decision to every member. A decision is final: if it cannot be delivered, the channel breaks, but the call
+/// that decided succeeds.
 void StarGroup::deliver_decision(std::int32_t worst, int decided_by, Deadline deadline) {
-  token_.ignore();
+  token_.suspend();
   for (int r = 1; r < size_; ++r) {
     if (r == decided_by) continue;
     try {
@@ -189,7 +191,7 @@ void StarGroup::deliver_decision(std::int32_t worst, int decided_by, Deadline de
       broken_ = fmt::format("the decision could not be delivered: {}", error.what());
     }
   }
-  token_.heed();
+  token_.resume();
 }
 
 int StarGroup::agree_as_hub(int status, int coordinator, Deadline deadline) {
@@ -222,13 +224,13 @@ int StarGroup::agree_as_member(int status, int coordinator, Deadline deadline) {
     return value_of<std::int32_t>(expect(*hub_, MessageType::kDecision, deadline), hub_->name());
   }
   const auto worst = value_of<AgreeVote>(expect(*hub_, MessageType::kVote, deadline), hub_->name());
-  token_.ignore();
+  token_.suspend();
   try {
     hub_->send(MessageType::kDecision, bytes_of(worst.status), deadline);
   } catch (const Error& error) {
     broken_ = fmt::format("the decision could not be delivered: {}", error.what());
   }
-  token_.heed();
+  token_.resume();
   return worst.status;
 }
 
@@ -243,14 +245,14 @@ int StarGroup::agree(int status, int coordinator, Deadline deadline) {
 
 void StarGroup::abort(const std::string& reason) noexcept {
   try {
-    if (token_.ask(reason)) leave();
+    if (token_.request_cancel(reason)) leave();
   } catch (...) {
   }
 }
 
 void StarGroup::send_close(Deadline deadline) noexcept {
-  if (!token_.enter()) return;
-  const Turn turn{*this};
+  if (!token_.begin_call()) return;
+  const CallScope scope{*this};
   if (broken_) return;
   try {
     tell_all(MessageType::kLeave, {}, deadline);
@@ -259,15 +261,15 @@ void StarGroup::send_close(Deadline deadline) noexcept {
 }
 
 void StarGroup::settle_abort() noexcept {
-  if (token_.enter_for_a_moment()) leave();
+  if (token_.begin_short_call()) leave();
 }
 
 std::optional<std::string> StarGroup::aborted() noexcept {
   try {
-    if (!token_.enter_for_a_moment()) return token_.asked();
-    const Turn turn{*this};
+    if (!token_.begin_short_call()) return token_.cancel_reason();
+    const CallScope scope{*this};
     if (broken_) return broken_;
-    std::optional<std::string> why = token_.asked();
+    std::optional<std::string> why = token_.cancel_reason();
     if (hub_ && !why) why = hub_->given_up();
     for (const auto& member : members_) {
       if (member && !why) why = member->given_up();
@@ -276,6 +278,44 @@ std::optional<std::string> StarGroup::aborted() noexcept {
     return why;
   } catch (...) {
     return "out of memory";
+  }
+}
+
+std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color) {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < choices.size(); ++r) {
+    if (choices[r].color == color) ranks.push_back(static_cast<int>(r));
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
+  });
+  return ranks;
+}
+
+std::shared_ptr<ControlChannel> ChildChannels::add(std::shared_ptr<ControlChannel> part) {
+  std::optional<std::string> reason;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(parts_, [](const auto& known) { return known.expired(); });
+    parts_.push_back(part);
+    reason = reason_;
+  }
+  if (reason) part->abort(*reason);
+  return part;
+}
+
+void ChildChannels::abort(const std::string& reason) noexcept {
+  try {
+    std::vector<std::shared_ptr<ControlChannel>> parts;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!reason_) reason_ = reason;
+      for (const auto& known : parts_) {
+        if (auto part = known.lock()) parts.push_back(std::move(part));
+      }
+    }
+    for (const auto& part : parts) part->abort(reason);
+  } catch (...) {
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The group: a star with rank 0 as its hub, over whatever links.
+// Collectives of a control channel: a star of links with rank 0 as its hub.
 //
 //     open --any failure, or abort() of any thread--> broken (every rank is told, every later call throws)
 //
@@ -13,25 +13,52 @@
 // they do next: kGroupMismatch, not a wait until the deadline. The hub closes a step a little before its deadline, so
 // that its sentence ("rank 2 is silent") reaches ranks that started at the same time before their own deadline.
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "sparsecast/control_channel.hpp"
 #include "transport/control/cancellation_token.hpp"
 #include "transport/control/link.hpp"
 
 namespace sparsecast {
 
-inline constexpr std::chrono::milliseconds kLingerTimeout{200};  ///< For the last words to a peer.
+/// Arguments of one rank to ControlChannel::split.
+struct SplitChoice {
+  std::int32_t color = 0;
+  std::int32_t key = 0;
+};
 
-/// Before `deadline` by so much that the hub's sentence still reaches the others.
+/// Returns the ranks of `color`, ordered by key, then by rank.
+std::vector<int> ranks_of_color(const std::vector<SplitChoice>& choices, int color);
+
+/// Live children of a control channel, made by split(): when the channel gives up, so do they. Thread-safe.
+class ChildChannels {
+ public:
+  /// Adds a child and returns it. It gives up at once when the parent already has.
+  std::shared_ptr<ControlChannel> add(std::shared_ptr<ControlChannel> part);
+  /// Gives up all children that are still alive. Any thread may call it.
+  void abort(const std::string& reason) noexcept;
+
+ private:
+  std::mutex mutex_;
+  std::optional<std::string> reason_;
+  std::vector<std::weak_ptr<ControlChannel>> parts_;
+};
+
+/// Time to deliver the reason of a failure to a peer before its connection closes.
+inline constexpr std::chrono::milliseconds kLingerTimeout{200};
+
+/// Returns when the hub ends a step: before `deadline`, so that its error still reaches the other ranks in time.
 Deadline close_of_step(Deadline deadline);
 
 class StarGroup {
  public:
-  /// `who` begins the context of every error: "rendezvous". `any_thread`: links may be used by one thread after
-  /// another; else only by that of the calls, and what another one wants by abort() is done by the next call.
+  /// Creates a group without links. `who` begins the context of every error: "rendezvous". `any_thread`: any thread may
+  /// send on the links, so abort() tells the peers itself; otherwise the next call does.
   StarGroup(std::string who, int rank, int size, std::uint64_t max_blob_bytes, bool any_thread);
   ~StarGroup();
   StarGroup(const StarGroup&) = delete;
@@ -41,47 +68,48 @@ class StarGroup {
   int size() const noexcept { return size_; }
   std::uint64_t max_blob_bytes() const noexcept { return max_blob_bytes_; }
   const std::optional<std::string>& broken() const noexcept { return broken_; }
-  /// The longest body that this rank may be sent: a member gets all parts at once, the hub one at a time.
+  /// Returns the longest body that this rank may receive: a member gets all parts at once, the hub one at a time.
   std::uint64_t max_body_bytes() const noexcept;
 
-  /// The links: on the hub those of ranks 1 to size - 1, at their places; on a member the one to the hub.
+  /// Set the links: the hub has one to each of ranks 1 to size - 1, at its rank; a member has one to the hub.
   void connect_members(std::vector<std::unique_ptr<Link>> members);
   void connect_hub(std::unique_ptr<Link> hub);
 
-  // As ControlChannel says. abort() may be called by any thread at any time, the others by one at a time:
-  // Error{kUsage}.
+  // Implement ControlChannel. Any thread may call abort() at any time; the other functions may be called by one thread
+  // at a time, and throw Error{kUsage} otherwise.
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline);
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline);
   int agree(int status, int coordinator, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   std::optional<std::string> aborted() noexcept;
-  /// It is a part of another group, which `whole` asks why it is broken: calls that wait look there now and then.
-  void follow(std::function<std::optional<std::string>()> whole) { token_.follow(std::move(whole)); }
-  /// Before it goes: to every link that this rank has done its part, unless the group is broken.
+  /// Makes this group a child of another one. `whole` returns why the parent is broken, or nothing; calls that wait ask
+  /// it at intervals.
+  void set_parent(std::function<std::optional<std::string>()> whole) { token_.set_parent(std::move(whole)); }
+  /// Tells every peer that this rank has done its part, unless the group is broken. Called before destruction.
   void send_close(Deadline deadline) noexcept;
-  /// Before it goes: what abort() has left to the next call.
+  /// Handles an abort() that was left to the next call. Called before destruction.
   void settle_abort() noexcept;
 
-  /// To every link. Tries them all, then throws the first failure, unless this is the news of one.
+  /// Sends a message on every link. Tries all of them, then throws the first failure, unless the message is a kAbort.
   void tell_all(MessageType type, std::span<const std::byte> body, Deadline deadline);
-  /// The body of the peer's next message, which must be of this type; `others` as Link::receive.
+  /// Returns the body of the peer's next message, which must be of this type; `others` as in Link::receive.
   static Bytes expect(Link& peer, MessageType type, Deadline deadline,
                       std::span<const std::unique_ptr<Link>> others = {});
 
  private:
-  /// A turn of the thread that has entered the token.
-  struct Turn {
+  /// Ends the call of the token at the end of a scope.
+  struct CallScope {
     StarGroup& star;
-    ~Turn() { star.leave(); }
+    ~CallScope() { star.leave(); }
   };
 
   std::string context(const char* phase) const;
   template <class Body>
   auto guard(const char* phase, const Body& body);
-  /// Ends a turn that CancellationToken::enter or ask has begun; does what was asked for meanwhile.
+  /// Ends the call of the token, and handles a cancellation that came meanwhile.
   void leave() noexcept;
   void break_with(const Error& error) noexcept;
-  /// Every member's message; when some are silent, all of them are named.
+  /// Returns a message of every member. When some are silent, the error names all of them.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
   void deliver_decision(std::int32_t worst, int decided_by, Deadline deadline);
   int agree_as_hub(int status, int coordinator, Deadline deadline);
@@ -92,8 +120,8 @@ class StarGroup {
   int size_;
   std::uint64_t max_blob_bytes_;
   CancellationToken token_;
-  std::vector<std::unique_ptr<Link>> members_;  ///< Hub: by rank; none for itself.
-  std::unique_ptr<Link> hub_;                   ///< Members.
+  std::vector<std::unique_ptr<Link>> members_;  ///< Hub: links by rank; null for itself.
+  std::unique_ptr<Link> hub_;                   ///< Members: link to the hub.
   std::optional<std::string> broken_;
 };
 

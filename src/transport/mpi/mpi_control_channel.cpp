@@ -1,5 +1,5 @@
-// A control channel over MPI: the star of bootstrap/star.hpp on plain messages. A part of it (split) is a star of its
-// own on the same communicator, with another tag: so no call of MPI is needed that waits without a deadline.
+// A control channel over MPI: the star of control/star_group.hpp on plain messages. A part of it (split) is a star of
+// its own on the same communicator, with another tag: so no call of MPI is needed that waits without a deadline.
 
 #include "sparsecast/mpi_transport.hpp"
 
@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include "transport/control/blobs.hpp"
-#include "transport/control/child_channels.hpp"
 #include "transport/control/star_group.hpp"
 #include "transport/mpi/mpi_link.hpp"
 
@@ -27,7 +26,7 @@ struct PartRequest {
   std::int32_t next_tag = 0;
 };
 
-/// Also while another one calls it.
+/// Returns whether any thread may call MPI, even while another one does.
 bool any_thread_may_call_mpi() {
   int level = MPI_THREAD_SINGLE;
   check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
@@ -36,7 +35,7 @@ bool any_thread_may_call_mpi() {
 
 class MpiControlChannel final : public ControlChannel, public std::enable_shared_from_this<MpiControlChannel> {
  public:
-  /// `ranks`: of the communicator, by the rank that they have here.
+  /// Takes the ranks of the communicator that make the channel, in the order of their new ranks.
   MpiControlChannel(std::shared_ptr<MpiCommunicator> communicator, std::vector<int> ranks, int tag)
       : communicator_(std::move(communicator)),
         ranks_(std::move(ranks)),
@@ -113,7 +112,7 @@ std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Dea
   std::vector<int> ranks = ranks_of_color(choices, color);
   for (int& r : ranks) r = ranks_[static_cast<std::size_t>(r)];
   auto part = std::make_shared<MpiControlChannel>(communicator_, std::move(ranks), tag);
-  part->star_.follow([whole = weak_from_this()]() -> std::optional<std::string> {
+  part->star_.set_parent([whole = weak_from_this()]() -> std::optional<std::string> {
     const auto here = whole.lock();
     return here ? here->aborted() : std::nullopt;
   });

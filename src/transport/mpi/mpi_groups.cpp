@@ -13,14 +13,14 @@
 namespace sparsecast {
 namespace {
 
-class MpiGroup {
+class MpiGroupHandle {
  public:
-  MpiGroup() = default;
-  ~MpiGroup() {
+  MpiGroupHandle() = default;
+  ~MpiGroupHandle() {
     if (handle_ != MPI_GROUP_NULL) MPI_Group_free(&handle_);
   }
-  MpiGroup(const MpiGroup&) = delete;
-  MpiGroup& operator=(const MpiGroup&) = delete;
+  MpiGroupHandle(const MpiGroupHandle&) = delete;
+  MpiGroupHandle& operator=(const MpiGroupHandle&) = delete;
   MPI_Group* put() noexcept { return &handle_; }
   MPI_Group get() const noexcept { return handle_; }
 
@@ -28,8 +28,8 @@ class MpiGroup {
   MPI_Group handle_ = MPI_GROUP_NULL;
 };
 
-std::unique_ptr<Transport> open_group(MPI_Comm world, const MpiGroup& all, const RouteGroup& group, int tag) {
-  MpiGroup members;
+std::unique_ptr<Transport> open_group(MPI_Comm world, const MpiGroupHandle& all, const RouteGroup& group, int tag) {
+  MpiGroupHandle members;
   check_mpi(MPI_Group_incl(all.get(), static_cast<int>(group.members.size()), group.members.data(), members.put()),
             "MPI_Group_incl");
   MPI_Comm communicator = MPI_COMM_NULL;
@@ -50,7 +50,7 @@ GroupOpener open_mpi_groups(const void* communicator) {
     if (size != world.size()) {
       throw Error(ErrorCode::kUsage, "the communicator and the world are not of one size", "mpi groups");
     }
-    MpiGroup all;
+    MpiGroupHandle all;
     check_mpi(MPI_Comm_group(parent, all.put()), "MPI_Comm_group");
     world.agree(0, 0, deadline);
     std::vector<std::unique_ptr<Transport>> open(plan.groups().size());

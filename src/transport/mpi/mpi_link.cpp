@@ -15,12 +15,12 @@ using std::chrono::steady_clock;
 /// Both ends are in lockstep: a peer is never further ahead than a message or two.
 constexpr std::size_t kMostWaiting = 8;
 
-struct MessageHeader {
+struct MpiMessageHeader {
   std::uint32_t type = 0;
   std::uint32_t reserved = 0;
 };
 
-struct CommunicatorOperation final : MpiOperation {
+struct LinkOperation final : MpiOperation {
   MPI_Comm communicator = MPI_COMM_NULL;
 };
 
@@ -35,7 +35,7 @@ struct MpiLink::Departure final : MpiOperation {
 };
 
 MpiCommunicator::MpiCommunicator(MPI_Comm parent, Deadline deadline) {
-  auto operation = std::make_unique<CommunicatorOperation>();
+  auto operation = std::make_unique<LinkOperation>();
   check_mpi(MPI_Comm_idup(parent, &operation->communicator, operation->add()), "MPI_Comm_idup");
   if (!wait_all(*operation, deadline, Pace::kIdle)) {
     abandon(std::move(operation));
@@ -68,7 +68,7 @@ MpiLink::~MpiLink() {
 }
 
 void MpiLink::send(MessageType type, std::span<const std::byte> body, Deadline deadline) {
-  const MessageHeader header{static_cast<std::uint32_t>(type), 0};
+  const MpiMessageHeader header{static_cast<std::uint32_t>(type), 0};
   if (body.size() > static_cast<std::size_t>(INT_MAX) - sizeof(header)) {
     throw Error(ErrorCode::kUsage, fmt::format("a message of {} bytes is too long for MPI", body.size()), name_);
   }
@@ -102,7 +102,7 @@ void MpiLink::fill() {
       if (found == 0) return;
       check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
       const auto length = static_cast<std::uint64_t>(bytes);
-      if (bytes < static_cast<int>(sizeof(MessageHeader)) || length - sizeof(MessageHeader) > max_body_bytes_) {
+      if (bytes < static_cast<int>(sizeof(MpiMessageHeader)) || length - sizeof(MpiMessageHeader) > max_body_bytes_) {
         communicator_->leave_behind();  // With a message that nobody takes.
         throw Error(ErrorCode::kCorrupt,
                     fmt::format("sent a message of {} bytes; at most {} are taken", bytes, max_body_bytes_), name_);
@@ -112,7 +112,7 @@ void MpiLink::fill() {
       check_mpi(MPI_Imrecv(arrival_->message.data(), bytes, MPI_BYTE, &matched, arrival_->add()), "MPI_Imrecv");
     }
     if (!test_one(*arrival_, 0)) return;
-    MessageHeader header;
+    MpiMessageHeader header;
     ControlMessage message;
     std::memcpy(&header, arrival_->message.data(), sizeof(header));
     message.type = static_cast<MessageType>(header.type);
@@ -124,7 +124,7 @@ void MpiLink::fill() {
 
 ControlMessage MpiLink::receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others) {
   Backoff backoff(Pace::kIdle);
-  Deadline look = steady_clock::now() + kLookUp;
+  Deadline look = steady_clock::now() + kParentCheckInterval;
   for (;;) {
     check_cancelled();
     if (waiting_.empty()) fill();
@@ -142,8 +142,8 @@ ControlMessage MpiLink::receive(Deadline deadline, std::span<const std::unique_p
     const auto now = steady_clock::now();
     if (now >= deadline) throw Error(ErrorCode::kTimeout, "silent until the deadline", name_);
     if (now >= look) {
-      look_up();
-      look = now + kLookUp;
+      check_parent();
+      look = now + kParentCheckInterval;
     }
     backoff.pause();
   }

@@ -24,7 +24,7 @@ class MpiCommunicator {
   MPI_Comm handle() const noexcept { return communicator_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  /// Something is still under way on it: it must not be freed.
+  /// Keeps the communicator from being freed, because operations on it are still running.
   void leave_behind() noexcept { left_ = true; }
 
   int next_tag = 1;  ///< The first that this rank has not used; a new part takes the largest of its ranks'.
@@ -38,7 +38,7 @@ class MpiCommunicator {
 
 class MpiLink final : public Link {
  public:
-  /// To `peer` (a rank of the communicator), called `name` in errors.
+  /// Creates a link to `peer`, a rank of the communicator; errors call it `name`.
   MpiLink(std::shared_ptr<MpiCommunicator> communicator, int peer, int tag, std::string name,
           std::uint64_t max_body_bytes);
   ~MpiLink() override;
@@ -47,7 +47,7 @@ class MpiLink final : public Link {
   void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
   ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
   std::optional<std::string> given_up() override;
-  /// Nothing to do: what was sent is MPI's.
+  /// Does nothing: MPI delivers what was sent.
   void linger(Deadline) noexcept override {}
 
  private:

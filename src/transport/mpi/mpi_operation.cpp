@@ -75,7 +75,7 @@ bool test_one(MpiOperation& operation, std::size_t index) {
 }
 
 void abandon(std::unique_ptr<MpiOperation> operation) noexcept {
-  // A collective cannot be cancelled, and MPI goes on with it whenever it is polled, for another channel too: the
+  // A collective cannot be cancelled, and MPI goes on with it whenever it is polled, for another transport too: the
   // memory must stay, and no moment is known at which the last peer has let go of it. A chain, so that this cannot fail
   // for want of memory, and from a static, so that leak checkers see that it is kept on purpose.
   static std::atomic<MpiOperation*> kept{nullptr};

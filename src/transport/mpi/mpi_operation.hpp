@@ -19,7 +19,7 @@ struct MpiOperation {
   MpiOperation(const MpiOperation&) = delete;
   MpiOperation& operator=(const MpiOperation&) = delete;
 
-  /// Where the next request goes.
+  /// Appends a request and returns it; the pointer is valid until the next call.
   MPI_Request* add() {
     requests.push_back(MPI_REQUEST_NULL);
     return &requests.back();
@@ -28,7 +28,7 @@ struct MpiOperation {
   MpiOperation* next_abandoned = nullptr;
 };
 
-/// How to wait. Ranks often outnumber the cores, so a waiting one gives way; but the first moments are spent polling.
+/// Way of waiting. Ranks often outnumber the cores, so a waiting rank yields; but it polls at first.
 enum class Pace {
   kMoving,  ///< Bytes are on their way, and MPI moves them only while it is polled.
   kIdle,    ///< A peer is at work: leave it the core.
@@ -40,7 +40,7 @@ bool wait_all(MpiOperation& operation, Deadline deadline, Pace pace, const std::
 /// Polls requests[index] once; true when it is complete.
 bool test_one(MpiOperation& operation, std::size_t index);
 
-/// Between two polls.
+/// Pause between two polls, which grows with the time waited.
 class Backoff {
  public:
   explicit Backoff(Pace pace);

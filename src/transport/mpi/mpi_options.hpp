@@ -7,7 +7,7 @@
 
 namespace sparsecast {
 
-/// make_mpi_transport with limits of its own; every rank must give the same `piece_bytes`.
+/// Creates an MPI transport with other limits than the default; every rank must give the same `piece_bytes`.
 std::unique_ptr<Transport> make_mpi_transport(const void* communicator, const WireLimits& limits);
 
 }  // namespace sparsecast

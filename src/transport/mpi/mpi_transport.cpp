@@ -1,4 +1,4 @@
-// Channel over MPI.
+// Transport over MPI.
 //
 //     broadcast:  opening (512 bytes: count and sizes) -> more sizes, if any -> messages, in batches
 //     agree:      every rank sends its vote to the coordinator -> the coordinator sends the decision to every rank
@@ -10,7 +10,7 @@
 // that started at the same time before theirs. After the decision is decided it is final: if it cannot be delivered to
 // some rank, the call succeeds all the same, and the next one fails.
 //
-// Any failure breaks the channel: requests that are still running, their buffers and the communicator are left behind
+// Any failure breaks the transport: requests that are still running, their buffers and the communicator are left behind
 // for good (see abandon), because neither can MPI take a collective back, nor will a silent peer ever complete it.
 
 #include "sparsecast/mpi_transport.hpp"
@@ -40,7 +40,7 @@ struct BroadcastOperation final : MpiOperation {
   Opening opening{};
   std::vector<std::uint64_t> sizes;
   std::vector<Bytes> records;
-  std::vector<Bytes> joined;  ///< By message of the batch; empty for a message of one piece.
+  std::vector<Bytes> joined;  ///< One buffer per message of the batch; empty for a message of one piece.
 };
 
 struct CommunicatorOperation final : MpiOperation {
@@ -101,7 +101,7 @@ MpiTransport::MpiTransport(MPI_Comm parent, const WireLimits& limits) : limits_(
 MpiTransport::~MpiTransport() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  // Freeing a communicator with requests on it may wait for them: a broken channel keeps it.
+  // Freeing a communicator with requests on it may wait for them: a broken transport keeps it.
   if (!broken_ && finalized == 0) MPI_Comm_free(&communicator_);
 }
 
@@ -111,7 +111,7 @@ void MpiTransport::require_usable(const char* phase) const {
               fmt::format("mpi channel, rank {} of {}: {}", rank_, size_, phase));
 }
 
-/// Runs `body` on the operation; whatever it throws breaks the channel, and the operation's memory stays for MPI.
+/// Runs `body` on the operation; an exception from it breaks the transport, and the operation's memory stays for MPI.
 template <class Operation, class Body>
 auto MpiTransport::guard(const char* phase, std::unique_ptr<Operation> operation, const Body& body) {
   try {
@@ -145,7 +145,8 @@ void MpiTransport::wait_broadcast(BroadcastOperation& operation, int source, Dea
                                                silent.size() > 1 ? "at least one of " : "", name_ranks(silent)));
 }
 
-/// The source does not wait here: it knows the table, and whoever is late to take it must not hold up the others.
+/// Broadcasts the sizes. The source does not wait here: it knows the table, and a late receiver must not hold up the
+/// others.
 void MpiTransport::exchange_sizes(BroadcastOperation& operation, int source, Deadline deadline) {
   if (rank_ == source) {
     for (const Bytes& record : operation.records) operation.sizes.push_back(record.size());

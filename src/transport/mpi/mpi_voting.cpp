@@ -47,7 +47,7 @@ MpiDecision MpiVoting::silence(const std::vector<int>& ranks) const {
   return decision;
 }
 
-/// Sends the decision to every rank that is not in `without`. What is decided stands, whatever happens to a message.
+/// Sends the decision to every rank that is not in `without`. The decision stands even if a message is lost.
 void MpiVoting::deliver(const MpiDecision& decision, const std::vector<int>& without, Deadline deadline) noexcept {
   std::unique_ptr<VoteOperation> operation;
   try {
@@ -55,9 +55,9 @@ void MpiVoting::deliver(const MpiDecision& decision, const std::vector<int>& wit
     operation->decision = decision;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || std::find(without.begin(), without.end(), r) != without.end()) continue;
-      check_mpi(
-          MPI_Isend(&operation->decision, sizeof(MpiDecision), MPI_BYTE, r, kDecisionTag, communicator_, operation->add()),
-          "MPI_Isend");
+      check_mpi(MPI_Isend(&operation->decision, sizeof(MpiDecision), MPI_BYTE, r, kDecisionTag, communicator_,
+                          operation->add()),
+                "MPI_Isend");
     }
     if (wait_all(*operation, deadline, Pace::kMoving)) return;
     undelivered_ = "a decision was not taken by every rank";
@@ -118,11 +118,12 @@ int MpiVoting::collect(VoteOperation& operation, int status, Deadline deadline) 
 int MpiVoting::cast(VoteOperation& operation, int status, int coordinator, Deadline deadline) {
   operation.votes = {MpiVote{round_, status}};
   MpiDecision& decision = operation.decision;
-  check_mpi(MPI_Irecv(&decision, sizeof(MpiDecision), MPI_BYTE, coordinator, kDecisionTag, communicator_, operation.add()),
-            "MPI_Irecv");
   check_mpi(
-      MPI_Isend(operation.votes.data(), sizeof(MpiVote), MPI_BYTE, coordinator, kVoteTag, communicator_, operation.add()),
-      "MPI_Isend");
+      MPI_Irecv(&decision, sizeof(MpiDecision), MPI_BYTE, coordinator, kDecisionTag, communicator_, operation.add()),
+      "MPI_Irecv");
+  check_mpi(MPI_Isend(operation.votes.data(), sizeof(MpiVote), MPI_BYTE, coordinator, kVoteTag, communicator_,
+                      operation.add()),
+            "MPI_Isend");
   if (!wait_all(operation, deadline, Pace::kIdle)) {
     throw Error(ErrorCode::kTimeout, fmt::format("no decision from rank {} until the deadline", coordinator));
   }

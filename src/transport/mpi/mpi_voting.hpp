@@ -1,6 +1,6 @@
 #pragma once
 
-// Votes of a channel: every rank tells the coordinator its status, the coordinator tells every rank the decision.
+// Votes of a transport: every rank tells the coordinator its status, the coordinator tells every rank the decision.
 // Plain messages between two ranks, so that the coordinator knows who is silent and can say so to the others; a
 // collective would only hang. Included only where MPI is there.
 
@@ -29,25 +29,26 @@ struct VoteOperation final : MpiOperation {
   MpiDecision decision;
 };
 
-/// Before `deadline` by so much that a decision given then still reaches ranks that started at the same time.
+/// Returns when the coordinator ends a vote: before `deadline`, so that its decision still reaches ranks that started
+/// at the same time.
 Deadline close_of_vote(Deadline deadline);
 
-/// "rank 2", "ranks 1, 3".
+/// Returns "rank 2" or "ranks 1, 3".
 std::string name_ranks(const std::vector<int>& ranks);
 
 class MpiVoting {
  public:
   void open(MPI_Comm communicator, int rank, int size);
 
-  /// The largest status of all ranks. Throws Error{kTimeout | kPeerFailed}; then the channel is broken.
+  /// Returns the largest status of all ranks. Throws Error{kTimeout | kPeerFailed}; then the transport is broken.
   int agree(VoteOperation& operation, int status, int coordinator, Deadline deadline);
 
-  /// On the coordinator: the ranks whose next vote is not here yet.
+  /// Returns the ranks whose next vote has not come. Called on the coordinator.
   std::vector<int> silent_ranks() const;
-  /// On the coordinator, in the place of the next vote: tells all other ranks that these are silent. Best effort.
+  /// Tells all other ranks, instead of a decision, that these ranks are silent. Best effort; called on the coordinator.
   void announce_silence(const std::vector<int>& ranks, Deadline deadline);
 
-  /// Set when the decision stood, but could not be told to every rank: the channel is broken.
+  /// Returns why the last decision could not be delivered to every rank; the transport is broken then.
   const std::optional<std::string>& undelivered() const noexcept { return undelivered_; }
 
  private:

@@ -35,12 +35,12 @@ struct TableLimits {
 };
 
 CountTable make_table(TableKind kind, std::uint64_t sequence, std::span<const std::uint64_t> sizes);
-/// A table that says that the source refused.
+/// Returns a table with the error that keeps the source from sending.
 CountTable make_error_table(TableKind kind, std::uint64_t sequence, std::uint32_t error_code);
 
 /// Throws Error{kCorrupt | kGroupMismatch} for a table that is not the next one of this kind, or over the limits.
 void check_table(const CountTable& table, TableKind kind, std::uint64_t sequence, const TableLimits& limits);
-/// The sizes, those behind the table's end still zero.
+/// Returns the sizes; those behind the table's end are still zero.
 std::vector<std::uint64_t> sizes_of(const CountTable& table);
 /// Throws Error{kCorrupt} unless the completed sizes add up to what the table says, and none is over its bound.
 void check_sizes(const CountTable& table, std::span<const std::uint64_t> sizes, const TableLimits& limits);

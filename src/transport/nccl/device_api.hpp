@@ -15,10 +15,10 @@ class DeviceApi {
   virtual ~DeviceApi() = default;
 
   virtual int current_device() = 0;
-  /// For the calling thread.
+  /// Makes `device` the current device of the calling thread.
   virtual void use_device(int device) = 0;
   virtual std::string uuid(int device) = 0;
-  /// True when kernels on `device` may use this address as device memory (managed memory too).
+  /// Returns whether kernels on `device` may use this address as device memory (managed memory too).
   virtual bool holds(const void* d_pointer, int device) = 0;
 
   virtual void* allocate(std::uint64_t bytes) = 0;
@@ -39,11 +39,10 @@ class DeviceApi {
   virtual void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) = 0;
 };
 
-/// Why there is no device for a runtime that finds the driver too old. Versions as CUDA counts them: 13000 is 13.0; a
-/// driver of 0 is none.
+/// Returns why a runtime finds the driver too old. Versions as CUDA counts them: 13000 is 13.0; 0 means no driver.
 std::string why_driver_is_too_old(int driver_version, int runtime_version);
 
-/// The CUDA runtime.
+/// Returns the API of the CUDA runtime.
 DeviceApi& cuda_device_api();
 
 }  // namespace sparsecast

@@ -14,7 +14,7 @@ namespace sparsecast {
 namespace {
 
 constexpr int kRanksPerRoot = 128;
-constexpr int kMostRanks = 1 << 20;  ///< Of a group that anybody could have had.
+constexpr int kMostRanks = 1 << 20;  ///< Bound on ranks; a larger group cannot exist.
 constexpr int kMultiRankVersion = 23003;
 /// A mismatch of these leads to hangs or to crashes, not to errors.
 constexpr const char* kMustAgree[] = {
@@ -57,10 +57,11 @@ bool all(const std::vector<NcclRankInfo>& rank_infos, std::uint32_t NcclRankInfo
   return std::all_of(rank_infos.begin(), rank_infos.end(), [&](const NcclRankInfo& p) { return p.*ability != 0; });
 }
 
-/// All ranks were in one channel, stay in their order, and some of it are lost.
+/// Returns whether all ranks were in one old group, are in the same order, and some of it are lost.
 bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost) {
   const NcclRankInfo& first = rank_infos[0];
-  if (first.old_channel == 0 || first.old_size > kMostRanks || !all(rank_infos, &NcclRankInfo::can_shrink)) return false;
+  if (first.old_channel == 0 || first.old_size > kMostRanks || !all(rank_infos, &NcclRankInfo::can_shrink))
+    return false;
   int next = 0;
   for (const NcclRankInfo& p : rank_infos) {
     if (p.old_channel != first.old_channel || p.old_size != first.old_size || p.old_rank < next ||
@@ -74,11 +75,12 @@ bool shrinks(const std::vector<NcclRankInfo>& rank_infos, std::vector<int>& lost
   return !lost.empty();
 }
 
-/// The first ranks are a whole old channel in its order, the others are new.
+/// Returns whether the first ranks are a whole old group in its order and the others are new.
 bool grows(const std::vector<NcclRankInfo>& rank_infos) {
   const NcclRankInfo& first = rank_infos[0];
   const auto old_size = static_cast<std::size_t>(std::max(first.old_size, 0));
-  if (first.old_channel == 0 || old_size >= rank_infos.size() || !all(rank_infos, &NcclRankInfo::can_grow)) return false;
+  if (first.old_channel == 0 || old_size >= rank_infos.size() || !all(rank_infos, &NcclRankInfo::can_grow))
+    return false;
   for (std::size_t r = 0; r < rank_infos.size(); ++r) {
     const NcclRankInfo& p = rank_infos[r];
     if (r < old_size ? p.old_channel != first.old_channel || p.old_rank != static_cast<int>(r) : p.old_channel != 0) {

@@ -28,8 +28,8 @@ struct NcclRankInfo {
   std::uint32_t can_init_scalable = 0;
   std::uint32_t can_shrink = 0;   ///< The old communicator is still there, and so is ncclCommShrink.
   std::uint32_t can_grow = 0;     ///< The library has it, and the old communicator, if there was one, is in order.
-  std::uint64_t old_channel = 0;  ///< 0: none; this rank joins.
-  std::uint64_t nonce = 0;        ///< Random, so that two channels of the same ranks have different numbers.
+  std::uint64_t old_channel = 0;  ///< Number of the old group; 0 on a rank that joins.
+  std::uint64_t nonce = 0;        ///< Random, so that two groups of the same ranks have different numbers.
   std::int32_t old_rank = -1;
   std::int32_t old_size = 0;
   std::array<char, 48> device{};     ///< UUID.
@@ -42,19 +42,20 @@ enum class Formation { kInit, kInitScalable, kShrink, kGrow };
 struct FormationPlan {
   Formation formation = Formation::kInit;
   bool registered = false;
-  std::vector<int> lost;      ///< Of kShrink: the old ranks that are left out.
+  std::vector<int> lost;      ///< kShrink: the ranks of the old communicator that are left out.
   std::vector<int> roots;     ///< Ranks that create a unique id.
-  std::uint64_t channel = 0;  ///< The new channel's number, the same on every rank.
+  std::uint64_t channel = 0;  ///< Number of the new group, the same on every rank.
 };
 
 const char* to_string(Formation formation);
 
-/// The variables that must be the same on every rank, as they are in this process.
+/// Returns the environment variables that must be the same on every rank, with their values in this process.
 std::string nccl_settings();
-/// Every set variable that concerns NCCL or the choice of devices, "NAME=value".
+/// Returns every set variable that concerns NCCL or the choice of devices, as "NAME=value".
 std::vector<std::string> relevant_environment();
 
-/// What one rank sent, by its bytes. Throws Error{kGroupMismatch} for another length: another version of sparsecast.
+/// Parses the message of one rank. Throws Error{kGroupMismatch} for another length, which means another version of
+/// sparsecast.
 template <class Value>
 Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
   Value value;
@@ -67,7 +68,7 @@ Value value_of_rank(std::span<const std::byte> bytes, std::size_t rank) {
   return value;
 }
 
-/// What every rank sent, in the order of ranks.
+/// Parses the messages of all ranks, in the order of ranks.
 std::vector<NcclRankInfo> parse_rank_infos(const std::vector<Bytes>& all);
 /// Throws Error{kGroupMismatch} that names two ranks and what differs. There is at least one.
 void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos);
@@ -78,7 +79,7 @@ void set_text(std::array<char, N>& field, const std::string& text) {
   field.fill('\0');
   text.copy(field.data(), N - 1);
 }
-/// Up to its end, which is enforced.
+/// Returns the text up to its first zero byte or the end of the array.
 template <std::size_t N>
 std::string get_text(const std::array<char, N>& field) {
   const std::string text(field.data(), N - 1);

@@ -6,15 +6,50 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <vector>
 
+#include "sparsecast/delta.hpp"
 #include "transport/nccl/nccl_group.hpp"
-#include "transport/nccl/nccl_guard.hpp"
-#include "transport/nccl/record_cursor.hpp"
 
 namespace sparsecast {
 
+/// Walks over records, copying to or from staging, a piece at a time. A receiver's record takes memory when its first
+/// byte is there.
+class RecordCursor {
+ public:
+  RecordCursor(std::vector<Bytes>& records, std::span<const std::uint64_t> sizes, bool source)
+      : records_(records), sizes_(sizes), source_(source) {}
+
+  void copy(std::byte* h_staging, std::uint64_t bytes) {
+    while (bytes > 0) {
+      if (offset_ == sizes_[record_]) {
+        ++record_;
+        offset_ = 0;
+        continue;
+      }
+      Bytes& record = records_[record_];
+      if (!source_ && offset_ == 0) record.resize(static_cast<std::size_t>(sizes_[record_]));
+      const std::uint64_t part = std::min(bytes, sizes_[record_] - offset_);
+      std::byte* const place = record.data() + offset_;
+      std::memcpy(source_ ? h_staging : place, source_ ? place : h_staging, static_cast<std::size_t>(part));
+      h_staging += part;
+      offset_ += part;
+      bytes -= part;
+    }
+  }
+
+ private:
+  std::vector<Bytes>& records_;
+  std::span<const std::uint64_t> sizes_;
+  bool source_;
+  std::size_t record_ = 0;
+  std::uint64_t offset_ = 0;
+};
+
 void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
+  // ncclBroadcast of the loaded library; every byte that a group sends goes through this call.
   check_nccl(nccl,
              nccl.broadcast(d_data, d_data, static_cast<std::size_t>(bytes), ncclInt8, source, communicator_,
                             static_cast<cudaStream_t>(staging_->stream)),
@@ -49,7 +84,7 @@ void NcclTransport::Group::exchange_table(const CountTable& table, TableKind kin
 }
 
 std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind,
-                                                                  int source, Deadline deadline) {
+                                                                int source, Deadline deadline) {
   const bool sends = rank() == source;
   ++sequence_;
   const CountTable own = sends ? make_table(kind, sequence_, sizes) : CountTable{};
@@ -130,8 +165,8 @@ void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, De
 }
 
 std::vector<std::uint64_t> NcclTransport::Group::broadcast_device(std::span<const DeviceBucket> buckets, int source,
-                                                                    const DeviceConsumer& consume, Deadline deadline,
-                                                                    void* ready_stream) {
+                                                                  const DeviceConsumer& consume, Deadline deadline,
+                                                                  void* ready_stream) {
   check_source(source, "broadcast_device");
   const bool sends = rank() == source;
   std::optional<Error> failure;
@@ -151,7 +186,7 @@ std::vector<std::uint64_t> NcclTransport::Group::broadcast_device(std::span<cons
     DeviceApi& device = staging.api();
     coordinator_ = source;
     if (failure) {
-      // The others wait for a table: they get one that says so, and the channel stays open.
+      // The other ranks wait for a table: they get one with the error, and the group stays open.
       if (size() == 1) return;
       const auto code = static_cast<std::uint32_t>(failure->code());
       exchange_table(make_error_table(TableKind::kDeviceBuckets, ++sequence_, code), TableKind::kDeviceBuckets, source,

@@ -1,18 +1,20 @@
 #pragma once
 
-// The channel behind NcclTransport, over whatever table of functions and device it is given.
+// The group behind NcclTransport, over a table of NCCL functions and a device API, which tests replace by fakes.
+
+#include <fmt/format.h>
 
 #include <functional>
 #include <optional>
 
 #include "transport/nccl/formation.hpp"
-#include "transport/nccl/nccl_functions.hpp"
+#include "transport/nccl/nccl_library.hpp"
 #include "transport/nccl/staging.hpp"
 #include "transport/nccl/watchdog.hpp"
 
 namespace sparsecast {
 
-/// The outside world of a channel. The functions and the device live as long as the process.
+/// NCCL library and device API that a group uses. Both live as long as the process.
 struct NcclRuntime {
   const NcclFunctions* functions = nullptr;
   DeviceApi* device = nullptr;
@@ -21,9 +23,9 @@ struct NcclRuntime {
 
 class NcclTransport::Group {
  public:
-  /// A new channel over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
+  /// Forms a new group over `control`. `old`, if given, is used up: its communicator is shrunk, grown or stopped.
   static std::unique_ptr<Group> form(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control,
-                                       const NcclOptions& options, Group* old, Deadline deadline);
+                                     const NcclOptions& options, Group* old, Deadline deadline);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -39,9 +41,9 @@ class NcclTransport::Group {
   std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept { return report_; }
-  /// The largest bucket of broadcast_device.
+  /// Returns the size in bytes of the largest bucket of broadcast_device.
   std::uint64_t bucket_bytes() const noexcept { return options_.staging_bytes; }
-  /// For consumers, on the stream that they are given.
+  /// Copies between device buffers for consumers, on the stream that they are given.
   void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
     staging_->api().copy_on_device(d_to, d_from, bytes, stream);
   }
@@ -64,9 +66,10 @@ class NcclTransport::Group {
 
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
   void wait_event(void* event, Deadline deadline, const std::string& what);
-  /// Broadcasts the table; on receivers checks it.
+  /// Broadcasts the count table; receivers check it.
   void exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline);
-  /// The sizes on every rank. Empty, and throws Error{kPeerFailed} on receivers, when the source refused.
+  /// Returns the sizes of all records, on every rank. When the source could not send, returns an empty list and leaves
+  /// the error in the count table.
   std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind, int source,
                                             Deadline deadline);
   void pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline);
@@ -86,5 +89,24 @@ class NcclTransport::Group {
   bool open_ = false;  ///< Formed: there is something that a shrink could start from.
   std::optional<std::string> broken_;
 };
+
+/// Runs `body`; an exception from it breaks the group.
+template <class Body>
+auto NcclTransport::Group::guard(const char* phase, const Body& body) {
+  if (broken_) {
+    throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
+                context(phase));
+  }
+  staging_->enter();
+  try {
+    return body();
+  } catch (const Error& error) {
+    fail(error);
+    throw error.within(context(phase));
+  } catch (const std::exception& error) {
+    fail(Error(ErrorCode::kPeerFailed, error.what()));
+    throw;
+  }
+}
 
 }  // namespace sparsecast

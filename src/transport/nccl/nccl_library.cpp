@@ -45,9 +45,9 @@ std::string file_of(const void* symbol, const std::string& requested) {
   return dladdr(symbol, &found) != 0 && found.dli_fname != nullptr ? found.dli_fname : requested;
 }
 
-class Resolver {
+class SymbolResolver {
  public:
-  explicit Resolver(void* handle) : handle_(handle) {}
+  explicit SymbolResolver(void* handle) : handle_(handle) {}
 
   template <class Function>
   void required(const char* name, Function& function) {
@@ -75,7 +75,7 @@ NcclLibrary load_nccl(const std::string& requested) {
   NcclLibrary library;
   NcclFunctions& f = library.functions;
   NcclLibraryInfo& info = library.info;
-  Resolver resolver(open_library(requested, info.chosen_because));
+  SymbolResolver resolver(open_library(requested, info.chosen_because));
   resolver.required("ncclGetVersion", f.get_version);
   if (f.get_version == nullptr) {
     throw Error(ErrorCode::kUnsupported, "is no NCCL library: it has no ncclGetVersion", requested);

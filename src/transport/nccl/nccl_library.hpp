@@ -1,12 +1,60 @@
 #pragma once
 
+#include <nccl.h>
+
 #include <memory>
 #include <string>
 
-#include "transport/nccl/nccl_functions.hpp"
 #include "sparsecast/nccl_transport.hpp"
 
 namespace sparsecast {
+
+// The NCCL entry points that are used, as a table: filled from a loaded library, or by a test's fake. nccl.h gives
+// types and prototypes only; nothing links against NCCL.
+
+inline constexpr int kOldestNccl = 22000;  ///< 2.20.0
+inline constexpr int kShrinkAbort = 1;     ///< NCCL_SHRINK_ABORT, absent from headers before 2.27.
+
+struct NcclFunctions {
+  int version = 0;
+
+  // Required: 2.20 has them all.
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclCommInitRankConfig) comm_init_rank_config = nullptr;
+  decltype(&::ncclCommSplit) comm_split = nullptr;
+  decltype(&::ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&::ncclCommFinalize) comm_finalize = nullptr;
+  decltype(&::ncclCommAbort) comm_abort = nullptr;
+  decltype(&::ncclCommGetAsyncError) comm_get_async_error = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+  decltype(&::ncclBroadcast) broadcast = nullptr;
+
+  // Optional. Spelled out, because the headers of this build may be older than the library.
+  ncclResult_t (*mem_alloc)(void** pointer, size_t bytes) = nullptr;                                // 2.19.4
+  ncclResult_t (*mem_free)(void* pointer) = nullptr;                                                // 2.19.4
+  ncclResult_t (*comm_register)(ncclComm_t, void* pointer, size_t bytes, void** handle) = nullptr;  // 2.19.4
+  ncclResult_t (*comm_deregister)(ncclComm_t, void* handle) = nullptr;                              // 2.19.4
+  ncclResult_t (*comm_init_rank_scalable)(ncclComm_t*, int ranks, int rank, int ids, ncclUniqueId*,
+                                          ncclConfig_t*) = nullptr;  // 2.23.4
+  ncclResult_t (*comm_shrink)(ncclComm_t, int* exclude, int excluded, ncclComm_t*, ncclConfig_t*,
+                              int flags) = nullptr;              // 2.27.3
+  ncclResult_t (*comm_revoke)(ncclComm_t, int flags) = nullptr;  // 2.28.7
+  ncclResult_t (*comm_grow)(ncclComm_t, int ranks, const ncclUniqueId*, int rank, ncclComm_t*,
+                            ncclConfig_t*) = nullptr;                       // 2.29.2
+  ncclResult_t (*comm_get_unique_id)(ncclComm_t, ncclUniqueId*) = nullptr;  // 2.29.2
+
+  bool has_registration() const { return mem_alloc && mem_free && comm_register && comm_deregister; }
+  bool has_grow() const { return comm_grow && comm_get_unique_id; }
+};
+
+/// Returns the configuration of a communicator whose calls can be stopped at any point.
+inline ncclConfig_t nonblocking_config() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
 
 inline constexpr const char* kNcclLibraryVariable = "SPARSECAST_NCCL_LIBRARY";
 
@@ -19,7 +67,7 @@ struct NcclLibrary {
 /// The library stays for the life of the process: NCCL has threads of its own. Throws Error{kUnsupported}.
 NcclLibrary load_nccl(const std::string& requested);
 
-/// The process' one library, from the environment.
+/// Returns the one NCCL library of the process, loaded by the first call according to the environment.
 const NcclLibrary& process_nccl();
 
 }  // namespace sparsecast

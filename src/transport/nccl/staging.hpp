@@ -1,21 +1,22 @@
 #pragma once
 
-// What the channels of one device share: the thread that issues, one stream for all communication, and two staging
-// buffers. One stream puts the operations of several communicators into one order, without which they can deadlock.
+// Resources that the groups of one device share: the thread that issues, one stream for all communication, and two
+// staging buffers. One stream puts the operations of several communicators into one order, without which they can
+// deadlock.
 
 #include <array>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "sparsecast/nccl_transport.hpp"
 #include "transport/nccl/count_table.hpp"
 #include "transport/nccl/device_api.hpp"
-#include "transport/nccl/nccl_functions.hpp"
-#include "sparsecast/nccl_transport.hpp"
+#include "transport/nccl/nccl_library.hpp"
 
 namespace sparsecast {
 
-/// The only thread that may issue for a device while this lives; a second thread gets Error{kUsage}.
+/// Claim of a thread to issue all operations for a device while this object lives; a second thread gets Error{kUsage}.
 class IssuingThread {
  public:
   IssuingThread(const DeviceApi& api, int device);
@@ -40,13 +41,14 @@ struct StagingHalf {
 
 class Staging {
  public:
-  /// `nccl_memory`: take device memory from ncclMemAlloc; where that fails, from the runtime.
+  /// Allocates the staging buffers. `nccl_memory`: device memory comes from ncclMemAlloc; where that fails, from the
+  /// runtime.
   Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uint64_t bytes, bool nccl_memory);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// Before every call: the right thread, the right device.
+  /// Checks that this is the issuing thread, and makes the device current. Called before every call.
   void enter();
   /// Waits a bounded time for all that is on the streams: before that nobody's memory is safe to touch.
   bool becomes_idle() noexcept;

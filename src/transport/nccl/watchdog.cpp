@@ -42,7 +42,7 @@ ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t communicator) {
   return result == ncclSuccess ? state : result;
 }
 
-/// True when the communicator has become quiet within the time.
+/// Returns whether the communicator becomes quiet within the time.
 bool becomes_quiet(const NcclFunctions& nccl, ncclComm_t communicator, std::chrono::seconds patience) {
   const Deadline deadline = steady_clock::now() + patience;
   PollPause pace;

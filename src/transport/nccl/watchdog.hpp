@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "transport/nccl/nccl_functions.hpp"
 #include "sparsecast/control_channel.hpp"
+#include "transport/nccl/nccl_library.hpp"
 
 namespace sparsecast {
 
@@ -29,7 +29,7 @@ class Watchdog {
   Watchdog(const NcclFunctions& nccl, std::shared_ptr<ControlChannel> control)
       : nccl_(&nccl), control_(std::move(control)) {}
 
-  /// Until `ready()`. `what` is for the sentence. Throws Error{kTimeout | kPeerFailed | ...}.
+  /// Waits until `ready()`. `what` names the awaited thing in errors. Throws Error{kTimeout | kPeerFailed | ...}.
   template <class Ready>
   void wait(const Ready& ready, ncclComm_t communicator, Deadline deadline, const std::string& what) {
     PollPause pace;
@@ -38,7 +38,7 @@ class Watchdog {
       pace.pause();
     }
   }
-  /// Until NCCL has finished what it does on the host for the communicator: before that nothing else may be issued.
+  /// Waits until NCCL has finished its work on the host for the communicator; nothing else may be issued before.
   void settle(ncclComm_t communicator, Deadline deadline, const std::string& what);
 
  private:
@@ -53,7 +53,7 @@ class Watchdog {
 bool abort_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 /// Stops all work but keeps the communicator for ncclCommShrink. False when that was not possible.
 bool revoke_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
-/// The orderly end, bounded; else an abort.
+/// Destroys the communicator in order, within a time limit; otherwise aborts it.
 bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 
 }  // namespace sparsecast

@@ -10,13 +10,14 @@
 namespace sparsecast {
 namespace {
 
-/// On the wire: type and length of the body, little-endian; then the encrypted body. The header is encrypted with it.
-struct MessageHeader {
+/// Header of a message on the wire: type and length of the body, little-endian. The encrypted body follows and
+/// authenticates the header.
+struct TcpMessageHeader {
   std::uint32_t type = 0;
   std::uint32_t reserved = 0;
   std::uint64_t body_bytes = 0;
 };
-static_assert(sizeof(MessageHeader) == 16);
+static_assert(sizeof(TcpMessageHeader) == 16);
 
 /// Both ends are in lockstep: a peer is never further ahead than a message or two.
 constexpr std::size_t kMostWaiting = 8;
@@ -28,16 +29,16 @@ constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 Connection::Connection(Socket socket, const SecretKey& send_key, const SecretKey& receive_key, std::string name,
                        std::uint64_t max_body_bytes)
     : socket_(std::move(socket)),
-      encrypt_(send_key),
-      open_(receive_key),
+      outgoing_(send_key),
+      incoming_(receive_key),
       name_(std::move(name)),
       max_body_bytes_(max_body_bytes) {}
 
 void Connection::send(MessageType type, std::span<const std::byte> body, Deadline deadline) {
-  const MessageHeader header{static_cast<std::uint32_t>(type), 0, body.size()};
+  const TcpMessageHeader header{static_cast<std::uint32_t>(type), 0, body.size()};
   const auto header_bytes = std::as_bytes(std::span(&header, 1));
   Bytes message(header_bytes.begin(), header_bytes.end());
-  const Bytes encrypted = encrypt_.encrypt(body, header_bytes);
+  const Bytes encrypted = outgoing_.encrypt(body, header_bytes);
   message.insert(message.end(), encrypted.begin(), encrypted.end());
   try {
     std::span<const std::byte> left = message;
@@ -68,7 +69,7 @@ void Connection::throw_if_given_up() {
 }
 
 bool Connection::take_message() {
-  MessageHeader header;
+  TcpMessageHeader header;
   if (received_.size() < sizeof(header)) return false;
   std::memcpy(&header, received_.data(), sizeof(header));
   if (header.body_bytes > max_body_bytes_) {
@@ -82,7 +83,8 @@ bool Connection::take_message() {
   const std::span<const std::byte> bytes(received_);
   ControlMessage message;
   message.type = static_cast<MessageType>(header.type);
-  if (!open_.open(bytes.subspan(sizeof(header), whole - sizeof(header)), bytes.first(sizeof(header)), message.body)) {
+  if (!incoming_.decrypt(bytes.subspan(sizeof(header), whole - sizeof(header)), bytes.first(sizeof(header)),
+                         message.body)) {
     throw Error(ErrorCode::kCorrupt, "sent bytes that are not a message of this connection", name_);
   }
   received_.erase(received_.begin(), received_.begin() + static_cast<std::ptrdiff_t>(whole));
@@ -151,9 +153,9 @@ bool Connection::listens() const noexcept { return !closed_ && !left_ && waiting
 bool Connection::wait_here(short events, Deadline deadline) {
   for (;;) {
     const auto now = std::chrono::steady_clock::now();
-    if (socket_.wait(events, std::min(deadline, now + kLookUp), cancel_descriptor())) return true;
-    if (deadline <= now + kLookUp) return false;
-    look_up();
+    if (socket_.wait(events, std::min(deadline, now + kParentCheckInterval), cancel_descriptor())) return true;
+    if (deadline <= now + kParentCheckInterval) return false;
+    check_parent();
   }
 }
 
@@ -171,7 +173,7 @@ bool Connection::wait_for_news(std::span<const std::unique_ptr<Link>> others, De
   }
   while (::poll(entries.data(), entries.size(), poll_milliseconds(deadline)) <= 0) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
-    look_up();
+    check_parent();
   }
   for (std::size_t i = 0; i < watched.size(); ++i) {
     if (entries[i + 2].revents == 0) continue;

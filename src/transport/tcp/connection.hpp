@@ -1,7 +1,7 @@
 #pragma once
 
-// An authenticated connection: encrypted messages in order, each way. Bytes are taken into memory only as they arrive, and
-// never more than the bound of the message.
+// An authenticated connection: encrypted messages in order, each way. Bytes are taken into memory only as they arrive,
+// and never more than the bound of the message.
 
 #include <deque>
 #include <optional>
@@ -15,7 +15,8 @@ namespace sparsecast {
 
 class Connection final : public Link {
  public:
-  /// `name`: the peer in error messages, "rank 2 (10.0.0.3:41234)".
+  /// Takes the authenticated socket, a key for each direction, and the name of the peer for error messages: "rank 2
+  /// (10.0.0.3:41234)".
   Connection(Socket socket, const SecretKey& send_key, const SecretKey& receive_key, std::string name,
              std::uint64_t max_body_bytes);
 
@@ -23,8 +24,8 @@ class Connection final : public Link {
   const Socket& socket() const noexcept { return socket_; }
 
   void send(MessageType type, std::span<const std::byte> body, Deadline deadline) override;
-  /// The next message that is complete by now. Throws Error{kCorrupt} for what was not encrypted by the peer, and
-  /// Error{kPeerFailed} when it is gone.
+  /// Returns the next message if one is complete, without waiting. Throws Error{kCorrupt} for bytes that the peer has
+  /// not encrypted, and Error{kPeerFailed} when the peer is gone.
   std::optional<ControlMessage> poll();
   ControlMessage receive(Deadline deadline, std::span<const std::unique_ptr<Link>> others = {}) override;
   /// Ends the stream and reads on until the peer has ended its own, or the deadline: closing with bytes unread would
@@ -36,22 +37,23 @@ class Connection final : public Link {
   /// Reads what is there, at most until some messages wait.
   void fill();
   void throw_if_given_up();
-  /// More may come on it that is not known yet.
+  /// Returns whether more messages may arrive.
   bool listens() const noexcept;
-  /// Until the socket is ready, or the call is cancelled; false at the deadline.
+  /// Waits until the socket is ready or the call is cancelled; returns false at the deadline.
   bool wait_here(short events, Deadline deadline);
-  /// Until there is something to receive, here or on `others`, or the call is cancelled; false at the deadline.
+  /// Waits until there is something to receive, here or on `others`, or the call is cancelled; returns false at the
+  /// deadline.
   bool wait_for_news(std::span<const std::unique_ptr<Link>> others, Deadline deadline);
   bool take_message();
 
   Socket socket_;
-  SecureChannel encrypt_;
-  SecureChannel open_;
+  SecureChannel outgoing_;
+  SecureChannel incoming_;
   std::string name_;
   std::uint64_t max_body_bytes_;
   Bytes received_;
   bool closed_ = false;
-  std::optional<Deadline> left_;  ///< Since when.
+  std::optional<Deadline> left_;  ///< Time at which the peer has left in good order.
   std::deque<ControlMessage> waiting_;
 };
 

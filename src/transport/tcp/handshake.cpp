@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPatience{10};  ///< For one connection's handshake, on rank 0.
+constexpr std::chrono::seconds kPatience{10};  ///< Longest duration of one connection's handshake, on rank 0.
 constexpr std::chrono::seconds kConnectPatience{3};
 constexpr std::size_t kRemembered = 16;
 
@@ -59,7 +59,7 @@ Acceptor::Acceptor(const Socket& listener, const SecretKey& key, int size, std::
       most_pending_(static_cast<std::size_t>(size) + 64),
       max_body_bytes_(max_body_bytes) {}
 
-void Acceptor::turn_away(const Pending& pending, const std::string& why) {
+void Acceptor::turn_away(const PendingConnection& pending, const std::string& why) {
   if (turned_away_.size() == kRemembered) turned_away_.erase(turned_away_.begin());
   turned_away_.push_back(fmt::format("{} {}", pending.address.text(), why));
 }
@@ -70,7 +70,7 @@ void Acceptor::accept_all() {
       turn_away(pending_.front(), "made way for newer connections before it had proved anything");
       pending_.pop_front();
     }
-    Pending pending;
+    PendingConnection pending;
     pending.address = socket->peer();
     pending.socket = std::move(*socket);
     pending.deadline = steady_clock::now() + kPatience;
@@ -78,13 +78,14 @@ void Acceptor::accept_all() {
   }
 }
 
-/// These few bytes always fit into the empty send buffer of a new connection; a peer for which they do not is refused.
+/// Sends a message of the handshake. It always fits into the empty send buffer of a new connection; otherwise the peer
+/// is rejected.
 template <class Message>
-bool Acceptor::send(Pending& pending, const Message& message) {
+bool Acceptor::send(PendingConnection& pending, const Message& message) {
   return pending.socket.send_some(std::as_bytes(std::span(&message, 1))) == sizeof(message);
 }
 
-bool Acceptor::answer_hello(Pending& pending) {
+bool Acceptor::answer_hello(PendingConnection& pending) {
   Hello hello;
   // Judge the mark by itself: a stranger may never send a whole Hello.
   const std::size_t marked = std::min(pending.received.size(), sizeof(hello.magic));
@@ -106,7 +107,7 @@ bool Acceptor::answer_hello(Pending& pending) {
   return !send(pending, challenge);
 }
 
-bool Acceptor::check_proof(Pending& pending, std::vector<Authenticated>& in) {
+bool Acceptor::check_proof(PendingConnection& pending, std::vector<Authenticated>& in) {
   Proof proof;
   if (!take(pending.received, proof)) return false;
   const Session session = session_of(key_, *pending.hello, pending.challenge);
@@ -128,7 +129,7 @@ bool Acceptor::check_proof(Pending& pending, std::vector<Authenticated>& in) {
   return true;
 }
 
-bool Acceptor::advance(Pending& pending, std::vector<Authenticated>& in) {
+bool Acceptor::advance(PendingConnection& pending, std::vector<Authenticated>& in) {
   try {
     // One byte more than the handshake takes is enough to know that a peer does not keep to it.
     std::array<std::byte, sizeof(Hello) + sizeof(Proof) + 1> part;
@@ -158,7 +159,7 @@ bool Acceptor::advance(Pending& pending, std::vector<Authenticated>& in) {
 std::vector<Authenticated> Acceptor::wait(const std::vector<int>& others, Deadline deadline) {
   std::vector<pollfd> entries = {{listener_.descriptor(), POLLIN, 0}};
   for (const int descriptor : others) entries.push_back({descriptor, POLLIN, 0});
-  for (const Pending& pending : pending_) entries.push_back({pending.socket.descriptor(), POLLIN, 0});
+  for (const PendingConnection& pending : pending_) entries.push_back({pending.socket.descriptor(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), poll_milliseconds(deadline));
   accept_all();
   std::vector<Authenticated> in;
@@ -252,8 +253,8 @@ class Connector {
 
 }  // namespace
 
-std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
-                                  Deadline deadline) {
+std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key,
+                                           std::uint64_t max_body_bytes, Deadline deadline) {
   constexpr std::chrono::milliseconds kBetween{50};
   const std::vector<SocketAddress> addresses = resolve(options.host, options.port, deadline);
   std::optional<SocketAddress> from;

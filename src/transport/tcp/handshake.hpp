@@ -1,6 +1,6 @@
 #pragma once
 
-// How two ends prove to each other that they know the secret, before anything else is believed. All messages have fixed
+// Handshake: both ends prove that they know the secret before anything else is believed. All messages have fixed
 // sizes; integers are little-endian.
 //
 //     rank r                                       rank 0
@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/tcp/connection.hpp"
 #include "sparsecast/rendezvous.hpp"
+#include "transport/tcp/connection.hpp"
 
 namespace sparsecast {
 
@@ -54,25 +54,26 @@ struct Welcome {
 };
 static_assert(sizeof(Hello) == 56 && sizeof(Challenge) == 48 && sizeof(Welcome) == 40);
 
-/// A peer that has proved that it knows the secret. What it says of itself is as yet unchecked.
+/// Peer that has proved that it knows the secret. The claims in its Hello are not checked yet.
 struct Authenticated {
   Hello hello;
   SocketAddress address;
   std::unique_ptr<Connection> connection;
 };
 
-/// Rank 0's side, for any number of connections at once, none of which can hold up another: each has a few seconds and
-/// a place in a bounded list, from which the oldest falls out.
+/// Authentication on rank 0, for any number of connections at once. None of them can hold up another: each has a few
+/// seconds and a place in a bounded list, from which the oldest is dropped.
 class Acceptor {
  public:
   Acceptor(const Socket& listener, const SecretKey& key, int size, std::uint64_t max_body_bytes);
 
-  /// Waits for something to happen, on `others` (readable) as well, and returns who has come in. May return none.
+  /// Waits for activity on its sockets or on `others` (readable), and returns the peers authenticated by then, perhaps
+  /// none.
   std::vector<Authenticated> wait(const std::vector<int>& others, Deadline deadline);
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
 
  private:
-  struct Pending {
+  struct PendingConnection {
     Socket socket;
     SocketAddress address;
     Deadline deadline;
@@ -83,24 +84,24 @@ class Acceptor {
   };
 
   void accept_all();
-  /// True when the connection is done with, in either way.
-  bool advance(Pending& pending, std::vector<Authenticated>& in);
-  bool answer_hello(Pending& pending);
-  bool check_proof(Pending& pending, std::vector<Authenticated>& in);
-  void turn_away(const Pending& pending, const std::string& why);
+  /// Returns true when the handshake has ended, with success or without.
+  bool advance(PendingConnection& pending, std::vector<Authenticated>& in);
+  bool answer_hello(PendingConnection& pending);
+  bool check_proof(PendingConnection& pending, std::vector<Authenticated>& in);
+  void turn_away(const PendingConnection& pending, const std::string& why);
   template <class Message>
-  bool send(Pending& pending, const Message& message);
+  bool send(PendingConnection& pending, const Message& message);
 
   const Socket& listener_;
   const SecretKey& key_;
   std::size_t most_pending_;
   std::uint64_t max_body_bytes_;
-  std::list<Pending> pending_;
+  std::list<PendingConnection> pending_;
   std::vector<std::string> turned_away_;
 };
 
-/// The other side. Tries again while nobody listens; throws what Rendezvous::meet documents.
-std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes,
-                                  Deadline deadline);
+/// Connects to rank 0 and authenticates. Tries again while nobody listens; throws the errors of Rendezvous::meet.
+std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, const SecretKey& key,
+                                           std::uint64_t max_body_bytes, Deadline deadline);
 
 }  // namespace sparsecast

@@ -30,7 +30,7 @@ long link_megabits(const std::string& name) {
   return speed > 0 ? speed : -1;
 }
 
-/// The address that the kernel would send from; empty when there is no route. Nothing is sent.
+/// Returns the address that the kernel would send from, or an empty string when there is no route. Sends nothing.
 std::string source_address_towards(const std::string& peer_host) {
   constexpr std::uint16_t kDiscard = 9;
   std::string why;

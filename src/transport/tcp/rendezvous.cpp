@@ -1,21 +1,28 @@
-// A group over TCP: rank 0 lets in who knows the secret (admission.hpp, handshake.hpp); from then on the group is a
-// star of encrypted connections (star.hpp).
-
-#include "sparsecast/rendezvous.hpp"
+// Control channel over TCP: rank 0 accepts the ranks that know the secret (group_acceptor.hpp, handshake.hpp); from
+// then on the group is a star of encrypted connections (star_group.hpp).
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <string>
 
-#include "transport/tcp/admission.hpp"
+#include "sparsecast/network.hpp"
+#include "sparsecast/rendezvous.hpp"
 #include "transport/control/blobs.hpp"
-#include "transport/tcp/handshake.hpp"
-#include "transport/tcp/listener.hpp"
-#include "transport/control/child_channels.hpp"
 #include "transport/control/star_group.hpp"
+#include "transport/tcp/group_acceptor.hpp"
+#include "transport/tcp/handshake.hpp"
+#include "transport/tcp/socket.hpp"
 #include "transport/tcp/unique_id.hpp"
 
 namespace sparsecast {
+
+struct RendezvousListener::Impl {
+  Socket socket;
+  std::string host;
+  std::uint16_t port = 0;
+};
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -77,9 +84,9 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options, R
   auto impl = std::make_shared<Impl>(options);
   impl->own_host = listener.host();
   impl->place = listener.impl_->socket.local().text();
-  GroupAcceptor admission(options, listener.impl_->socket, key, impl->star.max_body_bytes());
-  impl->star.connect_members(admission.gather(deadline));
-  impl->turned_away = admission.turned_away();
+  GroupAcceptor acceptor(options, listener.impl_->socket, key, impl->star.max_body_bytes());
+  impl->star.connect_members(acceptor.gather(deadline));
+  impl->turned_away = acceptor.turned_away();
   impl->star.tell_all(MessageType::kStart, {}, deadline);
   return std::shared_ptr<Rendezvous>(new Rendezvous(std::move(impl)));
 }
@@ -171,11 +178,48 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
   options.rank = static_cast<int>(std::find(group.begin(), group.end(), rank()) - group.begin());
   options.timeout = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
   const std::shared_ptr<Rendezvous> part = leads ? meet(options, *listener) : meet(options);
-  part->impl_->star.follow([whole = std::weak_ptr(impl_)]() -> std::optional<std::string> {
+  part->impl_->star.set_parent([whole = std::weak_ptr(impl_)]() -> std::optional<std::string> {
     const std::shared_ptr<Impl> here = whole.lock();
     return here ? here->star.aborted() : std::nullopt;
   });
   return impl_->parts.add(part);
 }
+
+using std::chrono::steady_clock;
+
+void parse_endpoint(const std::string& text, std::string& host, std::uint16_t& port) {
+  const std::size_t colon = text.rfind(':');
+  const bool brackets = !text.empty() && text.front() == '[';
+  const bool ambiguous = !brackets && colon != std::string::npos && text.find(':') != colon;
+  if (colon == std::string::npos || colon == 0 || ambiguous || (brackets && (colon < 3 || text[colon - 1] != ']'))) {
+    throw Error(ErrorCode::kUsage, fmt::format("'{}' is not HOST:PORT; an IPv6 address needs [brackets]", text));
+  }
+  const char* const begin = text.data() + colon + 1;
+  const char* const end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(begin, end, port);
+  if (code != std::errc{} || stop != end) {
+    throw Error(ErrorCode::kUsage, fmt::format("'{}' has no port from 0 to 65535", text));
+  }
+  host = brackets ? text.substr(1, colon - 2) : text.substr(0, colon);
+}
+
+RendezvousListener::RendezvousListener(const RendezvousOptions& options) : impl_(std::make_unique<Impl>()) {
+  try {
+    const std::string host =
+        options.interface.empty()
+            ? (options.host.size() > 2 && options.host.front() == '[' ? options.host.substr(1, options.host.size() - 2)
+                                                                      : options.host)
+            : choose_interface(network_interfaces(), options.interface, "").interface.address;
+    impl_->socket = listen_on(resolve(host, options.port, steady_clock::now() + options.timeout).front());
+  } catch (const Error& error) {
+    throw error.within("rendezvous, rank 0");
+  }
+  impl_->host = impl_->socket.local().host();
+  impl_->port = impl_->socket.local().port();
+}
+
+RendezvousListener::~RendezvousListener() = default;
+const std::string& RendezvousListener::host() const noexcept { return impl_->host; }
+std::uint16_t RendezvousListener::port() const noexcept { return impl_->port; }
 
 }  // namespace sparsecast

@@ -78,12 +78,12 @@ Bytes SecureChannel::encrypt(std::span<const std::byte> plain, std::span<const s
   return encrypted;
 }
 
-bool SecureChannel::open(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain) {
+bool SecureChannel::decrypt(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain) {
   if (encrypted.size() < kTagBytes) return false;
   plain.resize(encrypted.size() - kTagBytes);
   const AeadNonce nonce = counter_nonce(counter_);
-  if (crypto_aead_chacha20poly1305_ietf_decrypt(raw(plain.data()), nullptr, nullptr, raw(encrypted.data()), encrypted.size(),
-                                                raw(header.data()), header.size(), nonce.data(),
+  if (crypto_aead_chacha20poly1305_ietf_decrypt(raw(plain.data()), nullptr, nullptr, raw(encrypted.data()),
+                                                encrypted.size(), raw(header.data()), header.size(), nonce.data(),
                                                 raw(key_.bytes.data())) != 0) {
     return false;
   }
@@ -111,7 +111,7 @@ Proof prove(const SecretKey&, std::string_view, std::span<const std::byte>) { re
 bool same_proof(const Proof&, const Proof&) { return false; }
 SecretKey derive(const SecretKey&, std::string_view, std::span<const std::byte>) { return {}; }
 Bytes SecureChannel::encrypt(std::span<const std::byte>, std::span<const std::byte>) { return {}; }
-bool SecureChannel::open(std::span<const std::byte>, std::span<const std::byte>, Bytes&) { return false; }
+bool SecureChannel::decrypt(std::span<const std::byte>, std::span<const std::byte>, Bytes&) { return false; }
 
 }  // namespace sparsecast
 

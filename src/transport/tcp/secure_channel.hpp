@@ -1,9 +1,10 @@
 #pragma once
 
-// The rendezvous' cryptography, all of it libsodium's:
+// Cryptography of the rendezvous, all of it libsodium's:
 //   key       = BLAKE2b-256("sparsecast rendezvous key", secret)
 //   proof     = HMAC-SHA-512-256(key, label, transcript)      label: who proves, so that no proof can be reflected
-//   encryption   = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as nonce
+//   cipher    = ChaCha20-Poly1305 with a key for each direction, HMAC(key, label, transcript), and a counter as
+//   nonce
 // The transcript holds both fresh nonces, so every proof and every session key is of this connection alone.
 
 #include <array>
@@ -23,7 +24,7 @@ inline constexpr std::size_t kTagBytes = 16;
 using Nonce = std::array<std::byte, kNonceBytes>;
 using Proof = std::array<std::byte, kProofBytes>;
 
-/// Wiped when it goes.
+/// 256-bit key; its destructor wipes the bytes.
 class SecretKey {
  public:
   SecretKey() = default;
@@ -33,21 +34,26 @@ class SecretKey {
   std::array<std::byte, 32> bytes{};
 };
 
+/// Returns 32 random bytes.
 Nonce fresh_nonce();
 /// Throws Error{kUnsupported} without libsodium, Error{kUsage} for a secret that is too short.
 SecretKey key_from_secret(const std::string& secret);
+/// Returns the HMAC of `label`, a zero byte and `transcript`.
 Proof prove(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
-/// In constant time.
+/// Compares in constant time.
 bool same_proof(const Proof& a, const Proof& b);
+/// Derives the key of one direction of a connection.
 SecretKey derive(const SecretKey& key, std::string_view label, std::span<const std::byte> transcript);
 
-/// One direction of a connection. Messages must be opened in the order in which they were encrypted.
+/// One direction of an encrypted connection. The nonce is a counter, so the receiver must decrypt messages in the order
+/// in which the sender encrypted them.
 class SecureChannel {
  public:
   explicit SecureChannel(const SecretKey& key) : key_(key) {}
+  /// Returns the encrypted message, kTagBytes longer than `plain`. `header` is authenticated, but not encrypted.
   Bytes encrypt(std::span<const std::byte> plain, std::span<const std::byte> header);
-  /// False when the bytes are not the next encrypted message.
-  bool open(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain);
+  /// Decrypts the next message to `plain`. Returns false, and does not advance, when the bytes are not that message.
+  bool decrypt(std::span<const std::byte> encrypted, std::span<const std::byte> header, Bytes& plain);
 
  private:
   SecretKey key_;

@@ -25,8 +25,8 @@ struct SocketAddress {
   const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-/// All addresses of a host. Numeric ones need no server; a name is looked up on a thread of its own, because the
-/// system's resolver takes no deadline.
+/// Returns all addresses of a host. Numeric ones need no server; a name is looked up on a thread of its own, because
+/// the system's resolver takes no deadline.
 std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, Deadline deadline);
 
 class Socket {
@@ -61,13 +61,15 @@ class Socket {
 
 /// Throws Error{kIo | kUsage} with the address.
 Socket listen_on(const SocketAddress& address);
-/// No value when nobody is waiting.
+/// Accepts a connection without waiting. Returns nothing when none is pending.
 std::optional<Socket> accept_one(const Socket& listener);
-/// No value when refused, unreachable or not answered by the deadline; `why` says which. `from` may be null.
+/// Connects to an address. Returns nothing when it is refused, unreachable or not answered by the deadline; `why` says
+/// which. `from` may be null.
 std::optional<Socket> connect_to(const SocketAddress& address, const SocketAddress* from, Deadline deadline,
                                  std::string& why);
 
-/// Milliseconds for poll(2), at least 0, at most a second: so that a waiting loop looks up now and then.
+/// Returns the timeout for poll(2): at least 0 and at most 1000 milliseconds, so that a waiting loop checks its parent
+/// at intervals.
 int poll_milliseconds(Deadline deadline);
 
 }  // namespace sparsecast

@@ -34,7 +34,7 @@ class ControlTransport final : public Transport {
  private:
   template <class Body>
   auto guard(const char* phase, const Body& body);
-  /// The source's bytes, on every rank.
+  /// Returns the source's bytes on every rank.
   Bytes exchange(std::span<const std::byte> own, int source, Deadline deadline);
   void send(const std::vector<Bytes>& records, int source, Deadline deadline);
   std::vector<Bytes> receive(int source, Deadline deadline);

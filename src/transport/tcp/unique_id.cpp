@@ -17,10 +17,10 @@ namespace {
 
 constexpr char kMagic[9] = "sparsecU";
 constexpr std::size_t kHostBytes = 64;
-/// Every open id holds a port; whoever makes so many has lost count.
+/// Bound on open ids. Each holds a port, so a program with more has a leak.
 constexpr std::size_t kMostOpen = 256;
 
-struct Layout {
+struct UniqueIdBytes {
   char magic[8] = {};
   std::uint32_t generation = 0;
   std::uint16_t port = 0;
@@ -30,13 +30,13 @@ struct Layout {
   std::uint64_t reserved = 0;
   std::uint64_t checksum = 0;
 };
-static_assert(sizeof(Layout) == sizeof(UniqueId) && std::is_trivially_copyable_v<UniqueId>);
+static_assert(sizeof(UniqueIdBytes) == sizeof(UniqueId) && std::is_trivially_copyable_v<UniqueId>);
 
-std::uint64_t checksum_of(const Layout& layout) {
-  return xxh3_64(std::as_bytes(std::span(&layout, 1)).first(offsetof(Layout, checksum)));
+std::uint64_t checksum_of(const UniqueIdBytes& layout) {
+  return xxh3_64(std::as_bytes(std::span(&layout, 1)).first(offsetof(UniqueIdBytes, checksum)));
 }
 
-/// The ports that this process has opened for ids and on which nobody has met yet.
+/// Ports that this process has opened for ids and at which nobody has met yet.
 class OpenIds {
  public:
   static OpenIds& of_process() {
@@ -66,7 +66,7 @@ class OpenIds {
 }  // namespace
 
 UniqueId pack_unique_id(const UniqueIdContent& content) {
-  Layout layout;
+  UniqueIdBytes layout;
   if (content.host.empty() || content.host.size() >= kHostBytes) {
     throw Error(ErrorCode::kUsage, fmt::format("the address '{}' does not fit into a unique id", content.host));
   }
@@ -82,7 +82,7 @@ UniqueId pack_unique_id(const UniqueIdContent& content) {
 }
 
 UniqueIdContent parse_unique_id(const UniqueId& id) {
-  Layout layout;
+  UniqueIdBytes layout;
   std::memcpy(&layout, id.bytes.data(), sizeof(layout));
   if (std::memcmp(layout.magic, kMagic, sizeof(layout.magic)) != 0 || layout.checksum != checksum_of(layout)) {
     throw Error(ErrorCode::kCorrupt, "these bytes are no unique id, or were damaged on the way");

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a UniqueId holds. 128 bytes, little-endian:
+// Content of a UniqueId, 128 bytes, little-endian:
 //
 //     0 magic (8) | 8 generation (4) | 12 port (2) | 14 zero (2) | 16 secret (32) | 48 host, ends in zeros (64)
 //     112 zero (8) | 120 XXH3-64 of the bytes before it
@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <string>
 
-#include "transport/tcp/secure_channel.hpp"
 #include "sparsecast/rendezvous.hpp"
+#include "transport/tcp/secure_channel.hpp"
 
 namespace sparsecast {
 
@@ -26,7 +26,7 @@ UniqueId pack_unique_id(const UniqueIdContent& content);
 /// Throws Error{kCorrupt} for bytes that are no unique id.
 UniqueIdContent parse_unique_id(const UniqueId& id);
 
-/// The secret as RendezvousOptions take it.
+/// Returns the secret in the form that RendezvousOptions takes.
 std::string secret_text(const Nonce& secret);
 
 }  // namespace sparsecast

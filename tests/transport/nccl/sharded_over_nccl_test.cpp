@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "transport/nccl/nccl_group.hpp"
-#include "sharded/nccl_groups.hpp"
+#include "sharded/sync_world.hpp"
 #include "sparsecast/layout_builders.hpp"
 #include "transport/tcp/meeting.hpp"
 #include "tests/support/fake_nccl.hpp"

@@ -1,4 +1,4 @@
-#include "sharded/routes.hpp"
+#include "sharded/route_endpoints.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -6,7 +6,7 @@
 namespace sparsecast {
 namespace {
 
-/// The engine's index in the plan that this rank belongs to, if any.
+/// Returns the index in the plan of this rank's engine, if any.
 std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   for (std::size_t e = 0; e < plan.engines().size(); ++e) {
     if (std::ranges::find(plan.engines()[e].ranks, rank) != plan.engines()[e].ranks.end()) return e;
@@ -14,13 +14,14 @@ std::optional<std::size_t> own_engine(const FanoutPlan& plan, int rank) {
   return std::nullopt;
 }
 
-/// True when this destination adds the route's digest to its engine's: the first of the engine's destinations, in a route that the
-/// engine counts.
+/// Returns whether this destination adds the route's digest to its engine's: it is the first of the engine's
+/// destinations in a route that the engine counts.
 bool counts(const FanoutPlan& plan, const Route& route, std::size_t engine, const Destination& destination) {
   if (std::ranges::find(route.counted_by, engine) == route.counted_by.end()) return false;
   const std::vector<int>& ranks = plan.engines()[engine].ranks;
-  const auto first = std::ranges::find_if(
-      route.destinations, [&](const Destination& other) { return std::ranges::find(ranks, other.rank) != ranks.end(); });
+  const auto first = std::ranges::find_if(route.destinations, [&](const Destination& other) {
+    return std::ranges::find(ranks, other.rank) != ranks.end();
+  });
   return first != route.destinations.end() && *first == destination;
 }
 
@@ -28,12 +29,13 @@ bool counts(const FanoutPlan& plan, const Route& route, std::size_t engine, cons
 
 std::vector<Destination> own_destinations(const Route& route, int rank) {
   std::vector<Destination> own;
-  std::ranges::copy_if(route.destinations, std::back_inserter(own), [&](const Destination& destination) { return destination.rank == rank; });
+  std::ranges::copy_if(route.destinations, std::back_inserter(own),
+                       [&](const Destination& destination) { return destination.rank == rank; });
   return own;
 }
 
 std::vector<SourceRoute> make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
-                                          const PublisherOptions& options) {
+                                            const PublisherOptions& options) {
   snapshot.cover(plan, rank);
   std::vector<SourceRoute> routes;
   for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
@@ -49,13 +51,13 @@ std::vector<SourceRoute> make_source_routes(const FanoutPlan& plan, int rank, Sh
 }
 
 std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
-                                    const ShardMemory& memory) {
+                                           const ShardMemory& memory) {
   return views_in(plan, route, plan.destination_views(route, destination),
                   [&](std::size_t, std::uint32_t local) { return memory.local()[local].data(); });
 }
 
 std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
-                                      const SubscriberOptions& options) {
+                                                      const SubscriberOptions& options) {
   const std::optional<std::size_t> engine = own_engine(plan, rank);
   std::vector<DestinationRoute> routes;
   for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
@@ -64,7 +66,8 @@ std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, in
       route.route = l;
       route.counted = engine && counts(plan, plan.routes()[l], *engine, destination);
       route.table = std::make_shared<const TensorTable>(plan.route_table(l));
-      route.subscriber = memory.make_subscriber(route.table, destination_tensors(plan, l, destination, memory), options);
+      route.subscriber =
+          memory.make_subscriber(route.table, destination_tensors(plan, l, destination, memory), options);
       routes.push_back(std::move(route));
     }
   }

@@ -1,4 +1,4 @@
-#include "transport/tcp/admission.hpp"
+#include "transport/tcp/group_acceptor.hpp"
 
 #include <fmt/format.h>
 
@@ -36,7 +36,7 @@ void say_why(const std::vector<Connection*>& peers, const Error& error) {
 }  // namespace
 
 GroupAcceptor::GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
-                     std::uint64_t max_body_bytes)
+                             std::uint64_t max_body_bytes)
     : options_(options),
       acceptor_(listener, key, options.size, max_body_bytes),
       size_(options.size),
@@ -60,7 +60,7 @@ void GroupAcceptor::fail(const Error& error, Connection* newcomer) {
   throw error.within("rendezvous, rank 0");
 }
 
-void GroupAcceptor::drop_the_gone() {
+void GroupAcceptor::drop_disconnected() {
   for (auto& member : members_) {
     if (!member) continue;
     if (const auto why = member->given_up()) {
@@ -107,7 +107,7 @@ std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
       if (member) descriptors.push_back(member->socket().descriptor());
     }
     for (Authenticated& peer : acceptor_.wait(descriptors, close)) admit(peer);
-    drop_the_gone();
+    drop_disconnected();
     if (notes_.size() > kNotes) notes_.erase(notes_.begin(), notes_.end() - kNotes);
     turned_away_ = acceptor_.turned_away();
     turned_away_.insert(turned_away_.end(), notes_.begin(), notes_.end());

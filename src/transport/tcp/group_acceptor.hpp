@@ -1,36 +1,38 @@
 #pragma once
 
-// Rank 0's side of a group that meets: takes in who proves itself, until every rank is there.
+// Rank 0's side of the rendezvous: accepts authenticated peers until every rank of the group is connected.
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "transport/tcp/handshake.hpp"
 #include "transport/control/star_group.hpp"
+#include "transport/tcp/handshake.hpp"
 
 namespace sparsecast {
 
 class GroupAcceptor {
  public:
   GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
-            std::uint64_t max_body_bytes);
+                std::uint64_t max_body_bytes);
 
-  /// The links to the members, by rank. Throws Error{kTimeout | kGroupMismatch}; who is here by then is told why.
+  /// Accepts members until all ranks are connected; returns the links by rank. Throws Error{kTimeout | kGroupMismatch},
+  /// and tells the members connected by then the reason.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);
-  /// Connections that were turned away, the last few, each with address and reason.
+  /// Returns the last few rejected connections, each with its address and the reason.
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }
 
  private:
   void admit(Authenticated& peer);
-  void drop_the_gone();
+  void drop_disconnected();
   std::vector<int> missing() const;
   [[noreturn]] void fail(const Error& error, Connection* newcomer);
 
   const RendezvousOptions& options_;
   Acceptor acceptor_;
   int size_;
-  std::vector<std::unique_ptr<Connection>> members_;  ///< By rank; none for this one.
+  /// Connections by rank; null for this rank and for those not here yet.
+  std::vector<std::unique_ptr<Connection>> members_;
   std::vector<std::string> notes_;
   std::vector<std::string> turned_away_;
 };

@@ -1,6 +1,9 @@
-// Publisher and Subscriber of programs without device code: what would need a device throws.
+// Device functions of a library that was built without CUDA: all of them throw Error{kUnsupported}.
 
+#include "core/masked_copy.hpp"
+#include "sharded/shard_memory.hpp"
 #include "sparsecast/error.hpp"
+#include "sparsecast/quantize.hpp"
 #include "sync/publisher_backend.hpp"
 #include "sync/subscriber_backend.hpp"
 
@@ -56,6 +59,20 @@ std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTabl
 }
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable&, std::vector<DeviceTensor>,
                                                                   const DeviceOptions&) {
+  refuse();
+}
+
+void device_nan_fill(DType, void*, std::uint64_t, CUstream_st*) { refuse(); }
+void device_masked_copy(const MaskedCopyLayout&, const void*, void*, CUstream_st*) { refuse(); }
+
+void device_block_amax(const MatrixShard&, const void*, float*, CUstream_st*) { refuse(); }
+void device_quantize_with_amax(const MatrixShard&, const void*, const float*, std::byte*, float*, CUstream_st*) {
+  refuse();
+}
+void device_quantize_blocks(const MatrixShard&, const void*, std::byte*, float*, CUstream_st*) { refuse(); }
+
+std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout&, std::size_t, const std::vector<void*>&,
+                                                      const DeviceOptions&, const std::vector<DType>&) {
   refuse();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// A rank's own routes: each an ordinary delta stream, with a publisher on its source and a subscriber on each destination.
+// A rank's own routes: each an ordinary delta stream, with a publisher on its source and a subscriber on each
+// destination.
 
 #include <algorithm>
 #include <memory>
@@ -24,29 +25,31 @@ struct DestinationRoute {
   std::unique_ptr<Subscriber> subscriber;
 };
 
-/// Those that `rank` sends, ascending; the publishers' base is the snapshot.
+/// Creates the routes that `rank` sends, in ascending order; the base of each publisher is the snapshot.
 std::vector<SourceRoute> make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
-                                          const PublisherOptions& options);
-/// Those that it receives, ascending. Reads all of the regions, for their digests.
+                                            const PublisherOptions& options);
+/// Creates the routes that `rank` receives, in ascending order. Reads all of the regions, for their digests.
 std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
-                                      const SubscriberOptions& options);
+                                                      const SubscriberOptions& options);
 
-/// The one of this number, which must be there.
+/// Returns the entry of this route number, which must exist.
 template <class OwnRoute>
 OwnRoute& find_route(std::vector<OwnRoute>& routes, std::uint32_t route) {
   return *std::ranges::lower_bound(routes, route, {}, &OwnRoute::route);
 }
 
-/// For the vote: of each engine, then of all tensors.
+/// Returns the digests that a source contributes to the vote: one per engine of the plan, then that of all tensors.
+/// `of_routes` is parallel to `routes`.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceRoute>& routes,
                                         const std::vector<StateDigest>& of_routes);
-/// For the vote: of the counted routes.
+/// Returns the sum of the digests of the counted routes, for the vote.
 StateDigest destination_digest(const std::vector<DestinationRoute>& routes);
 
-/// Destinations of this rank in a route.
+/// Returns the destinations of this rank in a route.
 std::vector<Destination> own_destinations(const Route& route, int rank);
-/// Where the regions of a route lie for a destination, in the rank's local tensors.
+/// Returns views of the route's regions in the rank's local tensors, for one destination, parallel to the route's
+/// table.
 std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
-                                    const ShardMemory& memory);
+                                           const ShardMemory& memory);
 
 }  // namespace sparsecast
