@@ -9,9 +9,9 @@
 
 #include "capi/buffer.hpp"
 #include "cuda_emulation/events.hpp"
-#include "transport/nccl/device_api.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random.hpp"
+#include "transport/nccl/device_api.hpp"
 #include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
@@ -88,8 +88,8 @@ void run_ranks(const std::function<void(const std::shared_ptr<Communicator>&, Mi
   meeting.run([&](const std::shared_ptr<Rendezvous>& control) {
     NcclOptions options;
     options.device = control->rank();
-    auto transport = std::make_unique<NcclTransport>(
-        NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
+    auto transport =
+        std::make_unique<NcclTransport>(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
     scConfig_t config = SC_CONFIG_INITIALIZER;
     config.timeout_ms = 30000;
     body(std::make_shared<Communicator>(control, config, std::move(transport), device), device);
