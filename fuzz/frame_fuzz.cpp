@@ -1,9 +1,9 @@
-// Arbitrary tables and frame bodies under valid checksums: whatever the bytes say, a subscriber refuses them and keeps
-// its live state, or applies them, reaches the promised digest, and can take them back.
+// Fuzzes tables and frame bodies under valid checksums: a subscriber refuses them and keeps its live state, or applies
+// them, reaches the promised digest, and can undo them.
 //
-// An input is a delta file without faith in its checksums: a header, a table, then one frame record (its first 64 bytes
-// and a body). The harness computes their checksums again, so that the decoders behind the checksums are reached. A table that is not
-// valid, or is large, is replaced by a fixed one. Golden deltas are the seeds.
+// An input is a delta file without trustworthy checksums: a header, a table, then one frame record (its first 64 bytes
+// and a body). The harness computes the checksums again, so that the decoders behind them are reached. A table that is
+// invalid or large is replaced by a fixed one. Golden deltas are the seeds.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// A rank that is gone: it makes no call, not even into MPI, until the survivors have come back with an error. So a hang
-// of a survivor is a hang of the test. Afterwards the rank is alive again, and a new channel carries the next version.
+// Tests with a dead rank: it makes no call, not even into MPI, until the survivors have returned with an error, so that
+// a hang of a survivor is a hang of the test. Afterwards the rank is alive again, and a new channel carries the next
+// version.
 
 #include "member.hpp"
 #include "shared_counter.hpp"
@@ -9,10 +10,11 @@ namespace {
 
 constexpr std::chrono::seconds kTimeout{2};
 
-/// Receivers wait longer than the source, so that its word about who is silent reaches them on a busy machine too.
+/// Returns a timeout that is longer on receivers than on the source, so that its message about the silent rank reaches
+/// them on a busy machine too.
 std::chrono::seconds timeout_of(const Member& member) { return member.is_source() ? kTimeout : 2 * kTimeout; }
 
-/// One sync without `dead`, from the survivors' side; what they get is checked by `check`.
+/// Runs one sync without `dead`; `check` checks the results of the survivors.
 template <class Check>
 void survive(Case& running, Member& member, SharedCounter& finished, int dead, const Check& check) {
   if (member.rank() == dead) {
@@ -30,7 +32,7 @@ void survive(Case& running, Member& member, SharedCounter& finished, int dead, c
   finished.add_one();
 }
 
-/// Everyone is back: nothing has moved, and a new channel works.
+/// Expects that nothing has changed, and that a new channel works.
 void expect_recovery(Case& running, Member& member, std::uint64_t version, std::uint64_t next) {
   running.expect_equal(member.version(), version, "version after the failure");
   running.expect_equal(member.wrong(), 0U, "wrong weights after the failure");

@@ -1,11 +1,11 @@
-// Syncs in which a rank refuses: all ranks stay at the old version and say why, and the next sync repairs it.
+// Syncs in which one rank refuses: all ranks stay at the old version and say why, and the next sync repairs it.
 
 #include "member.hpp"
 
 namespace sparsecast::mpi_test {
 namespace {
 
-/// The refusing rank throws its own error, all others kPeerFailed that names it; nothing has moved.
+/// Expects that the refusing rank throws its own error, all others kPeerFailed naming it, and that nothing has changed.
 void expect_refused(Case& running, Member& member, const Outcome& outcome, int refusing, ErrorCode code,
                     std::uint64_t version) {
   if (member.rank() == refusing) {
@@ -22,7 +22,7 @@ void wrong_base(Case& running) {
   expect_synchronised(running, member, member.sync(), 1);
   const int bad = member.last();
   if (member.rank() == bad) {
-    // Another weight, and a subscriber that believes it is right: as after a restart from a wrong checkpoint.
+    // The weight is wrong, and the subscriber believes that it is right: as after a restart from a wrong checkpoint.
     member.replica()[0][10] ^= std::byte{0x40};
     SubscriberOptions options;
     options.version = 1;

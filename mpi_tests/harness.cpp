@@ -66,7 +66,7 @@ int run_case(const std::string& name) {
   try {
     found->second(running);
   } catch (const std::exception& error) {
-    // The other ranks may wait for this one for ever, so the job ends here.
+    // The other ranks may wait for this one forever, so the job ends here.
     std::fprintf(stderr, "%s: rank %d of %d: SPARSECAST_SEED=%llu: unexpected exception: %s\n", name.c_str(), rank,
                  size, static_cast<unsigned long long>(seed), error.what());
     MPI_Abort(MPI_COMM_WORLD, 1);

@@ -1,6 +1,7 @@
 #pragma once
 
-// A case is a function that every rank runs. It says what it expects; failures of all ranks are added up at the end.
+// Test harness: a case is a function that every rank runs and that states its expectations; failures of all ranks are
+// summed at the end.
 
 #include <mpi.h>
 
@@ -34,7 +35,7 @@ Outcome outcome_of(const Step& step) {
   return {};
 }
 
-/// This rank's view of the running case.
+/// The running case as this rank sees it.
 class Case {
  public:
   Case(std::string name, int rank, int size, std::uint64_t seed)
@@ -46,7 +47,7 @@ class Case {
 
   void expect(bool holds, const std::string& what);
   void expect_success(const Outcome& outcome, const std::string& what);
-  /// The error has this code, and its text contains `words`.
+  /// Expects an error with this code whose text contains `words`.
   void expect_error(const Outcome& outcome, ErrorCode code, const std::string& words, const std::string& what);
   template <class Found, class Expected>
   void expect_equal(const Found& found, const Expected& expected, const std::string& what) {
@@ -70,17 +71,18 @@ class Case {
   bool by_abort_ = false;
 };
 
-/// Sum over the ranks of a communicator.
+/// Returns the sum of `value` over the ranks of a communicator.
 std::uint64_t sum_over_ranks(std::uint64_t value, MPI_Comm communicator = MPI_COMM_WORLD);
 
 using CaseFunction = void (*)(Case&);
 
-/// A case registers itself: `const Registration kRegistered{"name", function};`
+/// Registers a case: `const Registration kRegistered{"name", function};`
 struct Registration {
   Registration(const char* name, CaseFunction function);
 };
 
-/// Runs the named case on all ranks of MPI_COMM_WORLD. Returns the process's exit status; may end the job by MPI_Abort.
+/// Runs the named case on all ranks of MPI_COMM_WORLD. Returns the exit status of the process; may end the job by
+/// MPI_Abort.
 int run_case(const std::string& name);
 
 }  // namespace sparsecast::mpi_test

@@ -1,7 +1,7 @@
 #pragma once
 
-// This rank's end of one channel: the trainer with its publisher on the source, a replica with its subscriber
-// elsewhere. The right answer reaches the receivers on another way, by plain MPI_Bcast.
+// Member: one end of a channel on this rank, the trainer with its publisher on the source, or a replica with its
+// subscriber on any other rank. Receivers get the expected weights separately, by plain MPI_Bcast.
 
 #include <functional>
 #include <memory>
@@ -15,11 +15,11 @@ namespace sparsecast::mpi_test {
 
 /// Faults to inject between this rank and the wire.
 struct Faults {
-  std::function<void(std::vector<Bytes>& records)> receive = nullptr;  ///< After a broadcast, on receivers.
+  std::function<void(std::vector<Bytes>& records)> receive = nullptr;  ///< Called after a broadcast, on receivers.
   std::function<void(int vote)> before_vote = nullptr;                 ///< Called before each vote, numbered from 1.
 };
 
-/// A channel with faults.
+/// A transport with injected faults.
 class FaultyTransport final : public Transport {
  public:
   FaultyTransport(std::unique_ptr<Transport> inner, Faults faults)
@@ -38,7 +38,7 @@ class FaultyTransport final : public Transport {
 
 struct MemberOptions {
   MPI_Comm communicator = MPI_COMM_WORLD;
-  int source = 0;  ///< Rank in the communicator.
+  int source = 0;  ///< Rank of the source in the communicator.
   std::uint64_t width = 64;
   EncodeOptions encode = {};
   WireLimits limits = {};
@@ -55,20 +55,20 @@ class Member {
   test::Storage& replica() noexcept { return replica_; }
   Subscriber& subscriber() { return *subscriber_; }
 
-  /// Collective: a new channel in the place of the old one.
+  /// Opens a new channel in place of the old one. Collective.
   void open(Faults faults = {});
-  /// The channel of open() is given up without any message.
+  /// Drops the channel of open() without any message.
   void drop() { transport_.reset(); }
 
   Outcome sync(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   const SyncReport& report() const noexcept { return report_; }
 
   std::uint64_t version() const { return is_source() ? publisher_->version() : subscriber_->version(); }
-  /// Collective: elements that differ from the source's committed weights, over all ranks.
+  /// Returns the number of elements, over all ranks, that differ from the committed weights of the source. Collective.
   std::uint64_t wrong();
-  /// Collective: one receiver gets the committed version as an anchor.
+  /// Gives one receiver the committed version as an anchor. Collective.
   void repair(int receiver);
-  /// Registers the replica's bytes as they are now.
+  /// Registers the current bytes of the replica.
   void subscribe();
 
  private:
@@ -86,7 +86,7 @@ class Member {
   SyncReport report_;
 };
 
-/// All ranks succeeded, are at `version`, and no weight is wrong anywhere.
+/// Expects that all ranks succeeded and are at `version`, and that no weight is wrong anywhere.
 void expect_synchronised(Case& running, Member& member, const Outcome& outcome, std::uint64_t version);
 
 }  // namespace sparsecast::mpi_test

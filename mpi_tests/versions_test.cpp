@@ -68,7 +68,8 @@ void many_frames(Case& running) {
   for (std::uint64_t version = 1; version <= 3; ++version) {
     if (member.is_source()) member.model().jump();
     expect_synchronised(running, member, member.sync(), version);
-    running.expect(member.report().wire_bytes > 4 * std::uint64_t{kMinFrameCapacity}, "more than four frames travelled");
+    running.expect(member.report().wire_bytes > 4 * std::uint64_t{kMinFrameCapacity},
+                   "more than four frames travelled");
   }
 }
 const Registration kManyFrames{"many_frames", many_frames};

@@ -12,9 +12,9 @@
 #include "cuda/apply/apply_launchers.hpp"
 #include "cuda/apply/input_error_text.hpp"
 #include "cuda/apply/live_tensors.hpp"
+#include "cuda/apply/nan_expansion.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "cuda/apply/nan_expansion.hpp"
 
 namespace sparsecast::cuda {
 

@@ -3,8 +3,8 @@
 #include <bit>
 
 #include "core/masked_copy.hpp"
-#include "cuda/common/device_stream.hpp"
 #include "cuda/apply/nan_masked_launchers.hpp"
+#include "cuda/common/device_stream.hpp"
 
 namespace sparsecast {
 namespace {

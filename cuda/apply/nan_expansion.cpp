@@ -56,7 +56,7 @@ StateDigest NanExpansion::prepare(const TensorTable& table, const Received& rece
 }
 
 void NanExpansion::read_decision(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
-                                const DeviceStream& device) {
+                                 const DeviceStream& device) {
   copy_async(h_ranges_.as(), ranges_.as(), ranges_.bytes(), cudaMemcpyDeviceToHost, device.stream);
   copy_async(h_control_.as(), control_.as(), control_.bytes(), cudaMemcpyDeviceToHost, device.stream);
   copy_async(h_received_.as(), received.control, sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device.stream);

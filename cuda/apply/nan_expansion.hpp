@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "codec/apply.hpp"
-#include "cuda/common/device_memory.hpp"
 #include "cuda/apply/nan_masked_launchers.hpp"
+#include "cuda/common/device_memory.hpp"
 #include "sparsecast/digest.hpp"
 #include "sparsecast/tensor_table.hpp"
 

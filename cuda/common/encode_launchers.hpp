@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/common/runtime.hpp"
 #include "cuda/common/pipeline.hpp"
+#include "cuda/common/runtime.hpp"
 
 namespace sparsecast::cuda {
 

@@ -1,8 +1,8 @@
 #include "cuda/detect/detect.cuh"
 
+#include "cuda/common/encode_launchers.hpp"
 #include "cuda/common/launch.hpp"
 #include "cuda/detect/form_blocks.cuh"
-#include "cuda/common/encode_launchers.hpp"
 
 namespace sparsecast::cuda {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "codec/codec_common.hpp"
 #include "cuda/common/device_api.hpp"
-#include "cuda/common/views.cuh"
 #include "cuda/common/pipeline.hpp"
+#include "cuda/common/views.cuh"
 
 namespace sparsecast::cuda {
 

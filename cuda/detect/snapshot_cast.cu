@@ -3,8 +3,8 @@
 // share their sectors where the view allows it.
 
 #include "codec/codec_common.hpp"
-#include "cuda/common/launch.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace sparsecast::cuda {
 namespace {

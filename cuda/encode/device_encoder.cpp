@@ -11,8 +11,8 @@
 #include "core/trace.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "cuda/detect/snapshot_prefetch.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/detect/snapshot_prefetch.hpp"
 #include "cuda/encode/encoder_tensors.hpp"
 
 namespace sparsecast::cuda {

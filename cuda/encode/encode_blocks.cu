@@ -1,7 +1,7 @@
 #include "cuda/encode/encode_blocks.cuh"
 
-#include "cuda/common/launch.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace sparsecast::cuda {
 namespace {

@@ -2,8 +2,8 @@
 // They read and write every byte of the payloads once, and read the frames once more for their sums. Also the launchers
 // of frame_cutting.cuh.
 
-#include "cuda/common/launch.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/common/launch.hpp"
 #include "cuda/encode/frame_cutting.cuh"
 
 namespace sparsecast::cuda {

@@ -1,5 +1,5 @@
-// broadcast: a trainer and an engine, two threads that meet over TCP; 1 % of the weights changes in each step, and only
-// that travels. Between processes or machines nothing differs but where host, port and secret come from.
+// broadcast: a trainer and an engine, two threads that meet over TCP. Each step changes 1 % of the weights, and only
+// those are sent. Between processes or machines only host, port and secret differ.
 
 #include <cstdint>
 #include <future>

@@ -1,5 +1,5 @@
 // publish LOG [STEPS]: a trainer that publishes each step to a delta log (a directory, or s3://bucket/prefix), and a
-// follower in the same process that verifies that what it gets is what was trained. docs/publishing-to-a-log.md.
+// follower in the same process that verifies that it gets the trained weights. docs/publishing-to-a-log.md.
 
 #include <cstdint>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kRows = 256;
 constexpr std::uint64_t kColumns = 512;
 
-/// Stands in for an optimizer: a few weights move by one representable value.
+/// Changes a few weights by one representable value, in place of an optimizer.
 void train(std::vector<std::uint16_t>& weights, std::uint64_t step) {
   for (std::size_t i = step % 97; i < weights.size(); i += 97) ++weights[i];
 }

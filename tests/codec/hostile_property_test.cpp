@@ -1,5 +1,5 @@
-// Deltas that were altered and checksummed again, so that no checksum helps: the validation of blocks, and behind it the
-// digest, must keep the live state as it was.
+// Deltas that were altered and checksummed again, so that no checksum helps: the validation of blocks, and behind it
+// the digest, must keep the live state as it was.
 
 #include <gtest/gtest.h>
 

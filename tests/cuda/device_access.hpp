@@ -22,9 +22,10 @@ namespace sparsecast::test {
 #if defined(SPARSECAST_CUDA_EMULATION)
 
 inline bool device_present() { return true; }
-/// The order of an emulated device's threads; a real one has its own.
+/// Sets the order of the threads of an emulated device; a real one has its own.
 inline void set_thread_order(std::uint64_t seed) { emulation::set_order(seed); }
-/// While it lives, an emulated device does this thread's copies as late as it may; a real one does as it likes.
+/// Delays the copies of this thread on an emulated device as long as allowed, during its lifetime; a real device
+/// decides for itself.
 class LateCopies {
  public:
   LateCopies() { emulation::defer_copies(true); }
@@ -73,7 +74,7 @@ inline std::byte* allocate_shared(std::size_t bytes) {
 
 using SharedBytes = std::unique_ptr<std::byte[], FreeShared>;
 
-/// Bytes of device memory, after everything enqueued on the stream.
+/// Returns bytes of device memory, after everything enqueued on the stream.
 inline std::vector<std::byte> read_device(const std::byte* at, std::size_t bytes, cudaStream_t stream) {
   std::vector<std::byte> out(bytes);
   cuda::check(cudaMemcpyAsync(out.data(), at, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");

@@ -4,8 +4,8 @@
 
 #include <functional>
 
-#include "cuda/differential.hpp"
 #include "cuda/common/device_memory.hpp"
+#include "cuda/differential.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.hpp"
-#include "transport/tcp/meeting.hpp"
 #include "tests/cuda/device_access.hpp"
 #include "tests/cuda/sharded_scene.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -1,4 +1,5 @@
-// Subscribers with tensors on a device, emulated or real, against those of the CPU: the same bytes, the same input errors.
+// Subscribers with tensors on a device, emulated or real, against those of the CPU: the same bytes, the same input
+// errors.
 
 #include "sparsecast/subscriber.hpp"
 

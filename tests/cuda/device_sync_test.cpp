@@ -5,11 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include "transport/tcp/meeting.hpp"
 #include "cuda_emulation/events.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random_delta.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {

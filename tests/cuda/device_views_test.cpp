@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "codec/codec_common.hpp"
-#include "cuda/viewed_tensors.hpp"
 #include "cuda/apply/device_applier.hpp"
+#include "cuda/viewed_tensors.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"

@@ -1,6 +1,7 @@
 #pragma once
 
-// The device's encoder against the CPU's, on the same step: frames byte for byte, counts, digest, old bits after.
+// Compares the encoder of the device with that of the CPU on the same step: frames byte for byte, counts, digest, and
+// old bits afterwards.
 
 #include <gtest/gtest.h>
 
@@ -14,17 +15,17 @@
 
 namespace sparsecast::test {
 
-/// Random cases on a device, numbered through all of a test's parameters.
+/// Random cases on a device, numbered through all parameters of a test.
 class DeviceCases : public testing::TestWithParam<int> {
  protected:
-  /// `shuffled`: the share of cases whose threads run in random order.
+  /// `shuffled`: share of the cases whose threads run in random order.
   explicit DeviceCases(double shuffled) : shuffled_(shuffled) {}
   ~DeviceCases() override { set_thread_order(0); }
   void SetUp() override {
     if (!device_present()) GTEST_SKIP() << "no device";
   }
 
-  /// Calls body(case's generator) for so many cases of this test's parameter.
+  /// Calls body(generator of the case) for each case of the parameter of this test.
   template <class Body>
   void for_cases(int cases, const Body& body) {
     for (int i = 0; i < cases && !HasFailure(); ++i) {
@@ -40,10 +41,10 @@ class DeviceCases : public testing::TestWithParam<int> {
   double shuffled_;
 };
 
-/// Bytes of an element, by tensor.
+/// Element size of each tensor in bytes.
 std::vector<std::size_t> element_sizes(const TensorTable& table);
 
-/// Tensors as a device would hold them: each 16-byte aligned, or `skew` elements beyond that.
+/// Tensors as a device holds them: each 16-byte aligned, or `skew` elements beyond that.
 class DeviceState {
  public:
   DeviceState(const std::vector<std::size_t>& element_bytes, const std::vector<std::vector<std::byte>>& tensors,
@@ -61,12 +62,12 @@ class DeviceState {
   std::vector<std::size_t> sizes_;
 };
 
-/// Each compares one delta, or throws or fails the test; `device` decides how much memory there is.
+/// Functions that compare one delta, and throw or fail the test; `device` decides how much memory there is.
 void expect_compare_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {});
 void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {});
 void expect_mask_agrees(const RandomDelta& delta, Random& random, const cuda::DeviceEncoderOptions& device = {});
 
-/// Frames and counts of the CPU's encoder.
+/// Frames and counts of the encoder of the CPU.
 struct ExpectedFrames {
   std::vector<Bytes> frames;
   CommitRecord commit;

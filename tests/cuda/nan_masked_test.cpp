@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "codec/nan_masked.hpp"
-#include "cuda/differential.hpp"
 #include "cuda/apply/device_applier.hpp"
+#include "cuda/differential.hpp"
 #include "support/expect_error.hpp"
 #include "support/forge.hpp"
 #include "support/nan_masked.hpp"

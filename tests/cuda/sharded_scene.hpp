@@ -1,6 +1,6 @@
 #pragma once
 
-// Ranks of a small trainer and its engines, as threads, whose local tensors lie in host memory or on a device.
+// Ranks of a small trainer and its engines, as threads, with local tensors in host memory or on a device.
 
 #include <memory>
 #include <optional>
@@ -16,7 +16,7 @@
 
 namespace sparsecast::test {
 
-/// Local tensors of a rank in device memory, beside what the host last knew of them.
+/// Local tensors of a rank in device memory, and the last copy of them on the host.
 class DeviceStorage {
  public:
   explicit DeviceStorage(const LocalStorage& tensors);
@@ -35,11 +35,12 @@ struct ShardedSetting {
   bool engine_on_device = true;
   ValueCodec values = ValueCodec::kXor;
   bool stream_of_the_caller = false;
-  bool same_cut = true;  ///< Both engines'; else the second cuts rows, so that the trainer has layers of snapshots.
+  bool same_cut = true;  ///< Whether both engines shard columns; otherwise the second shards rows, so that the trainer
+                         ///< has layers of snapshots.
 };
 
-/// Two trainer ranks that cut rows, two engines of two ranks that cut columns, pad rows, and transpose experts, or one
-/// of them: world ranks 0, 1; 2, 3; 4, 5.
+/// Two trainer ranks that shard rows, and two engines of two ranks that shard columns, pad rows, and transpose experts,
+/// or one of them: world ranks 0, 1; 2, 3; 4, 5.
 struct ShardedScene {
   static constexpr int kRanks = 6;
   explicit ShardedScene(ShardedSetting with);
@@ -51,7 +52,7 @@ struct ShardedScene {
   HashedWeights weights{11, 0.03};
 };
 
-/// One rank of the scene; on the thread that it was made on.
+/// One rank of the scene, for the thread that made it.
 class SceneRank {
  public:
   SceneRank(const ShardedScene& scene, int rank);
@@ -59,14 +60,14 @@ class SceneRank {
   void regroup(std::shared_ptr<ControlChannel> control);
   ShardedReport sync();
   void train(std::uint64_t step);
-  /// An engine's rank that holds no version, in the same memory.
+  /// Makes a rank of an engine that holds no version, in the same memory.
   void forget();
-  /// An engine's rank: to the other kind of memory, contents included.
+  /// Moves a rank of an engine to the other kind of memory, with its contents.
   void move();
-  /// Flips bits of everything that it holds.
+  /// Flips bits of all its tensors.
   void spoil(std::byte bits);
   std::uint64_t version() const { return publisher_ ? publisher_->version() : subscriber_->version(); }
-  /// Elements that are not those of the step, and bytes of the padding that have changed.
+  /// Returns the number of elements that differ from the step, and of changed bytes of the padding.
   std::uint64_t wrong(std::uint64_t step) const;
   std::optional<ShardedPublisher>& publisher() { return publisher_; }
   std::optional<ShardedSubscriber>& subscriber() { return subscriber_; }

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "cuda/differential.hpp"
 #include "cuda/apply/device_applier.hpp"
+#include "cuda/differential.hpp"
 #include "support/forge.hpp"
 #include "trace/recorder.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tables of boxes with digest origins, tensors on a device that are views of larger memory, and what their digests are
+// Tables of boxes with digest origins, tensors on a device that are views of larger memory, and their digests computed
 // in the plainest way.
 
 #include "cuda/differential.hpp"
@@ -9,27 +9,27 @@
 
 namespace sparsecast::test {
 
-/// A step of a table whose shapes have up to 4 dimensions, the last often of whole vectors. `origins`: of which it has
-/// some that lie in other tensors; `plain` is the same table without.
+/// A step of a table whose shapes have up to 4 dimensions, the last often of whole vectors. Some of its `origins` are
+/// in other tensors; `plain` is the table without origins.
 struct BoxedDelta {
   RandomDelta delta;
   std::shared_ptr<const TensorTable> plain;
 };
 BoxedDelta random_boxes(Random& random, bool origins);
 
-/// Element by element, at the index that its origin gives it.
+/// Computes the digest element by element, at the index that the origin of the element gives.
 StateDigest digest_by_element(const TensorTable& table, std::size_t tensor, const Bytes& bits);
 StateDigest digest_by_element(const TensorTable& table, const TensorState& state);
 
-/// Live tensors or a snapshot on a device: contiguous, with room between rows, or with dimensions in any order; aligned
-/// for vectors or not. What lies between their elements holds a pattern.
+/// Live tensors or a snapshot on a device: contiguous, with gaps between rows, or with dimensions in any order; aligned
+/// for vectors or not. Gaps hold a pattern.
 class ViewedTensors {
  public:
-  /// `views` false: all contiguous, without strides.
+  /// With `views` false all are contiguous, without strides.
   ViewedTensors(const TensorTable& table, const TensorState& state, Random& random, bool views = true);
   const std::vector<DeviceTensor>& tensors() const { return tensors_; }
   void write(const TensorState& state);
-  /// Fails the test unless the memory is what it would be had only `state` ever been written to it.
+  /// Fails the test unless the memory is as if only `state` had been written to it.
   void expect_holds(const TensorState& state, const char* what) const;
 
  private:
@@ -37,7 +37,7 @@ class ViewedTensors {
 
   const TensorTable& table_;
   std::vector<Placement> places_;
-  std::vector<std::size_t> skews_;  ///< Elements before the first.
+  std::vector<std::size_t> skews_;  ///< Number of elements before the first.
   std::vector<SharedBytes> memory_;
   std::vector<DeviceTensor> tensors_;
 };

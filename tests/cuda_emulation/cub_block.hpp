@@ -1,7 +1,8 @@
 #pragma once
 
-// CUB's block-wide scan and reduction, as far as the kernels use them, over the emulated barriers. As with CUB,
-// temporary storage may be used again only after a barrier, and what the collective waits for orders nothing else.
+// Scan and reduction over a CTA, as far as the kernels use them, with the interface of CUB, over the emulated barriers.
+// As with CUB, temporary storage may be used again only after a barrier, and the barriers inside a collective order
+// nothing else.
 
 #include <optional>
 #include <source_location>
@@ -11,7 +12,7 @@
 
 namespace sparsecast::emulation {
 
-/// Says that a thread takes part in a collective, for as long as it does.
+/// Marks a thread as taking part in a collective, during its lifetime.
 template <class Storage>
 class Participation {
  public:

@@ -5,9 +5,9 @@
 #include <numeric>
 #include <vector>
 
-#include "cuda_emulation/reports.hpp"
 #include "cuda/common/device_api.hpp"
 #include "cuda/common/launch.hpp"
+#include "cuda_emulation/reports.hpp"
 
 namespace sparsecast::emulation {
 namespace {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Memory of the emulated device, and pinned memory of the host. In a program that looks for races device memory can be
-// touched only by what runs on the device: the host's own code ends with a segmentation fault there, as it does with a
-// real one. Elsewhere it is ordinary memory, at whose ends AddressSanitizer looks.
+// Memory of the emulated device, and pinned memory of the host. In a program that looks for races only device code can
+// access device memory: host code gets a segmentation fault, as on a real device. Elsewhere it is ordinary memory,
+// whose bounds AddressSanitizer checks.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,9 +11,10 @@ namespace sparsecast::emulation {
 
 enum class MemoryKind : std::uint8_t { kDevice, kPinnedHost };
 
-/// 256-byte aligned; null when there is no more. Where races are looked for, no address is given twice.
+/// Allocates memory, 256-byte aligned; null if there is no more. In a program that looks for races, no address is used
+/// twice.
 void* allocate_memory(MemoryKind kind, std::size_t bytes);
-/// Null is nothing.
+/// Frees memory; does nothing for null.
 void release_memory(void* at);
 
 /// Range of emulated memory; empty for ordinary memory.
@@ -25,7 +26,7 @@ struct MemoryRange {
 /// Returns the range of device and pinned memory together.
 MemoryRange all_memory();
 
-/// The device is at work: its memory can be touched, by this thread and, alas, by any other.
+/// Makes device memory accessible while the device works, for this thread and, inevitably, any other.
 class DeviceAtWork {
  public:
   DeviceAtWork();

@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/streams.hpp"
 #include "cuda/device_access.hpp"
 #include "cuda_emulation/races.hpp"
 #include "cuda_emulation/reports.hpp"
-#include "cuda/common/device_memory.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
-#include "cuda/common/streams.hpp"
 
 namespace sparsecast::test {
 namespace {

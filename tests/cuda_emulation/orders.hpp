@@ -1,10 +1,10 @@
 #pragma once
 
-// Finds what streams and the host do to device memory and pinned memory with nothing that orders it: a kernel that
-// reads what a copy on another stream writes, the host that reads what it has not waited for. What orders: a stream's
-// operations follow one another and what the host did before it enqueued them; an event that was recorded and waited
-// for; the host's wait for a stream. All threads of the host count as one here. As with races.hpp the order in which
-// the emulation does things, which is that of the calls, does not matter, and only a program that is compiled so looks.
+// Finds unordered accesses of streams and the host to device memory and pinned memory: a kernel that reads the result
+// of a copy on another stream, or a host that reads before it has waited. Ordered are: operations of one stream, after
+// earlier actions of the host; work after an event that was recorded and waited for; the host after its wait for a
+// stream. All threads of the host count as one. As with races.hpp the order in which the emulation runs, which is that
+// of the calls, does not matter, and only a program compiled for it checks.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,8 @@ struct Agent {
 
 Agent make_agent();
 
-/// The host enqueues something on the stream. What this thread of the host touches while it lives, the stream does.
+/// Attributes the accesses of this host thread, during its lifetime, to an operation that the host enqueues on the
+/// stream.
 class Operation {
  public:
   explicit Operation(Agent& stream);
@@ -38,7 +39,7 @@ void touch(const void* at, std::size_t bytes, bool writes, const void* place);
 void record(Agent& stream, Clock& event);
 void wait(Agent& stream, const Clock& event);
 void host_waits_for(const Agent& stream);
-/// Memory is released, which waits for everything.
+/// Records the release of memory, which waits for all work.
 void host_waits_for_all();
 
 }  // namespace sparsecast::emulation::orders

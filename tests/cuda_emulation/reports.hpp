@@ -10,7 +10,7 @@
 
 namespace sparsecast::emulation {
 
-/// While it lives, what this thread does is not looked at.
+/// Suspends the checks of this thread during its lifetime.
 class Unwatched {
  public:
   Unwatched();
@@ -24,16 +24,16 @@ class Unwatched {
 bool is_watched();
 
 std::uint32_t offset_in_program(const void* place);
-/// "FILE:LINE" of such an offset, from the innermost inlined function outwards.
+/// Returns "FILE:LINE" of such an offset, from the innermost inlined function outwards.
 std::string source_of(std::uint32_t place);
 
-/// Two places of the program that touch the same memory.
+/// Two places of the program that access the same memory.
 struct Places {
   std::uint32_t before = 0;
   std::uint32_t now = 0;
   auto operator<=>(const Places&) const = default;
 };
-/// Keeps what `words` says, once for the same places.
+/// Keeps a report, once for the same places.
 void report(const Places& places, const std::function<std::string()>& words);
 
 /// Returns the findings since the last call.

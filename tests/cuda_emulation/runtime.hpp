@@ -1,7 +1,7 @@
 #pragma once
 
-// The calls of the CUDA runtime that host code makes, on host memory, and synchronous unless copies are deferred. Any
-// thread may call.
+// The functions of the CUDA runtime that host code calls, on host memory, and synchronous unless copies are deferred.
+// Thread-safe.
 
 #include <cstddef>
 #include <optional>
@@ -49,19 +49,19 @@ struct cudaDeviceProp {
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 
-/// The last of the calling thread's answers that was no success, which is then forgotten.
+/// Returns the last error of the calling thread and clears it.
 cudaError_t cudaGetLastError();
 /// Returns the last error and keeps it.
 cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
-/// There are two devices, of one memory.
+/// Reports two devices that share one memory.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 
-/// New memory holds noise.
+/// New memory holds random bytes.
 cudaError_t cudaMalloc(void** at, std::size_t bytes);
 cudaError_t cudaFree(void* at);
 cudaError_t cudaMallocHost(void** at, std::size_t bytes);
@@ -89,7 +89,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
 
 namespace sparsecast::emulation {
 
-/// The device does something for a stream.
+/// Runs an operation of the device for a stream.
 class OnStream {
  public:
   explicit OnStream(cudaStream_t stream);
@@ -111,11 +111,11 @@ RuntimeCounts runtime_counts();
 /// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
 /// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.
 void defer_copies(bool defer);
-/// Does those that are left.
+/// Runs the deferred copies that are left.
 void finish_copies();
-/// So many of this thread's next questions whether a stream is done are answered with cudaErrorNotReady.
+/// Answers that many of the next queries of this thread whether a stream is done with cudaErrorNotReady.
 void be_busy(int questions);
-/// The allocation after `successes` more fails; a negative number means none.
+/// Makes the allocation after `successes` more fail; a negative number means none.
 void fail_allocation_after(int successes);
 
 }  // namespace sparsecast::emulation

@@ -1,7 +1,7 @@
 #pragma once
 
-// Runs a CUDA grid on one OS thread, for tests: the threads of a block are fibers that give way at barriers, and blocks
-// run one after another. A barrier that not all threads reach is an EmulationError, never a hang.
+// Runs a CUDA grid on one OS thread, for tests: the threads of a CTA are fibers that yield at barriers, and CTAs run
+// one after another. A barrier that not all threads reach is an EmulationError, never a hang.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,8 +35,7 @@ struct EmulationError : std::logic_error {
 /// missing barrier shows; with 0, in order of index.
 void set_order(std::uint64_t seed);
 
-/// Runs `kernel` for every thread of the grid, as an operation of the stream. The first exception that a thread throws
-/// is thrown on.
+/// Runs `kernel` for every thread of the grid, as an operation of the stream. Rethrows the first exception of a thread.
 void run_grid(CUstream_st* stream, unsigned blocks, unsigned threads, const std::function<void()>& kernel);
 
 /// Ordering of a barrier, besides waiting.
@@ -46,22 +45,22 @@ enum class Order : std::uint8_t {
   kVote,    ///< The same ordering, for a barrier that returns a result.
 };
 
-/// Waits for all threads of the block, which must come with the same `where`.
+/// Waits for all threads of the CTA, which must come with the same `where`.
 void block_barrier(Order order, const std::source_location& where);
 /// Waits for the lanes of `lanes` of the calling thread's warp, which must come with the same set.
 void warp_barrier(std::uint32_t lanes, Order order, const std::source_location& where);
 
-/// Values that threads show each other: put, pass a barrier, read before the next barrier.
+/// Exchanges values between threads: put, pass a barrier, read before the next barrier.
 void put_value(std::uint64_t value);
 std::uint64_t value_of(unsigned thread);
 
-/// Memory that one variable of the kernel shares within a block. Filled with random bytes before each block, as
-/// shared memory has no initial value.
+/// Memory of one variable of the kernel that a CTA shares. Filled with random bytes before each CTA, as shared memory
+/// has no initial value.
 class SharedMemory {
  public:
   SharedMemory(void* at, std::size_t bytes);
 };
-/// Whether a kernel's variable lies there.
+/// Returns whether a variable of a kernel is there.
 bool is_shared(const void* at);
 
 template <class T>

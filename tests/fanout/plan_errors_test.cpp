@@ -9,8 +9,8 @@ namespace {
 using test::expect_error;
 using test::matrix;
 using test::rows;
-using test::small_participant;
 using test::small_layout;
+using test::small_participant;
 
 const std::vector<TensorSpec> kA = {matrix("a", 8, 4)};
 const std::vector<TensorSpec> kAB = {matrix("a", 8, 4), matrix("b", 8, 4)};
@@ -20,7 +20,8 @@ FanoutPlan plan_of(std::shared_ptr<const Layout> trainer, std::shared_ptr<const 
                    std::vector<std::string> unsent = {}) {
   PlanOptions options;
   options.unsent = std::move(unsent);
-  return FanoutPlan(small_participant("trainer", std::move(trainer), 0), {small_participant("e0", std::move(engine), 10)}, options);
+  return FanoutPlan(small_participant("trainer", std::move(trainer), 0),
+                    {small_participant("e0", std::move(engine), 10)}, options);
 }
 
 TEST(FanoutPlanErrors, WhatAnEngineHoldsAndTheTrainerDoesNotNamesTensorBoxAndRank) {
@@ -111,7 +112,8 @@ TEST(FanoutPlanErrors, ParticipantsThatDoNotFitTheWorldAreNamed) {
     expect_error(
         ErrorCode::kUsage, [&] { FanoutPlan(trainer, {engine}); }, parts);
   };
-  EXPECT_NO_THROW(FanoutPlan(trainer, {small_participant("e0", layout, 0)})) << "a rank may be the trainer's and an engine's";
+  EXPECT_NO_THROW(FanoutPlan(trainer, {small_participant("e0", layout, 0)}))
+      << "a rank may be the trainer's and an engine's";
   expect_error(ErrorCode::kUsage,
                [&] {
                  FanoutPlan(trainer, {small_participant("e0", layout, 1), small_participant("e1", layout, 1)});

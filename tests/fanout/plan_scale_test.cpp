@@ -96,7 +96,9 @@ void hold(RankLayout& rank, const TensorTable& table, std::uint32_t tensor) {
   hold(rank, table, tensor, whole_box(table[tensor].shape));
 }
 
-std::string node_name(const std::string& participant, std::uint32_t rank) { return participant + std::to_string(rank / 8); }
+std::string node_name(const std::string& participant, std::uint32_t rank) {
+  return participant + std::to_string(rank / 8);
+}
 
 std::shared_ptr<const Layout> pp_ep_trainer(const Model& model, std::uint32_t pp, std::uint32_t ep) {
   const TensorTable table = table_of(model);
@@ -183,7 +185,8 @@ Box chunk(const std::vector<std::uint64_t>& shape, std::size_t dim, std::uint64_
   return box;
 }
 
-std::shared_ptr<const Layout> sharded(const TensorTable& table, std::uint32_t chunks, const std::string& name, bool tp) {
+std::shared_ptr<const Layout> sharded(const TensorTable& table, std::uint32_t chunks, const std::string& name,
+                                      bool tp) {
   std::vector<RankLayout> ranks(chunks);
   for (std::uint32_t r = 0; r < chunks; ++r) {
     ranks[r].node = node_name(name, r);
@@ -272,7 +275,8 @@ void expect_own_bytes_only(const FanoutPlan& plan) {
 
 TEST(FanoutPlanScale, DeepSeekV3OfAPp16Ep16TrainerForFourEp32Engines) {
   const Model model = mla_moe(61, 3, 256, 128, 129280);
-  const FanoutPlan plan = measure(participant_of("trainer", pp_ep_trainer(model, 16, 16), 0), ep_engines(model, 4, 32, 256));
+  const FanoutPlan plan =
+      measure(participant_of("trainer", pp_ep_trainer(model, 16, 16), 0), ep_engines(model, 4, 32, 256));
   expect_own_bytes_only(plan);
 }
 

@@ -14,9 +14,9 @@ namespace {
 
 Participant participant_of(const std::string& file, const std::string& name, int first) {
   Participant participant{name,
-                    std::make_shared<Layout>(
-                        read_layout_file(FileSystem::posix(), SPARSECAST_SOURCE_DIR "/layouts/" + file + ".json", {})),
-                    {}};
+                          std::make_shared<Layout>(read_layout_file(
+                              FileSystem::posix(), SPARSECAST_SOURCE_DIR "/layouts/" + file + ".json", {})),
+                          {}};
   participant.ranks.resize(participant.layout->ranks().size());
   std::iota(participant.ranks.begin(), participant.ranks.end(), first);
   return participant;

@@ -12,8 +12,8 @@ namespace {
 
 using test::matrix;
 using test::rows;
-using test::small_participant;
 using test::small_layout;
+using test::small_participant;
 
 /// `sources` trainer ranks with a tensor each per receiver; receiver r holds tensor (s, r) of every source s.
 FanoutPlan all_to_all(std::size_t sources, std::size_t receivers, std::size_t most_groups,

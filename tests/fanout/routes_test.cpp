@@ -9,8 +9,8 @@ namespace {
 
 using test::matrix;
 using test::rows;
-using test::small_participant;
 using test::small_layout;
+using test::small_participant;
 
 const std::vector<TensorSpec> kA = {matrix("a", 8, 4)};
 const Box kWhole = rows(0, 8, 4);

@@ -56,7 +56,8 @@ inline std::shared_ptr<const Layout> small_layout(const std::vector<TensorSpec>&
 /// World ranks from `first` on.
 inline Participant small_participant(const std::string& name, std::shared_ptr<const Layout> layout, int first) {
   Participant participant{name, std::move(layout), {}};
-  for (std::size_t r = 0; r < participant.layout->ranks().size(); ++r) participant.ranks.push_back(first + static_cast<int>(r));
+  for (std::size_t r = 0; r < participant.layout->ranks().size(); ++r)
+    participant.ranks.push_back(first + static_cast<int>(r));
   return participant;
 }
 

@@ -54,7 +54,7 @@ class Collection {
   }
   /// The records altered and checksummed again; the commit agrees with the frames.
   void checksummed(const std::string& name, const std::string& why, const Alter& alter,
-              ErrorCode code = ErrorCode::kCorrupt) {
+                   ErrorCode code = ErrorCode::kCorrupt) {
     Records records = good_records();
     alter(records);
     refresh_checksums(records);
@@ -100,8 +100,10 @@ void add_header(Collection& all) {
   all.torn("header_magic", "the header's magic is unknown", set(0, std::uint8_t{'X'}));
   all.torn("header_checksum", "a bit of the version is flipped", set(32, std::uint8_t{77}));
   all.torn("header_record_bytes", "the header says 136 bytes", set(4, 136U));
-  all.checksummed("format_major_2", "a format of another major version", set(8, std::uint16_t{2}), ErrorCode::kUnsupported);
-  all.checksummed("format_minor_1", "a format of another minor version", set(10, std::uint16_t{1}), ErrorCode::kUnsupported);
+  all.checksummed("format_major_2", "a format of another major version", set(8, std::uint16_t{2}),
+                  ErrorCode::kUnsupported);
+  all.checksummed("format_minor_1", "a format of another minor version", set(10, std::uint16_t{1}),
+                  ErrorCode::kUnsupported);
   all.checksummed("header_flags", "a feature that no reader knows", set(12, 0x10U), ErrorCode::kUnsupported);
   all.checksummed("frame_capacity_small", "frame_capacity below 2^20", set(92, (1U << 20) - 1));
   all.checksummed("frame_capacity_large", "frame_capacity over 2^30", set(92, (1U << 30) + 1));
@@ -112,9 +114,9 @@ void add_header(Collection& all) {
   all.checksummed("header_elements", "another number of elements than the table's", set(80, std::uint64_t{20'047}));
   all.checksummed("header_tensors", "another number of tensors than the table's", set(88, 4U));
   all.checksummed("header_table_hash", "the header names another table", set(48, std::uint64_t{1}),
-             ErrorCode::kTableMismatch);
+                  ErrorCode::kTableMismatch);
   all.checksummed("header_base_digest", "the delta starts from other bytes", set(64, std::uint64_t{1}),
-             ErrorCode::kWrongBase);
+                  ErrorCode::kWrongBase);
 }
 
 void add_order(Collection& all) {
@@ -137,7 +139,7 @@ void add_order(Collection& all) {
            [](Records& r) { r.erase(r.begin() + kFrame); });
   all.torn("frame_twice", "a frame stands twice", [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
   all.checksummed("frame_twice_sealed", "a frame stands twice, and the commit counts both",
-             [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
+                  [](Records& r) { r.insert(r.begin() + kFrame, r[kFrame]); });
   all.checksummed("frames_overlap", "two frames change the same blocks", [](Records& r) {
     Bytes again = r[kFrame];
     set_field(again, at::kFrameSequence, 1U);
@@ -164,20 +166,22 @@ void add_frame(Collection& all) {
       },
       ErrorCode::kForeignStream);
   all.checksummed("frame_sequence", "the first frame says it is the second", set(at::kFrameSequence, 1U));
-  all.checksummed("frame_version", "the frame names another version", set(48, std::uint64_t{6}), ErrorCode::kForeignStream);
+  all.checksummed("frame_version", "the frame names another version", set(48, std::uint64_t{6}),
+                  ErrorCode::kForeignStream);
   all.checksummed("frame_flags", "a feature that no reader knows", set(at::kFrameFlags, 2U), ErrorCode::kUnsupported);
   all.checksummed("frame_body_bytes", "stored as it is, but of two lengths", set(at::kFrameBodyBytes, 64U));
   all.checksummed("frame_no_groups", "a frame without groups", set(at::kFrameGroups, 0U));
   all.checksummed("frame_many_groups", "more groups than blocks", set(at::kFrameGroups, 100U));
   all.checksummed("frame_many_blocks", "more blocks than the body can hold", set(at::kFrameBlocks, 0xFFFFFFFFU));
-  all.checksummed("frame_changed", "another number of changes than its blocks'", set(at::kFrameChanged, std::uint64_t{8}));
+  all.checksummed("frame_changed", "another number of changes than its blocks'",
+                  set(at::kFrameChanged, std::uint64_t{8}));
   all.checksummed("frame_padding", "a padding byte after the body is set", [](Records& r) {
     const auto stored = field<std::uint32_t>(r[kFrame], at::kFrameStored);
     if (stored % 8 == 0) throw std::logic_error("the frame of the bad vectors has no padding");
     r[kFrame].back() = std::byte{1};
   });
   all.checksummed("frame_empty", "a frame without a body",
-             [](Records& r) { r[kFrame] = wrap_body({}, 0, 0, 0, 0, 5, false, 0); });
+                  [](Records& r) { r[kFrame] = wrap_body({}, 0, 0, 0, 0, 5, false, 0); });
 }
 
 void add_commit(Collection& all) {
@@ -205,7 +209,7 @@ void add_commit(Collection& all) {
   all.commit("commit_digest", "the result has another digest", set(at::kCommitDigest, std::uint64_t{1}),
              ErrorCode::kDigestMismatch);
   all.checksummed("commit_digest_without_frames", "no frame, but another digest than the base's",
-             [](Records& r) { r.erase(r.begin() + kFrame); });
+                  [](Records& r) { r.erase(r.begin() + kFrame); });
 }
 
 Bytes zstd_frame(ConstBytes raw, bool content_size = true) {

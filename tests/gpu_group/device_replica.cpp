@@ -2,8 +2,8 @@
 
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
-#include "gpu_group/replica.hpp"
 #include "cuda/common/streams.hpp"
+#include "gpu_group/replica.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -2,7 +2,8 @@
 //
 // Each old pattern has a tensor: its even elements keep the old pattern, its odd ones change to all 65,536 new
 // patterns in turn, starting from the old one. Only half of the elements change, so that blocks do not go dense and
-// every ULP difference is coded as sign, low bits and exception; neighbours have similar differences, so parameters vary.
+// every ULP difference is coded as sign, low bits and exception; neighbours have similar differences, so parameters
+// vary.
 
 #include <array>
 #include <atomic>

@@ -1,6 +1,6 @@
 #pragma once
 
-// A bucket in memory behind HttpServer: what a well-behaved S3 server answers, so that a test says only what is wrong.
+// A bucket in memory behind HttpServer that answers as a well-behaved S3 server, so that a test specifies only faults.
 
 #include <cstddef>
 #include <map>

@@ -1,6 +1,6 @@
 #pragma once
 
-// The CUDA runtime of the fake NCCL: memory is the host's, a stream is a thread with a queue.
+// The CUDA runtime of the fake NCCL: memory is that of the host, and a stream is a thread with a queue.
 
 #include <atomic>
 #include <functional>
@@ -20,7 +20,7 @@ class FakeDevice final : public DeviceApi {
 
   /// Behind what the stream does already.
   static void enqueue(void* stream, std::function<void()> task);
-  /// Streams wait for nothing any more.
+  /// Ends all waits of streams.
   void close() { closing_ = true; }
   /// Returns the current device of the calling thread.
   static int device_in_use();
@@ -37,7 +37,7 @@ class FakeDevice final : public DeviceApi {
   void destroy_stream(void* stream) noexcept override;
   void* create_event() override;
   void destroy_event(void* event) noexcept override;
-  /// A stream that is not of here is one of the emulated CUDA runtime, which has done everything already.
+  /// An unknown stream is one of the emulated CUDA runtime, all of whose work is done.
   void record(void* event, void* stream) override;
   void wait(void* stream, void* event) override;
   bool finished(void* event) override;

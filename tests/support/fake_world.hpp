@@ -43,12 +43,12 @@ class World {
 
   virtual void join(int rank) = 0;
   virtual bool all_joined() = 0;
-  /// `split`: the how-manieth of the communicator, and so below.
+  /// `split`: number of the split on the communicator, also in later calls.
   virtual void choose(std::uint64_t split, int rank, SplitChoice choice) = 0;
   /// Returns the choices by rank; nullopt until all have chosen.
   virtual std::optional<std::map<int, SplitChoice>> choices(std::uint64_t split) = 0;
   virtual void arrive(std::uint64_t broadcast, const Arrival& arrival) = 0;
-  /// Nothing until all ranks have arrived.
+  /// Returns nothing until all ranks have arrived.
   virtual std::optional<Message> message(std::uint64_t broadcast) = 0;
 
  private:
@@ -61,13 +61,13 @@ class Worlds {
   virtual ~Worlds() = default;
   /// Returns the world of an id, shared by all its ranks.
   virtual std::shared_ptr<World> of(std::uint64_t id, int size) = 0;
-  /// Never given before.
+  /// Returns an id that was never returned before.
   virtual std::uint64_t new_id() = 0;
   virtual std::uint64_t newest_id() = 0;
 };
 
 std::unique_ptr<Worlds> make_thread_worlds();
-/// `directory` exists, and is removed by whoever made it.
+/// Makes a world in `directory`, which must exist and is removed by its creator.
 std::unique_ptr<Worlds> make_process_worlds(const std::filesystem::path& directory);
 
 }  // namespace sparsecast::test

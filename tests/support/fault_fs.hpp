@@ -10,10 +10,10 @@
 //
 // Faults (one is armed at a time; the operation's number counts from the last reset_log()):
 //   fail_at(n, errno)         operation n throws Error{kIo} and has no effect; once, or for ever from n on.
-//   short_write_at(n, errno)  operation n, when it is a write, puts down its first half and then throws; else as
-//   fail_at. crash_at(n)               CrashException leaves operation n and every later one. It is not a
-//   std::exception, so that
-//                             no handler in the code under test takes it for an error.
+//   short_write_at(n, errno)  operation n, if it is a write, writes its first half and then throws; otherwise as
+//                             fail_at.
+//   crash_at(n)               CrashException leaves operation n and every later one. It is not a std::exception, so
+//                             that no handler in the code under test takes it for an error.
 // A write or a change of a name in which the crash comes may still reach the disk; an fsync in which it comes promises
 // nothing. An fsync that fails leaves its writes visible to programs while no later fsync will write them: this is what
 // Linux does, and why a failed fsync must never be tried again and believed.

@@ -17,7 +17,7 @@ struct RaceSettings {
 
 struct RaceReport {
   std::uint64_t versions = 0;   ///< Number of versions of the log at the end, without the genesis.
-  std::uint64_t wins = 0;       ///< Commits that some publisher was told to be its own; each version once.
+  std::uint64_t wins = 0;       ///< Number of commits that were confirmed to some publisher; each version once.
   std::uint64_t takeovers = 0;  ///< Number of takeovers among them.
   std::uint64_t fenced = 0;     ///< Calls that were refused.
   std::string problem;          ///< Empty: one history, every version somebody's, every commit whole.

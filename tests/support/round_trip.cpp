@@ -114,7 +114,7 @@ void require_reference(const RandomDelta& delta, const Delta& published) {
 }
 
 void require_rolled_back(const RandomDelta& delta, const Delta& published, Subscriber& subscriber,
-                        const TensorState& live) {
+                         const TensorState& live) {
   const StateDigest reached = subscriber.digest();
   subscriber.undo_last();
   require_state(*delta.table, live, delta.old_state, "after undo_last");

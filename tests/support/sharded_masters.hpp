@@ -1,8 +1,8 @@
 #pragma once
 
-// A sharded trainer that holds fp32 masters of most of its bf16 tensors, and what becomes of its syncs, wherever its
-// tensors lie: `Memory` is HostShards, or the like of it for a device. Masters move by fractions of a bf16 ULP; what
-// the engines hold is compared with a cast that knows nothing of the library's.
+// Syncs of a sharded trainer that holds fp32 masters of most of its bf16 tensors, in host memory or on a device:
+// `Memory` is HostShards or its counterpart for a device. Masters move by fractions of a bf16 ULP; the engines' weights
+// are compared with a cast that shares no code with the library.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A store between a program and another store, whose requests and replies get lost, late or stuck at a chosen call.
+// A store in front of another store, which loses, delays or blocks a request or its reply at a chosen call.
 
 #include <atomic>
 #include <chrono>
@@ -21,8 +21,8 @@ class UnreliableStore : public ObjectStore {
   enum class Fault {
     kNone,
     kRefused,    ///< Never arrives.
-    kReplyLost,  ///< Arrives, and the caller is not told.
-    kLate,       ///< The caller is told that it failed; it arrives with deliver().
+    kReplyLost,  ///< The request arrives, and the reply is lost.
+    kLate,       ///< The caller gets an error, and the request arrives with deliver().
     kStuck,      ///< Does not return before release().
   };
 

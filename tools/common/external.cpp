@@ -1,5 +1,5 @@
-#include "tools/common/parser.hpp"
 #include "tools/common/external.hpp"
+#include "tools/common/parser.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>

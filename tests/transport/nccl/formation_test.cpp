@@ -4,8 +4,8 @@
 
 #include <gmock/gmock.h>
 
-#include "transport/nccl/count_table.hpp"
 #include "tests/support/expect_error.hpp"
+#include "transport/nccl/count_table.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <random>
 
-#include "transport/tcp/meeting.hpp"
 #include "tests/support/fake_nccl.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {

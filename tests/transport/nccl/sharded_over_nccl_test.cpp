@@ -4,12 +4,12 @@
 
 #include <optional>
 
-#include "transport/nccl/nccl_group.hpp"
 #include "sharded/sync_world.hpp"
 #include "sparsecast/layout_builders.hpp"
-#include "transport/tcp/meeting.hpp"
 #include "tests/support/fake_nccl.hpp"
 #include "tests/support/hashed_weights.hpp"
+#include "transport/nccl/nccl_group.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {

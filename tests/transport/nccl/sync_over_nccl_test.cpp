@@ -2,9 +2,9 @@
 
 #ifdef SPARSECAST_HAVE_NCCL
 
-#include "transport/tcp/meeting.hpp"
-#include "tests/support/fake_nccl.hpp"
 #include "sync/sync_group.hpp"
+#include "tests/support/fake_nccl.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {

@@ -6,10 +6,10 @@
 #include <cstring>
 
 #include "support/random.hpp"
-#include "transport/tcp/meeting.hpp"
-#include "tests/support/forwarding_control.hpp"
 #include "sync/sync_group.hpp"
+#include "tests/support/forwarding_control.hpp"
 #include "transport/message_plan.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {
