@@ -27,7 +27,7 @@ enum class ErrorCode : int {
   kUnauthenticated,  ///< The other end of a connection does not know the group's secret.
   kGroupMismatch,    ///< The ranks of a group disagree: on its size, its members, its libraries or what they do next.
   kDevice,           ///< The device, its driver or a library that drives it (CUDA, NCCL) reported an error.
-  // Of delta logs (the numbers between belong to the C interface, which has no logs):
+  // Errors of delta logs (the C interface, which has no logs, uses the numbers in between):
   kFenced = 32,  ///< Another publisher has taken the log over, or committed this version first.
   kGone,         ///< Retention has removed the requested object: start again from an anchor.
   kUnsigned,     ///< Keys are pinned, and the object has no signature by a known algorithm.
