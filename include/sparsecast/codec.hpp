@@ -8,7 +8,7 @@
 
 namespace sparsecast {
 
-/// How a block says which of its elements changed. Numbers are wire codes.
+/// Representation of the positions of a block's changed elements. Numbers are wire codes.
 enum class PositionCodec : std::uint8_t {
   kIndex32 = 0,  ///< One u32 a change: interop and debugging.
   kGap16 = 1,    ///< One u16 gap a change (u32 for the whole block where a gap is too big): interop.
@@ -17,15 +17,15 @@ enum class PositionCodec : std::uint8_t {
   kDense = 4,    ///< Every element of the block, no positions.
 };
 
-/// What a block says about a changed element. Numbers are wire codes.
+/// Representation of a changed element's value in a block. Numbers are wire codes.
 enum class ValueCodec : std::uint8_t {
   kRaw = 0,  ///< The new bits: applying twice is harmless.
   kXor = 1,  ///< new ^ old: self-inverse, applied exactly once.
   kUlp = 2,  ///< Difference of the ordered-integer form, modulo 2^w: composes and inverts; about 1.8 bits.
 };
 
-/// Which position codec an encoder may take. Whatever is asked for, a block that would be larger than its
-/// dense form is sent as `kDense`, so no delta exceeds the dense bytes by more than 1 %.
+/// Position codecs that an encoder may use. In every mode, a block that would be larger than its dense form is sent as
+/// `kDense`, so no delta exceeds the dense bytes by more than 1 %.
 enum class PositionMode : std::uint8_t {
   kAuto = 0,  ///< The smallest of packed, bitmap and dense, block by block.
   kPacked,
@@ -40,8 +40,8 @@ SPARSECAST_API std::string_view to_string(PositionMode mode) noexcept;
 SPARSECAST_API std::optional<PositionMode> position_mode_from_name(std::string_view name) noexcept;
 SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept;
 
-/// Detection works on tiles; a block is a run of whole tiles, a section bounds every run
-/// (docs/wire-format.md, "Blocks"). Elements, fixed by format version 1.
+/// Detection works on tiles; a block is a run of whole tiles, a section bounds every run (docs/wire-format.md,
+/// "Blocks"). All three constants count elements or tiles and are fixed by format version 1.
 inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;

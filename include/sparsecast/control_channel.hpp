@@ -16,37 +16,39 @@ namespace sparsecast {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// A slow, reliable side channel between the ranks of a group: it forms communicators, takes decisions, and carries the
-/// news of a failure to ranks that wait on a device. Every call except abort() and aborted() is collective, ends by
-/// `deadline`, and throws Error{kTimeout | kPeerFailed | kGroupMismatch} otherwise; after that the channel is broken
-/// and every rank of it learns so. One thread at a time (Error{kUsage}), but for abort().
+/// A slow, reliable side channel between the ranks of a group. It is used to form communicators, to take decisions, and
+/// to notify ranks that wait on a device of a failure. Every call except abort() and aborted() is collective and either
+/// succeeds by `deadline` or throws Error{kTimeout | kPeerFailed | kGroupMismatch}; after an error the channel is
+/// broken, and all its ranks are notified. Only one thread at a time may call it (Error{kUsage}), except for abort().
 class SPARSECAST_API ControlChannel {
  public:
   virtual ~ControlChannel() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
-  /// The longest part of one rank in all_gather, and of broadcast; more is Error{kUsage} and breaks the channel.
+  /// Returns the maximum bytes of one rank's part in all_gather, and of a broadcast. More is Error{kUsage} and breaks
+  /// the channel.
   virtual std::uint64_t max_blob_bytes() const noexcept { return std::uint64_t{1} << 20; }
 
-  /// Every rank's bytes, in the order of ranks, on every rank.
+  /// Returns every rank's bytes, in the order of ranks, on every rank.
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) = 0;
-  /// The bytes of rank 0, on every rank; `own` is ignored elsewhere.
+  /// Returns the bytes of rank 0 on every rank; `own` is ignored on the other ranks.
   virtual Bytes broadcast(std::span<const std::byte> own, Deadline deadline) = 0;
-  /// The largest status of all ranks. `coordinator` alone decides: once it has returned, its decision stands, even where
-  /// it could not be delivered.
+  /// Returns the largest status of all ranks. `coordinator` alone decides: once its call has returned, its decision
+  /// stands, even when it could not be delivered to some ranks.
   virtual int agree(int status, int coordinator, Deadline deadline) = 0;
-  /// Channels of the ranks of one `color` each, ordered by `key`, then rank. A negative color joins none: null.
+  /// Splits the channel into one for each `color`, whose ranks are ordered by `key`, then rank. Returns null on a rank
+  /// with a negative color.
   virtual std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) = 0;
 
-  /// Tells the others that this rank gives up, and why; best effort. The channel is broken then, and so are the
-  /// channels that split() has made of it here. May be called by any thread at any time: a call that another one is in
-  /// ends at once with Error{kPeerFailed} and the reason, and so does that of every other rank that waits in the
-  /// channel; one that waits in a part of it hears of it within a second or two. But a decision that agree() has reached
-  /// stands, and a split() whose part is being formed ends by its own deadline. Over MPI without MPI_THREAD_MULTIPLE,
-  /// when no thread is in a call, it is the next call of the thread that makes them, or the end of the channel, that
-  /// tells the others.
+  /// Tells the other ranks, as best effort, that this rank gives up, and why. The channel is broken then, and so are
+  /// the channels that split() has made from it on this rank. Any thread may call it at any time. A call in progress in
+  /// another thread ends at once with Error{kPeerFailed} and the reason, and so do the calls of all other ranks that
+  /// wait in the channel; a rank that waits in a channel split from it is notified within a second or two. A decision
+  /// that agree() has reached stands, and a split() that is forming a channel ends by its own deadline. Over MPI
+  /// without MPI_THREAD_MULTIPLE, when no call is in progress, the other ranks are told by the next call of the thread
+  /// that uses the channel, or when the channel is destroyed.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// Why the channel is broken, or that a peer has given up or gone; asks without waiting.
+  /// Returns why the channel is broken, or that a peer has given up or disconnected; nullopt otherwise. Does not wait.
   virtual std::optional<std::string> aborted() noexcept = 0;
 };
 

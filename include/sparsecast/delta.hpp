@@ -20,7 +20,7 @@ namespace sparsecast {
 using Bytes = std::vector<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
-/// 16 bytes that name a stream: all deltas of one training run. Both ends must have the same.
+/// Identifier of a stream, that is, of all deltas of one training run (16 bytes). Both ends must use the same one.
 using StreamId = Hash128;
 
 /// First record of a delta. Layout: docs/wire-format.md, "Header record".
@@ -30,20 +30,20 @@ struct DeltaHeader {
   std::uint64_t base_version = 0;
   Hash128 table_hash;
   StateDigest base_digest;
-  std::uint64_t elements = 0;  ///< Of the whole table.
-  std::uint32_t tensors = 0;   ///< Of the whole table.
+  std::uint64_t elements = 0;  ///< Number of elements in the whole table.
+  std::uint32_t tensors = 0;   ///< Number of tensors in the whole table.
   std::uint32_t frame_capacity = 0;
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
   std::uint64_t delta_id = 0;  ///< The header's checksum; every other record of the delta repeats it.
 };
 
-/// Last record of a delta: without it there is no version.
+/// Last record of a delta. A delta without it does not make a version.
 struct CommitRecord {
   std::uint64_t delta_id = 0;
   std::uint64_t version = 0;
   std::uint32_t frames = 0;
-  std::uint64_t changed = 0;      ///< Elements, over all frames.
+  std::uint64_t changed = 0;      ///< Number of changed elements, over all frames.
   std::uint64_t frame_bytes = 0;  ///< Sum of the frame records' sizes.
   StateDigest result_digest;
   std::uint64_t frames_hash = 0;  ///< XXH3-64 of the frames' checksums in order.
@@ -65,9 +65,9 @@ struct FrameHeader {
 
 enum class RecordKind { kHeader, kTable, kFrame, kCommit };
 
-/// Reads magic and length of the record at the front of `bytes`: its kind and its size in bytes (a multiple of 8).
-/// Throws Error{kCorrupt} when magic or length is impossible; does not require the whole record to be present
-/// beyond its first 8 bytes.
+/// Kind of a record and its size in bytes (a multiple of 8). peek_record() reads both from the record at the front of
+/// `bytes`, of which only the first 8 bytes need to be present. It throws Error{kCorrupt} when the magic or the length
+/// is impossible.
 struct RecordPrefix {
   RecordKind kind;
   std::uint32_t bytes;
@@ -85,7 +85,7 @@ SPARSECAST_API Bytes pack_header(DeltaHeader& header);  ///< Fills in header.del
 SPARSECAST_API Bytes pack_commit(const CommitRecord& commit);
 SPARSECAST_API Bytes pack_table(const TensorTable& table, std::uint64_t delta_id);
 
-/// A delta in memory: its records, each ready for a transport. Transports never look inside.
+/// A delta in memory: its records, each ready for a transport, which forwards them without parsing them.
 struct Delta {
   DeltaHeader info;
   CommitRecord result;
@@ -104,31 +104,31 @@ struct Delta {
 /// Receives records in their order: header, table (only when writing a file), frames, commit.
 using RecordSink = std::function<void(Bytes&& record)>;
 
-/// What a delta holds, counted from its frames' directories.
+/// Statistics of a delta, counted from its frames' directories.
 struct DeltaReport {
   struct Tensor {
     std::size_t index = 0;
     std::uint64_t changed = 0;
-    std::uint64_t bytes = 0;         ///< Directory entries and payload.
+    std::uint64_t bytes = 0;         ///< Bytes of directory entries and payload.
     std::uint64_t dense_blocks = 0;  ///< Blocks sent whole because that was smaller.
     std::uint64_t blocks = 0;
   };
   std::uint64_t changed = 0;
-  std::uint64_t blocks_by_codec[5] = {};  ///< Index: PositionCodec.
-  std::vector<Tensor> tensors;            ///< Only tensors that occur, by index.
+  std::uint64_t blocks_by_codec[5] = {};  ///< Number of blocks by codec; the index is a PositionCodec.
+  std::vector<Tensor> tensors;            ///< Tensors that occur in the delta, in ascending order of index.
 };
 
-/// The same for a delta that this process has encoded: read from the directories alone, without decoding its blocks.
+/// Returns the statistics of a delta that this process has encoded. Reads the directories alone and decodes no blocks.
 SPARSECAST_API DeltaReport report_of(const Delta& delta, const TensorTable& table);
 
-/// A delta file (`.scd`) mapped for reading: header, table, frames, commit, and nothing after. The constructor
-/// checks the prefix of every record, the header, the table and the commit record, that the commit matches the
-/// frames, and each frame's checksum; the frames' blocks are validated as they are decoded.
-/// Errors name the file, the record and its offset.
+/// A delta file (`.scd`) mapped for reading: header, table, frames, commit, and nothing after. open() and over() check
+/// the prefix of every record, the header, the table and the commit record, that the commit matches the frames, and
+/// each frame's checksum; the frames' blocks are validated as they are decoded. Errors name the file, the record and
+/// its offset.
 class SPARSECAST_API DeltaFile {
  public:
   static DeltaFile open(FileSystem& fs, const std::string& path);
-  /// The same over bytes that the caller keeps alive; `name` goes into errors.
+  /// Reads a delta file from bytes in memory, which the caller keeps alive. `name` appears in error messages.
   static DeltaFile over(ConstBytes bytes, const std::string& name);
 
   const std::string& name() const noexcept { return name_; }
@@ -139,7 +139,7 @@ class SPARSECAST_API DeltaFile {
   std::size_t frames() const noexcept { return frames_.size(); }
   ConstBytes frame(std::size_t i) const { return frames_[i]; }
   /// Tells the system that frame i is not needed again soon, so that passing over a huge delta keeps a small resident
-  /// set. Does nothing to bytes that the caller keeps.
+  /// set. Has no effect on a DeltaFile made by over().
   void release_frame(std::size_t i) const noexcept;
   ConstBytes header_record() const noexcept { return header_record_; }
   ConstBytes commit_record() const noexcept { return commit_record_; }
@@ -160,15 +160,15 @@ class SPARSECAST_API DeltaFile {
   std::vector<ConstBytes> frames_;
 };
 
-/// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit).
-/// Elements that return to their value in u vanish (`ulp`, `xor`). Both must share stream, table and (unless one
-/// has no frames) value codec, and `second` must start where `first` ends, by version and digest. Throws
+/// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit). With
+/// the codecs `ulp` and `xor`, elements that return to their value in u are dropped. Both must share stream, table and
+/// (unless one has no frames) value codec, and `second` must start where `first` ends, by version and digest. Throws
 /// Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                     const RecordSink& sink);
 
-/// Turns u->v into v->u. A `raw` delta needs `base`, the tensors at u (parallel to the table); without it
-/// Error{kUsage}. `xor` and `ulp` ignore `base`.
+/// Inverts a delta u->v into v->u. A `raw` delta needs `base`, the tensors at u (parallel to the table); without it,
+/// the call throws Error{kUsage}. `xor` and `ulp` ignore `base`.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    std::optional<std::span<const ConstTensorBytes>> base = std::nullopt);
 

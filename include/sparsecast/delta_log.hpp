@@ -16,12 +16,11 @@
 
 namespace sparsecast {
 
-// The delta log (docs/delta-log.md): one commit object a version, created by put_if_absent, chained by
-// hash. A version exists when its commit object does. Everything else is data that commits name by content hash, or
-// hints.
+// The delta log (docs/delta-log.md) has one commit object a version, created by put_if_absent and chained by hash. A
+// version exists when its commit object does. All other objects are hints, or data that commits name by content hash.
 
 enum class CommitKind {
-  kGenesis,   ///< The first; the only one without a delta.
+  kGenesis,   ///< The first commit; the only one without a delta.
   kDelta,     ///< One step of training.
   kTakeover,  ///< A new publisher begins a new epoch; its delta is empty.
   kKeys,      ///< The set of trusted keys changes; its delta is empty.
@@ -33,25 +32,25 @@ struct LogCommit {
   StreamId stream;
   std::uint64_t version = 0;
   std::uint64_t epoch = 1;  ///< Never decreases along the log; raised by one by a takeover.
-  Hash128 publisher;        ///< Random; one publisher object of one process.
-  ContentHash previous;     ///< record_hash of the commit before; zero for the genesis.
+  Hash128 publisher;        ///< Random identifier of one publisher object of one process.
+  ContentHash previous;     ///< record_hash of the previous commit; zero for the genesis.
   Hash128 table_hash;
-  StateDigest base_digest;  ///< Of the version before.
-  StateDigest digest;       ///< That receivers must reach.
-  ContentHash delta;        ///< Of the delta file; zero for the genesis.
+  StateDigest base_digest;  ///< Digest of the previous version.
+  StateDigest digest;       ///< Digest that receivers must reach.
+  ContentHash delta;        ///< Hash of the delta file; zero for the genesis.
   std::uint64_t delta_bytes = 0;
-  std::uint64_t changed = 0;          ///< Elements.
-  std::uint64_t elements = 0;         ///< Of the table.
-  std::chrono::milliseconds time{0};  ///< Since 1970, by the publisher's clock.
-  std::string label;                  ///< The caller's own, for people: at most 256 bytes of printable ASCII.
-  std::vector<PublicKey> keys;        ///< That may sign the versions after this one; empty: unsigned log.
+  std::uint64_t changed = 0;          ///< Number of changed elements.
+  std::uint64_t elements = 0;         ///< Number of elements in the table.
+  std::chrono::milliseconds time{0};  ///< Time since 1970, by the publisher's clock.
+  std::string label;                  ///< The caller's text for people: at most 256 bytes of printable ASCII.
+  std::vector<PublicKey> keys;        ///< Keys that may sign the versions after this one; empty: unsigned log.
   std::uint64_t keys_version = 0;     ///< The newest version, up to this one, at which the keys changed.
   std::optional<PublicKey> signer;
 
-  ContentHash record_hash;  ///< Of the stored record; not a field of it.
+  ContentHash record_hash;  ///< Hash of the stored record; not a field of it.
 };
 
-/// A merged delta, or a single one, as the catalog names it.
+/// Reference to a merged or single delta, as the catalog stores it.
 struct DeltaRef {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
@@ -62,23 +61,24 @@ struct DeltaRef {
 
 struct AnchorRef {
   std::uint64_t version = 0;
-  ContentHash record_hash;  ///< Of the anchor record.
-  std::uint64_t bytes = 0;  ///< Of its files.
+  ContentHash record_hash;  ///< Hash of the anchor record.
+  std::uint64_t bytes = 0;  ///< Total size of its files.
   friend bool operator==(const AnchorRef&, const AnchorRef&) = default;
 };
 
-/// `catalog`: a hint, replaced after every publication. What it names is verified by hash; what it lacks costs time
-/// only.
+/// The `catalog` object: a hint that is replaced after every publication. The objects that it names are verified by
+/// hash; a missing entry only costs time.
 struct LogCatalog {
   StreamId stream;
-  std::uint64_t head = 0;          ///< There were at least so many versions when it was written.
-  std::vector<DeltaRef> deltas;    ///< Single ones, the newest, ascending.
-  std::vector<DeltaRef> merged;    ///< Ascending by `to`, then `from`.
-  std::vector<AnchorRef> anchors;  ///< Ascending.
+  std::uint64_t head = 0;          ///< Newest version when the catalog was written.
+  std::vector<DeltaRef> deltas;    ///< The newest single deltas, ascending.
+  std::vector<DeltaRef> merged;    ///< Merged deltas, ascending by `to`, then `from`.
+  std::vector<AnchorRef> anchors;  ///< Anchors, ascending by version.
   std::optional<PublicKey> signer;
 };
 
-/// `anchors/<version>-<record_hash>/anchor`: commits an ordinary checkpoint, whose files lie beside it.
+/// The object `anchors/<version>-<record_hash>/anchor`: commits an ordinary checkpoint, whose files are stored beside
+/// it.
 struct LogAnchor {
   struct FileEntry {
     std::string name;  ///< "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json".
@@ -88,42 +88,43 @@ struct LogAnchor {
   };
   StreamId stream;
   std::uint64_t version = 0;
-  ContentHash commit;  ///< record_hash of the commit of that version.
+  ContentHash commit;  ///< record_hash of that version's commit.
   Hash128 table_hash;
   StateDigest digest;
   std::vector<FileEntry> files;
   std::optional<PublicKey> signer;
 
-  ContentHash record_hash;  ///< Of the stored record; not a field of it.
+  ContentHash record_hash;  ///< Hash of the stored record; not a field of it.
   std::uint64_t bytes() const noexcept;
 };
 
-/// `floor`: nothing that leads to, or away from, a version below this one is kept any more.
+/// The `floor` object: deltas and anchors that lead to or from a version below this one are no longer kept.
 struct LogFloor {
   StreamId stream;
   std::uint64_t version = 0;
   std::optional<PublicKey> signer;
 };
 
-/// `leases/<name>`: a reader that needs everything from `version` on, until `expires`.
+/// The object `leases/<name>`: states that a reader needs everything from `version` on, until `expires`.
 struct LogLease {
   StreamId stream;
-  std::string name;  ///< 1 to 128 of [A-Za-z0-9._-].
+  std::string name;  ///< 1 to 128 characters of [A-Za-z0-9._-].
   std::uint64_t version = 0;
-  std::chrono::milliseconds renewed{0};  ///< Since 1970, by the reader's clock.
+  std::chrono::milliseconds renewed{0};  ///< Time since 1970, by the reader's clock.
   std::chrono::milliseconds expires{0};
 };
 
-/// Whom a reader believes.
+/// Trust settings of a reader.
 struct LogTrust {
-  std::vector<PublicKey> pinned;         ///< Not empty: refuse what no chain of keys leads to from these.
-  std::optional<StreamId> stream;        ///< Refuse another stream (kReplayed).
-  std::chrono::milliseconds max_age{0};  ///< Of the newest commit, else kExpired; 0: any.
+  std::vector<PublicKey> pinned;   ///< If not empty, objects must be signed by these keys or their chained successors.
+  std::optional<StreamId> stream;  ///< If set, another stream is kReplayed.
+  std::chrono::milliseconds max_age{0};  ///< Maximum age of the newest commit, beyond which it is kExpired; 0: any age.
 };
 
-/// Reads and verifies. Every record is checked: form, own hash, stream, place, signature when keys are pinned; every
-/// object by its hash while it is read. What was once seen is remembered: an older head, a lower epoch or another
-/// commit of a known version is kRolledBack. Errors name location and key. Thread-safe.
+/// Reads and verifies a delta log. Checks each record's form, hash, stream and place, and its signature when keys are
+/// pinned; checks each other object by its hash while it is read. Remembers the newest commit that it has read: an
+/// older head, a lower epoch or another commit of a known version is kRolledBack. Errors name location and key.
+/// Thread-safe.
 class SPARSECAST_API LogReader {
  public:
   explicit LogReader(std::shared_ptr<ObjectStore> store, LogTrust trust = {});
@@ -133,81 +134,82 @@ class SPARSECAST_API LogReader {
 
   ObjectStore& store() noexcept;
   const LogTrust& trust() const noexcept;
-  /// What the caller has seen in an earlier life (a follower's state file), before the first call.
+  /// Restores what the caller has seen before a restart (a follower's state file). Must be called before any other
+  /// call.
   void remember(const LogCommit& seen);
 
-  /// The newest commit, found without listing: from what is remembered or the catalog's hint upwards by name. Nullopt
-  /// when there is no log there. Throws kExpired by trust().max_age, after everything else was found good.
+  /// Returns the newest commit; nullopt when the store holds no log. Finds it without listing: tries the names of
+  /// successive versions from the last one seen, or from the catalog's hint. Throws kExpired by trust().max_age, after
+  /// all other checks have passed.
   std::optional<LogCommit> head();
-  /// Of that version; nullopt when it is not there (not yet, or no more).
+  /// Returns the commit of that version; nullopt when it does not exist yet or has been removed.
   std::optional<LogCommit> commit(std::uint64_t version);
-  /// Nullopt when there is none, or it is unusable although nothing is forged (torn, of an older format): then the
-  /// caller goes by commits alone.
+  /// Returns the catalog. Nullopt when there is none, or when it is unusable but not forged (torn, or of an older
+  /// format); the caller then relies on commits alone.
   std::optional<LogCatalog> catalog();
-  /// The lowest version from which everything is kept; the first version when nothing was ever removed. Throws
-  /// Error{kUsage} when there is no log.
+  /// Returns the lowest version from which everything is kept; this is the first version when nothing was ever removed.
+  /// Throws Error{kUsage} when there is no log.
   std::uint64_t floor();
   LogAnchor anchor(const AnchorRef& ref);
   std::vector<LogLease>
-  leases();  ///< Those that are live; broken ones count as live for as long as `list` shows them young.
+  leases();  ///< Returns live leases; a damaged one counts as live while `list` shows it as recent.
 
   /// Copies the object into a new file at `path` of `fs` (atomic, not synced), hashing as it goes; ranges are read in
-  /// parallel by the store. Throws kGone when it is not there, kMixed when its bytes are not the ones named.
+  /// parallel by the store. Throws kGone when it does not exist, kMixed when its bytes do not match the reference.
   void fetch_delta(const DeltaRef& ref, FileSystem& fs, const std::string& path);
-  /// Copies all files of an anchor into the existing directory.
+  /// Copies all files of an anchor into `directory`, which exists.
   void fetch_anchor(const LogAnchor& anchor, FileSystem& fs, const std::string& directory,
                     const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr);
 
  private:
   friend class LogWriter;
-  std::optional<LogCommit> head_of_any_age();  ///< A log that nobody wrote to for long can be taken over.
+  std::optional<LogCommit> head_of_any_age();  ///< Ignores max_age: a log without recent commits can be taken over.
 
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// What a new log begins with.
+/// Initial content of a new log.
 struct LogCreation {
-  StreamId stream;  ///< All zero: random.
+  StreamId stream;  ///< All zero: a random one is chosen.
   std::uint64_t first_version = 0;
   std::shared_ptr<const TensorTable> table;
-  StateDigest digest;           ///< Of the first version.
+  StateDigest digest;           ///< Digest of the first version.
   std::vector<PublicKey> keys;  ///< Empty: the writer's own key if it has one.
   std::string label;
 };
 
-/// When an anchor is worth its bytes: as soon as replaying from the newest anchor (the cheapest path of deltas and
-/// merged deltas) would take a joiner longer than reading an anchor. Times are bytes / bytes_per_second, plus
-/// replay_seconds for each delta.
+/// Rule for when to write an anchor: as soon as replaying from the newest anchor (by the cheapest path of deltas and
+/// merged deltas) would take a joining reader longer than reading a new anchor. Times are estimated as bytes /
+/// bytes_per_second, plus seconds_per_delta for each delta.
 struct AnchorRule {
   double bytes_per_second = 1e9;
   double seconds_per_delta = 0.05;
-  std::uint64_t min_versions = 8;     ///< Never closer together than this.
-  std::uint64_t max_versions = 1024;  ///< Never further apart than this.
+  std::uint64_t min_versions = 8;     ///< Minimum distance of two anchors.
+  std::uint64_t max_versions = 1024;  ///< Maximum distance of two anchors.
 };
 
 struct LogWriterOptions {
   std::shared_ptr<const SigningKey> key;  ///< Null: unsigned.
-  /// All zero: random. Who goes on after a restart in the epoch that it began (resume()) gives the one that it had; it
-  /// must have been made durable before create() or take_over().
+  /// Identifier of the publisher. All zero: a random one is chosen. A process that calls resume() after a restart gives
+  /// the identifier that it had before; that must have been made durable before create() or take_over().
   Hash128 publisher;
-  std::vector<std::uint32_t> merge_spans{4, 16, 64};  ///< Each a multiple of the one before; empty: none are merged.
+  std::vector<std::uint32_t> merge_spans{4, 16, 64};  ///< Each is a multiple of the one before; empty: no merging.
   AnchorRule anchor_rule;
   std::uint64_t anchor_file_bytes = std::uint64_t{4} << 30;  ///< Size of one file of an anchor.
   int threads = 1;
 };
 
 struct CompactReport {
-  std::uint64_t merged = 0;  ///< Deltas written.
+  std::uint64_t merged = 0;  ///< Number of merged deltas written.
   std::uint64_t bytes = 0;
 };
 
 struct RetentionPolicy {
-  std::uint64_t keep_versions = 256;           ///< At least the newest so many.
-  std::chrono::milliseconds keep_time{0};      ///< And all younger than this.
-  std::chrono::milliseconds grace{3'600'000};  ///< Unfinished uploads and temporary files are let be for so long.
-  std::chrono::milliseconds max_lease{
-      86'400'000};  ///< A lease that promises more counts only so long from its renewal.
+  std::uint64_t keep_versions = 256;           ///< Number of newest versions to keep.
+  std::chrono::milliseconds keep_time{0};      ///< Versions younger than this are kept as well.
+  std::chrono::milliseconds grace{3'600'000};  ///< Age at which unfinished uploads and temporary files are removed.
+  std::chrono::milliseconds max_lease{86'400'000};  ///< Longest time that a lease counts after its renewal.
   bool dry_run = false;
 };
 
@@ -219,8 +221,9 @@ struct GcReport {
   std::string held_by;  ///< The lease that kept the floor from rising further; empty: none.
 };
 
-/// The writing half; one epoch of one publisher, or a maintenance process (compact, anchors, gc), which needs no epoch.
-/// Not thread-safe, but several writers may work on one log, in one process or many: whoever is fenced is told so.
+/// Writes a delta log, for one epoch of one publisher or for a maintenance process (compact, anchors, gc), which needs
+/// no epoch. Not thread-safe, but several writers may work on one log, in one process or many: a writer that has been
+/// fenced gets Error{kFenced}.
 class SPARSECAST_API LogWriter {
  public:
   /// `reader` outlives the writer and is shared.
@@ -231,43 +234,43 @@ class SPARSECAST_API LogWriter {
 
   /// Creates the log with its genesis commit. Throws kUsage when there is one.
   LogCommit create(const LogCreation& creation);
-  /// Begins a new epoch by a commit of its own (the next version, same digest): from here on the publisher before
+  /// Begins a new epoch by a commit of its own (the next version, same digest): from then on the previous publisher
   /// cannot commit. `expected` is the digest that the caller's weights have: kWrongBase or kTableMismatch when the head
-  /// has another. Throws kFenced when somebody else is faster.
+  /// has another. Throws kFenced when another publisher commits first.
   LogCommit take_over(std::shared_ptr<const TensorTable> table, const StateDigest& expected,
                       const std::string& label = {});
-  /// Goes on in the epoch that this publisher (options.publisher) began in an earlier life, without a commit. Throws
+  /// Continues, without a commit, the epoch that this publisher (options.publisher) began before a restart. Throws
   /// kFenced when the head is another publisher's, kWrongBase and kTableMismatch as take_over. Returns the head.
   LogCommit resume(std::shared_ptr<const TensorTable> table, const StateDigest& expected);
-  /// Commits one delta of the next version (header.version == head + 1, base digest == head's): object first, durable;
-  /// then the commit. Returns when it is durable. Repeating the call with the same delta after any error is safe, and
-  /// is how an unknown outcome is settled. Throws kFenced when another publisher has the version, kUsage before
+  /// Commits one delta of the next version (header.version == head + 1, base digest == head's). First makes the delta
+  /// object durable, then the commit, and then returns. Repeating the call with the same delta after any error is safe,
+  /// and is how an unknown outcome is settled. Throws kFenced when another publisher has the version, kUsage before
   /// create, take_over or resume, kForeignStream, kVersionGap, kWrongBase, kTableMismatch for a delta that does not
   /// belong.
   LogCommit publish(const DeltaFile& delta, const std::string& label = {});
-  /// The same of records in memory.
+  /// Commits a delta that is in memory.
   LogCommit publish(const Delta& delta, const std::string& label = {});
-  /// Changes the trusted keys, by a commit of its own. The writer's own key is trusted before and after (kUsage): a new
-  /// key is added by an old one, and then retires it. Catalog and floor are signed anew first.
+  /// Changes the trusted keys by a commit of its own. The writer's own key must be trusted before and after (kUsage):
+  /// to rotate keys, the old key adds the new one, which then removes the old one. Signs catalog and floor anew first.
   LogCommit set_keys(std::vector<PublicKey> keys, const std::string& label = {});
-  /// The newest commit that this writer knows.
+  /// Returns the newest commit that this writer knows.
   const LogCommit& head() const;
 
   /// Stores `checkpoint`, a checkpoint on disk that holds `version`, as an anchor: reads it twice (hash and digest,
-  /// which is verified against the commit's; then upload), windows at a time. An anchor that is there already is no
+  /// which is verified against the commit's; then upload), windows at a time. An anchor that exists already is no
   /// error.
   AnchorRef write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version);
-  /// Whether the rule asks for an anchor at the head now.
+  /// Returns whether the anchor rule requires an anchor at the head now.
   bool anchor_due();
 
-  /// Composes what is missing of merged deltas up to the head, from the smallest span on, and enters them into the
-  /// catalog. `scratch` is an existing directory for temporary files. `limit`: at most so many (0: all). Spans over
-  /// deltas of different value codecs are left out.
+  /// Composes the missing merged deltas up to the head, smallest spans first, and enters them into the catalog.
+  /// `scratch` is an existing directory for temporary files. At most `limit` deltas are written (0: all). Spans over
+  /// deltas of different value codecs are skipped.
   CompactReport compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit = 0);
 
-  /// Raises the floor as far as policy and leases allow, to the newest anchor there, and removes what lies below, and
-  /// what crashed writers left. Order: floor durable, then leases read, then removal; a reader writes its lease, then
-  /// reads the floor; so one of the two sees the other.
+  /// Raises the floor to the newest anchor that policy and leases allow. Removes objects below the floor and remains of
+  /// crashed writers. It makes the floor durable, then reads the leases, then removes; a reader writes its lease, then
+  /// reads the floor. Therefore at least one of the two sees the other.
   GcReport gc(const RetentionPolicy& policy);
 
  private:
@@ -275,42 +278,43 @@ class SPARSECAST_API LogWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Something in a log that is not as it has to be.
+/// A defect that verify_log() has found.
 struct LogProblem {
-  std::string key;  ///< Of the object.
+  std::string key;  ///< Key of the object.
   ErrorCode code = ErrorCode::kCorrupt;
   std::string message;
 };
 
 struct LogVerifyOptions {
-  bool anchors = true;  ///< Read them, too: each is copied whole into the scratch directory.
+  bool anchors = true;  ///< Verifies anchors too: each is copied whole into the scratch directory.
   int threads = 1;
-  std::size_t max_problems = 20;                                          ///< So many are described; all are counted.
-  std::function<void(std::uint64_t done, std::uint64_t total)> progress;  ///< Objects; may be empty.
+  std::size_t max_problems = 20;  ///< Number of problems to describe; all are counted.
+  std::function<void(std::uint64_t done, std::uint64_t total)>
+      progress;  ///< Called with numbers of objects; may be empty.
 };
 
 struct LogVerifyReport {
   std::uint64_t first = 0;
   std::uint64_t floor = 0;
   std::uint64_t head = 0;
-  std::uint64_t epoch = 0;  ///< Of the head.
+  std::uint64_t epoch = 0;  ///< Epoch of the head.
   std::uint64_t commits = 0;
-  std::uint64_t deltas = 0;  ///< Of what follows, each was read in full and decoded.
+  std::uint64_t deltas = 0;  ///< Number of deltas, each read in full and decoded; so are the next two.
   std::uint64_t merged = 0;
   std::uint64_t anchors = 0;
-  std::uint64_t bytes = 0;          ///< Read of deltas, merged deltas and anchors.
-  std::uint64_t problem_count = 0;  ///< 0: the log is whole.
+  std::uint64_t bytes = 0;          ///< Bytes of deltas, merged deltas and anchors that were read.
+  std::uint64_t problem_count = 0;  ///< 0: the log is intact.
   std::vector<LogProblem> problems;
 };
 
 /// Reads the whole log anew: every commit and its predecessor, signatures (where keys are pinned), every object's hash,
 /// every block of every delta, digests of deltas, merged deltas and anchors against the commits, catalog, floor and
-/// leases. Goes on after what is wrong. `scratch` is an existing directory. Throws Error{kUsage} where there is no log,
+/// leases. Continues after a problem. `scratch` is an existing directory. Throws Error{kUsage} where there is no log,
 /// and what the store or `fs` throws.
 SPARSECAST_API LogVerifyReport verify_log(std::shared_ptr<ObjectStore> store, const LogTrust& trust, FileSystem& fs,
                                           const std::string& scratch, const LogVerifyOptions& options = {});
 
-/// Where each thing lies in the store.
+/// Key of each kind of object in the store.
 SPARSECAST_API std::string commit_key(std::uint64_t version);
 SPARSECAST_API std::string delta_key(const DeltaRef& ref);  ///< deltas/<to>-<hash>.scd, merged/<from>-<to>-<hash>.scd
 SPARSECAST_API std::string anchor_directory(const AnchorRef& ref);

@@ -19,12 +19,12 @@ struct DeviceInfo {
 
 struct DeviceSurvey {
   std::vector<DeviceInfo> devices;
-  std::string why_none;     ///< When there are none: the driver's own words, or that this build has no CUDA runtime.
-  int runtime_version = 0;  ///< 13000 is 13.0; 0 without.
-  int driver_version = 0;   ///< The newest CUDA that the driver serves; 0 without a driver.
+  std::string why_none;     ///< Reason why there are no devices: the driver's message, or a missing CUDA runtime.
+  int runtime_version = 0;  ///< 13000 is 13.0; 0 without a CUDA runtime.
+  int driver_version = 0;   ///< Newest CUDA version that the driver supports; 0 without a driver.
 };
 
-/// What the CUDA runtime of this build sees. Never throws for want of a device or driver.
+/// Returns the devices that the CUDA runtime of this build finds. Does not throw when there is no device or driver.
 SPARSECAST_API DeviceSurvey survey_devices();
 
 }  // namespace sparsecast

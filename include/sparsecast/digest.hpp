@@ -33,20 +33,21 @@ struct StateDigest {
   friend bool operator==(const StateDigest&, const StateDigest&) = default;
 };
 
-/// Part of the digest that elements [first, first + count) of a tensor contribute.
-/// `bits` holds exactly these elements; `count` is bits.size() / element_size(dtype).
+/// Returns the part of the digest that elements [first, first + count) of a tensor contribute. `bits` holds exactly
+/// these elements; `count` is bits.size() / element_size(dtype).
 SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
                                        std::span<const std::byte> bits);
 
-/// Digest of each tensor of a table, read in full, on `threads` threads (0: all cores); elements count as
-/// TensorTable::digest_origin says.
+/// Returns the digest of each tensor of a table, read in full, on `threads` threads (0: all cores);
+/// TensorTable::digest_origin gives the index at which each element counts.
 SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
                                                        std::span<const ConstTensorBytes> tensors, int threads = 1);
-/// The same for tensors that may be views of larger memory. Throws Error{kUsage} for those that do not fit the table.
+/// Returns the digests of tensors that may be views of larger memory. Throws Error{kUsage} for tensors that do not fit
+/// the table.
 SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
                                                        const std::vector<ConstHostTensor>& tensors, int threads = 1);
 
-/// Sum of parts.
+/// Returns the sum of parts.
 SPARSECAST_API StateDigest sum(std::span<const StateDigest> parts) noexcept;
 
 }  // namespace sparsecast

@@ -25,20 +25,20 @@ enum class DType : std::uint8_t {
   kBool = 12,
 };
 
-/// Bytes of one element: 1, 2, 4 or 8.
+/// Returns the bytes of one element: 1, 2, 4 or 8.
 SPARSECAST_API std::size_t element_size(DType dtype) noexcept;
 
-/// True for sign-magnitude types, whose bits the `ulp` codec maps to ordered integers.
-/// False for integers and bool, where that map is the identity.
+/// Returns true for sign-magnitude types, whose bits the `ulp` codec maps to ordered integers. False for integers and
+/// bool, where that map is the identity.
 SPARSECAST_API bool is_floating(DType dtype) noexcept;
 
-/// The name that safetensors uses: "BF16", "F8_E4M3", "I32", "BOOL", ...
+/// Returns the name that safetensors uses: "BF16", "F8_E4M3", "I32", "BOOL", ...
 SPARSECAST_API std::string_view to_string(DType dtype) noexcept;
 
-/// Inverse of to_string; empty for a name that sparsecast does not carry.
+/// Returns the dtype of such a name; nullopt for a name that sparsecast does not support.
 SPARSECAST_API std::optional<DType> dtype_from_name(std::string_view name) noexcept;
 
-/// The dtype of a wire code; empty when unknown.
+/// Returns the dtype of a wire code; nullopt when it is unknown.
 SPARSECAST_API std::optional<DType> dtype_from_code(std::uint8_t code) noexcept;
 
 }  // namespace sparsecast

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Marks what the shared library exports; everything else is hidden.
+/// Marks symbols that the shared library exports; all others are hidden.
 #if defined(SPARSECAST_STATIC)
 #define SPARSECAST_API
 #elif defined(SPARSECAST_BUILDING)

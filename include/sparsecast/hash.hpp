@@ -17,12 +17,12 @@ struct Hash128 {
   friend bool operator==(const Hash128&, const Hash128&) = default;
 };
 
-/// 32 lower-case hexadecimal digits, most significant first.
+/// Returns 32 lower-case hexadecimal digits, most significant first.
 SPARSECAST_API std::string to_hex(const Hash128& value);
-/// Inverse of to_hex. Throws Error{kUsage} unless `text` is exactly 32 hexadecimal digits.
+/// Parses the output of to_hex. Throws Error{kUsage} unless `text` is exactly 32 hexadecimal digits.
 SPARSECAST_API Hash128 hash_from_hex(const std::string& text);
 
-/// XXH3 (xxHash 0.8), for integrity against faults; not against an adversary.
+/// Computes XXH3 (xxHash 0.8), which protects against faults, not against an adversary.
 SPARSECAST_API std::uint64_t xxh3_64(std::span<const std::byte> bytes, std::uint64_t seed = 0) noexcept;
 SPARSECAST_API Hash128 xxh3_128(std::span<const std::byte> bytes) noexcept;
 

@@ -32,7 +32,8 @@ class SPARSECAST_API File {
   /// Writes all of buffer (loops over short writes and EINTR).
   virtual void write_at(std::uint64_t offset, std::span<const std::byte> buffer) = 0;
   virtual void truncate(std::uint64_t size) = 0;
-  /// fsync. After a failure the file's content is unknown: never call it again and believe it.
+  /// Makes the content durable by fsync. After a failure the file's content is unknown, and a later success proves
+  /// nothing.
   virtual void sync() = 0;
 };
 
@@ -41,11 +42,11 @@ enum class OpenMode {
   kReadWrite,        ///< Must exist.
   kCreate,           ///< Created or truncated.
   kCreateExclusive,  ///< Must not exist.
-  kCreatePrivate,    ///< The same, and only its owner may read and write it.
+  kCreatePrivate,    ///< As kCreateExclusive, and only its owner may read and write it.
 };
 
-/// The one door to the file system, so that every failure can be injected and every
-/// crash state enumerated. No other code of the library makes file system calls. Thread-safe.
+/// Interface through which the library makes all file system calls, so that tests can inject every failure and
+/// enumerate every crash state. Thread-safe.
 class SPARSECAST_API FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -54,23 +55,25 @@ class SPARSECAST_API FileSystem {
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
   virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
-  virtual bool is_private(const std::string& path) = 0;      ///< Nobody but its owner may read, write or execute it.
+  virtual bool is_private(const std::string& path) = 0;  ///< True when only its owner may read, write or execute it.
   virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  /// As rename, but never over another file: false when `to` exists (`from` then stays). Of any number of racing
-  /// callers one succeeds. A crash may leave both names. link() and remove, or renameat2 where there are no hard links.
+  /// Renames without replacing another file: returns false when `to` exists, and `from` then stays. Of any number of
+  /// racing callers one succeeds. A crash may leave both names. Uses link() and remove, or renameat2 where there are no
+  /// hard links.
   virtual bool rename_exclusive(const std::string& from, const std::string& to) = 0;
   virtual void remove(const std::string& path) = 0;          ///< File or empty directory.
   virtual void sync_directory(const std::string& path) = 0;  ///< Makes creations and renames in it durable.
-  virtual std::chrono::system_clock::time_point modified(const std::string& path) = 0;  ///< Of the last write.
-  virtual std::chrono::steady_clock::time_point now() = 0;                              ///< For deadlines.
-  virtual std::chrono::system_clock::time_point wall_now() = 0;                         ///< For time stamps; may jump.
+  virtual std::chrono::system_clock::time_point modified(
+      const std::string& path) = 0;                              ///< Returns the time of the last write.
+  virtual std::chrono::steady_clock::time_point now() = 0;       ///< Monotonic clock, used for deadlines.
+  virtual std::chrono::system_clock::time_point wall_now() = 0;  ///< Wall clock, used for time stamps; may jump.
 
-  /// The operating system's own (POSIX).
+  /// Returns the operating system's file system (POSIX).
   static FileSystem& posix();
 };
 
-/// "dir" of "dir/name", "." when there is none.
+/// Returns the directory part of a path: "dir" for "dir/name", "." when there is none.
 SPARSECAST_API std::string parent_directory(const std::string& path);
 
 /// Writes a file so that either the old or the whole new content is visible under `path`, durable on return:
@@ -87,7 +90,7 @@ class SPARSECAST_API AtomicFile {
   std::uint64_t size() const noexcept { return size_; }
   File& file() noexcept { return *file_; }
   void commit();
-  /// The same, but never over another file: false when there is one under `path`, and the temporary file is removed.
+  /// Commits without replacing another file: returns false when `path` exists, and the temporary file is removed.
   bool commit_exclusive();
 
  private:

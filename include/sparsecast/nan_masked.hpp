@@ -17,15 +17,15 @@ struct CUstream_st;
 
 namespace sparsecast {
 
-/// True for the floating dtypes: the others have no NaN to mark what did not change.
+/// Returns true for the floating dtypes; the others have no NaN to mark unchanged elements.
 SPARSECAST_API bool is_nan_fillable(DType dtype) noexcept;
 
-/// True when the storage bits of an element, in the low bits of `bits`, are a NaN of `dtype`, quiet or signalling.
-/// Never for an integer dtype.
+/// Returns true when the storage bits of an element, in the low bits of `bits`, are a NaN of `dtype`, quiet or
+/// signalling. Always false for an integer dtype.
 SPARSECAST_API bool is_nan(DType dtype, std::uint64_t bits) noexcept;
 
 /// Fills whole elements, at any alignment, with the positive quiet NaN of `dtype`. Throws Error{kUnsupported} for a
-/// dtype without NaNs, {kUsage} for a number of bytes that is not one of whole elements.
+/// dtype without NaNs, {kUsage} for a number of bytes that is not a multiple of the element size.
 SPARSECAST_API void nan_fill(DType dtype, TensorBytes elements);
 
 /// The two views of a masked copy: the same shape of at most 8 dimensions, and for each the distance from an element to
@@ -38,16 +38,16 @@ struct MaskedCopyLayout {
   std::vector<std::int64_t> destination_strides;
 };
 
-/// Copies the elements of the source that are no NaN, bit for bit; the others of the destination are not written. Any
-/// alignment. Throws Error{kUnsupported} for a dtype without NaNs, {kUsage} for a null pointer or a layout that is not
-/// as above.
+/// Copies the source's elements that are not NaN, bit for bit; where the source is NaN, the destination is not written.
+/// The memory may have any alignment. Throws Error{kUnsupported} for a dtype without NaNs, {kUsage} for a null pointer
+/// or a layout that is not as above.
 SPARSECAST_API void masked_copy(const MaskedCopyLayout& layout, const void* source, void* destination);
 
-/// The same on the current device, for memory that it reaches, aligned to its elements (Error{kUsage}). Each enqueues
-/// one kernel on `stream` (null: the default stream), neither waits nor allocates, and returns; the memory stays as it
-/// is until the kernel has run. Reads the source at full speed when both views are without gaps and the source is
-/// 16-byte aligned. Throws Error{kUnsupported} in a build without the device backend or without a device, {kIo} when
-/// the launch fails.
+/// Versions of nan_fill and masked_copy that run on the current device, on memory that it can access, aligned to its
+/// elements (Error{kUsage}). Each enqueues one kernel on `stream` (null: the default stream) and returns without
+/// waiting or allocating; the memory must stay unchanged until the kernel has run. Reads the source at full speed when
+/// both views are without gaps and the source is 16-byte aligned. Throws Error{kUnsupported} in a build without the
+/// device backend or without a device, {kIo} when the launch fails.
 SPARSECAST_API void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* stream);
 SPARSECAST_API void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, void* d_destination,
                                        CUstream_st* stream);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What receivers of other systems take in memory, made from tensor patches (tensor_patch.hpp): a publisher of deltas
-// can feed an unmodified SGLang (through slime's, miles' or verl's loader) or vLLM. Layouts: docs/interop.md.
+// Payloads for receivers of other systems, made in memory from tensor patches (tensor_patch.hpp), so that a publisher
+// of deltas can feed an unmodified SGLang (through slime's, miles' or verl's loader) or vLLM. Layouts: docs/interop.md.
 
 #include <cstdint>
 #include <functional>
@@ -14,13 +14,13 @@
 
 namespace sparsecast {
 
-/// How a packed flush says positions.
+/// Encoding of positions in a packed flush.
 enum class PackedEncoding {
   kIndices,  ///< "indices": int32 element indices.
   kDeltas,   ///< "deltas": gaps idx[k] - idx[k-1] - 1, idx[-1] = -1; uint16, or uint32 for a whole parameter.
 };
 
-/// A parameter's part of a flush: bytes of `positions`, elements of `values`.
+/// Part of a flush that belongs to one parameter: a range of bytes in `positions`, and of elements in `values`.
 struct PackedParam {
   std::size_t tensor = 0;
   std::uint64_t positions_begin = 0;
@@ -30,9 +30,8 @@ struct PackedParam {
   std::uint64_t values_end = 0;
 };
 
-/// One payload of slime's packed form (2026-05 to 2026-07; miles, SGLang's loader of that time) and of verl: the bytes
-/// of
-/// `__positions__`, those of `__values__`, which are of one dtype, and the manifest.
+/// One payload of slime's packed form (2026-05 to 2026-07; also miles, and SGLang's loader of that time) and of verl:
+/// the bytes of `__positions__`, the bytes of `__values__`, which have one dtype, and the manifest.
 struct SPARSECAST_API PackedFlush {
   PackedEncoding encoding = PackedEncoding::kIndices;
   DType dtype = DType::kBF16;
@@ -40,18 +39,18 @@ struct SPARSECAST_API PackedFlush {
   Bytes values;
   std::vector<PackedParam> params;
 
-  /// The list of DeltaParam objects as JSON.
+  /// Returns the list of DeltaParam objects as JSON.
   std::string params_json(const TensorTable& table) const;
-  /// What `hash(positions) ^ (hash(values) << 1)` is with torch.hash_tensor, in decimal (up to 65 bits). Throws
-  /// Error{kUnsupported} for the 8-bit floating dtypes, for which PyTorch has no such hash.
+  /// Returns `hash(positions) ^ (hash(values) << 1)`, where hash is torch.hash_tensor, in decimal (up to 65 bits).
+  /// Throws Error{kUnsupported} for the 8-bit floating dtypes, for which PyTorch has no such hash.
   std::string checksum() const;
-  /// verl's `__delta_spec__`: encoding, params and checksum. Throws Error{kUnsupported} unless the encoding is
+  /// Returns verl's `__delta_spec__`: encoding, params and checksum. Throws Error{kUnsupported} unless the encoding is
   /// kIndices.
   std::string verl_spec(const TensorTable& table) const;
 };
 
-/// Gathers patches into flushes: one dtype a flush, at most `flush_bytes` of positions and values unless one patch
-/// alone is larger. At most one open flush a dtype is held.
+/// Collects patches into flushes. A flush has one dtype and at most `flush_bytes` of positions and values, unless a
+/// single patch is larger. At most one open flush a dtype is kept in memory.
 class SPARSECAST_API PackedFlusher {
  public:
   using Sink = std::function<void(PackedFlush&&)>;
@@ -59,7 +58,7 @@ class SPARSECAST_API PackedFlusher {
   PackedFlusher(const TensorTable& table, PackedEncoding encoding, std::uint64_t flush_bytes, Sink sink);
 
   void add(const TensorPatch& patch);
-  /// Hands out what is open. Nothing is added after it.
+  /// Passes all open flushes to the sink. add() must not be called afterwards.
   void finish();
 
  private:
@@ -72,16 +71,17 @@ class SPARSECAST_API PackedFlusher {
   std::vector<PackedFlush> open_;
 };
 
-/// The update info of vLLM's `sparse_nccl` engine; for each patch, in the same order, the sender broadcasts the
+/// Builds the update info of vLLM's `sparse_nccl` engine. For each patch, in the same order, the sender broadcasts the
 /// indices, then the values.
 class SPARSECAST_API VllmUpdate {
  public:
   /// `table` outlives the object.
   explicit VllmUpdate(const TensorTable& table) : table_(table) {}
-  /// Throws Error{kUnsupported} for what the receiver would refuse half-way: a tensor that is not floating, a NaN.
+  /// Adds a patch. Throws Error{kUnsupported} for patches that the receiver would reject midway: a tensor that is not
+  /// floating, or a NaN.
   void add(const TensorPatch& patch);
-  bool empty() const noexcept { return tensors_.empty(); }  ///< Then there is nothing to send.
-  /// {"names": [...], "dtype_names": [...], "shapes": [[...]], "num_updates_list": [...]}
+  bool empty() const noexcept { return tensors_.empty(); }  ///< Returns true when there is nothing to send.
+  /// Returns {"names": [...], "dtype_names": [...], "shapes": [[...]], "num_updates_list": [...]}.
   std::string json() const;
 
  private:
