@@ -68,7 +68,7 @@ function(sparsecast_join_sources target)
       /cuda/c_buffer_test /cuda/device_sync_test /cuda/device_encoder_test /cuda/device_views_test /cuda_emulation/races_test
       /mpi_tests/sharded_elastic_test /mpi_tests/sharded_test)
   if(SPARSECAST_WITH_MPI)
-    list(APPEND alone "/transport/mpi/[a-z_]+")
+    list(APPEND alone "/transport/mpi/[a-z_]+" /sharded/mpi_groups)
   endif()
   list(JOIN alone "|" alone)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)

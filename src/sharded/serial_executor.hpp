@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "sparsecast/control_channel.hpp"
-#include "transport/outcome.hpp"
+#include "core/outcome.hpp"
 
 namespace sparsecast {
 

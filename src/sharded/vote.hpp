@@ -7,7 +7,7 @@
 
 #include "sharded/rank_info.hpp"
 #include "sparsecast/digest.hpp"
-#include "transport/outcome.hpp"
+#include "core/outcome.hpp"
 
 namespace sparsecast {
 

@@ -33,7 +33,7 @@
 
 #include "core/trace.hpp"
 #include "sync/sync_steps.hpp"
-#include "transport/outcome.hpp"
+#include "core/outcome.hpp"
 
 namespace sparsecast {
 namespace {
