@@ -80,6 +80,12 @@ class Run(unittest.TestCase):
     def copy(self):
         return pathlib.Path(shutil.copytree(self.log, self.here / "log"))
 
+    def test_a_log_that_is_new_and_relative_is_published_to_by_the_same_name(self):
+        first, second = sorted(TRACE.glob("step_*.safetensors"))[:2]
+        shutil.copy(first, self.here / "base.safetensors")
+        run("init", "new/log", "base.safetensors", "--version", self.first, cwd=self.here)
+        run("publish", "new/log", second, "--base", "base.safetensors", cwd=self.here)
+
     def test_every_version_is_reached_from_every_form(self):
         for flags in ([], ["--every-version"], ["--copy-on-write"]):
             copy = self.here / f"copy{len(list(self.here.iterdir()))}"

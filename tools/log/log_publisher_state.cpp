@@ -15,11 +15,11 @@ namespace {
 
 constexpr std::uint64_t kMaxStateBytes = 4096;
 
-/// Returns one name for a directory, however it is spelt.
+/// Returns one absolute name for a directory, however it is spelt, and whether or not it is there yet.
 std::string settled_location(FileSystem& fs, const std::string& log) {
   if (log.starts_with("s3://") || &fs != &FileSystem::posix()) return log;
   std::error_code ignored;
-  const std::filesystem::path real = std::filesystem::weakly_canonical(log, ignored);
+  const std::filesystem::path real = std::filesystem::weakly_canonical(std::filesystem::absolute(log, ignored), ignored);
   return without_trailing_slashes(real.empty() ? log : real.string());
 }
 
