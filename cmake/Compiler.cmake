@@ -28,6 +28,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Two that GCC 12 raises about inlined parts of its own library, where nothing is wrong.
   list(APPEND warnings -Wno-restrict -Wno-maybe-uninitialized)
 endif()
+if(SPARSECAST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # A private type is one of the joined file, which the compiler takes for a header's.
+  list(APPEND warnings -Wno-subobject-linkage)
+endif()
 if(SPARSECAST_WERROR)
   list(APPEND warnings -Werror)
 endif()

@@ -15,7 +15,7 @@ namespace sparsecast {
 namespace {
 
 constexpr std::chrono::milliseconds kSleepSlice{50};
-constexpr const char* kAnchorPrefix = "anchor-";
+constexpr const char* kFetchPrefix = "anchor-";
 
 bool may_pass(ErrorCode code) {
   return code == ErrorCode::kIo || code == ErrorCode::kTimeout || code == ErrorCode::kGone ||
@@ -55,7 +55,7 @@ void LogFollower::State::save() {
 void LogFollower::State::clean_scratch() {
   scratch = target->scratch_directory();
   for (const std::string& name : fs.list(scratch)) {
-    if (name.starts_with(kSpoolPrefix) || name.starts_with(kAnchorPrefix)) {
+    if (name.starts_with(kSpoolPrefix) || name.starts_with(kFetchPrefix)) {
       remove_tree(fs, scratch + "/" + name);
     }
   }
