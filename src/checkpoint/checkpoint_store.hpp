@@ -25,8 +25,8 @@ struct CheckpointLayout {
   static CheckpointLayout of(const Checkpoint& checkpoint);
 };
 
-/// The files of a checkpoint opened for reading, or for writing in place, by tensor and byte: only windows of them
-/// are ever in memory. Reads and writes of distinct ranges may run concurrently.
+/// Opened files of a checkpoint, read or written in place by tensor and byte; only windows of them are ever in memory.
+/// Reads and writes of distinct ranges may run concurrently.
 class CheckpointStore {
  public:
   /// Opens the files; `mode` is kRead or kReadWrite. Throws Error{kIo}.

@@ -7,8 +7,8 @@
 
 namespace sparsecast {
 
-/// `CHECKPOINT.undo.scd` beside a file, `sparsecast.undo.scd` inside a directory: the sign that an in-place apply was
-/// interrupted, and the means to take it back.
+/// Returns the path of the undo record: `CHECKPOINT.undo.scd` beside a file, `sparsecast.undo.scd` inside a directory.
+/// Its presence means that an in-place apply was interrupted; its content can roll that back.
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint);
 
 /// The `raw` delta that takes the state after `delta` back to the bytes in `store`, which are the delta's base (already

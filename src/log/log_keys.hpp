@@ -25,8 +25,8 @@ inline constexpr const char* kLeasePrefix = "leases/";
 
 std::string anchor_record_key(const AnchorRef& ref);
 
-/// Parse a key back to what it was made from. They return nullopt for keys that the log does not write (temporary and
-/// foreign files).
+/// Parses the key of a commit. This and the functions below return nullopt for keys that the log does not write
+/// (temporary and foreign files).
 std::optional<std::uint64_t> version_of_commit_key(const std::string& key);
 /// Parses a key below deltas/ or merged/; `bytes` is left 0.
 std::optional<DeltaRef> ref_of_delta_key(const std::string& key);

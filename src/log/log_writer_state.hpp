@@ -55,7 +55,7 @@ struct LogWriter::State {
 
   // Commits (log_writer.cpp, commit_writer.cpp).
   void require_leading() const;
-  /// The fields that any commit after `before` has.
+  /// Returns a commit with the fields that every successor of `before` has.
   LogCommit successor(const LogCommit& before, CommitKind kind, const std::string& label) const;
   /// Makes the object durable and enters it into the commit.
   void put_delta(const DeltaSource& delta, LogCommit& commit);

@@ -20,7 +20,7 @@ inline constexpr std::size_t kMaxAnchorFiles = 65536;
 /// Bound on versions, so that sums of them never overflow.
 inline constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 53;
 
-/// Encode a record, and set record_hash (where there is one) and signer of the argument.
+/// Encodes a record, and sets record_hash (where there is one) and signer of the argument, as the functions below do.
 Bytes pack(LogCommit& commit, const SigningKey* key);
 Bytes pack(LogCatalog& catalog, const SigningKey* key);
 Bytes pack(LogAnchor& anchor, const SigningKey* key);

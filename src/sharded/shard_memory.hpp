@@ -44,8 +44,8 @@ void for_each_rectangle(const ShardBox& box, const Visit& visit) {
   });
 }
 
-/// The regions of a route, which lie at `views`, in memory that is laid out like the rank's tensors: base_of(region,
-/// local) is where that of a local tensor begins.
+/// Returns the places of a route's regions, which are at `views`, in memory that is laid out like the rank's tensors;
+/// base_of(region, local) returns the beginning of that of a local tensor.
 template <class BaseOf>
 std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
                                 const BaseOf& base_of) {
@@ -62,8 +62,8 @@ std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t route, const
 class RegionReader {
  public:
   virtual ~RegionReader() = default;
-  /// Elements [first, first + count) of a part, one after another in host memory; `scratch` has room for them. Valid
-  /// until the next call, and while `scratch` is.
+  /// Returns elements [first, first + count) of a region, one after another in host memory; `scratch` has room for
+  /// them. They are valid until the next call, and while `scratch` is.
   virtual const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) = 0;
 };
 
@@ -123,7 +123,7 @@ class ShardMemory {
   std::vector<bool> masters_;  ///< Parallel to them.
 };
 
-/// The tensors of a rank of the layout, of which the caller has given so many: else Error{kUsage}.
+/// Returns the local tensors of a rank of the layout. Throws Error{kUsage} unless the caller has given as many.
 const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given);
 
 /// Returns which tensors are masters, by ShardedOptions::local_dtypes. Throws Error{kUsage} that names the tensor.

@@ -24,9 +24,9 @@ class ShardSnapshot {
   /// Copies lie in the same memory as the rank's tensors.
   explicit ShardSnapshot(std::shared_ptr<ShardMemory> memory) : memory_(std::move(memory)) {}
 
-  /// Gets ready for what `rank` (of the world) sends under `plan`. What it sends already stays as it is; of the rest,
-  /// the bytes as they are now are taken for what receivers hold. Local tensors of which nothing is sent take no
-  /// memory.
+  /// Prepares the snapshot for the routes that `rank` (of the world) sends under `plan`. Regions that it sends already
+  /// stay as they are; of new regions, the current bytes are taken for what receivers hold. Local tensors of which
+  /// nothing is sent take no memory.
   void cover(const FanoutPlan& plan, int rank);
   /// Puts the plan of the last cover() in force. Until then the plan before it is, and nothing of it is lost.
   void adopt();
