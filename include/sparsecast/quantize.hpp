@@ -9,7 +9,7 @@
 //   fp8       = element / scale_inv, rounded to the nearest, ties to even; magnitudes beyond 448 become 448
 //
 // Both divisions are IEEE's in fp32. Signs are kept, those of zeros too. A NaN or an infinity becomes a NaN of its sign
-// (0x7F, 0xFF): E4M3 has no infinities, and what is broken stays visible without taking its block along. CPU and device
+// (0x7F, 0xFF): E4M3 has no infinities, and a broken value stays visible without spoiling its block. CPU and device
 // give the same bytes. Host threads must not flush subnormals to zero (torch.set_flush_denormal).
 //
 // The block grid is that of the whole matrix, independent of its shards: it begins at element (0, 0), and blocks at the
