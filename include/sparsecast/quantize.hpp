@@ -5,7 +5,7 @@
 // fp8: the publisher's weights are the fp8 results, which change as sparsely as the bf16 weights.
 //
 //   amax      = the greatest magnitude of the block's finite elements, exact
-//   scale_inv = amax / 448, or 1 where that is below 2^-126 (a block of zeros, or of what fp8 cannot tell from it)
+//   scale_inv = amax / 448, or 1 where that is below 2^-126 (a block of zeros, or of values as small as zero in fp8)
 //   fp8       = element / scale_inv, rounded to the nearest, ties to even; magnitudes beyond 448 become 448
 //
 // Both divisions are IEEE's in fp32. Signs are kept, those of zeros too. A NaN or an infinity becomes a NaN of its sign

@@ -49,7 +49,7 @@ using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* t
 ///
 ///     clean(v) --stage*--> staged --apply--> clean(v+1)
 ///                              \--digest mismatch: undo--> clean(v), or dirty when even that cannot be verified
-///     dirty: refuses everything until reset() after an anchor
+///     dirty: every call fails until reset() after an anchor
 ///
 /// Staging accepts records in any order after the header, verifies checksums and validates every block, and writes
 /// nothing. `apply` is the whole pause: it writes in place (addresses never change), and verifies the result digest.
