@@ -79,8 +79,8 @@ SPARSECAST_API UniqueId make_unique_id(const UniqueIdOptions& options = {});
 /// Closes the port of an id that will not be used. Returns false when this process has no port for it.
 SPARSECAST_API bool forget_unique_id(const UniqueId& id) noexcept;
 
-/// Control channel of a group whose N ranks have proved to each other that they know the secret. Rank 0 is the hub of a
-/// star. After the handshake all traffic is encrypted and authenticated, with one key for each direction.
+/// Control channel of a group whose N ranks have verified that each knows the secret. Rank 0 is the hub of a star.
+/// After the handshake all traffic is encrypted and authenticated, with one key for each direction.
 class SPARSECAST_API Rendezvous final : public ControlChannel {
  public:
   /// Forms the group. Returns on every rank when all `size` ranks have connected, or throws by the deadline:
