@@ -28,7 +28,8 @@ struct TileView {
 
 /// Scratch memory of one encoding thread: the positions that a detector found, and room to save old bits.
 struct TileWorkspace {
-  /// Changed elements, relative to the first one asked for, strictly increasing. The slack is for vector stores.
+  /// Indices of changed elements, relative to `first` of the detect() call, strictly increasing. The 64 spare entries
+  /// are for vector stores.
   alignas(64) std::uint32_t positions[kTileElems + 64];
   alignas(64) std::byte kept[kTileElems * 8];
 };

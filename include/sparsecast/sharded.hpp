@@ -75,7 +75,7 @@ struct ShardedReport {
   std::uint64_t sent_bytes = 0;      ///< Bytes of its own deltas; each counts once for any number of receivers.
   std::uint64_t received_bytes = 0;  ///< Bytes of deltas for this rank.
   std::uint64_t foreign_bytes = 0;   ///< Bytes of deltas for other members of a channel, dropped unread.
-  // The first three overlap, so that their sum may be more than the total.
+  // The first three times overlap, so that their sum may exceed the total.
   double encode_seconds = 0;  ///< Time in which routes were detected and encoded.
   double wire_seconds = 0;    ///< Time in transfers and waits for other ranks, but not for an own route.
   double stage_seconds = 0;   ///< Time in which received records were verified.
