@@ -40,8 +40,8 @@ SPARSECAST_API std::string_view to_string(PositionMode mode) noexcept;
 SPARSECAST_API std::optional<PositionMode> position_mode_from_name(std::string_view name) noexcept;
 SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept;
 
-/// Detection works on tiles; a block is a run of whole tiles, a section bounds every run (docs/wire-format.md,
-/// "Blocks"). All three constants count elements or tiles and are fixed by format version 1.
+/// Sizes of tiles and sections. Detection works on tiles; a block is a run of whole tiles within one section
+/// (docs/wire-format.md, "Blocks"). All three constants count elements or tiles and are fixed by format version 1.
 inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;

@@ -167,8 +167,8 @@ class SPARSECAST_API DeltaFile {
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                                     const RecordSink& sink);
 
-/// Inverts a delta u->v into v->u. A `raw` delta needs `base`, the tensors at u (parallel to the table); without it,
-/// the call throws Error{kUsage}. `xor` and `ulp` ignore `base`.
+/// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` delta needs `base`, the tensors at u (parallel
+/// to the table); without it, the call throws Error{kUsage}. `xor` and `ulp` ignore `base`.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    std::optional<std::span<const ConstTensorBytes>> base = std::nullopt);
 

@@ -18,7 +18,7 @@ struct StridedView;
 struct TileView {
   const std::byte* current = nullptr;  ///< The new bits of its elements.
   const std::byte* old = nullptr;      ///< Their bits before; null when the detector does not know them (Mask alone).
-  std::byte* refresh = nullptr;        ///< Where the encoder stores the new bits of what changed; may be null.
+  std::byte* refresh = nullptr;        ///< Memory in which the encoder stores changed elements' new bits; may be null.
   std::uint32_t changed = 0;           ///< Number of entries in TileWorkspace::positions.
   /// Strides of the new bits. Set only by the library's own detectors over strided memory, otherwise null. When it is
   /// set, `current` points to the tensor's first element, and the view gives the positions of the others.
@@ -28,7 +28,8 @@ struct TileView {
 
 /// Scratch memory of one encoding thread: the positions that a detector found, and room to save old bits.
 struct TileWorkspace {
-  /// Changed elements, relative to the first one asked for, strictly increasing. The slack is for vector stores.
+  /// Indices of changed elements, relative to `first` of the detect() call, strictly increasing. The 64 spare entries
+  /// are for vector stores.
   alignas(64) std::uint32_t positions[kTileElems + 64];
   alignas(64) std::byte kept[kTileElems * 8];
 };

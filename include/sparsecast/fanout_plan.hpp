@@ -29,7 +29,8 @@ struct PlanOptions {
   /// Bytes that a new route counts as when the sender is chosen among replicas, which is the one with the fewest bytes
   /// to send. Each route costs a transfer with its latency, and only balances detection and snapshots.
   std::uint64_t route_cost_bytes = std::uint64_t{256} << 20;
-  /// Trainer tensors that no engine holds are an error, unless a pattern here matches the name (* and ? as in a shell).
+  /// Patterns of names (* and ? as in a shell) of trainer tensors that need no engine. Any other trainer tensor that no
+  /// engine holds is an error.
   std::vector<std::string> unsent;
 };
 

@@ -42,7 +42,7 @@ enum class OpenMode {
   kReadWrite,        ///< Must exist.
   kCreate,           ///< Created or truncated.
   kCreateExclusive,  ///< Must not exist.
-  kCreatePrivate,    ///< As kCreateExclusive, and only its owner may read and write it.
+  kCreatePrivate,    ///< Must not exist; only its owner may read and write it.
 };
 
 /// Interface through which the library makes all file system calls, so that tests can inject every failure and

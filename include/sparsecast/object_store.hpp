@@ -46,9 +46,9 @@ class SPARSECAST_API ObjectStore {
 
   /// Writes or replaces an object, which is durable on return.
   virtual void put(const std::string& key, ConstBytes bytes) = 0;
-  /// Creates an object. Returns false when an object with that key exists already, whatever it holds. After a lost
-  /// reply it may be the one from this call, so the caller must read it back. Of any number of racing callers at most
-  /// one creates the object.
+  /// Creates an object. Returns false when an object with that key exists already, with any content. After a lost reply
+  /// it may be the one from this call, so the caller must read it back. Of any number of racing callers at most one
+  /// creates the object.
   virtual bool put_if_absent(const std::string& key, ConstBytes bytes) = 0;
   /// Starts writing an object of any size. `expected_bytes` is a hint for the size of parts.
   virtual std::unique_ptr<ObjectUpload> upload(const std::string& key, std::uint64_t expected_bytes) = 0;

@@ -13,7 +13,7 @@
 
 namespace sparsecast {
 
-/// Where the bytes of a tensor lie in a safetensors file.
+/// Location of a tensor's bytes in a safetensors file.
 struct SafetensorsEntry {
   TensorSpec spec;
   std::uint64_t begin = 0;  ///< Offset in the file (not in the data part).
@@ -21,20 +21,20 @@ struct SafetensorsEntry {
 
 /// The parsed header of one safetensors file.
 struct SPARSECAST_API SafetensorsHeader {
-  static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< The format's own limit.
+  static constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< Limit that the format defines.
 
   std::vector<SafetensorsEntry> entries;        ///< In the order of their offsets.
   std::map<std::string, std::string> metadata;  ///< `__metadata__`.
   std::uint64_t data_begin = 0;                 ///< 8 + header length.
 
-  /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the
-  /// data part without hole or overlap, and `file_bytes` exactly as long as they say. `bytes` is at least the first
-  /// 8 + header-length bytes of the file, or all of it when shorter.
-  /// Throws Error{kCorrupt} or Error{kUnsupported} (a dtype that sparsecast does not carry) with tensor and offset.
+  /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part
+  /// without gap or overlap, and a `file_bytes` that matches them exactly. `bytes` is at least the first 8 +
+  /// header-length bytes of the file, or all of it when shorter. Throws Error{kCorrupt} or Error{kUnsupported} (a dtype
+  /// that sparsecast does not carry) with tensor and offset.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
 
-  /// The bytes of a file's beginning (8-byte length and JSON, padded with spaces to a multiple of 8) for
-  /// these tensors in this order.
+  /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these
+  /// tensors in this order.
   static std::vector<std::byte> serialize(std::span<const TensorSpec> specs,
                                           const std::map<std::string, std::string>& metadata);
 };
@@ -43,12 +43,13 @@ struct SPARSECAST_API SafetensorsHeader {
 /// (or with exactly one *.safetensors file). Tensors are mapped, not read.
 class SPARSECAST_API Checkpoint {
  public:
-  /// Throws Error{kIo | kCorrupt | kUnsupported}; the context names the file.
+  /// Opens a checkpoint. Throws Error{kIo | kCorrupt | kUnsupported}; the context names the file.
   static Checkpoint open(FileSystem& fs, const std::string& path);
 
-  /// All tensors, ordered by name (bytewise): the order does not depend on how the files were cut.
+  /// Returns all tensors, ordered by name (bytewise), so that the order does not depend on the split into files.
   const TensorTable& table() const noexcept { return table_; }
-  /// Bytes of tensor i (index into `table()`), valid while the Checkpoint lives. Alignment is whatever the file has.
+  /// Returns the bytes of tensor i (index into `table()`), valid while the Checkpoint lives. They have the alignment of
+  /// the file.
   ConstTensorBytes tensor(std::size_t i) const;
   std::vector<ConstTensorBytes> tensors() const;
   /// Tells the system that these bytes of tensor i are not needed again soon.
@@ -65,7 +66,7 @@ class SPARSECAST_API Checkpoint {
   };
   const std::vector<FilePart>& files() const noexcept { return files_; }
   const Location& location(std::size_t i) const { return locations_[i]; }
-  /// True when `path` was a directory; `index_json()` is then the index file's text (empty if there was none).
+  /// Returns true when `path` was a directory; `index_json()` is then the index file's text (empty if there was none).
   bool sharded() const noexcept { return sharded_; }
   const std::string& index_json() const noexcept { return index_json_; }
 
@@ -93,7 +94,7 @@ class SPARSECAST_API SafetensorsWriter {
 };
 
 /// A sparse step: a safetensors file whose entries are `NAME.indices` (I32, flat, strictly increasing) and
-/// `NAME.values` (the tensor's dtype), as RL trainers publish it and as the shared traces arrive.
+/// `NAME.values` (the tensor's dtype), as RL trainers publish it.
 class SPARSECAST_API SparseStep {
  public:
   struct Entry {
@@ -102,10 +103,11 @@ class SPARSECAST_API SparseStep {
     std::span<const std::byte> values;   ///< count * element size.
     std::uint64_t count = 0;
   };
-  /// True when every entry of the file is such a pair, and there is at least one, or metadata says sparse=True.
+  /// Returns true when all entries of the file are such pairs and there is at least one, or when the metadata has
+  /// sparse=True.
   static bool recognises(const SafetensorsHeader& header);
-  /// Throws Error{kCorrupt | kTableMismatch} with tensor and offset: unknown name, other dtype, counts that
-  /// differ, an index out of range or out of order.
+  /// Opens a sparse step over `base`. Throws Error{kCorrupt | kTableMismatch} with tensor and offset for an unknown
+  /// name, another dtype, counts that differ, or an index out of range or out of order.
   static SparseStep open(FileSystem& fs, const std::string& path, const TensorTable& base);
 
   const std::vector<Entry>& entries() const noexcept { return entries_; }

@@ -19,9 +19,9 @@ struct PublicKey {
   friend auto operator<=>(const PublicKey&, const PublicKey&) = default;
 };
 
-/// "ed25519:" and 64 lower-case hexadecimal digits: the form in records, key files and options.
+/// Returns "ed25519:" and 64 lower-case hexadecimal digits, which is the form in records, key files and options.
 SPARSECAST_API std::string to_string(const PublicKey& key);
-/// Inverse of to_string. Throws Error{kUsage}; kUnsupported for another algorithm.
+/// Parses the output of to_string. Throws Error{kUsage} for malformed text, kUnsupported for another algorithm.
 SPARSECAST_API PublicKey public_key_from_string(const std::string& text);
 /// Reads a file of such keys, one a line; empty lines and lines that begin with '#' are skipped. Throws Error{kIo |
 /// kUsage} with path and line.
@@ -32,11 +32,12 @@ using Signature = std::array<std::byte, 64>;
 SPARSECAST_API bool verify_signature(const PublicKey& key, std::span<const std::byte> message,
                                      const Signature& signature) noexcept;
 
-/// A secret key in locked memory, wiped when it goes away. Not copyable; share it by shared_ptr.
+/// A secret key in locked memory, which the destructor wipes. Not copyable; shared by shared_ptr.
 class SPARSECAST_API SigningKey {
  public:
   static std::shared_ptr<const SigningKey> generate();
-  /// Reads what save() wrote. Throws Error{kIo | kUsage}; kUsage also when others than its owner may read the file.
+  /// Reads a file that save() wrote. Throws Error{kIo | kUsage}; kUsage also when others than its owner may read the
+  /// file.
   static std::shared_ptr<const SigningKey> load(FileSystem& fs, const std::string& path);
   /// Writes "ed25519-secret:" and 64 hexadecimal digits of the seed, readable by the owner alone. Throws Error{kIo}
   /// when there is a file already.

@@ -26,12 +26,12 @@ struct SPARSECAST_API TensorSpec {
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
-/// What the elements of a tensor count as in the state digest: those of the tensor itself, unless it is a box of
-/// another one. Then the parts of all boxes that tile that one add up to its digest.
+/// Key and indices under which a tensor's elements count in the state digest. They are the tensor's own, unless it is a
+/// box of another tensor: then the digests of all boxes that tile that tensor add up to its digest.
 struct DigestOrigin {
   Hash128 key;
-  std::uint64_t first = 0;            ///< Element of the other tensor that element (0, 0, ...) counts as.
-  std::vector<std::int64_t> strides;  ///< And (i, j, ...): first + i * strides[0] + ...; empty: element i is first + i.
+  std::uint64_t first = 0;            ///< Index in the other tensor of element (0, 0, ...).
+  std::vector<std::int64_t> strides;  ///< Index of (i, j, ...) is first + i * strides[0] + ...; empty: first + i.
 };
 
 /// The ordered list of tensors that a stream carries. Both ends must agree on it: they compare `hash()`.
@@ -40,14 +40,14 @@ class SPARSECAST_API TensorTable {
  public:
   static constexpr std::size_t kMaxTensors = std::size_t{1} << 20;
   static constexpr std::size_t kMaxRank = 32;
-  static constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 46;  ///< Of one tensor.
+  static constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 46;  ///< Limit for one tensor.
 
   TensorTable() = default;
   /// Throws Error{kUsage} for repeated or empty names and for anything over the limits above.
   explicit TensorTable(std::vector<TensorSpec> specs);
-  /// A table of boxes, with the origin of each. Error{kUsage} also for other numbers of origins than tensors, or of
-  /// strides than dimensions, and for strides of more than 8 dimensions. `hash()` and `serialize()` know nothing of
-  /// origins: both ends have them from their plan.
+  /// A table of boxes, with the origin of each. Throws Error{kUsage} also when the numbers of origins and tensors or of
+  /// strides and dimensions differ, and for strides of more than 8 dimensions. `hash()` and `serialize()` do not
+  /// include origins, which both ends derive from their plan.
   TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin> origins);
 
   std::size_t size() const noexcept { return specs_.size(); }
@@ -59,15 +59,15 @@ class SPARSECAST_API TensorTable {
   std::uint64_t elements() const noexcept { return elements_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  /// XXH3-128 of `serialize()`.
+  /// Returns XXH3-128 of `serialize()`.
   const Hash128& hash() const noexcept { return hash_; }
-  /// The key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`, or its origin's.
+  /// Returns the key of tensor i in the state digest: XXH3-128 of its entry in `serialize()`, or its origin's key.
   const Hash128& digest_key(std::size_t i) const { return origins_[i].key; }
   const DigestOrigin& digest_origin(std::size_t i) const { return origins_[i]; }
 
-  /// The canonical bytes of docs/wire-format.md, "Tensor table".
+  /// Returns the canonical bytes of docs/wire-format.md, "Tensor table".
   std::vector<std::byte> serialize() const;
-  /// Inverse of serialize. Throws Error{kCorrupt} for anything but exactly such bytes.
+  /// Parses the output of serialize(). Throws Error{kCorrupt} for any other bytes.
   static TensorTable parse(std::span<const std::byte> bytes);
 
  private:
@@ -86,13 +86,13 @@ using ConstTensorBytes = std::span<const std::byte>;
 
 /// A tensor in host memory that may be a view of larger memory. Without `strides` it is contiguous; with them, element
 /// (i, j, ...) of the table's shape lies at i * strides[0] + j * strides[1] + ... elements from `data`, rank at most 8.
-/// The caller owns the memory, which neither moves nor goes away while an object of the library knows it.
+/// The caller owns the memory, which must stay in place while an object of the library uses it.
 struct HostTensor {
   std::byte* data = nullptr;  ///< Any alignment; null only for a tensor without elements.
   std::vector<std::int64_t> strides;
 };
 
-/// The same, only read.
+/// A HostTensor that is only read.
 struct ConstHostTensor {
   const std::byte* data = nullptr;
   std::vector<std::int64_t> strides;

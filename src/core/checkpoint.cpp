@@ -30,8 +30,8 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-/// The index's weight_map: tensor name -> file name. nlohmann keeps the last of two equal keys; a callback refuses
-/// them.
+/// Reads the index's weight_map: tensor name -> file name. nlohmann keeps the last of two equal keys, so a callback
+/// rejects them.
 std::map<std::string, std::string> parse_weight_map(const std::string& text) {
   std::vector<std::set<std::string>> open_objects;
   const auto refuse_repeats = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
@@ -45,7 +45,7 @@ std::map<std::string, std::string> parse_weight_map(const std::string& text) {
     }
     return true;
   };
-  // The JSON parser takes a zero byte for the end of its input, so bytes behind one would go unseen.
+  // The JSON parser takes a zero byte for the end of its input, so bytes after it would not be checked.
   if (text.find('\0') != std::string::npos) throw Error(ErrorCode::kCorrupt, "a zero byte in the index");
   const nlohmann::json index = nlohmann::json::parse(text, refuse_repeats, false);
   if (index.is_discarded() || !index.is_object()) throw Error(ErrorCode::kCorrupt, "the index is not a JSON object");

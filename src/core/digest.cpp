@@ -11,8 +11,8 @@
 namespace sparsecast {
 namespace {
 
-/// `count` elements, each `step` elements of memory behind the one before, and `index_step` behind it in the digest.
-/// Steps are numbers, or kOne where the compiler is to know.
+/// Sums `count` elements that lie `step` elements apart in memory and `index_step` apart in the digest. Steps are
+/// numbers, or kOne to make the step a compile-time constant.
 template <class T, class IndexStep, class Step>
 DigestSum sum_run(const Hash128& key, std::uint64_t first, IndexStep index_step, const std::byte* bits, Step step,
                   std::uint64_t count) {
@@ -37,7 +37,7 @@ DigestSum sum_run(const Hash128& key, std::uint64_t first, IndexStep index_step,
 
 constexpr std::integral_constant<std::int64_t, 1> kOne;
 
-/// Run by run: those of the memory and those of the digest need not end together.
+/// Sums run by run. The runs in memory and those in the digest may have different lengths.
 template <class T>
 StateDigest sum_strided(const DigestIndex& index, const TensorView& tensor, std::uint64_t first, std::uint64_t count) {
   ElementWalk places(tensor.view);
@@ -77,7 +77,7 @@ StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorV
 std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t first_tensor,
                                         std::span<const TensorView> tensors, int threads) {
   struct Slice {
-    std::size_t tensor;  // Of `tensors`.
+    std::size_t tensor;  // Index into `tensors`.
     std::uint64_t first;
     std::uint64_t count;
     StateDigest digest;

@@ -18,14 +18,14 @@ inline constexpr std::uint64_t kDigestStep = 0x9E3779B97F4A7C15ULL;
 inline constexpr std::uint64_t kDigestMixer = 0xD6E8FEB86659FD93ULL;
 inline constexpr std::uint64_t kDigestSpread = 0xA0761D6478BD642FULL;
 
-/// The odd multiplier of element `index` of the tensor whose key has low word `key_lo`.
+/// Returns the odd multiplier of element `index` of the tensor whose key has low word `key_lo`.
 SPARSECAST_HD std::uint64_t digest_multiplier(std::uint64_t key_lo, std::uint64_t index) {
   std::uint64_t k = key_lo + (index + 1) * kDigestStep;
   k = (k ^ (k >> 32)) * kDigestMixer;
   return (k ^ (k >> 32)) | 1;
 }
 
-/// The multiplicand of an element with storage bits `bits`.
+/// Returns the multiplicand of an element with storage bits `bits`.
 SPARSECAST_HD std::uint64_t digest_multiplicand(std::uint64_t key_hi, std::uint64_t bits) {
   return (bits * kDigestSpread) ^ key_hi;
 }
@@ -59,7 +59,7 @@ SPARSECAST_HD void digest_subtract(DigestSum& sum, std::uint64_t a, std::uint64_
   sum.hi -= hi + borrow;
 }
 
-/// What the digest gains when element `index` goes from `old_bits` to `new_bits`.
+/// Returns the change of the digest when element `index` changes from `old_bits` to `new_bits`.
 SPARSECAST_HD void digest_replace(DigestSum& sum, std::uint64_t key_lo, std::uint64_t key_hi, std::uint64_t index,
                                   std::uint64_t old_bits, std::uint64_t new_bits) {
   const std::uint64_t a = digest_multiplier(key_lo, index);

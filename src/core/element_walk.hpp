@@ -1,7 +1,7 @@
 #pragma once
 
-// Offsets of many elements of a view whose indices mostly ascend: one division for each run of the innermost dimension
-// instead of several for each element.
+// Computes offsets of many elements of a view whose indices mostly ascend, with one division for each run of the
+// innermost dimension instead of several for each element.
 
 #include <cstdint>
 #include <limits>
@@ -12,21 +12,23 @@ namespace sparsecast {
 
 class ElementWalk {
  public:
-  /// Null: element i lies at offset i. The view outlives the walk.
+  /// With a null view, element i lies at offset i. The view must outlive the walk.
   explicit ElementWalk(const StridedView* view) : view_(view) {
     if (view_ == nullptr || is_contiguous(*view_)) return;
     length_ = 0;  // No run yet.
     step_ = view_->strides[0];
   }
 
-  /// Of any element, in elements; a compare and a multiplication while the run of the element before lasts.
+  /// Returns the offset of any element, in elements. Costs a comparison and a multiplication while the element is in
+  /// the same run as the previous one.
   std::int64_t offset(std::uint64_t element) {
     if (element - begin_ >= length_) seek(element);
     return base_ + static_cast<std::int64_t>(element - begin_) * step_;
   }
-  /// Elements of the run from `element` on, itself included; it was the last one that offset() was asked for.
+  /// Returns the number of elements of the run from `element` on, including it. The last call of offset() must have
+  /// been for `element`.
   std::uint64_t left(std::uint64_t element) const { return length_ - (element - begin_); }
-  /// From one element of a run to the next.
+  /// Returns the distance from one element of a run to the next.
   std::int64_t step() const { return step_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Arithmetic that CPU and CUDA share is written once, in functions marked so; plain g++ sees ordinary inline functions.
+// Marks functions that CPU and CUDA code share; to a plain C++ compiler they are ordinary inline functions.
 #if defined(__CUDACC__)
 #define SPARSECAST_HD __host__ __device__ __forceinline__
 #else

@@ -9,8 +9,8 @@
 namespace sparsecast {
 namespace {
 
-/// A name beside `path` that no other process and no other AtomicFile of this one uses. Process ids come again, in a
-/// restarted container even at once: what a crash left under such a name must not stop its successor.
+/// Returns a name beside `path` that no other process and no other AtomicFile of this process uses. Process ids are
+/// reused, in a restarted container even at once, so a file left by a crash must not block a later process.
 std::string temporary_name(FileSystem& fs, const std::string& path) {
   static std::atomic<std::uint64_t> counter{0};
   std::string name;
@@ -39,7 +39,7 @@ AtomicFile::~AtomicFile() {
   try {
     fs_.remove(temporary_);
   } catch (...) {
-    // Nothing more can be done here: a temporary file is left behind, under a name that says so.
+    // A destructor cannot report this: the temporary file stays, under a recognisable name.
   }
 }
 
@@ -55,13 +55,13 @@ void AtomicFile::append(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::sync_and_close() {
-  // One attempt, whatever becomes of it: a second fsync after a failed one would report success for lost data.
+  // Tried only once: a second fsync after a failed one would report success for lost data.
   const std::unique_ptr<File> file = std::move(file_);
   if (!file) throw Error(ErrorCode::kUsage, "the file is committed already, or an attempt to write it failed", path_);
   file->sync();
 }
 
-// Data first and durable, then the name, then the name durable.
+// Makes the data durable, then renames, then makes the name durable.
 
 void AtomicFile::commit() {
   sync_and_close();
@@ -73,7 +73,7 @@ void AtomicFile::commit() {
 bool AtomicFile::commit_exclusive() {
   sync_and_close();
   if (!fs_.rename_exclusive(temporary_, path_)) {
-    // The other's name may not be durable yet, and the caller will act on its being there.
+    // The other writer's name may not be durable yet, but the caller relies on it.
     fs_.sync_directory(parent_directory(path_));
     return false;
   }

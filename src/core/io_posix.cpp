@@ -21,7 +21,7 @@ namespace {
   throw Error(ErrorCode::kIo, fmt::format("{} failed: {}", operation, std::strerror(error)), path);
 }
 
-/// Repeats a call that a signal interrupted.
+/// Repeats a call as long as signals interrupt it.
 template <class Call>
 auto retry(const Call& call) {
   decltype(call()) result;
@@ -31,7 +31,7 @@ auto retry(const Call& call) {
   return result;
 }
 
-// Linux moves at most this much in one call.
+// Linux transfers at most this many bytes in one call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
 bool are_one_file(const std::string& a, const std::string& b) {
@@ -103,7 +103,7 @@ class PosixMapping : public FileMapping {
   std::span<const std::byte> bytes() const noexcept override { return {base_, size_}; }
 
   void release(std::uint64_t offset, std::uint64_t length) const noexcept override {
-    // Only pages that lie wholly inside: the neighbours may still be needed.
+    // Releases only pages that lie wholly inside, because their neighbours may still be needed.
     const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
     const std::uint64_t end = std::min<std::uint64_t>(offset + length, size_);
     const std::uint64_t first = (offset + page - 1) / page * page;
@@ -214,7 +214,7 @@ class PosixFileSystem : public FileSystem {
       return true;
     }
     if (errno == EEXIST) {
-      // A network file system may have made the link and lost the reply: then both names are of one file.
+      // A network file system may have made the link and lost the reply: then both names refer to one file.
       if (!are_one_file(from, to)) return false;
       remove(from);
       return true;

@@ -10,7 +10,7 @@
 namespace sparsecast {
 namespace {
 
-/// Elements looked at together: a source that is nearly all NaN is passed over without a branch for each.
+/// Number of elements tested together, so that a source that is nearly all NaN is skipped without a branch for each.
 constexpr std::uint64_t kTogether = 64;
 
 std::vector<std::int64_t> row_major(const std::vector<std::uint64_t>& shape) {

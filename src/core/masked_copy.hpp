@@ -1,6 +1,6 @@
 #pragma once
 
-// What a masked copy has to do, checked, for host and device.
+// Validates a masked copy and prepares it for host and device.
 
 #include "core/nan_pattern.hpp"
 #include "core/strided_view.hpp"
@@ -16,10 +16,10 @@ struct MaskedCopyPlan {
   StridedView destination;
   NanPattern nan;
   std::uint64_t elements = 0;
-  bool contiguous = false;  ///< Both are.
+  bool contiguous = false;  ///< True when both views are contiguous.
 };
 
-/// Checks the layout and the pointers, without looking at what they point to; throws as masked_copy.
+/// Checks the layout and the pointers, without reading the memory; throws as masked_copy.
 MaskedCopyPlan plan_masked_copy(const MaskedCopyLayout& layout, const void* source, const void* destination);
 
 }  // namespace sparsecast

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which storage bits of a float are a NaN, shared by host and device.
+// Tells whether the storage bits of a float are a NaN; shared by host and device.
 
 #include <cstdint>
 
@@ -9,11 +9,11 @@
 
 namespace sparsecast {
 
-/// In every format that sparsecast carries, the NaNs are the magnitudes above one: infinity's, or, in the E4M3 that has
-/// no infinity, that of the greatest number.
+/// Bit pattern of a format's NaNs. In every format that sparsecast supports, these are the magnitudes above one bound:
+/// that of infinity or, in E4M3, which has no infinity, that of the greatest number.
 struct NanPattern {
-  std::uint64_t magnitude_bits = 0;            ///< All but the sign.
-  std::uint64_t greatest = ~std::uint64_t{0};  ///< Magnitudes above this are NaNs; of a dtype without NaNs, none is.
+  std::uint64_t magnitude_bits = 0;            ///< All bits but the sign.
+  std::uint64_t greatest = ~std::uint64_t{0};  ///< Magnitudes above this are NaNs; none is in a dtype without NaNs.
   std::uint64_t fill =
       0;  ///< Positive and quiet, so that no conversion on the way to a masked copy turns it into a number.
 };
@@ -37,7 +37,7 @@ constexpr NanPattern nan_pattern(DType dtype) {
   }
 }
 
-/// `T`: the unsigned word of an element.
+/// `T` is the unsigned word of an element.
 template <class T>
 SPARSECAST_HD bool is_nan_bits(const NanPattern& pattern, T bits) {
   return static_cast<T>(bits & static_cast<T>(pattern.magnitude_bits)) > static_cast<T>(pattern.greatest);

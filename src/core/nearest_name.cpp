@@ -8,8 +8,8 @@
 namespace sparsecast {
 namespace {
 
-/// Edit distance costs the product of the lengths: longer names are compared by their beginnings, and at most so many
-/// candidates are tried, because a table may come from a hostile file.
+/// Limits against hostile files. Edit distance costs the product of the lengths, so only the beginnings of longer names
+/// are compared, and only a limited number of candidates.
 constexpr std::size_t kNameCut = 200;
 constexpr std::size_t kCandidates = 2000;
 

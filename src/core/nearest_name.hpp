@@ -6,8 +6,8 @@
 
 namespace sparsecast {
 
-/// The name in `table` that is most like `name`, by edit distance; empty when none is near. Bounded, because a table
-/// may come from a hostile file.
+/// Returns the name in `table` that is most similar to `name`, by edit distance; empty when none is near. The cost is
+/// bounded, because a table may come from a hostile file.
 std::string nearest_name(const TensorTable& table, const std::string& name);
 
 }  // namespace sparsecast

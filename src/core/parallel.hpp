@@ -11,13 +11,14 @@
 
 namespace sparsecast {
 
-/// 0 means all cores.
+/// Returns the number of threads to use; 0 means all cores.
 inline int resolve_threads(int threads) {
   return threads > 0 ? threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
 /// Runs body(worker, item) for every item in [0, items) on at most `threads` threads, the caller's included; items are
-/// handed out in order. The first exception stops the handing out and is rethrown when all workers have ended.
+/// assigned in order. After the first exception no more items are assigned, and it is rethrown when all workers have
+/// ended.
 template <class Body>
 void parallel_for(int threads, std::size_t items, const Body& body) {
   const std::size_t workers = std::min<std::size_t>(static_cast<std::size_t>(resolve_threads(threads)), items);
@@ -41,7 +42,7 @@ void parallel_for(int threads, std::size_t items, const Body& body) {
   try {
     for (std::size_t worker = 1; worker < workers; ++worker) pool.emplace_back(work, worker);
   } catch (const std::system_error&) {
-    // Fewer threads than wished do the same work.
+    // When a thread cannot be started, the others do the work.
   }
   work(0);
   pool.clear();

@@ -1,5 +1,5 @@
-// The header of a safetensors file: hostile until verified otherwise. Everything is checked against the file's real
-// size before anything is allocated from a number in it.
+// Parses the header of a safetensors file, which may be hostile. Every number is checked against the file's real size
+// before it determines an allocation.
 
 #include <fmt/format.h>
 
@@ -35,8 +35,8 @@ struct RawEntry {
 };
 
 /// Reads exactly the grammar that a header may have: an object of objects, `__metadata__` with strings, tensors with
-/// dtype, shape and data_offsets. nlohmann's DOM would keep the last of two equal keys and allow any depth; events let
-/// both be refused.
+/// dtype, shape and data_offsets. nlohmann's DOM would keep the last of two equal keys and allow any depth; SAX events
+/// allow rejecting both.
 class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<RawEntry> entries;
@@ -158,7 +158,7 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
   return {{raw.name, *dtype, raw.shape}, data_begin + begin};
 }
 
-/// Nothing is written that parse() would refuse to read.
+/// Rejects everything that parse() would not read back.
 void check_writable(std::span<const TensorSpec> specs, const std::map<std::string, std::string>& metadata) {
   const TensorTable table(std::vector<TensorSpec>(specs.begin(), specs.end()));
   for (const TensorSpec& spec : table) {
@@ -185,7 +185,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + 8;
   if (length == 0 || text[0] != '{') corrupt("the header does not begin with '{' at byte 8");
-  // The JSON parser takes a zero byte for the end of its input, so bytes behind one would go unseen.
+  // The JSON parser takes a zero byte for the end of its input, so bytes after it would not be checked.
   if (const void* zero = std::memchr(text, 0, length)) {
     corrupt(fmt::format("a zero byte in the header at byte {}", static_cast<const char*>(zero) - text + 8));
   }

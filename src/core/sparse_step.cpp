@@ -20,7 +20,8 @@ std::string stem(const std::string& name, std::string_view suffix) {
                                                                : std::string{};
 }
 
-/// Whether each is greater than the one before. Without a branch an element, so that compilers vectorise it.
+/// Returns whether each index is greater than the previous one. Has no branch for each element, so that compilers
+/// vectorise it.
 bool are_increasing(const std::byte* indices, std::uint64_t count) {
   std::uint32_t faults = 0;
   for (std::uint64_t i = 1; i < count; ++i) {
@@ -30,7 +31,7 @@ bool are_increasing(const std::byte* indices, std::uint64_t count) {
   return faults == 0;
 }
 
-/// Positions strictly increasing and below `elements`; throws with the offset in the file.
+/// Checks that positions are strictly increasing and below `elements`; throws with the offset in the file.
 void check_indices(std::span<const std::byte> indices, std::uint64_t count, std::uint64_t elements,
                    std::uint64_t file_offset) {
   if (count == 0) return;

@@ -1,6 +1,6 @@
 #pragma once
 
-// A range of a view's elements as the rectangles that it is made of in memory, which a copy takes at once.
+// Splits a range of a view's elements into rectangles in memory, each of which one 2D copy can transfer.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace sparsecast {
 
-/// `rows` runs of `run` elements that follow one another; `pitch` from the beginning of one to that of the next.
+/// A rectangle of `rows` runs of `run` contiguous elements; runs begin `pitch` elements apart.
 struct RowRectangle {
-  std::uint64_t first = 0;   ///< Of its first element: the row-major index, from the beginning of the range.
-  std::uint64_t offset = 0;  ///< And where that lies.
+  std::uint64_t first = 0;   ///< Row-major index of its first element, from the beginning of the range.
+  std::uint64_t offset = 0;  ///< Offset of that element in memory, in elements.
   std::uint64_t run = 0;
   std::uint64_t rows = 0;
   std::uint64_t pitch = 0;
@@ -25,7 +25,7 @@ void for_each_rectangle(const StridedView& view, std::uint64_t first, std::uint6
     if (count != 0) visit(RowRectangle{0, first, count, 1, count});
     return;
   }
-  const std::uint32_t in_run = view.strides[0] == 1 ? 1 : 0;  // Dimensions that a run takes.
+  const std::uint32_t in_run = view.strides[0] == 1 ? 1 : 0;  // Number of dimensions that form a run.
   const std::uint64_t run = in_run == 1 ? view.extents[0].divisor : 1;
   const std::uint64_t rows = view.extents[in_run].divisor;
   const auto pitch = static_cast<std::uint64_t>(view.strides[in_run]);

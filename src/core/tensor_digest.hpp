@@ -1,6 +1,6 @@
 #pragma once
 
-// State digests of tensors whose elements lie anywhere, and count anywhere.
+// State digests of tensors with any strides in memory and any digest origin.
 
 #include <span>
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace sparsecast {
 
-/// Part of the digest that elements [first, first + count) of a tensor contribute.
+/// Returns the part of the digest that elements [first, first + count) of a tensor contribute.
 StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,
                             std::uint64_t count);
 
-/// Of tensors [first_tensor, first_tensor + tensors.size()) of the table, each read in full.
+/// Returns the digests of tensors [first_tensor, first_tensor + tensors.size()) of the table, each read in full.
 std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t first_tensor,
                                         std::span<const TensorView> tensors, int threads);
 

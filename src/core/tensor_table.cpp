@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::uint64_t kMaxTotalElements = std::uint64_t{1} << 60;
 
-/// Product of the shape, or nothing when it is over `limit`. A zero makes it zero, however large the others.
+/// Returns the product of the shape, or nullopt when it is over `limit`. With a zero in the shape it is zero, however
+/// large the others are.
 std::optional<std::uint64_t> checked_product(const std::vector<std::uint64_t>& shape, std::uint64_t limit) {
   std::uint64_t product = 1;
   for (const std::uint64_t dim : shape) {
@@ -26,7 +27,7 @@ std::optional<std::uint64_t> checked_product(const std::vector<std::uint64_t>& s
   return product;
 }
 
-/// The first rule that a spec breaks, or an empty string.
+/// Returns the first rule that a spec breaks, or an empty string.
 std::string find_fault(const TensorSpec& spec) {
   if (spec.name.empty() || spec.name.size() > 0xFFFF) return fmt::format("a name of {} bytes", spec.name.size());
   if (!is_utf8(spec.name)) return "a name that is not UTF-8";
@@ -128,7 +129,7 @@ TensorTable::TensorTable(std::vector<TensorSpec> specs, std::vector<DigestOrigin
                   fmt::format("{} strides for {} dimensions", origins[i].strides.size(), specs_[i].shape.size()),
                   fmt::format("tensor '{}'", excerpt(specs_[i].name)));
     }
-    view_of_tensor(specs_[i], origins[i].strides);  // Refuses what no digest could follow.
+    view_of_tensor(specs_[i], origins[i].strides);  // Throws for strides that the digest cannot use.
   }
   origins_ = std::move(origins);
 }

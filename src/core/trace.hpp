@@ -1,7 +1,7 @@
 #pragma once
 
 // Ranges for profilers that follow NVTX, in the domain "sparsecast"; docs/tracing.md lists them. Without a profiler a
-// range costs a look at a pointer; in a build without NVTX's headers, nothing.
+// range costs a test of a pointer; in a build without NVTX's headers, nothing.
 //
 //     const TraceRange<"encode"> range({.version = header.version});
 
@@ -16,19 +16,19 @@
 
 namespace sparsecast {
 
-/// What a range is about, as far as it is known; zeros elsewhere.
+/// Payload of a range; unknown fields are zero.
 struct TracePayload {
   std::uint64_t version = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t changed = 0;  ///< Elements.
-  double density = 0;         ///< Changed elements in all.
+  std::uint64_t changed = 0;  ///< Number of changed elements.
+  double density = 0;         ///< Changed elements divided by all elements.
 };
 
 inline double trace_density(std::uint64_t changed, std::uint64_t elements) {
   return elements == 0 ? 0 : static_cast<double>(changed) / static_cast<double>(elements);
 }
 
-/// A string literal as a template argument: each name is registered once.
+/// A string literal as a template argument, so that each name is registered once.
 template <std::size_t kSize>
 struct TraceName {
   constexpr TraceName(const char (&literal)[kSize]) { std::copy_n(literal, kSize, text); }
@@ -46,7 +46,8 @@ class TraceDomain {
   }
   nvtxDomainHandle_t handle() const noexcept { return handle_; }
 
-  /// Calls use(attributes) with those of an event named `name`. A profiler without extended payloads sees the bytes.
+  /// Calls use(attributes) with the attributes of an event named `name`. A profiler without extended payloads shows the
+  /// raw bytes.
   template <class Use>
   void with_event(nvtxStringHandle_t name, const TracePayload& payload, const Use& use) const {
     nvtxEventAttributes_t event{};
@@ -58,7 +59,7 @@ class TraceDomain {
     if (schema_ != 0) {
       event.payloadType = NVTX_PAYLOAD_TYPE_EXT;
       event.payload.ullValue = reinterpret_cast<std::uintptr_t>(&data);
-      event.reserved0 = 1;  // Payloads that follow.
+      event.reserved0 = 1;  // Number of payloads that follow.
     } else {
       event.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
       event.payload.ullValue = payload.bytes;
@@ -94,7 +95,7 @@ class TraceDomain {
   std::uint64_t schema_ = 0;
 };
 
-/// A range from here to the end of the scope, on the calling thread.
+/// A profiler range from construction to the end of the scope, on the calling thread.
 template <TraceName kName>
 class TraceRange {
  public:
@@ -107,7 +108,7 @@ class TraceRange {
   TraceRange(const TraceRange&) = delete;
   TraceRange& operator=(const TraceRange&) = delete;
 
-  /// A mark of the same name inside the range, for what is known only towards its end.
+  /// Adds a mark of the same name inside the range, for values known only near its end.
   void mark(const TracePayload& payload) const {
     const TraceDomain& domain = TraceDomain::instance();
     domain.with_event(name(), payload,
@@ -127,7 +128,7 @@ template <TraceName kName>
 class TraceRange {
  public:
   explicit TraceRange(const TracePayload& = {}) {}
-  ~TraceRange() {}  // Not trivial: a range that nobody reads is no unused variable.
+  ~TraceRange() {}  // Not trivial, so that compilers do not warn of an unused variable.
   TraceRange(const TraceRange&) = delete;
   TraceRange& operator=(const TraceRange&) = delete;
   void mark(const TracePayload&) const {}

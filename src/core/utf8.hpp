@@ -33,8 +33,8 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// Text from a file as an error message can carry it: cut when it is long, between two characters, and without control
-/// characters, which would end the message or command the terminal.
+/// Makes text from a file safe for an error message: cuts long text between two characters, and replaces control
+/// characters, which would end the message or control the terminal.
 inline std::string excerpt(std::string_view text) {
   constexpr std::size_t kMost = 200;
   std::size_t end = text.size() <= kMost ? text.size() : kMost;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the CPU detectors share.
+// Definitions that the CPU detectors share.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace sparsecast {
 
-/// Long enough that asking costs little, short enough that the processor goes on fetching the arrays ahead while
-/// changes are coded (bench/results).
+/// Elements of one detect() call. Long enough that the call costs little, and short enough that the processor keeps
+/// prefetching the arrays while changes are encoded (bench/results).
 inline constexpr std::uint32_t kDetectorPart = 1024;
 
-/// Bytes of an element, by tensor.
+/// Returns the bytes of an element, by tensor.
 inline std::vector<std::size_t> element_sizes(const TensorTable& table) {
   std::vector<std::size_t> sizes;
   sizes.reserve(table.size());

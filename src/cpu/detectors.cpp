@@ -1,4 +1,4 @@
-// The CPU detectors that keep no snapshot: compare, fused cast, caller's mask.
+// CPU detectors that keep no snapshot: compare, fused cast, and the caller's mask.
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// The CPU detectors that compare with a snapshot of what receivers hold: their own copy, or the caller's memory.
+// CPU detectors that compare with a snapshot of the bits that receivers hold, in their own copy or the caller's memory.
 
 #include <algorithm>
 
@@ -14,24 +14,24 @@ namespace {
 
 using Copies = std::vector<std::vector<std::byte>>;
 
-/// Elements of two memories that go on by constant steps, a run of each.
+/// One run of elements in live memory and in the snapshot, each with a constant step.
 struct Runs {
   const std::byte* current = nullptr;
   const std::byte* old = nullptr;
-  std::int64_t current_step = 1;  ///< In elements.
+  std::int64_t current_step = 1;  ///< Step in elements.
   std::int64_t old_step = 1;
-  std::uint32_t first = 0;  ///< In what was asked for.
+  std::uint32_t first = 0;  ///< Index of the run's first element in the detect() call.
   std::uint32_t count = 0;
 
-  /// Long enough for what a call costs not to outweigh its vectors.
+  /// Elements of one call: enough that its cost is small compared with the vector work.
   bool vectors() const { return count >= 32 && current_step == 1 && old_step == 1; }
 };
 
-/// Appends the positions of elements that differ, once changed(element) has said which do.
+/// Appends the positions of elements for which changed(element) is true.
 template <class Changed>
 std::uint32_t* list_changed(const Runs& runs, std::uint32_t* out, const Changed& changed) {
   for (std::uint32_t i = 0; i < runs.count; ++i) {
-    *out = runs.first + i;  // Kept only where the bits differ: changes are random, and a branch would be too.
+    *out = runs.first + i;  // Kept only where the bits differ; a branch would be unpredictable.
     out += changed(i) ? 1 : 0;
   }
   return out;
@@ -50,7 +50,7 @@ std::uint32_t* compare_elements(const Runs& runs, std::size_t size, std::uint32_
   });
 }
 
-/// The same for masters, whose cast goes to `cast`, one after another.
+/// Appends the positions of changed elements of masters, and stores their cast contiguously in `cast`.
 std::uint32_t* cast_elements(const Runs& runs, std::byte* cast, std::uint32_t* out) {
   const std::byte* master = runs.current;
   const std::byte* old = runs.old;
@@ -66,7 +66,8 @@ std::uint32_t* cast_elements(const Runs& runs, std::byte* cast, std::uint32_t* o
 
 class HostSnapshot : public Detector {
  public:
-  /// `copies` may own the snapshot's memory; `masters[t]`: live tensor t is the fp32 master of a bf16 one.
+  /// `copies` may own the snapshot's memory. `masters[t]` is true when live tensor t is the fp32 master of a bf16
+  /// tensor.
   HostSnapshot(const TensorTable& table, std::vector<ConstHostTensor> live, std::vector<bool> masters,
                std::vector<HostTensor> snapshot, Copies copies)
       : sizes_(element_sizes(table)),
@@ -87,7 +88,7 @@ class HostSnapshot : public Detector {
     view.refresh = snapshot.view != nullptr ? snapshot.data : snapshot.data + first * size;
     view.old = view.refresh;
     if (masters_[tensor]) {
-      // The parts of a tile lie there one after another.
+      // The parts of a tile are contiguous there.
       std::byte* const cast = workspace.kept + first % kTileElems * size;
       view.current = cast;
       view.changed = cast_runs(live, snapshot, first, count, cast, workspace.positions);
@@ -100,7 +101,7 @@ class HostSnapshot : public Detector {
                        : compare_runs(live, snapshot, size, first, count, workspace.positions);
     return view;
   }
-  /// Of a master there are no such bits but in the snapshot, once it is refreshed.
+  /// A master's bf16 bits exist only in the snapshot, once it has been updated.
   ConstHostTensor current(std::size_t tensor) const override {
     if (!masters_[tensor]) return live_[tensor];
     return {snapshot_[tensor].data, snapshot_[tensor].strides};
@@ -109,7 +110,8 @@ class HostSnapshot : public Detector {
   bool knows_old() const noexcept override { return true; }
 
  private:
-  /// Calls visit(runs) for runs of the innermost dimension; those of the two memories need not end together.
+  /// Calls visit(runs) for runs of the innermost dimension. The runs of live memory and snapshot may have different
+  /// lengths.
   template <class Visit>
   static void for_each_run(const TensorView& live, std::int64_t live_bytes, const TensorView& snapshot,
                            std::int64_t snapshot_bytes, std::uint64_t first, std::uint32_t count, const Visit& visit) {
@@ -157,7 +159,7 @@ class HostSnapshot : public Detector {
     return static_cast<std::uint32_t>(out - positions);
   }
 
-  /// Positions in a run become those in what was asked for; returns their end.
+  /// Turns positions in a run into positions in the detect() call, and returns their end.
   static std::uint32_t* moved(std::uint32_t* positions, std::uint32_t found, std::uint32_t by) {
     for (std::uint32_t i = 0; i < found; ++i) positions[i] += by;
     return positions + found;

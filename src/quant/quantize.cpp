@@ -1,4 +1,4 @@
-// The CPU's half of sparsecast/quantize.hpp. A task is a row of blocks.
+// CPU implementation of sparsecast/quantize.hpp. A task is a row of blocks.
 
 #include "sparsecast/quantize.hpp"
 
@@ -14,7 +14,7 @@
 namespace sparsecast {
 namespace {
 
-/// The fp32 bits of elements of one row of a source.
+/// Reads the fp32 bits of elements of one row of a source.
 template <class Bits>
 class RowReader {
  public:
@@ -31,7 +31,7 @@ class RowReader {
   std::int64_t step_;
 };
 
-/// The amax, as bits, of the blocks in row `block_row` of the grid.
+/// Computes the amax, as bits, of the blocks in row `block_row` of the grid.
 template <class Bits>
 void amax_of_row(const QuantizePlan& plan, const void* source, std::uint64_t block_row, std::uint32_t* amax) {
   std::fill_n(amax, plan.grid[1], 0U);
@@ -63,7 +63,7 @@ void quantize_row(const QuantizePlan& plan, const void* source, std::uint64_t bl
   }
 }
 
-/// `amax` null: the shard's own.
+/// Quantises a shard of whole blocks or, with `amax` given, any shard. A null `amax` means the shard's own.
 void quantize(const MatrixShard& shard, const QuantizePlan& plan, const void* source, const float* amax, std::byte* fp8,
               float* scale_inv, int threads) {
   with_source(shard.dtype, [&]<class Bits>() {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The arithmetic of fp8 block quantisation (sparsecast/quantize.hpp), shared by host and device: integers, and fp32
-// divisions that both round alike.
+// Arithmetic of fp8 block quantisation (sparsecast/quantize.hpp), shared by host and device: integer operations, and
+// fp32 divisions that both round in the same way.
 
 #include <bit>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace sparsecast {
 
 inline constexpr std::uint32_t kF32Infinity = 0x7F800000;
 
-/// How a source's bits become those of the fp32 of the same value.
+/// Conversion of a source's bits to the fp32 bits of the same value.
 struct BF16Bits {
   using Word = std::uint16_t;
   SPARSECAST_HD static std::uint32_t to_f32(Word bits) { return std::uint32_t{bits} << 16; }
@@ -34,8 +34,8 @@ struct F16Bits {
   }
 };
 
-/// The magnitude that counts for amax. Magnitudes order as their bits do, so that a maximum is one of integers, and the
-/// same in any order.
+/// Returns the magnitude that counts for amax. Magnitudes are ordered like their bits, so that the maximum is one of
+/// integers and does not depend on the order of reduction.
 SPARSECAST_HD std::uint32_t finite_magnitude(std::uint32_t f32) {
   const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
   return magnitude < kF32Infinity ? magnitude : 0;
@@ -49,13 +49,14 @@ SPARSECAST_HD float ieee_divide(float dividend, float divisor) {
 #endif
 }
 
-/// Of an amax's bits; any that are not finite and positive count as zero's.
+/// Returns the scale of an amax, given as bits; values that are not finite and positive count as zero.
 SPARSECAST_HD float scale_of_amax(std::uint32_t amax) {
   const float scale = amax < kF32Infinity ? ieee_divide(std::bit_cast<float>(amax), 448.0F) : 0.0F;
   return scale < 0x1p-126F ? 1.0F : scale;
 }
 
-/// fp32 to E4M3: to the nearest, ties to even; finite magnitudes beyond 448 become 448, the others a NaN.
+/// Converts fp32 to E4M3, rounded to the nearest, ties to even. Finite magnitudes beyond 448 become 448; infinities and
+/// NaNs become NaN.
 SPARSECAST_HD std::uint8_t e4m3_of_f32(std::uint32_t f32) {
   const std::uint32_t sign = f32 >> 24 & 0x80U;
   const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
@@ -64,10 +65,10 @@ SPARSECAST_HD std::uint8_t e4m3_of_f32(std::uint32_t f32) {
     bits = 0x7F;
   } else if (magnitude >= 0x43E00000U) {  // 448
     bits = 0x7E;
-  } else if (magnitude >= 0x3C800000U) {  // 2^-6, the least normal
-    // What rounds up in the fraction carries into the exponent; 120 is the difference of the biases.
+  } else if (magnitude >= 0x3C800000U) {  // 2^-6, the smallest normal
+    // Rounding up the fraction carries into the exponent; 120 is the difference of the biases.
     bits = ((magnitude + 0x7FFFFU + (magnitude >> 20 & 1U)) >> 20) - (120U << 3);
-  } else if (magnitude >= 0x3A800000U) {  // 2^-10, half the least subnormal: below, all round to zero
+  } else if (magnitude >= 0x3A800000U) {  // 2^-10, half the smallest subnormal: all below round to zero
     const std::uint32_t shift = 141U - (magnitude >> 23);
     const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
     bits = (significand + (1U << (shift - 1)) - 1U + (significand >> shift & 1U)) >> shift;

@@ -39,7 +39,7 @@ void check_shard(const MatrixShard& shard) {
 
 std::uint64_t end_of(const MatrixShard& shard, unsigned d) { return shard.offset[d] + shard.extent[d]; }
 
-/// The first dimension of which an edge of the shard cuts a block; 2: none.
+/// Returns the first dimension in which an edge of the shard cuts a block; 2 when there is none.
 unsigned cut_dim(const MatrixShard& shard) {
   if (shard.extent[0] == 0 || shard.extent[1] == 0) return 2;
   for (unsigned d = 0; d < 2; ++d) {
@@ -68,7 +68,7 @@ QuantizePlan plan_quantization(const MatrixShard& shard, std::initializer_list<c
   QuantizePlan plan;
   for (unsigned d = 0; d < 2; ++d) {
     plan.extent[d] = shard.extent[d];
-    // No block is larger than what there is: indices times blocks stay small.
+    // Blocks are limited to the matrix's extent, so that products of indices and block extents cannot overflow.
     plan.block[d] = std::min(shard.block[d], std::max<std::uint64_t>(1, shard.shape[d]));
     plan.first_cut[d] = shard.offset[d] % plan.block[d];
     plan.grid[d] = grid.extent[d];

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a quantisation has to do, checked, for host and device.
+// Validates a quantisation and prepares it for host and device.
 
 #include <cstdint>
 
@@ -10,20 +10,20 @@
 
 namespace sparsecast {
 
-/// Elements [begin, end) of the shard's rows or columns.
+/// Range [begin, end) of the shard's rows or columns.
 struct Span {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
 struct QuantizePlan {
-  std::uint64_t extent[2] = {};     ///< Of the shard.
-  std::int64_t strides[2] = {};     ///< Of the source, in elements.
-  std::uint64_t block[2] = {};      ///< Of a block.
+  std::uint64_t extent[2] = {};     ///< Extent of the shard.
+  std::int64_t strides[2] = {};     ///< Strides of the source, in elements.
+  std::uint64_t block[2] = {};      ///< Extent of a block.
   std::uint64_t first_cut[2] = {};  ///< Elements of the first block that lie before the shard.
-  std::uint64_t grid[2] = {};       ///< Blocks that the shard touches.
+  std::uint64_t grid[2] = {};       ///< Number of blocks that the shard touches.
 
-  /// The rows (dim 0) or columns (dim 1) that the shard has of block `index` of its grid.
+  /// Returns the shard's rows (dim 0) or columns (dim 1) in block `index` of its grid.
   SPARSECAST_HD Span span(unsigned dim, std::uint64_t index) const {
     const std::uint64_t begin = index == 0 ? 0 : index * block[dim] - first_cut[dim];
     const std::uint64_t end = (index + 1) * block[dim] - first_cut[dim];
@@ -31,8 +31,8 @@ struct QuantizePlan {
   }
 };
 
-/// Checks the shard and the pointers, without looking at what they point to; throws as sparsecast/quantize.hpp says. A
-/// null pointer is an error where the shard has elements.
+/// Checks the shard and the pointers, without reading the memory; throws as sparsecast/quantize.hpp describes. A null
+/// pointer is an error where the shard has elements.
 QuantizePlan plan_quantization(const MatrixShard& shard, std::initializer_list<const void*> pointers);
 
 /// Throws Error{kUsage} that names the edge, unless the shard has whole blocks only.
