@@ -11,6 +11,7 @@
 #include "core/strided_rows.hpp"
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
+#include "cuda/common/encode_launchers.hpp"
 #include "device/device_context.hpp"
 #include "sharded/shard_memory.hpp"
 
