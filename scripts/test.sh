@@ -22,7 +22,7 @@ run_tests() {
 
 # build PRESET [CMAKE ARGUMENT...]
 build() {
-  step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}" \
+  step "configure build/$1" cmake --preset "$1" -DSPARSECAST_WERROR="${SPARSECAST_WERROR:-OFF}" -DSPARSECAST_UNITY=ON \
     -DSPARSECAST_NCCL_PYTHON="$repository/.venv/bin/python3" "${@:2}"
   step "build $1" cmake --build "build/$1" --parallel "$jobs"
 }
