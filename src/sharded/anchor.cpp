@@ -95,7 +95,7 @@ class RouteWriter {
   }
 
   TensorTable table_;
-  std::vector<std::unique_ptr<RegionWriter>> places_;  ///< By destination.
+  std::vector<std::unique_ptr<RegionWriter>> places_;  ///< Open writers of the regions, one per destination.
   DeltaHeader header_;
   std::uint32_t frames_ = 0;
   std::uint64_t changed_ = 0;

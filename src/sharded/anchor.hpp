@@ -8,7 +8,7 @@
 
 namespace sparsecast {
 
-/// What a rank does in it; both, one, or none, where it is an idle member of a group.
+/// Roles of this rank in an anchor: source, destination, both, or neither for an idle member of a group.
 struct AnchorRoles {
   ShardSnapshot* sends = nullptr;   ///< The committed version.
   ShardMemory* receives = nullptr;  ///< The engine's local tensors.

@@ -141,7 +141,8 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
-/// What this rank does in the transfers. What is staged is counted in a report of its own, on a thread of its own.
+/// Returns the functions that this rank runs in the transfers. Staging is counted in `staged`, apart from `report`,
+/// because it runs on a thread of its own.
 TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
   TransferSteps steps;
   if (roles.publisher != nullptr) {
@@ -164,7 +165,7 @@ TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, Shard
     const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
     const std::uint64_t foreign = staged.foreign_bytes;
     roles.subscriber->stage(transfer, std::move(records), world_.meeting().name_of(transfer.source), staged);
-    // What it has for others alone has not come to it.
+    // A source's foreign bytes exclude records of its own routes to others: those were never received.
     if (world_.wire().is_source(transfer)) staged.foreign_bytes = foreign;
   };
   return steps;
@@ -184,7 +185,7 @@ void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedRe
   world_.require_all(outcome, deadline);
 }
 
-/// From the vote up to the decision; the digest of all tensors at the new version.
+/// Runs from the vote up to the decision. Returns the digest of all tensors at the new version.
 StateDigest Membership::verify(const Roles& roles, ShardedReport& report, Deadline deadline) {
   Outcome outcome;
   Vote vote;

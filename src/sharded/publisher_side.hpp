@@ -33,7 +33,7 @@ class PublisherSide {
 
   /// The digests that the routes of a transfer start from, for the receivers to compare.
   std::vector<Bytes> base_records(const Transfer& transfer);
-  /// Of the routes as they are committed, for the vote.
+  /// Returns the digests of the routes as they are committed, for the vote.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
   /// The attempt after the last; the routes that are to be published for it.
@@ -41,11 +41,11 @@ class PublisherSide {
   /// Detects and encodes one of them. On one thread at a time, while another may ask for the records of routes that are
   /// published, and for nothing else. When it throws, the snapshot is lost.
   void publish(std::uint32_t route);
-  /// With options.report_tensors: what has been found, in all routes.
+  /// Adds to `report` the changes that were found in all routes, where options.report_tensors is set.
   void describe(const FanoutPlan& plan, ShardedReport& report) const;
   /// The records of a transfer's routes, which have been published.
   std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
-  /// Of the attempt, for the vote.
+  /// Returns the digests of the routes after the attempted version, for the vote.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
   /// The attempt's fate.
   void settle(bool committed);
@@ -54,22 +54,22 @@ class PublisherSide {
 
   std::uint64_t version() const noexcept { return version_; }
   std::uint64_t last_attempt() const noexcept { return last_attempt_; }
-  StateDigest digest;  ///< Of all tensors at the version.
+  StateDigest digest;  ///< Digest of all tensors at the version.
 
  private:
   std::size_t index_of(const SourceRoute& route) const { return static_cast<std::size_t>(&route - routes_.data()); }
 
-  std::shared_ptr<const Layout> layout_;       ///< With the bases of the plan in force.
-  std::shared_ptr<const Layout> next_layout_;  ///< Of a plan that may be in force.
+  std::shared_ptr<const Layout> layout_;       ///< Layout with the bases of the plan in force.
+  std::shared_ptr<const Layout> next_layout_;  ///< Layout of a plan that may come into force.
   std::size_t rank_;
   ShardedOptions options_;
   ShardSnapshot snapshot_;
   std::uint64_t version_;
-  std::uint64_t last_attempt_;  ///< That of the pending deltas, if there are any.
+  std::uint64_t last_attempt_;  ///< Attempt that the pending deltas belong to, if there are any.
   bool in_doubt_ = false;       ///< They are pending for want of the decision.
   bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
   std::vector<SourceRoute> routes_;
-  std::vector<const Delta*> deltas_;  ///< Of the attempt, parallel to the routes; null until published.
+  std::vector<const Delta*> deltas_;  ///< Deltas of the attempt, parallel to the routes; null until published.
 };
 
 }  // namespace sparsecast

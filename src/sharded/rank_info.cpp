@@ -33,7 +33,7 @@ using Members = std::vector<const Attendant*>;
   throw Error(ErrorCode::kGroupMismatch, "this rank is not in the world", describe(like));
 }
 
-/// By world rank.
+/// Returns the names of all ranks, indexed by world rank.
 std::vector<std::string> name_ranks(const std::vector<Attendant>& all, std::size_t size) {
   std::vector<std::string> names(size);
   const auto add = [&](Role role) {
@@ -94,7 +94,8 @@ std::shared_ptr<const Layout> find_in(const Layouts& list, const Hash128& hash) 
   return found == list.end() ? nullptr : *found;
 }
 
-/// What this rank provides: the layouts of the groups whose rank 0 it is. Says their sizes in `own`.
+/// Packs the layouts that this rank provides, which are those of the groups whose rank 0 it is. Writes their sizes to
+/// `own`.
 std::map<Role, Bytes> pack_layouts(std::vector<RankInfo>& own, const Layouts& layouts) {
   std::map<Role, Bytes> packed;
   for (RankInfo& rank_info : own) {

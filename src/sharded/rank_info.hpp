@@ -14,14 +14,14 @@ namespace sparsecast {
 
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
-/// What a rank says of itself in one role.
+/// Description that a rank sends about itself for one role.
 struct RankInfo {
   Role role = Role::kEngine;
   std::string group;  ///< The engine's name; "trainer".
   std::uint32_t rank = 0;
   Hash128 layout;                  ///< Its hash; the group's is its rank 0's.
-  Hash128 next_layout;             ///< Of the layout that counts instead if rank 0 has it already; zero: none.
-  std::uint64_t layout_bytes = 0;  ///< As they travel; rank 0's, for meet() to say.
+  Hash128 next_layout;             ///< Hash of the layout that counts instead if rank 0 has it already; zero: none.
+  std::uint64_t layout_bytes = 0;  ///< Bytes of the packed layout; set by meet() on rank 0 of a group.
   std::uint64_t version = 0;       ///< Verified by this rank.
   std::uint64_t in_doubt = 0;      ///< A version that it has consented to without hearing the decision; 0: none.
   std::uint64_t last_attempt = 0;  ///< The highest number that it knows of.
@@ -43,7 +43,7 @@ struct MeetingParticipant {
   bool needs_anchor = false;
 };
 
-/// What all ranks know after the meeting, and agree on.
+/// Result of the meeting, equal on all ranks.
 struct Meeting {
   MeetingParticipant trainer;
   std::vector<MeetingParticipant> engines;  ///< In order of their first rank in the world.
@@ -51,7 +51,7 @@ struct Meeting {
   int coordinator = 0;             ///< SyncWorld rank of the trainer's rank 0: its decisions stand.
   std::uint64_t version = 0;       ///< The last one that the coordinator has committed.
   std::uint64_t last_attempt = 0;  ///< No delta of this world has had a higher number.
-  std::vector<std::string> names;  ///< By world rank.
+  std::vector<std::string> names;  ///< Names of the ranks, indexed by world rank.
 
   /// This rank's engine has to be seeded.
   bool seeds(int world_rank) const;

@@ -37,15 +37,15 @@ OwnRoute& find_route(std::vector<OwnRoute>& routes, std::uint32_t route) {
   return *std::ranges::lower_bound(routes, route, {}, &OwnRoute::route);
 }
 
-/// For the vote: of each engine, then of all tensors.
+/// Returns the digests of the sent routes for the vote: one per engine, then that of all tensors.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceRoute>& routes,
                                         const std::vector<StateDigest>& of_routes);
-/// For the vote: of the counted routes.
+/// Returns the digest of the counted routes, for the vote.
 StateDigest destination_digest(const std::vector<DestinationRoute>& routes);
 
 /// Destinations of this rank in a route.
 std::vector<Destination> own_destinations(const Route& route, int rank);
-/// Where the regions of a route lie for a destination, in the rank's local tensors.
+/// Returns the places of a route's regions for a destination, in the rank's local tensors.
 std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                     const ShardMemory& memory);
 

@@ -35,7 +35,7 @@ class SerialExecutor {
   bool wait_for(std::size_t tasks, Deadline deadline);
   /// Waits until there is nothing more to do; the failure, if there was one. Throws Error{kTimeout}.
   const Outcome& wait_for_all(Deadline deadline);
-  /// That tasks were at work; after wait_for_all().
+  /// Returns the seconds for which tasks ran. Valid after wait_for_all().
   double seconds() const noexcept { return seconds_; }
 
  private:
@@ -48,7 +48,7 @@ class SerialExecutor {
   const std::string what_;
   const std::size_t most_waiting_;
 
-  std::mutex mutex_;  ///< Of all below.
+  std::mutex mutex_;  ///< Guards all members below.
   std::condition_variable changed_;
   std::deque<std::function<void()>> waiting_;
   std::size_t given_ = 0;
@@ -58,7 +58,7 @@ class SerialExecutor {
   Outcome outcome_;
   double seconds_ = 0;
 
-  std::jthread thread_;  ///< From the first task on.
+  std::jthread thread_;  ///< Worker thread; started with the first task.
 };
 
 }  // namespace sparsecast
