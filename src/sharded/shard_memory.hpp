@@ -1,7 +1,7 @@
 #pragma once
 
-// Where a rank's local tensors lie, and what is done differently in host memory (host_shard_memory.cpp) and on a device
-// (sync/device/device_shard_memory.cpp). Records are in host memory with both.
+// Places of a rank's local tensors, and the operations that differ between host memory (host_shard_memory.cpp) and a
+// device (sync/device/device_shard_memory.cpp). Records are in host memory with both.
 
 #include <memory>
 #include <vector>
@@ -85,22 +85,22 @@ class ShardMemory {
 
   /// Addresses and sizes; of what is on a device, the host reads nothing.
   const std::vector<TensorBytes>& local() const noexcept { return local_; }
-  /// Whether a local tensor is the fp32 master of the layout's bf16.
+  /// Returns true when a local tensor is the fp32 master of the layout's bf16.
   bool is_master(std::size_t local) const { return masters_[local]; }
-  /// Of what receivers hold of a local tensor.
+  /// Returns the bytes that receivers hold of a local tensor: half of a master's, since they hold bf16.
   std::uint64_t wire_bytes(std::size_t local) const { return local_[local].size() / (is_master(local) ? 2 : 1); }
 
   virtual ShardBuffer allocate(std::uint64_t bytes) = 0;
-  /// Between memory that is laid out alike, before anything that is done to it later.
+  /// Copies a box between memory that is laid out alike, ordered before anything that is done to it later.
   virtual void copy(const ShardBox& box, const std::byte* from, std::byte* to) = 0;
-  /// The same from fp32 masters to bf16.
+  /// Casts a box from fp32 masters to bf16; otherwise like copy().
   virtual void cast(const ShardBox& box, const std::byte* masters, std::byte* to) = 0;
-  /// What receivers get of a local tensor as it is now, to memory that is laid out like it.
+  /// Copies or casts to `to`, which is laid out like the local tensor, what receivers get of it as it is now.
   void take(std::size_t local, const ShardBox& box, std::byte* to) {
     is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
   }
 
-  /// Of a route, with views parallel to its table.
+  /// Makes the publisher of a route; the views are parallel to its table.
   virtual std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
                                                     const std::vector<ShardView>& live,
                                                     const std::vector<ShardView>& held,

@@ -5,7 +5,7 @@
 namespace sparsecast {
 namespace {
 
-/// What of the boxes lies in none of the others.
+/// Returns the portions of the boxes that lie in none of the others.
 std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& others) {
   for (const Box& other : others) {
     std::vector<Box> left;
@@ -15,7 +15,7 @@ std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& other
   return missing;
 }
 
-/// Where `box`, which lies in `region`, is in memory that is laid out like the region's local tensor.
+/// Returns the place of `box`, which lies in `region`, in memory that is laid out like the region's local tensor.
 ShardBox place_of(const Region& region, const RegionView& view, const Box& box, std::size_t element_bytes) {
   ShardBox shard{view.first, {}, view.strides, element_bytes};
   for (std::size_t i = 0; i < region.order.size(); ++i) {
@@ -111,7 +111,7 @@ void ShardSnapshot::cover(const FanoutPlan& plan, int rank) {
   }
 }
 
-/// What was sent before and is not any more grows old from here: should it be sent again, it is taken anew.
+/// Copies of boxes that are no longer sent are not updated from here on; a box that is sent again later is copied anew.
 void ShardSnapshot::adopt() {
   for (Layer& layer : layers_) layer.sent = layer.covered;
 }

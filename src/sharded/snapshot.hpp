@@ -1,7 +1,7 @@
 #pragma once
 
-// What receivers hold of a trainer rank's shards: a copy of its local tensors, or the cast of those that are masters,
-// kept from plan to plan.
+// Snapshot of a trainer rank's shards as receivers hold them: copies of its local tensors, or the bf16 casts of those
+// that are masters, kept from plan to plan.
 
 #include <map>
 #include <memory>
@@ -31,18 +31,19 @@ class ShardSnapshot {
   /// The plan of the last cover() is in force. Until then the one before is, and nothing of it is lost.
   void adopt();
 
-  /// Where the regions of a route of the plan that was covered lie: in the rank's tensors, and in the snapshot.
+  /// Returns the places of a route's regions, for a route of the plan that was covered: in the rank's tensors, and in
+  /// the snapshot.
   std::vector<ShardView> live(const FanoutPlan& plan, std::size_t route) const;
   std::vector<ShardView> held(const FanoutPlan& plan, std::size_t route) const;
-  /// The same for a route of another plan, that of an anchor, which sends nothing that the covered one does not. Regions
-  /// that no layer holds alone are put together in `scratch`.
+  /// Returns the places in the snapshot for a route of another plan, that of an anchor, which sends nothing that the
+  /// covered plan does not. Regions that no layer holds alone are put together in `scratch`.
   std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<ShardBuffer>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
   std::uint64_t bytes() const noexcept;
 
  private:
-  /// By canonical tensor and local tensor.
+  /// Boxes, keyed by the name of the canonical tensor and the index of the local tensor.
   using Boxes = std::map<std::pair<std::string, std::uint32_t>, std::vector<Box>>;
 
   struct Layer {
@@ -63,7 +64,7 @@ class ShardSnapshot {
 
   std::shared_ptr<ShardMemory> memory_;
   std::vector<Layer> layers_;
-  std::map<std::size_t, CoveredRoute> routes_;  ///< Of the plan that was covered, by its route.
+  std::map<std::size_t, CoveredRoute> routes_;  ///< Routes of the plan that was covered, keyed by their index in it.
 };
 
 }  // namespace sparsecast

@@ -51,12 +51,13 @@ class SyncWorld {
   /// The trainer's, once the plan is in force (mark_bases). Made when it is first asked for.
   const std::shared_ptr<const Layout>& marked_layout();
 
-  /// For the engines that hold nothing yet, from the ranks that send under the plan; agreed on. None without such.
+  /// Returns the agreed plan that sends an anchor to the engines that hold nothing yet, from the ranks that send under
+  /// the plan in force. Null when there are no such engines.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
 
   /// All ranks have done this step; else throws this rank's own error, or one that names the rank that failed and why.
   void require_all(const Outcome& own, Deadline deadline);
-  /// As exchange_votes (vote.hpp).
+  /// Calls exchange_votes (vote.hpp) for this meeting.
   StateDigest exchange(Vote vote, const Outcome& own, Deadline deadline) {
     return exchange_votes(*control_, meeting_, std::move(vote), own, deadline);
   }

@@ -20,7 +20,7 @@
 
 namespace sparsecast {
 
-/// What a rank does, one function a step.
+/// Functions of a rank, one per step of a transfer.
 struct TransferSteps {
   /// Producer: an own route. Routes come in the order in which the transfers take them.
   std::function<void(std::uint32_t route)> publish;
@@ -51,7 +51,7 @@ class TransferPipeline {
   const Outcome& published() const noexcept { return published_; }
   const Outcome& staged() const noexcept { return staged_; }
 
-  /// As ShardedReport; after run().
+  /// Returns ShardedReport's encode_seconds. Valid after run().
   double encode_seconds() const noexcept { return producer_.seconds(); }
   double wire_seconds() const noexcept { return wire_seconds_; }
   double stage_seconds() const noexcept { return stager_.seconds(); }
@@ -63,7 +63,7 @@ class TransferPipeline {
   const int rank_;
   std::vector<std::uint32_t> routes_;  ///< In the order of the transfers.
   TransferSteps steps_;
-  std::size_t routes_due_ = 0;  ///< By the end of the transfer at hand.
+  std::size_t routes_due_ = 0;  ///< Routes that are due by the end of the current transfer.
   double wire_seconds_ = 0;
   Outcome published_;
   Outcome staged_;

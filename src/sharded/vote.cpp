@@ -33,7 +33,7 @@ void require_success(const Meeting& meeting, const std::vector<Vote>& votes) {
                           to_string(static_cast<ErrorCode>(found->status))));
 }
 
-/// By engine, then of all tensors.
+/// Returns the sums of all ranks' promised digests: one per engine, then that of all tensors.
 std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<Vote>& votes) {
   std::vector<StateDigest> total(meeting.engines.size() + 1);
   for (const int r : meeting.trainer.participant.ranks) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What every rank says at the end of a step, and what all make of it.
+// Votes that all ranks exchange at the end of a step, and the decision that follows from them.
 
 #include <string>
 #include <vector>
@@ -14,9 +14,10 @@ namespace sparsecast {
 struct Vote {
   int status = 0;    ///< 0, or an ErrorCode.
   std::string text;  ///< Why not.
-  /// Of the routes that a trainer's rank sends: the part of each engine's state digest, then that of all tensors.
+  /// Digests of the routes that a trainer's rank sends: its part of each engine's state digest, then that of all
+  /// tensors.
   std::vector<StateDigest> promised;
-  /// Of the routes that an engine's rank counts.
+  /// Digest of the routes that an engine's rank counts.
   StateDigest reached;
 };
 

@@ -9,7 +9,7 @@
 
 namespace sparsecast {
 
-/// What the live tensors hold: what a header is compared with.
+/// State of the live tensors that a header is compared with.
 struct HeldState {
   StreamId stream;
   std::uint64_t version = 0;
@@ -22,21 +22,21 @@ class DeltaStaging {
   /// Both outlive the staging.
   DeltaStaging(const TensorTable& table, SubscriberBackend& backend);
 
-  /// One record, of whatever kind. True when it was a header that was accepted: a new staging has begun.
+  /// Takes one record of any kind. Returns true when it was a header that was accepted: a new staging has begun.
   bool take(ConstBytes record, const HeldState& held);
-  /// All frames at once, on the device.
+  /// Takes all frames at once, on the device.
   void take_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream);
   std::byte* reserve(std::uint64_t bytes);
   void discard() noexcept;
 
   bool complete() const noexcept { return delta_ && delta_->complete; }
-  /// Of a complete staging, which is none any more.
+  /// Returns the commit record of a complete staging and ends the staging.
   CommitRecord release();
 
  private:
   struct Delta {
     DeltaHeader header;
-    std::map<std::uint32_t, FrameHeader> frames;  ///< By sequence.
+    std::map<std::uint32_t, FrameHeader> frames;  ///< Frame headers, keyed by sequence number.
     std::optional<CommitRecord> commit;
     std::uint64_t bytes = 0;  ///< Records and decompressed bodies.
     bool on_device = false;   ///< The frames came all at once.

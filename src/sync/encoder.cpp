@@ -26,7 +26,7 @@ struct Task {
   std::uint64_t elements = 0;  ///< At most kSectionElems.
 };
 
-/// What a thread keeps from section to section.
+/// Buffers that a thread keeps from section to section.
 struct Worker {
   std::unique_ptr<TileWorkspace> workspace = std::make_unique_for_overwrite<TileWorkspace>();
   std::optional<SectionBuilder<std::uint8_t>> builder8;

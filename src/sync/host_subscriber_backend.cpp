@@ -22,7 +22,8 @@ struct StagedFrame {
   Bytes bytes;
   FrameReader reader;
 };
-using StagedFrames = std::map<std::uint32_t, std::unique_ptr<StagedFrame>>;  ///< By sequence.
+/// Staged frames, keyed by sequence number.
+using StagedFrames = std::map<std::uint32_t, std::unique_ptr<StagedFrame>>;
 
 /// One task of an apply: consecutive blocks of one frame.
 struct BlockRun {
@@ -58,13 +59,13 @@ class HostSubscriberBackend final : public SubscriberBackend {
 
   const TensorTable& table_;
   std::vector<HostTensor> live_;
-  std::vector<TensorPlace<std::byte>> places_;  ///< Of `live_`.
+  std::vector<TensorPlace<std::byte>> places_;  ///< Places of the tensors of `live_`.
   int threads_;
   DeltaHeader header_;
   StagedFrames staged_;
-  std::optional<NanMaskedDelta> nan_masked_;  ///< Of what is staged.
+  std::optional<NanMaskedDelta> nan_masked_;  ///< Expansion of the staged delta.
   StagedFrames applied_;
-  std::vector<BlockRun> runs_;  ///< Of the applied frames.
+  std::vector<BlockRun> runs_;  ///< Runs of the applied frames.
 };
 
 HostSubscriberBackend::HostSubscriberBackend(const TensorTable& table, std::vector<HostTensor> live, int threads)

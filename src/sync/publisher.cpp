@@ -191,7 +191,7 @@ const DeviceDelta& Publisher::publish_on_device(CUevent_st* weights_ready) {
   if (!state.backend->on_device()) throw Error(ErrorCode::kUsage, "frames on a device need a device detector");
   state.publish(weights_ready, [&](State::Encoded& encoded) {
     const Delta& delta = encoded.delta;
-    // What was joined, was joined on the host.
+    // Frames that were joined were joined on the host and must be uploaded.
     encoded.on_device = {
         delta.info,   delta.result,
         delta.header, encoded.frames_taken ? state.backend->upload(delta.frames) : state.backend->frames_on_device(),

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a publisher asks of the place where its weights are: the host, or a device. The publisher's rules (versions, the
-// pending and the aborted delta) are in publisher.cpp, once.
+// Interface of a publisher to the memory that holds its weights: the host, or a device. The publisher's rules
+// (versions, the pending and the aborted delta) are in publisher.cpp, once.
 
 #include <memory>
 #include <vector>
@@ -14,7 +14,7 @@ namespace sparsecast {
 
 class PublisherBackend {
  public:
-  /// What the detector can do.
+  /// Capabilities of the detector.
   struct Abilities {
     bool knows_old = false;
     bool keeps_snapshot = false;
@@ -26,7 +26,8 @@ class PublisherBackend {
   virtual ~PublisherBackend() = default;
   virtual Abilities abilities() const noexcept = 0;
 
-  /// Of the weights as they are now, read in full; before the first delta, of the snapshot where there is one.
+  /// Returns the digest of the weights as they are now, read in full; before the first delta, that of the snapshot
+  /// where there is one.
   virtual StateDigest digest() = 0;
 
   /// Detects and encodes, once `weights_ready` has been reached. The frames stay here until the next call.
@@ -51,7 +52,8 @@ class PublisherBackend {
 /// `detector` outlives the backend.
 std::unique_ptr<PublisherBackend> make_host_publisher_backend(const TensorTable& table, Detector& detector,
                                                               const EncodeOptions& options);
-/// The same for a device, in device/; throws Error{kUnsupported} in a build without.
+/// Makes the backend for weights on a device (in device/). Throws Error{kUnsupported} in a build without device
+/// support.
 std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable& table, DeviceDetector& detector,
                                                                 const EncodeOptions& options);
 

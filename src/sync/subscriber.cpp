@@ -27,9 +27,9 @@ struct Subscriber::State {
   bool dirty = false;
   DeltaStaging staging;
 
-  /// What the last apply needs to be rolled back, beside what the backend keeps.
+  /// State that rolling the last apply back needs, beside what the backend keeps.
   struct Applied {
-    std::vector<StateDigest> changes;  ///< By tensor.
+    std::vector<StateDigest> changes;  ///< Change of each tensor's digest.
     std::uint64_t old_version = 0;
   };
   std::optional<Applied> applied;
