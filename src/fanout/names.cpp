@@ -203,7 +203,7 @@ class Resolver {
 
   const WorldRanks& world_;
   std::unordered_map<std::string_view, std::uint32_t> ids_;
-  std::vector<std::vector<std::uint32_t>> of_;  ///< Classes, indexed by participant and then by index into its table.
+  std::vector<std::vector<std::uint32_t>> of_;  ///< Ids of names, by participant and index into its table.
   DisjointSets all_;
   DisjointSets trainers_;  ///< Sets that the trainer's ties alone make.
   std::vector<bool> is_alias_;
