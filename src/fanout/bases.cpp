@@ -10,7 +10,7 @@
 namespace sparsecast {
 namespace {
 
-/// By tensor of the plan: the boxes that one rank sends. They overlap where several of its routes have an element.
+/// Boxes that one rank sends, keyed by tensor of the plan. They overlap where several of its routes have an element.
 using SentBoxes = std::unordered_map<std::uint32_t, std::vector<const Box*>>;
 
 Shard piece_of(const Shard& shard, Box box, bool has_base) {
@@ -28,7 +28,7 @@ class ShardCutter {
     for (const Box* box : sent) {
       if (auto common = intersect(shard.box, *box)) inside.push_back(std::move(*common));
     }
-    // Of routes to different engines: the same ones.
+    // Routes to different engines may contain equal boxes.
     std::sort(inside.begin(), inside.end());
     inside.erase(std::unique(inside.begin(), inside.end()), inside.end());
     if (inside.empty() || inside.front() == shard.box) {

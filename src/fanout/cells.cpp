@@ -149,8 +149,8 @@ class Cutter {
   Covers receiving_;
   ListInterner pairs_;
   std::vector<KeyedBox> boxes_;
-  std::vector<std::uint32_t> candidates_;  ///< By list of `sending_`.
-  std::vector<std::uint32_t> destinations_;       ///< By list of `receiving_`.
+  std::vector<std::uint32_t> candidates_;  ///< Id of the candidates of each list of `sending_`.
+  std::vector<std::uint32_t> destinations_;       ///< Id of the destinations of each list of `receiving_`.
   std::vector<Holder> gathered_;
   std::vector<std::uint32_t> destination_list_;
 };

@@ -98,7 +98,7 @@ class Predictor {
   const FanoutPlan& plan_;
   const CostModel& model_;
   PlanCost cost_;
-  std::unordered_map<int, std::size_t> index_;  ///< By world rank.
+  std::unordered_map<int, std::size_t> index_;  ///< Indices, keyed by world rank.
   std::vector<const std::string*> nodes_;       ///< Parallel to cost_.ranks.
   std::vector<std::uint64_t> foreign_;          ///< Dense bytes, parallel to cost_.ranks.
 };

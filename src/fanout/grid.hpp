@@ -56,7 +56,7 @@ class Grid {
   std::uint32_t size_ = 0;
 };
 
-/// For each cell of a grid the boxes that hold it, as ids of lists that are equal for equal ones.
+/// Boxes that hold each cell of a grid, as ids of lists; equal lists have equal ids.
 class Covers {
  public:
   /// Throws Error{kUsage} when boxes overlap so much that this is out of proportion.

@@ -13,9 +13,9 @@ class Holders {
  public:
   Holders(const WorldRanks& world, const CanonicalNames& names);
 
-  /// Of the trainer, with a base.
+  /// Returns the trainer's holders of a tensor that have a base.
   std::span<const Holder> senders(std::uint32_t tensor) const { return senders_.of(tensor); }
-  /// Of engines.
+  /// Returns the engines' holders of a tensor.
   std::span<const Holder> receivers(std::uint32_t tensor) const { return receivers_.of(tensor); }
 
  private:

@@ -54,7 +54,8 @@ class ListInterner {
 
   std::vector<std::uint32_t> pool_;
   std::vector<std::size_t> begins_{0};
-  std::vector<std::uint32_t> table_ = std::vector<std::uint32_t>(kLeastTable, 0);  ///< Of ids plus 1; 0: free.
+  /// Hash table of ids plus 1; 0: free.
+  std::vector<std::uint32_t> table_ = std::vector<std::uint32_t>(kLeastTable, 0);
 };
 
 }  // namespace sparsecast::fanout

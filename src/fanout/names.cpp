@@ -203,14 +203,14 @@ class Resolver {
 
   const WorldRanks& world_;
   std::unordered_map<std::string_view, std::uint32_t> ids_;
-  std::vector<std::vector<std::uint32_t>> of_;  ///< By participant and index into its table.
+  std::vector<std::vector<std::uint32_t>> of_;  ///< Ids of names, by participant and index into its table.
   DisjointSets all_;
-  DisjointSets trainers_;  ///< By the trainer's ties alone.
+  DisjointSets trainers_;  ///< Sets that the trainer's ties alone make.
   std::vector<bool> is_alias_;
-  std::vector<bool> held_by_trainer_;          ///< By the trainer's class.
-  std::vector<std::uint32_t> held_by_engine_;  ///< By class: a participant that holds it.
-  std::vector<bool> unsent_;                   ///< By class: PlanOptions::unsent matches one of its names.
-  std::vector<std::uint32_t> original_;        ///< By class: index into the trainer's table.
+  std::vector<bool> held_by_trainer_;          ///< Indexed by the trainer's class.
+  std::vector<std::uint32_t> held_by_engine_;  ///< Participant that holds a class, indexed by class.
+  std::vector<bool> unsent_;                   ///< True for a class when PlanOptions::unsent matches one of its names.
+  std::vector<std::uint32_t> original_;        ///< Index into the trainer's table, for each class.
 };
 
 }  // namespace

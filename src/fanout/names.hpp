@@ -12,8 +12,8 @@
 namespace sparsecast::fanout {
 
 struct CanonicalNames {
-  TensorTable table;  ///< What is sent.
-  /// By participant and index into its layout's table: the index into `table`, or kNone.
+  TensorTable table;  ///< Tensors that are sent.
+  /// Index into `table`, or kNone, for each participant and index into its layout's table.
   std::vector<std::vector<std::uint32_t>> tensor_of;
 };
 

@@ -22,7 +22,7 @@ class RankSet {
     for (const std::uint64_t word : words_) count += static_cast<std::uint64_t>(std::popcount(word));
     return count;
   }
-  /// Of both together.
+  /// Returns the size of the union of both sets.
   std::uint64_t size_with(const RankSet& other) const {
     std::uint64_t count = 0;
     for (std::size_t i = 0; i < words_.size(); ++i) {

@@ -22,12 +22,12 @@ struct Flow {
 
 /// A group in the making.
 struct Draft {
-  std::vector<std::uint32_t> flows;  ///< By source once merging is done.
+  std::vector<std::uint32_t> flows;  ///< Flows of the draft; ordered by source once merging is done.
   RankSet members;
   std::uint64_t bytes = 0;
 };
 
-/// What is looked at to join two groups of a rank.
+/// Number of pairs that are examined to join two groups of a rank.
 constexpr std::size_t kMostPairs = 1024;
 
 __extension__ using Wide = __int128;  // Bytes times ranks may not fit 64 bits.
@@ -72,7 +72,7 @@ class GroupMaker {
         splits;  // Savings, draft, size of its first half.
     const auto offer = [&](std::uint32_t draft) {
       const auto [saved, at] = best_split(drafts_[draft]);
-      // Of equal savings, the first draft.
+      // Among equal savings, the first draft wins.
       if (saved > 0) splits.emplace(saved, kNone - draft, at);
     };
     for (std::uint32_t g = 0; g < drafts_.size(); ++g) {
@@ -177,7 +177,8 @@ class GroupMaker {
     gone = {{}, RankSet(world_.size()), 0};
   }
 
-  /// What the draft saves by being split where its sources' bytes are halved, and after how many flows that is.
+  /// Returns the savings of splitting the draft where its sources' bytes are halved, and the number of flows before the
+  /// split.
   std::pair<Wide, std::size_t> best_split(const Draft& draft) const {
     std::uint64_t before = 0;
     std::uint64_t least = ~std::uint64_t{0};

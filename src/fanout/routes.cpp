@@ -44,7 +44,7 @@ class RouteMaker {
     route.counted_in_state = key[3] != 0;
   }
 
-  /// Of one tensor.
+  /// Adds the regions of one tensor.
   void add_regions(std::size_t begin, std::size_t end) {
     const std::uint32_t tensor = cells_.cells[begin].tensor;
     const std::size_t dims = names_.table[tensor].shape.size();

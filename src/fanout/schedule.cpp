@@ -14,7 +14,7 @@ struct Pending {
 };
 
 struct Queue {
-  std::vector<Pending> transfers;      ///< By source.
+  std::vector<Pending> transfers;      ///< Pending transfers, ordered by source.
   std::vector<std::uint32_t> members;  ///< Dense.
   std::size_t next = 0;
   std::uint64_t bytes_left = 0;

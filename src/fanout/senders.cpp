@@ -15,7 +15,7 @@ namespace {
 /// Destinations that choose alike, with those who may send to them.
 struct DestinationSet {
   std::vector<std::uint32_t> candidates;  ///< Indices into the cell's; none: whoever sends to another set.
-  std::vector<std::uint32_t> destinations;       ///< As in Cells::destination_sets.
+  std::vector<std::uint32_t> destinations;       ///< Encoded as a list of Cells::destination_sets.
 };
 
 struct ChosenDestination {
@@ -24,7 +24,7 @@ struct ChosenDestination {
   std::uint32_t candidate = 0;
 };
 
-/// What one candidate sends to destinations of one class of engines.
+/// Destinations of one class of engines that one candidate sends to.
 struct RouteDestinations {
   std::uint32_t candidate = 0;
   std::uint32_t destinations = 0;    ///< Id in Senders::destination_sets.
@@ -216,9 +216,9 @@ class Chooser {
   const std::uint64_t route_cost_;
   std::vector<std::uint64_t> load_;          ///< Bytes, by dense rank.
   std::unordered_set<std::uint64_t> sends_;  ///< Dense rank, and destinations of a cell that it sends (to some of them).
-  std::vector<std::uint32_t> first_;         ///< By cell: its last choice, which leads to the others.
+  std::vector<std::uint32_t> first_;         ///< Last choice of each cell, which leads to the others.
   std::vector<Chosen> chosen_;
-  std::vector<std::vector<RouteDestinations>> routes_of_;  ///< By set of destinations.
+  std::vector<std::vector<RouteDestinations>> routes_of_;  ///< Routes, indexed by set of destinations.
   ListInterner candidate_sets_;
   std::unordered_map<std::uint64_t, std::vector<DestinationSet>> sets_;
   Senders out_;

@@ -14,15 +14,15 @@ namespace sparsecast::fanout {
 /// One sender of a cell.
 struct Assignment {
   std::uint32_t route = 0;   ///< Id in Senders::routes.
-  std::uint32_t shard = 0;  ///< Of the sender: where the cell lies.
+  std::uint32_t shard = 0;  ///< Index of the sender's shard that holds the cell.
 };
 
 struct Senders {
-  ListInterner destination_sets;     ///< As Cells::destination_sets, and parts of those.
+  ListInterner destination_sets;     ///< Sets of Cells::destination_sets, and subsets of those.
   ListInterner counted_sets;  ///< Engines, ascending.
   ListInterner routes;         ///< Dense source, id of destinations, id of engines that count it, Route::counted_in_state.
   std::vector<Assignment> assignments;
-  std::vector<std::size_t> begins;  ///< By cell.
+  std::vector<std::size_t> begins;  ///< Index of each cell's first assignment.
 
   std::span<const Assignment> of(std::size_t cell) const {
     return std::span(assignments).subspan(begins[cell], begins[cell + 1] - begins[cell]);
