@@ -36,7 +36,7 @@ std::size_t depth_of(const XmlElement& element) {
 
 void check_listing(std::string_view text) {
   const S3Listing listing = parse_s3_listing(text);
-  for (const S3Listing::Entry& entry : listing.entries) require(!entry.key.empty());
+  for (const S3Listing::ListedObject& entry : listing.entries) require(!entry.key.empty());
 }
 
 void check_ini(std::string_view text) {

@@ -18,7 +18,7 @@
 namespace sparsecast::bench {
 namespace {
 
-struct Subject {
+struct PairedSubject {
   TensorTable table;
   Pair pair;
   std::uint64_t elements;
@@ -27,7 +27,7 @@ struct Subject {
 };
 
 /// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
-void each_part(const Subject& subject, const std::function<void(std::uint64_t first, std::uint64_t count)>& work) {
+void each_part(const PairedSubject& subject, const std::function<void(std::uint64_t first, std::uint64_t count)>& work) {
   const std::uint64_t tiles = (subject.elements + kTileElems - 1) / kTileElems;
   const auto parts = static_cast<std::uint64_t>(resolve_threads(subject.threads));
   parallel_for(subject.threads, parts, [&](std::size_t, std::size_t p) {
@@ -60,7 +60,7 @@ void add_rows(const std::string& name, const std::vector<double> (&seconds)[kCou
 }
 
 /// Prints and records one case; returns false when a result is not bit for bit right.
-bool measure(const Subject& subject, const char* name, int repeat, const std::string& row_name, Record& record) {
+bool measure(const PairedSubject& subject, const char* name, int repeat, const std::string& row_name, Record& record) {
   std::vector<double> samples[kCount];
   EncodeOptions options;
   options.threads = subject.threads;
@@ -121,22 +121,22 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
   fmt::print("# {:<6} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8}\n", "dtype",
              "density%", "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply",
              "/encode", "+digest", "digest");
-  struct Case {
+  struct SummaryCase {
     DType dtype;
     const char* name;
     double density;
   };
-  constexpr Case kCases[] = {
+  constexpr SummaryCase kCases[] = {
       {DType::kBF16, "bf16", 0.0001}, {DType::kBF16, "bf16", 0.001}, {DType::kBF16, "bf16", 0.003},
       {DType::kBF16, "bf16", 0.01},   {DType::kBF16, "bf16", 0.03},  {DType::kBF16, "bf16", 0.1},
       {DType::kBF16, "bf16", 0.3},    {DType::kBF16, "bf16", 0.6},   {DType::kF8E4M3, "fp8", 0.01},
       {DType::kF32, "f32", 0.01},     {DType::kF64, "f64", 0.01}};
   bool all_right = true;
-  for (const Case& c : kCases) {
+  for (const SummaryCase& c : kCases) {
     const std::size_t size = element_size(c.dtype);
     const std::uint64_t elements = (mib << 20) / size;
     const ChangeKind kind = c.dtype == DType::kBF16 ? ChangeKind::kAdamw : ChangeKind::kWide;
-    const Subject subject{TensorTable({{"weight", c.dtype, {elements}}}),
+    const PairedSubject subject{TensorTable({{"weight", c.dtype, {elements}}}),
                           make_pair_of(elements, c.dtype, c.density, kind, 11), elements, size, threads};
     const std::string row_name =
         fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));

@@ -12,7 +12,7 @@
 namespace sparsecast::bench {
 namespace {
 
-struct Coding {
+struct CodingSize {
   std::string name;
   std::uint64_t bytes = 0;  ///< Sum over all steps.
 };
@@ -28,13 +28,13 @@ struct StepRow {
 struct Result {
   std::uint64_t elements = 0;
   std::uint64_t changed = 0;
-  std::vector<Coding> own;
-  std::vector<Coding> baselines;
+  std::vector<CodingSize> own;
+  std::vector<CodingSize> baselines;
   std::vector<StepRow> steps;
 
-  const Coding& best_baseline() const {
+  const CodingSize& best_baseline() const {
     return *std::min_element(baselines.begin(), baselines.end(),
-                             [](const Coding& a, const Coding& b) { return a.bytes < b.bytes; });
+                             [](const CodingSize& a, const CodingSize& b) { return a.bytes < b.bytes; });
   }
 };
 
@@ -99,7 +99,7 @@ void print_table(const std::string& directory, const Result& result) {
   }
   fmt::print("# {:<30} {:>10} {:>11}\n", "coding, over all steps", "bytes", "B/change");
   for (const auto* codings : {&result.own, &result.baselines}) {
-    for (const Coding& coding : *codings) {
+    for (const CodingSize& coding : *codings) {
       fmt::print("  {:<30} {:>10} {:>11.3f}\n", coding.name, coding.bytes, per_change(coding.bytes, result.changed));
     }
   }
@@ -118,7 +118,7 @@ void add_rows(const std::string& directory, const Result& result, Record& record
   };
   const std::string trace = fmt::format("trace/{}/", base_name(directory));
   for (const auto* codings : {&result.own, &result.baselines}) {
-    for (const Coding& coding : *codings) add(trace + coding.name, coding.bytes, result.changed);
+    for (const CodingSize& coding : *codings) add(trace + coding.name, coding.bytes, result.changed);
   }
   record.results.front().baseline = trace + result.best_baseline().name;
   for (const StepRow& row : result.steps) {
@@ -147,7 +147,7 @@ int run_trace(const std::string& directory, Record& record) {
   }
   print_table(directory, result);
   add_rows(directory, result, record);
-  const Coding& best = result.best_baseline();
+  const CodingSize& best = result.best_baseline();
   if (result.own[0].bytes <= best.bytes) return 0;
   fmt::print(stderr, "codec_bench: {} takes {} bytes, {} only {}\n", result.own[0].name, result.own[0].bytes, best.name,
              best.bytes);

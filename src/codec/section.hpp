@@ -36,7 +36,7 @@ class SectionBuilder {
   }
 
   /// Where the changes of a tile go: positions (of the element within the tile, plus `base`) and coded words.
-  struct Slot {
+  struct TileSlot {
     std::uint32_t* positions;
     T* coded;
     std::uint32_t base;
@@ -50,7 +50,7 @@ class SectionBuilder {
   }
 
   /// `tile` grows from call to call. The slot has room for all elements of the tile, and is valid until end_tile.
-  Slot begin_tile(std::uint32_t tile) {
+  TileSlot begin_tile(std::uint32_t tile) {
     if (pending_ != 0 && seen_ / kBlockChanges != bucket_) flush(nullptr);
     if (pending_ == 0) {
       first_tile_ = tile;

@@ -5,14 +5,14 @@
 namespace sparsecast {
 namespace {
 
-struct Row {
+struct DTypeRow {
   DType dtype;
   std::size_t bytes;
   bool floating;
   std::string_view name;
 };
 
-constexpr std::array<Row, 12> kRows = {{
+constexpr std::array<DTypeRow, 12> kRows = {{
     {DType::kBF16, 2, true, "BF16"},
     {DType::kF16, 2, true, "F16"},
     {DType::kF32, 4, true, "F32"},
@@ -28,7 +28,7 @@ constexpr std::array<Row, 12> kRows = {{
 }};
 
 // Wire codes count from 1 in the order of the rows.
-const Row& row(DType dtype) { return kRows[static_cast<std::size_t>(dtype) - 1]; }
+const DTypeRow& row(DType dtype) { return kRows[static_cast<std::size_t>(dtype) - 1]; }
 
 }  // namespace
 
@@ -37,7 +37,7 @@ bool is_floating(DType dtype) noexcept { return row(dtype).floating; }
 std::string_view to_string(DType dtype) noexcept { return row(dtype).name; }
 
 std::optional<DType> dtype_from_name(std::string_view name) noexcept {
-  for (const Row& candidate : kRows) {
+  for (const DTypeRow& candidate : kRows) {
     if (candidate.name == name) return candidate.dtype;
   }
   return std::nullopt;

@@ -15,15 +15,15 @@ namespace sparsecast {
 namespace {
 
 /// All of a plan that depends on which engines may share routes.
-struct Draft {
+struct PlanDraft {
   std::vector<Route> routes;
   fanout::RouteGroups groups;
   fanout::Schedule schedule;
 };
 
-Draft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const fanout::Cells& cells,
+PlanDraft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const fanout::Cells& cells,
                  const std::vector<std::uint32_t>& classes, const PlanOptions& options) {
-  Draft draft;
+  PlanDraft draft;
   {
     const auto senders = fanout::choose_senders(world, names.table, cells, classes, options.route_cost_bytes);
     draft.routes = fanout::make_routes(world, names, cells, senders);
@@ -34,14 +34,14 @@ Draft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& 
 }
 
 /// The rule is in plan_groups.hpp, number 4.
-Draft make_best_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const PlanOptions& options) {
+PlanDraft make_best_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const PlanOptions& options) {
   const fanout::Cells cells = fanout::cut_cells(world, names);
   const std::vector<std::uint32_t> together(world.participants() - 1, 0);
-  Draft draft = make_draft(world, names, cells, together, options);
+  PlanDraft draft = make_draft(world, names, cells, together, options);
   if (!draft.groups.merged) return draft;
   const std::vector<std::uint32_t> classes = fanout::classify_engines(world, cells);
   if (classes == together) return draft;
-  Draft apart = make_draft(world, names, cells, classes, options);
+  PlanDraft apart = make_draft(world, names, cells, classes, options);
   const bool worth = apart.schedule.length < draft.schedule.length / 4 * 3;
   return worth ? std::move(apart) : std::move(draft);
 }
@@ -55,7 +55,7 @@ FanoutPlan::FanoutPlan(Participant trainer, std::vector<Participant> engines, co
   }
   const fanout::WorldRanks world(trainer_, engines_);
   fanout::CanonicalNames names = fanout::resolve_names(world, options.unsent);
-  Draft draft = make_best_draft(world, names, options);
+  PlanDraft draft = make_best_draft(world, names, options);
   routes_ = std::move(draft.routes);
   groups_ = std::move(draft.groups.groups);
   rounds_ = draft.groups.rounds;

@@ -23,11 +23,11 @@ void visit_shards(const WorldRanks& world, const CanonicalNames& names, const Vi
 
 Holders::Holders(const WorldRanks& world, const CanonicalNames& names) {
   const std::size_t tensors = names.table.size();
-  for (Lists* lists : {&senders_, &receivers_}) lists->begins.assign(tensors + 1, 0);
+  for (HolderLists* lists : {&senders_, &receivers_}) lists->begins.assign(tensors + 1, 0);
   visit_shards(world, names, [&](bool sends, std::uint32_t tensor, const Holder&) {
     ++(sends ? senders_ : receivers_).begins[tensor + 1];
   });
-  for (Lists* lists : {&senders_, &receivers_}) {
+  for (HolderLists* lists : {&senders_, &receivers_}) {
     for (std::size_t t = 0; t < tensors; ++t) lists->begins[t + 1] += lists->begins[t];
     lists->holders.resize(lists->begins[tensors]);
   }

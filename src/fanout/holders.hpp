@@ -19,15 +19,15 @@ class Holders {
   std::span<const Holder> receivers(std::uint32_t tensor) const { return receivers_.of(tensor); }
 
  private:
-  struct Lists {
+  struct HolderLists {
     std::vector<Holder> holders;
     std::vector<std::size_t> begins;
     std::span<const Holder> of(std::uint32_t tensor) const {
       return std::span(holders).subspan(begins[tensor], begins[tensor + 1] - begins[tensor]);
     }
   };
-  Lists senders_;
-  Lists receivers_;
+  HolderLists senders_;
+  HolderLists receivers_;
 };
 
 /// The different boxes of some holders, each with its holders.

@@ -21,7 +21,7 @@ struct Flow {
 };
 
 /// A group in the making.
-struct Draft {
+struct GroupDraft {
   std::vector<std::uint32_t> flows;  ///< Flows of the draft; ordered by source once merging is done.
   RankSet members;
   std::uint64_t bytes = 0;
@@ -138,7 +138,7 @@ class GroupMaker {
     return static_cast<Wide>(bytes) * static_cast<Wide>(members - 1);
   }
 
-  Wide additional(const Draft& a, const Draft& b) const {
+  Wide additional(const GroupDraft& a, const GroupDraft& b) const {
     return delivered(a.bytes + b.bytes, a.members.size_with(b.members)) - delivered(a.bytes, a.members.size()) -
            delivered(b.bytes, b.members.size());
   }
@@ -164,8 +164,8 @@ class GroupMaker {
   }
 
   void join(std::uint32_t from, std::uint32_t into) {
-    Draft& gone = drafts_[from];
-    Draft& kept = drafts_[into];
+    GroupDraft& gone = drafts_[from];
+    GroupDraft& kept = drafts_[into];
     gone.members.visit([&](std::uint32_t rank) {
       std::vector<std::uint32_t>& drafts = of_rank_[rank];
       drafts.erase(std::find(drafts.begin(), drafts.end(), from));
@@ -179,7 +179,7 @@ class GroupMaker {
 
   /// Returns the savings of splitting the draft where its sources' bytes are halved, and the number of flows before the
   /// split.
-  std::pair<Wide, std::size_t> best_split(const Draft& draft) const {
+  std::pair<Wide, std::size_t> best_split(const GroupDraft& draft) const {
     std::uint64_t before = 0;
     std::uint64_t least = ~std::uint64_t{0};
     std::size_t at = 0;
@@ -193,15 +193,15 @@ class GroupMaker {
       at = i + 1;
     }
     if (at == 0) return {0, 0};
-    const Draft first = section_of(draft, 0, at);
-    const Draft second = section_of(draft, at, draft.flows.size());
+    const GroupDraft first = section_of(draft, 0, at);
+    const GroupDraft second = section_of(draft, at, draft.flows.size());
     return {delivered(draft.bytes, draft.members.size()) - delivered(first.bytes, first.members.size()) -
                 delivered(second.bytes, second.members.size()),
             at};
   }
 
-  Draft section_of(const Draft& draft, std::size_t begin, std::size_t end) const {
-    Draft part{{draft.flows.begin() + static_cast<std::ptrdiff_t>(begin),
+  GroupDraft section_of(const GroupDraft& draft, std::size_t begin, std::size_t end) const {
+    GroupDraft part{{draft.flows.begin() + static_cast<std::ptrdiff_t>(begin),
                 draft.flows.begin() + static_cast<std::ptrdiff_t>(end)},
                RankSet(world_.size()),
                0};
@@ -214,8 +214,8 @@ class GroupMaker {
   }
 
   bool try_split(std::uint32_t draft, std::size_t at) {
-    Draft first = section_of(drafts_[draft], 0, at);
-    Draft second = section_of(drafts_[draft], at, drafts_[draft].flows.size());
+    GroupDraft first = section_of(drafts_[draft], 0, at);
+    GroupDraft second = section_of(drafts_[draft], at, drafts_[draft].flows.size());
     bool room = true;
     second.members.visit(
         [&](std::uint32_t rank) { room = room && (!first.members.contains(rank) || of_rank_[rank].size() < most_); });
@@ -231,7 +231,7 @@ class GroupMaker {
     return true;
   }
 
-  RouteGroup describe(const Draft& draft) const {
+  RouteGroup describe(const GroupDraft& draft) const {
     RankSet sources(world_.size());
     RankSet receivers(world_.size());
     for (const std::uint32_t flow : draft.flows) {
@@ -251,7 +251,7 @@ class GroupMaker {
   const std::size_t most_;
   std::vector<RankSet> receiver_sets_;
   std::vector<Flow> flows_;
-  std::vector<Draft> drafts_;  ///< At first one for each receiver set; those without flows are gone.
+  std::vector<GroupDraft> drafts_;  ///< At first one for each receiver set; those without flows are gone.
   std::vector<std::vector<std::uint32_t>> of_rank_;
 };
 

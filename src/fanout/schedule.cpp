@@ -39,11 +39,11 @@ std::vector<Queue> make_queues(const WorldRanks& world, const std::vector<Route>
   return queues;
 }
 
-struct Start {
+struct TransferStart {
   std::uint64_t time = 0;
   std::uint64_t bytes_left = 0;
   std::uint32_t group = 0;
-  bool operator<(const Start& other) const {  // The last in order is the next to start.
+  bool operator<(const TransferStart& other) const {  // The last in order is the next to start.
     return std::tie(other.time, bytes_left, other.group) < std::tie(time, other.bytes_left, group);
   }
 };
@@ -53,11 +53,11 @@ struct Start {
 Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes, const std::vector<RouteGroup>& groups) {
   std::vector<Queue> queues = make_queues(world, routes, groups);
   std::vector<std::uint64_t> free_at(world.size());
-  std::priority_queue<Start> starts;
+  std::priority_queue<TransferStart> starts;
   for (std::uint32_t c = 0; c < queues.size(); ++c) starts.push({0, queues[c].bytes_left, c});
   Schedule schedule;
   while (!starts.empty()) {
-    const Start start = starts.top();
+    const TransferStart start = starts.top();
     starts.pop();
     Queue& queue = queues[start.group];
     std::uint64_t time = 0;

@@ -102,16 +102,16 @@ class Chooser {
   /// One entry for each candidate and class. An engine counts what its first destination gets, the state what the first of all
   /// destinations gets.
   std::vector<RouteDestinations> divide(const std::vector<ChosenDestination>& destinations) {
-    struct Lists {
+    struct EngineLists {
       std::vector<std::uint32_t> destinations;
       std::vector<std::uint32_t> counted;
       bool in_state = false;
     };
-    std::map<std::pair<std::uint32_t, std::uint32_t>, Lists> routes;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, EngineLists> routes;
     std::vector<bool> counted(world_.participants());
     for (const ChosenDestination& destination : destinations) {
       const std::uint32_t engine = world_[destination.rank].participant - 1;
-      Lists& route = routes[{destination.candidate, classes_[engine]}];
+      EngineLists& route = routes[{destination.candidate, classes_[engine]}];
       route.destinations.insert(route.destinations.end(), {destination.rank, destination.copy});
       route.in_state = route.in_state || &destination == &destinations.front();
       if (!counted[engine]) route.counted.push_back(engine);

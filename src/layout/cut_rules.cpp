@@ -9,21 +9,21 @@
 namespace sparsecast {
 namespace {
 
-struct Range {
+struct RowRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
 [[noreturn]] void refuse(const std::string& fault) { throw Error(ErrorCode::kUsage, fault); }
 
-Range even_part(std::uint64_t size, PartOf part, const char* what) {
+RowRange even_part(std::uint64_t size, PartOf part, const char* what) {
   if (size % part.count != 0) refuse(fmt::format("{} {} cannot be cut into {} equal parts", size, what, part.count));
   const std::uint64_t each = size / part.count;
   return {part.index * each, part.index * each + each};
 }
 
 /// torch.chunk.
-Range chunk(Range range, PartOf part) {
+RowRange chunk(RowRange range, PartOf part) {
   const std::uint64_t size = range.end - range.begin;
   const std::uint64_t each = size / part.count + (size % part.count != 0 ? 1 : 0);
   const std::uint64_t begin = each != 0 && part.index > size / each ? size : part.index * each;
@@ -35,7 +35,7 @@ std::uint64_t rows_of(const Shape& shape) {
   return shape[0];
 }
 
-Box box_of_rows(const Shape& shape, Range rows) {
+Box box_of_rows(const Shape& shape, RowRange rows) {
   Box box = whole_box(shape);
   if (shape.empty()) return box;
   box.offset[0] = rows.begin;
@@ -48,7 +48,7 @@ Box shard_box(const Cut& cut, const Shape& shape, const MeshMap& mesh, std::size
   for (const Placement& placement : cut.placements) {
     const std::size_t d = placement.dim;
     if (d >= shape.size()) refuse(fmt::format("Shard({}) of a tensor of {} dimensions", d, shape.size()));
-    const Range range = chunk({box.offset[d], box.offset[d] + box.extent[d]}, mesh.part(placement.axes, rank));
+    const RowRange range = chunk({box.offset[d], box.offset[d] + box.extent[d]}, mesh.part(placement.axes, rank));
     box.offset[d] = range.begin;
     box.extent[d] = range.end - range.begin;
   }
@@ -57,7 +57,7 @@ Box shard_box(const Cut& cut, const Shape& shape, const MeshMap& mesh, std::size
 
 Box column_slice(const Shape& shape, PartOf part) {
   if (shape.size() < 2) refuse(fmt::format("row-parallel cuts dimension 1, the tensor has {}", shape.size()));
-  const Range columns = even_part(shape[1], part, "columns");
+  const RowRange columns = even_part(shape[1], part, "columns");
   Box box = whole_box(shape);
   box.offset[1] = columns.begin;
   box.extent[1] = columns.end - columns.begin;
@@ -68,7 +68,7 @@ Box vocab_box(const Shape& shape, PartOf part, std::uint64_t multiple, std::uint
   const std::uint64_t vocabulary = rows_of(shape);
   if (vocabulary > TensorTable::kMaxElements) refuse("the vocabulary is too large");
   const std::uint64_t padded = (vocabulary + multiple - 1) / multiple * multiple;
-  const Range mine = even_part(padded, part, "rows of the padded vocabulary");
+  const RowRange mine = even_part(padded, part, "rows of the padded vocabulary");
   rows = mine.end - mine.begin;
   return box_of_rows(shape, {std::min(mine.begin, vocabulary), std::min(mine.end, vocabulary)});
 }
@@ -90,7 +90,7 @@ void linear_qkv(const Cut& cut, std::span<const Shape> qkv, PartOf part, LocalRo
   const std::uint64_t head = head_rows(cut, qkv);
   const std::uint64_t queries = cut.query_heads / cut.kv_heads * head;
   const std::uint64_t group = queries + 2 * head;
-  const Range mine = even_part(cut.kv_heads * group, part, "rows of linear_qkv");
+  const RowRange mine = even_part(cut.kv_heads * group, part, "rows of linear_qkv");
   const std::uint64_t starts[4] = {0, queries, queries + head, group};
   for (std::uint64_t g = mine.begin / group; g * group < mine.end; ++g) {
     for (std::size_t k = 0; k < 3; ++k) {
@@ -106,8 +106,8 @@ void linear_qkv(const Cut& cut, std::span<const Shape> qkv, PartOf part, LocalRo
 
 void qkv_proj(const Cut& cut, std::span<const Shape> qkv, PartOf part, LocalRows& out) {
   const std::uint64_t head = head_rows(cut, qkv);
-  const Range queries = even_part(cut.query_heads, part, "query heads");
-  Range keys;
+  const RowRange queries = even_part(cut.query_heads, part, "query heads");
+  RowRange keys;
   if (part.count <= cut.kv_heads) {
     keys = even_part(cut.kv_heads, part, "KV heads");
   } else {

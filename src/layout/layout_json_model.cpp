@@ -154,7 +154,7 @@ void LayoutModel::read_repeats(const JsonPlace& place, std::uint64_t scale_down)
 
 void LayoutModel::read_tensor(const JsonPlace& place, DType dtype) {
   place.check_keys({"name", "dtype", "shape", "for"});
-  Tensor tensor;
+  ModelTensor tensor;
   tensor.name = place.at("name").text();
   tensor.dtype = place.has("dtype") ? read_dtype(place.at("dtype")) : dtype;
   const JsonPlace shape = place.at("shape");
@@ -217,7 +217,7 @@ std::uint64_t LayoutModel::evaluate(const JsonPlace& place) const {
 }
 
 void LayoutModel::declare(LayoutBuilder& builder) const {
-  for (const Tensor& tensor : tensors_) {
+  for (const ModelTensor& tensor : tensors_) {
     for_each_assignment(tensor.variables, tensor.values, [&](const Assignment& assignment) {
       builder.tensor({assigned(tensor.name, assignment), tensor.dtype, tensor.shape});
     });

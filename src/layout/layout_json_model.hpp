@@ -30,7 +30,7 @@ std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t li
 /// What the model's part of a rule-based file declares, scaled down: sizes, repeats and tensors.
 class LayoutModel {
  public:
-  struct Tensor {
+  struct ModelTensor {
     std::string name;  ///< With variables.
     std::vector<std::string> variables;
     Values values;
@@ -44,7 +44,7 @@ class LayoutModel {
 
   LayoutModel(const JsonPlace& root, std::uint64_t scale_down);
 
-  const std::vector<Tensor>& tensors() const noexcept { return tensors_; }
+  const std::vector<ModelTensor>& tensors() const noexcept { return tensors_; }
   /// Index of the tensor that is declared with this name; fails at `place` when there is none.
   std::size_t find(const std::string& name, const JsonPlace& place) const;
   /// Fails at `place` when there is none.
@@ -62,7 +62,7 @@ class LayoutModel {
 
   std::map<std::string, std::uint64_t, std::less<>> sizes_;
   std::map<std::string, Repeat, std::less<>> repeats_;
-  std::vector<Tensor> tensors_;
+  std::vector<ModelTensor> tensors_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
 };
 

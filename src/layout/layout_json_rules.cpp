@@ -77,7 +77,7 @@ class CutReader {
   CutReader(const LayoutModel& model, const Stages& stages, const std::set<std::string>& aliases,
             LayoutBuilder& builder)
       : model_(model), stages_(stages), builder_(builder), taken_(model.tensors().size(), false) {
-    for (const LayoutModel::Tensor& tensor : model.tensors()) missing_.push_back(first_missing(tensor, aliases));
+    for (const LayoutModel::ModelTensor& tensor : model.tensors()) missing_.push_back(first_missing(tensor, aliases));
   }
 
   void read(const JsonPlace& place) {
@@ -106,7 +106,7 @@ class CutReader {
 
  private:
   /// The first instance that is no alias; empty when all are, or when there are none.
-  static std::string first_missing(const LayoutModel::Tensor& tensor, const std::set<std::string>& aliases) {
+  static std::string first_missing(const LayoutModel::ModelTensor& tensor, const std::set<std::string>& aliases) {
     std::string missing;
     for_each_assignment(tensor.variables, tensor.values, [&](const Assignment& assignment) {
       const std::string name = missing.empty() ? assigned(tensor.name, assignment) : std::string();
@@ -128,7 +128,7 @@ class CutReader {
   }
 
   void add(const JsonPlace& place, const std::vector<std::size_t>& tensors) {
-    const LayoutModel::Tensor& first = model_.tensors()[tensors[0]];
+    const LayoutModel::ModelTensor& first = model_.tensors()[tensors[0]];
     const Cut cut = read_cut(place, model_);
     const Where where = place.has("where") ? read_where(place.at("where")) : Where{};
     if (tensors.size() > 1 && !place.has("local")) place.fail("a local tensor of several canonical ones needs a name");

@@ -27,12 +27,12 @@ NamePattern::NamePattern(std::string_view text) {
 
 bool NamePattern::uses(std::string_view variable) const {
   return std::any_of(pieces_.begin(), pieces_.end(),
-                     [&](const Piece& piece) { return piece.variable && piece.text == variable; });
+                     [&](const PatternPiece& piece) { return piece.variable && piece.text == variable; });
 }
 
 std::string NamePattern::with(std::string_view variable, std::uint32_t value) const {
   std::string name;
-  for (const Piece& piece : pieces_) {
+  for (const PatternPiece& piece : pieces_) {
     if (!piece.variable) {
       name += piece.text;
     } else if (piece.text == variable) {
@@ -46,7 +46,7 @@ std::string NamePattern::with(std::string_view variable, std::uint32_t value) co
 
 std::vector<std::string> NamePattern::variables() const {
   std::vector<std::string> names;
-  for (const Piece& piece : pieces_) {
+  for (const PatternPiece& piece : pieces_) {
     if (piece.variable && std::find(names.begin(), names.end(), piece.text) == names.end()) names.push_back(piece.text);
   }
   return names;

@@ -21,11 +21,11 @@ class NamePattern {
   std::vector<std::string> variables() const;
 
  private:
-  struct Piece {
+  struct PatternPiece {
     std::string text;
     bool variable = false;
   };
-  std::vector<Piece> pieces_;
+  std::vector<PatternPiece> pieces_;
 };
 
 }  // namespace sparsecast

@@ -27,8 +27,8 @@ XmlElement parse_root(std::string_view xml, std::string_view name) {
   return root;
 }
 
-S3Listing::Entry parse_entry(const XmlElement& element) {
-  S3Listing::Entry entry;
+S3Listing::ListedObject parse_entry(const XmlElement& element) {
+  S3Listing::ListedObject entry;
   entry.key = element.text_of("Key");
   if (entry.key.empty()) refuse("an object without a key");
   const auto bytes = parse_decimal(element.text_of("Size"));

@@ -22,12 +22,12 @@ std::optional<S3Error> parse_s3_error(std::string_view xml);
 
 /// A page of ListObjectsV2.
 struct S3Listing {
-  struct Entry {
+  struct ListedObject {
     std::string key;
     std::uint64_t bytes = 0;
     std::chrono::system_clock::time_point modified;
   };
-  std::vector<Entry> entries;
+  std::vector<ListedObject> entries;
   std::string next;  ///< Continuation token; "" on the last page.
 };
 S3Listing parse_s3_listing(std::string_view xml);

@@ -16,9 +16,9 @@ namespace {
 constexpr int kMaxReplacements = 8;
 
 /// Where the body of a part goes; more than it may have is refused.
-class Sink {
+class ByteSink {
  public:
-  virtual ~Sink() = default;
+  virtual ~ByteSink() = default;
   std::function<bool(ConstBytes)> begin() {
     taken = 0;
     restart();
@@ -34,14 +34,14 @@ class Sink {
   std::uint64_t taken = 0;
 
  protected:
-  explicit Sink(std::uint64_t most_bytes) : most(most_bytes) {}
+  explicit ByteSink(std::uint64_t most_bytes) : most(most_bytes) {}
   virtual void restart() {}
   virtual void append(ConstBytes bytes) = 0;
 };
 
-class BufferSink : public Sink {
+class BufferSink : public ByteSink {
  public:
-  explicit BufferSink(std::span<std::byte> buffer) : Sink(buffer.size()), buffer_(buffer) {}
+  explicit BufferSink(std::span<std::byte> buffer) : ByteSink(buffer.size()), buffer_(buffer) {}
 
  private:
   void append(ConstBytes bytes) override {
@@ -51,9 +51,9 @@ class BufferSink : public Sink {
 };
 
 /// Most objects are much smaller than a part.
-class GrowingSink : public Sink {
+class GrowingSink : public ByteSink {
  public:
-  explicit GrowingSink(std::uint64_t most_bytes) : Sink(most_bytes) {}
+  explicit GrowingSink(std::uint64_t most_bytes) : ByteSink(most_bytes) {}
   Bytes bytes;
 
  private:
@@ -61,7 +61,7 @@ class GrowingSink : public Sink {
   void append(ConstBytes more) override { bytes.insert(bytes.end(), more.begin(), more.end()); }
 };
 
-struct Part {
+struct ReadPart {
   int status = 0;  ///< 206; or 404 or 416 without bytes.
   std::string tag;
   std::uint64_t taken = 0;
@@ -74,14 +74,14 @@ struct Part {
 }
 
 /// Asks for as many bytes as the sink may take; an object that ends before gives fewer.
-Part read_part(S3Client& client, const std::string& key, std::uint64_t offset, Sink& sink) {
+ReadPart read_part(S3Client& client, const std::string& key, std::uint64_t offset, ByteSink& sink) {
   const std::uint64_t last = offset + sink.most - 1;
   S3Request request;
   request.key = key;
   request.headers = {fmt::format("Range: bytes={}-{}", offset, last)};
   request.make_taker = [&] { return sink.begin(); };
   const HttpAnswer answer = client.call(request, {404, 416});
-  Part part{answer.status, answer.header("etag"), sink.taken, 0};
+  ReadPart part{answer.status, answer.header("etag"), sink.taken, 0};
   if (answer.status == 404 || answer.status == 416) return part;
 
   const std::string name = client.name_of(key);
@@ -104,14 +104,14 @@ Part read_part(S3Client& client, const std::string& key, std::uint64_t offset, S
 
 /// The rest of an object whose first part is there. False when it is not of the same version.
 bool read_rest(S3Client& client, const std::string& key, std::uint64_t offset, std::span<std::byte> rest,
-               const Part& first) {
+               const ReadPart& first) {
   const std::uint64_t step = client.options().part_bytes;
   std::atomic<bool> same{true};
   parallel_for(client.options().connections, (rest.size() + step - 1) / step, [&](std::size_t, std::size_t i) {
     if (!same) return;
     const auto buffer = rest.subspan(i * step, std::min<std::uint64_t>(step, rest.size() - i * step));
     BufferSink sink(buffer);
-    const Part part = read_part(client, key, offset + i * step, sink);
+    const ReadPart part = read_part(client, key, offset + i * step, sink);
     if (part.status != 206 || part.tag != first.tag || part.total != first.total) same = false;
   });
   return same;
@@ -139,7 +139,7 @@ std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, st
   for (int tries = 0; tries < kMaxReplacements; ++tries) {
     // One byte more than it may have shows an object that is larger, and an empty range cannot be asked for.
     GrowingSink sink(max_bytes < client.options().part_bytes ? max_bytes + 1 : client.options().part_bytes);
-    const Part first = read_part(client, key, 0, sink);
+    const ReadPart first = read_part(client, key, 0, sink);
     if (first.status == 404) return std::nullopt;
     if (first.status == 416) {  // Of an empty object there is no range, not even the first byte.
       const auto size = read_s3_size(client, key);
@@ -166,7 +166,7 @@ void read_s3_range(S3Client& client, const std::string& key, std::uint64_t offse
   const std::uint64_t end = offset + buffer.size();
   const bool countable = end >= offset;
   for (int tries = 0; tries < kMaxReplacements; ++tries) {
-    Part first{416, {}, 0, 0};
+    ReadPart first{416, {}, 0, 0};
     const auto head = buffer.first(std::min<std::uint64_t>(client.options().part_bytes, buffer.size()));
     BufferSink sink(head);
     if (countable) first = read_part(client, key, offset, sink);

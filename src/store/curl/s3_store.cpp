@@ -77,7 +77,7 @@ class S3Store : public ObjectStore {
     std::string token;
     for (int page = 0; page < kMaxPages; ++page) {
       S3Listing listing = list_page(prefix, token);
-      for (S3Listing::Entry& entry : listing.entries) add_entry(entry, prefix, objects);
+      for (S3Listing::ListedObject& entry : listing.entries) add_entry(entry, prefix, objects);
       if (listing.next.empty()) {
         std::sort(objects.begin(), objects.end(),
                   [](const StoredObject& a, const StoredObject& b) { return a.key < b.key; });
@@ -175,7 +175,7 @@ class S3Store : public ObjectStore {
     }
   }
 
-  void add_entry(S3Listing::Entry& entry, const std::string& prefix, std::vector<StoredObject>& objects) const {
+  void add_entry(S3Listing::ListedObject& entry, const std::string& prefix, std::vector<StoredObject>& objects) const {
     const std::string& root = client_.address().key_prefix;
     if (!entry.key.starts_with(root + prefix)) refuse_answer(location(), "a listing of other keys");
     std::string key = entry.key.substr(root.size());
