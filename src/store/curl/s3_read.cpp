@@ -15,7 +15,7 @@ namespace {
 /// An object that changes more often than this while it is read is none of a delta log's.
 constexpr int kMaxReplacements = 8;
 
-/// Where the body of a part goes; more than it may have is refused.
+/// Destination of the body of a part; a body longer than it may be is refused.
 class Sink {
  public:
   virtual ~Sink() = default;
