@@ -32,8 +32,8 @@ void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 struct ApplyTarget {
   std::byte* window = nullptr;  ///< Bits of the block's `span` elements, or with `view`, of the tensor; any alignment.
   DType dtype = DType::kBF16;
-  const StridedView* view = nullptr;   ///< Where the tensor's elements lie; null: they follow one another.
-  const DigestIndex* index = nullptr;  ///< Where they count in the digest; needed with `change` only.
+  const StridedView* view = nullptr;   ///< Places of the tensor's elements; null: they follow one another.
+  const DigestIndex* index = nullptr;  ///< Positions of the elements in the digest; needed with `change` only.
   StateDigest* change = nullptr;       ///< Gains the change of the digest; null: no digest is computed.
   Bytes* replaced = nullptr;           ///< The bits that were overwritten are appended, in order; null: not kept.
 };

@@ -59,22 +59,23 @@ SPARSECAST_HD std::uint32_t block_span(std::uint64_t tensor_elements, std::uint6
 
 // The rules of docs/wire-format.md §4 for a directory entry; every reader, on the host or on a device, asks these.
 
-/// The run of tiles ends within the tensor.
+/// Returns whether the run of tiles ends within the tensor.
 SPARSECAST_HD bool run_is_in_tensor(std::uint64_t tensor_elements, std::uint64_t first_tile, std::uint32_t tiles) {
   return (first_tile + tiles - 1) * kTileElems < tensor_elements;
 }
 
-/// ... and within the section of its first tile.
+/// Returns whether the run of tiles ends within the section of its first tile.
 SPARSECAST_HD bool run_is_in_section(std::uint64_t first_tile, std::uint32_t tiles) {
   return (first_tile + tiles - 1) / kTilesPerSection == first_tile / kTilesPerSection;
 }
 
-/// A run that starts at `first_tile` lies after the run before it, of the same tensor.
+/// Returns whether a run that starts at `first_tile` lies after the run before it, of the same tensor.
 SPARSECAST_HD bool run_follows(std::uint64_t first_tile, std::uint64_t previous_tile, std::uint32_t previous_tiles) {
   return first_tile >= previous_tile + previous_tiles;
 }
 
-/// The coding word means something for elements of `width` bits in a delta whose value codec is `values`.
+/// Returns whether the coding word means something for elements of `width` bits in a delta whose value codec is
+/// `values`.
 SPARSECAST_HD bool coding_is_possible(std::uint32_t word, ValueCodec values, std::uint32_t width) {
   const Coding c = Coding::unpack(word);
   const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;

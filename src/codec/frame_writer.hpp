@@ -9,7 +9,7 @@
 namespace sparsecast {
 
 /// Packs blocks, given in order of tensor and tile, into frames and hands each finished record to the sink.
-/// Where a frame ends depends only on the blocks and the capacity (docs/wire-format.md §5.5).
+/// The blocks and the capacity alone decide where a frame ends (docs/wire-format.md §5.5).
 class FrameWriter {
  public:
   FrameWriter(const DeltaHeader& header, int zstd_level, RecordSink sink);
@@ -25,7 +25,7 @@ class FrameWriter {
   DeltaHeader header_;
   int zstd_level_;
   RecordSink sink_;
-  std::vector<std::uint32_t> groups_;   ///< Pairs: tensor, blocks.
+  std::vector<std::uint32_t> groups_;   ///< Pairs of tensor and number of blocks.
   std::vector<std::uint32_t> entries_;  ///< Four words a block.
   Bytes payload_;
   std::uint64_t changed_ = 0;

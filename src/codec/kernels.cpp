@@ -197,8 +197,8 @@ std::uint32_t FindExceptions(const std::byte* coded, std::uint32_t count, std::u
   const hn::ScalableTag<T> d;
   const std::size_t lanes = hn::Lanes(d);
   const T* words = reinterpret_cast<const T*>(coded);
-  // With magnitude m, m >> low_bits is not 0 exactly when m exceeds this; compared by a mask, because not every
-  // instruction set shifts bytes.
+  // A magnitude m has m >> low_bits != 0 exactly when m exceeds this mask. The code compares by a mask because
+  // not every instruction set shifts bytes.
   const T low_mask = static_cast<T>((std::uint64_t{1} << low_bits) - 1);
   const auto high = hn::Set(d, static_cast<T>(~low_mask));
   const auto one = hn::Set(d, T{1});

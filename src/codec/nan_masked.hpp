@@ -12,8 +12,8 @@
 
 namespace sparsecast {
 
-/// Where a live tensor lies that `xor` and `ulp` words refer to; it is only read. A null pointer: unknown, for `raw`
-/// deltas.
+/// Location of a live tensor that `xor` and `ulp` words refer to; it is only read. A null pointer means that the
+/// location is unknown, for `raw` deltas.
 using LiveElements = ConstHostTensor;
 
 /// Built for one delta before anything is written: the constructor refuses what NaN-masked tensors cannot carry. A
@@ -31,8 +31,8 @@ class NanMaskedDelta {
 
   /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
-  /// By tensor of the table: what each digest gains once the loader has written everything. Of a tensor whose live bits
-  /// are unknown, zero.
+  /// Returns, for each tensor of the table, what its digest gains once the loader has written everything. The gain is
+  /// zero for a tensor whose live bits are unknown.
   const std::vector<StateDigest>& digest_changes() const noexcept { return changes_; }
 
   /// Fills the table[tensor].bytes() bytes at `out`, of any alignment, with NaNs and the tensor's new values.
@@ -52,10 +52,10 @@ class NanMaskedDelta {
 
   const TensorTable& table_;
   std::vector<LiveElements> live_;
-  std::vector<StridedView> views_;  ///< By tensor; only those with strides count.
+  std::vector<StridedView> views_;  ///< One view for each tensor; only those with strides count.
   bool inverse_ = false;
   int threads_ = 1;
-  std::vector<std::vector<Run>> runs_;  ///< By tensor.
+  std::vector<std::vector<Run>> runs_;  ///< Runs of each tensor.
   std::vector<std::size_t> tensors_;
   std::vector<StateDigest> changes_;
 };

@@ -74,7 +74,7 @@ inline std::uint64_t frame_checksum(ConstBytes fixed, const StateDigest& words) 
 inline StateDigest sum_of_frame_words(ConstBytes record) {
   return digest_span(Hash128{}, DType::kI64, 0, record.subspan(kFramePrefix));
 }
-/// The same from the whole record.
+/// Checksum of a FRAME record, computed from the whole record.
 inline std::uint64_t frame_checksum(ConstBytes record) {
   return frame_checksum(record.first(kFramePrefix - 8), sum_of_frame_words(record));
 }

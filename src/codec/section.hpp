@@ -11,7 +11,7 @@
 
 namespace sparsecast {
 
-/// What one encoding task produced, waiting for the frame writer.
+/// The output of one encoding task, which waits for the frame writer.
 struct SectionBlocks {
   std::vector<EncodedBlock> blocks;
   Bytes payload;
@@ -35,8 +35,13 @@ class SectionBuilder {
     coded_.resize(kBuffer);
   }
 
+<<<<<<< HEAD
   /// Where the changes of a tile go: positions (of the element within the tile, plus `base`) and coded words.
   struct TileSlot {
+=======
+  /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words.
+  struct Slot {
+>>>>>>> h-n4
     std::uint32_t* positions;
     T* coded;
     std::uint32_t base;
@@ -60,7 +65,7 @@ class SectionBuilder {
     return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
   }
 
-  /// Whether end_tile(count, ...) may make use of the tile's new bits.
+  /// Returns whether end_tile(count, ...) may make use of the tile's new bits.
   bool needs_current(std::uint32_t count) const {
     if (values_ != ValueCodec::kRaw || count == 0) return false;
     return count >= kBlockChanges || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;

@@ -11,13 +11,13 @@
 
 namespace sparsecast {
 
-/// What a LayoutBuilder has collected.
+/// The state that a LayoutBuilder has collected.
 struct BuilderState {
   BuilderState(const std::vector<Mesh>& meshes, std::size_t max);
 
   /// Throws Error{kUsage} for an unknown name.
   std::uint32_t find(std::string_view name) const;
-  /// Of the tensors that make one local tensor. Throws Error{kUsage} when there are several.
+  /// Returns the dtype of the tensors that make one local tensor. Throws Error{kUsage} when they have several.
   DType common_dtype(const std::vector<std::uint32_t>& tensors) const;
   /// Adds a local tensor of `places` times these rows; returns its index.
   std::uint32_t add_local(RankLayout& rank, std::string name, DType dtype, const LocalRows& rows, std::uint64_t places);

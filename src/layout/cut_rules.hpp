@@ -18,9 +18,9 @@ struct Segment {
   Box box;
 };
 
-/// What a rank's local tensor is made of: segments one after another along the rows, then padding.
+/// The rows that make up a rank's local tensor: segments one after another along the rows, then padding.
 struct LocalRows {
-  std::vector<Segment> segments;  ///< None is empty.
+  std::vector<Segment> segments;  ///< No segment is empty.
   std::uint64_t rows = 0;
   /// Elements of a row; the extents of all dimensions but the first.
   Shape row_shape;

@@ -16,9 +16,9 @@ constexpr std::string_view kExpert = "expert";
 
 /// The canonical tensors that one of the patterns names.
 struct ExpertSource {
-  Shape shape;                         ///< Of one expert.
-  bool stacked = false;                ///< Canonically: dimension 0 is the expert.
-  std::vector<std::uint32_t> tensors;  ///< By place; one if it is stacked.
+  Shape shape;                         ///< Shape of one expert.
+  bool stacked = false;                ///< True when dimension 0 of the canonical tensor is the expert.
+  std::vector<std::uint32_t> tensors;  ///< Tensor at each place; only one if it is stacked.
 };
 
 [[noreturn]] void refuse(const std::string& fault) { throw Error(ErrorCode::kUsage, fault); }

@@ -10,13 +10,13 @@ namespace sparsecast {
 ///   has_base, first, then of each dimension offset, extent and stride).
 /// Numbers without a type are LEB128; strings are their length and their bytes.
 Bytes pack_layout(const Layout& layout);
-/// Inverse. Throws Error{kCorrupt} for anything else.
+/// Inverse of pack_layout. Throws Error{kCorrupt} for anything else.
 Layout unpack_layout(ConstBytes content);
 
 /// "SCLY", u32 version, u64 bytes of the content, XXH3-64 of the content, then the content, as one zstd frame if that
 /// is smaller.
 Bytes compress_layout(ConstBytes content);
-/// Inverse. Throws Error{kCorrupt | kUnsupported} for anything else.
+/// Inverse of compress_layout. Throws Error{kCorrupt | kUnsupported} for anything else.
 Bytes decompress_layout(ConstBytes bytes);
 
 }  // namespace sparsecast

@@ -85,7 +85,8 @@ Layout parse_layout_json(std::string_view json, const std::string& name, const L
     const nlohmann::json root = parse_bounded_json(json);
     return read_form(JsonPlace(root), options);
   } catch (const Error& error) {
-    // As it stands, what a layout's rules refuse is the file's fault; scaled down it is the caller's.
+    // A refusal by a layout's rules is the file's fault when the file is read as it stands, and the caller's when it
+    // is scaled down.
     const bool fault_of_file = error.code() == ErrorCode::kUsage && options.scale_down == 1;
     const ErrorCode code = fault_of_file ? ErrorCode::kCorrupt : error.code();
     throw Error(code, error.message(), error.context()).within(name);

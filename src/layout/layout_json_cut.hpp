@@ -25,12 +25,12 @@ class ExpertsEntry {
   /// `canonically_stacked`: the experts are one tensor, whose first dimension counts only those that are kept.
   ExpertsEntry(const JsonPlace& place, const LayoutModel& model, bool canonically_stacked);
 
-  /// For a local tensor of these variables: a map may be given for each layer.
+  /// Returns the experts of a local tensor of these variables; a map may be given for each layer.
   Experts of(const Assignment& assignment) const;
 
  private:
   std::vector<std::uint32_t> read_map(const JsonPlace& place) const;
-  /// Those that scaling down has left, as the builder counts them.
+  /// Returns the experts that scaling down has left, as the builder counts them.
   std::vector<std::uint32_t> kept_of(const std::vector<std::uint32_t>& experts) const;
 
   const LayoutModel::Repeat& repeat_;

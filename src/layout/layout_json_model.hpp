@@ -15,23 +15,28 @@ namespace sparsecast {
 
 /// Values of the variables of a name.
 using Assignment = std::vector<std::pair<std::string, std::uint32_t>>;
-/// For each variable the values that it takes, ascending.
+/// The values that each variable takes, ascending.
 using Values = std::map<std::string, std::vector<std::uint32_t>>;
 
 /// Every assignment of these variables, the last one fastest.
 void for_each_assignment(const std::vector<std::string>& variables, const Values& values,
                          const std::function<void(const Assignment&)>& call);
-/// The name with these variables replaced.
+/// Returns the name with these variables replaced.
 std::string assigned(const std::string& pattern, const Assignment& assignment);
 
 /// "0-3,7", or an array of numbers; each below `limit`, at most `limit` of them.
 std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t limit);
 
-/// What the model's part of a rule-based file declares, scaled down: sizes, repeats and tensors.
+/// The declarations in the model's part of a rule-based file, scaled down: sizes, repeats and tensors.
 class LayoutModel {
  public:
+<<<<<<< HEAD
   struct ModelTensor {
     std::string name;  ///< With variables.
+=======
+  struct Tensor {
+    std::string name;  ///< Name pattern with its variables.
+>>>>>>> h-n4
     std::vector<std::string> variables;
     Values values;
     DType dtype = DType::kBF16;

@@ -116,7 +116,7 @@ class RankCheck {
     return {};
   }
 
-  /// Of one local tensor, sorted by memory.
+  /// Checks the views of one local tensor, sorted by memory, for overlaps.
   void check_overlaps(std::span<const MemoryView> views) {
     std::vector<MemoryView> distinct;
     distinct.reserve(views.size());

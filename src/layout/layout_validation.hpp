@@ -8,10 +8,10 @@
 
 namespace sparsecast {
 
-/// For each tensor the end of its ties. Throws Error{kUsage} for ties that are none: see Layout.
+/// Returns the end of its ties for each tensor. Throws Error{kUsage} for ties that are none: see Layout.
 std::vector<std::uint32_t> resolve_ties(const TensorTable& table, std::span<const TiedTensor> ties);
 
-/// Throws Error{kUsage} unless every rank is as Layout says.
+/// Throws Error{kUsage} unless every rank is as Layout documents it.
 void validate_ranks(const TensorTable& table, std::span<const RankLayout> ranks,
                     std::span<const std::uint32_t> originals);
 

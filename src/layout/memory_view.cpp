@@ -28,7 +28,7 @@ struct Term {
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-/// Whether the difference of two views' first elements is a difference of their offsets.
+/// Tests whether the difference of two views' first elements is a difference of their offsets.
 class PairTest {
  public:
   PairTest(const MemoryView& a, const MemoryView& b, OverlapBudget& budget) : budget_(budget) {
@@ -138,7 +138,7 @@ class Active {
   std::uint64_t widest_ = 0;
 };
 
-/// Of views whose ranges meet.
+/// Finds two views that share an element among views whose ranges meet.
 std::optional<Pair> find_overlap_in(std::span<const MemoryView> views, OverlapBudget& budget) {
   std::uint64_t width = 1;
   for (const MemoryView& view : views) {

@@ -25,17 +25,17 @@ struct MemoryView {
   std::uint64_t last = 0;
   std::array<Dim, kMaxLayoutDims> dims;
   std::size_t rank = 0;
-  std::uint32_t shard = 0;  ///< Whose it is.
+  std::uint32_t shard = 0;  ///< Shard that the view belongs to.
 
   bool same_memory(const MemoryView& other) const { return first == other.first && dims == other.dims; }
 };
 
-/// Nothing for strides that would let two elements share a place, or that no tensor of strides has. The shard's box is
-/// not empty, its strides are not negative, and its addresses are below 2^47.
+/// Returns nothing for strides that would let two elements share a place, or that no tensor of strides has. The
+/// shard's box is not empty, its strides are not negative, and its addresses are below 2^47.
 std::optional<MemoryView> memory_view(const Shard& shard);
 
-/// What the search for overlaps may still cost; it throws Error{kUsage} when that is spent. Views of real tensors need
-/// a few steps each.
+/// The steps that the search for overlaps may still take; it throws Error{kUsage} when they are spent. Views of real
+/// tensors need a few steps each.
 struct OverlapBudget {
   std::uint64_t steps = std::uint64_t{1} << 27;
   void spend();

@@ -24,7 +24,7 @@ class MeshMap {
   std::size_t ranks() const noexcept { return ranks_; }
   /// Throws Error{kUsage} for an axis that no mesh has, or the same one twice.
   void check(const Axes& axes) const;
-  /// Of axes that check() has let through.
+  /// Returns the part of `rank` along axes that check() has let through.
   PartOf part(const Axes& axes, std::size_t rank) const;
   /// The ranks of `where`, ascending. Throws Error{kUsage} for unknown axes and coordinates, and when there are none.
   std::vector<std::uint32_t> select(const Where& where) const;
@@ -32,7 +32,7 @@ class MeshMap {
  private:
   struct Axis {
     std::uint32_t size = 1;
-    std::vector<std::uint32_t> coordinates;  ///< Of each rank.
+    std::vector<std::uint32_t> coordinates;  ///< Coordinate of each rank.
   };
   void add_axis(const MeshAxis& axis, std::size_t inner);
   const Axis& axis(const std::string& name) const;

@@ -106,7 +106,7 @@ class DirectoryStore : public ObjectStore {
     return root_ + "/" + key;
   }
 
-  /// With all directories on the way made, and their names durable.
+  /// Returns the path of `key` after making all directories on the way, with durable names.
   std::string writable_path(const std::string& key) {
     const std::string path = path_of(key);
     make_directories(parent_directory(path));

@@ -11,7 +11,7 @@ class Retry {
   explicit Retry(std::chrono::milliseconds deadline);
 
   std::chrono::steady_clock::time_point deadline() const { return deadline_; }
-  /// Of attempts begun; 1 in the first.
+  /// Returns the number of attempts begun; 1 in the first.
   int attempts() const { return attempts_; }
   std::chrono::milliseconds elapsed() const;
   /// Sleeps before another attempt; false, at once, when the deadline would come first.

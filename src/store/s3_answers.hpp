@@ -9,15 +9,16 @@
 
 namespace sparsecast {
 
-// What S3 servers answer, read from bytes that nobody has vouched for. Unless it says otherwise each throws
-// Error{kCorrupt} for what is not as S3's API documents it.
+// These functions parse the answers of S3 servers from bytes that nobody has vouched for. Unless its comment says
+// otherwise, each throws Error{kCorrupt} for an answer that is not as S3's API documents it.
 
-/// Of an error's body: "SlowDown", "Please reduce your request rate."; printable ASCII, cut to a sane length.
+/// Code and message in the body of an error, such as "SlowDown" and "Please reduce your request rate."; both are
+/// printable ASCII, cut to a sane length.
 struct S3Error {
   std::string code;
   std::string message;
 };
-/// Nullopt for anything that is not an <Error>; never throws Error.
+/// Returns nullopt for anything that is not an <Error>; never throws Error.
 std::optional<S3Error> parse_s3_error(std::string_view xml);
 
 /// A page of ListObjectsV2.
@@ -32,9 +33,9 @@ struct S3Listing {
 };
 S3Listing parse_s3_listing(std::string_view xml);
 
-/// Of CreateMultipartUpload.
+/// Returns the upload id in the answer to CreateMultipartUpload.
 std::string parse_s3_upload_id(std::string_view xml);
-/// That CompleteMultipartUpload is done.
+/// Requires the answer to say that CompleteMultipartUpload is done.
 void require_s3_completion(std::string_view xml);
 
 /// "bytes 0-9/100". `total` is empty for "*". Nullopt when it is not one.

@@ -1,5 +1,5 @@
-// Where a bucket is and with which keys it is reached: from the location, the environment and the files that the AWS
-// tools keep, in their order of precedence.
+// This file finds a bucket's address and its access keys. They come from the location, the environment and the files
+// that the AWS tools keep, in their order of precedence.
 
 #include "store/s3_options.hpp"
 

@@ -19,10 +19,10 @@ S3Options s3_options_from(FileSystem& fs, const std::string& location, const Env
 /// characters that no header can carry. No sentence holds a secret.
 void require_s3_options(const S3Options& options);
 
-/// Where the objects of a bucket are. Both without a slash at the end.
+/// Address of the objects of a bucket. Neither URL has a slash at the end.
 struct S3Address {
   std::string bucket_url;   ///< "https://bucket.s3.eu-west-1.amazonaws.com", "http://127.0.0.1:8333/bucket".
-  std::string object_root;  ///< The same with the prefix.
+  std::string object_root;  ///< URL of the bucket with the prefix.
   std::string key_prefix;   ///< "prefix/" or "".
   std::string location;     ///< "s3://bucket/prefix"
 };

@@ -1,4 +1,4 @@
-// What a build without libcurl has in the place of the S3 store.
+// This file replaces the S3 store in a build without libcurl.
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"

@@ -55,7 +55,7 @@ class XmlParser {
   }
 
  private:
-  /// From its '<' to its end.
+  /// Parses an element from its '<' to its end.
   XmlElement element(std::size_t depth) {
     if (depth > kMaxXmlDepth) refuse("too deep");
     if (++elements_ > kMaxXmlElements) refuse("too many elements");

@@ -28,7 +28,7 @@ struct FreeList {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
 };
 
-/// What the callbacks of one exchange share.
+/// State that the callbacks of one exchange share.
 struct Exchange {
   const HttpRequest& request;
   const HttpOptions& options;

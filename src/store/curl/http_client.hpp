@@ -35,11 +35,11 @@ struct HttpAnswer {
   int status = 0;
   std::map<std::string, std::string, std::less<>> headers;  ///< Names in lower case.
   std::string text;                                         ///< Body that nobody took.
-  std::string trouble;                                      ///< What libcurl says, unless complete.
-  int earlier_attempts = 0;  ///< That failed, of the same call; set by who repeats calls.
+  std::string trouble;                                      ///< Message from libcurl, unless complete.
+  int earlier_attempts = 0;  ///< Failed attempts of the same call before this one; set by the code that repeats calls.
 
   bool is_success() const { return end == End::kComplete && status >= 200 && status < 300; }
-  /// "" when there is none.
+  /// Returns the value of a header, or "" when there is none.
   std::string header(std::string_view name) const;
 };
 

@@ -19,16 +19,17 @@ namespace sparsecast {
 struct S3Request {
   std::string method = "GET";
   std::string key;                   ///< In the store; "" for the bucket itself.
-  std::string query;                 ///< As it is signed: sorted, percent-encoded, every name with its '='.
+  std::string query;                 ///< Query as it is signed: sorted, percent-encoded, every name with its '='.
   std::vector<std::string> headers;  ///< "name: value"
   ConstBytes body;
-  /// Instead of S3Options::deadline when it comes earlier: for cleaning up, which must not keep an error waiting.
+  /// Replaces S3Options::deadline when it comes earlier. Cleaning up uses it, which must not keep an error waiting.
   std::optional<std::chrono::milliseconds> deadline;
-  /// Called once an attempt: what takes the body of an answer 200 or 206 (HttpRequest::take_body). May be null.
+  /// Called once an attempt; returns the function that takes the body of an answer 200 or 206
+  /// (HttpRequest::take_body). May be null.
   std::function<std::function<bool(ConstBytes)>()> make_taker;
 };
 
-/// What an answer says, as far as an error or another try depends on it.
+/// Meaning of an answer, as far as an error or another try depends on it.
 struct S3Verdict {
   bool may_pass = false;
   ErrorCode code = ErrorCode::kIo;
@@ -48,7 +49,7 @@ class S3Client {
   /// an error. Throws what object_store.hpp says; answers longer than they may be are kIo.
   HttpAnswer call(const S3Request& request, std::initializer_list<int> expected = {});
 
-  /// For errors: "s3://bucket/prefix/key".
+  /// Returns the object's name for errors: "s3://bucket/prefix/key".
   std::string name_of(const std::string& key) const;
 
  private:

@@ -15,8 +15,13 @@ namespace {
 /// An object that changes more often than this while it is read is none of a delta log's.
 constexpr int kMaxReplacements = 8;
 
+<<<<<<< HEAD
 /// Where the body of a part goes; more than it may have is refused.
 class ByteSink {
+=======
+/// Destination of the body of a part; a body longer than it may be is refused.
+class Sink {
+>>>>>>> h-n4
  public:
   virtual ~ByteSink() = default;
   std::function<bool(ConstBytes)> begin() {
