@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What one would write with torch to send only what changed, timed: the sizes and densities of cuda_bench.
 
 Rows, each the median of --repeat rounds after --warm-up:
@@ -128,8 +129,16 @@ def measure(dtype, gib, percent, arguments, timer):
     rows = []
 
     def row(phase, milliseconds, **more):
-        rows.append({"phase": phase, "what": f"{dtype} {gib:g} GiB", "percent": percent, "bytes": bytes_each,
-                     "device_ms": milliseconds, **more})
+        rows.append(
+            {
+                "phase": phase,
+                "what": f"{dtype} {gib:g} GiB",
+                "percent": percent,
+                "bytes": bytes_each,
+                "device_ms": milliseconds,
+                **more,
+            }
+        )
         print(f"{phase:<10} {rows[-1]['what']:<18} {percent:>5g} %  {milliseconds:10.4f} ms", flush=True)
 
     def check(holds, what):
@@ -176,8 +185,13 @@ def main():
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("torch_baseline.py: no device; --device cpu tries the script without one")
     timer = Timer(arguments)
-    result = {"torch": torch.__version__, "cuda": torch.version.cuda, "repeat": arguments.repeat,
-              "device": torch.cuda.get_device_name() if timer.cuda else "cpu", "rows": []}
+    result = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "repeat": arguments.repeat,
+        "device": torch.cuda.get_device_name() if timer.cuda else "cpu",
+        "rows": [],
+    }
     for gib in arguments.gib:
         for dtype in arguments.dtypes:
             for percent in arguments.percent:

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Language level, warnings, sanitizers and the compiler cache, for every target of the project.
 
 set(CMAKE_CXX_STANDARD 20)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds what the build needs. The result of every tri-state option is SPARSECAST_WITH_<NAME>.
 
 find_package(Threads REQUIRED)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds nccl.h: in NCCL_ROOT, the CUDA toolkit, the system, or the nvidia-nccl wheel of SPARSECAST_NCCL_PYTHON. Defines the
 # imported target NCCL::headers. The library itself is loaded at run time; NCCL_LIBRARY, if found, serves the tests.
 

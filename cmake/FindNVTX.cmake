@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds the headers of NVTX 3 with extended payloads: in NVTX_ROOT (for the wheel of PyPI, its directory nvidia/nvtx), the
 # CUDA toolkit or the system. Defines the imported target NVTX::headers; there is no library to link but the loader's.
 

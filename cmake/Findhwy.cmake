@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds hwy and defines the imported target hwy::hwy. Not every distribution ships a working CMake package of it.
 
 find_package(PkgConfig QUIET)

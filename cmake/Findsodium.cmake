@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds libsodium and defines the imported target sodium::sodium. It ships no CMake package.
 
 find_package(PkgConfig QUIET)

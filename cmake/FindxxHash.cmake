@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds xxHash and defines the imported target xxHash::xxhash. Not every distribution ships a working CMake package of it.
 
 find_package(PkgConfig QUIET)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds zstd and defines the imported target zstd::zstd. Not every distribution ships a working CMake package of it.
 
 find_package(PkgConfig QUIET)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Install rules, the CMake package that find_package(sparsecast) reads, and a pkg-config file.
 
 include(CMakePackageConfigHelpers)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # sparsecast_add_mpi_test(NAME RANKS PROGRAM [ARGUMENT...]): a ctest case under the MPI launcher.
 
 if(NOT DEFINED SPARSECAST_MPIEXEC_FLAGS)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Options. A tri-state is AUTO (use it when it is found), ON (fail when it is missing) or OFF.
 
 function(sparsecast_tristate name description)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # One line that says what this build has.
 
 foreach(part IN ITEMS MPI NCCL RENDEZVOUS LOG S3 CUDA NVTX TOOLS TESTS EXAMPLES BENCH)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Checks the registers, stack and spills of the kernels of one .cu file. REPORT holds what ptxas printed when the build
 # compiled the file (keep_report.sh) for the build's architectures. For every other architecture that is shipped and
 # that this compiler knows, the file is compiled once more, with all warnings. Prints the resources of each kernel, and

@@ -1,4 +1,6 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+
 # keep_report.sh COMPILER ARGUMENT...: runs the compiler and keeps its output in OBJECT.report, where OBJECT is the
 # argument of -o. ptxas prints there what each kernel takes, for CheckResources.cmake. All other lines are shown as
 # well.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fuzzes messages of rendezvous peers: those of a stranger to the acceptor of rank 0, those of a member in clear and
 // encrypted, the parts of an all_gather, and unique ids. Every input is refused with an Error, or is unchanged after a
 // round trip.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fuzzes messages between the ranks of a channel: the count table of an NCCL broadcast, the opening of a broadcast over
 // MPI or TCP, and the table of rank infos from which a communicator is formed.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Arbitrary bytes as a delta file: refused with an Error, or every block of it decodes. Each input is tried as it is,
 // and then with its checksums, ids and sums made right, so that the rules behind them are reached.
 

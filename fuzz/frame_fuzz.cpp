@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fuzzes tables and frame bodies under valid checksums: a subscriber refuses them and keeps its live state, or applies
 // them, reaches the promised digest, and can undo them.
 //

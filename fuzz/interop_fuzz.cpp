@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Files of other systems, of arbitrary bytes: each is refused with an Error, or what it says is true of the base's
 // table. The first byte chooses what the others are.
 

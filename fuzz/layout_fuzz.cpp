@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Layouts that peers send and files that describe them, on arbitrary bytes: refused with an Error, or a layout that
 // comes back equal from each of its forms.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Records of a delta log, as arbitrary bytes and, so that the rules behind hash and canonical form are reached, as
 // arbitrary JSON that is checksummed here. Whatever is accepted is packed into the very same bytes again.
 

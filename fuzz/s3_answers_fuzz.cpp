@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fuzzes answers of S3 servers and files of the AWS tools: they are parsed, or refused with Error{kCorrupt}.
 
 #include <algorithm>

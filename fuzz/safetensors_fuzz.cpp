@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The safetensors header parser on arbitrary bytes: it refuses with an Error, or what it returns is consistent, and
 // written and read again it is the same.
 

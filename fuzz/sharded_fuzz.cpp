@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fuzzes messages between the ranks of a sharded stream: rank infos and votes. An accepted message is unchanged when
 // packed and parsed again.
 

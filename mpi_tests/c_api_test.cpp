@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A communicator made by scCommInitMPI: over MPI broadcasts, and over the control channel alone.
 
 #include "harness.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The control channel over MPI: all of ControlChannel, parts of it, and ranks that are silent or give up.
 
 #include <thread>

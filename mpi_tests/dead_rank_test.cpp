@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tests with a dead rank: it makes no call, not even into MPI, until the survivors have returned with an error, so that
 // a hang of a survivor is a hang of the test. Afterwards the rank is alive again, and a new channel carries the next
 // version.

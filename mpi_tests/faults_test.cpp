@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Syncs in which one rank refuses: all ranks stay at the old version and say why, and the next sync repairs it.
 
 #include "member.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Test harness: a case is a function that every rank runs and that states its expectations; failures of all ranks are

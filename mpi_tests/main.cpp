@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // mpirun -np N mpi_tests CASE
 
 #include <cstdio>

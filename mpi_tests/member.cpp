@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "member.hpp"
 
 namespace sparsecast::mpi_test {

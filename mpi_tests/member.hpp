@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Member: one end of a channel on this rank, the trainer with its publisher on the source, or a replica with its

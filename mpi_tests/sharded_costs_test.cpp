@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bytes that a rank receives, and memory that it takes.
 
 #include "allocations.hpp"

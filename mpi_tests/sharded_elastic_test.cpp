@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Engines that join, leave, die in the middle of a sync, or are cut anew; and ranks that do not hear a decision.
 
 #include "sharded_scenes.hpp"

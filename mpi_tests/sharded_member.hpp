@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // This rank's ends of a sharded stream: a trainer's, an engine's, or both. What is right is computed (HashedWeights),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sharded_scenes.hpp"
 
 namespace sparsecast::mpi_test {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Trainers and engines that cut the same tensors differently, 20 versions each.
 
 #include "sharded_scenes.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Syncs in which nothing goes wrong.
 
 #include "member.hpp"

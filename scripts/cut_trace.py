@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Cuts a recorded training trace down to some tensors and steps.
 
 A trace is a directory of safetensors files in order of their names: an anchor with every tensor, then sparse steps with

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # scripts/format.sh [--check]: formats all C++ and CUDA sources in place, or only says which are not formatted.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

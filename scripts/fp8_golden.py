@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes testdata/quantize/fp8_blocks.safetensors: small matrices and what torch's own fp8 cast makes of their blocks."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # scripts/fuzz.sh [SECONDS [TARGET...]]: builds the fuzz preset and runs each libFuzzer target for SECONDS (60), one
 # after the other. The seeds are testdata/golden and, for the other targets, small files made here; what it learns
 # stays in build/fuzz/corpus, findings in build/fuzz/findings.

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Everything that only a device can show, in one run: builds with device code, runs the device tests, the sanitizers of
 # CUDA, the benchmarks and a group of ranks over NCCL on one GPU, and prints a short table last.
 #   scripts/gpu_check.sh                     all stages; exit code 0 when every step passed

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Joins what gpu_check.sh has left in --raw to results.json and table.txt in --out, and prints the table: steps, then
 the ratios that the device backend is held to. Exit code 0 when every step passed or was skipped with a reason, and no
 step failed; goals that are missed are shown, not failed: they are for people to look at."""
@@ -18,8 +19,13 @@ def load(path):
 
 def rows_of(record, phase, what=None, percent=None):
     """Rows of a benchmark's record; `what` is a part of the weights' name."""
-    return [row for row in (record or {}).get("rows", []) if row["phase"] == phase and (what is None or what in row["what"])
-            and (percent is None or abs(row["percent"] - percent) < 1e-9)]
+    return [
+        row
+        for row in (record or {}).get("rows", [])
+        if row["phase"] == phase
+        and (what is None or what in row["what"])
+        and (percent is None or abs(row["percent"] - percent) < 1e-9)
+    ]
 
 
 def first(rows):
@@ -82,20 +88,36 @@ def main():
     # The second line is that of the first device: name, driver, clocks.
     smi_fields = [field.strip() for field in (smi.splitlines() + ["", ""])[1].split(",")]
     driver = smi_fields[1] if len(smi_fields) > 1 else "unknown"
-    record = {"commit": arguments.commit, "sources": arguments.sources, "machine": machine, "driver": driver, "smi": smi,
-              "steps": steps, "goals": [dict(zip(("what", "measured", "goal", "met"), goal, strict=True)) for goal in reached],
-              "benches": benches, "torch": torch}
+    record = {
+        "commit": arguments.commit,
+        "sources": arguments.sources,
+        "machine": machine,
+        "driver": driver,
+        "smi": smi,
+        "steps": steps,
+        "goals": [dict(zip(("what", "measured", "goal", "met"), goal, strict=True)) for goal in reached],
+        "benches": benches,
+        "torch": torch,
+    }
     (arguments.out / "results.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
-    lines = [f"commit   {arguments.commit}", f"cuda/    sha256 {arguments.sources}",
-             f"device   {machine.get('device') or smi_fields[0] or 'none'}, driver {driver}, for CUDA "
-             f"{machine.get('driver_version', '-')}", ""]
-    lines += [f"{step['stage']:<9} {step['step']:<32} {step['outcome']:<7} {step['seconds']:>5} s  {step['note']}".rstrip()
-              for step in steps]
+    lines = [
+        f"commit   {arguments.commit}",
+        f"cuda/    sha256 {arguments.sources}",
+        f"device   {machine.get('device') or smi_fields[0] or 'none'}, driver {driver}, for CUDA "
+        f"{machine.get('driver_version', '-')}",
+        "",
+    ]
+    lines += [
+        f"{step['stage']:<9} {step['step']:<32} {step['outcome']:<7} {step['seconds']:>5} s  {step['note']}".rstrip()
+        for step in steps
+    ]
     if benches:
         lines += ["", "bf16, 1 %                            measured  goal"]
-        lines += [f"{what:<36} {'-' if value is None else format(value, '.3g'):>8}  {text:<9} {'met' if met else 'MISSED'}"
-                  for what, value, text, met in reached]
+        lines += [
+            f"{what:<36} {'-' if value is None else format(value, '.3g'):>8}  {text:<9} {'met' if met else 'MISSED'}"
+            for what, value, text, met in reached
+        ]
         lines += ["", "ms               detect+encode    detect    encode fused cast     apply"] + variants(raw)
     text = "\n".join(lines) + "\n"
     (arguments.out / "table.txt").write_text(text, encoding="utf-8")

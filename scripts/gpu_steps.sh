@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # shellcheck shell=bash disable=SC2154
 # What gpu_check.sh says of its steps, sourced by it: limits, outcomes, logs, and the report after each. Uses its
 # variables: stage, build, bin, raw, out, within, python, commit, sources.

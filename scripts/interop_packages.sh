@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # scripts/interop_packages.sh [ARGUMENT...]: holds `sparsecast convert` to the released packages of other systems
 # (docs/interop.md). It builds the command, makes build/interop/venv with PyTorch for CPUs, unpacks the wheels (some 400 MB)
 # without installing them, and runs tests/interop/packages_check.py. Not part of scripts/test.sh: the downloads are large.

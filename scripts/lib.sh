@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # shellcheck shell=bash
 # Shared by the scripts; source it. Everything here is idempotent, and quiet when there is nothing to do.
 

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Installs what is missing, builds sparsecast_perf alone (build/run), and broadcasts two training runs from one trainer
 # rank to three receiver ranks over TCP on this machine, paced as over a link of 1 Gb/s: the recorded one in
 # testdata/trace, then a simulated AdamW run of 0.1 billion weights. Fails when a weight is wrong.

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Installs what is missing, builds everything and runs every test; TESTING.md says what these are.
 #   SPARSECAST_TEST_ASAN=1   the unit tests once more under AddressSanitizer and UndefinedBehaviorSanitizer
 #   SPARSECAST_TEST_TSAN=1   and under ThreadSanitizer

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Makes the wheels and the sdist: docs/installing.md says what is in them. Installs what is missing, in .venv-wheel and by apt.
 #   scripts/wheel.sh [--cuda ON|OFF|AUTO] [--python PYTHON ...] [--out DIRECTORY] [--no-sdist] [--test [RELEASE ...]]
 #   --cuda     device code: AUTO (the default) where nvcc is, ON fails without

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Installs to a prefix in the build tree, then configures, builds and runs a small program against it.
 
 if(SPARSECAST_SANITIZE OR SPARSECAST_FUZZ)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # The device code as g++ compiles it over the emulation in tests/cuda_emulation, so that tests run the very kernels
 # without a device; a program of its own, because the library may hold the same functions for a real one. Its fibers
 # are more than ThreadSanitizer follows, so that one leaves it out.

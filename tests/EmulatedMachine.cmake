@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Whole programs whose ranks are processes, over the fake NCCL on one emulated device that they share: what
 # scripts/gpu_check.sh runs on a real one.
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Several ranks on one GPU, each a process (tests/gpu_group). Over NCCL it is skipped without a device; over the control
 # channel alone it runs anywhere, so that the program itself is tested.
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # The model of the delta log's protocol, at a small size; skipped where spin or gcc is absent.
 
 add_test(NAME model COMMAND "${PROJECT_SOURCE_DIR}/docs/model/check.sh" small)

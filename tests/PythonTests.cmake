@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Tests in Python: the decoder that was written from docs/wire-format.md alone, the command end to end, and what the
 # documents name (doc_links_test.py).
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Tests on a real S3 server, which tests/s3_server.py starts and stops: one program, one server for all of its tests.
 
 if(NOT SPARSECAST_WITH_S3)

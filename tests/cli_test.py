@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """End-to-end tests of the `sparsecast` command: the built program, real files, nothing of the library.
 
     tests/cli_test.py PATH_TO_SPARSECAST [unittest arguments]
 
 What the files should hold is computed here, with numpy, from the format of safetensors alone.
 """
+
 import json
 import os
 import pathlib
@@ -108,8 +110,18 @@ class RealTrace(Folder):
         made = []
         for i in range(1, len(self.checkpoints)):
             made.append(self.path(f"{i}.scd"))
-            run("diff", self.checkpoints[i - 1], self.checkpoints[i], "-o", made[-1], "--base-version", i - 1,
-                "--version", i, *flags)
+            run(
+                "diff",
+                self.checkpoints[i - 1],
+                self.checkpoints[i],
+                "-o",
+                made[-1],
+                "--base-version",
+                i - 1,
+                "--version",
+                i,
+                *flags,
+            )
         return made
 
     def test_every_codec_takes_the_anchor_to_the_last_step(self):
@@ -138,7 +150,8 @@ class RealTrace(Folder):
         elements = sum(len(data) // 2 for _, _, data in self.states[0].values())
         changed = sum(
             int(np.count_nonzero(np.frombuffer(data, "<u2") != np.frombuffer(self.states[1][name][2], "<u2")))
-            for name, (_, _, data) in self.states[0].items())
+            for name, (_, _, data) in self.states[0].items()
+        )
         self.assertEqual(report["elements"], elements)
         self.assertEqual(report["changed"], changed)
         self.assertAlmostEqual(report["density"], changed / elements)
@@ -211,8 +224,9 @@ class RealTrace(Folder):
         interrupted = 0
         for _ in range(25):
             shutil.copy(self.anchor, live)
-            child = subprocess.Popen([SPARSECAST, "apply", live, *deltas, "--in-place"], stdout=subprocess.DEVNULL,
-                                     stderr=subprocess.DEVNULL)
+            child = subprocess.Popen(
+                [SPARSECAST, "apply", live, *deltas, "--in-place"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             time.sleep(chance.uniform(0, usual))
             child.kill()
             child.wait()
@@ -257,15 +271,25 @@ class Plans(Folder):
 class Errors(Folder):
     def test_wrong_use_is_exit_code_2(self):
         write_safetensors(self.path("a.safetensors"), {"w": ("F32", [2], b"\0" * 8)})
-        for arguments in ([], ["nonsense"], ["diff"], ["diff", "a", "b"], ["diff", "a", "b", "-o", "c", "--values", "q"],
-                          ["apply", "a", "b"], ["apply", "a", "b", "-o", "c", "--in-place"],
-                          ["compose", "a", "-o", "b"]):
+        for arguments in (
+            [],
+            ["nonsense"],
+            ["diff"],
+            ["diff", "a", "b"],
+            ["diff", "a", "b", "-o", "c", "--values", "q"],
+            ["apply", "a", "b"],
+            ["apply", "a", "b", "-o", "c", "--in-place"],
+            ["compose", "a", "-o", "b"],
+        ):
             with self.subTest(arguments=arguments):
                 run(*arguments, expect=2)
 
     def test_a_missing_file_is_exit_code_4_and_named(self):
-        for arguments in (["digest", "none.safetensors"], ["inspect", "none.scd"],
-                          ["diff", "none.safetensors", "none.safetensors", "-o", "d.scd"]):
+        for arguments in (
+            ["digest", "none.safetensors"],
+            ["inspect", "none.scd"],
+            ["diff", "none.safetensors", "none.safetensors", "-o", "d.scd"],
+        ):
             with self.subTest(arguments=arguments):
                 self.assertIn("none", run(*arguments, expect=4).stderr)
 
@@ -305,8 +329,10 @@ class Memory(Folder):
         path = self.path(name)
         count = 3
         each = self.BYTES // count
-        header = {f"t{i}": {"dtype": "BF16", "shape": [each // 2], "data_offsets": [i * each, (i + 1) * each]}
-                  for i in range(count)}
+        header = {
+            f"t{i}": {"dtype": "BF16", "shape": [each // 2], "data_offsets": [i * each, (i + 1) * each]}
+            for i in range(count)
+        }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         with open(path, "wb") as file:
@@ -319,11 +345,14 @@ class Memory(Folder):
 
     def peak_memory(self, *arguments):
         """Peak resident bytes of one run, measured by a parent of its own."""
-        probe = ("import resource,subprocess,sys;"
-                 "code=subprocess.run(sys.argv[1:],stdout=subprocess.DEVNULL).returncode;"
-                 "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss*1024)")
-        done = subprocess.run([sys.executable, "-c", probe, SPARSECAST, *map(str, arguments)], capture_output=True,
-                              text=True, check=True)
+        probe = (
+            "import resource,subprocess,sys;"
+            "code=subprocess.run(sys.argv[1:],stdout=subprocess.DEVNULL).returncode;"
+            "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss*1024)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", probe, SPARSECAST, *map(str, arguments)], capture_output=True, text=True, check=True
+        )
         code, peak = map(int, done.stdout.split())
         self.assertEqual(code, 0, done.stderr)
         return peak
@@ -334,9 +363,11 @@ class Memory(Folder):
         base = self.big_checkpoint("base.safetensors", [])
         new = self.big_checkpoint("new.safetensors", changes)
         delta = self.path("d.scd")
-        peaks = {"diff": self.peak_memory("diff", base, new, "-o", delta),
-                 "compare": self.peak_memory("compare", new, new),
-                 "apply": self.peak_memory("apply", base, delta, "--in-place")}
+        peaks = {
+            "diff": self.peak_memory("diff", base, new, "-o", delta),
+            "compare": self.peak_memory("compare", new, new),
+            "apply": self.peak_memory("apply", base, delta, "--in-place"),
+        }
         print({name: f"{peak / MIB:.0f} MiB" for name, peak in peaks.items()}, file=sys.stderr)
         for name, peak in peaks.items():
             self.assertLess(peak, MEMORY_LIMIT, name)

@@ -6,6 +6,7 @@ index names every document, and the README stays short.
 
     tests/doc_links_test.py [unittest arguments]
 """
+
 import pathlib
 import re
 import unittest
@@ -20,8 +21,10 @@ HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*$")
 LINK = re.compile(r"\]\(([^()\s]+)\)")  # The text may begin on the line before.
 CODE = re.compile(r"`([^`]+)`")
 # A path of this repository; what is generated (build/, .venv/) is not looked at.
-PATH = re.compile(r"^(src|cuda|include|tools|python|tests|mpi_tests|bench|fuzz|examples|scripts|docs|layouts|testdata"
-                  r"|cmake)/[\w./*-]*$")
+PATH = re.compile(
+    r"^(src|cuda|include|tools|python|tests|mpi_tests|bench|fuzz|examples|scripts|docs|layouts|testdata"
+    r"|cmake)/[\w./*-]*$"
+)
 PUBLIC_HEADER = re.compile(r"^sparsecast/\w+\.(hpp|h)$")
 # LAYOUT.json, FILE and the like stand for a reader's own file.
 PLACEHOLDER = re.compile(r"^(?!README|TESTING|CHANGELOG|CONTRIBUTING)[A-Z][A-Z_]+(\.\w+)?$")
@@ -108,8 +111,11 @@ class Documents(unittest.TestCase):
             if path.name == "CHANGELOG.md":
                 continue  # It names what was, too.
             for number, line in prose(path):
-                problems += [f"{self.where(path, number)}: there is no {word}" for word in named_paths(line)
-                             if not is_there(word)]
+                problems += [
+                    f"{self.where(path, number)}: there is no {word}"
+                    for word in named_paths(line)
+                    if not is_there(word)
+                ]
         self.check(problems)
 
     def test_prose_fits_the_width(self):
@@ -123,10 +129,16 @@ class Documents(unittest.TestCase):
 
     def test_the_index_names_every_document(self):
         index = REPOSITORY / "docs" / "README.md"
-        linked = {(index.parent / link.partition("#")[0]).resolve()
-                  for _, line in prose(index) for link in LINK.findall(line)}
-        self.check([f"docs/README.md does not name {path.relative_to(REPOSITORY)}" for path in documents()
-                    if path.parent != REPOSITORY and path != index and path not in linked])
+        linked = {
+            (index.parent / link.partition("#")[0]).resolve() for _, line in prose(index) for link in LINK.findall(line)
+        }
+        self.check(
+            [
+                f"docs/README.md does not name {path.relative_to(REPOSITORY)}"
+                for path in documents()
+                if path.parent != REPOSITORY and path != index and path not in linked
+            ]
+        )
 
     def test_the_readme_is_short(self):
         lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").count("\n")

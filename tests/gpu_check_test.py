@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/gpu_check.sh and the report it makes, with fakes of the programs that need a device: what fails, crashes,
 hangs or is missing must show in the report, and must not hide the rest.
 
     tests/gpu_check_test.py [unittest arguments]
 """
+
 import json
 import os
 import pathlib
@@ -19,12 +21,15 @@ EMULATED = os.environ.get("SPARSECAST_EMULATED_PROGRAMS")
 MACHINE = """if [[ $* == *--machine* ]]; then echo '{"device": "Some GPU", "driver_version": 13000}'; exit 0; fi"""
 NO_DEVICE = """echo "cuda_bench: no device: the driver is for CUDA 12.4" >&2; exit 4"""
 # Writes rows of which the second has no ratio.
-BENCH = MACHINE + """
+BENCH = (
+    MACHINE
+    + """
 while (($#)); do [[ $1 != --json ]] || json=$2; shift; done
 echo '{"complete": false, "rows": [
   {"phase": "detect+encode", "what": "BF16 1 GiB", "percent": 1, "device_ms": 2.5, "percent_of_copy": 91},
   {"phase": "apply", "what": "BF16 1 GiB", "percent": 1, "device_ms": 0.5}]}' >"$json"
 """
+)
 LIST = "if [[ $* == *--gtest_list_tests* ]]; then printf 'Running main()\\n%s\\n'; exit 0; fi\n"
 SUITES = LIST % "A.\\n  One\\nRandom/B.\\n  Two/0  # 0\\n"
 NVIDIA_SMI = """case "$*" in
@@ -57,10 +62,15 @@ class GpuCheck(unittest.TestCase):
     def check(self, *arguments):
         machine = self.root / "machine"  # That the emulated programs share.
         machine.mkdir(exist_ok=True)
-        environment = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}", "SPARSECAST_EMULATED_MACHINE": machine}
+        environment = {
+            **os.environ,
+            "PATH": f"{self.path}:{os.environ['PATH']}",
+            "SPARSECAST_EMULATED_MACHINE": machine,
+        }
         command = [REPOSITORY / "scripts" / "gpu_check.sh", "--build", self.root / "build", "--out", self.out]
-        return subprocess.run([*map(str, command), *arguments], env=environment, capture_output=True, text=True,
-                              timeout=PATIENCE)
+        return subprocess.run(
+            [*map(str, command), *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
 
     def results(self):
         return json.loads((self.out / "results.json").read_text(encoding="utf-8"))
@@ -70,8 +80,11 @@ class GpuCheck(unittest.TestCase):
 
     @unittest.skipUnless(EMULATED, "needs the programs of tests/EmulatedMachine.cmake")
     def test_ranks_meet_over_nccl_and_survive_a_killed_one(self):
-        for name, emulated in (("sparsecast", "emulated_cli"), ("gpu_group_test", "emulated_group_test"),
-                               ("sparsecast_perf", "emulated_perf")):
+        for name, emulated in (
+            ("sparsecast", "emulated_cli"),
+            ("gpu_group_test", "emulated_group_test"),
+            ("sparsecast_perf", "emulated_perf"),
+        ):
             (self.bin / name).unlink()
             (self.bin / name).symlink_to(pathlib.Path(EMULATED) / emulated)
         run = self.check("--quick", "--stage", "nccl")
@@ -79,7 +92,9 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual({outcome for outcome, _ in self.outcomes().values()}, {"PASS"}, self.outcomes())
         self.assertGreaterEqual(len(self.outcomes()), 10)
         for detector in ("snapshot", "pinned", "fused"):
-            rows = json.loads((self.root / "build" / "raw" / f"perf_{detector}.json").read_text(encoding="utf-8"))["rows"]
+            rows = json.loads((self.root / "build" / "raw" / f"perf_{detector}.json").read_text(encoding="utf-8"))[
+                "rows"
+            ]
             self.assertEqual([row["wrong"] for row in rows], [0] * 5)
 
     def test_the_report_says_what_ran_on_what(self):
@@ -96,12 +111,16 @@ class GpuCheck(unittest.TestCase):
             self.assertIn(part, table)
 
     def test_a_suite_that_fails_crashes_or_is_skipped_fails_the_step_and_hides_no_other(self):
-        self.program("sparsecast_gpu_tests", LIST % "A.\\n  a\\nB.\\n  b\\nC.\\n  c\\nD.\\n  d\\n" + """
+        self.program(
+            "sparsecast_gpu_tests",
+            LIST % "A.\\n  a\\nB.\\n  b\\nC.\\n  c\\nD.\\n  d\\n"
+            + """
 case "$*" in
   *filter=A.*) echo '[  FAILED  ] A.a'; exit 1 ;;
   *filter=B.*) echo '[ RUN      ] B.b'; kill -SEGV $$ ;;
   *filter=C.*) echo '[  SKIPPED ] C.c' ;;
-esac""")
+esac""",
+        )
         run = self.check("--stage", "test")
         self.assertEqual(run.returncode, 1)
         self.assertEqual(self.outcomes()["device tests"][0], "FAIL")

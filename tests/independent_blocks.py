@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of a delta and the codecs inside them: sections 1 and 4 of docs/wire-format.md, written from that text alone.
 
 The part of independent_decoder.py that knows bit strings, positions and values. It needs numpy only.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -15,8 +17,20 @@ INDEX32, GAP16, PACKED, BITMAP, DENSE = range(5)
 RAW, XOR, ULP = range(3)
 POSITION_NAMES = ("index32", "gap16", "packed", "bitmap", "dense")
 VALUE_NAMES = ("raw", "xor", "ulp")
-DTYPES = {1: ("BF16", 2), 2: ("F16", 2), 3: ("F32", 4), 4: ("F64", 8), 5: ("F8_E4M3", 1), 6: ("F8_E5M2", 1),
-          7: ("I8", 1), 8: ("U8", 1), 9: ("I16", 2), 10: ("I32", 4), 11: ("I64", 8), 12: ("BOOL", 1)}
+DTYPES = {
+    1: ("BF16", 2),
+    2: ("F16", 2),
+    3: ("F32", 4),
+    4: ("F64", 8),
+    5: ("F8_E4M3", 1),
+    6: ("F8_E5M2", 1),
+    7: ("I8", 1),
+    8: ("U8", 1),
+    9: ("I16", 2),
+    10: ("I32", 4),
+    11: ("I64", 8),
+    12: ("BOOL", 1),
+}
 
 
 class FormatError(Exception):
@@ -70,7 +84,7 @@ class Bits:
     def take(self, count: int) -> np.ndarray:
         require(self.at + count <= len(self.bits), "a code runs past the payload")
         self.at += count
-        return self.bits[self.at - count:self.at]
+        return self.bits[self.at - count : self.at]
 
     def fields(self, count: int, width: int) -> np.ndarray:
         taken = self.take(count * width)
@@ -89,7 +103,7 @@ class Bits:
         return zeros
 
     def unaries(self, count: int) -> np.ndarray:
-        ones = np.flatnonzero(self.bits[self.at:])[:count]
+        ones = np.flatnonzero(self.bits[self.at :])[:count]
         require(len(ones) == count, "a unary code runs past the payload")
         self.at += int(ones[-1]) + 1
         return np.diff(ones, prepend=-1).astype(np.uint64) - np.uint64(1)
@@ -168,8 +182,9 @@ def read_words(bits: Bits, count: int, width: int) -> np.ndarray:
     return np.packbits(bits.take(count * width), bitorder="little").view(f"<u{width // 8}")
 
 
-def read_block(entry: tuple[int, int, int, int], start: int, payload: bytes, index: int, tensor: Tensor,
-               value_codec: int) -> Block:
+def read_block(
+    entry: tuple[int, int, int, int], start: int, payload: bytes, index: int, tensor: Tensor, value_codec: int
+) -> Block:
     """4"""
     first_tile, extent, end, coding = entry
     n, tiles = extent & 0xFFFFFF, (extent >> 24) + 1

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A second, independent decoder of sparsecast deltas, written from docs/wire-format.md alone.
 
     independent_decoder.py [DIR]              decode every golden vector of DIR (default: testdata/golden)
@@ -7,6 +8,7 @@
 It needs numpy. Checksums and digests are verified when the module `xxhash` can be imported, compressed bodies
 decoded when `zstandard` can. The numbers in comments are sections of docs/wire-format.md.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,8 +22,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from independent_blocks import (DTYPES, POSITION_NAMES, VALUE_NAMES, Block, FormatError, Tensor, apply_block,
-                                read_block, require)
+from independent_blocks import (
+    DTYPES,
+    POSITION_NAMES,
+    VALUE_NAMES,
+    Block,
+    FormatError,
+    Tensor,
+    apply_block,
+    read_block,
+    require,
+)
 
 try:
     import xxhash
@@ -115,16 +126,16 @@ def unpack_record(form: struct.Struct, magic: bytes, record: bytes) -> tuple:
 def stored_hash(form: struct.Struct, record: bytes, stored: bytes) -> int | None:
     """2.2 and 2.3: the checksum of a TABLE or FRAME, its last fixed field"""
     if form is FRAME:
-        words = np.frombuffer(record[form.size:], "<u8")
+        words = np.frombuffer(record[form.size :], "<u8")
         stored = (tensor_digest(0, words) % (1 << 128)).to_bytes(16, "little")
-    return xxh3_64(stored, xxh3_64(record[:form.size - 8]) or 0)
+    return xxh3_64(stored, xxh3_64(record[: form.size - 8]) or 0)
 
 
 def read_stored(form: struct.Struct, record: bytes, stored_bytes: int, checksum: int) -> bytes:
     """Checks size, padding and checksum of a TABLE or FRAME."""
-    stored = record[form.size:form.size + stored_bytes]
+    stored = record[form.size : form.size + stored_bytes]
     require(len(record) == form.size + (stored_bytes + 7) // 8 * 8, "record_bytes does not fit stored_bytes")
-    require(not any(record[form.size + stored_bytes:]), "padding bytes are set")
+    require(not any(record[form.size + stored_bytes :]), "padding bytes are set")
     require_hash(checksum, stored_hash(form, record, stored), "a record's checksum")
     return stored
 
@@ -137,7 +148,7 @@ def read_tensors(data: bytes) -> list[Tensor]:
         nonlocal at
         require(at + size <= len(data), "the tensor table is cut short")
         at += size
-        return data[at - size:at]
+        return data[at - size : at]
 
     count = int.from_bytes(take(4), "little")
     require(count <= 1 << 20, "too many tensors")
@@ -161,11 +172,11 @@ def read_tensors(data: bytes) -> list[Tensor]:
 def read_frame(body: bytes, groups: int, blocks: int, delta: Delta, next_tiles: dict[int, int]) -> list[Block]:
     """2.3; `next_tiles` holds, for each tensor, the first tile that a later block may begin with."""
     require(len(body) >= 8 * groups + 16 * blocks, "a frame's directory is cut short")
-    payload = body[8 * groups + 16 * blocks:]
-    entries = struct.iter_unpack("<4I", body[8 * groups:8 * groups + 16 * blocks])
+    payload = body[8 * groups + 16 * blocks :]
+    entries = struct.iter_unpack("<4I", body[8 * groups : 8 * groups + 16 * blocks])
     found: list[Block] = []
     previous, start, counted = -1, 0, 0
-    for index, count in struct.iter_unpack("<2I", body[:8 * groups]):
+    for index, count in struct.iter_unpack("<2I", body[: 8 * groups]):
         require(previous < index < len(delta.tensors), "groups are out of order or out of range")
         counted += count
         require(count >= 1 and counted <= blocks, "a group's count of blocks is impossible")
@@ -186,8 +197,25 @@ def read_delta(data: bytes) -> Delta:
     records = split_records(data)
     require(len(records) >= 3, "a delta has a header, a table and a commit")
 
-    (_, size, major, minor, flags, _, version, base_version, table_hash, base_digest, elements, tensors, capacity, mode,
-     values, reserved, delta_id) = unpack_record(HEADER, b"SCH1", records[0])
+    (
+        _,
+        size,
+        major,
+        minor,
+        flags,
+        _,
+        version,
+        base_version,
+        table_hash,
+        base_digest,
+        elements,
+        tensors,
+        capacity,
+        mode,
+        values,
+        reserved,
+        delta_id,
+    ) = unpack_record(HEADER, b"SCH1", records[0])
     require(major == 1 and minor == 0 and flags == 0, "unsupported: another format version or an unknown feature")
     require_hash(delta_id, xxh3_64(records[0][:120]), "the header's checksum")
     require(size == 128 and base_version != version, "the header is impossible")
@@ -204,8 +232,9 @@ def read_delta(data: bytes) -> Delta:
 
     checksums, frame_bytes, next_tiles = b"", 0, {}
     for record in records[2:-1]:
-        (_, size, own_id, sequence, groups, blocks, flags, stored_bytes, body_bytes, changed, own_version,
-         checksum) = unpack_record(FRAME, b"SCF1", record)
+        (_, size, own_id, sequence, groups, blocks, flags, stored_bytes, body_bytes, changed, own_version, checksum) = (
+            unpack_record(FRAME, b"SCF1", record)
+        )
         require(own_id == delta_id and own_version == version, "a frame of another delta")
         require(sequence == len(delta.frames), "frames are out of order")
         require(size <= capacity and body_bytes <= capacity - 64, "a frame is larger than the capacity")
@@ -219,13 +248,27 @@ def read_delta(data: bytes) -> Delta:
         frame_bytes += size
         checksums += checksum.to_bytes(8, "little")
 
-    (_, size, own_id, own_version, frames, flags, changed, own_bytes, result_digest, frames_hash, reserved,
-     checksum) = unpack_record(COMMIT, b"SCC1", records[-1])
+    (
+        _,
+        size,
+        own_id,
+        own_version,
+        frames,
+        flags,
+        changed,
+        own_bytes,
+        result_digest,
+        frames_hash,
+        reserved,
+        checksum,
+    ) = unpack_record(COMMIT, b"SCC1", records[-1])
     require_hash(checksum, xxh3_64(records[-1][:88]), "the commit's checksum")
     require(size == 96 and own_id == delta_id and own_version == version, "the commit of another delta")
     require(flags == 0 and not any(reserved), "a reserved field is set")
-    require(frames == len(delta.frames) and changed == delta.changed and own_bytes == frame_bytes,
-            "the commit does not agree with the frames")
+    require(
+        frames == len(delta.frames) and changed == delta.changed and own_bytes == frame_bytes,
+        "the commit does not agree with the frames",
+    )
     require_hash(frames_hash, xxh3_64(checksums), "the hash of the frames")
     require(frames > 0 or result_digest == base_digest, "a delta without changes has another result")
     delta.result_digest = h128(result_digest)
@@ -274,10 +317,14 @@ def read_safetensors(path: pathlib.Path) -> Checkpoint:
     entries = json.loads(data[8:begin])
     entries.pop("__metadata__", None)
     widths = dict(DTYPES.values())
-    return {name: (e["dtype"], tuple(e["shape"]),
-                   np.frombuffer(data[begin + e["data_offsets"][0]:begin + e["data_offsets"][1]],
-                                 f"<u{widths[e['dtype']]}"))
-            for name, e in entries.items()}
+    return {
+        name: (
+            e["dtype"],
+            tuple(e["shape"]),
+            np.frombuffer(data[begin + e["data_offsets"][0] : begin + e["data_offsets"][1]], f"<u{widths[e['dtype']]}"),
+        )
+        for name, e in entries.items()
+    }
 
 
 def check_good(root: pathlib.Path, vector: dict) -> None:
@@ -336,8 +383,10 @@ def inspect(path: pathlib.Path) -> int:
     codecs = collections.Counter(POSITION_NAMES[b.codec] for b in blocks)
     print(f"version {delta.base_version} -> {delta.version}, values {VALUE_NAMES[delta.value_codec]}")
     print(f"base digest   {delta.base_digest:032x}\nresult digest {delta.result_digest:032x}")
-    print(f"{len(delta.tensors)} tensors, {sum(t.elements for t in delta.tensors)} elements, {delta.changed} changed, "
-          f"{len(delta.frames)} frames, {len(blocks)} blocks {dict(codecs)}")
+    print(
+        f"{len(delta.tensors)} tensors, {sum(t.elements for t in delta.tensors)} elements, {delta.changed} changed, "
+        f"{len(delta.frames)} frames, {len(blocks)} blocks {dict(codecs)}"
+    )
     for i, tensor in enumerate(delta.tensors):
         changed = sum(b.changed for b in blocks if b.tensor == i)
         print(f"  {tensor.name} {DTYPES[tensor.dtype][0]} {list(tensor.shape)}: {changed} changed")

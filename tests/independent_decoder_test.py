@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests of independent_decoder.py with an encoder of its own, written from docs/wire-format.md alone.
 
     python3 tests/independent_decoder_test.py
 
 SPARSECAST_SEED sets the seed of the random tests.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +24,7 @@ import numpy as np
 import independent_blocks as blocks
 import independent_decoder as decoder
 from independent_blocks import BITMAP, DENSE, GAP16, INDEX32, PACKED, RAW, TILE, ULP, XOR
-from independent_encoder import AUTO, Change, encode, encode_positions, encode_ulp, random_change, add_checksum
+from independent_encoder import AUTO, Change, add_checksum, encode, encode_positions, encode_ulp, random_change
 
 SEED = int(os.environ.get("SPARSECAST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
@@ -36,8 +38,9 @@ class DecoderCase(unittest.TestCase):
     def assert_round_trip(self, changes: list[Change], **options: int) -> None:
         result = decode(add_checksum(encode(changes, **options)), changes)
         for change in changes:
-            self.assertTrue(np.array_equal(result[change.name][2], change.new),
-                            f"seed {SEED}, {change.name}, {options}")
+            self.assertTrue(
+                np.array_equal(result[change.name][2], change.new), f"seed {SEED}, {change.name}, {options}"
+            )
 
 
 class RoundTrip(DecoderCase):
@@ -53,9 +56,12 @@ class RoundTrip(DecoderCase):
                     self.assert_round_trip([change], mode=mode, values=values)
 
     def test_several_tensors_in_several_frames(self) -> None:
-        changes = [random_change(self.rng, "a", 1, 50_000, 0.05), random_change(self.rng, "scalar", 4, 1, 1),
-                   Change("empty", 3, (2, 0), np.zeros(0, "<u4"), np.zeros(0, "<u4")),
-                   random_change(self.rng, "größe", 10, 40_000, 0.02)]
+        changes = [
+            random_change(self.rng, "a", 1, 50_000, 0.05),
+            random_change(self.rng, "scalar", 4, 1, 1),
+            Change("empty", 3, (2, 0), np.zeros(0, "<u4"), np.zeros(0, "<u4")),
+            random_change(self.rng, "größe", 10, 40_000, 0.02),
+        ]
         changes[1].shape = ()
         for blocks_a_frame in (1, 2, 100):
             self.assert_round_trip(changes, blocks_a_frame=blocks_a_frame)
@@ -89,8 +95,10 @@ class RoundTrip(DecoderCase):
 
     @unittest.skipUnless(decoder.zstandard, "needs zstandard")
     def test_compressed_table_and_frames(self) -> None:
-        changes = [Change(f"layer.{i}.weight", 3, (4096,), np.zeros(4096, "<u4"), np.arange(4096, dtype="<u4"))
-                   for i in range(20)]
+        changes = [
+            Change(f"layer.{i}.weight", 3, (4096,), np.zeros(4096, "<u4"), np.arange(4096, dtype="<u4"))
+            for i in range(20)
+        ]
         records = encode(changes, values=RAW, zstd=True)
         self.assertEqual([records[1][24], records[2][28]], [1, 1])
         self.assert_round_trip(changes, values=RAW, zstd=True)
@@ -120,16 +128,19 @@ class RefusesCodes(unittest.TestCase):
 
     def test_positions(self) -> None:
         for data, codec, kp, n, span, why in (
-                (b"\x05\0\0\0", INDEX32, 0, 1, 5, "a position outside the span"),
-                (b"\x02\0\0\0\x02\0\0\0", INDEX32, 0, 2, 9, "a position twice"),
-                (b"\x01\0\x07\0", GAP16, 0, 2, 9, "gaps beyond the span"),
-                (b"\x01\0\x01\0", GAP16, 0, 1, 9, "padding of gap16"), (b"\x01\0\0\0", GAP16, 2, 1, 9, "kp of gap16"),
-                (b"\x0b\0\0\0", PACKED, 0, 2, 9, "padding of packed"), (b"\x03\0\0\0", PACKED, 0, 3, 9, "no third 1"),
-                (b"\x00\x03\0\0", PACKED, 0, 2, 9, "position 9 of 9"),
-                (b"\x07\0\0\0", BITMAP, 0, 2, 9, "a bit too many"),
-                (b"\x03\x02\0\0", BITMAP, 0, 3, 9, "a bit beyond the span"),
-                (b"\x03\0\0\0", BITMAP, 1, 2, 9, "kp of bitmap"),
-                (b"\xff\xff", BITMAP, 0, 16, 16, "no padding")):
+            (b"\x05\0\0\0", INDEX32, 0, 1, 5, "a position outside the span"),
+            (b"\x02\0\0\0\x02\0\0\0", INDEX32, 0, 2, 9, "a position twice"),
+            (b"\x01\0\x07\0", GAP16, 0, 2, 9, "gaps beyond the span"),
+            (b"\x01\0\x01\0", GAP16, 0, 1, 9, "padding of gap16"),
+            (b"\x01\0\0\0", GAP16, 2, 1, 9, "kp of gap16"),
+            (b"\x0b\0\0\0", PACKED, 0, 2, 9, "padding of packed"),
+            (b"\x03\0\0\0", PACKED, 0, 3, 9, "no third 1"),
+            (b"\x00\x03\0\0", PACKED, 0, 2, 9, "position 9 of 9"),
+            (b"\x07\0\0\0", BITMAP, 0, 2, 9, "a bit too many"),
+            (b"\x03\x02\0\0", BITMAP, 0, 3, 9, "a bit beyond the span"),
+            (b"\x03\0\0\0", BITMAP, 1, 2, 9, "kp of bitmap"),
+            (b"\xff\xff", BITMAP, 0, 16, 16, "no padding"),
+        ):
             with self.assertRaises(blocks.FormatError, msg=why):
                 blocks.read_positions(blocks.Bits(data), codec, kp, n, span)
 
@@ -140,9 +151,15 @@ class RefusesCodes(unittest.TestCase):
 
         self.assertEqual(read(255, 1).first, 255 * TILE)
         for first_tile, extent, coding, why in (
-                (255, 1 | 1 << 24, PACKED, "beyond the section"), (511, 1 | 1 << 24, PACKED, "beyond the tensor"),
-                (512, 1, PACKED, "outside the tensor"), (0, 0, PACKED, "n = 0"), (0, TILE + 1, PACKED, "n > span"),
-                (0, 1, DENSE, "too short for dense"), (0, 1, 5, "no such codec"), (0, 1, PACKED | 1 << 3, "xor")):
+            (255, 1 | 1 << 24, PACKED, "beyond the section"),
+            (511, 1 | 1 << 24, PACKED, "beyond the tensor"),
+            (512, 1, PACKED, "outside the tensor"),
+            (0, 0, PACKED, "n = 0"),
+            (0, TILE + 1, PACKED, "n > span"),
+            (0, 1, DENSE, "too short for dense"),
+            (0, 1, 5, "no such codec"),
+            (0, 1, PACKED | 1 << 3, "xor"),
+        ):
             with self.assertRaises(blocks.FormatError, msg=why):
                 read(first_tile, extent, coding)
 
@@ -165,12 +182,18 @@ class RefusesCodes(unittest.TestCase):
     def test_tables(self) -> None:
         entry = struct.pack("<HBBQ", 1, 1, 1, 5) + b"a"
         self.assertEqual(decoder.read_tensors(b"\1\0\0\0" + entry)[0].shape, (5,))
-        for table, why in ((b"\1\0\0\0" + entry + b"\0", "trailing byte"), (b"\2\0\0\0" + entry * 2, "repeated name"),
-                           (b"\2\0\0\0" + entry, "cut short"), (b"\1\0\0\0\0\0\1\0", "no name"),
-                           (b"\1\0\0\0\1\0\1\0\xff", "not UTF-8"), (b"\1\0\0\0\1\0\x0d\0a", "dtype 13"),
-                           (b"\1\0\0\0\1\0\0\0a", "dtype 0"), (b"\1\0\0\0\1\0\1\x21" + bytes(8 * 33) + b"a", "rank 33"),
-                           (b"\1\0\0\0" + struct.pack("<HBBQ", 1, 1, 1, (1 << 46) + 1) + b"a", "too many elements"),
-                           (struct.pack("<I", (1 << 20) + 1), "too many tensors")):
+        for table, why in (
+            (b"\1\0\0\0" + entry + b"\0", "trailing byte"),
+            (b"\2\0\0\0" + entry * 2, "repeated name"),
+            (b"\2\0\0\0" + entry, "cut short"),
+            (b"\1\0\0\0\0\0\1\0", "no name"),
+            (b"\1\0\0\0\1\0\1\0\xff", "not UTF-8"),
+            (b"\1\0\0\0\1\0\x0d\0a", "dtype 13"),
+            (b"\1\0\0\0\1\0\0\0a", "dtype 0"),
+            (b"\1\0\0\0\1\0\1\x21" + bytes(8 * 33) + b"a", "rank 33"),
+            (b"\1\0\0\0" + struct.pack("<HBBQ", 1, 1, 1, (1 << 46) + 1) + b"a", "too many elements"),
+            (struct.pack("<I", (1 << 20) + 1), "too many tensors"),
+        ):
             with self.assertRaises(blocks.FormatError, msg=why):
                 decoder.read_tensors(table)
 
@@ -195,14 +218,25 @@ class GoldenVectors(unittest.TestCase):
             (root / "good.scd").write_bytes(data)
             (root / "bad.scd").write_bytes(data[:-8])
             delta = decoder.read_delta(data)
-            good = {"name": "good", "delta": "good.scd", "base": "base", "result": "result", "changed": delta.changed,
-                    "base_digest": f"{delta.base_digest:032x}", "result_digest": f"{delta.result_digest:032x}"}
+            good = {
+                "name": "good",
+                "delta": "good.scd",
+                "base": "base",
+                "result": "result",
+                "changed": delta.changed,
+                "base_digest": f"{delta.base_digest:032x}",
+                "result_digest": f"{delta.result_digest:032x}",
+            }
             bad = {"name": "bad", "delta": "bad.scd", "base": "base", "why": "cut short"}
             code, text = self.run_on(root, [good], [bad])
             self.assertEqual((code, text.splitlines()[-1]), (0, "2 passed, 0 failed"), text)
-            for wrong_good, wrong_bad in (([dict(good, changed=1)], []), ([dict(good, result="base")], []),
-                                          ([dict(good, result_digest="0" * 31 + "1")], []),
-                                          ([dict(good, delta="bad.scd")], []), ([dict(good, delta="none")], [])):
+            for wrong_good, wrong_bad in (
+                ([dict(good, changed=1)], []),
+                ([dict(good, result="base")], []),
+                ([dict(good, result_digest="0" * 31 + "1")], []),
+                ([dict(good, delta="bad.scd")], []),
+                ([dict(good, delta="none")], []),
+            ):
                 code, text = self.run_on(root, wrong_good, wrong_bad)
                 self.assertEqual((code, text.splitlines()[-1]), (1, "0 passed, 1 failed"), text)
             code, text = self.run_on(root, [good], [dict(bad, delta="good.scd")])
@@ -235,7 +269,7 @@ class Refuses(unittest.TestCase):
         data = add_checksum(self.records)
         for at in range(len(data)):
             for flip in (1, 0x80, 0xFF):
-                self.assert_refused(data[:at] + bytes([data[at] ^ flip]) + data[at + 1:], f"byte {at} ^ {flip}")
+                self.assert_refused(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :], f"byte {at} ^ {flip}")
 
     def test_every_truncation_and_trailing_bytes(self) -> None:
         data = add_checksum(self.records)
@@ -250,32 +284,55 @@ class Refuses(unittest.TestCase):
                 if at not in range(8, 16) and at not in (range(40, 48) if which == 1 else range(56, 64)):
                     for flip in (1, 2, 0x10, 0x80, 0xFF):
                         record = patch(self.records[which], at, "B", self.records[which][at] ^ flip)
-                        records = self.records[:which] + [record] + self.records[which + 1:]
+                        records = self.records[:which] + [record] + self.records[which + 1 :]
                         try:
                             result = decode(add_checksum(records), self.changes)
                         except decoder.FormatError:
                             continue
-                        self.assertTrue(all(np.array_equal(result[c.name][2], c.new) for c in self.changes),
-                                        f"record {which}, byte {at} ^ {flip}, seed {SEED}")
+                        self.assertTrue(
+                            all(np.array_equal(result[c.name][2], c.new) for c in self.changes),
+                            f"record {which}, byte {at} ^ {flip}, seed {SEED}",
+                        )
 
     def test_fields_that_break_a_rule_under_right_checksums(self) -> None:
         entry = 64 + 2 * 8  # the first block entry
         coding = struct.unpack_from("<I", self.records[2], entry + 12)[0]
         for which, offset, form, value, why in (
-                (0, 8, "<H", 2, "format_major"), (0, 12, "<I", 1, "flags"), (0, 32, "<Q", 7, "version = base_version"),
-                (0, 80, "<Q", 341, "elements"), (0, 88, "<I", 1, "tensors"), (0, 92, "<I", (1 << 20) - 1, "capacity"),
-                (0, 92, "<I", (1 << 30) + 1, "capacity"), (0, 96, "B", 5, "mode"), (0, 97, "B", 3, "value codec"),
-                (0, 97, "B", XOR, "another value codec than the blocks'"), (0, 98, "B", 1, "reserved"),
-                (2, 16, "<I", 1, "sequence"), (2, 20, "<I", 0, "groups"), (2, 28, "<I", 2, "flags"),
-                (2, 40, "<Q", 1, "changed"), (2, 48, "<Q", 9, "version"), (2, 72, "<I", 0, "group order"),
-                (2, 72, "<I", 2, "group out of range"), (2, entry, "<I", 1, "first_tile"),
-                (2, entry + 3, "B", 1, "first_tile"), (2, entry + 4, "<I", 0, "n = 0"), (2, entry + 7, "B", 1, "tiles"),
-                (2, entry + 8, "<I", 2, "payload_end"), (2, entry + 8, "<I", 0xFFFFFFFC, "payload_end"),
-                (2, entry + 12, "<I", coding | 7, "codec"), (2, entry + 12, "<I", coding | 31 << 5, "kp"),
-                (2, entry + 12, "<I", coding | 63 << 10, "kv"), (2, entry + 12, "<I", coding | 31 << 16, "ke"),
-                (2, entry + 12, "<I", coding | 1 << 22, "reserved bit"), (3, 24, "<I", 2, "frames"),
-                (3, 28, "<I", 1, "flags"), (3, 32, "<Q", 1, "changed"), (3, 40, "<Q", 8, "frame_bytes"),
-                (3, 72, "B", 1, "reserved")):
+            (0, 8, "<H", 2, "format_major"),
+            (0, 12, "<I", 1, "flags"),
+            (0, 32, "<Q", 7, "version = base_version"),
+            (0, 80, "<Q", 341, "elements"),
+            (0, 88, "<I", 1, "tensors"),
+            (0, 92, "<I", (1 << 20) - 1, "capacity"),
+            (0, 92, "<I", (1 << 30) + 1, "capacity"),
+            (0, 96, "B", 5, "mode"),
+            (0, 97, "B", 3, "value codec"),
+            (0, 97, "B", XOR, "another value codec than the blocks'"),
+            (0, 98, "B", 1, "reserved"),
+            (2, 16, "<I", 1, "sequence"),
+            (2, 20, "<I", 0, "groups"),
+            (2, 28, "<I", 2, "flags"),
+            (2, 40, "<Q", 1, "changed"),
+            (2, 48, "<Q", 9, "version"),
+            (2, 72, "<I", 0, "group order"),
+            (2, 72, "<I", 2, "group out of range"),
+            (2, entry, "<I", 1, "first_tile"),
+            (2, entry + 3, "B", 1, "first_tile"),
+            (2, entry + 4, "<I", 0, "n = 0"),
+            (2, entry + 7, "B", 1, "tiles"),
+            (2, entry + 8, "<I", 2, "payload_end"),
+            (2, entry + 8, "<I", 0xFFFFFFFC, "payload_end"),
+            (2, entry + 12, "<I", coding | 7, "codec"),
+            (2, entry + 12, "<I", coding | 31 << 5, "kp"),
+            (2, entry + 12, "<I", coding | 63 << 10, "kv"),
+            (2, entry + 12, "<I", coding | 31 << 16, "ke"),
+            (2, entry + 12, "<I", coding | 1 << 22, "reserved bit"),
+            (3, 24, "<I", 2, "frames"),
+            (3, 28, "<I", 1, "flags"),
+            (3, 32, "<Q", 1, "changed"),
+            (3, 40, "<Q", 8, "frame_bytes"),
+            (3, 72, "B", 1, "reserved"),
+        ):
             records = list(self.records)
             records[which] = patch(records[which], offset, form, value)
             with self.assertRaises(decoder.FormatError, msg=why):
@@ -297,9 +354,15 @@ class Refuses(unittest.TestCase):
 
     def test_records_out_of_order_repeated_or_missing(self) -> None:
         header, table, first, second, commit = encode(self.changes, blocks_a_frame=1)
-        for order in ([header, table, second, first, commit], [header, table, first, first, second, commit],
-                      [header, table, second, commit], [header, table, first, second], [table, first, second, commit],
-                      [header, first, second, commit], [header, table, first, second, commit, commit]):
+        for order in (
+            [header, table, second, first, commit],
+            [header, table, first, first, second, commit],
+            [header, table, second, commit],
+            [header, table, first, second],
+            [table, first, second, commit],
+            [header, first, second, commit],
+            [header, table, first, second, commit, commit],
+        ):
             self.assert_refused(add_checksum(order), "records")
 
     def test_another_base(self) -> None:
@@ -309,7 +372,7 @@ class Refuses(unittest.TestCase):
     @unittest.skipUnless(decoder.zstandard, "needs zstandard")
     def test_a_compressed_body_of_another_size(self) -> None:
         def frame(size: int, tail: bytes) -> bytes:
-            body = self.records[2][64:64 + struct.unpack_from("<I", self.records[2], 32)[0]]
+            body = self.records[2][64 : 64 + struct.unpack_from("<I", self.records[2], 32)[0]]
             stored = decoder.zstandard.ZstdCompressor().compress(body) + tail
             record = patch(patch(self.records[2], 28, "<I", 1), 32, "<I", len(stored))
             record = patch(record, 36, "<I", size or len(body))

@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small encoder of deltas for independent_decoder_test.py, written from docs/wire-format.md alone.
 
 Scalar and slow on purpose: it shares no arithmetic with the decoder's vectors. The numbers in comments are sections of
 docs/wire-format.md.
 """
+
 from __future__ import annotations
 
 import random
@@ -22,6 +24,7 @@ STREAM = bytes(range(16))
 @dataclass
 class Change:
     """A tensor before and after."""
+
     name: str
     dtype: int
     shape: tuple[int, ...]
@@ -152,6 +155,7 @@ def encode_ulp(c: list[int], width: int, kv: int) -> tuple[bytes, int, int]:
 
 def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
     """4.2"""
+
     def ordered(u: int) -> int:
         if dtype > 6:
             return u
@@ -162,8 +166,8 @@ def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
 
 def encode_block(change: Change, first: int, span: int, mode: int, values: int) -> tuple[int, int, bytes]:
     """n, coding, payload. `mode` AUTO chooses as 5.4 says; a codec is taken as it is."""
-    old = change.old[first:first + span].tolist()
-    new = change.new[first:first + span].tolist()
+    old = change.old[first : first + span].tolist()
+    new = change.new[first : first + span].tolist()
     p = [i for i in range(span) if old[i] != new[i]]
     es, width = change.bits // 8, change.bits
     words = [coded_word(a, b, values, change.dtype, width) for a, b in zip(old, new)]
@@ -191,7 +195,9 @@ def encode_block(change: Change, first: int, span: int, mode: int, values: int) 
 
 def cut_blocks(change: Change) -> list[tuple[int, int]]:
     """5.1: first tile and number of tiles of each block"""
-    counts = [int((change.old[i:i + TILE] != change.new[i:i + TILE]).sum()) for i in range(0, len(change.old), TILE)]
+    counts = [
+        int((change.old[i : i + TILE] != change.new[i : i + TILE]).sum()) for i in range(0, len(change.old), TILE)
+    ]
     found: dict[tuple[int, int], list[int]] = {}
     before = 0
     for tile, count in enumerate(counts):
@@ -250,16 +256,17 @@ def add_checksum(records: list[bytes]) -> bytes:
         else:
             table = record[:4] == b"SCT1"
             fixed = 48 if table else 64
-            stored = record[48:48 + struct.unpack_from("<I", record, 16)[0]] if table else word_sum(record[64:])
-            checksum = struct.pack("<Q", hash64(stored, hash64(record[:fixed - 8]) or 0) or 0)
-            record = record[:fixed - 8] + checksum + record[fixed:]
+            stored = record[48 : 48 + struct.unpack_from("<I", record, 16)[0]] if table else word_sum(record[64:])
+            checksum = struct.pack("<Q", hash64(stored, hash64(record[: fixed - 8]) or 0) or 0)
+            record = record[: fixed - 8] + checksum + record[fixed:]
             checksums += b"" if table else checksum
         checksummed.append(record)
     return b"".join(checksummed)
 
 
-def encode(changes: list[Change], mode: int = AUTO, values: int = ULP, zstd: bool = False,
-           blocks_a_frame: int = 1 << 30) -> list[bytes]:
+def encode(
+    changes: list[Change], mode: int = AUTO, values: int = ULP, zstd: bool = False, blocks_a_frame: int = 1 << 30
+) -> list[bytes]:
     """The records of a delta, to be checksummed."""
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
     directory = [(i, tile, tiles) for i, change in enumerate(changes) for tile, tiles in cut_blocks(change)]
@@ -267,7 +274,7 @@ def encode(changes: list[Change], mode: int = AUTO, values: int = ULP, zstd: boo
     for begin in range(0, len(directory), blocks_a_frame):
         groups: dict[int, int] = {}
         entries, payload, changed = b"", b"", 0
-        for i, tile, tiles in directory[begin:begin + blocks_a_frame]:
+        for i, tile, tiles in directory[begin : begin + blocks_a_frame]:
             span = min((tile + tiles) * TILE, len(changes[i].old)) - tile * TILE
             n, coding, data = encode_block(changes[i], tile * TILE, span, mode, values)
             payload += data
@@ -277,17 +284,59 @@ def encode(changes: list[Change], mode: int = AUTO, values: int = ULP, zstd: boo
         body = b"".join(struct.pack("<2I", *group) for group in groups.items()) + entries + payload
         stored, flags = compress(body, zstd)
         padded = stored + bytes(-len(stored) % 8)
-        frames.append(decoder.FRAME.pack(b"SCF1", 64 + len(padded), 0, len(frames), len(groups), len(entries) // 16,
-                                         flags, len(stored), len(body), changed, 8, 0) + padded)
+        frames.append(
+            decoder.FRAME.pack(
+                b"SCF1",
+                64 + len(padded),
+                0,
+                len(frames),
+                len(groups),
+                len(entries) // 16,
+                flags,
+                len(stored),
+                len(body),
+                changed,
+                8,
+                0,
+            )
+            + padded
+        )
         total += changed
     stored, flags = compress(table, zstd)
     padded = stored + bytes(-len(stored) % 8)
     header = decoder.HEADER.pack(
-        b"SCH1", 128, 1, 0, 0, STREAM, 8, 7, (decoder.xxh3_128(table) or 0).to_bytes(16, "little"),
-        digest(changes, "old").to_bytes(16, "little"), sum(len(c.old) for c in changes), len(changes), 1 << 20,
-        max(mode, 0) if mode in (AUTO, DENSE) else (3, 2, 1, 4)[mode], values, bytes(22), 0)
-    commit = decoder.COMMIT.pack(b"SCC1", 96, 0, 8, len(frames), 0, total, sum(map(len, frames)),
-                                 digest(changes, "new").to_bytes(16, "little"), 0, bytes(16), 0)
+        b"SCH1",
+        128,
+        1,
+        0,
+        0,
+        STREAM,
+        8,
+        7,
+        (decoder.xxh3_128(table) or 0).to_bytes(16, "little"),
+        digest(changes, "old").to_bytes(16, "little"),
+        sum(len(c.old) for c in changes),
+        len(changes),
+        1 << 20,
+        max(mode, 0) if mode in (AUTO, DENSE) else (3, 2, 1, 4)[mode],
+        values,
+        bytes(22),
+        0,
+    )
+    commit = decoder.COMMIT.pack(
+        b"SCC1",
+        96,
+        0,
+        8,
+        len(frames),
+        0,
+        total,
+        sum(map(len, frames)),
+        digest(changes, "new").to_bytes(16, "little"),
+        0,
+        bytes(16),
+        0,
+    )
     fixed = decoder.TABLE.pack(b"SCT1", 48 + len(padded), 0, len(stored), len(table), flags, len(changes), 0, 0)
     return [header, fixed + padded, *frames, commit]
 

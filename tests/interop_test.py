@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`sparsecast convert` against readers and writers of other systems' layouts that know nothing of sparsecast.
 
-    tests/interop_test.py PATH_TO_SPARSECAST [unittest arguments]
+tests/interop_test.py PATH_TO_SPARSECAST [unittest arguments]
 """
+
 import json
 import os
 import pathlib
@@ -23,9 +25,18 @@ except ImportError as missing:  # zstandard and xxhash: tests/requirements.txt
 
 TRACE = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "trace"
 SPARSECAST = ""
-SHAPES = {"a.weight": ("BF16", [300, 500]), "b.weight": ("BF16", [400000]), "c.norm": ("F32", [257]), "d.scale": ("F64", []),
-          "e.codes": ("U8", [1000]), "f.fp8": ("F8_E4M3", [40, 33]), "g.ids": ("I64", [19]), "h.half": ("F16", [1000]),
-          "i.empty": ("BF16", [0, 4]), "j.flags": ("BOOL", [64])}
+SHAPES = {
+    "a.weight": ("BF16", [300, 500]),
+    "b.weight": ("BF16", [400000]),
+    "c.norm": ("F32", [257]),
+    "d.scale": ("F64", []),
+    "e.codes": ("U8", [1000]),
+    "f.fp8": ("F8_E4M3", [40, 33]),
+    "g.ids": ("I64", [19]),
+    "h.half": ("F16", [1000]),
+    "i.empty": ("BF16", [0, 4]),
+    "j.flags": ("BOOL", [64]),
+}
 
 
 def random_state(rng, shapes):
@@ -79,13 +90,31 @@ class Convert(unittest.TestCase):
         self.write_states(*states)
         (self.path / "ours").mkdir()
         for i in range(len(densities)):
-            self.run_cli("diff", self.path / f"s{i}.safetensors", self.path / f"s{i + 1}.safetensors", "--base-version", i,
-                         "--version", i + 1, "-o", self.path / f"ours/{i + 1}.scd")
+            self.run_cli(
+                "diff",
+                self.path / f"s{i}.safetensors",
+                self.path / f"s{i + 1}.safetensors",
+                "--base-version",
+                i,
+                "--version",
+                i + 1,
+                "-o",
+                self.path / f"ours/{i + 1}.scd",
+            )
         return states
 
     def to(self, form, *more):
-        return self.run_cli("convert", self.path / "ours", "--to", form, "--base", self.path / "s0.safetensors", "-o",
-                            self.path / form, *more)
+        return self.run_cli(
+            "convert",
+            self.path / "ours",
+            "--to",
+            form,
+            "--base",
+            self.path / "s0.safetensors",
+            "-o",
+            self.path / form,
+            *more,
+        )
 
     def require_back(self, source, states, *more):
         """What is at `source`, converted to deltas and applied, is the last state."""
@@ -109,7 +138,12 @@ class Convert(unittest.TestCase):
         states = self.chain()
         (self.path / "steps/deltas").mkdir(parents=True)
         for version in (1, 2):
-            layouts.trl_write(self.path / f"steps/deltas/step_{version:06d}.safetensors", states[version - 1], states[version], version)
+            layouts.trl_write(
+                self.path / f"steps/deltas/step_{version:06d}.safetensors",
+                states[version - 1],
+                states[version],
+                version,
+            )
         self.require_back(self.path / "steps", states)
 
     def test_an_anchor_stands_in_for_a_missing_step(self):
@@ -117,7 +151,9 @@ class Convert(unittest.TestCase):
         (self.path / "steps/deltas").mkdir(parents=True)
         (self.path / "steps/anchors").mkdir()
         layouts.trl_write(self.path / "steps/deltas/step_000001.safetensors", states[0], states[1], 1)
-        layouts.write_safetensors(self.path / "steps/anchors/step_000002.safetensors", states[2], {"sparse": "False", "model_version": "2"})
+        layouts.write_safetensors(
+            self.path / "steps/anchors/step_000002.safetensors", states[2], {"sparse": "False", "model_version": "2"}
+        )
         self.require_back(self.path / "steps", states)
 
     def test_a_slime_receiver_reaches_the_state(self):
@@ -126,12 +162,24 @@ class Convert(unittest.TestCase):
             for checksum in ("xxh3-128", "adler32"):
                 with self.subTest(form=form, checksum=checksum):
                     out = self.path / f"{form}-{checksum}"
-                    self.run_cli("convert", self.path / "ours", "--to", form, "--checksum", checksum, "--base",
-                                 self.path / "s0.safetensors", "-o", out)
+                    self.run_cli(
+                        "convert",
+                        self.path / "ours",
+                        "--to",
+                        form,
+                        "--checksum",
+                        checksum,
+                        "--base",
+                        self.path / "s0.safetensors",
+                        "-o",
+                        out,
+                    )
                     state = states[0]
                     for version in (1, 2):
                         state, said, base = layouts.slime_apply(out / f"weight_v{version:06d}", state)
-                        self.assertEqual((state, said, base), (states[version], version, version - 1), f"seed {self.seed}")
+                        self.assertEqual(
+                            (state, said, base), (states[version], version, version - 1), f"seed {self.seed}"
+                        )
 
     def test_slime_directories_become_deltas(self):
         states = self.chain()
@@ -140,7 +188,14 @@ class Convert(unittest.TestCase):
                 with self.subTest(encoding=encoding, checksum=checksum):
                     shared = self.path / f"shared-{encoding}-{checksum}"
                     for version in (1, 2):
-                        layouts.slime_write(shared / f"weight_v{version:06d}", states[version - 1], states[version], version, encoding, checksum)
+                        layouts.slime_write(
+                            shared / f"weight_v{version:06d}",
+                            states[version - 1],
+                            states[version],
+                            version,
+                            encoding,
+                            checksum,
+                        )
                     self.require_back(shared, states)
                     (self.path / "result.safetensors").unlink()
 
@@ -172,8 +227,15 @@ class Convert(unittest.TestCase):
                 with self.subTest(encoding=encoding, mixed=mixed):
                     shared = self.path / f"shared-{encoding}-{mixed}"
                     for version in (1, 2):
-                        layouts.packed_write(shared / f"weight_v{version:06d}", states[version - 1], states[version], version, encoding, mixed,
-                                             checksum=not mixed)
+                        layouts.packed_write(
+                            shared / f"weight_v{version:06d}",
+                            states[version - 1],
+                            states[version],
+                            version,
+                            encoding,
+                            mixed,
+                            checksum=not mixed,
+                        )
                     self.require_back(shared, states)
                     (self.path / "result.safetensors").unlink()
 
@@ -232,7 +294,16 @@ class Convert(unittest.TestCase):
         layouts.slime_write(shared / "weight_v000001", states[0], states[1], 1, "xor")
         index = shared / "weight_v000001/model.safetensors.index.json"
         good = index.read_text()
-        convert = ["convert", shared, "--to", "scd", "--base", self.path / "s0.safetensors", "-o", self.path / "out.scd"]
+        convert = [
+            "convert",
+            shared,
+            "--to",
+            "scd",
+            "--base",
+            self.path / "s0.safetensors",
+            "-o",
+            self.path / "out.scd",
+        ]
         index.write_text(good.replace("xxh3-128", "blake3"))
         self.assertIn("blake3", self.run_cli(*convert, code=3).stderr)
         index.write_text(good.replace("xxh3-128", "adler32"))
@@ -241,7 +312,9 @@ class Convert(unittest.TestCase):
         wrong = [str(x) for x in convert]
         wrong[5] = str(self.path / "s1.safetensors")
         self.assertIn("tensor '", self.run_cli(*wrong, code=3).stderr)
-        self.assertIn("[version_gap]", self.run_cli(*convert, "--base-version", "0", self.path / "shared", code=3).stderr)
+        self.assertIn(
+            "[version_gap]", self.run_cli(*convert, "--base-version", "0", self.path / "shared", code=3).stderr
+        )
         self.assertFalse((self.path / "out.scd").exists())
         self.assertEqual([p.name for p in self.path.iterdir() if ".work" in p.name or ".partial" in p.name], [])
         self.run_cli(*convert)
@@ -249,8 +322,17 @@ class Convert(unittest.TestCase):
         self.assertIn("exists", self.to_again("slime-xor"))
 
     def to_again(self, form):
-        return self.run_cli("convert", self.path / "ours", "--to", form, "--base", self.path / "s0.safetensors", "-o",
-                            self.path / form, code=2).stderr
+        return self.run_cli(
+            "convert",
+            self.path / "ours",
+            "--to",
+            form,
+            "--base",
+            self.path / "s0.safetensors",
+            "-o",
+            self.path / form,
+            code=2,
+        ).stderr
 
 
 if __name__ == "__main__":

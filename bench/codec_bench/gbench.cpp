@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Google Benchmark's cases. They are registered by dtype and density, so that one pair of arrays serves all its cases
 // and only one pair is in memory at a time.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Generated data from 0.01 % to 60 %: the whole delta file beside the smallest baseline.
 
 #include <fmt/format.h>

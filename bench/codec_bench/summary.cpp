@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Paired times: every round measures each operation once, so that a disturbance hits all of them. Printed ratios are of
 // medians.
 
@@ -27,7 +29,8 @@ struct PairedSubject {
 };
 
 /// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
-void each_part(const PairedSubject& subject, const std::function<void(std::uint64_t first, std::uint64_t count)>& work) {
+void each_part(const PairedSubject& subject,
+               const std::function<void(std::uint64_t first, std::uint64_t count)>& work) {
   const std::uint64_t tiles = (subject.elements + kTileElems - 1) / kTileElems;
   const auto parts = static_cast<std::uint64_t>(resolve_threads(subject.threads));
   parallel_for(subject.threads, parts, [&](std::size_t, std::size_t p) {
@@ -137,7 +140,7 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
     const std::uint64_t elements = (mib << 20) / size;
     const ChangeKind kind = c.dtype == DType::kBF16 ? ChangeKind::kAdamw : ChangeKind::kWide;
     const PairedSubject subject{TensorTable({{"weight", c.dtype, {elements}}}),
-                          make_pair_of(elements, c.dtype, c.density, kind, 11), elements, size, threads};
+                                make_pair_of(elements, c.dtype, c.density, kind, 11), elements, size, threads};
     const std::string row_name =
         fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));
     all_right = measure(subject, c.name, repeat, row_name, record) && all_right;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A recorded trace, step by step: whole delta files beside the baselines' streams.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Writes OUTPUT, the definitions of common/build_info.hpp. A script that runs at every build, so that a commit changes
 # one small source and not the configuration:
 #   cmake -DSOURCE=DIR -DBUILD_TYPE=TYPE -DOUTPUT=FILE -P build_info.cmake

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Weights in training whose value at any version is computed from their name and index, so that every rank can generate

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The JSON that every benchmark writes with --json: what ran, on which machine, and one row per figure. The schema is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Times what a receiver does with a delta whose frames lie in device memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "baselines.hpp"
 
 #include <thrust/iterator/counting_iterator.h>

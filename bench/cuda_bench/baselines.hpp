@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Implementations without the library, run on the same arrays for comparison: CUB's stream compaction with a gather,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The cases that are timed. Each adds rows, and checks on the device that every result is right bit for bit.

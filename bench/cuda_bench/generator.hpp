@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Generates weights before and after a step on the device. Everything is a function of the element's index: a hash

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interop_bench/layouts.hpp"
 
 #include <time.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Measures one version of a recorded run in sparsecast's frames and in the layouts of other systems: bytes, and

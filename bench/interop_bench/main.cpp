@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // interop_bench: one version of a recorded run in sparsecast's frames and in the layouts of other systems.
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Copies between the host's pageable memory and the device, through two pinned buffers in turn. For files that are only

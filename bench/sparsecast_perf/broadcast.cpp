@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A source's weights, from rank 0 to all others. Correctness does not rest on our own digest: after each sync the same
 // weights travel once more by a plain broadcast, and every receiver compares its live weights with what that
 // brought.

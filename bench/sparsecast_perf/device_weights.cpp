@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/error.hpp"
 #include "sparsecast_perf/weights.hpp"
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A trainer and its engines, each rank with its own shards of weights that are computed from names and indices
 // (HashedWeights). Engines start empty and are seeded by anchors; after each sync every engine rank computes what it
 // must hold, and compares all of it, so that correctness does not rest on our own digest.

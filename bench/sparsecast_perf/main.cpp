@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast_perf: one publisher (rank 0) and many receivers, with real weights, or a trainer and engines that cut them
 // differently (--layout). Ranks come from an MPI launcher, are forked here (--ranks N), or meet one by one (--rank R
 // --rendezvous HOST:PORT).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sparsecast_perf/memory_broadcast.hpp"
 
 #include <fcntl.h>

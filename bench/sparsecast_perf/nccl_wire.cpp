@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // NCCL: syncs over NcclTransport; the dense broadcast of device memory is a plain ncclBroadcast of the whole buffer in
 // place, on a communicator of its own, with nothing of ours in its way.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The run: a row a step, in the manner of nccl-tests.
 
 #include "sparsecast_perf/run.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/tcp_transport.hpp"
 #include "sparsecast_perf/wire.hpp"
 

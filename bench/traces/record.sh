@@ -1,4 +1,6 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+
 # Regenerates the fine-tuning traces of bench/results: pretrains once, then records each learning rate, from the fp32
 # weights as they are and from their bf16 roundings; prints the reports, and what the command sparsecast makes of them.
 #

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/apply/apply_blocks.cuh"
 
 #include "cuda/apply/apply_launchers.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // decode_blocks decodes the blocks of a delta and either validates them or writes them to the live tensors. Validation

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Launchers of the kernels that decode and apply a delta. Each enqueues one step of received.hpp on `device.stream` and

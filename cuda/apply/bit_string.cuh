@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Bit strings that all threads of a CTA read together, least significant bit first (docs/wire-format.md §1). No word

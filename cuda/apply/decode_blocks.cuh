@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Decodes one block by all threads of a CTA together, kDecodeChunk changes at a time, and checks every rule of

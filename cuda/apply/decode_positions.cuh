@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // PositionDecoder: the positions of one block, read by all threads of a CTA together. locate() finds where the position

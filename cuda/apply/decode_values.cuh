@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // ValueDecoder: the coded words of one block, read by all threads of a CTA together. locate() walks over the streams

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Decodes and applies a delta on a device, with the decisions and the error texts of the CPU's FrameReader and

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Implements the device functions of sparsecast/nan_masked.hpp.
 
 #include <bit>

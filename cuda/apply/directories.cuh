@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Reads the headers and directories of received frames and checks the rules of docs/wire-format.md §2.3 and §4 down to

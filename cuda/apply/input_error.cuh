@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Input errors as kernels report them: each thread keeps the first reason it finds, and the error word in the control

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Messages for the input errors of kernels that the CPU's reader does not find when it decodes the frame again.

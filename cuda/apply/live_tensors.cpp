@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/apply/live_tensors.hpp"
 
 #include <fmt/format.h>

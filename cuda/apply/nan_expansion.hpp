@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Expands a staged delta into NaN-masked tensors on the device, as NanMaskedDelta does on the CPU.

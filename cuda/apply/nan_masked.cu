@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/apply/nan_masked.cuh"
 
 #include "cuda/common/launch.hpp"

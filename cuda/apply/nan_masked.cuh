@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Kernels for NaN-masked tensors (sparsecast/nan_masked.hpp). check_new_values and expand_blocks read the payloads and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Launchers of the kernels for NaN-masked tensors. Each enqueues one step on `device.stream` and returns without

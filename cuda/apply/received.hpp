@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tables in device memory that the kernels of decode and apply share with their launchers.

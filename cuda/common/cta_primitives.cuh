@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Scans and sums over the kThreads threads of a CTA, built on CUB.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Language extensions that the kernels use: the CUDA toolkit and CUB under nvcc; under g++, for tests, the emulation of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Launchers of the kernels that detect and encode. Each enqueues one step of pipeline.hpp on `device.stream` and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tables in device memory that the kernels of detect and encode share with their launchers.

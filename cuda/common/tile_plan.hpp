@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tables of tensors, sections, tiles and chunks that the kernels walk, built once on the host.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Offsets of the elements of a strided tensor, and their places in the state digest where those differ from the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Finds the elements of a tile that changed, and computes their coded words. Used by detect and again by encode_blocks

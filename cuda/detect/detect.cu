@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/detect/detect.cuh"
 
 #include "cuda/common/encode_launchers.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // detect: finds the changes of a chunk. Reads every element and its old bits once (with fp32 masters 6 bytes an

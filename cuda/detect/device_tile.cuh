@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One tile of a tensor as detect and encode_blocks read it: its pointers and views, single elements, 16-byte vectors,

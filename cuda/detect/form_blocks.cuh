@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // begin_chunk and form_blocks run between the two large passes, detect and encode_blocks. begin_chunk decides whether

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The fused cast: compares the bf16 cast of fp32 masters with the bf16 that receivers hold, without storing the cast

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/detect/snapshot_prefetch.hpp"
 
 #include <algorithm>

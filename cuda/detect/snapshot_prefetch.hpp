@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Copies a snapshot in pinned host memory to the device in chunks: chunk c + 1 is copied on a stream of its own while

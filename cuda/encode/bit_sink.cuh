@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // BitSink: bit strings that many threads write at once, least significant bit first (docs/wire-format.md §1).

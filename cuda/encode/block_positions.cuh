@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The position part of a block (docs/wire-format.md §4.1, §5.2, §5.4), coded by all threads of a CTA together.

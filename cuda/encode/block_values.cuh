@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The value part of a block (docs/wire-format.md §4.2, §5.3), coded by all threads of a CTA together.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/encode/device_encoder.hpp"
 
 #include <fmt/format.h>

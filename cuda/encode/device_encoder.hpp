@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Detects changes and encodes them on a device, into frames that equal those of encode_frames (src/sync/encoder.hpp)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/encode/encode_blocks.cuh"
 
 #include "cuda/common/encode_launchers.hpp"

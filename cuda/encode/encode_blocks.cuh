@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // encode_blocks: encodes the blocks of a chunk. A run of tiles with less than kRunChanges changes is gathered from its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Checks the memory that callers give an encoder and enters it into the plan. All functions throw Error{kUsage} naming

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // sum_sections, scan_sections, order_blocks and cut_frames turn the records of all blocks into the list of frames

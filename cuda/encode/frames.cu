@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // assemble_frames, sum_frames and place_headers write the frame records; the host computes their headers and checksums.
 // They read and write every byte of the payloads once, and read the frames once more for their sums. Also the launchers
 // of frame_cutting.cuh.

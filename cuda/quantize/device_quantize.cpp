@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Implements the device functions of sparsecast/quantize.hpp.
 
 #include "cuda/common/device_stream.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Kernels of fp8 block quantisation (sparsecast/quantize.hpp). block_amaxes reads every element of a shard and writes 4

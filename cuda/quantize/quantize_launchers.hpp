@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Launchers of the kernels of fp8 block quantisation (sparsecast/quantize.hpp). Each enqueues one step on

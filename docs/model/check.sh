@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # docs/model/check.sh [small|large]: the model of the delta log, checked by spin (README.md). small: every property at a
 # small size, and that every seeded mistake is found; well under a minute. large: for as long as SECONDS_EACH (900) and
 # MEGABYTES (12000) go. Leaves its files in a temporary directory. Exit status 77: spin or gcc is absent.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // The protocol of the delta log (docs/delta-log.md) as a model for spin. README.md beside this says what is modelled;
 // check.sh runs it. Each step between two semicolons that is not in an atomic block is one call to the store or to the
 // disk, before and after which a process may crash and all others may go on.

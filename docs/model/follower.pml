@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // One follower with a checkpoint on disk that is patched in place. The checkpoint has two halves, so that a torn one
 // can be told; what was written and not synced may or may not survive a crash.
 #ifdef GONE_IS_FINE

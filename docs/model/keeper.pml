@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Writes anchors, lets leases run out, and collects. It crashes between any two steps, which loses only what it knows.
 #ifdef BUG_LEASES_BELOW_FLOOR_IGNORED
 #define HOLDS(f) (lease[f] != 0 && !expired[f] && lease[f] - 1 < bound && lease[f] - 1 >= before)

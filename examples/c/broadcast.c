@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * Sparse broadcast from C: 1 % of an array changes in each step, and every rank gets it.
  *

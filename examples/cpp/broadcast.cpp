@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // broadcast: a trainer and an engine, two threads that meet over TCP. Each step changes 1 % of the weights, and only
 // those are sent. Between processes or machines only host, port and secret differ.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // publish LOG [STEPS]: a trainer that publishes each step to a delta log (a directory, or s3://bucket/prefix), and a
 // follower in the same process that verifies that it gets the trained weights. docs/publishing-to-a-log.md.
 

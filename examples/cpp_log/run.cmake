@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # cmake -DPROGRAM=... -P run.cmake: the example on a new directory of its own.
 string(RANDOM LENGTH 12 name)
 set(log "$ENV{TMPDIR}")

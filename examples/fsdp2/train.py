@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSDP2 to an engine: every rank publishes its own shards, no parameter is gathered, and every bit arrives.
 
     python train.py                 4 ranks (gloo), fully_shard over all of them, 20 AdamW steps

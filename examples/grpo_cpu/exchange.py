@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the example's processes find each other, and what they tell each other beside the weights.
 
 Weights go through sparsecast only. Batches and confirmations are arrays in numpy's format, never pickles, over an

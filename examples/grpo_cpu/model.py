@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small decoder-only transformer over characters, and sampling from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rollout process: samples answers with the newest weights it has, while the next ones arrive."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The task: sort six digits. "592013>" is a prompt, "012359." its answer, which a checker can verify and reward."""
 
 from __future__ import annotations

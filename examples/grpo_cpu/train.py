@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GRPO on a CPU: one trainer, two rollout processes, and only the weights that changed between them.
 
     python train.py                                   over TCP, live

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tensors in device memory, and the detectors that read them. No CUDA header is needed: CUstream_st* is a cudaStream_t,

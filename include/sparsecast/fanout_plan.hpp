@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The fan-out plan says which rank sends which data to which ranks. It is the intersection of a trainer's layout with

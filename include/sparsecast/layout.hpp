@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A layout describes how one side of a stream, a trainer or an engine, holds canonical tensors: boxes of them, in the

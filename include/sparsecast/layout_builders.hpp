@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Makes the layout of all ranks of a trainer or an engine from the rules by which frameworks cut tensors: FSDP2 and

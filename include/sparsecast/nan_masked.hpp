@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // NaN-masked tensors, for engines whose loader must see tensors of full shape: a NaN says "this element did not

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Payloads for receivers of other systems, made in memory from tensor patches (tensor_patch.hpp), so that a publisher

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Predicts what a sync by a fan-out plan costs on given links, by a simple model:

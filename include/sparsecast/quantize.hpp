@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // fp8 block quantisation: a matrix of bf16, fp16 or fp32 as F8_E4M3 elements and one fp32 scale a block, in DeepSeek's

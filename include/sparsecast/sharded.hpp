@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Synchronises a trainer and its engines that shard the same tensors differently: every trainer rank publishes its own

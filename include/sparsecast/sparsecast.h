@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * sparsecast.h: sparse broadcast of model weights, in the shape of nccl.h. Plain C99; no CUDA, MPI or NCCL header is
  * needed. docs/c-api.md describes the interface in full.

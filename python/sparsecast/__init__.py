@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sparsecast: lossless sparse synchronisation of model weights.
 
 Only the weights that changed are sent, bit for bit, and every receiver verifies what it holds. Arrays of any library

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry points of the programs of the package. Each names the extra that must be installed where its dependencies are
 missing.
 """

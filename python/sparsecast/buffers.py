@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes the memory of arrays of other libraries, without a copy."""
 
 from __future__ import annotations

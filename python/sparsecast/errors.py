@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions of sparsecast: one class for each kind of error, all derived from :class:`Error`.
 
 ``code`` is the stable name of the kind ("corrupt", "wrong_base", ...), ``message`` one sentence, and ``context`` where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joins layouts of single ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Relays a live world to a delta log: an engine of one rank that writes every version that it receives to the log.
 
 For trainers of several ranks, where no rank holds all shards: they publish to the world, and the relay, on any machine,

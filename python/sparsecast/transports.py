@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Descriptions of how a trainer and its engines connect. Plain data; no connection is made before open()."""
 
 from __future__ import annotations

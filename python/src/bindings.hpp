@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Parts of the Python module `sparsecast._core`, one function for each file. Classes mirror those of the C++ headers;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Delta logs from Python: creates one, publishes to it, and follows it with live tensors or a checkpoint.
 
 #include <fmt/format.h>

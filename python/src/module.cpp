@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The module sparsecast._core: the C++ library for Python. `sparsecast` re-exports everything that users need.
 
 #include "bindings.hpp"

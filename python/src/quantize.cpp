@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fp8 block quantisation (sparsecast/quantize.hpp) of Python tensors.
 
 #include "sparsecast/quantize.hpp"

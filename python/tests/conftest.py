@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For all tests: helpers that are no part of the package."""
 
 from __future__ import annotations

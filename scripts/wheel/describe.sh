@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # describe.sh WHEEL TOOLS: prints what a wheel asks for (auditwheel, in the folder TOOLS), its size, what lies in it, and its
 # device code.
 set -euo pipefail

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # licences.sh THIRD_PARTY PYTHON CUDA: prints the notices of all that is inside a wheel and not ours. THIRD_PARTY is what
 # third_party.sh made, PYTHON has nanobind, CUDA is ON or OFF.
 set -euo pipefail

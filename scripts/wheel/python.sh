@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # python.sh RELEASE PACKAGE PREFIX: builds the interpreter of another Debian release from its source package (for example
 # trixie python3.13) for this machine's glibc, so that wheels for that Python can be built here. About three minutes on two
 # cores. Without optimisations and pip: it only drives a build. Prints the path of the interpreter.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # shellcheck shell=bash
 # Packages, and sources of packages, by apt, for the making of wheels. Source it after scripts/lib.sh.
 

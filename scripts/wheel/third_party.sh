@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # third_party.sh PREFIX: static libraries for the inside of a wheel, from the sources of this Debian release: position
 # independent, which Debian's own archives are not (those of OpenSSL are), and curl with HTTP and TLS alone, where Debian's
 # has thirty libraries behind it. PREFIX/licences gets what each one's licence says. Does nothing when all is there.

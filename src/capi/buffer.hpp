@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The object behind a scBuffer_t: a publisher on the rank that was the last root, a subscriber on the others.

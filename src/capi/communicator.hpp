@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The object behind a scComm_t: a control channel, and the transport that carries records beside it.

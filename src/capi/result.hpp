@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Boundary between C++ and C: every exception becomes a result code, and its message is kept for the caller.

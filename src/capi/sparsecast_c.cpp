@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The functions of sparsecast.h: handles and arguments are checked here, and no exception leaves.
 
 #include <cstdint>

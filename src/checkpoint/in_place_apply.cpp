@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Crash-safe apply to the files of a checkpoint.
 //
 //                          write undo record (atomic, durable)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/undo_record.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Bit strings, least significant bit first (docs/wire-format.md §1).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The directory entry of a block and its coding word (docs/wire-format.md §4).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "codec/block_decoder.hpp"
 
 #include <bit>
@@ -49,8 +50,8 @@ std::uint64_t read_gaps(ConstBytes payload, std::uint32_t count, std::uint32_t s
   return part.size();
 }
 
-/// Adds the tails of the escaped quotients to the positions from each of them on. The loop before has verified positions
-/// without tails to lie in the span.
+/// Adds the tails of the escaped quotients to the positions from each of them on. The loop before has verified
+/// positions without tails to lie in the span.
 void add_tails(BitReader& reader, const std::vector<Escape>& escapes, std::uint32_t count, std::uint32_t span,
                std::uint32_t kp, std::uint32_t* positions) {
   std::uint64_t shift = 0;

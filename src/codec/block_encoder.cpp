@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "codec/block_encoder.hpp"
 
 #include <algorithm>
@@ -6,8 +7,8 @@
 
 #include "codec/bits.hpp"
 #include "codec/codec_common.hpp"
-#include "core/word.hpp"
 #include "codec/kernels.hpp"
+#include "core/word.hpp"
 
 namespace sparsecast {
 namespace {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Per-element and per-block arithmetic of the codecs (docs/wire-format.md §4 and §5), shared by host and device.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A delta file: all records in order and nothing else (docs/wire-format.md §2).
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "codec/frame_reader.hpp"
 
 #include <fmt/format.h>
@@ -59,7 +60,8 @@ FrameHeader check_frame_fields(ConstBytes fixed, std::size_t record_bytes, const
       record_bytes != pad8(kFramePrefix + std::size_t{frame.stored_bytes})) {
     corrupt(fmt::format("frame record has {} bytes, but says {}", record_bytes, get<std::uint32_t>(fixed, 4)));
   }
-  if (frame.checksum != frame_checksum(fixed.first(kFramePrefix - 8), words())) corrupt("frame checksum does not match");
+  if (frame.checksum != frame_checksum(fixed.first(kFramePrefix - 8), words()))
+    corrupt("frame checksum does not match");
   if (flags > kCompressedFlag) {
     throw Error(ErrorCode::kUnsupported, fmt::format("frame asks for unknown features {:#x}", flags));
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Scans over whole tiles: the only code that sees every element, so the only code written with SIMD.

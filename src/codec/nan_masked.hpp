@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A staged delta as NaN-masked tensors (sparsecast/nan_masked.hpp): what apply_block writes in place is written into a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Offsets of the records (docs/wire-format.md §2) and their little-endian fields. Reader and writer share only this.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Header, table and commit records: packing and parsing (docs/wire-format.md §2.1, §2.2, §2.4).
 
 #include <fmt/format.h>
@@ -143,7 +145,8 @@ TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
   const auto flags = get<std::uint32_t>(record, 24);
   if (record.size() != pad8(kTablePrefix + stored_bytes)) corrupt("table record has the wrong size");
   const ConstBytes stored = record.subspan(kTablePrefix, stored_bytes);
-  if (get<std::uint64_t>(record, 40) != table_checksum(record.first(40), stored)) corrupt("table checksum does not match");
+  if (get<std::uint64_t>(record, 40) != table_checksum(record.first(40), stored))
+    corrupt("table checksum does not match");
   if (get<std::uint64_t>(record, 8) != header.delta_id) {
     throw Error(ErrorCode::kForeignStream, "the table record belongs to another delta");
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Turns the changes of one section, tile by tile, into blocks (docs/wire-format.md §5.1).
@@ -35,13 +36,8 @@ class SectionBuilder {
     coded_.resize(kBuffer);
   }
 
-<<<<<<< HEAD
-  /// Where the changes of a tile go: positions (of the element within the tile, plus `base`) and coded words.
-  struct TileSlot {
-=======
   /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words.
-  struct Slot {
->>>>>>> h-n4
+  struct TileSlot {
     std::uint32_t* positions;
     T* coded;
     std::uint32_t base;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The mix of the state digest (docs/wire-format.md §6), shared by host and device.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Computes offsets of many elements of a view whose indices mostly ascend, with one division for each run of the

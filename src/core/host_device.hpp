@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Marks functions that CPU and CUDA code share; to a plain C++ compiler they are ordinary inline functions.

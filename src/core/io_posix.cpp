@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The operating system's file system behind the one I/O interface.
 
 #include <dirent.h>

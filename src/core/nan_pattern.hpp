@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tells whether the storage bits of a float are a NaN; shared by host and device.

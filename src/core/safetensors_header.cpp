@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Parses the header of a safetensors file, which may be hostile. Every number is checked against the file's real size
 // before it determines an allocation.
 

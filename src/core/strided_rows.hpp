@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Splits a range of a view's elements into rectangles in memory, each of which one 2D copy can transfer.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Maps the elements of a tensor that is a view of larger memory to offsets; shared by host and device.

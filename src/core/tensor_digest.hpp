@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // State digests of tensors with any strides in memory and any digest origin.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/tensor_view.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Ranges for profilers that follow NVTX, in the domain "sparsecast"; docs/tracing.md lists them. Without a profiler a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Storage bits of elements as unsigned words. Buffers may be unaligned (tensors of a mapped file are),

@@ -1,12 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // CPU detectors that keep no snapshot: compare, fused cast, and the caller's mask.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "codec/kernels.hpp"
 #include "core/tensor_view.hpp"
 #include "cpu/detector_parts.hpp"
-#include "codec/kernels.hpp"
 #include "sparsecast/detector.hpp"
 #include "sparsecast/error.hpp"
 

@@ -1,12 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // CPU detectors that compare with a snapshot of the bits that receivers hold, in their own copy or the caller's memory.
 
 #include <algorithm>
 
 #include "codec/codec_common.hpp"
+#include "codec/kernels.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "cpu/detector_parts.hpp"
-#include "codec/kernels.hpp"
 #include "sparsecast/detector.hpp"
 
 namespace sparsecast {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Device and stream on which an object of the library works, and the deadline of its waits.

@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The detectors of devices: a snapshot in device memory (the library's own or the caller's) or in pinned host memory,
 // the fused cast, a caller's mask.
 
 #include <fmt/format.h>
 
 #include "core/tensor_view.hpp"
-#include "cuda/common/tensor_memory.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/common/tensor_memory.hpp"
 #include "device/device_detector.hpp"
 
 namespace sparsecast {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A rank's local tensors on a device: snapshots, routes and anchors of sharded syncs. Everything is enqueued on one
 // stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/cells.hpp"
 
 #include <fmt/format.h>
@@ -54,8 +55,9 @@ class Cutter {
       out_.cells.push_back({box.box, tensor, candidates_[from], destinations_[to], to});
     }
     if (out_.cells.size() > kMostCellsOfAll) {
-      throw Error(ErrorCode::kUsage,
-                  fmt::format("the plan would have more than {} regions: the layouts' cuts do not fit", kMostCellsOfAll));
+      throw Error(
+          ErrorCode::kUsage,
+          fmt::format("the plan would have more than {} regions: the layouts' cuts do not fit", kMostCellsOfAll));
     }
   }
 
@@ -149,8 +151,8 @@ class Cutter {
   Covers receiving_;
   ListInterner pairs_;
   std::vector<KeyedBox> boxes_;
-  std::vector<std::uint32_t> candidates_;  ///< Id of the candidates of each list of `sending_`.
-  std::vector<std::uint32_t> destinations_;       ///< Id of the destinations of each list of `receiving_`.
+  std::vector<std::uint32_t> candidates_;    ///< Id of the candidates of each list of `sending_`.
+  std::vector<std::uint32_t> destinations_;  ///< Id of the destinations of each list of `receiving_`.
   std::vector<Holder> gathered_;
   std::vector<std::uint32_t> destination_list_;
 };

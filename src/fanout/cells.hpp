@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The boxes of every canonical tensor whose elements all have the same candidate senders and the same destinations.
@@ -24,15 +25,15 @@ struct Holder {
 struct Cell {
   FlatBox box;
   std::uint32_t tensor = 0;
-  std::uint32_t candidates = 0;  ///< Index for Cells::candidates_of.
-  std::uint32_t destinations = 0;       ///< Id in Cells::destination_sets.
+  std::uint32_t candidates = 0;    ///< Index for Cells::candidates_of.
+  std::uint32_t destinations = 0;  ///< Id in Cells::destination_sets.
   /// Equal for cells of a tensor whose receiving shards are the same ones.
   std::uint32_t receiving = 0;
 };
 
 struct Cells {
   std::vector<Cell> cells;         ///< Ordered by tensor, then box.
-  ListInterner destination_sets;          ///< rank, copy, rank, copy, ...: ascending.
+  ListInterner destination_sets;   ///< rank, copy, rank, copy, ...: ascending.
   std::vector<Holder> candidates;  ///< One after another: one a rank, ascending.
   std::vector<std::size_t> begins = {0};
 

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
 #include "fanout/cells.hpp"
-#include "fanout/route_groups.hpp"
 #include "fanout/hash.hpp"
-#include "fanout/routes.hpp"
 #include "fanout/names.hpp"
+#include "fanout/route_groups.hpp"
+#include "fanout/routes.hpp"
 #include "fanout/schedule.hpp"
 #include "fanout/senders.hpp"
 #include "fanout/world_ranks.hpp"
@@ -22,7 +23,7 @@ struct PlanDraft {
 };
 
 PlanDraft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const fanout::Cells& cells,
-                 const std::vector<std::uint32_t>& classes, const PlanOptions& options) {
+                     const std::vector<std::uint32_t>& classes, const PlanOptions& options) {
   PlanDraft draft;
   {
     const auto senders = fanout::choose_senders(world, names.table, cells, classes, options.route_cost_bytes);
@@ -34,7 +35,8 @@ PlanDraft make_draft(const fanout::WorldRanks& world, const fanout::CanonicalNam
 }
 
 /// The rule is in plan_groups.hpp, number 4.
-PlanDraft make_best_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names, const PlanOptions& options) {
+PlanDraft make_best_draft(const fanout::WorldRanks& world, const fanout::CanonicalNames& names,
+                          const PlanOptions& options) {
   const fanout::Cells cells = fanout::cut_cells(world, names);
   const std::vector<std::uint32_t> together(world.participants() - 1, 0);
   PlanDraft draft = make_draft(world, names, cells, together, options);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/names.hpp"
 
 #include <fmt/format.h>
@@ -135,7 +136,8 @@ class Resolver {
     for (std::uint32_t g = 1; g < world_.participants(); ++g) {
       DisjointSets sets(ids_.size());
       for (const TiedTensor& tie : layout(g).ties()) sets.join(ids_.at(tie.alias), ids_.at(tie.original));
-      if (sets.find(ids_.at(a)) == sets.find(ids_.at(b))) who = fmt::format("engine '{}' ties", world_.participant(g).name);
+      if (sets.find(ids_.at(a)) == sets.find(ids_.at(b)))
+        who = fmt::format("engine '{}' ties", world_.participant(g).name);
     }
     throw Error(ErrorCode::kUsage,
                 fmt::format("{} it with '{}', but the trainer holds a value of each", who, excerpt(b)),
@@ -160,7 +162,8 @@ class Resolver {
       return false;
     if (unsent_[all]) return false;
     std::string near;
-    for (std::uint32_t g = 1; g < world_.participants() && near.empty(); ++g) near = near_in(layout(g).table(), spec.name);
+    for (std::uint32_t g = 1; g < world_.participants() && near.empty(); ++g)
+      near = near_in(layout(g).table(), spec.name);
     throw Error(ErrorCode::kUsage, "the trainer has it, but no engine holds it" + near, tensor_context(spec.name));
   }
 
@@ -178,10 +181,11 @@ class Resolver {
       const std::uint32_t original = original_[all];
       if (original == kNone) {
         if (participant == 0 || held_by_engine_[all] == kNone) continue;
-        throw Error(ErrorCode::kUsage,
-                    fmt::format("engine '{}' holds it, but the trainer does not have it{}",
-                                world_.participant(held_by_engine_[all]).name, near_in(trainer().table(), table[t].name)),
-                    tensor_context(table[t].name));
+        throw Error(
+            ErrorCode::kUsage,
+            fmt::format("engine '{}' holds it, but the trainer does not have it{}",
+                        world_.participant(held_by_engine_[all]).name, near_in(trainer().table(), table[t].name)),
+            tensor_context(table[t].name));
       }
       tensor_of[t] = sent[original];
       if (tensor_of[t] != kNone) check_same(participant, table[t], trainer().table()[original]);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Which names of the trainer and of the engines mean the same canonical tensor, and which tensors are sent.

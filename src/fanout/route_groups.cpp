@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/route_groups.hpp"
 
 #include <algorithm>
@@ -41,7 +42,8 @@ class GroupMaker {
     for (std::uint32_t l = 0; l < routes.size(); ++l) {
       std::vector<std::uint32_t> ranks;
       for (const Destination& destination : routes[l].destinations) {
-        if (ranks.empty() || ranks.back() != world.place_of(destination.rank)) ranks.push_back(world.place_of(destination.rank));
+        if (ranks.empty() || ranks.back() != world.place_of(destination.rank))
+          ranks.push_back(world.place_of(destination.rank));
       }
       const std::uint32_t set = sets.intern(ranks);
       if (set == receiver_sets_.size()) add_receivers(ranks);
@@ -202,9 +204,9 @@ class GroupMaker {
 
   GroupDraft section_of(const GroupDraft& draft, std::size_t begin, std::size_t end) const {
     GroupDraft part{{draft.flows.begin() + static_cast<std::ptrdiff_t>(begin),
-                draft.flows.begin() + static_cast<std::ptrdiff_t>(end)},
-               RankSet(world_.size()),
-               0};
+                     draft.flows.begin() + static_cast<std::ptrdiff_t>(end)},
+                    RankSet(world_.size()),
+                    0};
     for (const std::uint32_t flow : part.flows) {
       part.members.insert(flows_[flow].source);
       part.members |= receiver_sets_[flows_[flow].receivers];

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Which routes share a communicator.
@@ -14,9 +15,10 @@
 //    its sources with about the same bytes, each with the receivers that its routes have, if no receiver is in too many
 //    groups then. So pipeline stages, whose ranks follow one another, come to have groups of their own.
 // 4. When step 2 had to join groups and not all engines have the same cut (one has placed its experts anew, say), the
-//    receiver sets may be so many that everybody gets everything. So the plan is also made with routes whose destinations are
-//    of engines with the same cut only: that sends (and keeps snapshots of) the same elements more than once, but has
-//    fewer sets. It is kept when its transfers are over in less than three quarters of the time (plan.cpp).
+//    receiver sets may be so many that everybody gets everything. So the plan is also made with routes whose
+//    destinations are of engines with the same cut only: that sends (and keeps snapshots of) the same elements more
+//    than once, but has fewer sets. It is kept when its transfers are over in less than three quarters of the time
+//    (plan.cpp).
 // 5. Rounds: the groups with the most members first, each takes the first round in which none of its members is busy.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/routes.hpp"
 
 #include <fmt/format.h>
@@ -38,7 +39,8 @@ class RouteMaker {
     Route& route = routes_[id];
     route.source = world_[key[0]].world;
     const auto destinations = senders_.destination_sets[key[1]];
-    for (std::size_t i = 0; i < destinations.size(); i += 2) route.destinations.push_back({world_[destinations[i]].world, destinations[i + 1]});
+    for (std::size_t i = 0; i < destinations.size(); i += 2)
+      route.destinations.push_back({world_[destinations[i]].world, destinations[i + 1]});
     const auto counted = senders_.counted_sets[key[2]];
     route.counted_by.assign(counted.begin(), counted.end());
     route.counted_in_state = key[3] != 0;
@@ -100,7 +102,7 @@ std::vector<std::uint8_t> wire_order(const Shard& shard, const Box& region) {
 }
 
 std::vector<Route> make_routes(const WorldRanks& world, const CanonicalNames& names, const Cells& cells,
-                             const Senders& senders) {
+                               const Senders& senders) {
   return RouteMaker(world, names, cells, senders).make();
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <vector>
@@ -7,10 +8,10 @@
 
 namespace sparsecast::fanout {
 
-/// The routes, ordered by source, destinations and engines that count them; without groups. Neighbouring cells of a route
-/// that lie in one shard of each rank become one region.
+/// The routes, ordered by source, destinations and engines that count them; without groups. Neighbouring cells of a
+/// route that lie in one shard of each rank become one region.
 std::vector<Route> make_routes(const WorldRanks& world, const CanonicalNames& names, const Cells& cells,
-                             const Senders& senders);
+                               const Senders& senders);
 
 /// Dimensions of a part by descending stride of the shard; those of extent 1 stay in their places, and so do equals.
 std::vector<std::uint8_t> wire_order(const Shard& shard, const Box& region);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/schedule.hpp"
 
 #include <algorithm>
@@ -50,7 +51,8 @@ struct TransferStart {
 
 }  // namespace
 
-Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes, const std::vector<RouteGroup>& groups) {
+Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes,
+                            const std::vector<RouteGroup>& groups) {
   std::vector<Queue> queues = make_queues(world, routes, groups);
   std::vector<std::uint64_t> free_at(world.size());
   std::priority_queue<TransferStart> starts;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <vector>
@@ -15,6 +16,7 @@ struct Schedule {
 /// group whose members are all free first broadcasts for its next source (of equals, the one with the most bytes
 /// left, then the first). So transfers without a common member run side by side, and every rank takes part in its own
 /// in this order.
-Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes, const std::vector<RouteGroup>& groups);
+Schedule schedule_transfers(const WorldRanks& world, const std::vector<Route>& routes,
+                            const std::vector<RouteGroup>& groups);
 
 }  // namespace sparsecast::fanout

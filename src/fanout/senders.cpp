@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/senders.hpp"
 
 #include <algorithm>
@@ -14,8 +15,8 @@ namespace {
 
 /// Destinations that choose alike, with those who may send to them.
 struct DestinationSet {
-  std::vector<std::uint32_t> candidates;  ///< Indices into the cell's; none: whoever sends to another set.
-  std::vector<std::uint32_t> destinations;       ///< Encoded as a list of Cells::destination_sets.
+  std::vector<std::uint32_t> candidates;    ///< Indices into the cell's; none: whoever sends to another set.
+  std::vector<std::uint32_t> destinations;  ///< Encoded as a list of Cells::destination_sets.
 };
 
 struct ChosenDestination {
@@ -27,9 +28,9 @@ struct ChosenDestination {
 /// Destinations of one class of engines that one candidate sends to.
 struct RouteDestinations {
   std::uint32_t candidate = 0;
-  std::uint32_t destinations = 0;    ///< Id in Senders::destination_sets.
-  std::uint32_t counted = 0;  ///< Id in Senders::counted_sets.
-  bool in_state = false;      ///< Route::counted_in_state.
+  std::uint32_t destinations = 0;  ///< Id in Senders::destination_sets.
+  std::uint32_t counted = 0;       ///< Id in Senders::counted_sets.
+  bool in_state = false;           ///< Route::counted_in_state.
 };
 
 struct Chosen {
@@ -39,8 +40,8 @@ struct Chosen {
 
 class Chooser {
  public:
-  Chooser(const WorldRanks& world, const TensorTable& table, const Cells& cells, const std::vector<std::uint32_t>& classes,
-          std::uint64_t route_cost)
+  Chooser(const WorldRanks& world, const TensorTable& table, const Cells& cells,
+          const std::vector<std::uint32_t>& classes, std::uint64_t route_cost)
       : world_(world),
         table_(table),
         cells_(cells),
@@ -76,7 +77,8 @@ class Chooser {
   }
 
   void assign(std::uint32_t cell, const Holder& source, const RouteDestinations& destinations) {
-    const std::array<std::uint32_t, 4> route{source.rank, destinations.destinations, destinations.counted, destinations.in_state ? 1U : 0U};
+    const std::array<std::uint32_t, 4> route{source.rank, destinations.destinations, destinations.counted,
+                                             destinations.in_state ? 1U : 0U};
     chosen_.push_back({{out_.routes.intern(route), source.shard}, first_[cell]});
     first_[cell] = static_cast<std::uint32_t>(chosen_.size() - 1);
     load_[source.rank] += bytes(cell);
@@ -99,8 +101,8 @@ class Chooser {
     return routes_of_[destinations];
   }
 
-  /// One entry for each candidate and class. An engine counts what its first destination gets, the state what the first of all
-  /// destinations gets.
+  /// One entry for each candidate and class. An engine counts what its first destination gets, the state what the first
+  /// of all destinations gets.
   std::vector<RouteDestinations> divide(const std::vector<ChosenDestination>& destinations) {
     struct EngineLists {
       std::vector<std::uint32_t> destinations;
@@ -120,8 +122,8 @@ class Chooser {
     std::vector<RouteDestinations> out;
     for (auto& [key, route] : routes) {
       std::sort(route.counted.begin(), route.counted.end());
-      out.push_back(
-          {key.first, out_.destination_sets.intern(route.destinations), out_.counted_sets.intern(route.counted), route.in_state});
+      out.push_back({key.first, out_.destination_sets.intern(route.destinations),
+                     out_.counted_sets.intern(route.counted), route.in_state});
     }
     return out;
   }
@@ -176,7 +178,7 @@ class Chooser {
   }
 
   std::vector<DestinationSet> make_sets(const std::vector<std::uint32_t>& ranks,
-                                     std::span<const std::uint32_t> destinations) const {
+                                        std::span<const std::uint32_t> destinations) const {
     std::vector<DestinationSet> sets;
     std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> local;  // By node: candidates.
     for (std::uint32_t c = 0; c < ranks.size(); ++c) {
@@ -191,7 +193,8 @@ class Chooser {
         sets.emplace_back();
         if (near != local.end()) sets.back().candidates = near->second;
       }
-      sets[set->second].destinations.insert(sets[set->second].destinations.end(), {destinations[i], destinations[i + 1]});
+      sets[set->second].destinations.insert(sets[set->second].destinations.end(),
+                                            {destinations[i], destinations[i + 1]});
     }
     if (sets.size() == 1 && sets[0].candidates.empty()) {
       sets[0].candidates.resize(ranks.size());
@@ -214,9 +217,10 @@ class Chooser {
   const Cells& cells_;
   const std::vector<std::uint32_t>& classes_;
   const std::uint64_t route_cost_;
-  std::vector<std::uint64_t> load_;          ///< Bytes, by dense rank.
-  std::unordered_set<std::uint64_t> sends_;  ///< Dense rank, and destinations of a cell that it sends (to some of them).
-  std::vector<std::uint32_t> first_;         ///< Last choice of each cell, which leads to the others.
+  std::vector<std::uint64_t> load_;  ///< Bytes, by dense rank.
+  std::unordered_set<std::uint64_t>
+      sends_;                         ///< Dense rank, and destinations of a cell that it sends (to some of them).
+  std::vector<std::uint32_t> first_;  ///< Last choice of each cell, which leads to the others.
   std::vector<Chosen> chosen_;
   std::vector<std::vector<RouteDestinations>> routes_of_;  ///< Routes, indexed by set of destinations.
   ListInterner candidate_sets_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -55,8 +56,8 @@ std::optional<std::size_t> index_in(const Participant& participant, int world_ra
   return std::nullopt;
 }
 
-std::vector<RegionView> views_of(const Route& route, const RankLayout& rank, const std::vector<std::uint32_t>& tensor_of,
-                               std::uint32_t copy, bool with_base) {
+std::vector<RegionView> views_of(const Route& route, const RankLayout& rank,
+                                 const std::vector<std::uint32_t>& tensor_of, std::uint32_t copy, bool with_base) {
   const ShardsByTensor shards(rank, tensor_of);
   std::vector<RegionView> views;
   views.reserve(route.regions.size());
@@ -103,7 +104,8 @@ std::vector<RegionView> FanoutPlan::source_views(std::size_t route) const {
 std::vector<RegionView> FanoutPlan::destination_views(std::size_t route, const Destination& destination) const {
   check_route(route, routes_.size());
   if (!std::binary_search(routes_[route].destinations.begin(), routes_[route].destinations.end(), destination)) {
-    throw Error(ErrorCode::kUsage, fmt::format("the route has no destination {} of world rank {}", destination.copy, destination.rank),
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the route has no destination {} of world rank {}", destination.copy, destination.rank),
                 fmt::format("route {}", route));
   }
   for (std::size_t e = 0; e < engines_.size(); ++e) {
@@ -111,7 +113,8 @@ std::vector<RegionView> FanoutPlan::destination_views(std::size_t route, const D
       return views_of(routes_[route], engines_[e].layout->ranks()[*rank], tensor_of_[1 + e], destination.copy, false);
     }
   }
-  throw Error(ErrorCode::kUsage, "no engine has the destination's rank", fmt::format("world rank {}", destination.rank));
+  throw Error(ErrorCode::kUsage, "no engine has the destination's rank",
+              fmt::format("world rank {}", destination.rank));
 }
 
 }  // namespace sparsecast

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fanout/world_ranks.hpp"
 
 #include <fmt/format.h>
@@ -20,10 +21,10 @@ void check_participant(const Participant& participant, bool trainer) {
   const std::string who = describe_participant(participant, trainer);
   if (!participant.layout) throw Error(ErrorCode::kUsage, "the participant has no layout", who);
   if (participant.ranks.size() != participant.layout->ranks().size()) {
-    throw Error(
-        ErrorCode::kUsage,
-        fmt::format("{} world ranks for the {} ranks of its layout", participant.ranks.size(), participant.layout->ranks().size()),
-        who);
+    throw Error(ErrorCode::kUsage,
+                fmt::format("{} world ranks for the {} ranks of its layout", participant.ranks.size(),
+                            participant.layout->ranks().size()),
+                who);
   }
 }
 
@@ -38,7 +39,8 @@ WorldRanks::WorldRanks(const Participant& trainer, const std::vector<Participant
   for (std::uint32_t g = 0; g < participants(); ++g) {
     check_participant(participant(g), g == 0);
     if (!names.insert(participant(g).name).second) {
-      throw Error(ErrorCode::kUsage, "another participant has the same name", describe_participant(participant(g), g == 0));
+      throw Error(ErrorCode::kUsage, "another participant has the same name",
+                  describe_participant(participant(g), g == 0));
     }
     for (std::uint32_t i = 0; i < participant(g).ranks.size(); ++i) {
       const RankLayout& layout = participant(g).layout->ranks()[i];

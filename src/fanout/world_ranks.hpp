@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@ inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
 struct WorldRank {
   int world = 0;
   std::uint32_t participant = 0;  ///< 0: the trainer; 1 + i: engine i.
-  std::uint32_t index = 0;  ///< Rank in the participant's layout.
+  std::uint32_t index = 0;        ///< Rank in the participant's layout.
   std::uint32_t node = kNone;
   const RankLayout* layout = nullptr;
 };

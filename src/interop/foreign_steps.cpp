@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which versions of another system lie at a path.
 
 #include <fmt/format.h>

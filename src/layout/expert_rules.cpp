@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Experts: every place on a rank is one expert's matrix, cut like any other, in a local tensor of its own or stacked.
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Reading JSON that nobody has looked at: bounded depth, no key twice, and every error names its place.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/layout_builders.hpp"
 
 #include <fmt/format.h>

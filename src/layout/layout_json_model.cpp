@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "layout/layout_json_model.hpp"
 
 #include <fmt/format.h>

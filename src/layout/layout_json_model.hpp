@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,8 @@ std::vector<std::uint32_t> read_indices(const JsonPlace& place, std::uint64_t li
 /// The declarations in the model's part of a rule-based file, scaled down: sizes, repeats and tensors.
 class LayoutModel {
  public:
-<<<<<<< HEAD
   struct ModelTensor {
-    std::string name;  ///< With variables.
-=======
-  struct Tensor {
     std::string name;  ///< Name pattern with its variables.
->>>>>>> h-n4
     std::vector<std::string> variables;
     Values values;
     DType dtype = DType::kBF16;

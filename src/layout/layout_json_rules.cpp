@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The rule-based form: the model's tensors, the mesh, and cuts that name a builder's rule.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Overlaps are found by sweeps. Most views of a local tensor are runs that follow one another: sorting them is enough.
 // Those whose ranges meet are mostly columns of a matrix: cut at the largest stride into rows, each is a rectangle, and
 // a sweep over the rows looks only at rectangles of neighbouring columns. Pairs whose rectangles meet are decided

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Which elements of a local tensor a shard lies on, and whether those of two shards meet.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Anchors: whole checkpoints in the log, so that nobody has to replay it from its beginning.
 //
 //     verify digest -> files, each durable -> record -> catalog

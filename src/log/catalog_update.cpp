@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The catalog is read, changed and replaced by whoever has something to add. What is lost when two do so at once costs
 // time: merged deltas are made again, anchors are found again by the next maintenance.
 

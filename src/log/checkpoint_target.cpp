@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A checkpoint on disk that follows a log. What is engine-visible is one whole version, or marked by an undo record:
 // in place by the protocol in in_place_apply.cpp, a copy or an anchor by that in checkpoint_place.hpp.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How a commit gets into the log: once, or not at all, whatever replies are lost.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Merged deltas: aligned spans, each made of the spans of the next smaller size.
 //
 //     span 4:   0-4 4-8 8-12 12-16 ...   of single deltas

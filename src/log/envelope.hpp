@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Envelope around every record of a log (docs/delta-log.md, "Records"):

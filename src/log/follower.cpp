@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The reading end of a delta log. docs/following.md is the normative text.
 
 #include <fmt/format.h>

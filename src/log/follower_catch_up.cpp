@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Takes the target from its version to another one: plan, fetch, check against commits, apply.
 //
 // A delta is applied only when it is known to lead to the digest that a commit names: of the version it leads to, or,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The inside of LogFollower. follower.cpp: start, step, notification, lease; follower_catch_up.cpp: from here to there.

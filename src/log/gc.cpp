@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Garbage collection:
 //
 //     choose floor -> floor durable -> leases again (floor lowered?) -> catalog -> removal

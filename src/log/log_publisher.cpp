@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The trainer's end of a delta log. Three threads, which share State:
 //
 //     caller       detects, encodes, hands over; waits with a deadline; tells the Publisher what became of it

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The whole log, read anew and compared with itself.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Live tensors that follow a log, through a Subscriber.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // CPU implementation of sparsecast/quantize.hpp. A task is a row of blocks.
 
 #include "sparsecast/quantize.hpp"

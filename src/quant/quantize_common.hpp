@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Arithmetic of fp8 block quantisation (sparsecast/quantize.hpp), shared by host and device: integer operations, and

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // An anchor is a delta of raw values in which every element is named; its blocks are dense, so it costs what the bytes
 // cost. Each record is a broadcast of its own, and a route ends with its commit record:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Seeding: the committed version, whole, to engines that hold nothing yet. Every frame is broadcast as soon as it is

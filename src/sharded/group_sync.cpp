@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One sync of a trainer and its engines, all routes of all ranks. A rank may be both, and does then both columns.
 //
 //     trainer rank                                    engine rank

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A regroup and a sync, from the side of one rank: a trainer's, an engine's, or one that is both.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The groups of a plan as MPI communicators. MPI makes a communicator of a group only by a call that waits for all of
 // its members; so the ranks first tell one another, with a deadline, that they are here and about to make it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sharded/publisher_side.hpp"
 
 #include <fmt/format.h>

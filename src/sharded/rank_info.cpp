@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Everybody says who he is; then the layouts travel, each once, from the first rank that has it; then all see the same
 // groups, and what is wrong with them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The ranks of a trainer and its engines find out who they are: the first thing of every regroup.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A rank's own routes: each an ordinary delta stream, with a publisher on its source and a subscriber on each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Executor that runs tasks one after another, on a thread of its own or on the caller's.
@@ -10,8 +11,8 @@
 #include <string>
 #include <thread>
 
-#include "sparsecast/control_channel.hpp"
 #include "core/outcome.hpp"
+#include "sparsecast/control_channel.hpp"
 
 namespace sparsecast {
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Memory of a rank's local tensors, and the operations that differ between host memory (host_shard_memory.cpp) and a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Copy of what receivers hold of a trainer rank's shards: its local tensors, or the cast of those that are masters. It

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sharded/sync_world.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One group of ranks after a regroup: who is in it, the plan, and the open groups.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The transfers of a sync, as one rank takes part in them. What it sends is encoded route by route ahead of the wire,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Vote that every rank sends at the end of a step, and the decision that all ranks derive from the votes.
@@ -5,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "core/outcome.hpp"
 #include "sharded/rank_info.hpp"
 #include "sparsecast/digest.hpp"
-#include "core/outcome.hpp"
 
 namespace sparsecast {
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Objects as files. Visibility and durability are those of FileSystem: a file appears whole under its name (rename, or
 // link where it must not replace), after its bytes have been synced and before the call returns its directory is.
 

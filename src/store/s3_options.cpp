@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // This file finds a bucket's address and its access keys. They come from the location, the environment and the files
 // that the AWS tools keep, in their order of precedence.
 

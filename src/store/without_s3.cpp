@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // This file replaces the S3 store in a build without libcurl.
 
 #include "sparsecast/error.hpp"

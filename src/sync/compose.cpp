@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Group operations on deltas: compose (u->v, v->w to u->w) and invert. Both stream: blocks of one section of one tensor
 // are in memory at a time, because no block crosses a section.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sync/delta_staging.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Staging of a received delta. Everything that can be rejected is rejected here, before the first byte of live state

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A sync whose frames stay in device memory:
 //
 //     broadcast           header, commit, the sizes of the frames (host records)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Detect and encode: tiles -> blocks -> frames. Sections are independent tasks; the frame writer takes their blocks
 // in order, so that the bytes do not depend on the number of threads.
 

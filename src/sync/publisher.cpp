@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The publisher's rules, the same wherever the weights are; what depends on that is behind PublisherBackend.
 
 #include <fmt/format.h>

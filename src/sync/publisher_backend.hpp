@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Interface between a publisher and the memory of its weights, on the host or on a device. The rules on versions, the

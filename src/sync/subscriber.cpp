@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Stage, verify, apply, verify. Everything that can be refused is refused while staging (delta_staging.cpp), before the
 // first byte of live state changes; the apply that is left can only fail its proof, and is then undone.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Interface between a subscriber and the memory of its tensors, on the host or on a device. The rules are the same for

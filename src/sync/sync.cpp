@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One sync: every rank of a group ends at version v, or every rank stays at v-1 and says why.
 //
 //            source                                      receiver
@@ -31,9 +33,9 @@
 
 #include <optional>
 
+#include "core/outcome.hpp"
 #include "core/trace.hpp"
 #include "sync/sync_steps.hpp"
-#include "core/outcome.hpp"
 
 namespace sparsecast {
 namespace {

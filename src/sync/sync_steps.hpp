@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Steps of one sync (sync.cpp) that depend on how the records of a delta travel: through the host, or between devices.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The transport for one delta: a file that is either whole or not there.
 
 #include "sparsecast/transport.hpp"

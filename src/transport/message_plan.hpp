@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // How a list of records becomes messages: a table of sizes, then few large messages. Both ends compute the same cut

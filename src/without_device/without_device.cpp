@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Device functions of a library that was built without CUDA: all of them throw Error{kUnsupported}.
 
 #include "core/masked_copy.hpp"

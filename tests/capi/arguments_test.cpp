@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Wrong arguments, stale handles, hostile ids: an answer each, never a crash.
 
 #include <cstring>

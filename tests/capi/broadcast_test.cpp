@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // scBroadcast: what arrives, what it costs, and how it comes back from failures.
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Compiled as strict C99 with every warning an error: sparsecast.h must serve plain C, alone. */
 #include <sparsecast/sparsecast.h>
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Faults in transit and on disk: any byte altered, any tail lost. Checksums must notice all of it.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Deltas under compose and invert: a group for xor and ulp, and a chain that applies alike for raw.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Deltas that were altered and checksummed again, so that no checksum helps: the validation of blocks, and behind it
 // the digest, must keep the live state as it was.
 

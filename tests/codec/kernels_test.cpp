@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The vector kernels against plain loops.
 
 #include "codec/kernels.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "codec/nan_masked.hpp"
 
 #include <gtest/gtest.h>

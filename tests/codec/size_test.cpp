@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sizes that the project promises. The data are fixed, so the bounds are exact claims about the encoder.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <sparsecast/publisher.hpp>
 #include <sparsecast/subscriber.hpp>
 #include <sparsecast/version.hpp>

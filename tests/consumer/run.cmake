@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Run by ctest (tests/ConsumerTest.cmake): install, configure, build and run the consumer.
 
 function(step what)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // AtomicFile: after any failure and any crash the old or the whole new content, never a part (I2), and after a clean
 // return the new content for certain.
 

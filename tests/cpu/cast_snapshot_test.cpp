@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cast snapshots: masters beside tensors as they are, against the snapshot of tensors that were cast beforehand.
 
 #include <gtest/gtest.h>

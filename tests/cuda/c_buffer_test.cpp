@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // scBroadcast's buffers in device memory: NCCL is its fake, the device is emulated, each rank is a thread.
 
 #if defined(SPARSECAST_CUDA_EMULATION) && defined(SPARSECAST_HAVE_NCCL)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Device access for the tests of the device encoder: the emulated device or, in sparsecast_gpu_tests, a real one.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The device's decode and apply, emulated or real, against the CPU's on the same frames.
 
 #include "cuda/apply/device_applier.hpp"

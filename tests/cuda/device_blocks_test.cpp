@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Steps that are chosen, not drawn: where blocks, sections and frames begin and end, and what a delta needs of memory.
 
 #include <gtest/gtest.h>

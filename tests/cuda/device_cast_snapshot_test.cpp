@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cast snapshots on a device, emulated or real: masters beside tensors as they are, views or not. Frames are the CPU's
 // of tensors that were cast beforehand, without the library's arithmetic.
 

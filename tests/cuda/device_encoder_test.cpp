@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The device's kernels, emulated or real, against the CPU's encoder.
 
 #include "cuda/encode/device_encoder.hpp"

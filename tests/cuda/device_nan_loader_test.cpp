@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Subscriber::apply_nan_masked with tensors on a device, emulated or real.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Publishers on a device, emulated or real, against those of the CPU: the same bytes, version after version.
 
 #include "sparsecast/publisher.hpp"

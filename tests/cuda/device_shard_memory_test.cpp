@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Copies between a rank's tensors on a device, their snapshots, and anchors.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sharded publishers over fp32 masters on a device, for engines on a device.
 
 #include <gtest/gtest.h>

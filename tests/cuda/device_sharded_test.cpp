@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sharded syncs whose local tensors lie on a device, on both sides or on one; on an emulated device, ranks' kernels
 // take turns, and all else of the ranks runs at once.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Subscribers with tensors on a device, emulated or real, against those of the CPU: the same bytes, the same input
 // errors.
 

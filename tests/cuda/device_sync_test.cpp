@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whole syncs between devices: the NCCL transport on the fake NCCL, publisher and subscribers on the emulated
 // device, each rank a thread.
 

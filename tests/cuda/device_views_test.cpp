@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tensors that are views of larger memory, and tables whose tensors are boxes of others, on a device, emulated or real:
 // the frames are the CPU's of the same tensors made contiguous, digests those of the origins.
 

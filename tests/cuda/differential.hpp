@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Compares the encoder of the device with that of the CPU on the same step: frames byte for byte, counts, digest, and

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // NaN-masked tensors on the device, emulated or real, against the CPU's.
 
 #include <gtest/gtest.h>

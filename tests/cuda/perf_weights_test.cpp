@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The weights of sparsecast_perf on a device, as its run loop uses them: three ranks, each a thread, over a channel in
 // memory that takes frames and dense weights through the host.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fp8 block quantisation on the device, emulated or real, against the CPU's.
 
 #include <gtest/gtest.h>

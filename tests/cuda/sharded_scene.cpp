@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/cuda/sharded_scene.hpp"
 
 #include "cuda/common/device_stream.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Ranks of a small trainer and its engines, as threads, with local tensors in host memory or on a device.

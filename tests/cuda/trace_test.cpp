@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Ranges as a profiler sees them. The recorder (tests/trace) is loaded as any profiler would be, when the first range
 // begins.
 

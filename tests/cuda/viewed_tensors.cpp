@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/viewed_tensors.hpp"
 
 #include "core/digest_common.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Tables of boxes with digest origins, tensors on a device that are views of larger memory, and their digests computed

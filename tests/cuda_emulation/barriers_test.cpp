@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whether the kernels need each of their barriers, and whether a missing one would be found: what they do for random
 // steps is looked at once more for each barrier, as if that one were not there.
 

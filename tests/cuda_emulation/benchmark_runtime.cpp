@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The calls of the runtime that only benchmarks make.
 
 #include <cstring>

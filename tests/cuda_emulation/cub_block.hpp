@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Scan and reduction over a CTA, as far as the kernels use them, with the interface of CUB, over the emulated barriers.

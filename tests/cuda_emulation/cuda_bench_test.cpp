@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The benchmark of the device backend, on the emulated device: that it runs to its end, that its own checks of every
 // result hold, and what it writes. Its times mean nothing here.
 

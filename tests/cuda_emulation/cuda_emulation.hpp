@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // CUDA's qualifiers and built-in functions for kernels that g++ compiles with SPARSECAST_CUDA_EMULATION.

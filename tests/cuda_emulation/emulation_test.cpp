@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The emulator itself: what a kernel may rely on, and that broken kernels are reported.
 
 #include <gtest/gtest.h>

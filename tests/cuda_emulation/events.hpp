@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Events of the emulated device, for tests that include the real CUDA headers and therefore not runtime.hpp.

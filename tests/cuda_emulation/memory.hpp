@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Memory of the emulated device, and pinned memory of the host. In a program that looks for races only device code can

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Publishers and subscribers beside the caller's own streams: events alone order them, and without the event there is a
 // race, which is found.
 

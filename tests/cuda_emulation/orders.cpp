@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda_emulation/orders.hpp"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Finds unordered accesses of streams and the host to device memory and pinned memory: a kernel that reads the result

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Hooks that code compiled with -fsanitize=thread calls, in place of the library of ThreadSanitizer.
 
 #include <cstddef>

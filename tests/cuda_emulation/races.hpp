@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Finds data races of kernels: two threads of a grid access one byte, at least one of them writes it, and nothing

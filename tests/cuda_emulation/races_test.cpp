@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tests of the race detection: every broken kernel or order is reported with both places, and nothing that CUDA allows
 // is.
 

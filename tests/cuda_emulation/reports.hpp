@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Texts of the findings of races.hpp and orders.hpp. A test that ends with a finding fails.

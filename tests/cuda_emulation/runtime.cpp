@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda_emulation/runtime.hpp"
 
 #include "cuda_emulation/events.hpp"

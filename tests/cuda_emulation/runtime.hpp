@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The functions of the CUDA runtime that host code calls, on host memory, and synchronous unless copies are deferred.

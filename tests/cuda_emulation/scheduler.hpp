@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Runs a CUDA grid on one OS thread, for tests: the threads of a CTA are fibers that yield at barriers, and CTAs run

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The machine that a whole program with ranks of its own runs on, where there is none: one emulated device that all
 // ranks share, and the fake NCCL, whose ranks are the processes. The linker puts these three functions in the
 // place of the library's (--wrap, tests/CudaEmulation.cmake).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Canonical tensors filled with distinct numbers, the few operations on matrices by which frameworks document their

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Plans between the layouts in layouts/: every trainer there can serve the engine there.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Directories and payloads that break the rules of docs/wire-format.md §2.3 and §4 under valid checksums.
 
 #include "golden_vectors.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Damaged records: cut, altered with and without the checksum, taken out, repeated, mixed.
 
 #include <zstd.h>

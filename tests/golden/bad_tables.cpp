@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Table records that must be refused although their checksum, and mostly the header's hash of them, is right.
 
 #include <zstd.h>

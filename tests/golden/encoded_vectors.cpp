@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Deltas as the encoder writes them: every position mode with every value codec, every dtype, and the odd shapes.
 
 #include <bit>

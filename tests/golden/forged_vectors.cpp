@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Deltas that are valid although our encoder would choose other parameters: a reader must not rely on §5.
 
 #include "golden_vectors.hpp"

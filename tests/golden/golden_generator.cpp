@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // golden_generator [DIR]: writes the golden vectors of docs/wire-format.md into DIR (testdata/golden), which must
 // exist. The same bytes each time, but for zstd bodies and tables, which depend on the version of the zstd library.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // testdata/golden: good deltas decode and encode to the same bytes for ever, bad ones are refused for ever.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The golden vectors of docs/wire-format.md: what they contain. Every byte follows from the seeds in here.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Several ranks on one GPU, each a process: whole syncs over NCCL, checked against dense broadcasts, then the loss of a
 // rank, and a new one that comes late. Times mean nothing here: NCCL goes through sockets on the loopback interface
 // (docs/nccl.md).

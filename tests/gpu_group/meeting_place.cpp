@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "gpu_group/meeting_place.hpp"
 
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Meeting place of the processes of a group: a rendezvous on loopback, whose port rank 0 writes to a file.

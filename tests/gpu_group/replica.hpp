@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A rank's end of the syncs: a trainer on rank 0, a receiver elsewhere.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "gpu_group/transport.hpp"
 
 #include "sparsecast/tcp_transport.hpp"

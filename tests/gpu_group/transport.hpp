@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The channel that a group of processes syncs over: NCCL, or, to try the program itself without a device, the control

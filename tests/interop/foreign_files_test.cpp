@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Files of other systems, byte by byte as their layouts say; and such as no system would write, which are refused with
 // the place of the fault.
 

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers and writers of other systems' layouts, written from docs/interop.md alone, with numpy.
 
 A state is a dict: name -> (dtype as safetensors names it, shape, bytes). Nothing here knows of sparsecast.
 """
+
 import json
 import pathlib
 import struct
@@ -11,9 +13,34 @@ import numpy as np
 import xxhash
 import zstandard
 
-SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I16": 2, "I32": 4, "I64": 8, "BOOL": 1}
-TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn",
-         "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}
+SIZES = {
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I8": 1,
+    "U8": 1,
+    "I16": 2,
+    "I32": 4,
+    "I64": 8,
+    "BOOL": 1,
+}
+TORCH = {
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "BOOL": "bool",
+}
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -22,7 +49,10 @@ def parse_safetensors(data):
     header = json.loads(data[8 : 8 + length])
     metadata = header.pop("__metadata__", {})
     begin = 8 + length
-    tensors = {n: (e["dtype"], e["shape"], data[begin + e["data_offsets"][0] : begin + e["data_offsets"][1]]) for n, e in header.items()}
+    tensors = {
+        n: (e["dtype"], e["shape"], data[begin + e["data_offsets"][0] : begin + e["data_offsets"][1]])
+        for n, e in header.items()
+    }
     return tensors, metadata
 
 
@@ -78,7 +108,11 @@ def trl_write(path, old, new, version):
         tensors[name + ".indices"] = ("I32", [indices.size], indices.astype("<i4").tobytes())
         tensors[name + ".values"] = (dtype, [indices.size], values.tobytes())
         names.append(name)
-    write_safetensors(path, tensors, {"sparse": "True", "model_version": str(version), "sparsity": "0.99", "changed_params": json.dumps(names)})
+    write_safetensors(
+        path,
+        tensors,
+        {"sparse": "True", "model_version": str(version), "sparsity": "0.99", "changed_params": json.dumps(names)},
+    )
 
 
 def trl_apply(path, state):
@@ -121,9 +155,16 @@ def slime_write(directory, old, new, version, encoding, algorithm="xxh3-128", fi
         weight_map[name] = f"model-{place % files:05d}-of-{files:05d}.safetensors"
     for i in range(files):
         write_safetensors(directory / f"model-{i:05d}-of-{files:05d}.safetensors", tensors[i], checksums[i])
-    metadata = {"version": f"{version:06d}", "base_version": f"{version - 1:06d}", "delta_encoding": encoding,
-                "compression_format": "zstd", "checksum_format": algorithm}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": metadata, "weight_map": weight_map}))
+    metadata = {
+        "version": f"{version:06d}",
+        "base_version": f"{version - 1:06d}",
+        "delta_encoding": encoding,
+        "compression_format": "zstd",
+        "checksum_format": algorithm,
+    }
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": metadata, "weight_map": weight_map})
+    )
 
 
 def slime_apply(directory, state):
@@ -161,8 +202,17 @@ def torch_hash(dtype, data):
     if dtype == "BF16":
         wide = (words(dtype, data).astype(np.uint32) << 16).view(np.float32)
     else:
-        kind = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32,
-                "I64": np.int64, "U8": np.uint8, "BOOL": np.uint8}[dtype]
+        kind = {
+            "F16": np.float16,
+            "F32": np.float32,
+            "F64": np.float64,
+            "I8": np.int8,
+            "I16": np.int16,
+            "I32": np.int32,
+            "I64": np.int64,
+            "U8": np.uint8,
+            "BOOL": np.uint8,
+        }[dtype]
         wide = np.frombuffer(data, kind)
         if dtype == "F16":
             wide = wide.astype(np.float32)  # A float32 on the way makes NaNs quiet, as PyTorch does.
@@ -194,14 +244,30 @@ def packed_write(directory, old, new, version, encoding, mixed=False, checksum=T
                 blob = gaps.astype({2: "<u2", 4: "<u4"}[width]).tobytes()
             if stored != dtype:
                 new_words = new_words.astype(np.uint32) << 16
-            params.append({"name": name, "dtype": TORCH[dtype], "shape": list(shape), "pos_start": len(positions),
-                           "pos_end": len(positions) + len(blob), "pos_width": width, "val_start": count,
-                           "val_end": count + indices.size})
+            params.append(
+                {
+                    "name": name,
+                    "dtype": TORCH[dtype],
+                    "shape": list(shape),
+                    "pos_start": len(positions),
+                    "pos_end": len(positions) + len(blob),
+                    "pos_width": width,
+                    "val_start": count,
+                    "val_end": count + indices.size,
+                }
+            )
             positions, values, count = positions + blob, values + new_words.tobytes(), count + indices.size
-        metadata = {"encoding": encoding, "params": json.dumps(params), "prev_version": str(version - 1), "current_version": str(version)}
+        metadata = {
+            "encoding": encoding,
+            "params": json.dumps(params),
+            "prev_version": str(version - 1),
+            "current_version": str(version),
+        }
         if checksum and stored[:2] != "F8":
             metadata["checksum"] = str(packed_checksum(positions, stored, values))
-        data = safetensors_bytes({"__positions__": ("U8", [len(positions)], positions), "__values__": (stored, [count], values)}, metadata)
+        data = safetensors_bytes(
+            {"__positions__": ("U8", [len(positions)], positions), "__values__": (stored, [count], values)}, metadata
+        )
         if encoding == "deltas_zstd":
             data = zstandard.ZstdCompressor(level=1).compress(data)
         (directory / f"rank0000_flush{flush:06d}.safetensors").write_bytes(data)
@@ -230,7 +296,9 @@ def packed_apply(directory, state):
         positions, (dtype, _, values) = tensors["__positions__"][2], tensors["__values__"]
         if dtype[:2] != "F8":
             assert int(metadata["checksum"]) == packed_checksum(positions, dtype, values)
-        state = patched(state, flush_changes(metadata["encoding"], json.loads(metadata["params"]), positions, dtype, values))
+        state = patched(
+            state, flush_changes(metadata["encoding"], json.loads(metadata["params"]), positions, dtype, values)
+        )
     return state
 
 

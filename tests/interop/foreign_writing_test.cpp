@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A delta written in the layout of another system reads back as the same delta, and one that cannot be written leaves
 // nothing.
 

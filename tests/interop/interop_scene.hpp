@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A base checkpoint in memory, a state after it, and the delta between them: what tests of other systems' layouts need.

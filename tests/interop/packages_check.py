@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`sparsecast convert` held to other systems' own code: what they read of ours, what we read of theirs.
 
     tests/interop/packages_check.py SPARSECAST [--vllm DIR] [--verl DIR] [--trl DIR] [--sglang DIR]
@@ -9,6 +10,7 @@ none of their dependencies but torch and numpy. FILE: a `local_checkpoint.py` an
 checkout, which no package has; and NeMo-RL's weight_transfer_sparse_codec.py, to measure it. Prints a line for each comparison, with processor times
 of all threads.
 """
+
 import argparse
 import ast
 import importlib.util
@@ -61,8 +63,10 @@ def as_tensors(state):
 
 
 def same_bits(tensors, state):
-    return all(tensors[n].contiguous().view(torch.uint8).numpy().tobytes() == b if tensors[n].dim() else True
-               for n, (_, _, b) in state.items())
+    return all(
+        tensors[n].contiguous().view(torch.uint8).numpy().tobytes() == b if tensors[n].dim() else True
+        for n, (_, _, b) in state.items()
+    )
 
 
 class Model(torch.nn.Module):
@@ -118,7 +122,8 @@ class Check:
                 mine, _ = layouts.read_safetensors(path)
                 theirs = safetensors.torch.load_file(path)
                 good = theirs.keys() == mine.keys() and all(
-                    t.contiguous().view(torch.uint8).numpy().tobytes() == mine[n][2] for n, t in theirs.items())
+                    t.contiguous().view(torch.uint8).numpy().tobytes() == mine[n][2] for n, t in theirs.items()
+                )
                 if not good:
                     self.require(False, f"safetensors reads {path}")
         self.require(True, "safetensors (torch) reads every file that we write")
@@ -126,19 +131,25 @@ class Check:
         steps.mkdir()
         for version in self.versions():
             tensors = {}
-            for name, dtype, _, indices, values in layouts.patches(self.states[version - 13], self.states[version - 12]):
+            for name, dtype, _, indices, values in layouts.patches(
+                self.states[version - 13], self.states[version - 12]
+            ):
                 tensors[name + ".indices"] = torch.from_numpy(indices.astype(np.int32))
                 tensors[name + ".values"] = torch.from_numpy(values.view(np.int16).copy()).view(TORCH_DTYPES[dtype])
-            safetensors.torch.save_file(tensors, steps / f"step_{version:06d}.safetensors",
-                                        {"sparse": "True", "model_version": str(version)})
+            safetensors.torch.save_file(
+                tensors, steps / f"step_{version:06d}.safetensors", {"sparse": "True", "model_version": str(version)}
+            )
         self.require_back(steps, "we read sparse steps that safetensors (torch) wrote")
 
     def vllm(self, wheel):
         loader = load_module("vllm_patch", wheel / "vllm/model_executor/model_loader/checkpoint_weight_patch.py")
         source = (wheel / "vllm/distributed/weight_transfer/sparse_nccl_engine.py").read_text()
-        info_class = next(n for n in ast.parse(source).body if getattr(n, "name", "") == "SparseNCCLWeightTransferUpdateInfo")
+        info_class = next(
+            n for n in ast.parse(source).body if getattr(n, "name", "") == "SparseNCCLWeightTransferUpdateInfo"
+        )
         info_class.bases = []
         from dataclasses import dataclass
+
         scope = {"dataclass": dataclass}
         exec(compile(ast.Module([info_class], []), "vllm", "exec"), scope)
         model, out, total = Model(self.states[0]), self.to("vllm"), 0.0
@@ -147,15 +158,24 @@ class Check:
             with safetensors.safe_open(path, "pt") as file:
                 info = scope["SparseNCCLWeightTransferUpdateInfo"](**json.loads(file.metadata()["update_info"]))
                 patches = []
-                for name, dtype, shape, count in zip(info.names, info.dtype_names, info.shapes, info.num_updates_list, strict=True):
+                for name, dtype, shape, count in zip(
+                    info.names, info.dtype_names, info.shapes, info.num_updates_list, strict=True
+                ):
                     indices, values = file.get_tensor(name + ".indices"), file.get_tensor(name + ".values")
-                    assert indices.dtype == torch.int32 and values.dtype == getattr(torch, dtype) and len(indices) == count == len(values)
+                    assert (
+                        indices.dtype == torch.int32
+                        and values.dtype == getattr(torch, dtype)
+                        and len(indices) == count == len(values)
+                    )
                     patches.append(loader.CheckpointWeightPatch(name, tuple(shape), values.dtype, values, indices))
             began = time.process_time()
             loader.load_checkpoint_weight_patches(model, patches)
             total += time.process_time() - began
-            self.require(same_bits(model.weights, self.states[version - 12]), f"vLLM's patch loader reaches version {version} from our update",
-                         apply=(time.process_time() - began) * 1000)
+            self.require(
+                same_bits(model.weights, self.states[version - 12]),
+                f"vLLM's patch loader reaches version {version} from our update",
+                apply=(time.process_time() - began) * 1000,
+            )
 
     def verl(self, wheel):
         for name, path in (("verl", "verl"), ("verl.checkpoint_engine", "verl/checkpoint_engine")):
@@ -168,8 +188,11 @@ class Check:
             for flush in flushes:
                 loader.apply_delta(model, flush.items())
             spent = (time.process_time() - began) * 1000
-            self.require(same_bits(model.weights, self.states[version - 12]), f"verl's SGLang loader reaches version {version} from our flush",
-                         apply=spent)
+            self.require(
+                same_bits(model.weights, self.states[version - 12]),
+                f"verl's SGLang loader reaches version {version} from our flush",
+                apply=spent,
+            )
 
     def slime_receiver(self, path):
         receiver = load_module("slime_receiver", path)
@@ -179,21 +202,39 @@ class Check:
         for form in ("slime-xor", "slime-overwrite"):
             for checksum in ("xxh3-128", "adler32"):
                 shared = self.path / f"{form}-{checksum}"
-                self.run("convert", self.path / "ours", "--to", form, "--checksum", checksum, "--base", self.base, "-o", shared)
+                self.run(
+                    "convert",
+                    self.path / "ours",
+                    "--to",
+                    form,
+                    "--checksum",
+                    checksum,
+                    "--base",
+                    self.base,
+                    "-o",
+                    shared,
+                )
                 # The receiver's first version is 0, ours 12: it holds the base as that one.
                 local = self.path / f"local-{form}-{checksum}"
-                receiver._reset_checkpoint(str(base), str(local), 12) if (local / ".weight_sync").mkdir(parents=True) is None else None
+                receiver._reset_checkpoint(str(base), str(local), 12) if (local / ".weight_sync").mkdir(
+                    parents=True
+                ) is None else None
                 for version in self.versions():
                     began = time.process_time()
                     receiver.pull(str(local), str(base), str(shared), version)
                     spent = (time.process_time() - began) * 1000
                     result, _ = layouts.read_safetensors(local / "model.safetensors")
                     want = {n: (d, list(s), b) for n, (d, s, b) in self.states[version - 12].items()}
-                    self.require(result == want, f"slime's receiver pulls version {version} of our {form} ({checksum})", pull=spent)
+                    self.require(
+                        result == want,
+                        f"slime's receiver pulls version {version} of our {form} ({checksum})",
+                        pull=spent,
+                    )
 
     def slime_publisher(self, path):
         publisher = load_module("slime_publisher", path)
         import zstandard
+
         for encoding in ("xor", "overwrite"):
             shared = self.path / f"theirs-{encoding}"
             for version in self.versions():
@@ -215,9 +256,16 @@ class Check:
                 directory = shared / f"weight_v{version:06d}"
                 directory.mkdir(parents=True)
                 (directory / "model-00000-of-00001.safetensors").write_bytes(blob)
-                index = {"metadata": {"version": f"{version:06d}", "base_version": f"{version - 1:06d}", "delta_encoding": encoding,
-                                      "compression_format": "zstd", "checksum_format": "xxh3-128"},
-                         "weight_map": {n: "model-00000-of-00001.safetensors" for n in tensors}}
+                index = {
+                    "metadata": {
+                        "version": f"{version:06d}",
+                        "base_version": f"{version - 1:06d}",
+                        "delta_encoding": encoding,
+                        "compression_format": "zstd",
+                        "checksum_format": "xxh3-128",
+                    },
+                    "weight_map": {n: "model-00000-of-00001.safetensors" for n in tensors},
+                }
                 (directory / "model.safetensors.index.json").write_text(json.dumps(index))
                 print(f"       slime's encoder, {encoding}, version {version}: {len(blob)} bytes, {spent:.2f} ms")
             self.require_back(shared, f"we read what slime's encoder wrote ({encoding})")
@@ -225,7 +273,9 @@ class Check:
     def nemo_codec(self, path):
         """Sizes and times only: no direction is converted. Theirs: locations, values, torch.save, zstd level 1."""
         import io
+
         import zstandard
+
         for name in ("nemo_rl", "nemo_rl.models", "nemo_rl.models.generation", "nemo_rl.models.generation.vllm"):
             bare_package(name, "")
         config = types.ModuleType("nemo_rl.models.generation.vllm.config")
@@ -260,8 +310,12 @@ class Check:
             for _ in range(5):
                 live = {n: t.clone() for n, t in old.items()}
                 decoded = min(decoded, timed(lambda: decode(body), 1)[1])
-            self.require(same_bits(live, self.states[version - 12]),
-                         f"NeMo-RL's codec alone, version {version}, {len(body)} bytes", encode=encoded, decode=decoded)
+            self.require(
+                same_bits(live, self.states[version - 12]),
+                f"NeMo-RL's codec alone, version {version}, {len(body)} bytes",
+                encode=encoded,
+                decode=decoded,
+            )
 
 
 def main():

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Patches out of deltas, and payloads out of patches, against what is true element by element.
 
 #include "sparsecast/tensor_patch.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The engines' rules (SGLang, vLLM) against what they document, written with plain loops over numbered matrices.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The files in layouts/: each parses, holds every element of its model, and its model is the published one.
 
 #include <gtest/gtest.h>

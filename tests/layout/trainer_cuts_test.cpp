@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The trainer's rules against what their frameworks document, written with plain loops over numbered matrices.
 
 #include <gtest/gtest.h>

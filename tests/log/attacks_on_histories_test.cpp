@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The table of attacks of docs/delta-log.md, with genuine records: replayed, rolled back, frozen, swapped, signed by a
 // key that was retired; and objects without an end.
 

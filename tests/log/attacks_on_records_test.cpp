@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The table of attacks of docs/delta-log.md, against every field of every record that readers believe: somebody who may
 // write to the store, and has no key, or a foreign or retired one, is refused by the attack's name.
 

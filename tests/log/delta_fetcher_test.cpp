@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The spool of fetched deltas: in order, ahead, within its bound, and empty in the end.
 
 #include "log/delta_fetcher.hpp"

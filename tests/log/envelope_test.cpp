@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The envelope of records: one form; what is signed; which error an attack gets.
 
 #include "log/envelope.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Every call of a follower to its disk and to the store failed, once and from then on (docs/architecture.md, I2 to I4).
 
 #include <gmock/gmock.h>

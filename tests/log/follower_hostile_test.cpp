@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Logs that lie: nothing wrong is ever applied, memory stays bounded, and what can be gone around is.
 
 #include <gmock/gmock.h>

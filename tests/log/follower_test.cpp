@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A follower on the way: each version by each kind of path, for each kind of target.
 
 #include <gmock/gmock.h>

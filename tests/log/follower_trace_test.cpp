@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The shared trace through a log: every version, by single deltas, merged deltas, anchors and over gaps, for a
 // checkpoint in place, one by copies, and live tensors; compared byte by byte.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A follower with pinned keys, over restarts and changes of keys, and what is put before it in vain.
 
 #include <gmock/gmock.h>

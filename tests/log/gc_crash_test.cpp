@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A collector that crashed between its floor and its second look at the leases (docs/model: the mistake
 // LEASES_BELOW_FLOOR_IGNORED).
 

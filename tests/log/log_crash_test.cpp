@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Every call of every operation crashes, and fails; the long run is tests/soak/log_crash_soak.cpp.
 
 #include <gtest/gtest.h>

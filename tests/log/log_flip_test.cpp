@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Single bits of a published history flip; the whole of it is flipped by tests/soak/log_flip_soak.cpp.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A trainer that is killed at any moment: what was durable stays, what followers get is what was trained, and the next
 // trainer goes on from there.
 

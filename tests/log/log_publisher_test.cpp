@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The trainer's end: what is published is what followers get, whatever the store does, and nothing is published twice.
 
 #include "sparsecast/log_publisher.hpp"

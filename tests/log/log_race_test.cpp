@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Publishers that race for a log: one commit a version, whoever loses is told so and may come back.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A publisher that goes on in its epoch after a restart, and one that may not.
 
 #include <gtest/gtest.h>

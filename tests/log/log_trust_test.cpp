@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whom a reader believes, and the names of the attacks that it refuses.
 
 #include "log/log_fixture.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Effects and errors of each call of LogWriter.
 
 #include "log/log_fixture.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Notifications: what is told, when, and again when it failed.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The path finder, against every path there is.
 
 #include <gtest/gtest.h>

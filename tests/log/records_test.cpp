@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Records against docs/delta-log.md, "Records": one form, every field with its bounds.
 
 #include "log/records.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Keys and signatures: RFC 8032's own vector, and the files that keys are kept in.
 
 #include "sparsecast/signing.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What every benchmark writes with --json: bench/README.md.
 
 #include "common/record.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The blocks of docs/wire-format.md §4 and §5, written for the eye: one bit, one element, one rule at a time. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A whole delta as docs/wire-format.md words it, with no thought for speed: the standard that the optimised encoders

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Publishers of a delta log that race on a real S3 server.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Conditional writes on a real server: of any number of racing writers exactly one makes the object.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The S3 store on a real server (tests/s3_server.py starts one).
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sharded publishers over fp32 masters in host memory.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A sync whose routes are published one by one while others are on the wire: that they are, and what is left behind
 // when one of them fails, lasts too long, or has no wire any more.
 

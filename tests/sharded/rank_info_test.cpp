@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "sharded/rank_info.hpp"
 
 #include <gtest/gtest.h>

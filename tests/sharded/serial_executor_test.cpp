@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tasks beside the thread that gives them: order, room, failures and deadlines. No test depends on how long anything
 // takes; deadlines that must not pass are far away, and those that must have passed already or pass for certain.
 

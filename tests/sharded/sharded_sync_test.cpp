@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Syncs of small groups of threads over control channels: what goes wrong, and who says so.
 
 #include "sparsecast/sharded.hpp"

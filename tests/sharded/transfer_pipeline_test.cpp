@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The transfers of a sync as one rank takes part in them: what overlaps, in which order, and what a failure leaves.
 
 #include "sharded/transfer_pipeline.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // All 2^32 pairs of old and new bf16 bit patterns, through publisher and subscriber, under each value codec.
 //
 // Each old pattern has a tensor: its even elements keep the old pattern, its odd ones change to all 65,536 new

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The operating system's file system, in a process that is killed at a chosen call of it.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Crash states of everything that writes a delta log, round after round with other seeds, and every failed call once.
 
 #include "soak/soak.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Every single bit of a small published history, one at a time: refused or harmless.
 
 #include "soak/soak.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Power losses at every operation of a follower, in place and by copies, files and directories, deltas and anchors:
 // each state that the disk could then be in must become the newest version at the next start.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Kills `sparsecast log ...` with SIGKILL at every call of the file system, and once more in the middle of every write.
 // What is left must not mislead a reader; the same command at its first restart must do all that it was to do; and then
 // everybody holds the newest version, bit for bit.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Publishers that race for one log on real files: after any number of races there is one commit a version, and no fork.
 
 #include <filesystem>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Millions of random deltas from publisher to subscriber, every byte compared. One delta in 16 is also held to the
 // reference encoder, goes through a delta file and is rolled back again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Common parts of soak programs: options --name VALUE, a deadline, and an occasional line of progress.

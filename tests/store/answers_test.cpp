@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Answers of S3 servers are parsed strictly, and bad ones are refused without harm.
 
 #include <gtest/gtest.h>

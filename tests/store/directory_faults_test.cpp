@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Objects as files when the disk fails or the power goes: never a torn object under its key, and what a call returned
 // from is durable.
 

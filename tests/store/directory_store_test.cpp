@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Objects as files, on the real file system: what the contract of ObjectStore promises.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Location and keys of a bucket: environment, files, precedence, and errors.
 
 #include "store/s3_options.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The S3 store on servers that fail: each call ends right or with a clear error, by its deadline.
 
 #include <gtest/gtest.h>

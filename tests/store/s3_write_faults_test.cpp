@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Writes to S3 whose replies are lost, that are refused half-way, or that a server only seems to honour.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Contract of ObjectStore, checked on any store: the same calls for a directory and a bucket.

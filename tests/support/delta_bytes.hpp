@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Deltas as plain bytes: encode in one call, join records to a file, take a file apart.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A bucket in memory behind HttpServer that answers as a well-behaved S3 server, so that a test specifies only faults.

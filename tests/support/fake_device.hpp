@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The CUDA runtime of the fake NCCL: memory is that of the host, and a stream is a thread with a queue.

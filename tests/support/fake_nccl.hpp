@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // NCCL and the CUDA runtime for tests: ranks are threads, or processes (fake_world.hpp); memory is the host's, a stream

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A file for each thing that a rank says, complete as soon as it has its name:
 //   newest_id
 //   WORLD/joined.RANK

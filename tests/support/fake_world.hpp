@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // State that the ranks of one communicator of the fake NCCL share: members, choices of a split, and broadcasts. Ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A file system in memory for tests that can fail at any operation, and that knows what a disk would hold after a

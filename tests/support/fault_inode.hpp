@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The content of one file of FaultFileSystem: what programs see, and what a disk may hold of it.

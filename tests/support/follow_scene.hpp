@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A small delta log in memory, with merged deltas and anchors put in by hand, and checkpoints that follow it.

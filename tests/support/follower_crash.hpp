@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Power loss at every operation of a follower, and whether the next start restores a version (docs/architecture.md, I1

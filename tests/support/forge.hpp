@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Hostile deltas that get past every checksum: records are altered at will and checksummed again.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Payloads built bit by bit, for blocks that no encoder of ours would write.

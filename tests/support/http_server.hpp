@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // An HTTP server of this process that answers to the letter what a test says: for what real servers do only on bad

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The log's operations on a file system that crashes or fails at any of their calls.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/log_forge.hpp"
 
 #include "support/fault_fs.hpp"

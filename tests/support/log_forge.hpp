@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Records of a delta log, taken apart and put together wrongly: what somebody can make who may write to the store.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One record of each kind, the same in every run: what testdata/log holds and what tests alter.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A small model in training, and its versions as delta files: what tests of delta logs publish. The same seed makes the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A channel between the threads of one process, with the semantics of the real ones: the source of the last broadcast

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // fp32 masters of bf16 tensors, and what receivers of their casts hold, worked out without the library's arithmetic.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // An object store in memory that records what is asked of it, and lets a test change, fail or watch any of it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Steps that NaN-masked tensors can carry, and tensors that are views of larger memory.

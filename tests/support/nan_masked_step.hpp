@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A step that NaN-masked tensors can carry, or cannot: for tests of Subscriber::apply_nan_masked on host and device.

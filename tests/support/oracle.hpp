@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Expected results, computed in the plainest way: element by element, byte by byte.

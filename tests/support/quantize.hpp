@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // fp8 block quantisation, written without the library's arithmetic: values in long double, E4M3 as the table of its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Random numbers for tests: the same sequence on every platform, which the standard distributions do not promise.

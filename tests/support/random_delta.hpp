@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Random tables, states and changes: every dtype, shapes from empty to many tiles, densities 0 to 1, spans, and the bit

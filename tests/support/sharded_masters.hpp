@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Syncs of a sharded trainer that holds fp32 masters of most of its bf16 tensors, in host memory or on a device:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A state whose tensors are views of larger memory, beside the same state as contiguous tensors.

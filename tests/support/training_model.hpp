@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A small model in training: bf16 weights cast from fp32 masters that AdamW moves, with heavy-tailed weights and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A store in front of another store, which loses, delays or blocks a request or its reply at a chosen call.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A delta applied through a loader that takes NaN-masked tensors (Subscriber::apply_nan_masked).
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // This program is linked without device code: everything for devices says so.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Publisher and Subscriber over tensors that are views of larger memory do what they do over contiguous ones.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Records on a transport: in any order, twice, missing, of other deltas, of other streams.
 
 #include <gtest/gtest.h>

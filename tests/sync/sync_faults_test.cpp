@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A failed sync leaves every rank at the old version or the new one, and says why.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A trainer (rank 0) and its receivers, each rank a thread, and one sync of all of them over a loopback channel.

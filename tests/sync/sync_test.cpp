@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sync_send and sync_receive without MPI: what travels arrives bit for bit, version after version.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Crashes and errors at every call of an in-place apply (docs/architecture.md, I2, I3, I4).
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log, through the command line, on real folders.
 
 #include <gmock/gmock.h>

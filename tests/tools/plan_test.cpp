@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast plan, through the command line: numbers whose right answer is known, pages that are well-formed.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A profiler for tests: NVTX loads it as NVTX_INJECTION64_PATH says, and it writes down what the domain "sparsecast"
 // emits. The test program reads it through recorded_events().
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whatever fails while a delta file is written, under its name there is the old content (or none) or the new one.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/message_plan.hpp"
 
 #include <gtest/gtest.h>

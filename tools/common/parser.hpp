@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Command line parser: a narrow interface to CLI11 in its own terms. The CLI11 header takes seconds to compile, so that

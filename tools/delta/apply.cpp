@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast apply: applies deltas to a copy of a checkpoint, or in place.
 
 #include <fmt/format.h>

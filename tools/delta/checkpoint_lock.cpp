@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/delta/checkpoint_lock.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast compare: compares two checkpoints bit for bit.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast compose: joins a chain of deltas to one.
 
 #include <fmt/format.h>

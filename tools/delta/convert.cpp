@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast convert: converts versions of a model between deltas and the files of other systems.
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Versions among the inputs of `sparsecast convert`, in any format.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast diff: makes a delta from two checkpoints, or from a checkpoint and a sparse step.
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/delta/diff_target.hpp"
 
 #include "checkpoint/checkpoint_apply.hpp"

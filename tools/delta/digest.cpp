@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast digest: prints the state digest of a checkpoint.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast inspect: validates a delta and prints its contents.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast invert: makes the delta that undoes another.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast doctor: checks why a group of ranks would not form, or would be slow. One line for each check.
 
 #include "tools/doctor/doctor.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Checks of `sparsecast doctor`: each has a result, a line of text, and advice.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Checks that need the other ranks: whether they meet, agree, and can broadcast.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Counts NVLinks by NVML, which is loaded at run time: it comes with the driver, never with a toolkit.
 
 #include <dlfcn.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The chart of `sparsecast log status --html` as SVG: stacked panels that share the axis of versions.
 
 #include <fmt/format.h>

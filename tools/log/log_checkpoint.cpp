@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/log/log_checkpoint.hpp"
 
 #include "core/file_tree.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A checkpoint on disk that follows a log, used by one process at a time.

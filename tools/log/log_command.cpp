@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log: publishes, follows and maintains deltas as durable objects in a directory or a bucket.
 
 #include "tools/log/log_commands.hpp"

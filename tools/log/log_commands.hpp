@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The subcommands of `sparsecast log`, each in a file of its own.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log pull, log follow: keep a local checkpoint at the newest version of a log.
 
 #include <fmt/format.h>

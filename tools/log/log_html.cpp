@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log status --html: one self-contained page.
 
 #include <fmt/format.h>

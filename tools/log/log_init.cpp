@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log init: creates a log whose first version is a checkpoint.
 
 #include <fmt/format.h>

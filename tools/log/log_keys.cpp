@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log keygen, log keys: create signing keys, and choose which keys may sign.
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The mirror: a checkpoint on the disk of the publisher that follows its log, as the base of the next delta and the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Common parts of the `sparsecast log` subcommands: location of the log, trusted keys, signing key, durations.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log publish: publishes the next version.
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/log/log_publisher_state.hpp"
 
 #include <fmt/format.h>
@@ -19,7 +20,8 @@ constexpr std::uint64_t kMaxStateBytes = 4096;
 std::string settled_location(FileSystem& fs, const std::string& log) {
   if (log.starts_with("s3://") || &fs != &FileSystem::posix()) return log;
   std::error_code ignored;
-  const std::filesystem::path real = std::filesystem::weakly_canonical(std::filesystem::absolute(log, ignored), ignored);
+  const std::filesystem::path real =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(log, ignored), ignored);
   return without_trailing_slashes(real.empty() ? log : real.string());
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Identity of a publisher across processes: each `sparsecast log publish` continues the epoch of the one before it.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log status: summarises a log.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log status: text for a terminal, and JSON.
 
 #include <fmt/format.h>

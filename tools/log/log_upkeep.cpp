@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log anchor, log compact, log gc: maintain a log, by any process that may write to it.
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast log verify: verifies everything that a log holds.
 
 #include <fmt/format.h>

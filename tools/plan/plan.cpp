@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast plan: plans which trainer rank sends what to which engine rank, from their layouts.
 
 #include "tools/common/commands.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Draws the flow from senders over groups to receivers, as SVG.
 
 #include <fmt/format.h>

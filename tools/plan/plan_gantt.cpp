@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Draws the transfers of a sync over time, as SVG.
 
 #include <fmt/format.h>

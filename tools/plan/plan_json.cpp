@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // sparsecast plan --json: the JSON object.
 
 #include "tools/plan/plan_forms.hpp"

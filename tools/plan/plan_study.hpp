@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // A fan-out plan with all numbers that `sparsecast plan` prints in any format.

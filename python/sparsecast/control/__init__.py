@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control plane: inference endpoints, and operations on all of them together.
 
 `ControlPlane` leads a trainer and its SGLang and vLLM servers through syncs; `ControlService` offers the same over

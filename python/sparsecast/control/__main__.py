@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m sparsecast.control`: the command-line client of a control service."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Access control of the control service: a bearer token, and a bound on request bodies."""
 
 from __future__ import annotations

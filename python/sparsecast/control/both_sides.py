@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a collective step: the trainer blocks in its call while the engines are led through theirs over HTTP."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sparsecast-control`: endpoints and syncs of a running control service, from the shell.
 
 Exit status: 0 done; 1 the service, an endpoint or the trainer failed; 2 wrong use, or the service was not reached.

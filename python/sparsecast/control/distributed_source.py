@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer of several ranks as one side of a control plane: rank 0 has the plane, and the other ranks follow it."""
 
 from __future__ import annotations

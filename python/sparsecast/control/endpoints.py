@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inference endpoints of syncs: their identity, and their ranks in the sync world."""
 
 from __future__ import annotations

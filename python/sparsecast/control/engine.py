@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of the control plane to an inference server of any engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the control plane: which endpoint failed, at which step, with which code."""
 
 from __future__ import annotations

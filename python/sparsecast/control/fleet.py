@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engines of the registered endpoints: clients, records, and one step on many engines at once."""
 
 from __future__ import annotations

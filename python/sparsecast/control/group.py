@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The group of engines with the trainer, and the next world to meet in."""
 
 from __future__ import annotations

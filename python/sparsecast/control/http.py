@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP calls to engines: one deadline for the whole call, bounded answers, no redirects, no proxies.
 
 A redirect or a proxy from the environment would carry the token, and the secret of the sync group, to another host.

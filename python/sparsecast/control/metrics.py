@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prometheus metrics of syncs, in a registry of their own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control plane of weight syncs: the endpoints, and operations on all of them together."""
 
 from __future__ import annotations

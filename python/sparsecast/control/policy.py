@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a sync treats the engines: the caller's choices, with their deadlines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sparsecast.torch.Publisher` as the trainer's side of a control plane."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports of syncs: for the trainer, and endpoint by endpoint."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON schemas of the control service. Unknown fields are an error."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control plane over HTTP: JSON in and out, a token on everything, metrics, OpenAPI.
 
     plane = ControlPlane(publisher, host="10.0.0.1", port=29600)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Client of an SGLang server that has sparsecast's receiver plugged in.
 
 Every route used here needs the admin key if the server has one (`--admin-api-key`), else its API key.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One sync, step by step.
 
     health      every endpoint answers, is awake and as large as it was said to be

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Client of a vLLM server whose workers have sparsecast's weight-transfer backend.
 
 The server is started with `--weight-transfer-config '{"backend": "sparsecast"}'` and VLLM_SERVER_DEV_MODE=1, which

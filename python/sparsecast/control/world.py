@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sync world, and the interface of the control plane to the trainer."""
 
 from __future__ import annotations

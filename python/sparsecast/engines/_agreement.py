@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agreement between the ranks of one engine before they meet a trainer, over a torch.distributed CPU group."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds error codes to messages, for readers of the HTTP answers of an engine: a server passes on only the text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds tensors that an engine computes from weights after loading, outside its parameters and buffers."""
 
 from __future__ import annotations

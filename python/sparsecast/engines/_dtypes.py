@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Supported dtypes, in torch."""
 
 from __future__ import annotations

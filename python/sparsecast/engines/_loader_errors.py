@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of a loader trace: unknown names, tensors that cannot be patched, and parameters that nothing fills."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages inside the control messages of SGLang: JSON after "sparsecast:", parsed strictly. No pickles.
 
 `/init_weights_update_group` carries it in `group_name`, `/weights_checker` in `action`. Nothing here needs SGLang.

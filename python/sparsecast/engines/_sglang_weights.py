@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks and maps the live weights of SGLang: whether they are as loaded, where they are, and the table of its
 checkpoint.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regions of strided memory: maps the elements of one memory to those of another.
 
 A *memory* is seen through a *frame*: a shape with dense strides, so that every element has coordinates. A strided view

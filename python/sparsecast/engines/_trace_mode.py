@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A torch dispatch mode that follows canonical tensors through a loader without moving a byte.
 
 Every canonical tensor is on the meta device, so it has an identity (its storage), an offset and strides, and no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The address map of an engine's live weights, found by watching the engine's own loader.
 
 `trace_loader` runs the loader of a model on canonical tensors that have names, dtypes and shapes but no memory, and

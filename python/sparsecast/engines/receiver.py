@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Receiver of one rank of an engine: stages a version during generation, applies it in the pause, verifies it.
 
     unproven --join()--> ready --start_receive()--> receiving --> staged --apply()--> ready ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang receiver: patches the live weights of one tensor-parallel rank in place, in its scheduler process.
 
 `sglang_plugin` hooks it into SGLang's own control messages:

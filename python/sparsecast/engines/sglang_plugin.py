@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The entry point of SGLang's plug-in group `sglang.srt.plugins`: hooks sparsecast into SGLang's control messages.
 
 SGLang calls `register` in each of its processes; nothing has to be set. Messages that are not for sparsecast (another

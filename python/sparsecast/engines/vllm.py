@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM receiver: a `WeightTransferEngine` that patches the live weights of a worker in place.
 
 It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's own life cycle mean:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry point of the plug-in group `vllm.general_plugins` of vLLM: registers the weight-transfer backend "sparsecast".
 
 vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'

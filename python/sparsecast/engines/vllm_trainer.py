@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainer counterpart in the interface of vLLM: drives a `ShardedPublisher` and the life cycle of vLLM together.
 
 It is registered as trainer backend "sparsecast". Every rank of the trainer makes one; rank 0 talks to vLLM:

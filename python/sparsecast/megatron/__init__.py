@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layouts of Megatron-core models: the place of the parameters of this rank in Hugging Face tensors.
 
 For the dense and mixture-of-experts GPT families (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen-MoE) under tensor, pipeline,

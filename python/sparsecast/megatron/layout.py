@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the layout of this rank from its model and its place in the parallel groups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of tensors in Hugging Face checkpoints, by their role."""
 
 from __future__ import annotations

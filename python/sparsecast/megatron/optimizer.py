@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fp32 masters of Megatron-core's distributed optimizer: the parts of parameters that a data-parallel rank owns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules by which Megatron-core shards the parameters of a GPTModel, each as in its own layers."""
 
 from __future__ import annotations

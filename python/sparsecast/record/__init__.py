@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of training: the exact weights after every optimizer step, as an anchor and sparse steps on disk.
 
 :class:`Recorder` writes a trace beside any torch training loop, :class:`Trace` reads one (without torch), and

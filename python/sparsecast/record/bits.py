@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bits of elements: width, order, and exponent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``sparsecast-record`` (also ``sparsecast record``): analyses traces, and makes real ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A text corpus on every machine with Python: the documentation strings of the standard library."""
 
 from __future__ import annotations

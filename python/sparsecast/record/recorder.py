@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a trace beside a training loop.
 
 made: the anchor is on disk --step()--> changed? write step_NNNNNN, durable, then it is the base --> ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Analysis of a trace as numbers, text, and a picture."""
 
 from __future__ import annotations

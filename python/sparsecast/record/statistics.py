@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts what changes in a trace, and how regularly, in one pass over its versions."""
 
 from __future__ import annotations

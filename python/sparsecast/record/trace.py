@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads traces: every version of every tensor, bit for bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what fine-tuning does to real weights: a small language model of bytes, pretrained here, then fine-tuned.
 
 The optimizer moves fp32 masters; forward and backward see their bf16 roundings, which is what is recorded. So it is in

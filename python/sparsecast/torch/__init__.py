@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sparsecast for torch: publishers for a trainer, subscribers for plain torch models.
 
 publisher = sparsecast.torch.Publisher(model, optimizer, transport=World(...))

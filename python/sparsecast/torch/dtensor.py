@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the part of a DTensor that this rank holds, from its mesh and placements alone; nothing is gathered."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathers the layouts of the ranks of a torch process group."""
 
 from __future__ import annotations

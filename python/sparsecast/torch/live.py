@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The live transport of a torch publisher: a sharded publisher over a world of ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The delta log transport of a torch publisher: one rank, tensors in host memory."""
 
 from __future__ import annotations

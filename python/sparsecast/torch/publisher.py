@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Publisher of a torch trainer: sends the changes since the last publication to every engine.
 
 idle --publish()--> publishing --verified--> idle      (the base is what the engines hold)

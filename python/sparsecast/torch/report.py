@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Report of a publication on this rank."""
 
 from __future__ import annotations

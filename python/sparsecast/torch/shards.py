@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes what this rank holds of a model: local tensors, and the boxes of canonical tensors in them."""
 
 from __future__ import annotations

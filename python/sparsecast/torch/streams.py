@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordering between CUDA streams of callers and the stream of the library."""
 
 from __future__ import annotations

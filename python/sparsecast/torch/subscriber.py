@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subscriber for plain torch models: updates weights in place and verifies them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transforms of tensors before they are compared and sent: LoRA and QLoRA merges, fp8 block quantisation.
 
 An engine often holds other tensors than the trainer: merged weights where the trainer has a frozen base and adapters,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fp8 block quantisation of shards, in the format of DeepSeek's checkpoints."""
 
 from __future__ import annotations

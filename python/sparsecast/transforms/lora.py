@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merges adapters into their weights: LoRA, and QLoRA over a quantised base."""
 
 from __future__ import annotations

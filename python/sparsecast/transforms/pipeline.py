@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs steps in sequence, from local shards to the tensors that a publisher compares."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies transforms between the shards of a trainer and its publisher."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of a step of :class:`Transforms`."""
 
 from __future__ import annotations

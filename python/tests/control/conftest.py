@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stub engines, a stub trainer and a control plane that knows them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines for tests: real HTTP servers with the routes of SGLang and vLLM, and faults on demand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer for tests: the collective that its ranks and the engines' take part in, without weights."""
 
 from __future__ import annotations

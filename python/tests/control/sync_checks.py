@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of the control plane ask of its reports."""
 
 from __future__ import annotations

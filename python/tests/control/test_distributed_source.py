@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A control plane over a trainer of two ranks, each with its own shards: rank 0 leads, the other follows."""
 
 from __future__ import annotations

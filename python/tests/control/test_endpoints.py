@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The registry: one spelling for a host, one entry an address, ranks that everybody computes alike."""
 
 from __future__ import annotations

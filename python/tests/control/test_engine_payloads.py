@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the clients send is what sparsecast's own ends in the engines take: field by field, and by their own parsers."""
 
 from __future__ import annotations

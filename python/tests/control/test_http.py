@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls to one server: deadlines, bounds, redirects, and secrets that stay where they are."""
 
 from __future__ import annotations

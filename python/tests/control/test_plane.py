@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Syncs, pauses and sleep over real HTTP, with engines that do what they are asked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines and trainers that fail in every way at every step: who is named, who goes on, who is where."""
 
 from __future__ import annotations

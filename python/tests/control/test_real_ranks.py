@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control plane with real ranks: a torch publisher, and servers whose engines are real subscribers."""
 
 from __future__ import annotations

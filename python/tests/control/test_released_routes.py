@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every route and field that the clients use is in the released servers, read from their own source.
 
 The clients are run against stubs, and what they sent is compared with the servers' route definitions. Nothing of the

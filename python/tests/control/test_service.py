@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The HTTP service: tokens, wrong requests, one operation at a time, metrics, and what its OpenAPI promises."""
 
 from __future__ import annotations

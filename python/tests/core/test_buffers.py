@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of arrays: what is read from them, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package's programs where what they need is not installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layouts from Python, and sharded ends over them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing that comes from a peer is unpickled, imported or run: the package has no means to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed stub is that of the module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publisher and Subscriber from Python: bits, versions, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank of SGLang on the CPU, made of its own classes: configuration, process groups, models, loader."""
 
 from __future__ import annotations

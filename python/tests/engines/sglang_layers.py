@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang's own layers in a rank's process: the map of what their loaders write, and which forms are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensor-parallel ranks of a SGLang engine as processes that answer SGLang's own control messages; a trainer."""
 
 from __future__ import annotations

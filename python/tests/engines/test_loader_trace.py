@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trace of a loader, with loaders that do one thing each."""
 
 from __future__ import annotations

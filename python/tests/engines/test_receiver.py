@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The receiver's states, against a real publisher in another thread."""
 
 from __future__ import annotations

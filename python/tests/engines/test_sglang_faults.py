@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong use and faults of a SGLang engine of two ranks: what is said, and that the weights stay a whole version."""
 
 from __future__ import annotations

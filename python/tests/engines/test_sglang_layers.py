@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang's own quantised layers, cut over two ranks: which can be patched in place, and why others cannot."""
 
 from __future__ import annotations

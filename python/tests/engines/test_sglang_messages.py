@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What rides in SGLang's control messages is parsed strictly, and errors name the field."""
 
 from __future__ import annotations

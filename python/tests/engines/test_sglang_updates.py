@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse updates of SGLang's own models on two tensor-parallel ranks, through SGLang's own control messages."""
 
 from __future__ import annotations

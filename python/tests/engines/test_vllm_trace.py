@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The address map of vLLM's own models and layers, against its own loaders."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer and the workers of a vLLM server, through vLLM's own weight-transfer interface: TP 2 by two processes."""
 
 from __future__ import annotations

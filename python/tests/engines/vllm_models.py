@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models of vLLM's own classes on the CPU, for the tests of one rank and of several.
 
 Import it after `pytest.importorskip("vllm")`, before anything of vLLM: it chooses the platform.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One worker of a vLLM server without its scheduler and its kernels: the real worker's weight-transfer methods, driven
 by lines of JSON on stdin ({"call": method, "arguments": {...}}), answered by lines that start with "REPLY ".
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/grpo_cpu, from the first demonstration to the last comparison, without most of its supervised phase."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only a CUDA device can show of the Python package; scripts/gpu_check.sh runs these."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # run.sh PYTHON COMPILER DIRECTORY BUILD WERROR UNITY: installs the package from this checkout into a fresh virtual environment, as
 # the README says, and runs the README's first program there. Torch is not built anew: it comes from PYTHON's
 # environment. The compiler, its warnings, joined sources and how deep BUILD lies are those of the main build, so that the compiler's cache

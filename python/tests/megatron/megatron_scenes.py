@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small GPTModels on CPUs, and their parameters from a checkpoint by a conversion of the tests' own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameters of real GPTModels are filled from a checkpoint by another conversion, and every address is looked at."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a GPTModel on a CPU cannot show: Transformer Engine's names, grouped experts, errors, the optimizer's shards."""
 
 from __future__ import annotations

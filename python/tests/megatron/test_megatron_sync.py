@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tensor-parallel Megatron trainer and an engine of whole fp8 tensors: what arrives is the quantised checkpoint."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small traces for the tests, and what they should hold, computed without the code under test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recorder against brute force: whole copies of the weights after every step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report's figures against values computed by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces that are damaged are refused by file and tensor."""
 
 from __future__ import annotations

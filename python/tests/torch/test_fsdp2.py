@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSDP2 over four gloo ranks: examples/fsdp2/train.py, which compares every bit and counts collectives, as a test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A torch trainer and its engines: live over TCP, and over a log."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A world of two trainer ranks, and a log of what they publish."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds of a model."""
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs in the bare root, where /wheels has our wheel (and perhaps torch's, and those that it needs) and /test has the programs.
 set -euo pipefail
 

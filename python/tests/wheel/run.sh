@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # run.sh WHEEL [RELEASE]: installs the wheel into a bare root of that Debian release (bookworm), made by debootstrap with
 # Python and nothing else, and uses it there: inside.sh says how. Needs root. Where PyPI's torch for the root's Python can be
 # had by this machine's python3 it goes in, too, for the README's program; else that program is left out, and this says so.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """two_checkpoints.py ONE TWO: two safetensors files that differ in some elements; by the standard library alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The module in an environment that has nothing else: what is in it, and a step from a publisher to a subscriber."""
 
 from __future__ import annotations

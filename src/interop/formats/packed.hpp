@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // slime's packed form on a shared disk (2026-05 to 2026-07; miles): a directory a version, `weight_v{version:06d}`,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // slime and miles, deltas on a shared disk: a directory a version, `weight_v{version:06d}`, with model-*.safetensors

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interop/formats/zstd_stream.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "store/curl/http_client.hpp"
 
 #include <curl/curl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "store/curl/s3_client.hpp"
 
 #include <fmt/format.h>

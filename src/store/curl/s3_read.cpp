@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "store/curl/s3_read.hpp"
 
 #include <fmt/format.h>
@@ -15,13 +16,8 @@ namespace {
 /// An object that changes more often than this while it is read is none of a delta log's.
 constexpr int kMaxReplacements = 8;
 
-<<<<<<< HEAD
-/// Where the body of a part goes; more than it may have is refused.
-class ByteSink {
-=======
 /// Destination of the body of a part; a body longer than it may be is refused.
-class Sink {
->>>>>>> h-n4
+class ByteSink {
  public:
   virtual ~ByteSink() = default;
   std::function<bool(ConstBytes)> begin() {

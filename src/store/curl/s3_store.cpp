@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Objects in a bucket behind S3's API.
 
 #include <fmt/format.h>

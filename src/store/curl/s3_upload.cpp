@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Objects larger than a part: CreateMultipartUpload, UploadPart several at a time, CompleteMultipartUpload. The object
 // appears with the last of these, whole. What is not committed is aborted; parts that a crash leaves behind are in no
 // listing and cost storage until a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.

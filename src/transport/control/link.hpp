@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // One end of a two-way stream of messages between the hub of a group and one of its members, over any carrier.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/control/star_group.hpp"
 
 #include <fmt/format.h>

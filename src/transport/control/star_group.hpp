@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Collectives of a control channel: a star of links with rank 0 as its hub.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A control channel over MPI: the star of control/star_group.hpp on plain messages. A part of it (split) is a star of
 // its own on the same communicator, with another tag: so no call of MPI is needed that waits without a deadline.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The links of a star over MPI: plain messages between two ranks, so that nothing waits for a third, and a silent rank

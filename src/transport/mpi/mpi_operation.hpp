@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Non-blocking MPI operations with a deadline. Included only where MPI is there.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Transport over MPI.
 //
 //     broadcast:  opening (512 bytes: count and sizes) -> more sizes, if any -> messages, in batches

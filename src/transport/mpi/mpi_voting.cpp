@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifdef SPARSECAST_HAVE_MPI
 
 #include "transport/mpi/mpi_voting.hpp"

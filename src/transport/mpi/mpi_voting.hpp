@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Votes of a transport: every rank tells the coordinator its status, the coordinator tells every rank the decision.

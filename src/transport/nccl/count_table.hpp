@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The one count table of a broadcast: how many records or buckets, and how long each is. Its size is fixed, so that a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The few CUDA runtime calls of the NCCL transport, behind an interface, so that its logic runs in tests without a

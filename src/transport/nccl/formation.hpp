@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // How a communicator comes to be: every rank says what it has and what it was, all look at the same table, and all come

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One count table, then large broadcasts: records through staging memory, device buckets from it.
 
 #ifdef SPARSECAST_HAVE_NCCL

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // State of a group:
 //
 //     form: rank info -> plan -> communicator -> registration --every rank ready--> open

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The group behind NcclTransport, over a table of NCCL functions and a device API, which tests replace by fakes.

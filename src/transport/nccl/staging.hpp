@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Resources that the groups of one device share: the thread that issues, one stream for all communication, and two

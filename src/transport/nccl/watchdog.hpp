@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Waiting on NCCL and the device without ever waiting for them: every wait polls, and ends by the deadline, by an error

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // An authenticated connection: encrypted messages in order, each way. Bytes are taken into memory only as they arrive,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Rank 0's side of the rendezvous: accepts authenticated peers until every rank of the group is connected.

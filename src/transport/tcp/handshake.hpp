@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Handshake: both ends prove that they know the secret before anything else is believed. All messages have fixed

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which interface a group talks through. Always said, never guessed silently: multi-homed machines, container bridges
 // and loopback are where groups fail to form.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Control channel over TCP: rank 0 accepts the ranks that know the secret (group_acceptor.hpp, handshake.hpp); from
 // then on the group is a star of encrypted connections (star_group.hpp).
 

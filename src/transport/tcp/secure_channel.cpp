@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/tcp/secure_channel.hpp"
 
 #include "sparsecast/error.hpp"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Records over a control channel.
 //
 //     opening (512 bytes: count, total, first sizes) -> more sizes, if any -> the records, end to end, in pieces

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Content of a UniqueId, 128 bytes, little-endian:

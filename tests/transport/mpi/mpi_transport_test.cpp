@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tests of the MPI transport in a process that no launcher started; the rest is in mpi_tests/.
 
 #include "sparsecast/mpi_transport.hpp"

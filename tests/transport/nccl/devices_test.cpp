@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Errors on a machine without a usable device.
 
 #include <gtest/gtest.h>

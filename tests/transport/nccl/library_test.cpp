@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifdef SPARSECAST_HAVE_NCCL
 
 #include "transport/nccl/nccl_library.hpp"

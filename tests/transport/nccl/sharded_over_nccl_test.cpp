@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sharded syncs over NCCL channels, on the fake NCCL.
 
 #ifdef SPARSECAST_HAVE_NCCL

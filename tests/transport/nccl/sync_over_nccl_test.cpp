@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whole syncs of a publisher and its subscribers over the NCCL transport, on the fake NCCL.
 
 #ifdef SPARSECAST_HAVE_NCCL

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // abort() of one thread while another is in a call of the channel. A call that is not ended by it runs into its
 // deadline, which is far away, and then says so in other words: no test asks how long anything took.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Peers that follow no protocol: whatever they do, nothing hangs, nothing large is allocated, and honest ranks meet.
 
 #include <gmock/gmock.h>

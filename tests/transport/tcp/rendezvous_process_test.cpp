@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rendezvous between real processes: a killed rank closes nothing itself, but the kernel does.
 
 #include <signal.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Records over a control channel: any sizes, any source, whole syncs, and what becomes of failures.
 
 #include "sparsecast/tcp_transport.hpp"

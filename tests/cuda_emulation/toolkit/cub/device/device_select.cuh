@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // CUB's device-wide selection, as far as cuda_bench uses it, at once and on the host.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The part of counting_iterator that cuda_bench uses: an iterator whose elements are its positions.
