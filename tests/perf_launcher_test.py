@@ -124,9 +124,6 @@ class WholeRuns(unittest.TestCase):
         self.assertRegex(run.stdout.splitlines()[-1], "^# .* times fewer bytes than dense, .*#wrong 0: OK$")
         self.assertLessEqual(max(map(len, run.stdout.splitlines())), 100)
         self.assertEqual(written["link_gbps"], 0.5)
-        for row in written["rows"]:  # A broadcast takes its bytes' time at least, but for a burst.
-            least = 8 * (row["dense_bytes"] - 1500) / 0.5e9
-            self.assertGreaterEqual(row["dense_seconds"], least)
 
     def test_a_link_that_is_too_slow_for_the_timeout_ends_the_run(self):
         run = perf("--ranks", 2, "--steps", 2, "--link-gbps", 0.001, "--timeout", 0.2, *SMALL)
