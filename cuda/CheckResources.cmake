@@ -50,7 +50,7 @@ foreach(architecture IN ITEMS 80 90 100)
   execute_process(
     COMMAND "${NVCC}" -std=c++20 --expt-relaxed-constexpr -O3 -DNDEBUG -Xcompiler=-Wall,-Wextra --Werror=all-warnings
             -Xptxas -v -cubin -o "${BINARY_DIR}/${name}.${architecture}.cubin" -gencode
-            "arch=compute_${architecture},code=sm_${architecture}" "-I${SOURCE_DIR}/include" "-I${SOURCE_DIR}/src"
+            "arch=compute_${architecture},code=sm_${architecture}" "-I${SOURCE_DIR}" "-I${SOURCE_DIR}/include" "-I${SOURCE_DIR}/src"
             "-I${BINARY_DIR}/include" "${SOURCE}"
     RESULT_VARIABLE result OUTPUT_VARIABLE report ERROR_VARIABLE report)
   if(NOT result EQUAL 0)
