@@ -10,7 +10,7 @@
 namespace sparsecast {
 namespace {
 
-/// How far ahead of the writes cache lines are asked for: positions are random within the block.
+/// Distance ahead of the writes at which cache lines are asked for: positions are random within the block.
 constexpr std::uint32_t kPrefetchDistance = 24;
 
 /// Elements that follow one another in memory, and in the digest.

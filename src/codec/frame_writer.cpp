@@ -57,7 +57,7 @@ void FrameWriter::flush() {
   Bytes head(kFramePrefix);
   append_to(head, std::as_bytes(std::span(groups_)));
   append_to(head, std::as_bytes(std::span(entries_)));
-  Bytes record = std::exchange(payload_, {});  // In place: a second buffer would be touched page by page.
+  Bytes record = std::exchange(payload_, {});  // Reused in place: a second buffer would be touched page by page.
   record.insert(record.begin(), head.begin(), head.end());
   record.resize(record_bytes);
 

@@ -86,7 +86,7 @@ Bytes pack_header(DeltaHeader& header) {
 DeltaHeader parse_header(ConstBytes record) {
   require_record(record, kHeaderMagic, kHeaderBytes, "header");
   if (record.size() != kHeaderBytes) corrupt("header record has the wrong size");
-  // Before the checksum: another format may have its checksum elsewhere.
+  // The version is checked before the checksum: another format may have its checksum elsewhere.
   const auto major = get<std::uint16_t>(record, 8);
   const auto minor = get<std::uint16_t>(record, 10);
   if (major != kFormatMajor || minor != kFormatMinor) {

@@ -57,7 +57,7 @@ class Reader {
     return bytes_.subspan(offset_ - size, size);
   }
   std::uint8_t byte() { return std::to_integer<std::uint8_t>(take(1)[0]); }
-  /// Only the shortest form of a number: a layout has one content.
+  /// Accepts only the shortest form of a number: a layout has one content.
   std::uint64_t number() {
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
@@ -76,7 +76,7 @@ class Reader {
     if (value >= limit) fail(fmt::format("{} {} of {}", what, value, limit));
     return static_cast<std::uint32_t>(value);
   }
-  /// How many things follow, of at least `least_bytes` each.
+  /// Returns the number of things that follow, of at least `least_bytes` each.
   std::size_t count(std::uint64_t limit, std::size_t least_bytes, const char* what) {
     const std::uint64_t value = number();
     if (value > limit) fail(fmt::format("{} {} are over the limit", value, what));

@@ -26,7 +26,7 @@ std::optional<std::uint64_t> parse_number(std::string_view text) {
   return value;
 }
 
-/// At least one piece; pieces may be empty.
+/// Returns at least one piece; pieces may be empty.
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   for (;;) {

@@ -168,7 +168,7 @@ class CutReader {
   const Stages& stages_;
   LayoutBuilder& builder_;
   std::vector<bool> taken_;
-  std::vector<std::string> missing_;  ///< An instance of each tensor that needs a cut; empty when none does.
+  std::vector<std::string> missing_;  ///< First instance of every tensor to need a cut; empty when none does.
 };
 
 std::set<std::string> read_ties(const JsonPlace& place, LayoutBuilder& builder) {

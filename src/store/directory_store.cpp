@@ -95,7 +95,7 @@ class DirectoryStore : public ObjectStore {
     try {
       fs_.remove(path);
     } catch (const Error&) {
-      if (fs_.exists(path)) throw;  // Else another collector was faster.
+      if (fs_.exists(path)) throw;  // Otherwise another collector was faster.
     }
     fs_.sync_directory(parent_directory(path));
   }
@@ -124,7 +124,7 @@ class DirectoryStore : public ObjectStore {
       make_directories(parent_directory(directory));
       fs_.make_directory(directory);
     }
-    // Also of a directory that was there: its maker may have crashed before this.
+    // This also covers a directory that was there: its maker may have crashed before this.
     fs_.sync_directory(parent_directory(directory));
     const std::lock_guard lock(mutex_);
     known_directories_.insert(directory);

@@ -50,7 +50,7 @@ std::optional<ContentRange> parse_content_range(std::string_view header);
 /// "2026-11-21T10:00:00.000Z", with or without a fraction.
 std::chrono::system_clock::time_point parse_s3_time(std::string_view text);
 
-/// Digits only, within 64 bits; nullopt else.
+/// Accepts only digits, within 64 bits; returns nullopt otherwise.
 std::optional<std::uint64_t> parse_decimal(std::string_view text);
 
 }  // namespace sparsecast

@@ -94,7 +94,7 @@ class XmlParser {
     }
   }
 
-  /// Up to the next '<'.
+  /// Reads text up to the next '<'.
   void read_text(std::string& into) {
     while (at_ < text_.size() && text_[at_] != '<') {
       if (text_[at_] == '&') {

@@ -16,7 +16,7 @@ struct XmlElement {
 
   /// The first child of that name, or null.
   const XmlElement* child(std::string_view child_name) const;
-  /// Its text, or "".
+  /// Returns the text of the first child of that name, or "".
   std::string_view text_of(std::string_view child_name) const;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kShownBytes = 300;
 
-/// Without user, password and query, which may hold secrets.
+/// Returns the URL without user, password and query, which may hold secrets.
 std::string shown_url(const std::string& url) {
   std::string shown = url.substr(0, url.find_first_of("?#"));
   const std::size_t scheme = shown.find("://");

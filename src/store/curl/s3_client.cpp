@@ -66,7 +66,7 @@ RetryDecision judge_failure(const HttpAnswer& answer) {
   return verdict;
 }
 
-/// Nullopt: the answer is one that the caller takes.
+/// Returns nullopt when the answer is one that the caller takes.
 std::optional<RetryDecision> judge(const HttpAnswer& answer, std::initializer_list<int> expected) {
   if (answer.end != End::kComplete) return judge_failure(answer);
   const std::optional<S3Error> error = parse_s3_error(answer.text);
