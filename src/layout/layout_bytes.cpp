@@ -146,7 +146,7 @@ Shard unpack_shard(Reader& reader, const TensorTable& table, std::size_t locals)
   return shard;
 }
 
-/// How many more a layout may have.
+/// Number of further entries that a layout may have.
 struct Allowance {
   std::size_t locals = Layout::kMaxShards;
   std::size_t shards = Layout::kMaxShards;
