@@ -32,12 +32,12 @@ TEST(NcclLibrary, AnotherLibraryIsRefused) {
 }
 
 TEST(NcclLibrary, MissingEntryPointsAreNamed) {
-  expect_error(ErrorCode::kUnsupported, [] { load_nccl(kModules + "/libpretended_nccl_22203.so"); },
-               {"libpretended_nccl_22203.so", "NCCL 2.22.3", "lacks ncclGetUniqueId", "ncclBroadcast"});
+  expect_error(ErrorCode::kUnsupported, [] { load_nccl(kModules + "/libfake_nccl_22203.so"); },
+               {"libfake_nccl_22203.so", "NCCL 2.22.3", "lacks ncclGetUniqueId", "ncclBroadcast"});
 }
 
 TEST(NcclLibrary, AnOldVersionIsRefused) {
-  expect_error(ErrorCode::kUnsupported, [] { load_nccl(kModules + "/libpretended_nccl_21805.so"); },
+  expect_error(ErrorCode::kUnsupported, [] { load_nccl(kModules + "/libfake_nccl_21805.so"); },
                {"NCCL 2.18.5", "at least 2.20.0"});
 }
 
