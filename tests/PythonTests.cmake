@@ -4,13 +4,13 @@
 # documents name (doc_links_test.py).
 
 # Not cached: the virtual environment may appear between two configurations.
-find_program(SPARSECAST_PYTHON NAMES python3 PATHS "${PROJECT_SOURCE_DIR}/.venv/bin" NO_DEFAULT_PATH NO_CACHE)
-if(NOT SPARSECAST_PYTHON)
-  find_program(SPARSECAST_PYTHON NAMES python3 NO_CACHE)
+find_program(SPARSECAST_TEST_PYTHON NAMES python3 PATHS "${PROJECT_SOURCE_DIR}/.venv/bin" NO_DEFAULT_PATH NO_CACHE)
+if(NOT SPARSECAST_TEST_PYTHON)
+  find_program(SPARSECAST_TEST_PYTHON NAMES python3 NO_CACHE)
 endif()
 
-if(SPARSECAST_PYTHON)
-  execute_process(COMMAND "${SPARSECAST_PYTHON}" -c "import numpy" RESULT_VARIABLE numpy_missing OUTPUT_QUIET ERROR_QUIET)
+if(SPARSECAST_TEST_PYTHON)
+  execute_process(COMMAND "${SPARSECAST_TEST_PYTHON}" -c "import numpy" RESULT_VARIABLE numpy_missing OUTPUT_QUIET ERROR_QUIET)
 else()
   set(numpy_missing 1)
 endif()
@@ -21,7 +21,7 @@ endif()
 
 set(decoder "${CMAKE_CURRENT_SOURCE_DIR}/independent_decoder.py")
 if(EXISTS "${decoder}" AND EXISTS "${PROJECT_SOURCE_DIR}/testdata/golden/manifest.json")
-  add_test(NAME independent_decoder COMMAND "${SPARSECAST_PYTHON}" "${decoder}" "${PROJECT_SOURCE_DIR}/testdata/golden")
+  add_test(NAME independent_decoder COMMAND "${SPARSECAST_TEST_PYTHON}" "${decoder}" "${PROJECT_SOURCE_DIR}/testdata/golden")
   set_tests_properties(independent_decoder PROPERTIES LABELS python TIMEOUT 600)
 endif()
 
@@ -45,9 +45,9 @@ foreach(source IN LISTS python_tests)
     if(NOT TARGET ${program_of_${name}})
       continue()
     endif()
-    add_test(NAME ${name} COMMAND "${SPARSECAST_PYTHON}" "${source}" "$<TARGET_FILE:${program_of_${name}}>")
+    add_test(NAME ${name} COMMAND "${SPARSECAST_TEST_PYTHON}" "${source}" "$<TARGET_FILE:${program_of_${name}}>")
   else()
-    add_test(NAME ${name} COMMAND "${SPARSECAST_PYTHON}" "${source}")
+    add_test(NAME ${name} COMMAND "${SPARSECAST_TEST_PYTHON}" "${source}")
   endif()
   set_tests_properties(${name} PROPERTIES LABELS python TIMEOUT 900)
 endforeach()
@@ -59,6 +59,6 @@ endif()
 
 # Runs the same command on an S3 server.
 if(SPARSECAST_WITH_LOG AND TARGET sparsecast_cli AND COMMAND sparsecast_add_s3_test)
-  sparsecast_add_s3_test(s3.log_cli "${SPARSECAST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/log_cli_test.py"
+  sparsecast_add_s3_test(s3.log_cli "${SPARSECAST_TEST_PYTHON}" "${CMAKE_CURRENT_SOURCE_DIR}/log_cli_test.py"
                          "$<TARGET_FILE:sparsecast_cli>" Bucket)
 endif()
