@@ -41,7 +41,10 @@ def read_database(path: pathlib.Path) -> dict[str, dict[str, str]]:
     entries: dict[str, dict[str, str]] = {}
     for entry in json.loads(path.read_text(encoding="utf-8")):
         file = pathlib.Path(entry["directory"], entry["file"]).resolve()
-        if file.is_relative_to(REPOSITORY) and file.suffix in SOURCES and EMULATED not in entry["command"]:
+        generated = file.is_relative_to(path.resolve().parent)
+        if generated or not file.is_relative_to(REPOSITORY):
+            continue
+        if file.suffix in SOURCES and EMULATED not in entry["command"]:
             flags = [flag for flag in shlex.split(entry["command"]) if not FOREIGN.fullmatch(flag)]
             command = shlex.join([*flags, "-Wno-unknown-warning-option"])
             entries.setdefault(file.relative_to(REPOSITORY).as_posix(), {**entry, "command": command})
