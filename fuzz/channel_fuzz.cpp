@@ -59,7 +59,7 @@ void count_table(Reader input) {
   if (flags & 2) table.protocol = input.next<std::uint32_t>();
   if (flags & 4) table.sequence = input.next<std::uint64_t>();
   if (flags & 8) table.magic = input.next<std::uint32_t>();
-  table.error = flags & 16 ? input.next<std::uint32_t>() : 0;
+  table.error_code = flags & 16 ? input.next<std::uint32_t>() : 0;
   table.count = flags & 32 ? input.next<std::uint64_t>() : input.next<std::uint16_t>();
   table.total = flags & 64 ? input.next<std::uint64_t>() : input.next<std::uint16_t>();
   for (std::size_t i = 0; i < 64; ++i)

@@ -40,8 +40,8 @@ struct Base {
   Checkpoint checkpoint;
 };
 
-void decode(const Base& base, const std::function<void(ScratchDirectory&, PatchStore&)>& read) {
-  ScratchDirectory scratch(base.fs, base.path);
+void decode(const Base& base, const std::function<void(WorkDirectory&, PatchStore&)>& read) {
+  WorkDirectory scratch(base.fs, base.path);
   PatchStore store(base.checkpoint.table(), scratch);
   read(scratch, store);
   for (const TensorPatch& patch : store.patches()) {
@@ -66,12 +66,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       case 1:
       case 2:
-        decode(base, [&](ScratchDirectory&, PatchStore& store) {
+        decode(base, [&](WorkDirectory&, PatchStore& store) {
           slime::decode_tensor(bytes, data[0] % 4 == 1 ? "xor" : "overwrite", tensor, base.checkpoint, store.sink());
         });
         break;
       default:
-        decode(base, [&](ScratchDirectory& scratch, PatchStore& store) {
+        decode(base, [&](WorkDirectory& scratch, PatchStore& store) {
           packed::read_flush(bytes, "input", base.checkpoint.table(), scratch, store.sink());
         });
     }

@@ -57,9 +57,9 @@ mkdir -p build/fuzz/seeds/bootstrap build/fuzz/seeds/channel
   head -c 71 /dev/zero
 } >build/fuzz/seeds/bootstrap/unique_id
 printf '\1\2\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0aaabb' >build/fuzz/seeds/bootstrap/blobs
-printf '\2\2\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0abcdefghijklmnopqrst' >build/fuzz/seeds/bootstrap/unsealed
-printf '\3\7\5\r\0\0\0x\2\3abc' >build/fuzz/seeds/bootstrap/sealed
-printf '\4sparsecR\1\0\0\0\1\0\0\0\2\0\0\0\0\0\0\0%064d' 0 >build/fuzz/seeds/bootstrap/door
+printf '\2\2\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0abcdefghijklmnopqrst' >build/fuzz/seeds/bootstrap/unencrypted
+printf '\3\7\5\r\0\0\0x\2\3abc' >build/fuzz/seeds/bootstrap/encrypted
+printf '\4sparsecR\1\0\0\0\1\0\0\0\2\0\0\0\0\0\0\0%064d' 0 >build/fuzz/seeds/bootstrap/acceptor
 printf '\0\0\2\0\7\0\3\0\4\0' >build/fuzz/seeds/channel/count_table
 printf '\1\0\0\2\0\7\0\3\0\4' >build/fuzz/seeds/channel/opening
 printf '\2\2\x2c\0\0\x2c\0\2\x2c\0\3' >build/fuzz/seeds/channel/rank_infos
