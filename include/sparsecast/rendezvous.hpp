@@ -17,6 +17,29 @@ namespace sparsecast {
 /// Returns true when this build supports meeting over TCP (it needs libsodium).
 SPARSECAST_API bool rendezvous_available() noexcept;
 
+class CancellationToken;
+
+/// Ends meetings from another thread, for a caller that learns meanwhile that a rank will not come. One object serves
+/// any number of meetings, one after another or at once; it is given to them by RendezvousOptions::cancellation.
+class SPARSECAST_API MeetingCancellation {
+ public:
+  /// Throws Error{kIo} when no file descriptor is left.
+  MeetingCancellation();
+  ~MeetingCancellation();
+  MeetingCancellation(const MeetingCancellation&) = delete;
+  MeetingCancellation& operator=(const MeetingCancellation&) = delete;
+
+  /// Makes every meet() with this object throw Error{kPeerFailed} with `reason`: those in progress at once, and later
+  /// ones as they start. Rank 0 tells the ranks that have connected, which fail with the same reason. The first reason
+  /// stands. A group that is complete stays whole. Any thread may call it at any time.
+  void cancel(const std::string& reason) noexcept;
+  /// Returns what waits look at; for the library's own use.
+  const CancellationToken& token() const noexcept { return *token_; }
+
+ private:
+  std::unique_ptr<CancellationToken> token_;
+};
+
 struct RendezvousOptions {
   std::string host = "127.0.0.1";  ///< Host of rank 0: a name, or an IPv4 or IPv6 address, also in brackets.
   std::uint16_t port = 0;
@@ -33,7 +56,8 @@ struct RendezvousOptions {
   std::string interface;
   std::chrono::milliseconds timeout{60000};
   std::uint64_t max_blob_bytes = std::uint64_t{1}
-                                 << 20;  ///< Maximum bytes of one rank in all_gather, and of a broadcast.
+                                 << 20;               ///< Maximum bytes of one rank in all_gather, and of a broadcast.
+  std::shared_ptr<MeetingCancellation> cancellation;  ///< May be null. See there.
 };
 
 /// Parses "host:port" or "[2001:db8::1]:port". Throws Error{kUsage} for any other text.
@@ -85,6 +109,7 @@ SPARSECAST_API bool forget_unique_id(const UniqueId& id) noexcept;
 class SPARSECAST_API Rendezvous final : public ControlChannel {
  public:
   /// Forms the group. Returns on every rank when all `size` ranks have connected, or throws by the deadline:
+  ///   kPeerFailed       options.cancellation was cancelled; the reason is the message
   ///   kTimeout          ranks are missing (named), or the host is silent or not to be reached; the sentence lists
   ///                     connections that were turned away, with their addresses and why
   ///   kUnauthenticated  the other end does not know the secret

@@ -11,7 +11,7 @@ version: str = '0.1.0'
 
 has_mpi: bool = True
 
-has_nccl: bool = False
+has_nccl: bool = True
 
 has_cuda: bool = True
 
@@ -251,9 +251,21 @@ class ControlChannel:
     def aborted(self) -> str | None:
         """Why the channel is broken, or None; does not wait."""
 
-def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', timeout: float = 60.0) -> ControlChannel:
+class MeetingCancellation:
     """
-    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
+    Ends calls of meet() from another thread, for a caller that learns meanwhile that a rank will not come.
+    """
+
+    def __init__(self) -> None: ...
+
+    def cancel(self, reason: str) -> None:
+        """
+        Makes every meet() with this object raise PeerFailedError with the reason, at once or as it starts; rank 0 tells the ranks that have connected. The first reason stands. Thread-safe.
+        """
+
+def meet(host: str, port: int, *, rank: int, size: int, secret: str, generation: int = 0, interface: str = '', timeout: float = 60.0, cancellation: MeetingCancellation | None = None) -> ControlChannel:
+    """
+    Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one after another; `cancellation` lets another thread end the call. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.
     """
 
 def mpi_channel() -> ControlChannel:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
-from ._core import ControlChannel, meet, mpi_channel
+from ._core import ControlChannel, MeetingCancellation, meet, mpi_channel
 from .errors import UsageError
 
 # : Transport of records: the TCP connections of the world, MPI communicators, or NCCL communicators.
@@ -45,7 +45,7 @@ class World:
         if not 0 <= self.rank_offset < self.size:
             raise UsageError(f"rank {self.rank_offset} is not in a world of {self.size}")
 
-    def open(self, rank: int) -> ControlChannel:
+    def open(self, rank: int, cancellation: MeetingCancellation | None = None) -> ControlChannel:
         """Meets as rank ``rank_offset + rank`` and returns when all ranks are there. See :func:`sparsecast.meet`."""
         return meet(
             self.host,
@@ -56,6 +56,7 @@ class World:
             generation=self.generation,
             interface=self.interface,
             timeout=self.timeout,
+            cancellation=cancellation,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ nb::bytes broadcast(ControlChannel& channel, const nb::bytes& own, double timeou
 
 std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port, int rank, int size,
                                      const std::string& secret, std::uint32_t generation, const std::string& interface,
-                                     double timeout) {
+                                     double timeout, std::shared_ptr<MeetingCancellation> cancellation) {
   RendezvousOptions options;
   options.host = host;
   options.port = port;
@@ -50,6 +50,7 @@ std::shared_ptr<ControlChannel> meet(const std::string& host, std::uint16_t port
   options.generation = generation;
   options.interface = interface;
   options.timeout = milliseconds(timeout);
+  options.cancellation = std::move(cancellation);
   // Layouts of large models are sent as blobs.
   options.max_blob_bytes = std::uint64_t{256} << 20;
   const nb::gil_scoped_release release;
@@ -125,11 +126,20 @@ void bind_channels(nb::module_& m) {
            "Tells the others that this rank gives up, and why; best effort. Thread-safe: a call in progress in "
            "another thread raises PeerFailedError with the reason, here and on every rank that waits.")
       .def("aborted", &ControlChannel::aborted, ReleaseGil(), "Why the channel is broken, or None; does not wait.");
+  nb::class_<MeetingCancellation>(m, "MeetingCancellation",
+                                  "Ends calls of meet() from another thread, for a caller that learns meanwhile that a "
+                                  "rank will not come.")
+      .def(nb::init<>())
+      .def("cancel", &MeetingCancellation::cancel, nb::arg("reason"), ReleaseGil(),
+           "Makes every meet() with this object raise PeerFailedError with the reason, at once or as it starts; rank 0 "
+           "tells the ranks that have connected. The first reason stands. Thread-safe.");
   m.def("meet", &meet, nb::arg("host"), nb::arg("port"), nb::kw_only(), nb::arg("rank"), nb::arg("size"),
         nb::arg("secret"), nb::arg("generation") = 0, nb::arg("interface") = "", nb::arg("timeout") = 60.0,
+        nb::arg("cancellation").none() = nb::none(),
         "Meets the other ranks over TCP at the host and port of rank 0: authenticated by the shared secret (at "
         "least 16 characters, never sent) and encrypted. `generation` distinguishes groups that meet there one "
-        "after another. Raises DeadlineError naming missing ranks, UnauthenticatedError, or GroupMismatchError.");
+        "after another; `cancellation` lets another thread end the call. Raises DeadlineError naming missing ranks, "
+        "UnauthenticatedError, or GroupMismatchError.");
   m.def(
       "mpi_channel",
       [] {

@@ -73,6 +73,8 @@ class HttpCaller:
             follow_redirects=False,
             trust_env=False,
             verify=tls if tls is not None else endpoint.scheme == "https",  # reading the trust store takes a while
+            # Servers close a connection after an error without saying so: a call on it would fail for no reason.
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
 
     async def close(self) -> None:

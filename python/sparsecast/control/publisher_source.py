@@ -62,8 +62,7 @@ class PublishedTable:
     def abort(self, reason: str) -> None:
         """Makes the `regroup` or `sync` in progress raise soon, here and on every rank that takes part. Thread-safe.
 
-        The world is broken then: `regroup` must follow. While ranks are still meeting, it takes effect when they have
-        met.
+        The world is broken then: `regroup` must follow.
         """
         if self._meeting is not None:
             self._meeting.abort(reason)
@@ -79,7 +78,7 @@ class PublishedTable:
 
 
 class PublisherSource(PublishedTable):
-    """A trainer of one rank. `publisher` has a live transport, which every regroup replaces.
+    """A trainer of one rank. `publisher` needs no transport: every regroup brings one.
 
     The weights must not change while `ControlPlane.sync_now` runs: call it between optimizer steps, or from the HTTP
     service while the trainer waits. Raises `UsageError` for a trainer of several ranks, which must regroup and publish
@@ -117,19 +116,22 @@ def world_of(spec: WorldSpec) -> World:
 
 
 class Meeting:
-    """A transport whose deadline is that of the call in progress."""
+    """A transport whose deadline is that of the call in progress, and whose waits another thread can end."""
 
     def __init__(self, world: World) -> None:
+        from sparsecast import MeetingCancellation
+
         self.channels = world.channels
         self.timeout = world.timeout
         self._world = world
         self._lock = threading.Lock()  # of what follows
+        self._meeting = MeetingCancellation()
         self._channel: ControlChannel | None = None
         self._given_up: str | None = None
 
     def open(self, rank: int) -> ControlChannel:
         """Meets as `rank`."""
-        channel = self._world.open(rank)
+        channel = self._world.open(rank, self._meeting)
         with self._lock:
             self._channel = channel
             reason = self._given_up
@@ -138,10 +140,11 @@ class Meeting:
         return channel
 
     def abort(self, reason: str) -> None:
-        """Ends waits in the channel on all ranks, now or when it is open. Thread-safe."""
+        """Ends the meeting, and waits in the channel, on all ranks that have come. Thread-safe."""
         with self._lock:
             self._given_up = self._given_up or reason
             channel = self._channel
+        self._meeting.cancel(reason)
         if channel is not None:
             channel.abort(reason)
 

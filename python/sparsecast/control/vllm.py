@@ -66,10 +66,12 @@ class VllmClient(EngineClient):
         async def get(path: str) -> Answer:
             return await self.http.call("GET", path, step="health", timeout=until - time.monotonic())
 
-        await get("/health")
-        version = (await get("/weight_info")).json().get("weight_version")
-        world_size = (await get("/get_world_size")).json().get("world_size")
-        paused = (await get("/is_paused")).json().get("is_paused")
+        # At once: the engine answers between two steps, and each of three questions would wait for one.
+        paths = ("/health", "/weight_info", "/get_world_size", "/is_paused")
+        _, info, size, pause = await asyncio.gather(*(get(path) for path in paths))
+        version = info.json().get("weight_version")
+        world_size = size.json().get("world_size")
+        paused = pause.json().get("is_paused")
         return EngineStatus(
             parse_version(version),
             world_size if isinstance(world_size, int) else None,
@@ -83,7 +85,15 @@ class VllmClient(EngineClient):
         )
 
     async def leave(self, timeout: float) -> None:
-        await self._post("/shutdown_weight_transfer_engine", "leave", timeout)
+        until = time.monotonic() + timeout
+        try:
+            await self._post("/shutdown_weight_transfer_engine", "leave", timeout)
+        except EndpointError as error:
+            if "during a weight update" not in error.message:
+                raise
+            # The trainer of that update is gone, without its end.
+            await self.cancel(until - time.monotonic())
+            await self._post("/shutdown_weight_transfer_engine", "leave", until - time.monotonic())
 
     async def receive(self, base_version: int, timeout: float) -> None:
         until = time.monotonic() + timeout

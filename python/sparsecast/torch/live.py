@@ -23,7 +23,7 @@ class LiveEnd:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | None,
         shards: LocalShards,
         layout: Layout,
         rank: int,
@@ -73,6 +73,11 @@ class LiveEnd:
         self._transport = transport or self._transport
         self._met = False
         assert not isinstance(self._transport, Log)
+        if self._transport is None:
+            raise UsageError(
+                "the publisher has no transport: give it one (sparsecast.World, ...), or give the publisher to a "
+                "PublisherSource of sparsecast.control and call the control plane's sync_now()"
+            )
         world = self._transport.open(self._rank)
         # The base of the first group is the weights as they are now: engines are compared with them, or seeded.
         self._refresh(ready)
@@ -90,6 +95,7 @@ class LiveEnd:
         if met:
             self._refresh(ready)
         prepared = time.perf_counter()
+        assert self._transport is not None
         try:
             sent = self.publisher.sync(self._transport.timeout)
         except Exception:

@@ -45,6 +45,9 @@ class Publisher:
     With an ``optimizer``, its steps are counted, and no step begins while a publication still reads the weights;
     ``publish_every=n`` publishes after every n-th step, without waiting for the engines. The next step, or publish(),
     raises the errors of such a publication. Call from one thread.
+
+    Without a ``transport`` the publisher belongs to a control plane (:class:`sparsecast.control.PublisherSource`,
+    :class:`~sparsecast.control.DistributedSource`), or regroup() is called with one before the first publication.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Publisher:
         source: Source | LocalShards,
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        transport: Transport,
+        transport: Transport | None = None,
         detector: str = "auto",
         rename: Rename | None = None,
         wire_dtype: WireDtype | None = None,

@@ -132,6 +132,10 @@ class StubEngine:
             answer = Response(status_code=307, headers={"location": self.redirect_to})
         if answer is not None:
             await answer(scope, replay, send)
+            if fault == 500:
+                raise RuntimeError(
+                    "as an application that failed: the server closes the connection, and does not say so"
+                )
         else:
             await app(scope, replay, send)
 
@@ -207,7 +211,7 @@ class StubEngine:
             ("GET", "/get_world_size"): lambda body, query: {"world_size": self.world_size},
             ("GET", "/is_paused"): lambda body, query: {"is_paused": self.paused},
             ("POST", "/init_weight_transfer_engine"): lambda body, query: self._join(body["init_info"]),
-            ("POST", "/shutdown_weight_transfer_engine"): lambda body, query: {"message": ""},
+            ("POST", "/shutdown_weight_transfer_engine"): lambda body, query: self._vllm_leave(),
             ("POST", "/start_weight_update"): lambda body, query: self._begin(),
             ("POST", "/collective_rpc"): lambda body, query: {"results": [{"state": self.state}] * self.world_size},
             ("POST", "/update_weights"): lambda body, query: self._vllm_update(body["update_info"]),
@@ -234,6 +238,11 @@ class StubEngine:
             raise ValueError("finish_weight_update without update_weights: the staged version was dropped")
         self.in_update = False
         return self._name(body["weight_version"]) if body is not None else {}
+
+    def _vllm_leave(self) -> dict[str, Any]:
+        if self.in_update:
+            raise ValueError("Cannot release a trainer connection during a weight update")
+        return {"message": ""}
 
     def _vllm_update(self, info: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -21,8 +21,8 @@ torch = pytest.importorskip("torch")
 import sparsecast  # noqa: E402
 from sparsecast import LocalTensor, RankLayout, Shard, ShardedSubscriber, TensorTable  # noqa: E402
 from sparsecast.control import ControlPlane, PublisherSource, SyncError  # noqa: E402
+from sparsecast.errors import PeerFailedError, UsageError  # noqa: E402
 from sparsecast.torch import Publisher  # noqa: E402
-from sparsecast.transports import World  # noqa: E402
 
 ROWS, COLUMNS = 64, 48
 PATIENT = replace(QUICK, join_timeout=20, sync_timeout=10)
@@ -130,9 +130,8 @@ def real_plane(model: Any, servers: list[RankServer]) -> Iterator[ControlPlane]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    unused = World("127.0.0.1", port, "replaced-by-the-control-plane", size=3)
     with (
-        Publisher(model, transport=unused) as publisher,
+        Publisher(model) as publisher,
         ControlPlane(PublisherSource(publisher), host="127.0.0.1", port=port, policy=PATIENT) as plane,
     ):
         for server, name in zip(servers, ("sg", "vl"), strict=True):
@@ -204,6 +203,41 @@ def test_an_engine_that_fails_over_http_releases_the_trainer_and_the_other_engin
     assert time.monotonic() - started < 120  # Its rank never came, and nobody waited for the deadline.
     servers[failing].faults.clear()
     assert real_plane.sync_now().result == "ok" and same(servers, model)
+
+
+def test_a_refused_join_ends_the_meeting_of_everybody_with_its_reason(
+    real_plane: ControlPlane, servers: list[RankServer], model: Any
+) -> None:
+    late = RankServer("vllm", model["w"].clone())
+    late.faults["join"] = 500
+    with running(late):
+        real_plane.add(endpoint_of(late, "late"))
+        with pytest.raises(SyncError, match="endpoint late: join.*caught fire") as caught:
+            real_plane.sync_now(replace(PATIENT, join_timeout=1200))  # Longer than any test may take.
+        assert isinstance(caught.value.__cause__, PeerFailedError)
+        assert "endpoint late: join" in str(caught.value.__cause__)
+        assert not any(server.paused for server in servers)
+        late.faults.clear()
+        step(model, 1)
+        assert real_plane.sync_now().result == "ok" and same([*servers, late], model)
+
+
+def test_an_engine_whose_trainer_died_in_an_update_can_be_seeded_by_the_next(
+    real_plane: ControlPlane, servers: list[RankServer], model: Any
+) -> None:
+    orphan = RankServer("vllm", torch.zeros_like(model["w"]))
+    orphan.in_update = True
+    with running(orphan):
+        real_plane.add(endpoint_of(orphan, "orphan"), needs_anchor=True)
+        assert real_plane.sync_now().result == "ok" and same([*servers, orphan], model)
+    paths = [path for method, path, _, _ in orphan.calls if method == "POST" and path != "/collective_rpc"]
+    leave, finish = "/shutdown_weight_transfer_engine", "/finish_weight_update"
+    assert paths[1:5] == [leave, finish, finish, leave]
+
+
+def test_a_publisher_without_a_transport_says_who_brings_one(model: Any) -> None:
+    with Publisher(model) as publisher, pytest.raises(UsageError, match="PublisherSource"):
+        publisher.publish()
 
 
 def test_a_failed_apply_leaves_all_at_the_version_before_and_the_next_sync_brings_all_to_the_same_bits(

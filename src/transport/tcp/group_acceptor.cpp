@@ -107,7 +107,13 @@ std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
     for (const auto& member : members_) {
       if (member) descriptors.push_back(member->socket().descriptor());
     }
+    if (options_.cancellation) descriptors.push_back(options_.cancellation->token().descriptor());
     for (Authenticated& peer : acceptor_.wait(descriptors, close)) admit(peer);
+    if (options_.cancellation) {
+      if (const auto reason = options_.cancellation->token().cancel_reason()) {
+        fail({ErrorCode::kPeerFailed, *reason}, nullptr);
+      }
+    }
     drop_disconnected();
     if (notes_.size() > kNotes) notes_.erase(notes_.begin(), notes_.end() - kNotes);
     turned_away_ = acceptor_.turned_away();

@@ -17,8 +17,8 @@ class GroupAcceptor {
   GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
                 std::uint64_t max_body_bytes);
 
-  /// Accepts members until all ranks are connected; returns the links by rank. Throws Error{kTimeout | kGroupMismatch},
-  /// and tells the members connected by then the reason.
+  /// Accepts members until all ranks are connected; returns the links by rank. Throws Error{kTimeout | kGroupMismatch |
+  /// kPeerFailed} (the last when the meeting is cancelled), and tells the members connected by then the reason.
   std::vector<std::unique_ptr<Link>> gather(Deadline deadline);
   /// Returns the last few rejected connections, each with its address and the reason.
   const std::vector<std::string>& turned_away() const noexcept { return turned_away_; }

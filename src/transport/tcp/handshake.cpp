@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "sparsecast/network.hpp"
+#include "transport/control/cancellation_token.hpp"
 
 namespace sparsecast {
 namespace {
@@ -176,7 +177,16 @@ namespace {
 class Connector {
  public:
   Connector(const RendezvousOptions& options, const SecretKey& key, std::uint64_t max_body_bytes, Deadline deadline)
-      : options_(options), key_(key), max_body_bytes_(max_body_bytes), deadline_(deadline) {}
+      : options_(options),
+        key_(key),
+        max_body_bytes_(max_body_bytes),
+        deadline_(deadline),
+        token_(options.cancellation ? &options.cancellation->token() : nullptr) {}
+
+  /// Throws Error{kPeerFailed} once the meeting is cancelled.
+  void check_cancelled() const {
+    if (token_ != nullptr) token_->check();
+  }
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
     // An address that swallows packets must not take the time of the others.
@@ -201,9 +211,10 @@ class Connector {
     std::size_t filled = 0;
     bool closed = false;
     while (filled < bytes.size()) {
-      if (!socket.wait(POLLIN, deadline_)) {
+      if (!socket.wait(POLLIN, deadline_, token_ != nullptr ? token_->descriptor() : -1)) {
         throw Error(ErrorCode::kTimeout, "took the connection and is silent since; is rank 0 running there?");
       }
+      check_cancelled();
       filled += socket.receive_some(bytes.subspan(filled), closed);
       if (closed) throw Error(ErrorCode::kPeerFailed, "closed the connection during the handshake");
     }
@@ -250,6 +261,7 @@ class Connector {
   const SecretKey& key_;
   std::uint64_t max_body_bytes_;
   Deadline deadline_;
+  const CancellationToken* token_;  ///< Null without a cancellation.
 };
 
 }  // namespace
@@ -266,6 +278,7 @@ std::unique_ptr<Connection> connect_to_hub(const RendezvousOptions& options, con
   Connector connector(options, key, max_body_bytes, deadline);
   std::string why = "no address of the host is of the interface's family";
   for (;;) {
+    connector.check_cancelled();
     for (const SocketAddress& address : addresses) {
       if (from && from->storage.ss_family != address.storage.ss_family) continue;
       if (auto connection = connector.attempt(address, from ? &*from : nullptr, why)) return connection;

@@ -12,6 +12,7 @@
 #include "sparsecast/network.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "transport/control/blobs.hpp"
+#include "transport/control/cancellation_token.hpp"
 #include "transport/control/star_group.hpp"
 #include "transport/tcp/group_acceptor.hpp"
 #include "transport/tcp/handshake.hpp"
@@ -19,6 +20,15 @@
 #include "transport/tcp/unique_id.hpp"
 
 namespace sparsecast {
+
+MeetingCancellation::MeetingCancellation() : token_(std::make_unique<CancellationToken>(/*any_thread=*/true)) {}
+MeetingCancellation::~MeetingCancellation() = default;
+
+void MeetingCancellation::cancel(const std::string& reason) noexcept {
+  if (!token_->request_cancel(reason)) return;
+  token_->mark_handled();  // By the meetings themselves.
+  token_->end_call();
+}
 
 struct RendezvousListener::Impl {
   Socket socket;
@@ -41,6 +51,7 @@ void check_options(const RendezvousOptions& options) {
   if (options.max_blob_bytes > std::uint64_t{1} << 32) {
     throw Error(ErrorCode::kUsage, "blobs of at most 4 GiB are possible", "rendezvous");
   }
+  if (options.cancellation) options.cancellation->token().check();
 }
 
 }  // namespace
@@ -66,6 +77,7 @@ std::shared_ptr<Rendezvous> Rendezvous::meet(const RendezvousOptions& options) {
       auto hub = connect_to_hub(options, key, impl->star.max_body_bytes(), deadline);
       impl->own_host = hub->socket().local().host();
       impl->place = fmt::format("{}, hub {}", hub->socket().local().text(), hub->socket().peer().text());
+      if (options.cancellation) hub->set_cancellation(options.cancellation->token());
       StarGroup::expect(*hub, MessageType::kStart, deadline);
       impl->star.connect_hub(std::move(hub));
     } catch (const Error& error) {

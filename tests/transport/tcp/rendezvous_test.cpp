@@ -147,6 +147,54 @@ TEST_F(RendezvousTest, AMemberMayComeBeforeRankZero) {
   EXPECT_NO_THROW(Rendezvous::meet(options));
 }
 
+TEST_F(RendezvousTest, ACancelledMeetingEndsOnEveryRankThatCame) {
+  Meeting meeting(meeting_options(3, 5min));
+  auto member = std::async(std::launch::async, [&] {
+    expect_error(ErrorCode::kPeerFailed, [&] { meeting.meet(1); }, {"the engine refused"});
+  });
+  // Once the member has come in time, it hears the reason from rank 0.
+  do {
+    RendezvousOptions options = meeting.options(0);
+    options.cancellation = std::make_shared<MeetingCancellation>();
+    const std::jthread other([&] {
+      member.wait_for(100ms);
+      options.cancellation->cancel("the engine refused");
+      options.cancellation->cancel("a later reason");
+    });
+    const auto meet = [&] { Rendezvous::meet(options, meeting.listener()); };
+    expect_error(ErrorCode::kPeerFailed, meet, {"the engine refused"});
+    expect_error(ErrorCode::kPeerFailed, meet, {"the engine refused"});  // It stays cancelled.
+  } while (member.wait_for(0s) != std::future_status::ready);
+}
+
+TEST_F(RendezvousTest, AMemberThatWaitsForOthersCanBeCancelled) {
+  const auto cancellation = std::make_shared<MeetingCancellation>();
+  Meeting meeting(meeting_options(3, 5min));
+  const auto hub_cancellation = std::make_shared<MeetingCancellation>();
+  const std::jthread hub([&] {
+    RendezvousOptions options = meeting.options(0);
+    options.cancellation = hub_cancellation;
+    expect_error(ErrorCode::kPeerFailed, [&] { Rendezvous::meet(options, meeting.listener()); }, {"enough"});
+  });
+  RendezvousOptions options = meeting.options(1);
+  options.cancellation = cancellation;
+  const std::jthread other([&] { cancellation->cancel("this rank gives up"); });
+  expect_error(ErrorCode::kPeerFailed, [&] { Rendezvous::meet(options); }, {"this rank gives up"});
+  hub_cancellation->cancel("enough");
+}
+
+TEST_F(RendezvousTest, AMemberWithoutAHubCanBeCancelled) {
+  RendezvousOptions options = meeting_options(2, 5min);
+  options.rank = 1;
+  {
+    Meeting unused(meeting_options(2));
+    options.port = unused.port();
+  }
+  options.cancellation = std::make_shared<MeetingCancellation>();
+  const std::jthread other([&] { options.cancellation->cancel("this rank gives up"); });
+  expect_error(ErrorCode::kPeerFailed, [&] { Rendezvous::meet(options); }, {"this rank gives up"});
+}
+
 TEST_F(RendezvousTest, AWrongSecretIsRefusedAndTheGroupStillForms) {
   Meeting meeting(meeting_options(2));
   auto hub = std::async(std::launch::async, [&] { return meeting.meet(0); });
