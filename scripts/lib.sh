@@ -112,7 +112,7 @@ python_requirements() {
 }
 
 # Environments lie in the user's cache, under a name made of what they hold, so that every checkout shares them; the
-# checkout has links to them: .venv, .venv-vllm, .venv-sglang.
+# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live.
 environments=${XDG_CACHE_HOME:-$HOME/.cache}/sparsecast
 
 # link_environment NAME REQUIREMENT-FILE...: makes NAME a link to the environment of these files. Returns 1 when it has
@@ -177,7 +177,7 @@ prepare_python() {
   local engine engines=() requirements
   mapfile -t requirements < <(python_requirements)
   prepare_package_environment
-  for engine in vllm sglang; do
+  for engine in vllm sglang live; do
     link_environment ".venv-$engine" "${requirements[@]}" "python/tests/requirements-$engine.txt" || engines+=("$engine")
   done
   ((${#engines[@]})) || return 0

@@ -178,6 +178,15 @@ class SPARSECAST_API ShardedSubscriber {
   /// before it, and fails as sync().
   ShardedReport apply(std::chrono::milliseconds timeout);
 
+  /// Returns the version that this rank has applied and verified without hearing whether it was committed; 0: none. The
+  /// memory then holds the bytes of that version, while version() is the one before. The next regroup() settles it.
+  std::uint64_t in_doubt() const noexcept;
+  /// Settles a version in doubt without a regroup(), for an engine that goes on to serve though its trainer is gone.
+  /// With `committed` the version stands, which is right if any rank of the world has heard so; otherwise the memory is
+  /// rolled back to version(). All ranks of an engine must settle alike. Does nothing without a doubt. Throws
+  /// Error{kDirty} when the memory could not be rolled back; the next regroup() seeds it then.
+  void settle(bool committed);
+
   /// Audits this rank's routes, as Subscriber::audit_next and Subscriber::audit do.
   std::uint64_t audit_next();
   void audit();

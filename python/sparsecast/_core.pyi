@@ -614,6 +614,17 @@ class ShardedSubscriber:
     def audit(self) -> None:
         """Re-reads every byte."""
 
+    def settle(self, committed: bool) -> None:
+        """
+        Settles a version in doubt without a regroup(), for an engine that goes on to serve though its trainer is gone: it stands, or the memory is rolled back. All ranks of an engine settle alike. Raises DirtyError if it could not be rolled back.
+        """
+
+    @property
+    def in_doubt(self) -> int:
+        """
+        Version that was applied and verified without hearing whether it was committed; 0: none. The memory holds its bytes, and `version` is the one before. The next regroup() settles it.
+        """
+
     @property
     def version(self) -> int:
         """Version last verified."""

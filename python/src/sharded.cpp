@@ -300,6 +300,16 @@ void bind_subscriber(nb::module_& m) {
           "audit_next", [](PythonShardedSubscriber& self) { return self.get().audit_next(); }, ReleaseGil())
       .def(
           "audit", [](PythonShardedSubscriber& self) { self.get().audit(); }, ReleaseGil(), "Re-reads every byte.")
+      .def(
+          "settle", [](PythonShardedSubscriber& self, bool committed) { self.get().settle(committed); },
+          nb::arg("committed"), ReleaseGil(),
+          "Settles a version in doubt without a regroup(), for an engine that goes on to serve though its trainer is "
+          "gone: it stands, or the memory is rolled back. All ranks of an engine settle alike. Raises DirtyError if "
+          "it could not be rolled back.")
+      .def_prop_ro(
+          "in_doubt", [](PythonShardedSubscriber& self) { return self.get().in_doubt(); },
+          "Version that was applied and verified without hearing whether it was committed; 0: none. The memory holds "
+          "its bytes, and `version` is the one before. The next regroup() settles it.")
       .def_prop_ro(
           "version", [](PythonShardedSubscriber& self) { return self.get().version(); },
           "Version last "

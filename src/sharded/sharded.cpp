@@ -122,6 +122,8 @@ ShardedReport ShardedSubscriber::apply(std::chrono::milliseconds timeout) {
   return state_->seat.group().finish({nullptr, &state_->side}, std::chrono::steady_clock::now() + timeout);
 }
 
+std::uint64_t ShardedSubscriber::in_doubt() const noexcept { return state_->side.in_doubt(); }
+void ShardedSubscriber::settle(bool committed) { state_->side.settle_doubt(committed); }
 std::uint64_t ShardedSubscriber::audit_next() { return state_->side.audit_next(); }
 void ShardedSubscriber::audit() { state_->side.audit(); }
 const FanoutPlan& ShardedSubscriber::plan() const { return state_->seat.group().plan(); }

@@ -26,7 +26,7 @@ RankInfo SubscriberSide::rank_info() const {
   own.group = engine_;
   own.rank = static_cast<std::uint32_t>(rank_);
   own.version = version_;
-  own.in_doubt = in_doubt_ ? last_attempt_ : 0;
+  own.in_doubt = in_doubt();
   own.last_attempt = last_attempt_;
   own.needs_anchor = needs_anchor_;
   own.set_layouts(*layout_, nullptr);
@@ -127,6 +127,14 @@ void SubscriberSide::settle(bool committed) {
   }
   if (committed) version_ = last_attempt_;
   in_doubt_ = false;
+}
+
+void SubscriberSide::settle_doubt(bool committed) {
+  if (!in_doubt_) return;
+  settle(committed);
+  if (!needs_anchor_) return;
+  throw Error(ErrorCode::kDirty, fmt::format("version {} could not be rolled back to {}", last_attempt_, version_),
+              fmt::format("engine '{}', rank {}", engine_, rank_));
 }
 
 void SubscriberSide::replace(std::shared_ptr<const Layout> layout, std::shared_ptr<ShardMemory> memory) {

@@ -41,6 +41,10 @@ class SubscriberSide {
   void settle(bool committed);
   /// Marks the attempt as in doubt, because this rank has not heard the decision.
   void doubt() noexcept { in_doubt_ = true; }
+  /// Returns the attempt in doubt; 0: none.
+  std::uint64_t in_doubt() const noexcept { return in_doubt_ ? last_attempt_ : 0; }
+  /// See ShardedSubscriber::settle.
+  void settle_doubt(bool committed);
 
   /// See ShardedSubscriber.
   std::size_t rank() const noexcept { return rank_; }

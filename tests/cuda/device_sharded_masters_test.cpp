@@ -57,6 +57,10 @@ TEST_F(DeviceShardedMasters, ASyncInDoubtIsSettledByTheNextRegroup) {
   expect_a_sync_in_doubt_is_settled<DeviceShards>(ValueCodec::kXor);
 }
 
+TEST_F(DeviceShardedMasters, ADoubtCanBeEndedWithoutTheTrainer) {
+  expect_a_doubt_can_be_ended_without_the_trainer<DeviceShards>(ValueCodec::kXor);
+}
+
 TEST_F(DeviceShardedMasters, AnEngineOfAnotherCutMayJoinWhileTheMastersMoveOn) {
   expect_an_engine_of_another_cut_may_join<DeviceShards>(ValueCodec::kXor);
 }

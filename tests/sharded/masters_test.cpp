@@ -26,6 +26,12 @@ TEST(ShardedMasters, ASyncInDoubtIsSettledByTheNextRegroup) {
   }
 }
 
+TEST(ShardedMasters, ADoubtCanBeEndedWithoutTheTrainer) {
+  for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kXor, ValueCodec::kRaw}) {
+    expect_a_doubt_can_be_ended_without_the_trainer<HostShards>(values);
+  }
+}
+
 TEST(ShardedMasters, AnEngineOfAnotherCutMayJoinWhileTheMastersMoveOn) {
   expect_an_engine_of_another_cut_may_join<HostShards>(ValueCodec::kXor);
 }

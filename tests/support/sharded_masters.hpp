@@ -303,6 +303,43 @@ void expect_a_sync_in_doubt_is_settled(ValueCodec values) {
 }
 
 template <class Memory>
+void expect_a_doubt_can_be_ended_without_the_trainer(ValueCodec values) {
+  SCOPED_TRACE(seed_note());
+  const MasterScene scene;
+  Meeting again(meeting_options(6, kMastersTimeout));
+  run_ranks(6, [&](const std::shared_ptr<Rendezvous>& channel) {
+    const int r = channel->rank();
+    MasterRank<Memory> rank(scene, r, values);
+    rank.regroup(channel);
+    rank.train(1);
+    if (r == 4) {
+      rank.subscriber()->receive(kMastersTimeout);
+      channel->abort("the trainer was killed in the pause");
+    } else {
+      EXPECT_NE(words_of([&] { rank.sync(); }), "");
+    }
+    if (rank.subscriber()) {
+      // Whether a rank had voted by then is chance; if it had, it holds the bytes of the attempt.
+      if (const std::uint64_t attempt = rank.subscriber()->in_doubt(); attempt != 0) {
+        EXPECT_EQ(attempt, 1U);
+        EXPECT_EQ(rank.subscriber()->version(), 0U);
+        rank.expect_holds(1);
+      }
+      rank.subscriber()->settle(false);
+      EXPECT_EQ(rank.subscriber()->in_doubt(), 0U);
+      EXPECT_EQ(rank.subscriber()->version(), 0U);
+      rank.expect_holds(0);
+      rank.subscriber()->settle(true);  // There is no doubt any more.
+      rank.expect_holds(0);
+    }
+    rank.train(2);
+    rank.regroup(again.meet(r));
+    rank.sync();
+    rank.expect_holds(2);
+  });
+}
+
+template <class Memory>
 void expect_an_engine_of_another_cut_may_join(ValueCodec values) {
   SCOPED_TRACE(seed_note());
   const MasterScene scene;

@@ -109,6 +109,13 @@ class EngineClient(ABC):
     async def resume(self, timeout: float) -> None:
         """Ends a pause."""
 
+    async def hold(self, seconds: float, timeout: float) -> bool:
+        """Takes or renews a lease on the pause: the server resumes by itself when `seconds` pass without a call. 0 ends
+        the lease. Returns False, and there is no lease, if the server has no such thing.
+        """
+        del seconds, timeout
+        return False
+
     @abstractmethod
     async def apply(self, base_version: int, timeout: float) -> None:
         """Writes the received version into the live weights; returns when the whole group has verified it."""

@@ -22,6 +22,8 @@ class SyncPolicy:
     health_timeout  for the health check of one endpoint.
     join_timeout    for making a group after the membership changed; seeding new engines with all weights is in it.
     sync_timeout    for the exchange, from the first byte to the decision; `PauseMode.WAIT` drains requests in it.
+    pause_lease     a server that hears nothing from this control plane for so long ends the update and resumes by
+                    itself, if it can (the report says so: `lease`); 0: never.
     call_timeout    for each of: pause, flush, resume, sleep, wake, and tidying up after a failure.
     """
 
@@ -32,6 +34,7 @@ class SyncPolicy:
     join_timeout: float = 300.0
     sync_timeout: float = 120.0
     call_timeout: float = 30.0
+    pause_lease: float = 30.0
 
     def __post_init__(self) -> None:
         try:
@@ -40,9 +43,10 @@ class SyncPolicy:
             modes = ", ".join(mode.value for mode in PauseMode)
             raise UsageError(f"pause is {self.pause!r}, not one of {modes}") from None
         for each in fields(self):
-            if each.name.endswith("_timeout"):
+            if each.name.endswith("_timeout") or each.name == "pause_lease":
                 value = getattr(self, each.name)
                 if isinstance(value, bool) or not isinstance(value, (int, float)):
                     raise UsageError(f"{each.name} is {value!r}, not a number of seconds")
-                if not (math.isfinite(value) and 0 < value <= 86400):
+                off = each.name == "pause_lease" and value == 0
+                if not off and not (math.isfinite(value) and 0 < value <= 86400):
                     raise UsageError(f"{each.name} is {value!r}, not between 0 and 86400 seconds")

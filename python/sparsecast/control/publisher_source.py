@@ -59,6 +59,11 @@ class PublishedTable:
         """Ties of the layout."""
         return list(self._publisher.layout.ties)
 
+    @property
+    def met(self) -> bool:
+        """Whether all ranks of the last regroup have met."""
+        return self._meeting is not None and self._meeting.met
+
     def abort(self, reason: str) -> None:
         """Makes the `regroup` or `sync` in progress raise soon, here and on every rank that takes part. Thread-safe.
 
@@ -138,6 +143,11 @@ class Meeting:
         if reason is not None:
             channel.abort(reason)
         return channel
+
+    @property
+    def met(self) -> bool:
+        """Whether all ranks have met."""
+        return self._channel is not None
 
     def abort(self, reason: str) -> None:
         """Ends the meeting, and waits in the channel, on all ranks that have come. Thread-safe."""

@@ -52,6 +52,7 @@ class SyncIn(Body):
     join_timeout: Seconds | None = None
     sync_timeout: Seconds | None = None
     call_timeout: Seconds | None = None
+    pause_lease: Seconds | None = None
 
     def policy(self, usual: SyncPolicy) -> SyncPolicy:
         return dataclasses.replace(usual, **self.model_dump(exclude_none=True))

@@ -94,6 +94,11 @@ class SglangClient(EngineClient):
     async def resume(self, timeout: float) -> None:
         await self._post("/continue_generation", "resume", timeout, {"torch_empty_cache": False})
 
+    async def hold(self, seconds: float, timeout: float) -> bool:
+        fields = {"phase": "lease", "timeout": timeout, "seconds": seconds}
+        await self._post("/weights_checker", "lease", timeout, {"action": f"{GROUP_NAME}:{json.dumps(fields)}"})
+        return True
+
     async def apply(self, base_version: int, timeout: float) -> None:
         await self._post("/weights_checker", "apply", timeout, phase_request("apply", timeout, base_version))
 

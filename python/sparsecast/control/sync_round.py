@@ -24,6 +24,7 @@ from sparsecast.control.engine import KV_CACHE, RANKS_SHARE, WEIGHTS, PauseMode
 from sparsecast.control.errors import DIRTY_CODES, EndpointError
 from sparsecast.control.fleet import Engine, Fleet, mark_failed, on_each, refuse_mode
 from sparsecast.control.group import Group
+from sparsecast.control.lease import LeaseKeeper
 from sparsecast.control.policy import SyncPolicy
 from sparsecast.control.report import EndpointReport, State, SyncError, SyncReport, source_figures
 from sparsecast.control.world import SourceReport, SyncSource, WorldSpec
@@ -49,6 +50,7 @@ class SyncRound:
         self._receiving: set[str] = set()
         self._applying: set[str] = set()
         self._paused_at: dict[str, float] = {}
+        self._leases = LeaseKeeper(policy.pause_lease, policy.call_timeout)
         self._report = SyncReport("failed", source.version, fleet.registry.generation)
 
     def run(self) -> SyncReport:
@@ -62,6 +64,8 @@ class SyncRound:
             self._exchange()
         except Stopped:
             pass
+        finally:
+            self._fleet.loop.call(self._leases.stop)  # An engine that could not be resumed resumes by itself.
         self._report.seconds = time.monotonic() - started
         return self._outcome()
 
@@ -117,9 +121,10 @@ class SyncRound:
         )
         self._report.regroup_seconds = time.monotonic() - started
         if not joined:
-            for engine in seeded:
+            untouched = getattr(self._source, "met", True) is False
+            for engine in seeded if not untouched else ():
                 engine.record.needs_anchor = True  # it may have been seeded in part, and must not serve
-            self._fleet.loop.run(self._resume(self._engines))
+            self._fleet.loop.run(self._resume(self._engines, untouched=untouched))
             raise Stopped
         self._group.stands(self._engines)
         for engine in self._engines:
@@ -204,6 +209,7 @@ class SyncRound:
 
     async def _pause_all(self, engines: list[Engine], until: float) -> None:
         async def pause(engine: Engine) -> None:
+            self._reports[engine.name].lease = await self._leases.take(engine)
             self._paused_at[engine.name] = time.monotonic()
             engine.record.paused = True  # before the answer: without one the server may have stopped all the same
             draining = self._policy.pause is PauseMode.WAIT
@@ -260,8 +266,11 @@ class SyncRound:
                 engine.record.needs_anchor = True
         await self._resume(engines)
 
-    async def _resume(self, engines: list[Engine]) -> None:
-        """Resumes every engine that this sync has paused, except those whose weights are not usable."""
+    async def _resume(self, engines: list[Engine], *, untouched: bool = False) -> None:
+        """Resumes every engine that this sync has paused, except those whose weights are not usable.
+
+        untouched  the sync has written nothing: an engine goes on with what it had when the sync paused it.
+        """
 
         async def resume(engine: Engine) -> None:
             await engine.client.resume(self._policy.call_timeout)
@@ -270,9 +279,12 @@ class SyncRound:
                 self._reports[engine.name].pause_seconds = time.monotonic() - self._paused_at.pop(engine.name)
 
         ours = [each for each in engines if each.record.paused and not each.record.held and not each.record.asleep]
-        fit = [engine for engine in ours if not engine.record.needs_anchor]
+        fit = [engine for engine in ours if untouched or not engine.record.needs_anchor]
         for name, error in (await on_each(fit, "resume", resume)).items():
             self._failures.setdefault(name, error)
+        await on_each(
+            [each for each in ours if not each.record.paused or each not in fit], "lease", self._leases.release
+        )
         for engine in ours:
             self._reports[engine.name].left_paused = engine.record.paused
 
@@ -292,7 +304,7 @@ class SyncRound:
         failures = list(self._failures.values())
         causes = [error for error in failures if not error.echo] or failures
         sentences = [str(error) for error in causes]
-        if trainer is not None:
+        if trainer is not None and not any(sentence in str(trainer) for sentence in sentences):
             sentences.append(f"trainer: {trainer or type(trainer).__name__}")
         report.error = "; ".join(sentences)
         if trainer is not None and not isinstance(trainer, Exception):

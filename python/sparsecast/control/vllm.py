@@ -25,6 +25,12 @@ _PAUSE_MODES = {
     PauseMode.KEEP: "keep",
     PauseMode.RETRACT: "keep",  # the flush then preempts the kept requests
 }
+_START = """start the server with --weight-transfer-config '{"backend": "sparsecast"}'"""
+# What vLLM says to a join, and what helps.
+_CURES = {
+    "Weight transfer not configured": _START,
+    "Invalid init_info": f"it has another backend, or another version of sparsecast; {_START}",
+}
 _FIRST_POLL_SECONDS = 0.01  # every poll takes the engine a moment between two steps
 _LAST_POLL_SECONDS = 0.25
 
@@ -53,6 +59,7 @@ class VllmClient(EngineClient):
 
     pause_modes = frozenset(_PAUSE_MODES)
     _tells_states = True  # False once the workers are known not to have the extension
+    _has_leases = True  # False once the server is known not to have the route
 
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
@@ -80,9 +87,15 @@ class VllmClient(EngineClient):
 
     async def join(self, world: WorldSpec, placement: Placement, timeout: float) -> None:
         body = {"init_info": init_info(world, placement)}
-        await self.http.call(
-            "POST", "/init_weight_transfer_engine", step="join", timeout=timeout, json=body, hide=[world.secret]
-        )
+        try:
+            await self.http.call(
+                "POST", "/init_weight_transfer_engine", step="join", timeout=timeout, json=body, hide=[world.secret]
+            )
+        except EndpointError as error:
+            cure = next((cure for words, cure in _CURES.items() if words in error.message), "")
+            if not cure:
+                raise
+            raise EndpointError(error.endpoint, "join", f"{error.message}: {cure}", code="unsupported") from error
 
     async def leave(self, timeout: float) -> None:
         until = time.monotonic() + timeout
@@ -142,6 +155,17 @@ class VllmClient(EngineClient):
 
     async def resume(self, timeout: float) -> None:
         await self._post("/resume", "resume", timeout)
+
+    async def hold(self, seconds: float, timeout: float) -> bool:
+        if not self._has_leases:
+            return False
+        try:
+            await self._post("/sparsecast/lease", "lease", timeout, {"seconds": seconds})
+        except EndpointError as error:
+            if error.code != "unsupported":
+                raise
+            self._has_leases = False  # The server was started without VLLM_PLUGINS=sparsecast.
+        return self._has_leases
 
     async def apply(self, base_version: int, timeout: float) -> None:
         await self._post("/update_weights", "apply", timeout, {"update_info": update_info(base_version)})

@@ -79,6 +79,8 @@ class SyncSource(Protocol):
     A source may have a method `abort(reason: str) -> None`, called from another thread: it makes a `regroup` or `sync`
     in progress raise soon, and does nothing otherwise. Without it, the failure of an engine ends the sync at its
     deadline.
+    It may have an attribute `met: bool`, whether all ranks of the last regroup have met: before that no engine is
+    written to, so that those paused for their seeding can go on with what they have. Without it they stay paused.
     """
 
     @property

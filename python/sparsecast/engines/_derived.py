@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,6 +30,31 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
                     continue
                 if value.is_floating_point() and value.untyped_storage().data_ptr() not in live:
                     found.add(f"{module_name}.{prefix}{key}")
+    return found
+
+
+def packed_copies(model: torch.nn.Module) -> set[str]:
+    """Returns the names of functions that modules have for a computation of their own, and that hold tensors besides
+    the live weights, or the handle of a library that does: a copy that a CPU kernel has packed (vLLM's `cpu_linear`
+    over oneDNN, whose handle is a tensor in an object).
+
+    No attribute shows such a copy, and the weight beside it may be there unchanged, or be gone.
+    """
+    live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+
+    def holds_a_copy(held: object) -> bool:
+        if isinstance(held, torch.Tensor):
+            return held.untyped_storage().data_ptr() not in live
+        if isinstance(held, (torch.nn.Module, type)):
+            return False
+        return any(isinstance(inner, torch.Tensor) for inner in getattr(held, "__dict__", {}).values())
+
+    found: set[str] = set()
+    for module_name, module in model.named_modules():
+        for key, value in vars(module).items():
+            cells = (value.__closure__ or ()) if isinstance(value, FunctionType) else ()
+            if any(holds_a_copy(cell.cell_contents) for cell in cells):
+                found.add(f"{module_name}.{key}")
     return found
 
 

@@ -22,8 +22,8 @@ BACKEND = "sparsecast"
 SECRET_VARIABLE = "SPARSECAST_SECRET"
 """Environment variable of the server that holds the secret, for callers that do not send it over HTTP."""
 
-PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit"]
-_PHASES = ("receive", "staged", "apply", "cancel", "status", "audit")
+PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit", "lease", "expire"]
+_PHASES = ("receive", "staged", "apply", "cancel", "status", "audit", "lease", "expire")
 Proof = Literal["checkpoint", "trust"]
 
 
@@ -64,6 +64,8 @@ class Phase:
     timeout: float = 300.0
     base_version: int | None = None
     """Version that the trainer updates from; an engine at another version fails. None: not checked."""
+    seconds: float = 0.0
+    """Length of a lease; 0 ends it."""
 
 
 def is_ours(text: str) -> bool:
@@ -103,6 +105,7 @@ def parse_phase(text: str) -> Phase:
         cast(PhaseName, _take(found, "phase", None, _one_of(*_PHASES))),
         _take(found, "timeout", 300.0, _seconds),
         _take(found, "base_version", None, _count),
+        _take(found, "seconds", 0.0, _seconds_or_none),
     )
     _refuse_rest(found, "action")
     return phase
@@ -162,6 +165,10 @@ def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
         raise UsageError(f"{name} is {value!r}, not between 0 and 86400 seconds")
     return float(value)
+
+
+def _seconds_or_none(name: str, value: Any) -> float:
+    return 0.0 if value == 0 and not isinstance(value, bool) else _seconds(name, value)
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -120,6 +120,13 @@ class Receiver:
         return self._state
 
     @property
+    def in_doubt(self) -> int:
+        """Version that this rank has applied without hearing whether the group committed it, in state "broken"; 0: none.
+        The weights are whole, and of this version, while `version` is the one before.
+        """
+        return self._subscriber.in_doubt if self._state == "broken" else 0
+
+    @property
     def last_receipt(self) -> Receipt | None:
         return self._receipts[-1] if self._receipts else None
 
@@ -197,7 +204,8 @@ class Receiver:
         ranks.
 
         Waits for the staging if it is not done. Nothing may read the weights meanwhile. If it raises, the version
-        before stands (`state` is "broken": join again), or the weights are half-written ("dirty").
+        before stands (`state` is "broken": join again), unless the decision was not heard (`in_doubt`), or the weights
+        are half-written ("dirty").
         """
         deadline = time.monotonic() + timeout
         self.wait_staged(timeout)
@@ -236,6 +244,22 @@ class Receiver:
             self._channel = None
         if self._state not in ("dirty", "closed", "unproven"):
             self._state = "broken"
+
+    def settle(self, committed: bool) -> None:
+        """Ends a doubt without the trainer, which is gone: the version in doubt stands, or the one before comes back.
+
+        No generation may run. All ranks of an engine settle alike. Raises DirtyError if the version before could not be
+        brought back. Does nothing without a doubt.
+        """
+        if self.in_doubt == 0:
+            return
+        with self._writing():
+            try:
+                self._subscriber.settle(committed)
+            except BaseException:
+                self._state = "dirty"
+                raise
+            self._version = self._subscriber.version
 
     def audit(self) -> None:
         """Reads all weights and compares their digest with that of the version. Raises DigestMismatchError naming

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
 from sparsecast.engines.loader_trace import CanonicalTensor
-from sparsecast.engines.receiver import Receipt, Receiver
+from sparsecast.engines.receiver import Receipt, Receiver, State
 from sparsecast.errors import UsageError
 from sparsecast.transports import World
 
@@ -120,6 +120,35 @@ class SglangEnd:
         if receiver is not None and receiver.state in ("receiving", "staged"):
             receiver.abandon(reason, timeout)
 
+    def expire(self) -> dict[str, Any]:
+        """Ends the update of a trainer that is gone: drops what is staged, and settles what is in doubt (a rank that has
+        heard the commit settles it for all; otherwise the version before comes back).
+
+        Returns {"version", "is_whole", "states"}, the same on every rank. No generation may run.
+        """
+        receiver = self._joined()
+        self.cancel("the lease of the pause ran out", 30.0)
+        held = self._gather(receiver)
+        attempt = max(in_doubt for _, _, in_doubt in held)
+        failure = None
+        if attempt != 0:
+            committed = any(version == attempt for _, version, _ in held)
+            failure = _failure_of(lambda: receiver.settle(committed))
+            self._synchronize()
+        raise_if_any_failed(failure, self._group)
+        held = self._gather(receiver)
+        states = {state for state, _, _ in held}
+        is_whole = states <= {"ready", "broken"} and len({version for _, version, _ in held}) == 1
+        return {"version": receiver.version, "is_whole": is_whole, "states": sorted(states)}
+
+    def _gather(self, receiver: Receiver) -> list[tuple[State, int, int]]:
+        """Returns state, version and version in doubt of every rank."""
+        states = get_args(State)
+        own = torch.tensor([states.index(receiver.state), receiver.version, receiver.in_doubt])
+        all_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(all_ranks, own, group=self._group)
+        return [(states[int(each[0])], int(each[1]), int(each[2])) for each in all_ranks]
+
     def audit(self) -> None:
         """Reads all weights and compares their digest with the version's.
 
@@ -140,7 +169,13 @@ class SglangEnd:
         receiver = self.receiver
         if receiver is None:
             return {"state": "not joined"}
-        return {"engine": receiver.engine, "rank": receiver.rank, "version": receiver.version, "state": receiver.state}
+        return {
+            "engine": receiver.engine,
+            "rank": receiver.rank,
+            "version": receiver.version,
+            "state": receiver.state,
+            "in_doubt": receiver.in_doubt,
+        }
 
     def _joined(self) -> Receiver:
         if self.receiver is None:

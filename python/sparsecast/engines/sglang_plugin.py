@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from sparsecast.engines import _sglang_messages as messages
+from sparsecast.engines._lease import PauseLease
 from sparsecast.errors import DirtyError, Error
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ def _run_phase(manager: Any, phase: messages.Phase) -> str:
         return STAGED if end.staged() else RECEIVING
     if phase.phase == "apply":
         return _apply(manager, end, phase.timeout)
+    if phase.phase == "expire":
+        result = end.expire()
+        if result["is_whole"]:
+            _stamp(manager, result["version"])
+        return json.dumps(result)
     if phase.phase == "cancel":
         end.cancel("the update was cancelled", phase.timeout)
     elif phase.phase == "audit":
@@ -176,6 +182,8 @@ async def wait_staged(
         phase = messages.parse_phase(obj.action)
     except Error as error:
         return False, f"{error} [{error.code}]", None, None
+    if phase.phase == "lease":
+        return await _renew_lease(original, tokenizer, phase)
     until = time.monotonic() + phase.timeout
     pause, longest = _POLL_SECONDS
     while True:
@@ -186,3 +194,41 @@ async def wait_staged(
             return False, f"the next version has not come within {phase.timeout} s [timeout]", None, None
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)
+
+
+async def _renew_lease(
+    original: Callable[..., Any], tokenizer: Any, phase: messages.Phase
+) -> tuple[bool, str, Any, Any]:
+    """Renews or ends the lease of this server's pause; it begins with an engine that has joined."""
+    lease: PauseLease | None = getattr(tokenizer, "_sparsecast_lease", None)
+    if lease is None:
+        lease = PauseLease(lambda: _expire(original, tokenizer))
+        tokenizer._sparsecast_lease = lease
+    if phase.seconds == 0:
+        lease.end()
+    else:
+        lease.renew(phase.seconds)
+    return True, lease.last_expiry, None, None
+
+
+async def _expire(original: Callable[..., Any], tokenizer: Any) -> str:
+    """Ends the update of a trainer that is gone, and resumes; returns what was done."""
+    from sglang.srt.managers.io_struct import (
+        CheckWeightsReqInput,
+        ContinueGenerationReqInput,
+        UpdateWeightVersionReqInput,
+    )
+
+    if not tokenizer.is_pause:
+        return "the engine was not paused"
+    action = messages.phase_action("expire", _LEAVE_SECONDS)
+    success, words, _, _ = await original(tokenizer, CheckWeightsReqInput(action=action))
+    result: dict[str, Any] = json.loads(words) if success else {"is_whole": False, "states": [words]}
+    if not result["is_whole"]:
+        return f"the engine stays paused until a trainer seeds it: {', '.join(result['states'])}"
+    if result["version"]:
+        stamp = UpdateWeightVersionReqInput(new_version=str(result["version"]), abort_all_requests=False)
+        await tokenizer.update_weight_version(stamp)
+    await tokenizer.flush_cache()
+    await tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+    return f"resumed at version {result['version']}"

@@ -15,6 +15,7 @@ tensor otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,10 +32,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._codes import with_code
-from sparsecast.engines._derived import derived_tensors
+from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
 from sparsecast.engines.receiver import Receipt, Receiver
-from sparsecast.errors import UnsupportedError, UsageError, VersionGapError
+from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
@@ -208,7 +209,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         receiver = self.receiver
         if receiver is None:
             return {"state": "not initialised"}
-        return {"engine": receiver.engine, "rank": receiver.rank, "version": receiver.version, "state": receiver.state}
+        return {
+            "engine": receiver.engine,
+            "rank": receiver.rank,
+            "version": receiver.version,
+            "state": receiver.state,
+            "in_doubt": receiver.in_doubt,
+        }
 
     @property
     def last_receipt(self) -> Receipt | None:
@@ -273,6 +280,14 @@ class WorkerExtension:
             return {"state": "not configured"}
         return engine.status()
 
+    def sparsecast_settle(self, committed: bool) -> dict[str, Any]:
+        """Ends a doubt (`Receiver.settle`) while generation is paused; returns the status afterwards."""
+        engine = self.weight_transfer_engine
+        if isinstance(engine, SparsecastWeightTransferEngine) and engine.receiver is not None:
+            with contextlib.suppress(DirtyError):  # The state says so.
+                engine.receiver.settle(committed)
+        return self.sparsecast_status()
+
 
 def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:
     """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`.
@@ -280,6 +295,14 @@ def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss
     Also refuses what only vLLM does: tensors that post-processing has derived from weights (W_UV and W_UK_T of MLA, a
     packed copy for a kernel), which a patch of the weights would not update.
     """
+    packed = packed_copies(model)
+    if packed:
+        listed = ", ".join(sorted(packed)[:4])
+        raise UnsupportedError(
+            f"{len(packed)} layers compute with a copy of their weights that is packed for this CPU ({listed}, ...), "
+            "which a patch would not reach; with the environment variable ONEDNN_MAX_CPU_ISA=AVX2 vLLM makes no such "
+            "copies: start the server with it"
+        )
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES)
     if derived:
         listed = ", ".join(sorted(derived)[:8])

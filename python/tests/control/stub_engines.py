@@ -51,6 +51,8 @@ class StubEngine:
         self.pause_modes: list[str] = []
         self.flushed = 0
         self.flush_works = True
+        self.has_leases = False
+        self.leases: list[tuple[float, bool]] = []  # seconds, and whether it was paused then
         self.in_update = self.was_applied = False
         self.asleep: set[str] = set()
         self.versions_seen: list[str] = []
@@ -164,6 +166,7 @@ class StubEngine:
             "/release_memory_occupation": "sleep",
             "/wake_up": "wake",
             "/resume_memory_occupation": "wake",
+            "/sparsecast/lease": "lease",
         }.get(path, path)
 
     # the routes
@@ -222,6 +225,7 @@ class StubEngine:
             ("POST", "/sleep"): lambda body, query: self._release(["weights", "kv_cache"]),
             ("POST", "/release_kv_cache_memory"): lambda body, query: self._release(["kv_cache"]),
             ("POST", "/wake_up"): lambda body, query: self._take(query["tags"].split(",")),
+            **({("POST", "/sparsecast/lease"): lambda body, query: self._lease(body)} if self.has_leases else {}),
         }
 
     def _sglang_join(self, body: Any, query: Any) -> dict[str, Any]:
@@ -238,6 +242,10 @@ class StubEngine:
             raise ValueError("finish_weight_update without update_weights: the staged version was dropped")
         self.in_update = False
         return self._name(body["weight_version"]) if body is not None else {}
+
+    def _lease(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.leases.append((body["seconds"], self.paused))
+        return {}
 
     def _vllm_leave(self) -> dict[str, Any]:
         if self.in_update:

@@ -108,3 +108,23 @@ def test_after_every_sparse_update_all_ranks_are_bit_for_bit_a_fresh_load_of_the
     assert engine.call("differences", folder / "v2") != [[], []]
     assert engine.call("addresses") == addresses
     assert engine.post("/destroy_weights_update_group", {"group_name": "sparsecast"}) == (True, "left the group")
+
+
+def test_an_update_whose_trainer_is_gone_ends_at_the_version_before_on_every_rank(tmp_path: Any) -> None:
+    config = sglang_engine.QWEN2
+    trainer = Trainer(sglang_engine.canonical_tensors(config, seed=1))
+    sglang_engine.write_checkpoint(tmp_path, config, trainer.tensors)
+    engine = Engine(tmp_path, 2)
+    try:
+        assert join(engine, trainer)[0]
+        change(trainer, 1)
+        syncing = trainer.sync()
+        assert phase(engine, "receive", base_version=0)[0]
+        assert wait_staged(engine) == (True, "staged")
+        success, words = phase(engine, "expire")
+        assert success and json.loads(words) == {"version": 0, "is_whole": True, "states": ["broken"]}
+        with pytest.raises(Exception, match="lease of the pause"):
+            syncing.result(DEADLINE)
+        assert engine.call("differences", tmp_path) == [[], []]
+    finally:
+        engine.close()

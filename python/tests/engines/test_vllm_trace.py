@@ -48,6 +48,27 @@ def layer_config() -> Iterator[VllmConfig]:
     models.stop()
 
 
+@pytest.mark.parametrize("weight_is_kept", [True, False])
+def test_a_copy_that_a_cpu_kernel_has_packed_is_found_in_the_function_that_uses_it(weight_is_kept: bool) -> None:
+    config = models.config("llama")
+    models.start(config)
+    try:
+        model = models.build(config)
+        layer = next(module for module in model.modules() if isinstance(module, RowParallelLinear))
+        with set_current_vllm_config(config):
+            live = layer.weight
+            layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, live, bias)
+            trace(model, models.canonical("llama"), KV_SCALES)
+            packed = live.detach().clone()
+            layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, packed, bias)
+            if not weight_is_kept:
+                layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+            with pytest.raises(UnsupportedError, match=r"1 layers .*cpu_linear.*ONEDNN_MAX_CPU_ISA=AVX2"):
+                trace(model, models.canonical("llama"), KV_SCALES)
+    finally:
+        models.stop()
+
+
 def test_a_patch_through_the_map_is_what_the_engines_own_loader_would_have_loaded(kind: str) -> None:
     config = models.config(kind)
     patched, loaded = models.build(config), models.build(config)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Endpoint plug-in of a vLLM server: a lease on the pause of an update, which the server itself ends.
+
+    VLLM_PLUGINS=sparsecast VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
+        --weight-transfer-config '{"backend": "sparsecast"}' \
+        --worker-extension-cls sparsecast.engines.vllm.WorkerExtension
+
+A trainer that dies between the pause and the resume would leave a server that answers /health and serves nobody. The
+control plane therefore takes a lease before it pauses, and renews it until it has resumed. When nobody renews the lease
+in time, the server ends the update that is open, names the version that its workers hold, and resumes; it stays paused
+only if the workers disagree, or say that their bytes are of no version.
+
+vLLM loads endpoint plug-ins only if VLLM_PLUGINS names them (vllm.plugins.endpoint_plugins), and these routes exist only
+in development mode, like all that update weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
+
+from sparsecast.engines._lease import MAX_LEASE_SECONDS, PauseLease
+from sparsecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from starlette.datastructures import State
+    from vllm.engine.protocol import EngineClient
+
+LEASE_ROUTE = "/sparsecast/lease"
+
+_WHOLE = frozenset(
+    {"ready", "broken"}
+)  # States of a worker that holds a whole version: the update's, or the one before.
+
+
+class SparsecastEndpoints:
+    """The plug-in (`vllm.plugins.endpoint_plugins.interface.EndpointPlugin`)."""
+
+    name = "sparsecast"
+    required_tasks = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Adds the routes to a server in development mode."""
+        from vllm import envs
+
+        if envs.VLLM_SERVER_DEV_MODE:
+            app.include_router(_router())
+
+    async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
+        """Keeps the pause of the server's engine."""
+        del args
+        state.sparsecast_pause = VllmPause(engine_client) if engine_client is not None else None
+
+
+class VllmPause:
+    """The pause of one vLLM engine, as its lease sees it; `engine` is vLLM's EngineClient."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.lease = PauseLease(self.expire)
+
+    async def renew(self, seconds: float) -> None:
+        """Renews the lease. Raises UsageError if the workers could not say what they hold."""
+        if not self.lease.is_held:
+            try:
+                await self._statuses()
+            except Exception as error:
+                words = "the workers lack --worker-extension-cls sparsecast.engines.vllm.WorkerExtension"
+                raise UsageError(f"there can be no lease: {words} ({error})") from error
+        self.lease.renew(seconds)
+
+    async def expire(self) -> str:
+        """Ends the update of a trainer that is gone, and resumes; returns what was done."""
+        if not await self._engine.is_paused():
+            return "the engine was not paused"
+        before = await self._statuses()
+        if {status["state"] for status in before} == {"ready"}:
+            # The update has landed everywhere, and only its end is missing; or none was begun.
+            with contextlib.suppress(Exception):
+                await self._engine.finish_weight_update(str(before[0]["version"]))
+        else:
+            # The first call makes the backend drop what was staged, and the second one closes vLLM's session.
+            for _ in range(2):
+                with contextlib.suppress(Exception):
+                    await self._engine.finish_weight_update()
+        now = await self._settled(await self._statuses())
+        versions = {status.get("version") for status in now}
+        if not {status["state"] for status in now} <= _WHOLE or len(versions) != 1:
+            held = ", ".join(f"rank {s.get('rank')} is {s['state']} at version {s.get('version')}" for s in now)
+            return f"the engine stays paused until a trainer seeds it: {held}"
+        await self._engine.reset_prefix_cache()
+        await self._engine.resume_generation()
+        return f"resumed at version {versions.pop()}"
+
+    async def _settled(self, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Ends the doubt of workers that have applied a version and not heard whether it was committed. A worker that
+        has heard so, and serves it, settles it for all. Otherwise the version before comes back, which was committed.
+        """
+        attempt = max(status.get("in_doubt", 0) for status in statuses)
+        if attempt == 0:
+            return statuses
+        committed = any(status.get("version") == attempt for status in statuses)
+        settled: list[dict[str, Any]] = await self._engine.collective_rpc("sparsecast_settle", args=(committed,))
+        if committed:
+            await self._engine.update_weight_version(str(attempt))
+        return settled
+
+    async def _statuses(self) -> list[dict[str, Any]]:
+        statuses: list[dict[str, Any]] = await self._engine.collective_rpc("sparsecast_status")
+        return statuses
+
+
+def _router() -> APIRouter:
+    router = APIRouter()
+
+    @router.post(LEASE_ROUTE)
+    async def renew(
+        request: Request, seconds: Annotated[float, Body(embed=True, ge=0, le=MAX_LEASE_SECONDS)]
+    ) -> dict[str, Any]:
+        pause: VllmPause | None = request.app.state.sparsecast_pause
+        if pause is None:
+            raise HTTPException(404, "this server has no engine")
+        if seconds == 0:
+            pause.lease.end()
+        else:
+            try:
+                await pause.renew(seconds)
+            except UsageError as error:
+                raise HTTPException(404, str(error)) from error
+        return {"seconds": seconds, "last_expiry": pause.lease.last_expiry}
+
+    return router

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases on pauses: who takes, renews and ends them, and what a server does when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from conftest import QUICK, endpoint_of
+from stub_engines import StubEngine
+
+from sparsecast.control import ControlPlane, SyncError, SyncPolicy
+from sparsecast.control.lease import LeaseKeeper
+from sparsecast.engines.vllm_endpoints import VllmPause
+from sparsecast.errors import UsageError
+
+START = Callable[..., StubEngine]
+
+
+def joined(plane: ControlPlane, start: START) -> StubEngine:
+    server = start("vllm")
+    server.has_leases = True
+    plane.add(endpoint_of(server, "vl"))
+    return server
+
+
+def test_a_lease_is_taken_before_the_pause_and_ended_after_the_resume(plane: ControlPlane, more_engines: START) -> None:
+    server = joined(plane, more_engines)
+    report = plane.sync_now(replace(QUICK, pause_lease=60))
+    assert report.endpoints[0].lease is True
+    assert server.leases == [(60, False), (0, False)]
+    assert server.steps.index("lease") < server.steps.index("pause")
+
+
+def test_a_server_without_leases_is_synced_all_the_same_and_the_report_says_so(
+    plane: ControlPlane, more_engines: START
+) -> None:
+    server = joined(plane, more_engines)
+    server.has_leases = False
+    assert [plane.sync_now().endpoints[0].lease for _ in range(2)] == [False, False]
+    assert server.steps.count("lease") == 1  # It is asked once.
+
+
+def test_without_a_pause_or_with_none_wanted_there_is_no_lease(plane: ControlPlane, more_engines: START) -> None:
+    server = joined(plane, more_engines)
+    assert plane.sync_now(replace(QUICK, pause="none")).endpoints[0].lease is None
+    assert plane.sync_now(replace(QUICK, pause_lease=0)).endpoints[0].lease is False
+    assert server.leases == []
+
+
+def test_a_server_that_does_not_resume_is_left_to_its_lease(plane: ControlPlane, more_engines: START) -> None:
+    server = joined(plane, more_engines)
+    server.faults["resume"] = 500
+    with pytest.raises(SyncError, match="resume"):
+        plane.sync_now(replace(QUICK, pause_lease=0.2))
+    count = len(server.leases)
+    time.sleep(0.5)
+    assert len(server.leases) == count and (0, True) not in server.leases  # It is neither renewed nor ended.
+
+
+def test_an_engine_that_is_to_stay_paused_loses_its_lease(plane: ControlPlane, more_engines: START) -> None:
+    server = joined(plane, more_engines)
+    server.faults["apply"] = 500
+    server.fault_text = "half-written [dirty]"
+    with pytest.raises(SyncError, match="dirty|half-written") as caught:
+        plane.sync_now(replace(QUICK, pause_lease=60))
+    assert caught.value.report is not None and caught.value.report.endpoints[0].left_paused
+    assert server.paused and server.leases == [(60, False), (0, True)]
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), 1e9, "30", True])
+def test_a_lease_of_no_length_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="pause_lease"):
+        SyncPolicy(pause_lease=wrong)
+
+
+class Held:
+    """A client that counts its renewals."""
+
+    def __init__(self) -> None:
+        self.calls: list[float] = []
+
+    async def hold(self, seconds: float, timeout: float) -> bool:
+        self.calls.append(seconds)
+        return True
+
+
+def test_a_lease_is_renewed_until_it_is_released() -> None:
+    client = Held()
+    engine: Any = type("Engine", (), {"name": "vl", "client": client})()
+
+    async def hold() -> None:
+        keeper = LeaseKeeper(0.03, 5)
+        assert await keeper.take(engine)
+        while len(client.calls) < 4:
+            await asyncio.sleep(0.001)
+        await keeper.release(engine)
+        count = len(client.calls)
+        await asyncio.sleep(0.1)
+        assert len(client.calls) == count and client.calls[-1] == 0
+
+    asyncio.run(hold())
+
+
+class FakeEngine:
+    """vLLM's engine client as the lease uses it. `statuses` are those of the workers."""
+
+    def __init__(self, *statuses: tuple[Any, ...], is_open: bool = False, without_extension: bool = False) -> None:
+        self.statuses: list[dict[str, Any]] = [
+            {"rank": rank, "state": state, "version": version, "in_doubt": doubt[0] if doubt else 0}
+            for rank, (state, version, *doubt) in enumerate(statuses)
+        ]
+        self.is_open = is_open
+        self.without_extension = without_extension
+        self.paused = True
+        self.weight_version = "default"
+        self.cache_resets = 0
+
+    async def collective_rpc(self, method: str, args: tuple[bool, ...] = ()) -> list[dict[str, Any]]:
+        if self.without_extension:
+            raise AttributeError("the worker has no method sparsecast_status")
+        if method == "sparsecast_settle":
+            for status in self.statuses:
+                if status["in_doubt"] and args[0]:
+                    status["version"] = status["in_doubt"]
+                status["in_doubt"] = 0
+        else:
+            assert method == "sparsecast_status"
+        return [dict(status) for status in self.statuses]
+
+    async def update_weight_version(self, new_version: str) -> None:
+        self.weight_version = new_version
+
+    async def is_paused(self) -> bool:
+        return self.paused
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        if not self.is_open:
+            raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
+        if any(status["state"] in ("receiving", "staged") for status in self.statuses):
+            for status in self.statuses:
+                status["state"] = "broken"
+            raise UsageError("finish_weight_update without update_weights: the staged version was dropped")
+        self.is_open = False
+        if weight_version is not None:
+            self.weight_version = weight_version
+
+    async def reset_prefix_cache(self) -> bool:
+        self.cache_resets += 1
+        return True
+
+    async def resume_generation(self) -> None:
+        self.paused = False
+
+
+def expire(engine: FakeEngine) -> str:
+    async def wait() -> str:
+        pause = VllmPause(engine)
+        await pause.renew(0.01)
+        until = time.monotonic() + 30
+        while not pause.lease.last_expiry and time.monotonic() < until:
+            await asyncio.sleep(0.002)
+        return pause.lease.last_expiry
+
+    return asyncio.run(wait())
+
+
+def test_a_server_whose_update_was_only_staged_resumes_at_the_version_before() -> None:
+    engine = FakeEngine(("staged", 3), ("staged", 3), is_open=True)
+    assert expire(engine) == "resumed at version 3"
+    assert not engine.paused and not engine.is_open and engine.weight_version == "default"
+
+
+def test_a_server_whose_update_has_landed_names_it_and_resumes() -> None:
+    engine = FakeEngine(("ready", 4), ("ready", 4), is_open=True)
+    assert expire(engine) == "resumed at version 4"
+    assert not engine.paused and not engine.is_open and engine.weight_version == "4" and engine.cache_resets == 1
+
+
+@pytest.mark.parametrize(
+    ("statuses", "version"),
+    [
+        ([("broken", 3, 4), ("broken", 3, 4)], 3),
+        ([("broken", 3, 4), ("broken", 3)], 3),
+        ([("ready", 4), ("broken", 3, 4)], 4),
+    ],
+    ids=["nobody has heard", "one was rolled back", "one has heard the commit"],
+)
+def test_a_doubt_ends_as_the_workers_together_know_it(statuses: list[tuple[Any, ...]], version: int) -> None:
+    engine = FakeEngine(*statuses)
+    assert expire(engine) == f"resumed at version {version}"
+    assert engine.weight_version == ("4" if version == 4 else "default")
+    assert {status["version"] for status in engine.statuses} == {version}
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [[("dirty", 4)], [("ready", 4), ("broken", 3)], [("broken", 3), ("unproven", 3)]],
+    ids=["half-written", "two versions", "seeded in part"],
+)
+def test_a_server_that_holds_no_version_stays_paused_and_says_why(statuses: list[tuple[str, int]]) -> None:
+    engine = FakeEngine(*statuses)
+    assert "stays paused until a trainer seeds it: rank 0 is" in expire(engine)
+    assert engine.paused
+
+
+def test_a_lease_that_runs_out_after_the_resume_does_nothing() -> None:
+    engine = FakeEngine(("receiving", 4), is_open=True)
+    engine.paused = False
+    assert expire(engine) == "the engine was not paused"
+    assert engine.is_open
+
+
+def test_without_the_worker_extension_there_is_no_lease() -> None:
+    with pytest.raises(UsageError, match="--worker-extension-cls"):
+        asyncio.run(VllmPause(FakeEngine(without_extension=True)).renew(1))

