@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsecast.engines import _sglang_messages as messages
 from sparsecast.engines._lease import PauseLease
+from sparsecast.engines.request_versions import RequestVersions, is_wanted
 from sparsecast.errors import DirtyError, Error
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+_SERVER = "sglang.srt.entrypoints.http_server"
 _LEAVE_SECONDS = 30.0
 _POLL_SECONDS = (0.005, 0.1)  # First and longest pause between two questions whether a version is staged.
 RECEIVING = "receiving"
@@ -40,6 +42,7 @@ def register() -> None:
         (f"{_MANAGER}.check_weights", check_weights, HookType.AROUND),
         (f"{_TOKENIZER}.check_weights", wait_staged, HookType.AROUND),
         (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
+        *([(f"{_SERVER}.set_global_state", add_request_versions, HookType.AFTER)] if is_wanted() else []),
     ):
         if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, kind)
@@ -232,3 +235,14 @@ async def _expire(original: Callable[..., Any], tokenizer: Any) -> str:
     await tokenizer.flush_cache()
     await tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
     return f"resumed at version {result['version']}"
+
+
+def add_request_versions(result: Any, state: Any) -> Any:
+    """Adds the middleware `RequestVersions` to SGLang's HTTP server, once its tokenizer manager exists."""
+    from sglang.srt.entrypoints.http_server import app
+
+    async def ask() -> str:
+        return str(state.tokenizer_manager.config_value("weight_version"))
+
+    app.add_middleware(RequestVersions, ask=ask)
+    return result

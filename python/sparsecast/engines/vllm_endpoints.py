@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request
 
+from sparsecast.engines import request_versions
 from sparsecast.engines._lease import MAX_LEASE_SECONDS, PauseLease
 from sparsecast.errors import UsageError
 
@@ -44,9 +45,11 @@ class SparsecastEndpoints:
     required_tasks = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes to a server in development mode."""
+        """Adds the routes to a server in development mode; and versions of requests, where they are wanted."""
         from vllm import envs
 
+        if request_versions.is_wanted():
+            app.add_middleware(request_versions.RequestVersions)
         if envs.VLLM_SERVER_DEV_MODE:
             app.include_router(_router())
 

