@@ -84,6 +84,7 @@ class EndpointReport:
     error          empty if nothing failed; `step` and `code` say what and how.
     cache_flushed  None if it was not requested.
     left_paused    it was not resumed: it may hold wrong bytes, or did not answer.
+    calls          seconds of each call in the pause, by step: pause, apply, finish, flush, resume.
     lease          it would have resumed by itself if this process had died in the pause; None if it was not paused.
     """
 
@@ -98,6 +99,7 @@ class EndpointReport:
     cache_flushed: bool | None = None
     left_paused: bool = False
     lease: bool | None = None
+    calls: dict[str, float] = field(default_factory=dict)
     stage_seconds: float = 0.0
     apply_seconds: float = 0.0
     pause_seconds: float = 0.0

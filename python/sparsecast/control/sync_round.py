@@ -17,6 +17,8 @@ one that says that its bytes are wrong ("dirty"), and one whose seeding failed i
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sparsecast.control.both_sides import BothSides, Stopped
 from sparsecast.control.endpoints import place
@@ -187,7 +189,8 @@ class SyncRound:
         async def apply(engine: Engine) -> None:
             started = time.monotonic()
             self._applying.add(engine.name)
-            await engine.client.apply(base_version, until - started)
+            with self._timed(engine, "apply"):
+                await engine.client.apply(base_version, until - started)
             self._reports[engine.name].apply_seconds = time.monotonic() - started
 
         try:
@@ -214,7 +217,9 @@ class SyncRound:
             engine.record.paused = True  # before the answer: without one the server may have stopped all the same
             draining = self._policy.pause is PauseMode.WAIT
             left = until - time.monotonic()
-            await engine.client.pause(self._policy.pause, left if draining else min(left, self._policy.call_timeout))
+            with self._timed(engine, "pause"):
+                seconds = left if draining else min(left, self._policy.call_timeout)
+                await engine.client.pause(self._policy.pause, seconds)
 
         if self._policy.pause is not PauseMode.NONE:
             awake = [engine for engine in engines if not engine.record.paused and not engine.record.asleep]
@@ -226,7 +231,8 @@ class SyncRound:
         """Ends the sync of `engines`, which have verified `version`: that is final, whatever fails from here."""
 
         async def finish(engine: Engine) -> None:
-            await engine.client.finish(version, self._policy.call_timeout)
+            with self._timed(engine, "finish"):
+                await engine.client.finish(version, self._policy.call_timeout)
 
         for engine in engines:
             engine.record.version, engine.record.state = version, State.READY
@@ -244,7 +250,8 @@ class SyncRound:
         report = self._reports[engine.name]
         report.cache_flushed = False
         try:
-            await engine.client.flush(self._policy.pause, self._policy.call_timeout)
+            with self._timed(engine, "flush"):
+                await engine.client.flush(self._policy.pause, self._policy.call_timeout)
         except EndpointError as error:
             requests_hold_it = self._policy.pause in (PauseMode.NONE, PauseMode.KEEP)
             if not requests_hold_it or error.code in _UNKNOWN_OUTCOME:
@@ -273,7 +280,8 @@ class SyncRound:
         """
 
         async def resume(engine: Engine) -> None:
-            await engine.client.resume(self._policy.call_timeout)
+            with self._timed(engine, "resume"):
+                await engine.client.resume(self._policy.call_timeout)
             engine.record.paused = False
             if engine.name in self._paused_at:
                 self._reports[engine.name].pause_seconds = time.monotonic() - self._paused_at.pop(engine.name)
@@ -289,6 +297,14 @@ class SyncRound:
             self._reports[engine.name].left_paused = engine.record.paused
 
     # the report
+
+    @contextmanager
+    def _timed(self, engine: Engine, step: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._reports[engine.name].calls[step] = time.monotonic() - started
 
     def _outcome(self) -> SyncReport:
         report = self._report

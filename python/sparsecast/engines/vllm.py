@@ -215,6 +215,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
+            "pause_seconds": receiver.last_receipt.pause_seconds if receiver.last_receipt is not None else 0.0,
         }
 
     @property

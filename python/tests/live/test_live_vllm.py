@@ -80,6 +80,7 @@ def test_every_version_is_what_vllm_itself_would_have_loaded_and_no_request_fail
         report = scene.trainer.sync(replace(POLICY, pause=pause))
     assert report.result == "ok" and 0 < report.source["changed"] < report.source["elements"] // 2
     assert report.endpoints[0].lease is True and not report.endpoints[0].left_paused
+    assert set(report.endpoints[0].calls) == {"pause", "apply", "finish", "flush", "resume"}
     assert not load.failures and load.requests >= IN_FLIGHT
     assert set(load.reasons) <= ({"length", "abort"} if pause == "abort" else {"length"})
     assert scene.first.version() == str(report.version)
