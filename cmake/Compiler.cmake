@@ -67,9 +67,9 @@ function(sparsecast_join_sources target)
       # Replaced by the linker where tests run programs on another machine (tests/EmulatedMachine.cmake).
       /cuda_device_api /nccl_library /device_weights /synthetic /doctor_machine
       # Their private names, or headers, clash with those of a neighbour.
-      /layout/expert_rules /layout/mesh_map /log/log_keys /log/envelope /formats/tensor_checksum
+      /layout/expert_rules /layout/mesh_map
       /plan/plan_gantt /codec_bench/summary /sparsecast_perf/mpi_group /src/sharded /src/sync
-      /support/fake_nccl /support/random_layouts /core/safetensors_[a-z]+_test /core/tensor_table_test /interop/[a-z_]+_test /fanout/routes_test
+      /support/random_layouts /core/safetensors_[a-z]+_test /core/tensor_table_test /interop/[a-z_]+_test /fanout/routes_test
       /layout/trainer_cuts_test /log/follower_trust_test /store/store_contract_test /log/log_publisher_test /sharded/[a-z_]+_test
       /cuda/c_buffer_test /cuda/device_sync_test /cuda/device_encoder_test /cuda/device_views_test /cuda/nan_masked_test /cuda_emulation/[a-z_]+
       /mpi_tests/sharded_elastic_test /mpi_tests/sharded_test)

@@ -9,9 +9,8 @@
 #include <string_view>
 
 #include "sparsecast/error.hpp"
-#include "store/ini_file.hpp"
 #include "store/s3_answers.hpp"
-#include "store/xml.hpp"
+#include "store/s3_options.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include "harness.hpp"
 #include "sparsecast/mpi_transport.hpp"
 #include "support/training_model.hpp"
-#include "transport/mpi/mpi_options.hpp"
+#include "transport/mpi/mpi_operation.hpp"
 
 namespace sparsecast::mpi_test {
 

@@ -14,13 +14,13 @@
 namespace sparsecast::bench {
 namespace {
 
-struct Case {
+struct SizeCase {
   const char* name;
   DType dtype;
   ChangeKind kind;
 };
 
-constexpr Case kCases[] = {
+constexpr SizeCase kCases[] = {
     {"bf16 adamw", DType::kBF16, ChangeKind::kAdamw}, {"bf16 wide", DType::kBF16, ChangeKind::kWide},
     {"bf16 rows", DType::kBF16, ChangeKind::kRows},   {"fp8 rows", DType::kF8E4M3, ChangeKind::kRows},
     {"fp8 wide", DType::kF8E4M3, ChangeKind::kWide},  {"f32 wide", DType::kF32, ChangeKind::kWide},
@@ -31,7 +31,7 @@ constexpr double kDensities[] = {0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6
 constexpr std::uint64_t kMinChanges = 4096;
 
 /// Returns data of the case with at least `elements` elements and kMinChanges changes.
-Pair enough_changes(const Case& c, double density, std::uint64_t elements) {
+Pair enough_changes(const SizeCase& c, double density, std::uint64_t elements) {
   elements = std::max(elements, static_cast<std::uint64_t>(std::ceil(1.25 * kMinChanges / density)));
   for (;; elements *= 2) {
     Pair pair = make_pair_of(elements, c.dtype, density, c.kind, 7);
@@ -40,7 +40,7 @@ Pair enough_changes(const Case& c, double density, std::uint64_t elements) {
 }
 
 /// Prints and records the case's row; returns true when sparsecast's file is larger than the best baseline.
-bool measure(const Case& c, double density, std::uint64_t least_elements, Record& record) {
+bool measure(const SizeCase& c, double density, std::uint64_t least_elements, Record& record) {
   const Pair pair = enough_changes(c, density, least_elements);
   const std::uint64_t elements = pair.before.size() / element_size(c.dtype);
   const TensorTable table({{"weight", c.dtype, {elements}}});
@@ -78,7 +78,7 @@ int run_sizes(std::uint64_t elements, Record& record) {
       elements, kMinChanges, "data", "density %", "elements", "changes", "auto B/ch", "best B/ch", "best baseline",
       "ratio");
   int larger = 0;
-  for (const Case& c : kCases) {
+  for (const SizeCase& c : kCases) {
     for (const double density : kDensities) larger += measure(c, density, elements, record) ? 1 : 0;
   }
   fmt::print("# auto + ulp is larger than the best baseline in {} of {} cases\n", larger,

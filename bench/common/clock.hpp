@@ -8,7 +8,7 @@
 namespace sparsecast::bench {
 
 /// Measures the seconds since its construction.
-class Stopwatch {
+class WallTimer {
  public:
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
 
@@ -19,7 +19,7 @@ class Stopwatch {
 /// Returns the seconds that `work` takes.
 template <class Work>
 double timed(const Work& work) {
-  const Stopwatch watch;
+  const WallTimer watch;
   work();
   return watch.seconds();
 }

@@ -17,13 +17,13 @@ void run_apply(Workbench& bench, const ApplyCase& apply) {
   apply.reset();
   const Times stage = bench.time(
       nullptr, [&] { applier.stage(apply.header, records, bench.stream()); }, &steps);
-  const Row staged{"stage", apply.what, apply.percent, 2 * frame_bytes, stage};
+  const ResultLine staged{"stage", apply.what, apply.percent, 2 * frame_bytes, stage};
   bench.add(staged, apply.bytes);
   add_steps(bench, steps, staged, apply.bytes);
 
   const Times written = bench.time(apply.reset, [&] { applier.apply(Direction::kForward, bench.stream()); });
   bench.require(sum(applier.digest_changes()) == apply.frames.digest_change, "the digest's change, " + apply.what);
-  Row row{"apply", apply.what, apply.percent, apply.sectors * 64 + frame_bytes, written};
+  ResultLine row{"apply", apply.what, apply.percent, apply.sectors * 64 + frame_bytes, written};
   if (apply.sectors != 0) {
     const double floor_ms = static_cast<double>(apply.sectors) * 64 / bench.copy_bandwidth(apply.bytes) * 1e3;
     row.more["sectors"] = static_cast<double>(apply.sectors);

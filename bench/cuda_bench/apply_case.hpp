@@ -38,6 +38,6 @@ Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHe
 /// Returns a header of version 2 over version 1.
 DeltaHeader bench_header(const TensorTable& table, const EncodeOptions& options);
 /// Adds a row "phase/step" for each step of `whole`, with a number of bytes if the step moves all of them.
-void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::uint64_t copied);
+void add_steps(Workbench& bench, const StepTimer& steps, const ResultLine& whole, std::uint64_t copied);
 
 }  // namespace sparsecast::bench

@@ -10,7 +10,7 @@
 namespace sparsecast::bench {
 
 /// Generated weights of one dtype in one array, cut into tensors.
-struct Weights {
+struct WeightArray {
   Recipe recipe;
   double percent = 0;
   std::uint64_t elements = 0;
@@ -32,18 +32,18 @@ struct Weights {
 };
 /// Describes an array of `gib` GiB, rounded down to whole sectors and mask words, and counts on the device what
 /// changes.
-Weights make_weights(Workbench& bench, DType dtype, double gib, double percent);
+WeightArray make_weights(Workbench& bench, DType dtype, double gib, double percent);
 
 /// Times the comparison with a snapshot, which is refreshed, then stage, apply and digest of its frames.
-void run_compare(Workbench& bench, const Weights& weights);
+void run_compare(Workbench& bench, const WeightArray& weights);
 /// Times FusedCast and the cast snapshot beside the plain cast. The weights are bf16.
-void run_casts(Workbench& bench, const Weights& weights);
+void run_casts(Workbench& bench, const WeightArray& weights);
 /// Times a snapshot in pinned host memory beside the copy of it to the device.
-void run_pinned(Workbench& bench, const Weights& weights);
+void run_pinned(Workbench& bench, const WeightArray& weights);
 /// Times a caller's mask with raw values.
-void run_mask(Workbench& bench, const Weights& weights);
+void run_mask(Workbench& bench, const WeightArray& weights);
 /// Times CubSelect.
-void run_cub(Workbench& bench, const Weights& weights);
+void run_cub(Workbench& bench, const WeightArray& weights);
 /// Times run_compare on CudaBenchOptions::small_tensors tensors of 64 K elements each, which shows what launches cost.
 void run_small_tensors(Workbench& bench, double percent);
 /// Times comparison and apply of every step of a recorded series of checkpoints. Throws Error{kUsage | kIo | kCorrupt}

@@ -8,7 +8,7 @@
 
 namespace sparsecast::bench {
 
-TensorTable Weights::table() const {
+TensorTable WeightArray::table() const {
   std::vector<TensorSpec> specs;
   for (std::uint64_t first = 0; first < elements; first += tensor_elements) {
     specs.push_back({fmt::format("w{}", specs.size()), recipe.dtype, {std::min(tensor_elements, elements - first)}});
@@ -16,8 +16,8 @@ TensorTable Weights::table() const {
   return TensorTable(std::move(specs));
 }
 
-Weights make_weights(Workbench& bench, DType dtype, double gib, double percent) {
-  Weights weights;
+WeightArray make_weights(Workbench& bench, DType dtype, double gib, double percent) {
+  WeightArray weights;
   weights.recipe = make_recipe(dtype, percent / 100, bench.options().seed);
   weights.percent = percent;
   weights.elements = static_cast<std::uint64_t>(gib * 0x1p30) / element_size(dtype) / 4096 * 4096;
@@ -48,9 +48,9 @@ Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHe
   return bench.time(reset, encode, &steps);
 }
 
-void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::uint64_t copied) {
+void add_steps(Workbench& bench, const StepTimer& steps, const ResultLine& whole, std::uint64_t copied) {
   for (const auto& [step, times] : steps.times()) {
-    Row row = whole;
+    ResultLine row = whole;
     row.phase += "/" + step;
     row.times = times;
     if (step != "detect" && step != "inspect" && step != "validate") row.bytes = 0;
@@ -61,7 +61,7 @@ void add_steps(Workbench& bench, const StepTimer& steps, const Row& whole, std::
   }
 }
 
-void run_compare(Workbench& bench, const Weights& weights) {
+void run_compare(Workbench& bench, const WeightArray& weights) {
   const TensorTable table = weights.table();
   const std::size_t size = element_size(weights.recipe.dtype);
   const cuda::DeviceMemory current(weights.bytes());
@@ -84,7 +84,7 @@ void run_compare(Workbench& bench, const Weights& weights) {
                 "the refreshed snapshot, " + weights.what);
   bench.require(frames.commit.changed == weights.touched.changed, "the number of changes, " + weights.what);
 
-  Row row{"detect+encode", weights.what, weights.percent, 2 * weights.bytes(), times};
+  ResultLine row{"detect+encode", weights.what, weights.percent, 2 * weights.bytes(), times};
   row.more["changed"] = static_cast<double>(frames.commit.changed);
   row.more["bytes_per_change"] = weights.touched.changed == 0 ? 0
                                                               : static_cast<double>(frames.commit.frame_bytes) /
@@ -102,7 +102,8 @@ void run_compare(Workbench& bench, const Weights& weights) {
 void run_small_tensors(Workbench& bench, double percent) {
   const std::uint64_t tensors = bench.options().small_tensors;
   constexpr std::uint64_t kElements = std::uint64_t{1} << 16;
-  Weights weights = make_weights(bench, DType::kBF16, static_cast<double>(tensors * kElements * 2) / 0x1p30, percent);
+  WeightArray weights =
+      make_weights(bench, DType::kBF16, static_cast<double>(tensors * kElements * 2) / 0x1p30, percent);
   weights.tensor_elements = kElements;
   weights.what = fmt::format("BF16 {} x 64 K", tensors);
   run_compare(bench, weights);

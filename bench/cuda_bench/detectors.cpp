@@ -7,7 +7,7 @@
 
 namespace sparsecast::bench {
 
-void run_casts(Workbench& bench, const Weights& weights) {
+void run_casts(Workbench& bench, const WeightArray& weights) {
   const TensorTable table = weights.table();
   const cuda::DeviceMemory masters(weights.elements * sizeof(float));
   const cuda::DeviceMemory bf16(weights.bytes());
@@ -34,7 +34,7 @@ void run_casts(Workbench& bench, const Weights& weights) {
     require_the_cast(phase);
     bench.require(frames.commit.changed == weights.touched.changed,
                   fmt::format("changes of the {}, {}", phase, weights.what));
-    Row row{phase, weights.what, weights.percent, bytes, times};
+    ResultLine row{phase, weights.what, weights.percent, bytes, times};
     row.more["over_plain"] = times.device_ms / plain.device_ms;
     row.baseline = "plain cast";
     bench.add(row, weights.bytes());
@@ -55,7 +55,7 @@ void run_casts(Workbench& bench, const Weights& weights) {
          [&](const auto& device) { return cuda::DeviceEncoder::compare(table, compared, true, options, device); });
 }
 
-void run_pinned(Workbench& bench, const Weights& weights) {
+void run_pinned(Workbench& bench, const WeightArray& weights) {
   const TensorTable table = weights.table();
   const std::size_t size = element_size(weights.recipe.dtype);
   const cuda::DeviceMemory current(weights.bytes());
@@ -86,13 +86,13 @@ void run_pinned(Workbench& bench, const Weights& weights) {
   cuda::copy_async(current.as(), snapshot.as(), weights.bytes(), cudaMemcpyHostToDevice, bench.stream());
   bench.require(count_wrong(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
                 "the refreshed pinned snapshot, " + weights.what);
-  Row row{"pinned snapshot", weights.what, weights.percent, 0, times};
+  ResultLine row{"pinned snapshot", weights.what, weights.percent, 0, times};
   row.more["over_copy"] = times.device_ms / copy.device_ms;
   row.baseline = "pinned copy";
   bench.add(row, weights.bytes());
 }
 
-void run_mask(Workbench& bench, const Weights& weights) {
+void run_mask(Workbench& bench, const WeightArray& weights) {
   const TensorTable table = weights.table();
   const std::size_t size = element_size(weights.recipe.dtype);
   const cuda::DeviceMemory current(weights.bytes());
@@ -114,12 +114,13 @@ void run_mask(Workbench& bench, const Weights& weights) {
   cuda::DeviceFrames frames;
   const Times times = time_encoder(bench, encoder, header, nullptr, steps, frames);
   bench.require(frames.commit.changed == weights.touched.changed, "the mask's changes, " + weights.what);
-  const Row row{"mask", weights.what, weights.percent, weights.elements / 8 + weights.touched.sectors * 32, times};
+  const ResultLine row{"mask", weights.what, weights.percent, weights.elements / 8 + weights.touched.sectors * 32,
+                       times};
   bench.add(row, weights.bytes());
   add_steps(bench, steps, row, weights.bytes());
 }
 
-void run_cub(Workbench& bench, const Weights& weights) {
+void run_cub(Workbench& bench, const WeightArray& weights) {
   const cuda::DeviceMemory current(weights.bytes());
   const cuda::DeviceMemory snapshot(weights.bytes());
   fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());

@@ -9,7 +9,7 @@ void run_generated(Workbench& bench) {
   for (const double gib : options.gib) {
     for (const DType dtype : options.dtypes) {
       for (const double percent : options.percent) {
-        const Weights weights = make_weights(bench, dtype, gib, percent);
+        const WeightArray weights = make_weights(bench, dtype, gib, percent);
         // The copy is measured first, while the cases' arrays do not take memory yet.
         static_cast<void>(bench.copy_bandwidth(weights.bytes()));
         run_compare(bench, weights);

@@ -76,7 +76,7 @@ Times Workbench::time(const std::function<void()>& prepare, const std::function<
     if (prepare) prepare();
     finish();
     if (steps != nullptr && round >= 0) steps->begin_round();
-    const Stopwatch watch;
+    const WallTimer watch;
     check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
     work();
     check(cudaEventRecord(end_, stream_), "cudaEventRecord");
@@ -110,7 +110,7 @@ double Workbench::copy_bandwidth(std::uint64_t bytes) {
   return bandwidth(times);
 }
 
-void Workbench::add(Row row, std::uint64_t copied) {
+void Workbench::add(ResultLine row, std::uint64_t copied) {
   const double copy = copy_bandwidth(copied);
   const double rate = static_cast<double>(row.bytes) / (row.times.device_ms * 1e-3);
   if (row.bytes != 0) {
@@ -160,7 +160,7 @@ void Workbench::write_json(bool complete) const {
     record.results.push_back(median_of(copy_name(bytes), "ms", times.device_samples));
   }
   out["rows"] = nlohmann::ordered_json::array();
-  for (const Row& row : rows_) {
+  for (const ResultLine& row : rows_) {
     nlohmann::ordered_json entry = {{"phase", row.phase},
                                     {"what", row.what},
                                     {"percent", row.percent},

@@ -23,7 +23,7 @@ struct Times {
 };
 
 /// One line of the result.
-struct Row {
+struct ResultLine {
   std::string phase;
   std::string what;         ///< The weights: "BF16 4 GiB".
   double percent = 0;       ///< Share of the elements that changes, as the options ask.
@@ -77,7 +77,7 @@ class Workbench {
   Times time(const std::function<void()>& prepare, const std::function<void()>& work, StepTimer* steps = nullptr);
 
   /// Prints the row; `copied` is the size of the copy that its percentage refers to.
-  void add(Row row, std::uint64_t copied);
+  void add(ResultLine row, std::uint64_t copied);
   /// Prints and counts a wrong result unless `holds`.
   void require(bool holds, const std::string& what);
   bool failed() const noexcept { return failures_ != 0; }
@@ -92,7 +92,7 @@ class Workbench {
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
   std::map<std::uint64_t, Times> copies_;  ///< By size in bytes.
-  std::vector<Row> rows_;
+  std::vector<ResultLine> rows_;
   RecordFile file_;
   int failures_ = 0;
 };

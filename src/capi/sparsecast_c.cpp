@@ -10,10 +10,9 @@
 #include <optional>
 #include <unordered_map>
 
-#include "capi/arguments.hpp"
+#include "capi/boundary.hpp"
 #include "capi/buffer.hpp"
 #include "capi/communicator.hpp"
-#include "capi/result.hpp"
 #include "sparsecast/rendezvous.hpp"
 #include "sparsecast/version.hpp"
 

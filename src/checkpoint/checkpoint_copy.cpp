@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoint/checkpoint_copy.hpp"
+#include "checkpoint/checkpoint_apply.hpp"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "codec/apply.hpp"
-#include "codec/block_decoder.hpp"
+#include "codec/block_coding.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/kernels.hpp"
 #include "core/tensor_view.hpp"

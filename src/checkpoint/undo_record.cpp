@@ -9,7 +9,6 @@
 #include "codec/frame_reader.hpp"
 #include "codec/frame_writer.hpp"
 #include "codec/kernels.hpp"
-#include "codec/section.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {

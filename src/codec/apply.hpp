@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/block_decoder.hpp"
+#include "codec/block_coding.hpp"
 #include "core/tensor_view.hpp"
 #include "sparsecast/digest.hpp"
 

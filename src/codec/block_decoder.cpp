@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/block_decoder.hpp"
+#include "codec/block_coding.hpp"
 
 #include <bit>
 

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "codec/compression.hpp"
 #include "codec/record_layout.hpp"
 
 namespace sparsecast {

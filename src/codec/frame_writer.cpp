@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "codec/compression.hpp"
 #include "codec/record_layout.hpp"
 
 namespace sparsecast {

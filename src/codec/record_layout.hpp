@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Offsets of the records (docs/wire-format.md §2) and their little-endian fields. Reader and writer share only this.
+// Offsets of the records (docs/wire-format.md §2), their little-endian fields, and the compression of what they store.
+// Reader and writer share only this.
 
 #include <array>
 #include <bit>
@@ -12,6 +13,16 @@
 #include "codec/block.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
+
+namespace sparsecast {
+
+/// One zstd frame, or nothing when it would not be smaller than `raw`.
+Bytes compress_smaller(ConstBytes raw, int level);
+
+/// Decodes exactly `raw_bytes` from one zstd frame; anything else is Error{kCorrupt}. Never produces more.
+Bytes decompress_exact(ConstBytes stored, std::size_t raw_bytes);
+
+}  // namespace sparsecast
 
 namespace sparsecast::layout {
 

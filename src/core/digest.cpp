@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/digest.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <type_traits>
 
 #include "core/digest_common.hpp"
 #include "core/parallel.hpp"
-#include "core/tensor_digest.hpp"
+#include "core/tensor_view.hpp"
 #include "core/word.hpp"
+#include "sparsecast/error.hpp"
+#include "sparsecast/hash.hpp"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 namespace sparsecast {
 namespace {
@@ -119,6 +126,24 @@ StateDigest sum(std::span<const StateDigest> parts) noexcept {
   StateDigest total;
   for (const StateDigest& part : parts) total += part;
   return total;
+}
+
+std::string to_hex(const Hash128& value) { return fmt::format("{:016x}{:016x}", value.hi, value.lo); }
+
+Hash128 hash_from_hex(const std::string& text) {
+  if (text.size() != 32 || text.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
+    throw Error(ErrorCode::kUsage, fmt::format("'{}' is not 32 hexadecimal digits", text));
+  }
+  return {std::stoull(text.substr(16), nullptr, 16), std::stoull(text.substr(0, 16), nullptr, 16)};
+}
+
+std::uint64_t xxh3_64(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
+}
+
+Hash128 xxh3_128(std::span<const std::byte> bytes) noexcept {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return {hash.low64, hash.high64};
 }
 
 }  // namespace sparsecast

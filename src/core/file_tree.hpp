@@ -1,23 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Paths, files and directories as a whole.
+
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "sparsecast/io.hpp"
 
 namespace sparsecast {
 
 /// Removes trailing slashes: "dir" for "dir//"; "/" stays.
-std::string without_trailing_slashes(std::string path);
+inline std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
 
 /// Removes a file, or a directory with its content.
-void remove_tree(FileSystem& fs, const std::string& path);
+inline void remove_tree(FileSystem& fs, const std::string& path) {
+  if (fs.is_directory(path)) {
+    for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
+  }
+  fs.remove(path);
+}
 
 /// Copies all of `source` window by window to a new file, and syncs that. `progress` (bytes done, bytes in total) may
 /// be empty.
-void copy_file(File& source, FileSystem& fs, const std::string& to,
-               const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr);
+inline void copy_file(File& source, FileSystem& fs, const std::string& to,
+                      const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = nullptr) {
+  constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
+  const std::unique_ptr<File> target = fs.open(to, OpenMode::kCreateExclusive);
+  const std::uint64_t size = source.size();
+  std::vector<std::byte> window;
+  for (std::uint64_t at = 0; at < size; at += window.size()) {
+    window.resize(std::min(kWindowBytes, size - at));
+    source.read_at(at, window);
+    target->write_at(at, window);
+    if (progress) progress(at + window.size(), size);
+  }
+  target->sync();
+}
 
 }  // namespace sparsecast

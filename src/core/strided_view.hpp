@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Maps the elements of a tensor that is a view of larger memory to offsets; shared by host and device.
+// Maps the elements of a tensor that is a view of larger memory to offsets (shared by host and device), walks over many
+// of them, and splits ranges of them into rectangles.
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "core/digest_common.hpp"
@@ -88,6 +91,76 @@ inline bool repeats_places(const StridedView& view) {
     if (view.strides[d] == 0) return true;
   }
   return false;
+}
+
+/// Computes offsets of many elements of a view whose indices mostly ascend, with one division for each run of the
+/// innermost dimension instead of several for each element.
+class ElementWalk {
+ public:
+  /// With a null view, element i lies at offset i. The view must outlive the walk.
+  explicit ElementWalk(const StridedView* view) : view_(view) {
+    if (view_ == nullptr || is_contiguous(*view_)) return;
+    length_ = 0;  // No run yet.
+    step_ = view_->strides[0];
+  }
+
+  /// Returns the offset of any element, in elements. Costs a comparison and a multiplication while the element is in
+  /// the same run as the previous one.
+  std::int64_t offset(std::uint64_t element) {
+    if (element - begin_ >= length_) seek(element);
+    return base_ + static_cast<std::int64_t>(element - begin_) * step_;
+  }
+  /// Returns the number of elements of the run from `element` on, including it. The last call of offset() must have
+  /// been for `element`.
+  std::uint64_t left(std::uint64_t element) const { return length_ - (element - begin_); }
+  /// Returns the distance from one element of a run to the next.
+  std::int64_t step() const { return step_; }
+
+ private:
+  void seek(std::uint64_t element) {
+    const std::uint64_t extent = view_->extents[0].divisor;
+    begin_ = view_->rank == 1 ? 0 : divide(element, view_->extents[0]) * extent;
+    base_ = strided_offset(*view_, begin_);
+    length_ = extent;
+  }
+
+  const StridedView* view_;
+  std::uint64_t begin_ = 0;
+  std::uint64_t length_ = std::numeric_limits<std::uint64_t>::max();
+  std::int64_t base_ = 0;
+  std::int64_t step_ = 1;
+};
+
+// Splitting a range of a view's elements into rectangles in memory, each of which one 2D copy can transfer.
+
+/// A rectangle of `rows` runs of `run` contiguous elements; runs begin `pitch` elements apart.
+struct RowRectangle {
+  std::uint64_t first = 0;   ///< Row-major index of its first element, from the beginning of the range.
+  std::uint64_t offset = 0;  ///< Offset of that element in memory, in elements.
+  std::uint64_t run = 0;
+  std::uint64_t rows = 0;
+  std::uint64_t pitch = 0;
+};
+
+/// Calls visit(rectangle) for elements [first, first + count), ascending. Strides are not negative.
+template <class Visit>
+void for_each_rectangle(const StridedView& view, std::uint64_t first, std::uint64_t count, const Visit& visit) {
+  if (is_contiguous(view)) {
+    if (count != 0) visit(RowRectangle{0, first, count, 1, count});
+    return;
+  }
+  const std::uint32_t in_run = view.strides[0] == 1 ? 1 : 0;  // Number of dimensions that form a run.
+  const std::uint64_t run = in_run == 1 ? view.extents[0].divisor : 1;
+  const std::uint64_t rows = view.extents[in_run].divisor;
+  const auto pitch = static_cast<std::uint64_t>(view.strides[in_run]);
+  for (std::uint64_t at = first; at < first + count;) {
+    const std::uint64_t left = first + count - at;
+    const auto offset = static_cast<std::uint64_t>(strided_offset(view, at));
+    RowRectangle next{at - first, offset, std::min(run - at % run, left), 1, pitch};
+    if (next.run == run) next.rows = std::min(rows - at / run % rows, left / run);
+    visit(next);
+    at += next.run * next.rows;
+  }
 }
 
 }  // namespace sparsecast

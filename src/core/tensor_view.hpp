@@ -2,11 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "core/element_walk.hpp"
 #include "core/strided_view.hpp"
+#include "sparsecast/digest.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -64,5 +65,13 @@ std::vector<HostTensor> host_tensors(const TensorTable& table, const std::vector
                                      const char* what);
 std::vector<ConstHostTensor> host_tensors(const TensorTable& table, const std::vector<ConstTensorBytes>& tensors,
                                           const char* what);
+
+/// Returns the part of the digest that elements [first, first + count) of a tensor contribute.
+StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,
+                            std::uint64_t count);
+
+/// Returns the digests of tensors [first_tensor, first_tensor + tensors.size()) of the table, each read in full.
+std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t first_tensor,
+                                        std::span<const TensorView> tensors, int threads);
 
 }  // namespace sparsecast

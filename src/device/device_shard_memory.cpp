@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "codec/apply.hpp"
-#include "core/strided_rows.hpp"
+#include "core/strided_view.hpp"
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/encode_launchers.hpp"

@@ -6,7 +6,6 @@
 #include <map>
 #include <vector>
 
-#include "codec/compression.hpp"
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
 #include "cuda/apply/device_applier.hpp"

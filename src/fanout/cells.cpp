@@ -7,7 +7,6 @@
 
 #include "core/utf8.hpp"
 #include "fanout/grid.hpp"
-#include "fanout/holders.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::fanout {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fanout/names.hpp"
+#include "fanout/cells.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 
 #include "core/nearest_name.hpp"
 #include "core/utf8.hpp"
-#include "layout/wildcard.hpp"
+#include "layout/name_pattern.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::fanout {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fanout/senders.hpp"
+#include "fanout/routes.hpp"
 
 #include <algorithm>
 #include <array>

@@ -9,7 +9,7 @@
 
 #include "core/nan_pattern.hpp"
 #include "core/word.hpp"
-#include "interop/formats/torch_hash.hpp"
+#include "interop/formats/tensor_checksum.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

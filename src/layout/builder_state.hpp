@@ -1,16 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// What a LayoutBuilder works with: the mesh (mesh_map.cpp), the rules of cuts (cut_rules.cpp) and its state.
+
+#include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "layout/cut_rules.hpp"
-#include "layout/mesh_map.hpp"
 #include "sparsecast/layout_builders.hpp"
 
 namespace sparsecast {
+
+/// Part `index` of `count`.
+struct PartOf {
+  std::uint64_t index = 0;
+  std::uint64_t count = 1;
+};
+
+/// The coordinates of every rank on every axis.
+class MeshMap {
+ public:
+  /// Throws Error{kUsage} for meshes that are none, or of more than Layout::kMaxRanks ranks.
+  explicit MeshMap(const std::vector<Mesh>& meshes);
+
+  std::size_t ranks() const noexcept { return ranks_; }
+  /// Throws Error{kUsage} for an axis that no mesh has, or the same one twice.
+  void check(const Axes& axes) const;
+  /// Returns the part of `rank` along axes that check() has let through.
+  PartOf part(const Axes& axes, std::size_t rank) const;
+  /// The ranks of `where`, ascending. Throws Error{kUsage} for unknown axes and coordinates, and when there are none.
+  std::vector<std::uint32_t> select(const Where& where) const;
+
+ private:
+  struct Axis {
+    std::uint32_t size = 1;
+    std::vector<std::uint32_t> coordinates;  ///< Coordinate of each rank.
+  };
+  void add_axis(const MeshAxis& axis, std::size_t inner);
+  const Axis& axis(const std::string& name) const;
+
+  std::size_t ranks_ = 1;
+  std::map<std::string, Axis> axes_;
+};
+
+using Shape = std::vector<std::uint64_t>;
+
+/// A box of one of the tensors that make a local tensor.
+struct Segment {
+  std::size_t source = 0;
+  Box box;
+};
+
+/// The rows that make up a rank's local tensor: segments one after another along the rows, then padding.
+struct LocalRows {
+  std::vector<Segment> segments;  ///< No segment is empty.
+  std::uint64_t rows = 0;
+  /// Elements of a row; the extents of all dimensions but the first.
+  Shape row_shape;
+  std::uint64_t row_elements = 1;
+};
+
+/// Throws Error{kUsage} for a cut that needs another number of tensors or other fields, or axes that there are not.
+void check_cut(const Cut& cut, std::size_t tensors, const MeshMap& mesh);
+
+/// Throws Error{kUsage} for shapes that do not fit the cut or each other.
+LocalRows cut_rows(const Cut& cut, std::span<const Shape> shapes, const MeshMap& mesh, std::size_t rank);
 
 /// The state that a LayoutBuilder has collected.
 struct BuilderState {

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "codec/compression.hpp"
+#include "codec/record_layout.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "core/utf8.hpp"
-#include "layout/layout_json_forms.hpp"
 #include "layout/name_pattern.hpp"
 #include "sparsecast/error.hpp"
 

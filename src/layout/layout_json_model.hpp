@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "layout/json_place.hpp"
+#include "sparsecast/layout.hpp"
 #include "sparsecast/layout_builders.hpp"
+#include "sparsecast/layout_json.hpp"
 
 namespace sparsecast {
 
@@ -66,5 +68,11 @@ class LayoutModel {
   std::vector<ModelTensor> tensors_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
 };
+
+/// The form of docs/layout-format.md that names rules (layout_json_rules.cpp). Errors have the place as their context.
+Layout read_rules_layout(const JsonPlace& root, const LayoutFileOptions& options);
+
+/// The dtype that a string names.
+DType read_dtype(const JsonPlace& place);
 
 }  // namespace sparsecast

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "layout/mesh_map.hpp"
+#include "layout/builder_state.hpp"
 
 #include <fmt/format.h>
 

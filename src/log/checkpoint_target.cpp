@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "checkpoint/checkpoint_apply.hpp"
-#include "checkpoint/checkpoint_copy.hpp"
 #include "checkpoint/delta_chain.hpp"
 #include "checkpoint/table_difference.hpp"
 #include "checkpoint/undo_record.hpp"

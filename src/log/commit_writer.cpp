@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 
 #include "log/log_keys.hpp"
-#include "log/log_leases.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
+#include "log/retention.hpp"
 #include "sparsecast/error.hpp"
 #include "sync/encoder.hpp"
 

@@ -17,7 +17,7 @@ constexpr std::string_view kHashPrefix = "blake2b-256 ";
 constexpr std::string_view kSignaturePrefix = "signature ";
 constexpr std::size_t kMaxDepth = 8;
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of_text(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what, std::size_t offset) {
   throw Error(ErrorCode::kCorrupt, fmt::format("{} (at offset {})", what, offset), name);
@@ -103,11 +103,11 @@ nlohmann::json parse_canonical(std::string_view text, std::size_t offset, const 
 Bytes make_record(std::string_view kind, nlohmann::json fields, const SigningKey* key, ContentHash* hash) {
   fields["signer"] = key == nullptr ? std::string() : to_string(key->public_key());
   std::string text = fmt::format("{}{} {}\n{}\n", kMagic, kFormat, kind, fields.dump());
-  const ContentHash own = content_hash(bytes_of(text));
+  const ContentHash own = content_hash(bytes_of_text(text));
   if (hash != nullptr) *hash = own;
   text += fmt::format("{}{}\n", kHashPrefix, to_hex(own));
-  if (key != nullptr) text += fmt::format("{}{}\n", kSignaturePrefix, hex_of(key->sign(bytes_of(text))));
-  const std::span<const std::byte> bytes = bytes_of(text);
+  if (key != nullptr) text += fmt::format("{}{}\n", kSignaturePrefix, hex_of(key->sign(bytes_of_text(text))));
+  const std::span<const std::byte> bytes = bytes_of_text(text);
   return {bytes.begin(), bytes.end()};
 }
 

@@ -4,17 +4,32 @@
 // The inside of LogFollower. follower.cpp: start, step, notification, lease; follower_catch_up.cpp: from here to there.
 
 #include <atomic>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 
 #include "log/delta_fetcher.hpp"
 #include "log/follower_state.hpp"
 #include "log/log_map.hpp"
-#include "log/notify.hpp"
+#include "sparsecast/digest.hpp"
 #include "sparsecast/log_follower.hpp"
 #include "sparsecast/object_store.hpp"
 
 namespace sparsecast {
+
+/// Throws Error{kUsage} for a notification that cannot be sent: `json` is no object, or no program is named.
+void check_notification(const FollowerNotification& notification);
+
+/// Runs the command, then posts. Throws Error{kIo | kTimeout}; both are then to be done again. `stopped` is asked now
+/// and then: when it is true the command is ended, and kTimeout thrown.
+void notify(const FollowerNotification& notification, const StreamId& stream, std::uint64_t version,
+            const StateDigest& digest, const std::function<bool()>& stopped);
+
+/// Returns whether a command or a URL is configured.
+inline bool has_notification(const FollowerNotification& notification) {
+  return !notification.command.empty() || !notification.url.empty();
+}
 
 /// Passes everything on and counts what is read: objects (an object read in ranges counts once, by its first byte) and
 /// bytes. A question that finds nothing is no read. Keeps one small object between two reads of it in one step.

@@ -1,16 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
-#include "log/trust.hpp"
 #include "sparsecast/delta_log.hpp"
 
 namespace sparsecast {
+
+/// Keys in force at each version, as far as a reader with pinned keys knows (docs/delta-log.md, "Trust"):
+///
+///     nothing believed --commit signed by a pinned key (1)--> believed
+///     believed, newer commit --changes of keys lead back to a believed commit--> believed
+///     believed, older commit --changes of keys, read backwards, name the keys of its time--> believed
+///
+/// (1) Or a commit from which changes of keys lead back to a pinned key. If an earlier process has seen commits of this
+/// log (remember()), the keys must also agree with those.
+///
+/// A change of keys is signed by a key of both the old and the new set, so that both ends of a period verify it. Reads
+/// two commits a change, and not more than kMaxChanges of them.
+class TrustedKeys {
+ public:
+  static constexpr std::size_t kMaxChanges = 4096;
+  /// Reads a commit and checks form and place, not trust. Throws when there is none.
+  using ReadCommit = std::function<LogCommit(std::uint64_t version)>;
+
+  explicit TrustedKeys(std::vector<PublicKey> pinned);
+
+  bool required() const noexcept { return !pinned_.empty(); }
+  /// Restores the newest commit that an earlier process has seen. That process may have had other pinned keys, or none:
+  /// the commit makes nothing trusted, but nothing that contradicts it is believed either.
+  void remember(const LogCommit& commit);
+  /// Verifies the commit against the keys in force and learns its keys. Throws Error{kUnsigned | kForeignKey | kMixed}
+  /// that names `name`.
+  void believe(const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  /// Checks the signer of a record that is not a commit: its key must be in force at the newest commit that was
+  /// believed.
+  void require_current(const std::optional<PublicKey>& signer, const std::string& name) const;
+
+ private:
+  struct Period {
+    std::uint64_t since = 0;  ///< The commit that set these keys; they sign what comes after it.
+    std::vector<PublicKey> keys;
+    friend bool operator==(const Period&, const Period&) = default;
+  };
+
+  static Period period_of(const LogCommit& commit) { return {commit.keys_version, commit.keys}; }
+  static void require_own_key(const LogCommit& commit, const std::string& name);
+  void believe_newer(const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  void believe_older(const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  void begin(std::vector<Period> periods, const LogCommit& commit, const std::string& name, const ReadCommit& read);
+  /// Returns the keys in force at that version; reads changes of keys backwards as far as needed.
+  const Period& period_at(std::uint64_t version, const LogCommit& asker, const std::string& name,
+                          const ReadCommit& read);
+  LogCommit read_change(const Period& period, const std::string& name, const ReadCommit& read) const;
+  LogCommit read_before(const LogCommit& change, const std::string& name, const ReadCommit& read) const;
+
+  std::vector<PublicKey> pinned_;
+  std::optional<LogCommit> remembered_;
+  std::vector<Period> periods_;  ///< Ascending, without gaps; the last reaches up to newest_.
+  std::uint64_t newest_ = 0;     ///< Meaningless while there are no periods.
+};
 
 /// Checks that `next` is a valid successor of `before`: hash of the predecessor, version, stream, table, base digest,
 /// epoch and publisher, keys. Throws Error{kMixed | kReplayed | kRolledBack} that names `name`, the place of `next`.

@@ -8,9 +8,9 @@
 
 #include "checkpoint/checkpoint_store.hpp"
 #include "log/log_keys.hpp"
-#include "log/log_leases.hpp"
 #include "log/log_reader_state.hpp"
 #include "log/records.hpp"
+#include "log/retention.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

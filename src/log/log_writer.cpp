@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "core/sodium.hpp"
-#include "log/log_leases.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
+#include "log/retention.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "log/notify.hpp"
+#include "log/follower_parts.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

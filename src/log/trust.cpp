@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "log/trust.hpp"
+#include "log/log_reader_state.hpp"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 //
 //     for each transfer of the plan:   for each of its routes:   HEADER, FRAME*, COMMIT
 
-#include "sharded/anchor.hpp"
+#include "sharded/group_sync.hpp"
 
 #include <fmt/format.h>
 

@@ -28,7 +28,6 @@
 #include <fmt/format.h>
 
 #include "core/trace.hpp"
-#include "sharded/anchor.hpp"
 
 namespace sparsecast {
 

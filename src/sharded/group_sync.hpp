@@ -3,13 +3,157 @@
 
 // A regroup and a sync, from the side of one rank: a trainer's, an engine's, or one that is both.
 
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
-#include "sharded/publisher_side.hpp"
-#include "sharded/subscriber_side.hpp"
+#include "sharded/route_endpoints.hpp"
+#include "sharded/snapshot.hpp"
+#include "sharded/sync_world.hpp"
 #include "sharded/transfer_pipeline.hpp"
 
 namespace sparsecast {
+
+// Seeding (anchor.cpp): the committed version, whole, to engines that hold nothing yet. Every frame is broadcast as
+// soon as it is made, and written as soon as it has come, so that neither side keeps more than a few.
+
+/// Roles of a rank in the exchange of an anchor: it may send, receive, both, or neither (an idle member of a group).
+struct AnchorRoles {
+  ShardSnapshot* sends = nullptr;   ///< The committed version.
+  ShardMemory* receives = nullptr;  ///< The engine's local tensors.
+};
+
+/// Collective: the rank's region in all transfers of the wire's plan, in their order. What is written has been verified
+/// by the frames' checksums only; what it adds up to is for the digest afterwards. A failure leaves it half-written.
+void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint64_t version,
+                     const EncodeOptions& options, Deadline deadline);
+
+/// State of an engine rank that outlives its memberships in groups.
+class SubscriberSide {
+ public:
+  /// Takes the memory of the local tensors of rank `rank` of `layout`.
+  SubscriberSide(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
+                 std::shared_ptr<ShardMemory> memory, ShardedOptions options);
+
+  RankInfo rank_info() const;
+  const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
+
+  /// Learns the decision that was in doubt from the coordinator, after a regroup.
+  void met(const Meeting& meeting, int world_rank);
+  ShardMemory& memory() const noexcept { return *memory_; }
+  /// Makes its routes of the plan, and reads what they hold.
+  void build(const FanoutPlan& plan, int world_rank, const Meeting& meeting);
+  /// Throws Error{kWrongBase} unless every destination holds what its route starts from.
+  void check_bases(const Transfer& transfer, const std::vector<Bytes>& records, const std::string& source);
+  /// Records that this engine holds the committed version, which the digests have verified.
+  void accept_base() noexcept { needs_anchor_ = false; }
+
+  void begin_attempt() noexcept { ++last_attempt_; }
+  /// Verifies and keeps what is its own of a transfer's records: its routes' one after another, each beginning with its
+  /// header.
+  void stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source, ShardedReport& report);
+  void require_staged() const;
+  void apply(ShardedReport& report);
+  StateDigest digest() const { return destination_digest(routes_); }
+  /// Commits or rolls back the attempt.
+  void settle(bool committed);
+  /// Marks the attempt as in doubt, because this rank has not heard the decision.
+  void doubt() noexcept { in_doubt_ = true; }
+  /// Returns the attempt in doubt; 0: none.
+  std::uint64_t in_doubt() const noexcept { return in_doubt_ ? last_attempt_ : 0; }
+  /// See ShardedSubscriber::settle.
+  void settle_doubt(bool committed);
+
+  /// See ShardedSubscriber.
+  std::size_t rank() const noexcept { return rank_; }
+  void replace(std::shared_ptr<const Layout> layout, std::shared_ptr<ShardMemory> memory);
+  std::uint64_t audit_next();
+  void audit();
+
+  std::uint64_t version() const noexcept { return version_; }
+  std::uint64_t last_attempt() const noexcept { return last_attempt_; }
+
+ private:
+  std::span<DestinationRoute> destinations_of(std::uint32_t route);
+
+  std::string engine_;
+  std::shared_ptr<const Layout> layout_;
+  std::size_t rank_;
+  std::shared_ptr<ShardMemory> memory_;
+  ShardedOptions options_;
+  std::uint64_t version_;
+  std::uint64_t last_attempt_;  ///< The one that is applied, if there is doubt.
+  bool in_doubt_ = false;       ///< It is applied, and the decision was not heard.
+  bool needs_anchor_;
+  std::vector<DestinationRoute> routes_;
+};
+
+/// State of a trainer rank that outlives its memberships in groups.
+class PublisherSide {
+ public:
+  /// Takes the memory of the local tensors of rank `rank` of `layout`.
+  PublisherSide(std::shared_ptr<const Layout> layout, std::size_t rank, std::shared_ptr<ShardMemory> memory,
+                ShardedOptions options);
+
+  /// Throws Error{kDirty} when the snapshot is not known any more.
+  RankInfo rank_info() const;
+  const std::shared_ptr<const Layout>& layout() const noexcept { return layout_; }
+  const std::shared_ptr<const Layout>& next_layout() const noexcept { return next_layout_; }
+
+  /// Learns the decision that was in doubt from the coordinator, after a regroup.
+  void met(const Meeting& meeting);
+  /// Makes its routes of the plan.
+  void build(const FanoutPlan& plan, int world_rank);
+  ShardSnapshot& snapshot() noexcept { return snapshot_; }
+  const EncodeOptions& encode_options() const noexcept { return options_.encode; }
+  /// Proposes the layout that the new plan has marked (mark_bases). adopt() puts the plan in force, forget_plan() drops
+  /// it; until then this rank reports both layouts.
+  void propose(std::shared_ptr<const Layout> marked) { next_layout_ = std::move(marked); }
+  void adopt();
+  void forget_plan() { next_layout_.reset(); }
+
+  /// Returns the digests that the routes of a transfer start from, for the receivers to compare.
+  std::vector<Bytes> base_records(const Transfer& transfer);
+  /// Returns the digests of this rank's routes at the committed version, for the vote.
+  std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
+
+  /// Begins a new attempt and returns the routes to publish for it.
+  std::vector<std::uint32_t> begin_attempt();
+  /// Detects and encodes one route of the attempt. One thread at a time may call it; meanwhile another may call
+  /// records() for routes that are published, and nothing else. When it throws, the snapshot is lost.
+  void publish(std::uint32_t route);
+  /// Fills `report` with the changes found in each tensor, over all routes, when options.report_tensors is set.
+  void describe(const FanoutPlan& plan, ShardedReport& report) const;
+  /// Returns the records of a transfer's routes, which have been published.
+  std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
+  /// Returns the digests of this rank's routes after the current attempt, for the vote.
+  std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
+  /// Commits or rolls back the attempt.
+  void settle(bool committed);
+  /// Marks the attempt as in doubt, because this rank has not heard the decision.
+  void doubt() noexcept { in_doubt_ = true; }
+
+  std::uint64_t version() const noexcept { return version_; }
+  std::uint64_t last_attempt() const noexcept { return last_attempt_; }
+  StateDigest digest;  ///< Digest of all tensors at the committed version.
+
+ private:
+  std::size_t index_of(const SourceRoute& route) const { return static_cast<std::size_t>(&route - routes_.data()); }
+
+  std::shared_ptr<const Layout> layout_;  ///< Layout with the bases of the plan in force.
+  /// Layout of a plan whose decision this rank has not heard; null without one.
+  std::shared_ptr<const Layout> next_layout_;
+  std::size_t rank_;
+  ShardedOptions options_;
+  ShardSnapshot snapshot_;
+  std::uint64_t version_;
+  std::uint64_t last_attempt_;  ///< Number of the last attempt, which is that of the pending deltas if there are any.
+  bool in_doubt_ = false;       ///< They are pending for want of the decision.
+  bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
+  std::vector<SourceRoute> routes_;
+  std::vector<const Delta*> deltas_;  ///< Deltas of the attempt, parallel to the routes; null until published.
+};
 
 /// Roles of a rank; at least one pointer is not null.
 struct Roles {

@@ -6,7 +6,7 @@
 
 #include "codec/apply.hpp"
 #include "codec/codec_common.hpp"
-#include "core/strided_rows.hpp"
+#include "core/strided_view.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "sharded/shard_memory.hpp"

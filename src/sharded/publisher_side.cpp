@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sharded/publisher_side.hpp"
+#include "sharded/group_sync.hpp"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codec/frame_reader.hpp"
-#include "core/strided_rows.hpp"
+#include "core/strided_view.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout.hpp"
@@ -35,7 +35,7 @@ struct ShardBox {
   std::size_t element_bytes = 0;
 };
 
-/// Calls visit(rectangle) for what the box is made of (core/strided_rows.hpp), with offsets in the local tensor.
+/// Calls visit(rectangle) for what the box is made of (core/strided_view.hpp), with offsets in the local tensor.
 template <class Visit>
 void for_each_rectangle(const ShardBox& box, const Visit& visit) {
   const StridedView view = make_strided_view(box.extents, box.strides);

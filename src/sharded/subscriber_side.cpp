@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sharded/subscriber_side.hpp"
+#include "sharded/group_sync.hpp"
 
 #include <fmt/format.h>
 

@@ -181,4 +181,9 @@ std::unique_ptr<ObjectStore> open_directory_store(FileSystem& fs, const std::str
   return std::make_unique<DirectoryStore>(fs, directory);
 }
 
+std::unique_ptr<ObjectStore> open_object_store(FileSystem& fs, const std::string& location) {
+  if (location.starts_with("s3://")) return open_s3_store(S3Options::from_environment(fs, location));
+  return open_directory_store(fs, location);
+}
+
 }  // namespace sparsecast

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Answers of S3 servers, and the XML that they are written in.
+
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +12,26 @@
 #include <vector>
 
 namespace sparsecast {
+
+/// An element of an answer in XML, as S3 servers give them: attributes are dropped, and text beside children too.
+struct XmlElement {
+  std::string name;
+  std::string text;
+  std::vector<XmlElement> children;
+
+  /// The first child of that name, or null.
+  const XmlElement* child(std::string_view child_name) const;
+  /// Returns the text of the first child of that name, or "".
+  std::string_view text_of(std::string_view child_name) const;
+};
+
+constexpr std::size_t kMaxXmlDepth = 8;
+constexpr std::size_t kMaxXmlElements = 50'000;
+
+/// The root. Strict, and smaller than XML: no DOCTYPE, comment, CDATA or processing instruction but the declaration at
+/// the beginning, and no entity but the five of XML and character references. Throws Error{kCorrupt} for anything else,
+/// and for more elements or depth than above; time and memory are linear in the text.
+XmlElement parse_xml(std::string_view text);
 
 // These functions parse the answers of S3 servers from bytes that nobody has vouched for. Unless its comment says
 // otherwise, each throws Error{kCorrupt} for an answer that is not as S3's API documents it.

@@ -7,7 +7,7 @@
 
 #include <optional>
 
-#include "codec/block_decoder.hpp"
+#include "codec/block_coding.hpp"
 #include "codec/codec_common.hpp"
 #include "codec/frame_writer.hpp"
 #include "core/word.hpp"

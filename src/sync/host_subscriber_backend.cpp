@@ -8,7 +8,7 @@
 #include "codec/nan_masked.hpp"
 #include "codec/record_layout.hpp"
 #include "core/parallel.hpp"
-#include "core/tensor_digest.hpp"
+#include "core/tensor_view.hpp"
 #include "sync/subscriber_backend.hpp"
 
 namespace sparsecast {

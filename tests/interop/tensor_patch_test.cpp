@@ -10,7 +10,6 @@
 
 #include "interop/formats/patch_store.hpp"
 #include "interop/formats/tensor_checksum.hpp"
-#include "interop/formats/torch_hash.hpp"
 #include "interop/interop_scene.hpp"
 #include "sparsecast/patch_payloads.hpp"
 #include "support/expect_error.hpp"

@@ -9,7 +9,7 @@
 #include <iterator>
 
 #include "fanout/layout_oracle.hpp"
-#include "layout/wildcard.hpp"
+#include "layout/name_pattern.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast {

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "log/log_keys.hpp"
-#include "log/log_leases.hpp"
 #include "log/records.hpp"
+#include "log/retention.hpp"
 #include "support/fault_fs.hpp"
 #include "support/log_scene.hpp"
 #include "support/memory_store.hpp"

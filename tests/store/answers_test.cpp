@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "store/s3_answers.hpp"
-#include "store/xml.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {

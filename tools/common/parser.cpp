@@ -9,7 +9,7 @@ namespace sparsecast::tools {
 
 Condition Condition::range(int low, int high) {
   Condition made;
-  made.kind_ = Kind::kIntegers;
+  made.kind_ = Demand::kIntegers;
   made.first_ = low;
   made.last_ = high;
   return made;
@@ -17,7 +17,7 @@ Condition Condition::range(int low, int high) {
 
 Condition Condition::range(double low, double high) {
   Condition made;
-  made.kind_ = Kind::kNumbers;
+  made.kind_ = Demand::kNumbers;
   made.low_ = low;
   made.high_ = high;
   return made;
@@ -27,13 +27,13 @@ Condition Condition::positive() { return {}; }
 
 Condition Condition::non_negative() {
   Condition made;
-  made.kind_ = Kind::kNonNegative;
+  made.kind_ = Demand::kNonNegative;
   return made;
 }
 
 Condition Condition::one_of(std::vector<std::string> members) {
   Condition made;
-  made.kind_ = Kind::kMembers;
+  made.kind_ = Demand::kMembers;
   made.members_ = std::move(members);
   return made;
 }
@@ -55,19 +55,19 @@ Option* Option::capture_default_str() {
 
 Option* Option::check(const Condition& condition) {
   switch (condition.kind_) {
-    case Condition::Kind::kIntegers:
+    case Condition::Demand::kIntegers:
       option_->check(CLI::Range(condition.first_, condition.last_));
       break;
-    case Condition::Kind::kNumbers:
+    case Condition::Demand::kNumbers:
       option_->check(CLI::Range(condition.low_, condition.high_));
       break;
-    case Condition::Kind::kPositive:
+    case Condition::Demand::kPositive:
       option_->check(CLI::PositiveNumber);
       break;
-    case Condition::Kind::kNonNegative:
+    case Condition::Demand::kNonNegative:
       option_->check(CLI::NonNegativeNumber);
       break;
-    case Condition::Kind::kMembers:
+    case Condition::Demand::kMembers:
       option_->check(CLI::IsMember(condition.members_));
       break;
   }

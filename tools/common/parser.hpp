@@ -33,7 +33,7 @@ class Condition {
 
  private:
   friend class Option;
-  enum class Kind : std::uint8_t { kIntegers, kNumbers, kPositive, kNonNegative, kMembers } kind_ = Kind::kPositive;
+  enum class Demand : std::uint8_t { kIntegers, kNumbers, kPositive, kNonNegative, kMembers } kind_ = Demand::kPositive;
   int first_ = 0;
   int last_ = 0;
   double low_ = 0;

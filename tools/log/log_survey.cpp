@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/parallel.hpp"
-#include "log/log_leases.hpp"
+#include "log/retention.hpp"
 #include "sparsecast/error.hpp"
 
 namespace sparsecast::tools {

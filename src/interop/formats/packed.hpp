@@ -8,8 +8,9 @@
 //
 //     encoding                         "indices", "deltas" or "deltas_zstd"
 //     params                           JSON list of {name, dtype, shape, pos_start, pos_end, pos_width, val_start,
-//     val_end} prev_version, current_version    the first delta follows "default" checksum                         of
-//     later writers: decimal; see PackedFlush::checksum
+//                                      val_end}
+//     prev_version, current_version    the first delta follows "default"
+//     checksum                         of later writers: decimal; see PackedFlush::checksum
 
 #include <optional>
 #include <string>

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "sparsecast/delta.hpp"
+#include "sparsecast/dtype.hpp"
 
 namespace sparsecast {
 
@@ -24,5 +27,19 @@ class TensorChecksum {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Returns PyTorch's name of the dtype without "torch.": "bfloat16", "float8_e4m3fn", ...
+std::string_view torch_name(DType dtype) noexcept;
+/// Returns the dtype that PyTorch calls `name`, or nothing for a name that sparsecast does not carry.
+std::optional<DType> dtype_from_torch_name(std::string_view name) noexcept;
+
+/// Returns torch.hash_tensor(tensor, mode=0): the exclusive or of all elements, floating ones as the bits of the
+/// float64 of the same value, others as the bits of the int64. Returns 0 for no elements. Throws Error{kUnsupported}
+/// for the 8-bit floating dtypes, which PyTorch refuses too.
+std::uint64_t torch_hash(DType dtype, ConstBytes bits);
+
+/// Returns hash(positions) ^ (hash(values) << 1) as an integer of any size, in decimal: the checksum that senders of
+/// packed flushes promise.
+std::string packed_checksum(ConstBytes positions, DType dtype, ConstBytes values);
 
 }  // namespace sparsecast

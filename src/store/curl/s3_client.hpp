@@ -2,19 +2,41 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
+#include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 #include "store/curl/http_client.hpp"
-#include "store/retry.hpp"
 #include "store/s3_options.hpp"
 
 namespace sparsecast {
+
+/// Attempts of one operation until a deadline: exponential back-off with jitter, by the steady clock.
+class Retry {
+ public:
+  explicit Retry(std::chrono::milliseconds deadline);
+
+  std::chrono::steady_clock::time_point deadline() const { return deadline_; }
+  /// Returns the number of attempts begun; 1 in the first.
+  int attempts() const { return attempts_; }
+  std::chrono::milliseconds elapsed() const;
+  /// Sleeps before another attempt; false, at once, when the deadline would come first.
+  bool again();
+
+ private:
+  std::chrono::steady_clock::time_point begin_;
+  std::chrono::steady_clock::time_point deadline_;
+  int attempts_ = 1;
+  std::minstd_rand jitter_;
+};
 
 /// One operation of S3's API.
 struct S3Request {
@@ -71,5 +93,22 @@ constexpr std::chrono::milliseconds kCleaningDeadline{5'000};
 
 /// "a server's `what` cannot be understood", as Error{kIo} of that object.
 [[noreturn]] void refuse_answer(const std::string& object, const std::string& what);
+
+// Reads of whole objects and ranges, in parts of S3Options::part_bytes, `connections` at a time. All parts are of one
+// version of the object: their entity tags are compared, and an object that was replaced in between is read again.
+
+/// ObjectStore::get.
+std::optional<Bytes> read_s3_object(S3Client& client, const std::string& key, std::uint64_t max_bytes);
+/// ObjectStore::get_range; the buffer has at least one byte.
+void read_s3_range(S3Client& client, const std::string& key, std::uint64_t offset, std::span<std::byte> buffer);
+/// ObjectStore::size.
+std::optional<std::uint64_t> read_s3_size(S3Client& client, const std::string& key);
+
+/// ObjectStore::upload: one request for what fits into a part, else a multipart upload, which is aborted unless it is
+/// committed. Holds at most `connections` + 1 parts in memory. The client outlives it.
+std::unique_ptr<ObjectUpload> begin_s3_upload(S3Client& client, const std::string& key, std::uint64_t expected_bytes);
+
+/// ObjectStore::put.
+void put_s3_object(S3Client& client, const std::string& key, ConstBytes bytes);
 
 }  // namespace sparsecast

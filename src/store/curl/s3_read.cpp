@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/curl/s3_read.hpp"
+#include "store/curl/s3_client.hpp"
 
 #include <fmt/format.h>
 

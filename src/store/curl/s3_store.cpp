@@ -13,8 +13,6 @@
 #include "sparsecast/error.hpp"
 #include "sparsecast/object_store.hpp"
 #include "store/curl/s3_client.hpp"
-#include "store/curl/s3_read.hpp"
-#include "store/curl/s3_upload.hpp"
 #include "store/object_key.hpp"
 #include "store/s3_answers.hpp"
 

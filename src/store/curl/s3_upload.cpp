@@ -4,7 +4,7 @@
 // appears with the last of these, whole. What is not committed is aborted; parts that a crash leaves behind are in no
 // listing and cost storage until a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
 
-#include "store/curl/s3_upload.hpp"
+#include "store/curl/s3_client.hpp"
 
 #include <fmt/format.h>
 

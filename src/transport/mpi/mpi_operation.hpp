@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sparsecast/transport.hpp"
+#include "transport/message_plan.hpp"
 
 namespace sparsecast {
 
@@ -61,5 +62,8 @@ void check_mpi(int code, const char* call);
 
 /// Keeps an operation whose requests may still be running for the life of the process.
 void abandon(std::unique_ptr<MpiOperation> operation) noexcept;
+
+/// Creates an MPI transport with other limits than the default; every rank must give the same `piece_bytes`.
+std::unique_ptr<Transport> make_mpi_transport(const void* communicator, const WireLimits& limits);
 
 }  // namespace sparsecast

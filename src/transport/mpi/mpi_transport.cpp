@@ -17,7 +17,7 @@
 
 #include "sparsecast/mpi_transport.hpp"
 
-#include "transport/mpi/mpi_options.hpp"
+#include "transport/mpi/mpi_operation.hpp"
 
 #ifdef SPARSECAST_HAVE_MPI
 

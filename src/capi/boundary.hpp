@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Boundary between C++ and C: every exception becomes a result code, and its message is kept for the caller.
+// Boundary between C++ and C: arguments that a C program passes are checked and translated; every exception becomes a
+// result code, and its message is kept for the caller.
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/sparsecast.h"
+#include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast::capi {
 
@@ -44,5 +48,16 @@ scResult_t guarded_result(const Body& body) noexcept {
 inline void require_usage(bool condition, const char* sentence) {
   if (!condition) throw Error(ErrorCode::kUsage, sentence);
 }
+
+/// Returns the checked configuration, or the defaults for null. Throws Error{kUsage}.
+scConfig_t checked(const scConfig_t* config);
+
+struct TensorArguments {
+  std::shared_ptr<const TensorTable> table;
+  std::vector<void*> data;  ///< One pointer per tensor of the table.
+};
+
+/// Throws Error{kUsage} for what cannot be registered.
+TensorArguments checked(const scTensor_t* tensors, int count, const scMemory_t& memory);
 
 }  // namespace sparsecast::capi
