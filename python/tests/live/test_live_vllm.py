@@ -24,7 +24,7 @@ import torch
 import transformers
 from conftest import Start
 from live_load import PROMPTS, Load, probe
-from live_servers import LiveServer, overlay
+from live_servers import LiveServer, free_port, overlay
 from live_trainer import POLICY, Trainer, endpoint
 
 from sparsecast.control import SyncError
@@ -235,7 +235,12 @@ def test_the_newest_release_over_the_same_kernels(scene: Scene, model: Path, tmp
     try:
         assert server.post("/collective_rpc", {"method": "sparsecast_status"})["results"]
         assert httpx.get(f"{server.url}/version", timeout=30).json()["version"].startswith("0.33.")
-        trainer.add(server)
+        # The program of docs/tutorials/live-server.md.
+        program = Path(__file__).parents[3] / "examples" / "live_server" / "train.py"
+        command = [sys.executable, str(program), str(model), server.url, "--steps", "2", "--port", str(free_port())]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0 and "the server verified version 3, digest" in done.stdout, done.stderr
+        trainer.add(server, needs_anchor=True)
         trainer.plane.sync_now()
         load = Load([server], 4)
         with load.running():
