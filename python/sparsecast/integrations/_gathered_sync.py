@@ -186,11 +186,9 @@ class GatheredSync:
 
 def source_of(tensors: dict[str, torch.Tensor]) -> PublisherSource:
     """Returns the trainer's side of a control plane for tensors that keep their memory."""
-    from sparsecast.torch import Publisher, World
+    from sparsecast.torch import Publisher
 
-    # Every regroup of the control plane replaces the world of the publisher; this one is never opened.
-    world = World("127.0.0.1", 1, secret="never opened", size=1)
-    return PublisherSource(Publisher(list(tensors.items()), transport=world))
+    return PublisherSource(Publisher(list(tensors.items())))
 
 
 def facing(endpoints: Sequence[Endpoint]) -> str:

