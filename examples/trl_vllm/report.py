@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 HEADER = "step  reward  density    bytes    dense  ratio  pause ms  sync ms  encode ms  apply ms"
@@ -53,6 +54,7 @@ def plot(rows: list[Row], path: str) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     figure, ((reward, density), (sizes, pause)) = pyplot.subplots(
         2, 2, sharex=True, figsize=(9, 6), layout="constrained"
@@ -70,6 +72,10 @@ def plot(rows: list[Row], path: str) -> None:
     sizes.plot(steps, [row.dense_bytes for row in rows], label="all weights", linestyle="--")
     sizes.set_ylabel("bytes")
     sizes.set_yscale("log")
+    sizes.set_ylim(
+        10 ** int(math.log10(min(row.wire_bytes for row in later))), 2 * max(row.dense_bytes for row in rows)
+    )
+    sizes.yaxis.set_minor_formatter(NullFormatter())
     sizes.legend()
     pause.plot([row.step for row in later], [1e3 * row.pause_seconds for row in later])
     pause.set_ylabel("pause, ms")

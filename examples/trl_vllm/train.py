@@ -115,11 +115,11 @@ def train(start: pathlib.Path, saved: pathlib.Path, url: str, args: argparse.Nam
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50, help="of GRPO (default: 50)")
+    parser.add_argument("--steps", type=int, default=100, help="of GRPO (default: 100)")
     parser.add_argument("--supervised-steps", type=int, default=250, help="of the supervised phase (default: 250)")
     parser.add_argument("--prompts", type=int, default=16, help="a step (default: 16)")
     parser.add_argument("--group", type=int, default=8, help="answers to each prompt (default: 8)")
-    parser.add_argument("--lr", type=float, default=2e-5, help="of GRPO (default: 2e-5)")
+    parser.add_argument("--lr", type=float, default=1e-5, help="of GRPO (default: 1e-5)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port", type=int, default=8000, help="of the server; ranks meet at the next (default: 8000)")
     parser.add_argument("--plot", metavar="FILE", help="draw the table; .svg or .png (needs matplotlib)")

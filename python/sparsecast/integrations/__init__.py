@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sparsecast inside RL frameworks, through the hooks that they have: docs/integrations.md."""
+"""sparsecast in trainers of others, by a flag of theirs: docs/integrations.md."""
