@@ -12,7 +12,16 @@ from typing import Literal
 
 import torch
 
-from sparsecast.control import ControlPlane, Endpoint, EndpointError, PublisherSource, SyncError, SyncPolicy, SyncReport
+from sparsecast.control import (
+    ControlPlane,
+    Endpoint,
+    EndpointError,
+    PauseMode,
+    PublisherSource,
+    SyncError,
+    SyncPolicy,
+    SyncReport,
+)
 from sparsecast.control.errors import DIGEST_CODES
 from sparsecast.errors import Error, UsageError
 
@@ -47,7 +56,7 @@ class SyncOptions:
     host: str = ""
     port: int = 0
     channels: str = "control"
-    policy: SyncPolicy = SyncPolicy(pause="retract")  # type: ignore[arg-type]
+    policy: SyncPolicy = SyncPolicy(pause=PauseMode.RETRACT)
     wire_dtype: WireDtype | None = None
     rename: Rename | None = None
     may_miss: Sequence[str] = ()
@@ -75,12 +84,13 @@ class GatheredSync:
         self._servers: list[VllmServer] = []
         self._weights = GatheredWeights(self._dtype_of, options.rename)
         self._plane: ControlPlane | None = None
-        self._checked = False
-        self._synced = False
+        self._checked = False  # since the last `close`
+        self._synced = False  # ever
 
     def check(self) -> None:
         """Waits for the servers, and raises what `look_at` raises for one that cannot take weights."""
         endpoints = []
+        self._servers = []
         for endpoint in self._endpoints:
             if endpoint.kind == "vllm":
                 server = look_at(endpoint, self._options.wait)
@@ -116,7 +126,7 @@ class GatheredSync:
         return self._weights.sealed
 
     def sync(self) -> SyncReport:
-        """Sends what changed since the last sync (see `send`)."""
+        """Sends what changed since the last sync (see `send`). `collect` comes before."""
         self._weights.seal()
         plane = self._made_plane()
         try:
@@ -130,8 +140,12 @@ class GatheredSync:
         return report
 
     def close(self) -> None:
-        """Tells the servers to leave the group, and closes all connections; weights stay as they are."""
+        """Tells the servers to leave the group, and closes all connections; weights stay as they are.
+
+        A later `send` begins anew, and sends all weights.
+        """
         plane, self._plane = self._plane, None
+        self._checked = False
         if plane is None:
             return
         for endpoint in self._endpoints:
@@ -162,7 +176,8 @@ class GatheredSync:
             updated = {server.url for server in self._servers if server.updated}
             for endpoint in self._endpoints:
                 # Weights that somebody has sent to the server are not those that a run begins with.
-                seed = options.first == "seed" or (options.first == "auto" and endpoint.url in updated)
+                updated_before = options.first == "auto" and endpoint.url in updated
+                seed = options.first == "seed" or self._synced or updated_before
                 self._plane.add(endpoint, needs_anchor=seed)
         return self._plane
 

@@ -34,12 +34,12 @@ from trl_on_cpu import allow_cpu
 from trl_server import TrlServer
 
 import sparsecast.integrations.trl as integration
-from sparsecast.control import Endpoint, SyncError, SyncPolicy, SyncReport
+from sparsecast.control import Endpoint, PauseMode, SyncError, SyncPolicy, SyncReport
 from sparsecast.errors import DeadlineError, UnsupportedError, UsageError
 from sparsecast.integrations._vllm_server import endpoint_of
 from sparsecast.integrations.trl import WeightTransfer, disable, enable
 
-QUICK = SyncPolicy(pause="retract", health_timeout=5, join_timeout=10, sync_timeout=10, call_timeout=5)  # type: ignore[arg-type]
+QUICK = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=5, join_timeout=10, sync_timeout=10, call_timeout=5)
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +144,9 @@ def test_weights_are_verified_first_and_then_only_changes_travel(
     transfer.destroy()
     assert server.paths()[-1] == "/shutdown_weight_transfer_engine"
     transfer.destroy()  # again does nothing
+    step(model)
+    transfer.send_weights(model.named_parameters())  # as after an error that had ended the training
+    assert server.anchored == [False, True] and holds(server, dict(model.named_parameters()))
 
 
 class NoRollouts:

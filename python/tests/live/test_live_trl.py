@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl_on_cpu import allow_cpu
 
-from sparsecast.control import SyncError, SyncPolicy, SyncReport
+from sparsecast.control import PauseMode, SyncError, SyncPolicy, SyncReport
 from sparsecast.integrations.trl import WeightTransfer
 
 ROW = re.compile(r"^ *(\d+) +([\d.]+|-) +([\d.]+)% +(\d+) +(\d+) ", re.MULTILINE)
@@ -43,7 +43,7 @@ PLAIN_TEXT = {
     "start_anchor": ">",
     "fields": {"content": {"close_pattern": "<end>", "content": "text"}},
 }
-PATIENT = SyncPolicy(pause="retract", health_timeout=30, join_timeout=60)  # type: ignore[arg-type]
+PATIENT = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=30, join_timeout=60)
 
 
 @pytest.fixture
