@@ -28,11 +28,12 @@ from server import probe, serving
 from sparsecast_ports import free_port
 from task import prompts, tokenizer, untrained
 from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl_on_cpu import allow_cpu
 
 from sparsecast.control import PauseMode, SyncError, SyncPolicy, SyncReport
-from sparsecast.integrations.trl import WeightTransfer
+from sparsecast.integrations.trl import WeightTransfer, enable
 
 ROW = re.compile(r"^ *(\d+) +([\d.]+|-) +([\d.]+)% +(\d+) +(\d+) ", re.MULTILINE)
 STEPS = 3
@@ -68,6 +69,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def sum_of_digits(completions: list[Any], **columns: object) -> list[float]:
+    """A reward in which a random model's answers differ. Rollouts run in another process, which imports it."""
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return [float(sum(int(each) for each in text if each.isdigit())) for text in texts]
+
+
 def test_grpo_trainer_updates_the_server_to_what_a_fresh_one_loads_from_its_checkpoint() -> None:
     command = [sys.executable, str(EXAMPLE / "train.py"), "--port", str(free_port()), "--steps", str(STEPS)]
     done = subprocess.run(
@@ -84,10 +91,50 @@ def test_grpo_trainer_updates_the_server_to_what_a_fresh_one_loads_from_its_chec
     assert "are those of a fresh server on the saved checkpoint" in done.stdout
 
 
-def sum_of_digits(completions: list[Any], **columns: object) -> list[float]:
-    """A reward in which a random model's answers differ. Rollouts run in another process, which imports it."""
-    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
-    return [float(sum(int(each) for each in text if each.isdigit())) for text in texts]
+def test_grpo_trainer_with_an_adapter_updates_the_server_to_the_merged_weights(
+    start: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
+) -> None:
+    peft = pytest.importorskip("peft")
+    port = free_port()
+    saved = tmp_path / "saved"
+    with serving(start, port, tmp_path / "server.log") as url, enable(policy=PATIENT) as enabled:
+        trainer = GRPOTrainer(
+            model=str(start),
+            reward_funcs=sum_of_digits,
+            train_dataset=prompts(64, 5),
+            peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]),
+            args=GRPOConfig(
+                use_vllm=True,
+                vllm_mode="server",
+                vllm_server_base_url=url,
+                vllm_group_port=free_port(),
+                model_init_kwargs={"dtype": "float32"},
+                beta=0.0,
+                **in_a_few_steps(tmp_path),
+            ),
+        )
+        trainer.train()
+        trainer.vllm_generation.sync_weights()
+        assert enabled.last_report is not None and enabled.last_report.version == STEPS + 1
+        updated = probe(url, QUESTIONS)
+        stranger = WeightTransfer(url, policy=PATIENT, first="verify", rename=lambda name: f"policy.{name}")
+        with pytest.raises(SyncError, match="no place for 'policy.*map the trainer's names to the server's"):
+            stranger.send_weights(untrained(tokenizer()).named_parameters())
+    trainer.model.merge_and_unload().to(torch.bfloat16).save_pretrained(saved)
+    tokenizer().save_pretrained(saved)
+    assert not same_weights(start, saved)
+    with serving(saved, port, tmp_path / "fresh.log") as url:
+        assert probe(url, QUESTIONS) == updated
+
+
+def in_a_few_steps(directory: pathlib.Path) -> dict[str, Any]:
+    """Arguments of any trainer of TRL."""
+    return {
+        "output_dir": str(directory / "trl"),
+        **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False},
+        **{"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": STEPS},
+        **{"learning_rate": 1e-3, "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True},
+    }
 
 
 def test_async_grpo_trainer_takes_it_as_an_argument_and_heals_when_the_server_was_replaced(
@@ -104,22 +151,7 @@ def test_async_grpo_trainer_takes_it_as_an_argument_and_heals_when_the_server_wa
             reward_funcs=sum_of_digits,
             train_dataset=Dataset.from_dict({"prompt": asked}),
             weight_transfer=WeightTransfer(url, policy=PATIENT, on_report=reports.append),
-            args=AsyncGRPOConfig(
-                output_dir=str(tmp_path / "trl"),
-                vllm_server_base_url=url,
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-                per_device_train_batch_size=8,
-                num_generations=4,
-                max_completion_length=6,
-                max_steps=STEPS,
-                learning_rate=1e-4,
-                logging_steps=1,
-                save_strategy="no",
-                report_to=[],
-                disable_tqdm=True,
-            ),
+            args=AsyncGRPOConfig(vllm_server_base_url=url, **in_a_few_steps(tmp_path)),
         )
         trainer.train()
         assert [report.result for report in reports] == ["ok"] * (STEPS + 1)
