@@ -24,6 +24,7 @@ def serving(model: pathlib.Path, port: int, log: pathlib.Path) -> Iterator[str]:
     environment = {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",  # opens the routes for weights
+        "VLLM_PLUGINS": "sparsecast",  # with it the server resumes by itself if the trainer dies in a pause
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
         "ONEDNN_MAX_CPU_ISA": "AVX2",  # with AVX-512, vLLM packs weights into layouts that cannot be patched

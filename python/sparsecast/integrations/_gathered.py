@@ -57,15 +57,14 @@ class GatheredWeights:
 
         complete   all tensors must be in `named`, once they are known.
 
-        `named` is read to its end even after an error: other ranks take part in its gathers, and a framework undoes the
-        merge of an adapter when it ends. Raises UsageError for names or shapes that are not those of earlier calls.
+        `named` is read to its end even after an error (`drain`). Raises UsageError for names or shapes that are not
+        those of earlier calls.
         """
         iterator = iter(named)
         try:
             self._copy(iterator, complete)
         finally:
-            for _ in iterator:
-                pass
+            drain(iterator)
 
     def _copy(self, named: Iterable[tuple[str, torch.Tensor]], complete: bool) -> None:
         seen: set[str] = set()
@@ -102,6 +101,14 @@ class GatheredWeights:
         if dtype is None or not (tensor.is_floating_point() and dtype.is_floating_point):
             return tensor.dtype
         return dtype
+
+
+def drain(named: Iterable[object]) -> None:
+    """Reads `named` to its end: other ranks take part in its gathers, and a framework undoes the merge of an adapter when
+    it ends.
+    """
+    for _ in named:
+        pass
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from sparsecast.control import (
 from sparsecast.control.errors import DIGEST_CODES
 from sparsecast.errors import Error, UsageError
 
-from ._gathered import GatheredWeights, Rename, WireDtype
+from ._gathered import GatheredWeights, Rename, WireDtype, drain
 from ._vllm_server import VllmServer, endpoint_of, look_at
 
 First = Literal["auto", "verify", "seed"]
@@ -116,9 +116,14 @@ class GatheredSync:
 
     def collect(self, named: Iterable[tuple[str, torch.Tensor]], *, complete: bool = True) -> None:
         """Copies weights without sending them, which `sync` does. Checks the servers before the first."""
-        if not self._checked:
-            self.check()
-        self._weights.take(named, complete=complete)
+        iterator = iter(named)
+        try:
+            if not self._checked:
+                self.check()
+        except BaseException:
+            drain(iterator)
+            raise
+        self._weights.take(iterator, complete=complete)
 
     @property
     def knows_all(self) -> bool:

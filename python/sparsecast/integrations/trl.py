@@ -98,11 +98,13 @@ class Enabled:
     last_report   report of the last sync of any trainer that succeeded; None before the first.
     """
 
-    def __init__(self, options: SyncOptions, also: Sequence[str | Endpoint], undo: Callable[[], None]) -> None:
+    def __init__(self, options: SyncOptions, also: Sequence[str | Endpoint]) -> None:
+        from ._trl_client import install
+
         self.options = options
         self.also = tuple(also)
         self.last_report: SyncReport | None = None
-        self._undo = undo
+        self._undo = install(self)
 
     def __enter__(self) -> Enabled:
         return self
@@ -154,12 +156,8 @@ def enable(
         first=first,
         on_report=on_report,
     )
-    from ._trl_client import install
-
-    enabled = Enabled(options, also, lambda: None)
-    enabled._undo = install(enabled)
-    _enabled = enabled
-    return enabled
+    _enabled = Enabled(options, also)
+    return _enabled
 
 
 def disable() -> None:

