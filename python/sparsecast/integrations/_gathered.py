@@ -104,8 +104,8 @@ class GatheredWeights:
 
 
 def drain(named: Iterable[object]) -> None:
-    """Reads `named` to its end: other ranks take part in its gathers, and a framework undoes the merge of an adapter when
-    it ends.
+    """Reads `named` to its end: other ranks take part in its gathers, and a framework undoes the merge of an adapter
+    when it ends.
     """
     for _ in named:
         pass

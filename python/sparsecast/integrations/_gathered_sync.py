@@ -108,8 +108,8 @@ class GatheredSync:
 
         complete   as for `GatheredWeights.take`.
 
-        Raises UsageError for names, shapes or dtypes that do not fit, and SyncError, with the cure in its sentence, if a
-        server failed. After an error the servers serve what they did, and the next call meets them anew.
+        Raises UsageError for names, shapes or dtypes that do not fit, and SyncError, with the cure in its sentence, if
+        a server failed. After an error the servers serve what they did, and the next call meets them anew.
         """
         self.collect(named, complete=complete)
         return self.sync()

@@ -16,8 +16,8 @@ from sparsecast.errors import DeadlineError, PeerFailedError, UnsupportedError, 
 _POLL_SECONDS = 0.5
 _CALL_SECONDS = 10.0
 _START = (
-    'VLLM_SERVER_DEV_MODE=1 VLLM_PLUGINS=sparsecast vllm serve MODEL --weight-transfer-config \'{"backend": "sparsecast"}\' '
-    "--worker-extension-cls sparsecast.engines.vllm.WorkerExtension"
+    "VLLM_SERVER_DEV_MODE=1 VLLM_PLUGINS=sparsecast vllm serve MODEL --weight-transfer-config "
+    '\'{"backend": "sparsecast"}\' --worker-extension-cls sparsecast.engines.vllm.WorkerExtension'
 )
 _UNNAMED = ("default", "", "0")  # weight versions of a server that was never updated
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""TRL over sparsecast: `AsyncGRPOTrainer` by an argument, `GRPOTrainer` in server mode by one call. docs/integrations.md.
+r"""TRL over sparsecast: `AsyncGRPOTrainer` by an argument, trainers in server mode by one call (docs/integrations.md).
 
     AsyncGRPOTrainer(..., weight_transfer=WeightTransfer("http://localhost:8000"))
 
@@ -59,8 +59,8 @@ class WeightTransfer:
     options   the fields of `SyncOptions`: host, port, channels, policy, wire_dtype, rename, may_miss, first, wait,
               on_report.
 
-    The control plane pauses a server itself, once the update lies there and only has to be applied: `pause` and `resume`
-    do nothing, and generation goes on while TRL gathers and sends.
+    The control plane pauses a server itself, once the update lies there and only has to be applied: `pause` and
+    `resume` do nothing, and generation goes on while TRL gathers and sends.
     """
 
     def __init__(self, servers: str | Endpoint | Iterable[str | Endpoint], **options: Any) -> None:
@@ -137,8 +137,8 @@ def enable(
 
     The other arguments are those of `SyncOptions`; ranks meet at the trainer's `vllm_group_port`, and the trainer waits
     for its server as long as `vllm_server_timeout` says. Call it before the trainer is made, on every rank. TRL has no
-    hook there: `VLLMClient.init_communicator` of TRL is replaced until `disable`; trainers made meanwhile keep what they
-    have. `vllm_mode="colocate"` is not concerned.
+    hook there: `VLLMClient.init_communicator` of TRL is replaced until `disable`; trainers made meanwhile keep what
+    they have. `vllm_mode="colocate"` is not concerned.
 
     Raises UnsupportedError for another release of TRL, UsageError if it is enabled already.
     """

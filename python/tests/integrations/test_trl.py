@@ -44,7 +44,7 @@ QUICK = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=5, join_timeout=10, s
 
 @pytest.fixture(autouse=True)
 def neither_vllm_nor_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """TRL asks for the package vLLM before it calls a server; its clients use nothing of it here. Ends what is enabled."""
+    """TRL asks for the package vLLM before it calls a server; its clients use nothing of it here."""
     allow_cpu(monkeypatch)
     for module in (trl_client, trl_generation):
         monkeypatch.setattr(module, "is_vllm_available", lambda *unused, **options: True)
@@ -214,7 +214,7 @@ def test_an_async_trainer_with_an_adapter_sends_it_merged(
 
 
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights with the adapter, under the names of the base model. TRL has unmerged it since, so it is done again."""
+    """The weights with the adapter, under the names of the base model. TRL has unmerged it since."""
     model.merge_adapter()
     merged = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.detach().clone()
