@@ -366,6 +366,19 @@ def test_seeding_can_be_asked_for(model: Qwen3ForCausalLM, serve: Callable[..., 
     assert server.anchored == [True]
 
 
+def test_a_transfer_that_was_closed_sends_all_weights_even_with_verify(
+    model: Qwen3ForCausalLM, serve: Callable[..., TrlServer]
+) -> None:
+    server = serve()
+    transfer = transfer_to(server, first="verify")
+    transfer.send_weights(model.named_parameters())
+    transfer.destroy()
+    step(model)
+    transfer.send_weights(model.named_parameters())
+    assert server.anchored == [False, True]
+    assert holds(server, dict(model.named_parameters()))
+
+
 # wrong use
 
 
