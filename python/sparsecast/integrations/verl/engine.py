@@ -173,9 +173,7 @@ class SparsecastCheckpointEngine(CheckpointEngine):
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float] | None:
         """Runs one sync on a rank of the trainer; `weights` is verl's training engine. Returns rank 0's figures."""
-        engine = weights
-        group, failure = self._group, None
-        plan = _FAILED
+        plan, failure = _FAILED, None
         if self._rank == 0:
             try:
                 plan = self._plan(global_steps)
@@ -186,12 +184,19 @@ class SparsecastCheckpointEngine(CheckpointEngine):
             raise self._failed(failure)
         if plan == _FAILED:
             raise PeerFailedError("rank 0 of the trainer could not begin the sync; its error says why")
-        writer = None
+        try:
+            return self._send(weights, plan)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _send(self, engine: Any, plan: int) -> dict[str, float] | None:
+        """Runs the exports, which are collective over the trainer's ranks; rank 0 sends them."""
+        writer, said_before = None, 0
         if self._rank == 0:
-            assert group is not None and self._mirror is not None
-            said_before = group.bytes_said
+            assert self._mirror is not None
+            said_before = self._joined().bytes_said
             writer = ChunkWriter(
-                group,
+                self._joined(),
                 self._mirror,
                 stream=self._stream,
                 base=self._version,
@@ -208,22 +213,19 @@ class SparsecastCheckpointEngine(CheckpointEngine):
             writer.flush()
         if plan == _STEADY_VERIFY:
             send_full(engine.get_per_tensor_param()[0], self._dtype, writer.compare if writer else None)
-        if writer is not None:
-            assert group is not None
-            if writer.failure is not None:
-                raise self._failed(writer.failure)
-            try:
-                group.say("end", {"chunks": writer.totals.chunks})
-                group.vote()
-            except Exception as error:
-                raise self._failed(error) from error
+        if writer is not None and writer.failure is None:
+            group = self._joined()
+            group.say("end", {"chunks": writer.totals.chunks})
+            group.vote()
         if plan == _SEED:
             # Weights do not move during a sync: the snapshots are what was sent.
             engine.prime_delta_snapshots()
-        if writer is None or group is None:
+        if writer is None:
             return None
+        if writer.failure is not None:
+            raise writer.failure
         self._version += 1
-        return metrics_of(writer.totals, group.bytes_said - said_before, plan == _SEED)
+        return metrics_of(writer.totals, self._joined().bytes_said - said_before, plan == _SEED)
 
     def _plan(self, step: int | None) -> int:
         group = self._joined()
