@@ -28,6 +28,7 @@ from verl.utils.import_utils import import_external_libs
 from verl.workers.config import CheckpointEngineConfig, RolloutConfig
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl_bytes import bytes_of_verl
 from verl_model import SERVERS, ServedModel, TrainedModel
 
 from sparsecast.buffers import bits_of
@@ -97,40 +98,7 @@ class Trainer(ActorRolloutRefWorker):
         return {name: bits_of(value.full_tensor().to(torch.bfloat16)).clone() for name, value in state.items()}
 
     def bytes_of_verl(self) -> int:
-        """Returns the payload bytes that verl's own engine would broadcast now: its sender, without its wire."""
-        from verl.checkpoint_engine.delta_checkpoint_engine import DeltaShardedCheckpointEngine
-
-        sent: list[int] = []
-
-        class Counting(DeltaShardedCheckpointEngine):
-            def __init__(self) -> None:
-                self.rank = 0 if dist.get_rank() == 0 else -1
-                self.is_master = dist.get_rank() == 0
-                self.bucket_size = 1 << 20
-                self.rollout_dtype = torch.bfloat16
-                self.encoding = "indices"
-                self.batch_gather = 32
-                self.verify_every = 0
-                self._shard_seeded = True
-
-            def _publish_flush(self, flush: Any, first: bool, is_last: bool) -> None:
-                sent.append(flush.wire_bytes)
-
-            def _publish_terminal(self, first: bool) -> None:
-                pass
-
-            def _release_staging_pool(self, phase: str) -> None:
-                pass
-
-        engine = self.actor.engine
-        before = {name: value.clone() for name, value in engine._delta_shard_snap.items()}
-        coroutine = Counting().send_weights(engine)
-        try:
-            coroutine.send(None)
-        except StopIteration:
-            pass
-        engine._delta_shard_snap = before
-        return sum(sent)
+        return bytes_of_verl(self.actor.engine, dist.get_rank())
 
 
 class Rollout(CheckpointEngineWorker):

@@ -19,7 +19,7 @@ import ray
 import torch
 from verl.checkpoint_engine import CheckpointEngine
 
-from sparsecast.errors import GroupMismatchError, IncompleteError, PeerFailedError, UsageError
+from sparsecast.errors import Error, GroupMismatchError, IncompleteError, PeerFailedError, UsageError
 
 from .group import Group, Hello, leaders_of, membership, new_meeting
 from .mirror import Mirror
@@ -298,8 +298,11 @@ class SparsecastCheckpointEngine(CheckpointEngine):
                 neighbours.give(payload, is_last)
                 yield payload.named(self._device), is_last
             neighbours.give(None, True)
-        except BaseException as error:
-            group.give_up(f"a rollout did not take the weights: {error!r}")
+        except GeneratorExit:
+            group.give_up("a server of this node failed while it took the weights; its own error says why")
+            raise
+        except Exception as error:
+            group.give_up(f"the weights could not be handed over on this node: {error}")
             raise
 
     def _payloads(self, reader: ChunkReader, seed: bool, verify: bool) -> Iterator[tuple[Payload, bool]]:
@@ -327,13 +330,16 @@ class SparsecastCheckpointEngine(CheckpointEngine):
         """Leaves the group, with the reason for the others; the next sync meets anew, and sends everything."""
         self._stream = ""
         group = self._group
-        if group is None:
+        if group is None or not isinstance(error, Error):
+            if group is not None:
+                group.give_up(f"{type(error).__name__}: {error}")
             return error
-        reason = group.reason(error)
+        reason = group.reason()
         group.give_up(str(error))
-        if isinstance(error, PeerFailedError) and reason not in str(error):
-            return PeerFailedError(reason, error.context)
-        return error
+        message = error.message
+        if isinstance(error, PeerFailedError) and reason and reason not in message:
+            message = f"{message} ({reason})"
+        return type(error)(f"{message}; nothing of this sync is applied, the next one sends everything", error.context)
 
     def _own_address(self) -> str:
         return str(ray.util.get_node_ip_address()).strip("[]")

@@ -119,9 +119,9 @@ class Group:
             raise UsageError(f"rank {self.rank} carries no records")
         return self._transport
 
-    def reason(self, error: BaseException) -> str:
-        """Returns why the group broke: what another rank has said, or else the error of this one."""
-        return self.world.aborted() or str(error)
+    def reason(self) -> str:
+        """Returns what a rank has said about why the group broke, if one has."""
+        return self.world.aborted() or ""
 
     @property
     def healthy(self) -> bool:
@@ -177,7 +177,7 @@ class Group:
         if message["index"] != self._index:
             raise IncompleteError(
                 f"message {message['index']} came where message {self._index} was expected: messages were lost, or "
-                "changed places; nothing of this sync is applied",
+                "changed places",
                 "sync",
             )
         if message["kind"] not in kinds:

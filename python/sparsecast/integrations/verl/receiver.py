@@ -78,9 +78,8 @@ class ChunkReader:
             subscriber.sync(self._group.transport, 0, self._timeout)
         except (WrongBaseError, DigestMismatchError) as error:
             raise type(error)(
-                f"{error.message}; the copy of the weights in this worker's memory is not the sender's; nothing is "
-                "applied, and the next sync sends everything",
-                error.context or f"tensors {names[0]!r} to {names[-1]!r}",
+                f"{error.message}: the copy of the weights in this worker's memory is not the sender's",
+                f"tensors {names[0]!r} to {names[-1]!r}",
             ) from error
         for name, old in zip(names, before, strict=False):
             self._collect(name, old)

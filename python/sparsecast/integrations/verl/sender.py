@@ -18,7 +18,7 @@ from verl.checkpoint_engine.delta_sync.sparse_gather import gather_slot_entries_
 
 from sparsecast import Publisher
 from sparsecast.buffers import bits_of, dtype_name
-from sparsecast.errors import CorruptError, DigestMismatchError, UsageError
+from sparsecast.errors import CorruptError, DigestMismatchError, Error, UsageError
 
 from .group import Group
 from .mirror import LARGEST_TENSOR, Mirror, as_json, host_bits
@@ -164,7 +164,10 @@ class ChunkWriter:
                 live[places] = values
         self._full, self._changes, self._bytes = {}, {}, 0
         self._group.say("chunk", {"tensors": as_json([self._mirror.entry(name) for name in names])})
-        report = publisher.sync(self._group.transport, self._timeout)
+        try:
+            report = publisher.sync(self._group.transport, self._timeout)
+        except Error as error:
+            raise type(error)(error.message, f"tensors {names[0]!r} to {names[-1]!r}") from error
         self.totals.chunks += 1
         self.totals.changed += report.changed
         self.totals.record_bytes += report.wire_bytes
@@ -175,7 +178,7 @@ class ChunkWriter:
         if different:
             raise DigestMismatchError(
                 f"{different} of {sent.numel()} elements of the full export are not what the sparse exports have made "
-                "of it: the trainer's snapshot or its conversion is wrong; the next sync sends everything",
+                "of it: the trainer's snapshot or its conversion is wrong",
                 f"tensor {name!r}",
             )
 
