@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -20,11 +21,12 @@ from verl_cluster import Cluster, start_ray
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    start_ray()
+    directory = start_ray()
     made = Cluster([("sglang", "a"), ("sglang", "a"), ("vllm", "b")], verify_every=3)
     yield made
     made.close()
     ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def assert_same(cluster: Cluster) -> None:

@@ -172,10 +172,10 @@ class Cluster:
         self.rollouts[index] = self._start(*self._kinds[index])
 
     def on_trainers(self, method: str) -> list[Any]:
-        return ray.get([getattr(trainer, method).remote() for trainer in self.trainers], timeout=120)
+        return ray.get([getattr(trainer, method).remote() for trainer in self.trainers], timeout=300)
 
     def on_rollouts(self, method: str) -> list[Any]:
-        return ray.get([getattr(rollout, method).remote() for rollout in self.rollouts], timeout=120)
+        return ray.get([getattr(rollout, method).remote() for rollout in self.rollouts], timeout=300)
 
     def sync(self) -> dict[str, float]:
         """One sync, by verl's own manager. Returns the figures that it would log."""
@@ -202,16 +202,19 @@ def _ranks(rank: int, size: int, port: int) -> dict[str, Any]:
     }
 
 
-def start_ray() -> None:
+def start_ray() -> str:
+    """Returns the directory that Ray writes to, for the caller to remove."""
     here = pathlib.Path(__file__).parent
     paths = [str(here), str(here.parent / "support"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    directory = tempfile.mkdtemp(prefix="ray-")
     ray.init(
         num_cpus=2,
         num_gpus=0,
         include_dashboard=False,
         object_store_memory=100 << 20,
-        _temp_dir=tempfile.mkdtemp(prefix="ray-"),
+        _temp_dir=directory,
         _node_ip_address="127.0.0.1",
         log_to_driver=bool(os.environ.get("SPARSECAST_TEST_LOG")),
     )
+    return directory
