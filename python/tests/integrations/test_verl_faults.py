@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import socket
 import threading
 from collections.abc import Callable
@@ -363,6 +364,22 @@ def test_a_file_of_the_leader_that_is_not_what_it_says_is_refused(
     assert any("it is not the leader's file" in str(error) for error in threads.errors)
     monkeypatch.setattr(receiver_module, "_note", note)
     healed(threads, random)
+
+
+@pytest.mark.parametrize("where", ["leader", "neighbour"])
+def test_a_directory_that_is_not_shared_is_named_with_the_way_out(
+    random: torch.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, where: str
+) -> None:
+    threads = Threads(tensors(random), ["a", "a"], monkeypatch, shared_dir=str(tmp_path))
+    missing = str(tmp_path / "missing")
+    threads.receivers[0 if where == "leader" else 1]._shared_dir = missing
+    with pytest.raises(errors.Error):
+        threads.sync()
+    said = [str(error) for error in threads.errors if isinstance(error, errors.IoError)]
+    assert len(said) == 1 and "missing" in said[0] and "engine_kwargs.delta_sharded.shared_dir" in said[0]
+    threads.receivers[0]._shared_dir = threads.receivers[1]._shared_dir = str(tmp_path)
+    healed(threads, random)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,19 @@ import torch
 from verl.checkpoint_engine.delta_sync.encode import checksum
 
 from sparsecast import ControlChannel, Subscriber
-from sparsecast.errors import CorruptError, DigestMismatchError, IoError, WrongBaseError
+from sparsecast.buffers import TORCH_DTYPES
+from sparsecast.errors import CorruptError, DigestMismatchError, Error, IoError, WrongBaseError
 
 from .group import Group
 from .mirror import Mirror, dtype_word, parse_entries, torch_dtype
 
 MOST_ELEMENTS = 64 << 20
 """Changed elements of one part of a flush: SGLang's loader needs 8 bytes of device memory for each while it writes."""
+
+_ELSEWHERE = (
+    "name a directory that all rollout workers of the node share and that has room for a bucket, as "
+    "engine_kwargs.delta_sharded.shared_dir"
+)
 
 Flush = tuple[list[tuple[str, torch.Tensor]], bool]
 """What verl's rollouts take: named tensors, and whether it is the last."""
@@ -224,17 +230,17 @@ class Neighbours:
         try:
             handle, path = tempfile.mkstemp(prefix="sparsecast-", dir=self._directory)
         except OSError as error:
-            raise IoError(f"{error}; set engine_kwargs.delta_sharded.shared_dir", self._directory) from error
+            raise IoError(f"{error}; {_ELSEWHERE}", self._directory) from error
         try:
             with os.fdopen(handle, "wb") as file:
                 for part in parts:
                     file.write(part)
             self._node.broadcast(json.dumps({**note, "file": os.path.basename(path)}).encode(), self._timeout)
             self._node.all_gather(b"", self._timeout)
+        except Error:
+            raise
         except OSError as error:
-            if isinstance(error, IoError) or not isinstance(error.errno, int):
-                raise
-            raise IoError(f"{error}; set engine_kwargs.delta_sharded.shared_dir", path) from error
+            raise IoError(f"{error}; {_ELSEWHERE}", path) from error
         finally:
             os.unlink(path)
 
@@ -245,11 +251,14 @@ class Neighbours:
             return None
         name, sizes, dtype, dense, last = note
         path = os.path.join(self._directory, name)
-        with open(path, "rb") as file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_size != sum(sizes):
-                raise CorruptError(f"it is not the leader's file of {sum(sizes)} bytes", path)
-            manifest, positions, values = (bytearray(file.read(size)) for size in sizes)
+        try:
+            with open(path, "rb") as file:
+                state = os.fstat(file.fileno())
+                if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_size != sum(sizes):
+                    raise CorruptError(f"it is not the leader's file of {sum(sizes)} bytes", path)
+                manifest, positions, values = (bytearray(file.read(size)) for size in sizes)
+        except OSError as error:
+            raise IoError(f"{error}; {_ELSEWHERE}", path) from error
         self._node.all_gather(b"", self._timeout)
         return Payload(
             bytes(manifest), None if dense else _tensor(positions, torch.uint8), _tensor(values, torch_dtype(dtype))
@@ -257,8 +266,6 @@ class Neighbours:
 
 
 def _note(data: bytes) -> tuple[str, list[int], str, bool, bool] | None:
-    from sparsecast.buffers import TORCH_DTYPES
-
     try:
         fields = json.loads(data)
     except ValueError as error:
