@@ -58,6 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def prepare() -> None:
     """Call it before the first import of verl."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     missing = {name for name in VERSIONS if importlib.util.find_spec(name) is None}
     if not missing:
