@@ -58,10 +58,10 @@ class Threads:
             engine.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "of a thread")
         )
         self.trained = PlainEngine(tensors)
-        self._options = {"bucket_size": 1 << 20, "timeout": 10.0, "threads": 1, **options}
-        self.sender = SparsecastCheckpointEngine(is_master=True, **self._options)
+        self.options = {"bucket_size": 1 << 20, "timeout": 10.0, "threads": 1, **options}
+        self.sender = SparsecastCheckpointEngine(is_master=True, **self.options)
         self.nodes = nodes
-        self.receivers = [SparsecastCheckpointEngine(**self._options) for _ in nodes]
+        self.receivers = [SparsecastCheckpointEngine(**self.options) for _ in nodes]
         self.held: list[Tensors] = [{} for _ in nodes]
         self.taken: list[list[Any]] = [[] for _ in nodes]
         self.errors: list[BaseException | None] = []
@@ -70,7 +70,7 @@ class Threads:
         self.alter_meeting: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     def restart(self, index: int) -> None:
-        self.receivers[index] = SparsecastCheckpointEngine(**self._options)
+        self.receivers[index] = SparsecastCheckpointEngine(**self.options)
         self.held[index] = {}
 
     def meet(self) -> None:
@@ -149,3 +149,18 @@ def random_step(tensors: Tensors, generator: torch.Generator, density: float) ->
         bits[chosen] += moves
         changed += int(chosen.sum())
     return changed
+
+
+def small_tensors(generator: torch.Generator) -> Tensors:
+    made = {f"layers.{i}.weight": torch.randn(67, 129 + i, generator=generator) * 0.02 for i in range(6)}
+    made["norm.weight"] = torch.ones(129)
+    return {name: value.to(torch.bfloat16) for name, value in made.items()}
+
+
+def healed(threads: Threads, random: torch.Generator) -> None:
+    random_step(threads.trained.tensors, random, 0.02)
+    assert threads.sync()["seed"] == 1
+    threads.assert_same()
+    random_step(threads.trained.tensors, random, 0.02)
+    assert threads.sync()["seed"] == 0
+    threads.assert_same()
