@@ -138,8 +138,8 @@ fill_python_environment() {
     touch .venv/complete
 }
 
-# fill_engine_environment ENGINE (or trainer): its released package without dependencies, whose torch would be another one, and what
-# its layers and loaders need on a CPU; the rest comes from .venv.
+# fill_engine_environment ENGINE: its released package without dependencies, whose torch would be another one, and what
+# its layers and loaders need on a CPU; the rest comes from .venv. Also for verl, a trainer.
 fill_engine_environment() {
   local target site=lib/python3.*/site-packages
   target=$(readlink ".venv-$1")
