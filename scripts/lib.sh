@@ -112,7 +112,7 @@ python_requirements() {
 }
 
 # Environments lie in the user's cache, under a name made of what they hold, so that every checkout shares them; the
-# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live.
+# checkout has links to them: .venv, .venv-vllm, .venv-sglang, .venv-live, .venv-verl.
 environments=${XDG_CACHE_HOME:-$HOME/.cache}/sparsecast
 
 # link_environment NAME REQUIREMENT-FILE...: makes NAME a link to the environment of these files. Returns 1 when it has
@@ -139,7 +139,7 @@ fill_python_environment() {
 }
 
 # fill_engine_environment ENGINE: its released package without dependencies, whose torch would be another one, and what
-# its layers and loaders need on a CPU; the rest comes from .venv.
+# its layers and loaders need on a CPU; the rest comes from .venv. Also for verl, a trainer.
 fill_engine_environment() {
   local target site=lib/python3.*/site-packages
   target=$(readlink ".venv-$1")
@@ -171,13 +171,13 @@ prepare_package_environment() {
   link_environment .venv "${requirements[@]}" || step "Python environment in .venv" fill_python_environment
 }
 
-# Creates or refreshes .venv, and those of the engines. Where an engine's package cannot be had, its tests are left out,
-# unless SPARSECAST_ENGINES=ON.
+# Creates or refreshes .venv, and those of the engines and of verl. Where a package of theirs cannot be had, its tests are
+# left out, unless SPARSECAST_ENGINES=ON.
 prepare_python() {
   local engine engines=() requirements
   mapfile -t requirements < <(python_requirements)
   prepare_package_environment
-  for engine in vllm sglang live; do
+  for engine in vllm sglang live verl; do
     link_environment ".venv-$engine" "${requirements[@]}" "python/tests/requirements-$engine.txt" || engines+=("$engine")
   done
   ((${#engines[@]})) || return 0

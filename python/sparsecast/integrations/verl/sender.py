@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sender, on rank 0 of the trainer: what verl's export yields becomes chunks of records.
+
+A chunk is a delta over some tensors: those of a seed from zeros, those of a steady sync from the mirror, with the values
+of the step before. A `Publisher` made for the chunk holds the old values for as long as the chunk lasts, so that what
+stays in host memory between syncs is one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from verl.checkpoint_engine.delta_sync.sparse_gather import gather_slot_entries_to_rank0
+
+from sparsecast import Publisher
+from sparsecast.buffers import bits_of, dtype_name
+from sparsecast.errors import CorruptError, DigestMismatchError, Error, UsageError
+
+from .group import Group
+from .mirror import LARGEST_TENSOR, Mirror, as_json, host_bits
+
+MOST_TENSORS = 2048
+"""Tensors of one chunk; bounds its message."""
+
+_Change = tuple[torch.Tensor, torch.Tensor]
+"""Flat positions, and the values' bits, in host memory."""
+
+
+@dataclass
+class Totals:
+    """Figures of one sync."""
+
+    elements: int = 0
+    changed: int = 0
+    chunks: int = 0
+    record_bytes: int = 0
+
+
+class ChunkWriter:
+    """Collects tensors until a chunk is full, and sends it.
+
+    An error of the group is kept in `failure` and nothing more is sent: the export is collective over the trainer's
+    ranks, and has to be consumed to its end.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        mirror: Mirror,
+        *,
+        stream: str,
+        base: int,
+        seed: bool,
+        chunk_bytes: int,
+        threads: int,
+        timeout: float,
+    ) -> None:
+        self.totals = Totals()
+        self.failure: Exception | None = None
+        self._group = group
+        self._mirror = mirror
+        self._stream = stream
+        self._base = base
+        self._seed = seed
+        self._chunk_bytes = chunk_bytes
+        self._threads = threads
+        self._timeout = timeout
+        self._full: dict[str, torch.Tensor] = {}
+        self._changes: dict[str, list[_Change]] = {}
+        self._bytes = 0
+
+    def add_full(self, name: str, tensor: torch.Tensor) -> None:
+        """Adds a whole tensor of a seed."""
+        self._guard(lambda: self._add_full(name, tensor))
+
+    def add_changes(
+        self, name: str, dtype: str, shape: Sequence[int], positions: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Adds changed elements of a tensor, by flat positions; also none, which only counts the tensor."""
+        self._guard(lambda: self._add_changes(name, dtype, shape, positions, values))
+
+    def compare(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises (through `failure`) DigestMismatchError unless the tensor is what has been sent."""
+        self._guard(lambda: self._compare(name, tensor))
+
+    def flush(self) -> None:
+        """Sends what is left."""
+        self._guard(self._send)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            work()
+        except Exception as error:
+            self.failure = error
+            self._group.give_up(f"the trainer's rank 0 failed: {error}")
+
+    def _add_full(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.numel() > LARGEST_TENSOR:
+            raise UsageError(f"{tensor.numel()} elements: verl's receivers take int32 positions", f"tensor {name!r}")
+        shape = tuple(int(extent) for extent in tensor.shape)
+        self._mirror.add((name, dtype_name(tensor.dtype), shape))
+        self._full[name] = host_bits(tensor)
+        self._grow(name, tensor.numel())
+
+    def _add_changes(
+        self, name: str, dtype: str, shape: Sequence[int], positions: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        held = self._mirror.get(name, shape)
+        self.totals.elements += held.numel()
+        if positions.numel() == 0:
+            return
+        values = values.detach()
+        if values.is_floating_point() and bool(torch.isnan(values).any()):
+            raise UsageError(
+                "a changed element is NaN, which verl's receivers take for 'unchanged' or refuse: stop the run and look "
+                "at its loss, or go back to a checkpoint",
+                f"tensor {name!r}",
+            )
+        if values.dtype != held.dtype:
+            if not (values.is_floating_point() and held.is_floating_point()):
+                raise UsageError(f"its export has become {dtype}, and was {held.dtype}", f"tensor {name!r}")
+            values = values.to(held.dtype)
+        places = positions.detach().to(device="cpu", dtype=torch.int64)
+        if places.numel() != values.numel() or int(places.min()) < 0 or int(places.max()) >= held.numel():
+            raise CorruptError(
+                f"the export names positions outside of its {held.numel()} elements, or too few values",
+                f"tensor {name!r}",
+            )
+        first = name not in self._changes
+        self._changes.setdefault(name, []).append((places, host_bits(values)))
+        if first:
+            self._grow(name, held.numel())
+
+    def _grow(self, name: str, elements: int) -> None:
+        self._bytes += elements * self._mirror.tensor(name).element_size()
+        if self._bytes >= self._chunk_bytes or max(len(self._full), len(self._changes)) >= MOST_TENSORS:
+            self._send()
+
+    def _send(self) -> None:
+        names = list(self._full if self._seed else self._changes)
+        if not names:
+            return
+        table, memories = self._mirror.described(names)
+        publisher = Publisher(
+            table,
+            memories,
+            version=self._base,
+            stream_id=self._stream,
+            values="raw" if self._seed else "ulp",
+            threads=self._threads,
+        )
+        for name, bits in self._full.items():
+            self._mirror.flat_bits(name).copy_(bits)
+            self.totals.elements += bits.numel()
+        for name, changes in self._changes.items():
+            live = self._mirror.flat_bits(name)
+            for places, values in changes:
+                live[places] = values
+        self._full, self._changes, self._bytes = {}, {}, 0
+        self._group.say("chunk", {"tensors": as_json([self._mirror.entry(name) for name in names])})
+        try:
+            report = publisher.sync(self._group.transport, self._timeout)
+        except Error as error:
+            raise type(error)(error.message, f"tensors {names[0]!r} to {names[-1]!r}") from error
+        self.totals.chunks += 1
+        self.totals.changed += report.changed
+        self.totals.record_bytes += report.wire_bytes
+
+    def _compare(self, name: str, tensor: torch.Tensor) -> None:
+        sent = self._mirror.get(name, tensor.shape)
+        different = int(torch.ne(bits_of(sent.view(-1)), host_bits(tensor)).sum())
+        if different:
+            raise DigestMismatchError(
+                f"{different} of {sent.numel()} elements of the full export are not what the sparse exports have made "
+                "of it: the trainer's snapshot or its conversion is wrong",
+                f"tensor {name!r}",
+            )
+
+
+class Gatherer:
+    """Brings the entries of verl's sparse export together on rank 0, some at a time, in the same order on every rank."""
+
+    def __init__(self, at_once: int, round_bytes: int, writer: ChunkWriter | None) -> None:
+        self._at_once = max(at_once, 1)
+        self._round_bytes = round_bytes
+        self._writer = writer
+        self._waiting: dict[int, tuple[Any, list[Sequence[Any]]]] = {}
+
+    def run(self, entries: Iterable[Sequence[Any]]) -> None:
+        """Consumes (slots, dtype, counts, positions, values, process group) of this rank; collective.
+
+        How many entries wait is all that decides when a round begins: ranks have different numbers of bytes.
+        """
+        for *entry, group in entries:
+            _, waiting = self._waiting.setdefault(id(group), (group, []))
+            waiting.append(entry)
+            if len(waiting) >= self._at_once:
+                self._round(group, waiting)
+        for group, waiting in self._waiting.values():
+            self._round(group, waiting)
+
+    def _round(self, group: Any, waiting: list[Sequence[Any]]) -> None:
+        entries = list(waiting)
+        waiting.clear()
+        if not entries:
+            return
+        if group is None:  # Whole on every rank: what rank 0 has is all.
+            for slots, dtype, counts, positions, values in entries:
+                sizes = [int(count) for count in counts]
+                parts = zip(positions.split(sizes), values.split(sizes), strict=True)
+                self._take(slots, dtype, parts)
+            return
+        for batch in _of_one_dtype(entries):
+            self._gather(group, batch)
+
+    def _gather(self, group: Any, entries: list[Sequence[Any]]) -> None:
+        positions = torch.cat([entry[3] for entry in entries])
+        gathered = gather_slot_entries_to_rank0(
+            positions,
+            torch.cat([entry[4] for entry in entries]),
+            torch.cat([torch.as_tensor(entry[2]) for entry in entries]).to(positions.device),
+            group=group,
+            max_round_bytes=self._round_bytes,
+        )
+        if gathered is None:
+            return
+        parts = iter(gathered)
+        for slots, dtype, *_ in entries:
+            self._take(slots, dtype, parts)
+
+    def _take(self, slots: Iterable[Any], dtype: str, parts: Any) -> None:
+        for name, shape in slots:
+            positions, values = next(parts)
+            if self._writer is not None:
+                self._writer.add_changes(name, dtype, shape, positions, values)
+
+
+def send_full(
+    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, take: Callable[..., None] | None
+) -> None:
+    """Consumes a full export, which is collective; gives its tensors, cast to `dtype` if they are floating, to `take`."""
+    for name, tensor in weights:
+        if take is None:
+            continue
+        tensor = tensor.detach()
+        take(name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def tell_ranks(plan: int, device: str) -> int:
+    """Returns on every rank of the trainer what rank 0 has passed; collective over the default process group."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return plan
+    word = torch.tensor([plan], dtype=torch.int64, device=device)
+    dist.broadcast(word, src=0)
+    return int(word.item())
+
+
+def metrics_of(totals: Totals, said_bytes: int, seed: bool) -> dict[str, float]:
+    """Returns the figures under verl's names, and whether everything was sent."""
+    prefix = "checkpoint_engine/"
+    figures: Mapping[str, float] = {
+        "changed_ratio": (totals.changed / totals.elements if totals.elements else 0.0) if not seed else 1.0,
+        "changed_elems": float(totals.elements if seed else totals.changed),
+        "payload_mbytes": (totals.record_bytes + said_bytes) / (1 << 20),
+        "flushes": float(totals.chunks),
+        "seed": float(seed),
+    }
+    return {prefix + name: value for name, value in figures.items()}
+
+
+def _of_one_dtype(entries: list[Sequence[Any]]) -> list[list[Sequence[Any]]]:
+    """Cuts the entries where the dtype of their values changes: one gather would promote them to the widest."""
+    runs: list[list[Sequence[Any]]] = []
+    for entry in entries:
+        if runs and runs[-1][-1][4].dtype == entry[4].dtype:
+            runs[-1].append(entry)
+        else:
+            runs.append([entry])
+    return runs
