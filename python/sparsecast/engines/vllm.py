@@ -36,6 +36,7 @@ from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
 from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
+from sparsecast.engines.vllm_plugin import check_version
 from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
+        check_version()
         super().__init__(config, vllm_config, device, model)
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
@@ -147,6 +149,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         Raises UnsupportedError naming tensors that cannot be patched, UsageError for names that do not fit,
         UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
         """
+        refuse_moving_experts(self.parallel_config)
         group = get_world_group()
         self._timeout = init_info.timeout
         if self.receiver is not None and self.receiver.state in ("receiving", "staged"):
@@ -313,6 +316,15 @@ def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss
         )
     load_weights: LoadWeights = model.load_weights  # type: ignore[assignment]  # Of every vLLM model.
     return trace_loader(model, canonical, load_weights, may_miss=may_miss)
+
+
+def refuse_moving_experts(parallel_config: Any) -> None:
+    """Raises UnsupportedError if vLLM moves experts between ranks while it runs: the map would be wrong after a move."""
+    if parallel_config.enable_eplb:
+        raise UnsupportedError(
+            "--enable-eplb: vLLM moves experts, redundant ones among them, between ranks while it runs, and a patch "
+            "goes where the loader put them; start vLLM without it, or use a dense weight-transfer backend (nccl)"
+        )
 
 
 def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None:

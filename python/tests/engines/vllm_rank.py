@@ -84,6 +84,10 @@ class Rank:
     def status(self) -> dict[str, Any]:
         return dict(self.worker.weight_transfer_engine.status())
 
+    def abandon(self, reason: str) -> None:
+        """The worker leaves its group, as after a failure."""
+        self.worker.weight_transfer_engine.receiver.abandon(reason)
+
     def receipt(self) -> dict[str, Any]:
         return dict(vars(self.worker.weight_transfer_engine.last_receipt))
 
