@@ -16,6 +16,7 @@ tensor otherwise.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 SECRET_VARIABLE = "SPARSECAST_SECRET"
 """Environment variable of the workers that holds the secret, for callers that do not send it over HTTP."""
+
+_logger = logging.getLogger("vllm.sparsecast")
 
 _KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
 
@@ -150,6 +153,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
         """
         refuse_moving_experts(self.parallel_config)
+        self._say_stale_draft()
         group = get_world_group()
         self._timeout = init_info.timeout
         if self.receiver is not None and self.receiver.state in ("receiving", "staged"):
@@ -221,11 +225,33 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "pause_seconds": receiver.last_receipt.pause_seconds if receiver.last_receipt is not None else 0.0,
         }
 
+    @with_code
+    def audit(self) -> dict[str, Any]:
+        """Reads all weights of this worker and compares their digest with that of the version, which `status` names.
+
+        Raises DigestMismatchError naming tensors, UsageError while a version is on its way.
+        """
+        receiver = self._joined()
+        if receiver.state in ("receiving", "staged"):
+            raise UsageError("an update is under way: audit before start_weight_update or after finish_weight_update")
+        receiver.audit()
+        return self.status()
+
     @property
     def last_receipt(self) -> Receipt | None:
         return self.receiver.last_receipt if self.receiver is not None else None
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _say_stale_draft(self) -> None:
+        speculative = getattr(self.vllm_config, "speculative_config", None)
+        draft = getattr(speculative, "draft_model_config", None)
+        if draft is not None and self.receiver is None:
+            _logger.warning(
+                "the draft model %s is not updated by sparsecast: its guesses are accepted less often as the target's "
+                "weights change; what is generated stays the target's",
+                draft.model,
+            )
 
     def _joined(self) -> Receiver:
         if self.receiver is None:
@@ -291,6 +317,13 @@ class WorkerExtension:
             with contextlib.suppress(DirtyError):  # The state says so.
                 engine.receiver.settle(committed)
         return self.sparsecast_status()
+
+    def sparsecast_audit(self) -> dict[str, Any]:
+        """Returns the same after all weights have been read and their digest is that of the version; else raises."""
+        engine = self.weight_transfer_engine
+        if not isinstance(engine, SparsecastWeightTransferEngine):
+            return {"state": "not configured"}
+        return engine.audit()
 
 
 def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:

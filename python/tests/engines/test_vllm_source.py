@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -377,6 +378,40 @@ def test_after_a_failed_transfer_the_trainer_connects_again(make_workers: Callab
     engine.send_weights()
     assert workers.call("differing", updates=1) == [[], []]
     engine.shutdown()
+
+
+def test_an_audit_reads_all_weights_and_names_a_tensor_that_is_not_of_the_version(
+    make_workers: Callable[[str], Server],
+) -> None:
+    workers, module = make_workers("llama"), module_of("llama")
+    engine = connect(workers, base.ModuleSource(module))
+    assert [(s["version"], s["state"]) for s in workers.call("audit")] == [(0, "ready")] * 2
+    workers.start_weight_update()
+    assert all("an update is under way" in str(f) for f in workers.failures("audit"))
+    engine.shutdown()  # Which ends the workers' wait.
+    workers.failures("finish_weight_update")
+    workers.failures("finish_weight_update")
+    workers.ask(1, "flip_a_bit", {})
+    failures = workers.failures("audit")
+    assert failures[0] is None
+    assert failures[1] is not None
+    assert failures[1].kind == "DigestMismatchError"
+    assert "embed_tokens" in str(failures[1])
+
+
+@pytest.mark.parametrize("draft", [None, "a-draft"])
+def test_a_draft_model_that_stays_behind_is_said(draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparsecast.engines import vllm as worker
+
+    said: list[str] = []
+    monkeypatch.setattr(worker._logger, "warning", lambda words, *values: said.append(words % values))
+    engine = object.__new__(worker.SparsecastWeightTransferEngine)
+    engine.receiver = None
+    model = types.SimpleNamespace(model=draft) if draft else None
+    engine.vllm_config = types.SimpleNamespace(speculative_config=types.SimpleNamespace(draft_model_config=model))
+    engine._say_stale_draft()
+    assert [words.partition(" is not")[0] for words in said] == (["the draft model a-draft"] if draft else [])
+    assert not worker.SparsecastWeightTransferEngine.supports_draft_weight_update
 
 
 def test_an_engine_that_refuses_ends_the_trainers_wait_with_its_reason(make_workers: Callable[[str], Server]) -> None:

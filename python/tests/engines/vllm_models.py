@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_DIST_IDENT", "sparsecast")  # A worker for CPUs names its shared memory by it.
+os.environ.setdefault("VLLM_DIST_IDENT", f"sparsecast-{os.getpid()}")  # vLLM for CPUs names shared memory by it.
 
 import torch
 from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config

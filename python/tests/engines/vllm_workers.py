@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,14 @@ class Workers:
         self.processes = []
         self.replies: list[queue.Queue[str]] = []
         script = Path(__file__).with_name("vllm_rank.py")
+        self.ident = ident = f"sparsecast-{uuid.uuid4().hex[:12]}"
         for rank in range(size):
             argument = {"rank": rank, "size": size}
             process = subprocess.Popen(
                 [sys.executable, str(script), json.dumps(argument)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_DIST_IDENT": ident},
                 text=True,
             )
             self.processes.append(process)
@@ -105,3 +107,5 @@ class Workers:
             process.kill()
             process.wait()
         self.pool.shutdown(wait=False)
+        for left in Path("/dev/shm").glob(f"*{self.ident}*"):  # vLLM for CPUs leaves it when it is killed.
+            left.unlink(missing_ok=True)
