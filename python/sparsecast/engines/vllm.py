@@ -229,7 +229,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def audit(self) -> dict[str, Any]:
         """Reads all weights of this worker and compares their digest with that of the version, which `status` names.
 
-        Raises DigestMismatchError naming tensors, UsageError while a version is on its way.
+        Raises DirtyError naming a tensor, after which only a join repairs them; UsageError while a version is on its way.
         """
         receiver = self._joined()
         if receiver.state in ("receiving", "staged"):

@@ -395,8 +395,9 @@ def test_an_audit_reads_all_weights_and_names_a_tensor_that_is_not_of_the_versio
     failures = workers.failures("audit")
     assert failures[0] is None
     assert failures[1] is not None
-    assert failures[1].kind == "DigestMismatchError"
+    assert failures[1].kind == "DirtyError"
     assert "embed_tokens" in str(failures[1])
+    assert [s["state"] for s in workers.call("status")] == ["broken", "dirty"]
 
 
 @pytest.mark.parametrize("draft", [None, "a-draft"])
