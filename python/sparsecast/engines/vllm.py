@@ -36,8 +36,8 @@ from sparsecast.engines._codes import with_code
 from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
 from sparsecast.engines.receiver import Receipt, Receiver
-from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.engines.vllm_plugin import check_version
+from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
