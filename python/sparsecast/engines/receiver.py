@@ -262,12 +262,16 @@ class Receiver:
             self._version = self._subscriber.version
 
     def audit(self) -> None:
-        """Reads all weights and compares their digest with that of the version. Raises DigestMismatchError naming
-        tensors.
+        """Reads all weights and compares their digest with that of the version. Raises DirtyError naming a tensor: then
+        only join() repairs them.
         """
         self._refuse_closed()
         self._refuse_dirty()
-        self._subscriber.audit()
+        try:
+            self._subscriber.audit()
+        except DirtyError:
+            self._state = "dirty"
+            raise
 
     def close(self, timeout: float = 60.0) -> None:
         """Leaves the group; the weights do not change. Ranks that wait for this one fail at once."""

@@ -16,6 +16,7 @@ tensor otherwise.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from sparsecast.engines._codes import with_code
 from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
 from sparsecast.engines.receiver import Receipt, Receiver
+from sparsecast.engines.vllm_plugin import check_version
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 SECRET_VARIABLE = "SPARSECAST_SECRET"
 """Environment variable of the workers that holds the secret, for callers that do not send it over HTTP."""
+
+_logger = logging.getLogger("vllm.sparsecast")
 
 _KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
 
@@ -130,6 +134,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
+        check_version()
         super().__init__(config, vllm_config, device, model)
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
@@ -147,6 +152,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         Raises UnsupportedError naming tensors that cannot be patched, UsageError for names that do not fit,
         UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
         """
+        refuse_moving_experts(self.parallel_config)
+        self._say_stale_draft()
         group = get_world_group()
         self._timeout = init_info.timeout
         if self.receiver is not None and self.receiver.state in ("receiving", "staged"):
@@ -218,11 +225,33 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "pause_seconds": receiver.last_receipt.pause_seconds if receiver.last_receipt is not None else 0.0,
         }
 
+    @with_code
+    def audit(self) -> dict[str, Any]:
+        """Reads all weights of this worker and compares their digest with that of the version, which `status` names.
+
+        Raises DirtyError naming a tensor, after which only a join repairs them; UsageError while a version is on its way.
+        """
+        receiver = self._joined()
+        if receiver.state in ("receiving", "staged"):
+            raise UsageError("an update is under way: audit before start_weight_update or after finish_weight_update")
+        receiver.audit()
+        return self.status()
+
     @property
     def last_receipt(self) -> Receipt | None:
         return self.receiver.last_receipt if self.receiver is not None else None
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _say_stale_draft(self) -> None:
+        speculative = getattr(self.vllm_config, "speculative_config", None)
+        draft = getattr(speculative, "draft_model_config", None)
+        if draft is not None and self.receiver is None:
+            _logger.warning(
+                "the draft model %s is not updated by sparsecast: its guesses are accepted less often as the target's "
+                "weights change; what is generated stays the target's",
+                draft.model,
+            )
 
     def _joined(self) -> Receiver:
         if self.receiver is None:
@@ -289,6 +318,13 @@ class WorkerExtension:
                 engine.receiver.settle(committed)
         return self.sparsecast_status()
 
+    def sparsecast_audit(self) -> dict[str, Any]:
+        """Returns the same after all weights have been read and their digest is that of the version; else raises."""
+        engine = self.weight_transfer_engine
+        if not isinstance(engine, SparsecastWeightTransferEngine):
+            return {"state": "not configured"}
+        return engine.audit()
+
 
 def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:
     """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`.
@@ -313,6 +349,15 @@ def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss
         )
     load_weights: LoadWeights = model.load_weights  # type: ignore[assignment]  # Of every vLLM model.
     return trace_loader(model, canonical, load_weights, may_miss=may_miss)
+
+
+def refuse_moving_experts(parallel_config: Any) -> None:
+    """Raises UnsupportedError if vLLM moves experts between ranks while it runs: the map would be wrong after a move."""
+    if parallel_config.enable_eplb:
+        raise UnsupportedError(
+            "--enable-eplb: vLLM moves experts, redundant ones among them, between ranks while it runs, and a patch "
+            "goes where the loader put them; start vLLM without it, or use a dense weight-transfer backend (nccl)"
+        )
 
 
 def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None:

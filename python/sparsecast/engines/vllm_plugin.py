@@ -6,12 +6,54 @@ vllm serve MODEL --weight-transfer-config '{"backend": "sparsecast"}'
 
 from __future__ import annotations
 
+import logging
+
 BACKEND = "sparsecast"
+STOCK_BACKEND = "sparsecast_stock"
+"""Trainer's backend for servers without sparsecast (`vllm_stock`)."""
+
+TESTED = ((0, 32), (0, 33))
+"""First and last version of vLLM that the tests run with."""
+
+_logger = logging.getLogger("vllm.sparsecast")
+_said = False
+
+
+def check_version() -> None:
+    """Warns, once a process, about a version of vLLM that is not tested. Raises UnsupportedError for an older one,
+    whose weight-transfer interface is another.
+    """
+    global _said
+    from vllm import __version__
+
+    from sparsecast.errors import UnsupportedError
+
+    version = _parsed(__version__)
+    tested = " to ".join(".".join(map(str, one)) for one in TESTED)
+    if version is not None and version < TESTED[0]:
+        raise UnsupportedError(f"vLLM {__version__} has another weight-transfer interface: sparsecast needs {tested}")
+    if (version is None or version > TESTED[1]) and not _said:
+        _said = True
+        _logger.warning("sparsecast is tested with vLLM %s; this is %s, which may differ", tested, __version__)
+
+
+def _parsed(version: str) -> tuple[int, int] | None:
+    parts = version.split(".")
+    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() else None
 
 
 def register() -> None:
-    """Registers both ends by name; vLLM imports them on first use. May be called more than once."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+    """Registers both ends by name; vLLM imports them on first use. May be called more than once.
+
+    A vLLM without the interface is left alone: sparsecast may be installed beside it for something else.
+    """
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+    except ImportError as error:
+        _logger.warning(
+            "sparsecast registers no weight-transfer backend: this vLLM has no interface for it (%s)", error
+        )
+        return
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
@@ -20,4 +62,8 @@ def register() -> None:
     if BACKEND not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(
             BACKEND, "sparsecast.engines.vllm_trainer", "SparsecastTrainerWeightTransferEngine"
+        )
+    if STOCK_BACKEND not in WeightTransferTrainerFactory._registry:
+        WeightTransferTrainerFactory.register_engine(
+            STOCK_BACKEND, "sparsecast.engines.vllm_stock", "StockTrainerWeightTransferEngine"
         )

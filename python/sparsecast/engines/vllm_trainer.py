@@ -3,20 +3,29 @@
 
 It is registered as trainer backend "sparsecast". Every rank of the trainer makes one; rank 0 talks to vLLM:
 
-    info = SparsecastTrainerInitInfo(publisher, layout, host, port, secret, engine_workers=2, rank=0)
-    engine = WeightTransferTrainerFactory.trainer_init(info, client=HTTPVLLMWeightSyncClient("http://..."))
+    info = SparsecastTrainerInitInfo(rank=rank)
+    client = HTTPVLLMWeightSyncClient("http://...")
+    engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
     ...
     engine.send_weights()
+
+With a `source` the engine makes the publisher; without, the init info brings one that is ready, and its layout.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from vllm.distributed.weight_transfer.base import (
     TrainerInitInfo,
     TrainerWeightTransferEngine,
@@ -24,31 +33,45 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
-from sparsecast.engines.vllm_plugin import BACKEND
-from sparsecast.errors import DeadlineError, UsageError
+from sparsecast.engines._vllm_server import Place, settle, worker_states
+from sparsecast.engines._vllm_source import SourceWeights, is_local, trainer_ranks
+from sparsecast.engines.vllm_plugin import BACKEND, check_version
+from sparsecast.errors import DeadlineError, PeerFailedError, UsageError
 from sparsecast.transports import Channels
 
 if TYPE_CHECKING:
-    from sparsecast import Layout, ShardedPublisher, ShardedReport
+    from sparsecast import ControlChannel, Layout, ShardedPublisher, ShardedReport
+    from sparsecast.torch.streams import StreamOrder
 
-_POLL_SECONDS = 0.01
+_FIRST_POLL_SECONDS = 0.01  # Every poll takes the engine a moment between two steps.
+_LAST_POLL_SECONDS = 0.25
+_logger = logging.getLogger("vllm.sparsecast")
 
 
 @dataclass
 class SparsecastTrainerInitInfo(TrainerInitInfo):
-    """Publisher of one trainer rank, and where the world meets. It is not sent to anyone as it is."""
+    """What one trainer rank knows of the transfer; the same on every rank but for `rank`. It is not sent as it is.
+
+    With a `WeightSource`, `rank` is enough if the client is vLLM's HTTP client and torch.distributed is initialised (or
+    there is one rank): rank 0 asks the server for its workers, and makes the rest up. Without one, `publisher`,
+    `layout` and all fields up to `engine_workers` are needed.
+    """
 
     backend: ClassVar[str] = BACKEND
 
-    publisher: ShardedPublisher
-    layout: Layout
+    publisher: ShardedPublisher | None = None
+    layout: Layout | None = None
     """Layout of the whole trainer, whose table is sent to the engine."""
-    host: str
-    """Host of rank 0 of this trainer, as the workers of the engine reach it."""
-    port: int
-    secret: str = field(repr=False)
-    engine_workers: int
-    """Number of workers of the vLLM server, including data-parallel replicas (`/get_world_size`)."""
+    host: str = ""
+    """Host of rank 0 of this trainer, as the workers of the engine reach it; empty: its address on the way to them."""
+    port: int = 0
+    """Port where rank 0 listens; 0: one that is free."""
+    secret: str = field(default="", repr=False)
+    """Empty: SPARSECAST_SECRET of the environment of rank 0, or else a random one."""
+    engine_workers: int = 0
+    """Number of workers of the vLLM server, including data-parallel replicas; 0: the server is asked
+    (`/get_world_size`).
+    """
     generation: int = 0
     channels: Channels = "control"
     interface: str = ""
@@ -60,21 +83,37 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     """Whether the secret is sent; if False, the workers have it in their environment (SPARSECAST_SECRET)."""
     may_miss: tuple[str, ...] = ()
     timeout: float = 300.0
+    needs_anchor: bool = False
+    """Whether the engine is to be sent all weights at first: its own are not those of the trainer's version."""
+    version: int = 0
+    """Version of the source's weights as they are now."""
+    trainer_ranks: int | None = None
+    """Number of trainer ranks; None: of the default process group, or as many as the source's metadata names."""
+    wire_dtype: torch.dtype | None = None
+    """dtype that the engine has instead of the source's, for floating-point tensors: bf16 where the source yields fp32."""
+    ties: tuple[tuple[str, str], ...] = ()
+    """Pairs (alias, original) of names that are one tensor at the source."""
+    unsent: tuple[str, ...] = ()
+    """Patterns of tensors that no engine needs."""
+    copy: bool = False
+    """Whether all tensors are copied in every pass: for weights that move between steps, at the price of a copy."""
+    threads: int = 1
 
     def world_size(self) -> int:
-        return len(self.layout.ranks) + self.engine_workers
+        return len(self._layout().ranks) + self.engine_workers
 
     def for_workers(self) -> dict[str, object]:
         """Returns the JSON of `SparsecastInitInfo`."""
-        table = self.layout.table
+        layout = self._layout()
         return {
             "host": self.host,
             "port": self.port,
             "world_size": self.world_size(),
-            "rank_offset": len(self.layout.ranks),
-            "tensors": [[name, dtype, list(shape)] for name, dtype, shape in (table[i] for i in range(len(table)))],
+            "rank_offset": len(layout.ranks),
+            "tensors": [[name, dtype, list(shape)] for name, dtype, shape in layout.table],
             "version": self.engine_version,
-            "ties": [list(tie) for tie in self.layout.ties],
+            "needs_anchor": self.needs_anchor,
+            "ties": [list(tie) for tie in layout.ties],
             "secret": self.secret if self.send_secret else "",
             "generation": self.generation,
             "channels": self.channels,
@@ -85,17 +124,41 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
             "timeout": self.timeout,
         }
 
+    def _layout(self) -> Layout:
+        if self.layout is None:
+            raise UsageError("a ready publisher comes with its layout")
+        return self.layout
+
+    def _check(self) -> None:
+        missing = [name for name in ("publisher", "layout", "host", "port", "secret") if not getattr(self, name)]
+        if missing:
+            raise UsageError(f"without a WeightSource the init info needs {', '.join(missing)}, too")
+
 
 class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[SparsecastTrainerInitInfo]):
-    """One trainer rank. There is no `WeightSource`: the publisher has the memory of the shards of the rank."""
+    """One trainer rank. Made by `trainer_init`, on every rank; all methods are collective over the trainer."""
 
     init_info_cls = SparsecastTrainerInitInfo
 
-    def __init__(self, init_info: SparsecastTrainerInitInfo, client: VLLMWeightSyncClient) -> None:
-        super().__init__(client=client, source=None, is_sender=init_info.is_sender, rank=init_info.rank)
+    def __init__(
+        self,
+        init_info: SparsecastTrainerInitInfo,
+        client: VLLMWeightSyncClient,
+        source: WeightSource | None = None,
+        weights: SourceWeights | None = None,
+        order: StreamOrder | None = None,
+    ) -> None:
+        super().__init__(client=client, source=source, is_sender=init_info.is_sender)
+        self.rank = init_info.rank  # vLLM 0.32 does not keep it.
+        if init_info.publisher is None:
+            raise UsageError("the engine has no publisher")
+        self._info = init_info
         self._publisher = init_info.publisher
-        self._timeout = init_info.timeout
+        self._weights = weights
+        self._order = order
         self._rpc = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparsecast-vllm")
+        self._channel: ControlChannel | None = None
+        self._failed = False
         self.last_report: ShardedReport | None = None
 
     @classmethod
@@ -106,65 +169,188 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> SparsecastTrainerWeightTransferEngine:
-        """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer."""
-        from sparsecast import meet
+        """Brings the workers of the engine into the group at the version of the trainer; collective over the trainer.
 
-        if source is not None:
-            raise UsageError("the sparsecast backend takes no WeightSource: its publisher has the weights")
-        engine = cls(init_info, client)
-        told = engine._call(lambda: client.init_weight_transfer_engine(init_info.for_workers()))
-        try:
-            world = meet(
-                init_info.host,
-                init_info.port,
-                rank=init_info.rank,
-                size=init_info.world_size(),
-                secret=init_info.secret,
-                generation=init_info.generation,
-                interface=init_info.interface,
-                timeout=init_info.timeout,
-            )
-            engine._publisher.regroup(world, channels=init_info.channels, timeout=init_info.timeout)
-        except BaseException as error:
-            _raise_cause(told, error)
-        if told is not None:
-            told.result(init_info.timeout)
+        With a source the weights are what it yields: `iter_local` by the pieces that each rank holds, nothing gathered;
+        without `iter_local`, whole tensors, each kept by one of the ranks. Raises UsageError for a source or fields that
+        do not fit, the engine's own refusal as the cause of a PeerFailedError, and what `ShardedPublisher.regroup` does.
+        """
+        check_version()
+        if source is None:
+            init_info._check()
+            engine = cls(init_info, client)
+        elif init_info.publisher is not None or init_info.layout is not None:
+            raise UsageError("give a WeightSource or a ready publisher, not both")
+        else:
+            engine = cls._of_source(init_info, client, source)
+        engine._connect()
         return engine
+
+    def reconnect(self) -> None:
+        """Brings the workers into the next group, after any failure, and after the server was started anew."""
+        self._info = dataclasses.replace(self._info, generation=self._info.generation + 1, needs_anchor=False)
+        self._connect()
 
     def send_weights(self, staged: Callable[[], bool] | None = None) -> None:
         """Sends the changes to the engine and returns when every worker has verified them; collective over the trainer.
 
-        A worker generates nothing during update_weights. With `staged`, a function that calls sparsecast_status on the
-        workers (`/collective_rpc`), update_weights is called only once they have the version, and the pause is only the
-        apply. The version becomes the weight_version of vLLM. `last_report` has the numbers.
+        A worker generates nothing during update_weights, so that is called only once `staged` says that the workers
+        have the version, and the pause is only the apply. Where `staged` is not given, the workers are asked through
+        vLLM's HTTP client, if they have the worker extension; else update_weights waits for the transfer, too. The
+        version becomes the weight_version of vLLM. `last_report` has the numbers. After an error the version before
+        stands, and `reconnect` comes next.
         """
-        if self.is_sender:
-            self.client.start_weight_update()
-        base_version = self._publisher.version
-        applied = self._call(lambda: self._update(base_version, staged))
+        if self._failed:
+            raise UsageError("the last transfer failed: reconnect() comes first")
         try:
-            self.last_report = self._publisher.sync(self._timeout)
+            self._send(staged)
         except BaseException as error:
-            _raise_cause(applied, error)
-        if applied is not None:
-            applied.result(self._timeout)
-            self.client.finish_weight_update(str(self._publisher.version))
+            self._failed = True
+            if self._channel is not None:
+                self._channel.abort(f"rank {self.rank} of the trainer failed: {error}")
+            raise
 
     def shutdown(self) -> None:
-        """Ends the thread that calls vLLM; the publisher still belongs to the caller."""
+        """Leaves the group. The publisher of a source is gone with it; a ready one still belongs to the caller."""
         self._rpc.shutdown(wait=False, cancel_futures=True)
+        if self._weights is not None and self._channel is not None:
+            self._channel.abort(f"rank {self.rank} of the trainer has left")
+            self._channel = None
 
-    def _update(self, base_version: int, staged: Callable[[], bool] | None) -> None:
-        deadline = time.monotonic() + self._timeout
-        while staged is not None and not staged():
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _of_source(
+        cls, info: SparsecastTrainerInitInfo, client: VLLMWeightSyncClient, source: WeightSource
+    ) -> SparsecastTrainerWeightTransferEngine:
+        from sparsecast import ShardedPublisher, describe
+        from sparsecast.torch.streams import StreamOrder
+
+        ranks = trainer_ranks(source) if info.trainer_ranks is None else info.trainer_ranks
+        if not 0 <= info.rank < ranks:
+            raise UsageError(f"rank {info.rank} is none of {ranks} trainer ranks (trainer_ranks)")
+        if not info.send_secret and not (info.secret or os.environ.get("SPARSECAST_SECRET")):
+            raise UsageError("send_secret=False needs a secret that the workers have, too")
+        weights = SourceWeights(source, info.rank, ranks, wire_dtype=info.wire_dtype, ties=info.ties, copy=info.copy)
+        if not is_local(source) and ranks > 1:
+            _logger.warning(
+                "%s has no iter_local: every transfer gathers all weights, and this rank keeps %d tensors whole",
+                type(source).__name__,
+                len(weights.tensors),
+            )
+        elif weights.copied and not info.copy:
+            _logger.info("%d tensors (%d bytes) are copied before each transfer", weights.copied, weights.copied_bytes)
+        place = settle(Place(info.host, info.port, info.secret, info.engine_workers), client, info.rank, ranks)
+        order = StreamOrder(weights.tensors)
+        publisher = ShardedPublisher(
+            weights.layout,
+            info.rank,
+            [describe(tensor) for tensor in weights.tensors],
+            version=info.version,
+            threads=info.threads,
+            unsent=list(info.unsent),
+            masters=weights.has_masters,
+            stream=order.number,
+        )
+        filled = dataclasses.replace(
+            info,
+            publisher=publisher,
+            layout=weights.layout,
+            host=place.host,
+            port=place.port,
+            secret=place.secret,
+            engine_workers=place.engine_workers,
+        )
+        return cls(filled, client, source, weights, order)
+
+    def _connect(self) -> None:
+        from sparsecast import MeetingCancellation, meet
+
+        info = self._info
+        self._refresh()
+        cancellation = MeetingCancellation()
+        if self._failed and self.is_sender:
+            self._end_session()
+        told = self._call(lambda: self.client.init_weight_transfer_engine(info.for_workers()))
+        if told is not None:
+            told.add_done_callback(lambda call: _cancel_after(call, cancellation.cancel))
+        try:
+            self._channel = meet(
+                info.host,
+                info.port,
+                rank=info.rank,
+                size=info.world_size(),
+                secret=info.secret,
+                generation=info.generation,
+                interface=info.interface,
+                timeout=info.timeout,
+                cancellation=cancellation,
+            )
+            self._publisher.regroup(self._channel, channels=info.channels, timeout=info.timeout)
+        except BaseException as error:
+            _raise_cause(told, error)
+        if told is not None:
+            told.result(info.timeout)
+        self._failed = False
+
+    def _send(self, staged: Callable[[], bool] | None) -> None:
+        timeout = self._info.timeout
+        self._refresh()  # Before the engine is told: what is wrong here is said without it.
+        base_version = self._publisher.version
+        if self.is_sender:
+            self.client.start_weight_update()
+        ended = threading.Event()
+        applied = self._call(lambda: self._update(base_version, staged, ended))
+        channel = self._channel
+        if applied is not None and channel is not None:
+            applied.add_done_callback(lambda call: _cancel_after(call, channel.abort))
+        try:
+            self.last_report = self._publisher.sync(timeout)
+        except BaseException as error:
+            ended.set()
+            _raise_cause(applied, error)
+        if applied is not None:
+            applied.result(timeout)
+            self.client.finish_weight_update(str(self._publisher.version))
+
+    def _refresh(self) -> None:
+        if self._weights is not None:
+            self._weights.refresh()
+            assert self._order is not None
+            self._order.catch_up()
+
+    def _update(self, base_version: int, staged: Callable[[], bool] | None, ended: threading.Event) -> None:
+        deadline = time.monotonic() + self._info.timeout
+        is_staged = staged or self._all_staged
+        poll = _FIRST_POLL_SECONDS
+        while not is_staged():
+            if ended.wait(poll):
+                raise PeerFailedError("the transfer failed before the engine had it")
             if time.monotonic() > deadline:
-                raise DeadlineError(f"the engine has not staged the next version within {self._timeout} s")
-            time.sleep(_POLL_SECONDS)
+                raise DeadlineError(f"the engine has not staged the next version within {self._info.timeout} s")
+            poll = min(2 * poll, _LAST_POLL_SECONDS)
         self.client.update_weights({"base_version": base_version})
+
+    def _all_staged(self) -> bool:
+        """Returns whether update_weights has nothing to wait for, or cannot say so: then it waits itself."""
+        states = worker_states(self.client)
+        return states is None or "receiving" not in states
+
+    def _end_session(self) -> None:
+        """Ends an update that vLLM still has open: the first call drops what is staged and fails, the second ends it."""
+        for _ in range(2):
+            with contextlib.suppress(Exception):  # It has none open, or has just dropped it.
+                self.client.finish_weight_update()
 
     def _call(self, rpc: Callable[[], None]) -> Future[None] | None:
         """On the sender, calls vLLM beside the work of the trainer itself, since either waits for the other."""
         return self._rpc.submit(rpc) if self.is_sender else None
+
+
+def _cancel_after(call: Future[None], cancel: Callable[[str], object]) -> None:
+    """Ends the wait of the trainer's ranks if the engine has refused."""
+    if not call.cancelled() and call.exception() is not None:
+        cancel(f"the engine failed: {call.exception()}")
 
 
 def _raise_cause(call: Future[None] | None, error: BaseException) -> None:

@@ -34,13 +34,7 @@ def local_box(tensor: DTensor, name: str) -> Box | None:
         if type(placement) not in (Shard, _StridedShard, Replicate):
             raise UnsupportedError(f"its placement {placement} is no shard and no copy", f"tensor '{name}'")
     for mesh_dim, placement in plain + strided:
-        dim = placement.dim % tensor.ndim
-        parts = mesh.size(mesh_dim)
-        chunk = -(-extent[dim] // parts)
-        begin = min(chunk * coordinate[mesh_dim], extent[dim])
-        end = min(begin + chunk, extent[dim])
-        offset[dim] += begin
-        extent[dim] = end - begin
+        take_chunk(offset, extent, placement.dim % tensor.ndim, mesh.size(mesh_dim), coordinate[mesh_dim])
     local = tuple(tensor.to_local().shape)
     if local != tuple(extent):
         raise UnsupportedError(
@@ -49,3 +43,12 @@ def local_box(tensor: DTensor, name: str) -> Box | None:
             f"tensor '{name}'",
         )
     return Box(offset, extent)
+
+
+def take_chunk(offset: list[int], extent: list[int], dim: int, parts: int, index: int) -> None:
+    """Narrows the box (``offset``, ``extent``) to part ``index`` of ``parts`` of one dimension, as torch.chunk cuts."""
+    chunk = -(-extent[dim] // parts)
+    begin = min(chunk * index, extent[dim])
+    end = min(begin + chunk, extent[dim])
+    offset[dim] += begin
+    extent[dim] = end - begin

@@ -22,8 +22,7 @@ def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return own
-    backends = str(dist.get_backend_config(group))
-    device = torch.device("cpu" if "cpu:" in backends or "gloo" in backends else "cuda")
+    device = collective_device(group)
     blob = own.serialize()
     size = dist.get_world_size(group)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
@@ -39,3 +38,9 @@ def gather_layout(own: Layout, group: dist.ProcessGroup | None = None) -> Layout
     return join_layouts(
         [Layout.parse(part[:count].cpu().numpy().tobytes()) for part, count in zip(gathered, counts, strict=True)]
     )
+
+
+def collective_device(group: dist.ProcessGroup | None) -> torch.device:
+    """Returns where tensors of a collective over ``group`` lie: on the CPU, unless its only backend is NCCL."""
+    backends = str(dist.get_backend_config(group))
+    return torch.device("cpu" if "cpu:" in backends or "gloo" in backends else "cuda")

@@ -15,6 +15,7 @@ from typing import Any
 
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_DIST_IDENT", f"sparsecast-{os.getpid()}")  # vLLM for CPUs names shared memory by it.
 
 import torch
 from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
@@ -153,6 +154,12 @@ def checkpoint(kind: str, seed: int) -> dict[str, torch.Tensor]:
         bits = torch.randint(limits.min, limits.max + 1, shape, dtype=torch.int64, generator=generator)
         tensors[name] = bits.to(carrier).view(meaning)
     return tensors
+
+
+def checkpoint_without_nans(kind: str, seed: int = 1) -> dict[str, torch.Tensor]:
+    """The checkpoint of that seed with zeros for all NaNs, and for all that one bit makes a NaN."""
+    tensors = checkpoint(kind, seed)
+    return {name: torch.where(tensor.isfinite(), tensor, 0.0).to(tensor.dtype) for name, tensor in tensors.items()}
 
 
 def random_updates(tensors: dict[str, torch.Tensor], seed: int, share: float = 0.02) -> dict[str, torch.Tensor]:

@@ -84,6 +84,16 @@ class Rank:
     def status(self) -> dict[str, Any]:
         return dict(self.worker.weight_transfer_engine.status())
 
+    def abandon(self, reason: str) -> None:
+        """The worker leaves its group, as after a failure."""
+        self.worker.weight_transfer_engine.receiver.abandon(reason)
+
+    def audit(self) -> dict[str, Any]:
+        return dict(self.worker.weight_transfer_engine.audit())
+
+    def flip_a_bit(self) -> None:
+        models.bits_of(next(iter(self.model.parameters())).data).view(-1)[3] ^= 1
+
     def receipt(self) -> dict[str, Any]:
         return dict(vars(self.worker.weight_transfer_engine.last_receipt))
 

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer asks of its vLLM server, and agrees on with its own ranks, before they all meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from sparsecast.errors import IoError, PeerFailedError, UsageError
+
+_CALL_SECONDS = 30.0
+
+
+@dataclass
+class Place:
+    """Where the ranks meet, and how many workers the engine has."""
+
+    host: str
+    port: int
+    secret: str
+    engine_workers: int
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.host and self.port and self.secret and self.engine_workers)
+
+
+def settle(place: Place, client: Any, rank: int, ranks: int) -> Place:
+    """Returns `place` with what is missing: asked from the server, or made, by rank 0.
+
+    Collective over the default process group of torch.distributed if there are several ranks and anything is missing.
+    Raises UsageError naming the fields that cannot be found out, PeerFailedError on the ranks where rank 0 failed.
+    """
+    if place.complete:
+        return place
+    if ranks == 1:
+        return _completed(place, client)
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        missing = ", ".join(name for name, value in asdict(place).items() if not value)
+        raise UsageError(f"a trainer of {ranks} ranks without a torch.distributed process group must be told {missing}")
+    failure: BaseException | None = None
+    said = ""
+    if rank == 0:
+        try:
+            said = json.dumps(asdict(_completed(place, client)))
+        except BaseException as error:
+            failure = error
+            said = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+    fields = json.loads(_from_rank_0(said))
+    if failure is not None:
+        raise failure
+    if "failed" in fields:
+        raise PeerFailedError(f"rank 0 of the trainer failed: {fields['failed']}")
+    return Place(**fields)
+
+
+def _completed(place: Place, client: Any) -> Place:
+    return Place(
+        place.host or _own_address(client),
+        place.port or _free_port(),
+        place.secret or os.environ.get("SPARSECAST_SECRET") or secrets.token_urlsafe(32),
+        place.engine_workers or _world_size(client),
+    )
+
+
+def _from_rank_0(text: str) -> str:
+    import torch.distributed as dist
+
+    from sparsecast.torch.layouts import collective_device
+
+    raw = text.encode()
+    device = collective_device(None)
+    length = torch.tensor([len(raw)], dtype=torch.int64, device=device)
+    dist.broadcast(length, src=0)
+    buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=device)
+    if raw:
+        buffer.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    dist.broadcast(buffer, src=0)
+    return bytes(buffer.cpu().tolist()).decode()
+
+
+def _base_url(client: Any) -> str | None:
+    """Returns the address of the server behind vLLM's HTTP client, or None for other clients."""
+    url = getattr(client, "base_url", None)
+    return url.rstrip("/") if isinstance(url, str) else None
+
+
+def _world_size(client: Any) -> int:
+    ask = getattr(client, "get_world_size", None)
+    base = _base_url(client)
+    if callable(ask):
+        answer: Any = ask()
+    elif base is not None:
+        answer = _call(f"{base}/get_world_size").get("world_size")
+    else:
+        raise UsageError(f"{type(client).__name__} cannot be asked for the number of workers: give engine_workers")
+    if not isinstance(answer, int) or isinstance(answer, bool) or answer < 1:
+        raise UsageError(f"the server says that it has {answer!r} workers: give engine_workers")
+    return answer
+
+
+def worker_states(client: Any) -> list[str] | None:
+    """Returns the state of every worker, or None where it cannot be asked: no HTTP client, no worker extension."""
+    base = _base_url(client)
+    if base is None:
+        return None
+    try:
+        results = _call(f"{base}/collective_rpc", {"method": "sparsecast_status"}).get("results")
+    except IoError:
+        return None
+    if not isinstance(results, list) or not results:
+        return None
+    return [str(one.get("state")) if isinstance(one, dict) else "unknown" for one in results]
+
+
+def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=_CALL_SECONDS) as answer:  # noqa: S310
+            parsed = json.loads(answer.read(1 << 20))
+    except (OSError, ValueError) as error:
+        raise IoError(f"{url}: {error}") from error
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _own_address(client: Any) -> str:
+    """Returns the address of this machine from which its packets to the server start; nothing is sent."""
+    base = _base_url(client)
+    url = urllib.parse.urlsplit(base) if base is not None else None
+    if url is None or not url.hostname:
+        raise UsageError(f"give host: where the workers behind {type(client).__name__} reach this trainer is not known")
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise IoError(f"{base}: {error}; give host") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

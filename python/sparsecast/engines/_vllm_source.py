@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layout and memory of a trainer that hands its weights over as vLLM's `WeightSource`.
+
+The layout comes from the source's metadata alone, the same on every rank, so the ranks exchange nothing. What a pass
+over the source yields is one of two things:
+
+    in place   memory that the source keeps: published where it is, and at the same address in every later pass
+    copied     memory that a pass makes (a gather, a cast, a scratch buffer): kept here, filled in every pass
+
+Both vLLM 0.33 (`metadata`, `iter_local`, `iter_full`) and 0.32 (`metadata()`, iteration over whole tensors) are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
+from sparsecast.buffers import dtype_name
+from sparsecast.errors import UnsupportedError, UsageError
+from sparsecast.torch.dtensor import take_chunk
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One canonical tensor, and the box of it that each trainer rank publishes."""
+
+    name: str
+    dtype: torch.dtype
+    """dtype that engines hold."""
+    shape: tuple[int, ...]
+    boxes: tuple[Box | None, ...]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a pass has yielded under one name, without keeping it alive."""
+
+    storage: StorageWeakRef
+    begin: int
+    end: int
+    """Addresses of the first byte, and behind the last one."""
+    form: tuple[object, ...]
+
+    @property
+    def alive(self) -> bool:
+        return not self.storage.expired()  # type: ignore[no-untyped-call]
+
+
+def _look(tensor: torch.Tensor) -> _Seen:
+    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return _Seen(storage, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, _form(tensor))
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.stride()
+
+
+def trainer_ranks(source: Any) -> int:
+    """Returns the number of ranks of the trainer: of the default process group, or those that own parameters."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1 + max((max(owners) for meta in _metadata(source) if (owners := getattr(meta, "owners", None))), default=0)
+
+
+def pieces_of(source: Any, ranks: int, wire_dtype: torch.dtype | None = None) -> list[Piece]:
+    """Returns the tensors that a trainer of `ranks` ranks publishes, in the order of the metadata.
+
+    A source without `iter_local` yields whole tensors: each is published by one of the ranks that get it, in turn.
+    `wire_dtype` replaces the dtype of floating-point tensors. Raises UsageError, naming the tensor, for an owner that is
+    no rank of the trainer, and UnsupportedError for sources whose ranks hold different names without saying which.
+    """
+    local = is_local(source)
+    if not local and ranks > 1 and getattr(source, "held_names", lambda: None)() is not None:
+        raise UnsupportedError(
+            f"{type(source).__name__} has held_names(), which says what this rank holds and not what the others do: "
+            "take vLLM 0.33, whose metadata names the owners, or give the engine a ready publisher"
+        )
+    pieces = []
+    for index, meta in enumerate(_metadata(source)):
+        owners = tuple(getattr(meta, "owners", None) or range(ranks))
+        if max(owners) >= ranks:
+            raise UsageError(
+                f"rank {max(owners)} owns it, and the trainer has {ranks} ranks (trainer_ranks)",
+                f"tensor '{meta.name}'",
+            )
+        shape = tuple(meta.shape)
+        boxes: list[Box | None] = [None] * ranks
+        if local:
+            for position, owner in enumerate(owners):
+                boxes[owner] = _box(meta, shape, position, len(owners))
+        else:
+            boxes[owners[index % len(owners)]] = Box([0] * len(shape), list(shape))
+        dtype = wire_dtype if wire_dtype is not None and meta.dtype.is_floating_point else meta.dtype
+        pieces.append(Piece(meta.name, dtype, shape, tuple(boxes)))
+    if not pieces:
+        raise UsageError("the source has no parameters")
+    return pieces
+
+
+def is_local(source: Any) -> bool:
+    """Returns whether a pass yields this rank's pieces (`iter_local`); otherwise it yields whole tensors."""
+    implements = getattr(source, "implements_iter_local", None)
+    return implements is not None and bool(implements())
+
+
+def _metadata(source: Any) -> Sequence[Any]:
+    found: Sequence[Any] = source.metadata() if callable(source.metadata) else source.metadata
+    return found
+
+
+def _box(meta: Any, shape: tuple[int, ...], position: int, owners: int) -> Box:
+    """Returns the part that the owner at `position` of the mesh yields: whole, or cut as torch.chunk cuts, the outer
+    mesh axis first.
+    """
+    offset, extent = [0] * len(shape), list(shape)
+    mesh = getattr(meta, "mesh_shape", None) or (owners,)
+    for axis, placement in enumerate(getattr(meta, "placements", None) or ()):
+        dim = getattr(placement, "dim", None)  # Of a Shard; a Replicate has none.
+        if dim is not None:
+            inner = math.prod(mesh[axis + 1 :])
+            take_chunk(offset, extent, dim, mesh[axis], position // inner % mesh[axis])
+    return Box(offset, extent)
+
+
+class SourceWeights:
+    """Memory of one trainer rank, as its source yields it, and the layout of all ranks.
+
+    `tensors[i]` is the memory of `layout.ranks[rank].tensors[i]`, flat, at the same address for good. Making one runs
+    two passes over the source, `refresh` one; passes are collective where the source's are. With `copy` everything is
+    copied, for a trainer whose weights move between steps.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        rank: int,
+        ranks: int,
+        *,
+        wire_dtype: torch.dtype | None = None,
+        ties: Sequence[tuple[str, str]] = (),
+        copy: bool = False,
+    ) -> None:
+        aliases = {alias for alias, _ in ties}
+        self._source = source
+        self._rank = rank
+        self._pieces = pieces_of(source, ranks, wire_dtype)
+        self._mine: dict[str, int | None] = {}  # Index in `tensors`; None: another rank's, or nothing.
+        self.layout = self._layout(ranks, aliases, list(ties))
+        self.tensors, self._in_place = self._register(copy)
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether some memory is fp32 whose cast to bf16 engines get; the publisher computes it."""
+        of_layout = self.layout.ranks[self._rank].tensors
+        return any(
+            t.dtype == torch.float32 and own.dtype == "BF16" for t, own in zip(self.tensors, of_layout, strict=True)
+        )
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the tensors that are copied in every pass."""
+        return sum(t.nbytes for i, t in enumerate(self.tensors) if i not in self._in_place)
+
+    @property
+    def copied(self) -> int:
+        """Number of tensors that are copied in every pass."""
+        return len(self.tensors) - len(self._in_place)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Brings `tensors` to the weights as they are now, on the caller's current stream.
+
+        Raises UsageError naming a tensor that was in place and has moved; the pass has ended by then, so that the
+        collectives of other ranks do, too.
+        """
+        moved: list[str] = []
+        for index, name, tensor in self._pass():
+            own = self.tensors[index]
+            if index not in self._in_place:
+                own.view(tensor.shape).copy_(tensor)
+            elif _form(tensor) != self._in_place[index]:
+                moved.append(name)
+        if moved:
+            raise UsageError(
+                f"the source yields {len(moved)} tensors in other memory than before: weights that move between steps "
+                "(offloaded, wrapped or assigned anew) need copy=True in the init info",
+                f"tensor '{moved[0]}'",
+            )
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _layout(self, ranks: int, aliases: set[str], ties: list[tuple[str, str]]) -> Layout:
+        table = [(p.name, dtype_name(p.dtype), p.shape) for p in self._pieces]
+        known = {name: (dtype, shape) for name, dtype, shape in table}
+        for alias, original in ties:
+            if original not in known:
+                raise UsageError(f"it is tied to '{original}', which the source does not have", f"tensor '{alias}'")
+            if alias not in known:
+                table.append((alias, *known[original]))
+        layouts = []
+        for rank in range(ranks):
+            locals_: list[LocalTensor] = []
+            shards: list[Shard] = []
+            for index, piece in enumerate(self._pieces):
+                box = piece.boxes[rank]
+                here = box is not None and box.elements > 0 and piece.name not in aliases
+                if rank == self._rank:
+                    self._mine[piece.name] = len(locals_) if here else None
+                if here:
+                    assert box is not None
+                    shards.append(Shard(index, box, len(locals_), 0, _strides(box.extent)))
+                    locals_.append(LocalTensor(piece.name, dtype_name(piece.dtype), box.elements))
+            layouts.append(RankLayout(locals_, shards))
+        return Layout(TensorTable(table), layouts, ties)
+
+    def _pass(self) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """Yields (index, name, tensor) of what this rank publishes, and checks names, shapes and dtypes."""
+        extents = {p.name: (p, p.boxes[self._rank]) for p in self._pieces}
+        missing = {name for name, index in self._mine.items() if index is not None}
+        for name, tensor in self._iterate():
+            if name not in self._mine:
+                raise UsageError("the source yields it, and its metadata does not have it", f"tensor '{name}'")
+            index = self._mine[name]
+            if index is None or tensor is None:
+                continue
+            if name not in missing:
+                raise UsageError("the source yields it twice", f"tensor '{name}'")
+            missing.remove(name)
+            piece, box = extents[name]
+            assert box is not None
+            if hasattr(tensor, "to_local"):
+                tensor = tensor.to_local()
+            if tuple(tensor.shape) != box.extent:
+                raise UsageError(
+                    f"the source yields {tuple(tensor.shape)}, and by its metadata rank {self._rank} has {box}",
+                    f"tensor '{name}'",
+                )
+            if tensor.dtype != piece.dtype and not (tensor.is_floating_point() and piece.dtype.is_floating_point):
+                raise UsageError(f"{tensor.dtype} is not cast to {piece.dtype}", f"tensor '{name}'")
+            yield index, name, tensor.detach()
+        if missing:
+            raise UsageError(
+                f"the source has not yielded {len(missing)} tensors that rank {self._rank} owns by its metadata",
+                f"tensor '{min(missing)}'",
+            )
+
+    def _iterate(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        if is_local(self._source):
+            yield from self._source.iter_local()
+        elif hasattr(self._source, "iter_full"):
+            yield from self._source.iter_full()
+        else:
+            yield from self._source
+
+    def _register(self, copy: bool) -> tuple[list[torch.Tensor], dict[int, tuple[object, ...]]]:
+        """Returns the memory to publish, and the form of what is the source's own; the rest is filled by `refresh`.
+
+        The source's own memory is published if it outlives a pass, has the same place in the next, and is no other
+        tensor's (a buffer that one tensor after another goes through).
+        """
+        dtypes = {self._mine[piece.name]: piece.dtype for piece in self._pieces}
+        first = {} if copy else {index: _look(tensor) for index, _, tensor in self._pass()}
+        steady = _without_overlaps({i: seen for i, seen in first.items() if seen.alive})
+        found: dict[int, torch.Tensor] = {}
+        in_place: dict[int, tuple[object, ...]] = {}
+        for index, _, tensor in self._pass():
+            dtype = dtypes[index]
+            same = index in steady and first[index].alive and first[index].form == _form(tensor)
+            if same and tensor.is_contiguous() and _publishable(tensor.dtype, dtype):
+                in_place[index] = _form(tensor)
+                found[index] = tensor.view(-1)
+            else:
+                found[index] = torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)
+        return [found[i] for i in range(len(found))], in_place
+
+
+def _publishable(memory: torch.dtype, wire: torch.dtype) -> bool:
+    """Returns whether a publisher takes this memory as it is: of the same dtype, or an fp32 master of bf16."""
+    return memory == wire or (memory == torch.float32 and wire == torch.bfloat16)
+
+
+def _without_overlaps(seen: dict[int, _Seen]) -> set[int]:
+    """Returns those that share no byte with another."""
+    alone = set(seen)
+    last: tuple[int, int] | None = None  # (index, end) of what reaches farthest.
+    for index, one in sorted(seen.items(), key=lambda item: item[1].begin):
+        if last is not None and one.begin < last[1]:
+            alone -= {index, last[0]}
+        if last is None or one.end > last[1]:
+            last = (index, one.end)
+    return alone
+
+
+def _strides(extent: Sequence[int]) -> list[int]:
+    return [math.prod(extent[i + 1 :]) for i in range(len(extent))]

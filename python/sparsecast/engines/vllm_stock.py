@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer for vLLM servers on which nothing of sparsecast is installed: finds what changed, and sends it by vLLM's own
+backend `sparse_nccl`.
+
+    vllm serve MODEL --weight-transfer-config '{"backend": "sparse_nccl"}'
+
+    info = StockTrainerInitInfo("10.0.0.1", 29500, world_size=1 + workers, rank=0)
+    engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
+    engine.send_weights()
+
+The changes are found here, against a snapshot of what was sent; the server's side is vLLM's. It keeps no version and no
+digest, does not undo a part of an update, and takes no integers and no NaN: `_LIMITS` is said when one is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    VLLMWeightSyncClient,
+    WeightSource,
+)
+from vllm.distributed.weight_transfer.sparse_nccl_engine import (
+    SparseNCCLTrainerInitInfo,
+    SparseNCCLTrainerWeightTransferEngine,
+    SparseWeightPatch,
+)
+
+from sparsecast.buffers import bits_of
+from sparsecast.engines._vllm_source import is_local
+from sparsecast.engines.vllm_plugin import STOCK_BACKEND, check_version
+from sparsecast.errors import UnsupportedError, UsageError
+
+_logger = logging.getLogger("vllm.sparsecast")
+_MOST_ELEMENTS = 1 << 31
+_LIMITS = (
+    "sparse_nccl promises less than sparsecast's own backend: no digest proves what the server has, not even that it "
+    "began with this trainer's weights (seed=True sends all of them first); an update that fails half way is not undone; "
+    "weights are floating-point and never NaN"
+)
+
+
+@dataclass
+class StockTrainerInitInfo(TrainerInitInfo):
+    """Where trainer and workers meet, as in vLLM's `SparseNCCLTrainerInitInfo`."""
+
+    backend: ClassVar[str] = STOCK_BACKEND
+
+    master_address: str
+    master_port: int
+    world_size: int
+    """1 (rank 0 of the trainer) and the workers of the server."""
+    seed: bool = False
+    """Whether the first transfer sends all elements: the server holds other weights than the source's of now."""
+    wire_dtype: torch.dtype | None = None
+    """dtype that the server has instead of the source's: bf16 where the source yields fp32, or nearly all would change."""
+
+
+class StockTrainerWeightTransferEngine(TrainerWeightTransferEngine[StockTrainerInitInfo]):
+    """One trainer rank. Rank 0 has the snapshot and sends; the others only take part in the source's gathers."""
+
+    init_info_cls = StockTrainerInitInfo
+
+    def __init__(
+        self, init_info: StockTrainerInitInfo, client: VLLMWeightSyncClient, source: WeightSource, sender: Any
+    ) -> None:
+        super().__init__(client=client, source=source, is_sender=init_info.is_sender)
+        self.rank = init_info.rank  # vLLM 0.32 does not keep it.
+        self._sender = sender
+        self._snapshot: dict[str, torch.Tensor] = {}
+        self._send_all = init_info.seed
+        self._wire_dtype = init_info.wire_dtype
+        self.changed = 0
+        """Elements that the last transfer sent."""
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: StockTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
+    ) -> StockTrainerWeightTransferEngine:
+        """Takes the snapshot, and meets the workers by vLLM's own trainer. Collective over the trainer.
+
+        Raises UsageError without a source, UnsupportedError naming a tensor that sparse_nccl cannot carry.
+        """
+        check_version()
+        if source is None:
+            raise UsageError("the backend finds the changes itself: give it a WeightSource")
+        if init_info.is_sender:
+            _logger.warning("%s", _LIMITS)
+        engine = cls(init_info, client, source, None)
+        for name, tensor in engine._whole():
+            _refuse(name, tensor)
+            if init_info.is_sender:
+                engine._snapshot[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        engine._sender = SparseNCCLTrainerWeightTransferEngine.trainer_init(
+            SparseNCCLTrainerInitInfo(
+                init_info.master_address, init_info.master_port, init_info.world_size, rank=init_info.rank
+            ),
+            client=client,
+        )
+        return engine
+
+    @torch.no_grad()
+    def send_weights(self) -> None:
+        """Sends what has changed since the last transfer; collective over the trainer.
+
+        Raises UnsupportedError for a NaN before anything is sent. After any other error the server may have a part: the
+        next transfer sends all elements.
+        """
+        patches: list[SparseWeightPatch] = []
+        for name, tensor in self._whole():
+            if self.is_sender:
+                patch = self._patch(name, tensor)
+                if patch is not None:
+                    patches.append(patch)
+        self.changed = sum(patch.indices.numel() for patch in patches)
+        self._send_all = True
+        self._sender.send_weights(patches)
+        self._send_all = False
+        for patch in patches:
+            own = self._snapshot[patch.name].view(-1)
+            own[patch.indices.to(own.device, torch.int64)] = patch.values.to(own.device)
+
+    def shutdown(self) -> None:
+        """Leaves vLLM's group."""
+        self._sender.shutdown()
+
+    def _patch(self, name: str, tensor: torch.Tensor) -> SparseWeightPatch | None:
+        known = self._snapshot.get(name)
+        if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
+            raise UsageError("the source yields it with another shape or dtype than before", f"tensor '{name}'")
+        flat = tensor.detach().contiguous().view(-1)
+        if self._send_all:
+            indices = torch.arange(flat.numel(), device=flat.device)
+        else:
+            indices = (bits_of(flat) != bits_of(known.view(-1))).nonzero().view(-1)
+        if not indices.numel():
+            return None
+        values = flat[indices]
+        if bool(torch.isnan(values).any()):
+            raise UnsupportedError("it has a NaN, which sparse_nccl takes for 'unchanged'", f"tensor '{name}'")
+        return SparseWeightPatch(name, indices.to(torch.int32), values, tuple(tensor.shape))
+
+    def _whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields whole tensors: gathered by the source, or its pieces where each is the whole."""
+        source: Any = self.source
+        shapes = None
+        if not hasattr(source, "implements_iter_full"):
+            found = iter(source)
+        elif source.implements_iter_full():
+            found = source.iter_full()
+        elif is_local(source):
+            found = source.iter_local()
+            shapes = {meta.name: tuple(meta.shape) for meta in source.metadata}
+        for name, tensor in found:
+            if tensor is None:
+                raise UnsupportedError("this rank does not hold it, and rank 0 sends all", f"tensor '{name}'")
+            if shapes is not None and shapes[name] != tuple(tensor.shape):
+                raise UnsupportedError(
+                    "the source yields a piece of it and has no iter_full, and rank 0 sends whole tensors",
+                    f"tensor '{name}'",
+                )
+            cast = self._wire_dtype is not None and tensor.is_floating_point()
+            yield name, tensor.to(self._wire_dtype) if cast else tensor
+
+
+def _refuse(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise UnsupportedError(f"sparse_nccl carries no {tensor.dtype}", f"tensor '{name}'")
+    if tensor.numel() > _MOST_ELEMENTS:
+        raise UnsupportedError(f"{tensor.numel()} elements: sparse_nccl has int32 positions", f"tensor '{name}'")
