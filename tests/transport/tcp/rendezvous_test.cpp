@@ -99,7 +99,7 @@ TEST_F(RendezvousTest, ATakenPortAndAForeignAddressAreSaid) {
   RendezvousOptions options = meeting_options(2);
   const RendezvousListener first(options);
   options.port = first.port();
-  expect_error(ErrorCode::kIo, [&] { Rendezvous::meet(options); }, {"rank 0", "127.0.0.1", "in use"});
+  expect_error(ErrorCode::kIo, [&] { Rendezvous::meet(options); }, {"rank 0", "127.0.0.1", "in use", "choose another"});
   options.host = "192.0.2.1";
   expect_error(ErrorCode::kUsage, [&] { Rendezvous::meet(options); }, {"192.0.2.1", "not an address of this machine"});
 }
