@@ -4,11 +4,31 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from ._core import ControlChannel, MeetingCancellation, meet, mpi_channel
 from .errors import UsageError
+
+
+def address_facing(host: str, port: int) -> str:
+    """Returns the address of this machine from which its packets to ``host``:``port`` start; nothing is sent.
+
+    Raises OSError for a host that is not known or not to be reached.
+    """
+    kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
 
 # : Transport of records: the TCP connections of the world, MPI communicators, or NCCL communicators.
 Channels = Literal["control", "mpi", "nccl"]

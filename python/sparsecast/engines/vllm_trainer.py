@@ -33,7 +33,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
-from sparsecast.engines._vllm_server import Place, settle, worker_states
+from sparsecast.engines._vllm_meeting import Place, settle, worker_states
 from sparsecast.engines._vllm_source import SourceWeights, is_local, trainer_ranks
 from sparsecast.engines.vllm_plugin import BACKEND, check_version
 from sparsecast.errors import DeadlineError, PeerFailedError, UsageError

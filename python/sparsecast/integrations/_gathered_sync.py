@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,6 +23,7 @@ from sparsecast.control import (
 )
 from sparsecast.control.errors import DIGEST_CODES
 from sparsecast.errors import Error, UsageError
+from sparsecast.transports import address_facing, free_port
 
 from ._gathered import GatheredWeights, Rename, WireDtype, drain
 from ._vllm_server import VllmServer, endpoint_of, look_at
@@ -214,20 +214,11 @@ def source_of(tensors: dict[str, torch.Tensor]) -> PublisherSource:
 def facing(endpoints: Sequence[Endpoint]) -> str:
     """Returns the address of this machine from which the first server on another one is reached, else 127.0.0.1."""
     for endpoint in endpoints:
-        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((endpoint.host, endpoint.port))  # of datagrams: nothing is sent
-            address = str(probe.getsockname()[0])
+        with contextlib.suppress(OSError):
+            address = address_facing(endpoint.host, endpoint.port)
             if address not in ("127.0.0.1", "::1"):
                 return address
     return "127.0.0.1"
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 def _of_other_weights(error: SyncError) -> bool:

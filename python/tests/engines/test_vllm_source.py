@@ -20,7 +20,7 @@ from vllm_sources import LOCAL, Whole, module_of
 
 from sparsecast import Box
 from sparsecast.engines import vllm_plugin
-from sparsecast.engines._vllm_server import Place, settle, worker_states
+from sparsecast.engines._vllm_meeting import Place, settle, worker_states
 from sparsecast.engines._vllm_source import SourceWeights, pieces_of
 from sparsecast.errors import UnsupportedError, UsageError
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from sparsecast.errors import IoError, PeerFailedError, UsageError
+from sparsecast.transports import address_facing, free_port
 
 _CALL_SECONDS = 30.0
 
@@ -68,7 +68,7 @@ def settle(place: Place, client: Any, rank: int, ranks: int) -> Place:
 def _completed(place: Place, client: Any) -> Place:
     return Place(
         place.host or _own_address(client),
-        place.port or _free_port(),
+        place.port or free_port(),
         place.secret or os.environ.get("SPARSECAST_SECRET") or secrets.token_urlsafe(32),
         place.engine_workers or _world_size(client),
     )
@@ -136,21 +136,12 @@ def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _own_address(client: Any) -> str:
-    """Returns the address of this machine from which its packets to the server start; nothing is sent."""
+    """Returns the address of this machine that faces the server."""
     base = _base_url(client)
     url = urllib.parse.urlsplit(base) if base is not None else None
     if url is None or not url.hostname:
         raise UsageError(f"give host: where the workers behind {type(client).__name__} reach this trainer is not known")
     try:
-        kind, _, _, _, address = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_facing(url.hostname, url.port or 80)
     except OSError as error:
         raise IoError(f"{base}: {error}; give host") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
