@@ -179,10 +179,11 @@ Socket listen_on(const SocketAddress& address) {
   if (bind(socket.descriptor(), address.data(), address.length) != 0) {
     const int code = errno;
     if (code == EADDRINUSE) {
-      throw Error(ErrorCode::kIo,
-                  fmt::format("cannot listen: {}; another process, perhaps an earlier run, has the port: choose another",
-                              system_words(code)),
-                  address.text());
+      throw Error(
+          ErrorCode::kIo,
+          fmt::format("cannot listen: {}; another process, perhaps an earlier run, has the port: choose another",
+                      system_words(code)),
+          address.text());
     }
     if (code == EADDRNOTAVAIL) {
       throw Error(ErrorCode::kUsage, "not an address of this machine; rank 0 must run where it is", address.text());
