@@ -39,7 +39,7 @@ class Load:
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=240, limits=limits) as client:
             await asyncio.gather(*(self._stream(client, n) for n in range(self._in_flight)))
 
     async def _stream(self, client: httpx.AsyncClient, number: int) -> None:
@@ -78,10 +78,10 @@ class Load:
     def running(self) -> Iterator[Load]:
         """Requests are in flight inside the block, from the first token on; at its end they are finished."""
         self._thread.start()
-        assert self._first.wait(120), f"no token came: {self.failures[:3]}"
+        assert self._first.wait(240), f"no token came: {self.failures[:3]}"
         try:
             yield self
         finally:
             self._enough.set()
-            self._thread.join(180)
+            self._thread.join(300)
             assert not self._thread.is_alive(), "requests hang"

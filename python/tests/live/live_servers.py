@@ -150,7 +150,7 @@ class LiveServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
 
-    def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Any:
+    def post(self, path: str, body: Any = None, timeout: float = 180.0) -> Any:
         """Posts JSON; returns the answer's, or its text."""
         answer = httpx.post(self.url + path, json=body, timeout=timeout)
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
@@ -160,14 +160,14 @@ class LiveServer:
     def version(self) -> str:
         """The version that it names."""
         path = "/weight_info" if self.kind == "vllm" else "/model_info"
-        return str(httpx.get(self.url + path, timeout=30).json()["weight_version"])
+        return str(httpx.get(self.url + path, timeout=120).json()["weight_version"])
 
     def states(self) -> list[dict[str, Any]]:
         """What the workers of a vLLM server say of themselves."""
         results: list[dict[str, Any]] = self.post("/collective_rpc", {"method": "sparsecast_status"})["results"]
         return results
 
-    def complete(self, prompt: list[int], tokens: int = 16, timeout: float = 60.0, **more: Any) -> Any:
+    def complete(self, prompt: list[int], tokens: int = 16, timeout: float = 180.0, **more: Any) -> Any:
         """Generates greedily; returns what identifies the weights: tokens with all logprobs that the server gives."""
         if self.kind == "sglang":
             sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from sparsecast.control import ControlPlane, Endpoint, PublisherSource, SyncPoli
 from sparsecast.control.report import SyncReport
 from sparsecast.torch import Publisher
 
-POLICY = SyncPolicy(pause="keep", join_timeout=60, sync_timeout=60, pause_lease=30)
+# Servers and other tests share the cores: an answer may take long, and that is no fault.
+POLICY = SyncPolicy(
+    pause="keep", health_timeout=120, join_timeout=240, sync_timeout=240, call_timeout=120, pause_lease=60
+)
 
 
 class Trainer:
@@ -94,7 +98,7 @@ def main() -> None:
 
     model, port, step, pause, lease = sys.argv[1:6]
     kind = sys.argv[6] if len(sys.argv) > 6 else "vllm"
-    policy = SyncPolicy(pause=pause, join_timeout=60, sync_timeout=60, pause_lease=float(lease))
+    policy = replace(POLICY, pause=pause, pause_lease=float(lease))
     trainer = Trainer(Path(model), policy, seed=7)
     trainer.plane.add(endpoint(int(port), kind=kind), needs_anchor=True)
     trainer.plane.sync_now()

@@ -81,7 +81,7 @@ def test_a_request_names_the_version_it_needs(server: LiveServer, trainer: Train
 
     def generate(needed: int) -> httpx.Response:
         headers = {"x-weight-version-at-least": str(needed)}
-        return httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=60)
+        return httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=180)
 
     assert generate(version).headers["x-weight-version-end"] == str(version)
     assert generate(version + 1).status_code == 409
@@ -103,7 +103,7 @@ def test_after_the_death_of_a_trainer_in_its_pause_the_server_answers_and_takes_
 ) -> None:
     trainer.plane.remove("127.0.0.1", server.port)
     program = [sys.executable, str(Path(__file__).with_name("live_trainer.py"))]
-    arguments = [str(model), str(server.port), "pause", "keep", "1.0", "sglang"]
+    arguments = [str(model), str(server.port), "pause", "keep", "3.0", "sglang"]
     ended = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=240)
     assert ended.returncode == -9 and "joined at version" in ended.stdout, ended.stderr
     answer = server.complete(PROMPTS[0])  # Without a lease it would hang in a paused server.

@@ -52,7 +52,7 @@ PLAIN_TEXT = {
     "start_anchor": ">",
     "fields": {"content": {"close_pattern": "<end>", "content": "text"}},
 }
-PATIENT = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=30, join_timeout=60)
+PATIENT = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=120, join_timeout=240)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_request_names_the_version_it_needs_and_a_response_the_version_it_has(
 
     def complete(**more: str) -> httpx.Response:
         headers = {f"x-weight-version{name}": value for name, value in more.items()}
-        return httpx.post(f"{scene.first.url}/v1/completions", json=body, headers=headers, timeout=60)
+        return httpx.post(f"{scene.first.url}/v1/completions", json=body, headers=headers, timeout=180)
 
     answer = complete()
     assert answer.headers["x-weight-version-start"] == answer.headers["x-weight-version-end"] == str(version)
@@ -149,8 +149,8 @@ def test_after_the_death_of_a_trainer_a_server_answers_with_a_whole_version_and_
 ) -> None:
     server = scene.second
     assert server is not None
-    kill_a_trainer(scene, model, server, step, lease=1.0)
-    answer = server.complete(PROMPTS[0], timeout=60)  # Without a lease it would hang in a paused server.
+    kill_a_trainer(scene, model, server, step, lease=3.0)
+    answer = server.complete(PROMPTS[0])  # Without a lease it would hang in a paused server.
     states = server.states()
     assert len({(state["state"], state["version"]) for state in states}) == 1
     assert states[0]["state"] in (("staged", "broken") if step in ("receive", "staged") else ("ready", "broken"))
