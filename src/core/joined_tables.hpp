@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Several delta streams in one pass: a rank that sends or receives many routes detects, encodes, verifies and applies
+// all of them at once, over one table that has the tensors of all streams one after another.
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "sparsecast/digest.hpp"
+#include "sparsecast/tensor_table.hpp"
+
+namespace sparsecast {
+
+/// The tables of delta streams, and the table that joins them. Immutable; copies share the tables.
+class JoinedTables {
+ public:
+  /// A single stream: the joined table is its own.
+  JoinedTables(std::shared_ptr<const TensorTable> table);  // NOLINT(google-explicit-constructor)
+  /// A single stream whose table the caller keeps alive.
+  JoinedTables(const TensorTable& table);  // NOLINT(google-explicit-constructor)
+  /// Streams in this order. A name that an earlier stream has already gets " (stream 2)" behind it in the joined table.
+  /// Throws Error{kUsage} over the limits of TensorTable.
+  explicit JoinedTables(std::vector<std::shared_ptr<const TensorTable>> tables);
+
+  std::size_t streams() const noexcept { return tables_.size(); }
+  const std::shared_ptr<const TensorTable>& table(std::size_t stream) const { return tables_[stream]; }
+  /// Returns all tensors, those of stream 0 first. Digests of elements are those that the streams' tables give.
+  const TensorTable& all() const noexcept { return *all_; }
+  const std::shared_ptr<const TensorTable>& shared() const noexcept { return all_; }
+  /// Returns the index in all() of the first tensor of a stream; for stream streams() that is all().size().
+  std::size_t first(std::size_t stream) const { return first_[stream]; }
+
+  /// Returns the sum of each stream's digests of tensors, which are parallel to all().
+  std::vector<StateDigest> sums(const std::vector<StateDigest>& of_tensors) const;
+
+ private:
+  std::vector<std::shared_ptr<const TensorTable>> tables_;
+  std::shared_ptr<const TensorTable> all_;
+  std::vector<std::size_t> first_;  ///< One more than there are streams.
+};
+
+}  // namespace sparsecast
