@@ -59,6 +59,24 @@ __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const Dige
   __syncthreads();
 }
 
+/// Sum of a thread over the changes of one stream after another.
+struct StreamDigest {
+  DigestSum sum;
+  std::uint32_t stream = 0;
+
+  /// Adds the sums of all threads to those of their stream, which is the same for all.
+  __device__ void end(CtaDigest::TempStorage& storage, const Pipeline& pipeline) const {
+    StreamSums& total = pipeline.stream_sums[stream];
+    add_to_digest(storage, sum, &total.lo, &total.hi);
+  }
+  /// Makes `next` the stream of the changes that follow. All threads call it with the same one; `storage` is free.
+  __device__ void enter(std::uint32_t next, CtaDigest::TempStorage& storage, const Pipeline& pipeline) {
+    if (next == stream) return;
+    end(storage, pipeline);
+    *this = {DigestSum{}, next};
+  }
+};
+
 /// Share of `count` entries that this thread takes: consecutive entries, so that their bits are consecutive as well.
 struct Share {
   std::uint32_t begin = 0;

@@ -74,12 +74,19 @@ struct TensorEntry {
   std::uint32_t old_view = kNoView;      ///< View of `old` and `refresh`.
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
+  std::uint32_t stream = 0;        ///< Delta stream that the tensor belongs to.
   std::uint8_t element_shift = 0;  ///< Binary logarithm of the element size in bytes.
   bool floating = false;
   bool masters = false;  ///< `current` are fp32 masters, whose cast is compared; only with kMasters.
   /// True if all pointers are aligned for 16-byte loads and no run of a view ends within one comparison of 16 bytes of
   /// `old`.
   bool vectors = false;
+};
+
+/// A delta stream: its tensors and sections end where those of the next one begin.
+struct StreamEntry {
+  std::uint32_t first_tensor = 0;
+  std::uint32_t first_section = 0;
 };
 
 struct TileEntry {
@@ -135,14 +142,20 @@ struct FrameEntry {
   std::uint32_t blocks = 0;
   std::uint32_t groups = 0;
   std::uint32_t body_bytes = 0;
+  std::uint32_t stream = 0;
+  std::uint32_t reserved = 0;
 };
 
-/// Head of the count table that the host reads once a delta; the entries of the frames follow.
+/// Change of the state digest of a stream.
+struct StreamSums {
+  std::uint64_t lo = 0;
+  std::uint64_t hi = 0;
+};
+
+/// Head of the count table that the host reads once a delta; the sums of the streams and the entries of the frames
+/// follow.
 struct Control {
   std::uint64_t arena_used = 0;
-  std::uint64_t digest_lo = 0;
-  std::uint64_t digest_hi = 0;
-  std::uint64_t changed = 0;
   std::uint64_t frames_bytes = 0;  ///< Bytes of memory that the frames need.
   std::uint32_t items[4] = {};     ///< Number of work items of the chunk, by log2 of the element size.
   std::uint32_t blocks = 0;
@@ -156,7 +169,8 @@ struct Pipeline {
   const TensorEntry* tensors = nullptr;
   const SectionEntry* sections = nullptr;
   const TileEntry* tiles = nullptr;
-  const StridedView* views = nullptr;  ///< Views that tensors refer to by index.
+  const StreamEntry* streams = nullptr;  ///< One more than there are streams.
+  const StridedView* views = nullptr;    ///< Views that tensors refer to by index.
   // Indexed by tile of the chunk.
   std::uint32_t* tile_counts = nullptr;
   std::uint32_t* tile_offsets = nullptr;  ///< Number of changes in the section before the tile.
@@ -176,11 +190,13 @@ struct Pipeline {
   std::byte* arena = nullptr;
   std::uint64_t arena_bytes = 0;
   Control* control = nullptr;
+  StreamSums* stream_sums = nullptr;
   FrameEntry* frames = nullptr;
   std::byte* frame_memory = nullptr;
   std::uint64_t frame_memory_bytes = 0;
 
   std::uint32_t section_count = 0;
+  std::uint32_t stream_count = 0;
   std::uint32_t frame_capacity = 0;
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;

@@ -49,6 +49,13 @@ std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section
   return (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
 }
 
+/// Enters the streams that begin with tensor t, which is the next one. Behind the last tensor, that is the end as well.
+void enter_streams(TilePlan& plan, const JoinedTables& tables, std::size_t t) {
+  while (plan.streams.size() <= tables.streams() && tables.first(plan.streams.size()) == t) {
+    plan.streams.push_back({static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(plan.sections.size())});
+  }
+}
+
 }  // namespace
 
 std::uint32_t add_view(TilePlan& plan, const StridedView& view) {
@@ -57,16 +64,20 @@ std::uint32_t add_view(TilePlan& plan, const StridedView& view) {
   return static_cast<std::uint32_t>(plan.views.size() - 1);
 }
 
-TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes) {
+TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
   TilePlan plan;
+  const TensorTable& table = tables.all();
   for (std::size_t t = 0; t < table.size(); ++t) {
+    enter_streams(plan, tables, t);
     plan.tensors.push_back(describe(table, t, plan));
     TensorEntry& tensor = plan.tensors.back();
+    tensor.stream = static_cast<std::uint32_t>(plan.streams.size() - 1);
     append_sections(plan, tensor, static_cast<std::uint32_t>(t));
     if (tensor.elements == 0) continue;
     plan.widest = std::max(plan.widest, 1U << tensor.element_shift);
     plan.has_size[tensor.element_shift] = true;
   }
+  enter_streams(plan, tables, table.size());
   for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
     const SectionEntry& section = plan.sections[s];
     const std::uint64_t worst = worst_bytes(plan.tensors[section.tensor], section);

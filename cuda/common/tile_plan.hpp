@@ -6,12 +6,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/joined_tables.hpp"
 #include "cuda/common/pipeline.hpp"
-#include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast::cuda {
 
 struct TilePlan {
+  std::vector<StreamEntry> streams;  ///< One more than there are streams.
   std::vector<TensorEntry> tensors;  ///< Entries whose pointers are null until enter_tensors() sets them.
   std::vector<StridedView> views;    ///< Views that entries refer to by index.
   std::vector<SectionEntry> sections;
@@ -25,11 +26,11 @@ struct TilePlan {
   bool has_size[4] = {};          ///< Element sizes that occur, by their binary logarithm.
 };
 
-/// Builds the plan of `table`. A chunk has `chunk_bytes` bytes of elements, or one section if that is more. Keys are
-/// those of the digest origins with the first element of the origin already added: kernels digest the row-major index,
-/// or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more, and {kUsage} as digest_index_of
-/// does.
-TilePlan plan_tiles(const TensorTable& table, std::uint64_t chunk_bytes);
+/// Builds the plan of the joined table. A chunk has `chunk_bytes` bytes of elements, or one section if that is more.
+/// Keys are those of the digest origins with the first element of the origin already added: kernels digest the
+/// row-major index, or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more, and {kUsage} as
+/// digest_index_of does.
+TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes);
 
 /// Adds a view to the plan and returns its index, or kNoView if its elements are contiguous.
 std::uint32_t add_view(TilePlan& plan, const StridedView& view);

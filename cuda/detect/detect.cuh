@@ -37,7 +37,7 @@ template <DetectSource kSource>
 __global__ void __launch_bounds__(kThreads, kDetectCtas) detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
   if (pipeline.control->stopped != 0) return;
-  DigestSum sum;
+  StreamDigest digest;
   for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
     const DeviceTile tile = open_tile<kSource>(pipeline, index);
     const std::uint32_t slot = index - chunk.tile_begin;
@@ -48,26 +48,27 @@ __global__ void __launch_bounds__(kThreads, kDetectCtas) detect(Pipeline pipelin
     if (changed == 0 || changed >= kBlockChanges) continue;
     list_own_changes(shared.mask, shared.positions + own.before);
     __syncthreads();
+    digest.enter(tile.stream, shared.digest, pipeline);
     if constexpr (kSource == DetectSource::kFusedCast) {
-      fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
+      fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
     } else {
       switch (tile.element_shift) {
         case 0:
-          fill_slot<kSource, std::uint8_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          fill_slot<kSource, std::uint8_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
           break;
         case 1:
-          fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
           break;
         case 2:
-          fill_slot<kSource, std::uint32_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          fill_slot<kSource, std::uint32_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
           break;
         default:
-          fill_slot<kSource, std::uint64_t>(pipeline, tile, slot, changed, shared.positions, sum);
+          fill_slot<kSource, std::uint64_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
       }
     }
     // The positions of the next tile are written only after barriers, so no barrier is needed here.
   }
-  add_to_digest(shared.digest, sum, &pipeline.control->digest_lo, &pipeline.control->digest_hi);
+  digest.end(shared.digest, pipeline);
 }
 
 }  // namespace sparsecast::cuda

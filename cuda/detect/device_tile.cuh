@@ -26,6 +26,7 @@ struct DeviceTile {
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
   std::uint32_t count = 0;
+  std::uint32_t stream = 0;
   std::uint8_t element_shift = 0;  ///< Binary logarithm of the element size in bytes.
   bool floating = false;
   bool masters = false;
@@ -51,6 +52,7 @@ __device__ DeviceTile open_tile(const Pipeline& pipeline, std::uint32_t index) {
   tile.key_lo = tensor.key_lo;
   tile.key_hi = tensor.key_hi;
   tile.digest_view = tensor.digest_view;
+  tile.stream = tensor.stream;
   const std::uint64_t left = tensor.elements - tile.first;
   tile.count = static_cast<std::uint32_t>(left < kTileElems ? left : kTileElems);
   if (tensor.current == nullptr) {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <span>
 
 #include "codec/block.hpp"
 #include "codec/record_layout.hpp"
@@ -20,9 +20,10 @@ namespace sparsecast::cuda {
 namespace {
 
 std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
-  // Every frame but the last is full except for less than its next block and the entries of that; twice is safe.
+  // Every frame of a stream but the last is full except for less than its next block and the entries of that; twice is
+  // safe.
   const std::uint64_t bytes = plan.worst_bytes + plan.tiles.size() * (kBlockEntryBytes + kGroupBytes);
-  return 2 * bytes / capacity + 2;
+  return 2 * bytes / capacity + 1 + plan.streams.size();
 }
 
 }  // namespace
@@ -30,14 +31,14 @@ std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
 class DeviceEncoder::State {
  public:
   /// `plan` must hold the pointers of the tensors.
-  State(const TensorTable& table, DetectSource source, TilePlan plan, bool refresh, const EncodeOptions& options,
+  State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh, const EncodeOptions& options,
         const DeviceEncoderOptions& device);
 
   /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
   void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_); }
 
   void start(cudaStream_t stream);
-  DeviceFrames finish(const DeltaHeader& header);
+  std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
 
  private:
   void upload_tables();
@@ -50,12 +51,17 @@ class DeviceEncoder::State {
   }
   void wait_for_counts();
   void grow_arena();
-  DeviceFrames complete_frames(const DeltaHeader& header);
+  std::vector<DeviceFrames> complete_frames(std::span<const DeltaHeader> headers);
+  DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
 
+  std::size_t streams() const { return plan_.streams.size() - 1; }
+  /// Returns the bytes of a count table before the frames' entries, all of which begin as zero.
+  std::uint64_t head_bytes() const { return sizeof(Control) + streams() * sizeof(StreamSums); }
   const Control& counts() const { return *h_counts_.as<Control>(); }
-  const FrameEntry* frame_counts() const {
-    return reinterpret_cast<const FrameEntry*>(h_counts_.as() + sizeof(Control));
+  const StreamSums* stream_counts() const {
+    return reinterpret_cast<const StreamSums*>(h_counts_.as() + sizeof(Control));
   }
+  const FrameEntry* frame_counts() const { return reinterpret_cast<const FrameEntry*>(h_counts_.as() + head_bytes()); }
 
   DetectSource source_;
   DeviceEncoderOptions device_;
@@ -68,32 +74,35 @@ class DeviceEncoder::State {
   bool uploaded_ = false;
   bool started_ = false;
 
-  DeviceMemory tensors_, sections_, tiles_, views_;
+  DeviceMemory tensors_, streams_, sections_, tiles_, views_;
   DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
   std::array<DeviceMemory, 4> items_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
-  DeviceMemory counts_;  ///< A Control and the frame entries after it.
+  DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
   DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
   PinnedMemory h_counts_, h_headers_;
 };
 
-DeviceEncoder::State::State(const TensorTable& table, DetectSource source, TilePlan plan, bool refresh,
+DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh,
                             const EncodeOptions& options, const DeviceEncoderOptions& device)
     : source_(source), device_(device), plan_(std::move(plan)) {
   device_stream_.multiprocessors = multiprocessors();
-  table_bytes_ = table.bytes();
-  table_elements_ = table.elements();
+  table_bytes_ = tables.all().bytes();
+  table_elements_ = tables.all().elements();
   pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
   pipeline_.frame_capacity = options.frame_capacity;
   pipeline_.positions = options.positions;
   pipeline_.values = options.values;
   pipeline_.refresh = refresh;
+  pipeline_.stream_count = static_cast<std::uint32_t>(streams());
 
   tensors_ = DeviceMemory(plan_.tensors.size() * sizeof(TensorEntry));
+  streams_ = DeviceMemory(plan_.streams.size() * sizeof(StreamEntry));
   sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));
   tiles_ = DeviceMemory(plan_.tiles.size() * sizeof(TileEntry));
   views_ = DeviceMemory(plan_.views.size() * sizeof(StridedView));
   pipeline_.tensors = tensors_.as<TensorEntry>();
+  pipeline_.streams = streams_.as<StreamEntry>();
   pipeline_.sections = sections_.as<SectionEntry>();
   pipeline_.tiles = tiles_.as<TileEntry>();
   pipeline_.views = views_.as<StridedView>();
@@ -126,19 +135,20 @@ DeviceEncoder::State::State(const TensorTable& table, DetectSource source, TileP
   pipeline_.section_sums = section_sums_.as<SectionSums>();
 
   const std::uint64_t frames = frames_at_most(plan_, options.frame_capacity);
-  counts_ = DeviceMemory(sizeof(Control) + frames * sizeof(FrameEntry));
+  counts_ = DeviceMemory(head_bytes() + frames * sizeof(FrameEntry));
   h_counts_ = PinnedMemory(counts_.bytes());
   headers_ = DeviceMemory(frames * layout::kFramePrefix);
   h_headers_ = PinnedMemory(frames * layout::kFramePrefix);
   pipeline_.control = counts_.as<Control>();
-  pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + sizeof(Control));
+  pipeline_.stream_sums = reinterpret_cast<StreamSums*>(counts_.as() + sizeof(Control));
+  pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + head_bytes());
 
   const std::uint64_t wanted =
-      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table.bytes() / 16;
+      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table_bytes_ / 16;
   arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_worst_bytes, plan_.worst_bytes));
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
-  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table.bytes() / 16);
+  frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table_bytes_ / 16);
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
 }
@@ -181,6 +191,7 @@ void DeviceEncoder::State::upload_tables() {
     copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
   };
   upload(tensors_, plan_.tensors.data());
+  upload(streams_, plan_.streams.data());
   upload(sections_, plan_.sections.data());
   upload(tiles_, plan_.tiles.data());
   upload(views_, plan_.views.data());
@@ -196,7 +207,7 @@ void DeviceEncoder::State::start(cudaStream_t stream) {
   device_stream_.stream = stream;
   started_ = true;
   if (!uploaded_) upload_tables();
-  check(cudaMemsetAsync(counts_.as(), 0, sizeof(Control), device_stream_.stream), "cudaMemsetAsync");
+  check(cudaMemsetAsync(counts_.as(), 0, head_bytes(), device_stream_.stream), "cudaMemsetAsync");
   tell("");
   enqueue_chunks(0);
   enqueue_frames();
@@ -220,10 +231,14 @@ void DeviceEncoder::State::grow_arena() {
   pipeline_.arena_bytes = arena_.bytes();
 }
 
-DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
+std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHeader> headers) {
   if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
   started_ = false;
-  const TraceRange<"device_encode.finish"> range({.version = header.version});
+  if (headers.size() != streams()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} headers for {} streams", headers.size(), streams()));
+  }
+  const std::uint64_t version = headers.empty() ? 0 : headers.front().version;
+  const TraceRange<"device_encode.finish"> range({.version = version});
   wait_for_counts();
   while (counts().stopped != 0) {
     grow_arena();
@@ -240,49 +255,66 @@ DeviceFrames DeviceEncoder::State::finish(const DeltaHeader& header) {
     enqueue_assembly();
     wait_for_counts();
   }
-  DeviceFrames frames = complete_frames(header);
-  range.mark({.version = header.version,
-              .bytes = frames.commit.frame_bytes,
-              .changed = frames.commit.changed,
-              .density = trace_density(frames.commit.changed, table_elements_)});
-  return frames;
+  std::vector<DeviceFrames> out = complete_frames(headers);
+  std::uint64_t frame_bytes = 0;
+  std::uint64_t changed = 0;
+  for (const DeviceFrames& stream : out) {
+    frame_bytes += stream.commit.frame_bytes;
+    changed += stream.commit.changed;
+  }
+  range.mark({.version = version,
+              .bytes = frame_bytes,
+              .changed = changed,
+              .density = trace_density(changed, table_elements_)});
+  return out;
 }
 
-DeviceFrames DeviceEncoder::State::complete_frames(const DeltaHeader& header) {
-  const TraceRange<"device_encode.seal"> range({.bytes = counts().frames_bytes});
-  DeviceFrames out;
-  out.digest_change = {{counts().digest_lo, counts().digest_hi}};
-  out.commit.delta_id = header.delta_id;
-  out.commit.version = header.version;
-  out.commit.changed = counts().changed;
-  out.commit.frames = counts().frames;
-  Bytes checksums;
+/// Computes the header of the frame of this index in the count table.
+DeviceFrame DeviceEncoder::State::complete_frame(const DeltaHeader& header, std::uint32_t sequence,
+                                                 std::uint32_t index) {
+  const FrameEntry& entry = frame_counts()[index];
+  DeviceFrame frame;
+  frame.header.delta_id = header.delta_id;
+  frame.header.sequence = sequence;
+  frame.header.groups = entry.groups;
+  frame.header.blocks = entry.blocks;
+  frame.header.stored_bytes = entry.body_bytes;
+  frame.header.body_bytes = entry.body_bytes;
+  frame.header.changed = entry.changed;
+  frame.header.version = header.version;
   Bytes fixed(layout::kFramePrefix);
-  for (std::uint32_t f = 0; f < counts().frames; ++f) {
-    const FrameEntry& entry = frame_counts()[f];
-    DeviceFrame frame;
-    frame.header.delta_id = header.delta_id;
-    frame.header.sequence = f;
-    frame.header.groups = entry.groups;
-    frame.header.blocks = entry.blocks;
-    frame.header.stored_bytes = entry.body_bytes;
-    frame.header.body_bytes = entry.body_bytes;
-    frame.header.changed = entry.changed;
-    frame.header.version = header.version;
-    layout::put_frame_fields(fixed, frame.header);
-    frame.header.checksum =
-        layout::frame_checksum(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
-    layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
-    std::memcpy(h_headers_.as() + f * layout::kFramePrefix, fixed.data(), fixed.size());
-    checksums.insert(checksums.end(), fixed.end() - 8, fixed.end());
-    frame.d_record = frame_memory_.as() + entry.offset;
-    frame.record_bytes = static_cast<std::uint32_t>(layout::pad8(layout::kFramePrefix + entry.body_bytes));
-    out.commit.frame_bytes += frame.record_bytes;
-    out.frames.push_back(frame);
+  layout::put_frame_fields(fixed, frame.header);
+  frame.header.checksum =
+      layout::frame_checksum(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
+  layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
+  std::ranges::copy(fixed, h_headers_.as() + std::size_t{index} * layout::kFramePrefix);
+  frame.d_record = frame_memory_.as() + entry.offset;
+  frame.record_bytes = static_cast<std::uint32_t>(layout::pad8(layout::kFramePrefix + entry.body_bytes));
+  return frame;
+}
+
+std::vector<DeviceFrames> DeviceEncoder::State::complete_frames(std::span<const DeltaHeader> headers) {
+  const TraceRange<"device_encode.seal"> range({.bytes = counts().frames_bytes});
+  std::vector<DeviceFrames> out(streams());
+  std::uint32_t index = 0;
+  for (std::size_t s = 0; s < out.size(); ++s) {
+    DeviceFrames& stream = out[s];
+    stream.digest_change = {{stream_counts()[s].lo, stream_counts()[s].hi}};
+    stream.commit.delta_id = headers[s].delta_id;
+    stream.commit.version = headers[s].version;
+    Bytes checksums;
+    for (; index < counts().frames && frame_counts()[index].stream == s; ++index) {
+      const DeviceFrame frame = complete_frame(headers[s], stream.commit.frames++, index);
+      stream.commit.changed += frame.header.changed;
+      stream.commit.frame_bytes += frame.record_bytes;
+      const std::byte* const checksum = h_headers_.as() + (std::size_t{index} + 1) * layout::kFramePrefix - 8;
+      checksums.insert(checksums.end(), checksum, checksum + 8);
+      stream.frames.push_back(frame);
+    }
+    stream.commit.frames_hash = xxh3_64(checksums);
   }
-  out.commit.frames_hash = xxh3_64(checksums);
-  if (out.frames.empty()) return out;
-  copy_async(headers_.as(), h_headers_.as(), out.frames.size() * layout::kFramePrefix, cudaMemcpyHostToDevice,
+  if (index == 0) return out;
+  copy_async(headers_.as(), h_headers_.as(), std::size_t{index} * layout::kFramePrefix, cudaMemcpyHostToDevice,
              device_stream_.stream);
   launch_place_headers(pipeline_, headers_.as<std::uint64_t>(), counts().frames, device_stream_);
   return out;
@@ -290,17 +322,17 @@ DeviceFrames DeviceEncoder::State::complete_frames(const DeltaHeader& header) {
 
 namespace {
 
-/// Checks the options and the number of the caller's tensors, and plans the tiles of the table.
-TilePlan make_plan(const TensorTable& table, std::size_t tensors, const EncodeOptions& options,
+/// Checks the options and the number of the caller's tensors, and plans the tiles of the joined table.
+TilePlan make_plan(const JoinedTables& tables, std::size_t tensors, const EncodeOptions& options,
                    const DeviceEncoderOptions& device) {
-  if (tensors != table.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, table.size()));
+  if (tensors != tables.all().size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, tables.all().size()));
   }
   if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
   if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
     throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
   }
-  return plan_tiles(table, device.chunk_bytes);
+  return plan_tiles(tables, device.chunk_bytes);
 }
 
 }  // namespace
@@ -309,41 +341,46 @@ DeviceEncoder::DeviceEncoder(std::unique_ptr<State> state) : state_(std::move(st
 DeviceEncoder::DeviceEncoder(DeviceEncoder&&) noexcept = default;
 DeviceEncoder::~DeviceEncoder() = default;
 void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
-DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) { return state_->finish(header); }
-
-DeviceEncoder DeviceEncoder::compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
-                                     const EncodeOptions& options, const DeviceEncoderOptions& device) {
-  TilePlan plan = make_plan(table, tensors.size(), options, device);
-  const DetectSource source = enter_tensors(plan, table, tensors);
-  return DeviceEncoder(std::make_unique<State>(table, source, std::move(plan), refresh, options, device));
+std::vector<DeviceFrames> DeviceEncoder::finish(std::span<const DeltaHeader> headers) {
+  return state_->finish(headers);
+}
+DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) {
+  return std::move(state_->finish({&header, 1}).front());
 }
 
-DeviceEncoder DeviceEncoder::compare_pinned(const TensorTable& table, const std::vector<PinnedTensor>& tensors,
+DeviceEncoder DeviceEncoder::compare(const JoinedTables& tables, const std::vector<CompareTensor>& tensors,
+                                     bool refresh, const EncodeOptions& options, const DeviceEncoderOptions& device) {
+  TilePlan plan = make_plan(tables, tensors.size(), options, device);
+  const DetectSource source = enter_tensors(plan, tables.all(), tensors);
+  return DeviceEncoder(std::make_unique<State>(tables, source, std::move(plan), refresh, options, device));
+}
+
+DeviceEncoder DeviceEncoder::compare_pinned(const JoinedTables& tables, const std::vector<PinnedTensor>& tensors,
                                             bool refresh, const EncodeOptions& options,
                                             const DeviceEncoderOptions& device) {
-  TilePlan plan = make_plan(table, tensors.size(), options, device);
-  enter_tensors(plan, table, tensors);
-  auto state = std::make_unique<State>(table, DetectSource::kCompare, std::move(plan), refresh, options, device);
+  TilePlan plan = make_plan(tables, tensors.size(), options, device);
+  enter_tensors(plan, tables.all(), tensors);
+  auto state = std::make_unique<State>(tables, DetectSource::kCompare, std::move(plan), refresh, options, device);
   state->prefetch_old_bits();
   return DeviceEncoder(std::move(state));
 }
 
-DeviceEncoder DeviceEncoder::fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
+DeviceEncoder DeviceEncoder::fused_cast(const JoinedTables& tables, const std::vector<CastTensor>& tensors,
                                         const EncodeOptions& options, const DeviceEncoderOptions& device) {
-  TilePlan plan = make_plan(table, tensors.size(), options, device);
-  enter_tensors(plan, table, tensors);
+  TilePlan plan = make_plan(tables, tensors.size(), options, device);
+  enter_tensors(plan, tables.all(), tensors);
   return DeviceEncoder(
-      std::make_unique<State>(table, DetectSource::kFusedCast, std::move(plan), true, options, device));
+      std::make_unique<State>(tables, DetectSource::kFusedCast, std::move(plan), true, options, device));
 }
 
-DeviceEncoder DeviceEncoder::mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
+DeviceEncoder DeviceEncoder::mask(const JoinedTables& tables, const std::vector<MaskTensor>& tensors,
                                   const EncodeOptions& options, const DeviceEncoderOptions& device) {
-  TilePlan plan = make_plan(table, tensors.size(), options, device);
+  TilePlan plan = make_plan(tables, tensors.size(), options, device);
   if (options.values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kUsage, "a mask does not know old bits; use raw values");
   }
-  enter_tensors(plan, table, tensors);
-  return DeviceEncoder(std::make_unique<State>(table, DetectSource::kMask, std::move(plan), false, options, device));
+  enter_tensors(plan, tables.all(), tensors);
+  return DeviceEncoder(std::make_unique<State>(tables, DetectSource::kMask, std::move(plan), false, options, device));
 }
 
 }  // namespace sparsecast::cuda

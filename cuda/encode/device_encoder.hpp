@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Detects changes and encodes them on a device, into frames that equal those of encode_frames (src/sync/encoder.hpp)
+// Detects changes and encodes them on a device, into frames that equal those of encode_streams (src/sync/encoder.hpp)
 // byte for byte. Plain C++ without a CUDA header, for code that chooses a backend.
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "core/joined_tables.hpp"
 #include "sparsecast/codec.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
-#include "sparsecast/tensor_table.hpp"
 
 struct CUstream_st;
 
@@ -72,41 +73,47 @@ struct DeviceFrame {
   FrameHeader header;
 };
 
+/// One stream's share of an encode. Its frames follow those of the stream before in memory, each at the next multiple
+/// of 256 bytes.
 struct DeviceFrames {
   std::vector<DeviceFrame> frames;
   CommitRecord commit;        ///< COMMIT record without the result digest.
   StateDigest digest_change;  ///< Change of the state digest; zero with a mask.
 };
 
-/// Encodes deltas of one tensor table from the memory of its tensors. Allocates on construction, and later only for a
-/// delta larger than any before. One delta at a time; not thread-safe; the streams of successive deltas must be the
-/// same or ordered. Throws Error{kUnsupported} if the device or its memory does not suffice, {kUsage} for arguments
-/// that do not fit together, and {kDevice} for other failures of the device. If finish() throws, the old bits may be
-/// refreshed in part: they are no longer what receivers hold, and the object must not be used again.
+/// Encodes deltas of streams from the memory of their tensors; launches, waits and copies are the same for any number
+/// of streams. Allocates on construction, and later only for deltas larger than any before. One encode at a time; not
+/// thread-safe; the streams of successive deltas must be the same or ordered. Throws Error{kUnsupported} if the device
+/// or its memory does not suffice, {kUsage} for arguments that do not fit together, and {kDevice} for other failures of
+/// the device. If finish() throws, the old bits may be refreshed in part: they are no longer what receivers hold, and
+/// the object must not be used again.
 class DeviceEncoder {
  public:
-  /// Makes an encoder that compares `tensors`, parallel to the table, which must outlive the encoder.
+  /// Makes an encoder that compares `tensors`, parallel to the joined table.
   /// EncodeOptions::zstd_level must be 0. With `refresh`, the same pass stores the new bits in the snapshot.
-  static DeviceEncoder compare(const TensorTable& table, const std::vector<CompareTensor>& tensors, bool refresh,
+  static DeviceEncoder compare(const JoinedTables& tables, const std::vector<CompareTensor>& tensors, bool refresh,
                                const EncodeOptions& options, const DeviceEncoderOptions& device = {});
   /// Makes an encoder that compares with snapshots in pinned host memory. Needs two more chunks of device memory, and
   /// creates a stream for the copies.
-  static DeviceEncoder compare_pinned(const TensorTable& table, const std::vector<PinnedTensor>& tensors, bool refresh,
-                                      const EncodeOptions& options, const DeviceEncoderOptions& device = {});
+  static DeviceEncoder compare_pinned(const JoinedTables& tables, const std::vector<PinnedTensor>& tensors,
+                                      bool refresh, const EncodeOptions& options,
+                                      const DeviceEncoderOptions& device = {});
   /// Makes an encoder that casts fp32 masters, compares the cast with the bf16 in place, and stores it there.
-  static DeviceEncoder fused_cast(const TensorTable& table, const std::vector<CastTensor>& tensors,
+  static DeviceEncoder fused_cast(const JoinedTables& tables, const std::vector<CastTensor>& tensors,
                                   const EncodeOptions& options, const DeviceEncoderOptions& device = {});
   /// Makes an encoder that sends the elements of a mask. `options.values` must be ValueCodec::kRaw.
-  static DeviceEncoder mask(const TensorTable& table, const std::vector<MaskTensor>& tensors,
+  static DeviceEncoder mask(const JoinedTables& tables, const std::vector<MaskTensor>& tensors,
                             const EncodeOptions& options, const DeviceEncoderOptions& device = {});
   DeviceEncoder(DeviceEncoder&&) noexcept;
   ~DeviceEncoder();
 
-  /// Enqueues detecting and encoding one delta and copying its counts to the host; returns without waiting.
+  /// Enqueues detecting and encoding one delta a stream and copying their counts to the host; returns without waiting.
   void start(CUstream_st* stream);
-  /// Waits for the counts (the one host synchronisation of a delta unless memory has to grow), computes the headers and
-  /// checksums of the frames, and enqueues writing them. The frames are complete for work enqueued on the stream
-  /// afterwards. Throws Error{kTimeout} at the deadline.
+  /// Waits for the counts (the one host synchronisation of an encode unless memory has to grow), computes the headers
+  /// and checksums of the frames, and enqueues writing them. `headers` and the result are parallel to the streams. The
+  /// frames are complete for work enqueued on the stream afterwards. Throws Error{kTimeout} at the deadline.
+  std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
+  /// Does it for the only stream.
   DeviceFrames finish(const DeltaHeader& header);
 
  private:

@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_b
   const Entries<T> tile_entries{reinterpret_cast<std::uint32_t*>(scratch + kTileElems * sizeof(T)),
                                 reinterpret_cast<T*>(scratch),
                                 reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
-  DigestSum sum;
+  StreamDigest digest;
   for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
     const WorkItem item = pipeline.items[kSize][i];
     BlockRecord& record = pipeline.records[item.record];
@@ -182,7 +182,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_b
         again ? tile_entries : Entries<T>{shared.run.positions, shared.run.words, shared.run.exceptions};
     PositionList list{entries.positions, count, tile.count};
     if (again) {
-      read_tile_again<kSource, T>(pipeline, tile, count, entries, shared, sum);
+      digest.enter(tile.stream, shared.digest, pipeline);
+      read_tile_again<kSource, T>(pipeline, tile, count, entries, shared, digest.sum);
     } else {
       gather_run(pipeline, chunk, item.first_tile, tiles, entries);
       // All tiles but the last are whole.
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_b
     }
     encode_block<kSource, T>(pipeline, tile, list, entries, record, shared);
   }
-  add_to_digest(shared.digest, sum, &pipeline.control->digest_lo, &pipeline.control->digest_hi);
+  digest.end(shared.digest, pipeline);
 }
 
 }  // namespace sparsecast::cuda

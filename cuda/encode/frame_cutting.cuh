@@ -78,7 +78,6 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
   if (threadIdx.x == 0) {
     pipeline.section_sums[pipeline.section_count].groups = groups;
     pipeline.control->blocks = total.blocks;
-    pipeline.control->changed = total.changed;
   }
 }
 
@@ -125,40 +124,51 @@ __device__ inline std::uint64_t body_bytes(const Pipeline& pipeline, const Order
 
 __device__ inline std::uint64_t record_bytes(std::uint64_t body) { return (kFrameHeaderBytes + body + 7) / 8 * 8; }
 
-/// Cuts frames. One warp, which searches the end of each frame with 32 probes at a time.
+/// Returns the end of the frame of one stream that begins with block `first`, at most `most`: all lanes of a warp probe
+/// 32 ends at a time.
+__device__ inline std::uint32_t end_of_frame(const Pipeline& pipeline, std::uint32_t first, std::uint32_t most) {
+  const OrderedBlock before = before_block(pipeline, first);
+  std::uint32_t end = first + 1;
+  while (end < most) {
+    const std::uint32_t step = (most - end + 31) / 32;
+    const std::uint64_t wanted = end + std::uint64_t{step} * (threadIdx.x + 1);
+    const std::uint32_t probe = wanted < most ? static_cast<std::uint32_t>(wanted) : most;
+    const bool fits = record_bytes(body_bytes(pipeline, before, first, probe)) <= pipeline.frame_capacity;
+    const auto fitting = static_cast<std::uint32_t>(__popc(__ballot_sync(~0U, fits ? 1 : 0)));
+    const std::uint64_t fitted = end + std::uint64_t{step} * fitting;
+    if (fitting < 32) most = (fitted + step < most ? static_cast<std::uint32_t>(fitted) + step : most) - 1;
+    end = fitted < most ? static_cast<std::uint32_t>(fitted) : most;
+  }
+  return end;
+}
+
+/// Cuts the frames of one stream after another, so that those of a stream follow one another in memory. One warp.
 static __global__ void cut_frames(Pipeline pipeline) {
   if (pipeline.control->stopped != 0) return;
-  const std::uint32_t blocks = pipeline.control->blocks;
-  const std::uint32_t lane = threadIdx.x;
   std::uint32_t frames = 0;
   std::uint64_t offset = 0;
-  for (std::uint32_t first = 0; first < blocks;) {
-    const OrderedBlock before = before_block(pipeline, first);
-    std::uint32_t end = first + 1;
-    for (std::uint32_t most = blocks; end < most;) {
-      const std::uint32_t step = (most - end + 31) / 32;
-      const std::uint64_t wanted = end + std::uint64_t{step} * (lane + 1);
-      const std::uint32_t probe = wanted < most ? static_cast<std::uint32_t>(wanted) : most;
-      const bool fits = record_bytes(body_bytes(pipeline, before, first, probe)) <= pipeline.frame_capacity;
-      const auto fitting = static_cast<std::uint32_t>(__popc(__ballot_sync(~0U, fits ? 1 : 0)));
-      const std::uint64_t fitted = end + std::uint64_t{step} * fitting;
-      if (fitting < 32) most = (fitted + step < most ? static_cast<std::uint32_t>(fitted) + step : most) - 1;
-      end = fitted < most ? static_cast<std::uint32_t>(fitted) : most;
+  std::uint32_t first = 0;
+  for (std::uint32_t stream = 0; stream < pipeline.stream_count; ++stream) {
+    const std::uint32_t blocks = pipeline.section_sums[pipeline.streams[stream + 1].first_section].blocks;
+    while (first < blocks) {
+      const OrderedBlock before = before_block(pipeline, first);
+      const std::uint32_t end = end_of_frame(pipeline, first, blocks);
+      const OrderedBlock& last = pipeline.order[end - 1];
+      FrameEntry frame;
+      frame.offset = offset;
+      frame.changed = last.changed - before.changed;
+      frame.first_block = first;
+      frame.blocks = end - first;
+      frame.groups = last.groups - pipeline.order[first].groups + 1;
+      frame.body_bytes = static_cast<std::uint32_t>(body_bytes(pipeline, before, first, end));
+      frame.stream = stream;
+      if (threadIdx.x == 0) pipeline.frames[frames] = frame;
+      offset += (record_bytes(frame.body_bytes) + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
+      ++frames;
+      first = end;
     }
-    const OrderedBlock& last = pipeline.order[end - 1];
-    FrameEntry frame;
-    frame.offset = offset;
-    frame.changed = last.changed - before.changed;
-    frame.first_block = first;
-    frame.blocks = end - first;
-    frame.groups = last.groups - pipeline.order[first].groups + 1;
-    frame.body_bytes = static_cast<std::uint32_t>(body_bytes(pipeline, before, first, end));
-    if (lane == 0) pipeline.frames[frames] = frame;
-    offset += (record_bytes(frame.body_bytes) + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
-    ++frames;
-    first = end;
   }
-  if (lane == 0) {
+  if (threadIdx.x == 0) {
     pipeline.control->frames = frames;
     pipeline.control->frames_bytes = offset;
   }

@@ -42,7 +42,7 @@ __device__ void write_group(const Pipeline& pipeline, const FrameEntry& frame, c
   const TensorEntry& tensor = pipeline.tensors[block.tensor];
   const std::uint32_t tensor_end = pipeline.section_sums[tensor.first_section + tensor.sections].blocks;
   const std::uint32_t frame_end = frame.first_block + frame.blocks;
-  body[2 * group] = block.tensor;
+  body[2 * group] = block.tensor - pipeline.streams[frame.stream].first_tensor;
   body[2 * group + 1] = (tensor_end < frame_end ? tensor_end : frame_end) - b;
 }
 

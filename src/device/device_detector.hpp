@@ -25,7 +25,8 @@ class DeviceDetector::Implementation {
   virtual ~Implementation() = default;
 
   virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
-  virtual cuda::DeviceEncoder make_encoder(const EncodeOptions& options) = 0;
+  /// Makes an encoder of the streams that `tables` joins to this detector's table.
+  virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
   /// Returns the snapshot, or the tensors where there is none; the device can read the memory.
   virtual std::vector<DeviceTensor> state() = 0;
 

@@ -118,16 +118,16 @@ class Snapshot final : public Implementation {
     return snapshot_abilities(options);
   }
 
-  cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
+  cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     const bool refresh = abilities(options).refreshes_in_pass;
     if constexpr (kKind == MemoryKind::kDevice) {
       std::vector<cuda::CompareTensor> tensors;
       for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({d_live_[t], copy_[t]});
-      return cuda::DeviceEncoder::compare(*table, tensors, refresh, options, encoder_options());
+      return cuda::DeviceEncoder::compare(tables, tensors, refresh, options, encoder_options());
     } else {
       std::vector<cuda::PinnedTensor> tensors;
       for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({d_live_[t], copy_[t]});
-      return cuda::DeviceEncoder::compare_pinned(*table, tensors, refresh, options, encoder_options());
+      return cuda::DeviceEncoder::compare_pinned(tables, tensors, refresh, options, encoder_options());
     }
   }
 
@@ -162,14 +162,14 @@ class CallerSnapshot final : public Implementation {
     return snapshot_abilities(options);
   }
 
-  cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
+  cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     std::vector<cuda::CompareTensor> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) {
       const DeviceTensor& live = live_[t].memory;
       tensors.push_back({live.d_data, snapshot_[t].d_data, live.strides, snapshot_[t].strides,
                          is_master((*table)[t], live_[t].dtype)});
     }
-    return cuda::DeviceEncoder::compare(*table, tensors, abilities(options).refreshes_in_pass, options,
+    return cuda::DeviceEncoder::compare(tables, tensors, abilities(options).refreshes_in_pass, options,
                                         encoder_options());
   }
 
@@ -197,10 +197,10 @@ class DeviceFusedCast final : public Implementation {
     return {.knows_old = true, .consumes_changes = true};
   }
 
-  cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
+  cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     std::vector<cuda::CastTensor> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({d_masters_[t], d_bf16_[t]});
-    return cuda::DeviceEncoder::fused_cast(*table, tensors, options, encoder_options());
+    return cuda::DeviceEncoder::fused_cast(tables, tensors, options, encoder_options());
   }
 
   std::vector<DeviceTensor> state() override {
@@ -229,12 +229,12 @@ class Mask final : public Implementation {
 
   PublisherBackend::Abilities abilities(const EncodeOptions&) const noexcept override { return {}; }
 
-  cuda::DeviceEncoder make_encoder(const EncodeOptions& options) override {
+  cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     std::vector<cuda::MaskTensor> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) {
       tensors.push_back({d_live_[t], reinterpret_cast<const std::uint64_t*>(in_flight_[t])});
     }
-    return cuda::DeviceEncoder::mask(*table, tensors, options, encoder_options());
+    return cuda::DeviceEncoder::mask(tables, tensors, options, encoder_options());
   }
 
   std::vector<DeviceTensor> state() override {

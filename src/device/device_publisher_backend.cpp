@@ -13,23 +13,32 @@ using cuda::copy_async;
 
 class DevicePublisherBackend final : public PublisherBackend {
  public:
-  DevicePublisherBackend(const TensorTable& table, DeviceDetector::Implementation& detector,
+  DevicePublisherBackend(const JoinedTables& tables, DeviceDetector::Implementation& detector,
                          const EncodeOptions& options)
-      : table_(table),
+      : tables_(tables),
         detector_(detector),
         context_(detector.context),
         abilities_(detector.abilities(options)),
-        encoder_(detector.make_encoder(options)),
-        applier_(table, detector.state(), {.deadline = context_.deadline()}) {}
+        encoder_(detector.make_encoder(tables, options)) {
+    const std::vector<DeviceTensor> state = detector.state();
+    for (std::size_t s = 0; s < tables.streams(); ++s) {
+      appliers_.emplace_back(*tables.table(s),
+                             std::vector(state.begin() + tables.first(s), state.begin() + tables.first(s + 1)),
+                             cuda::DeviceApplierOptions{.deadline = context_.deadline()});
+    }
+  }
 
   Abilities abilities() const noexcept override { return abilities_; }
 
-  StateDigest digest() override {
+  std::vector<StateDigest> digests() override {
     const cuda::DeviceGuard guard = context_.enter();
-    return sum(applier_.digests(0, table_.size(), context_.stream()));
+    std::vector<StateDigest> out;
+    for (std::size_t s = 0; s < tables_.streams(); ++s)
+      out.push_back(sum(appliers_[s].digests(0, tables_.table(s)->size(), context_.stream())));
+    return out;
   }
 
-  EncodedFrames encode(const DeltaHeader& header, CUevent_st* weights_ready) override {
+  void encode(std::span<const DeltaHeader> headers, CUevent_st* weights_ready, const EncodedStreamSink& sink) override {
     if (failed_) {
       throw Error(ErrorCode::kDirty, "an earlier encode failed on the device; make a new publisher");
     }
@@ -38,37 +47,45 @@ class DevicePublisherBackend final : public PublisherBackend {
     failed_ = true;
     detector_.begin();
     encoder_.start(context_.stream());
-    frames_ = encoder_.finish(header);
+    streams_ = encoder_.finish(headers);
     detector_.finish();
     failed_ = false;
-    return {frames_.commit, frames_.digest_change};
+    for (std::size_t s = 0; s < streams_.size(); ++s) sink(s, {streams_[s].commit, streams_[s].digest_change, {}});
   }
 
-  std::vector<Bytes> take_frames() override {
+  std::vector<std::vector<Bytes>> take_frames() override {
     const cuda::DeviceGuard guard = context_.enter();
     std::uint64_t total = 0;
-    for (const cuda::DeviceFrame& frame : frames_.frames) total += frame.record_bytes;
+    for (const cuda::DeviceFrames& stream : streams_) total += stream.commit.frame_bytes;
     cuda::reserve(h_frames_, total);
     std::byte* h_record = h_frames_.as();
-    for (const cuda::DeviceFrame& frame : frames_.frames) {
-      copy_async(h_record, frame.d_record, frame.record_bytes, cudaMemcpyDeviceToHost, context_.stream());
-      h_record += frame.record_bytes;
+    for (const cuda::DeviceFrames& stream : streams_) {
+      for (const cuda::DeviceFrame& frame : stream.frames) {
+        copy_async(h_record, frame.d_record, frame.record_bytes, cudaMemcpyDeviceToHost, context_.stream());
+        h_record += frame.record_bytes;
+      }
     }
     context_.wait("hand over the frames");
-    std::vector<Bytes> out;
+    std::vector<std::vector<Bytes>> out;
     h_record = h_frames_.as();
-    for (const cuda::DeviceFrame& frame : frames_.frames) {
-      out.emplace_back(h_record, h_record + frame.record_bytes);
-      h_record += frame.record_bytes;
+    for (const cuda::DeviceFrames& stream : streams_) {
+      std::vector<Bytes>& frames = out.emplace_back();
+      for (const cuda::DeviceFrame& frame : stream.frames) {
+        frames.emplace_back(h_record, h_record + frame.record_bytes);
+        h_record += frame.record_bytes;
+      }
     }
     return out;
   }
 
-  void apply_to_snapshot(const Delta& delta, Direction direction) override {
+  void apply_to_snapshot(const std::vector<Delta>& deltas, Direction direction) override {
     const cuda::DeviceGuard guard = context_.enter();
-    applier_.stage(delta.info, frames_on_device(), context_.stream());
-    applier_.apply(direction, context_.stream());
-    static_cast<void>(applier_.digest_changes());  // Verifies that all was written.
+    const std::vector<std::vector<DeviceRecord>> frames = frames_on_device();
+    for (std::size_t s = 0; s < deltas.size(); ++s) {
+      appliers_[s].stage(deltas[s].info, frames[s], context_.stream());
+      appliers_[s].apply(direction, context_.stream());
+      static_cast<void>(appliers_[s].digest_changes());  // Verifies that all was written.
+    }
   }
   void committed() override {}
   void aborted() override {
@@ -79,37 +96,45 @@ class DevicePublisherBackend final : public PublisherBackend {
   bool on_device() const noexcept override { return true; }
   CUstream_st* stream() const noexcept override { return context_.stream(); }
 
-  std::vector<DeviceRecord> frames_on_device() override {
-    std::vector<DeviceRecord> records;
-    for (const cuda::DeviceFrame& frame : frames_.frames) records.push_back({frame.d_record, frame.record_bytes});
-    return records;
+  std::vector<std::vector<DeviceRecord>> frames_on_device() override {
+    std::vector<std::vector<DeviceRecord>> out;
+    for (const cuda::DeviceFrames& stream : streams_) {
+      std::vector<DeviceRecord>& records = out.emplace_back();
+      for (const cuda::DeviceFrame& frame : stream.frames) records.push_back({frame.d_record, frame.record_bytes});
+    }
+    return out;
   }
 
-  std::vector<DeviceRecord> upload(const std::vector<Bytes>& frames) override {
+  std::vector<std::vector<DeviceRecord>> upload(const std::vector<Delta>& deltas) override {
     const cuda::DeviceGuard guard = context_.enter();
     std::uint64_t total = 0;
-    for (const Bytes& frame : frames) total += frame.size();
+    for (const Delta& delta : deltas) {
+      for (const Bytes& frame : delta.frames) total += frame.size();
+    }
     cuda::reserve(h_frames_, total);
     cuda::reserve(uploaded_, total);
-    std::vector<DeviceRecord> records;
+    std::vector<std::vector<DeviceRecord>> out;
     std::uint64_t at = 0;
-    for (const Bytes& frame : frames) {
-      std::memcpy(h_frames_.as() + at, frame.data(), frame.size());
-      records.push_back({uploaded_.as() + at, static_cast<std::uint32_t>(frame.size())});
-      at += frame.size();
+    for (const Delta& delta : deltas) {
+      std::vector<DeviceRecord>& records = out.emplace_back();
+      for (const Bytes& frame : delta.frames) {
+        std::memcpy(h_frames_.as() + at, frame.data(), frame.size());
+        records.push_back({uploaded_.as() + at, static_cast<std::uint32_t>(frame.size())});
+        at += frame.size();
+      }
     }
     copy_async(uploaded_.as(), h_frames_.as(), total, cudaMemcpyHostToDevice, context_.stream());
-    return records;
+    return out;
   }
 
  private:
-  const TensorTable& table_;
+  const JoinedTables& tables_;
   DeviceDetector::Implementation& detector_;
   const DeviceContext& context_;
   const Abilities abilities_;
   cuda::DeviceEncoder encoder_;
-  cuda::DeviceApplier applier_;  ///< Over the snapshot, or only to read the tensors.
-  cuda::DeviceFrames frames_;    ///< Frames of the last encode.
+  std::vector<cuda::DeviceApplier> appliers_;  ///< Over the snapshot, or only to read the tensors; one a stream.
+  std::vector<cuda::DeviceFrames> streams_;    ///< Frames of the last encode.
   cuda::PinnedMemory h_frames_;
   cuda::DeviceMemory uploaded_;
   bool failed_ = false;
@@ -127,18 +152,18 @@ bool have_same_origins(const TensorTable& a, const TensorTable& b) {
 
 }  // namespace
 
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable& table, DeviceDetector& detector,
+std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables& tables, DeviceDetector& detector,
                                                                 const EncodeOptions& options) {
   DeviceDetector::Implementation& implementation = detector.implementation();
   check_encode_options(options, implementation.abilities(options).knows_old);
-  if (implementation.table->hash() != table.hash()) {
+  if (implementation.table->hash() != tables.all().hash()) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for another tensor table");
   }
-  if (!have_same_origins(*implementation.table, table)) {
+  if (!have_same_origins(*implementation.table, tables.all())) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for a table with other digest origins");
   }
   const cuda::DeviceGuard guard = implementation.context.enter();
-  return std::make_unique<DevicePublisherBackend>(table, implementation, options);
+  return std::make_unique<DevicePublisherBackend>(tables, implementation, options);
 }
 
 }  // namespace sparsecast

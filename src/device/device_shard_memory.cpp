@@ -209,15 +209,15 @@ class DeviceShardMemory final : public ShardMemory {
         make_strided_view(box.extents, box.strides), elements, {context_.stream(), cuda::multiprocessors()});
   }
 
-  std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
-                                            const std::vector<ShardView>& live, const std::vector<ShardView>& held,
-                                            const PublisherOptions& options) override {
+  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
+                                                  const std::vector<ShardView>& held,
+                                                  const PublisherOptions& options) override {
     std::vector<DeviceSourceTensor> sources;
     for (std::size_t p = 0; p < live.size(); ++p) {
-      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : (*table)[p].dtype});
+      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : tables.all()[p].dtype});
     }
-    auto detector = make_device_cast_snapshot(table, std::move(sources), device_tensors(held), options_);
-    return std::make_unique<Publisher>(std::move(table), std::move(detector), options);
+    auto detector = make_device_cast_snapshot(tables.shared(), std::move(sources), device_tensors(held), options_);
+    return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
                                               const std::vector<ShardView>& live,

@@ -147,9 +147,9 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
 TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
   TransferSteps steps;
   if (roles.publisher != nullptr) {
-    steps.publish = [&side = *roles.publisher](std::uint32_t route) {
+    steps.publish = [&side = *roles.publisher](const std::function<void()>& published) {
       const TraceRange<"sync.publish"> range({.version = side.last_attempt()});
-      side.publish(route);
+      side.publish(published);
     };
     steps.records = [&side = *roles.publisher, &report](const Transfer& transfer) {
       return side.records(transfer, report);
@@ -214,12 +214,11 @@ void Membership::begin(const Roles& roles, Deadline deadline) {
   ShardedReport report;
   ShardedReport staged;
   try {
-    std::vector<std::uint32_t> routes;
+    std::size_t routes = 0;
     if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
     if (roles.publisher != nullptr) routes = roles.publisher->begin_attempt();
     // Its threads end when the others have learned of a failure, and before the attempt is settled.
-    TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), std::move(routes),
-                              steps(roles, report, staged, deadline));
+    TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), routes, steps(roles, report, staged, deadline));
     or_abort(world_.control(), [&] { bring(roles, pipeline, report, deadline); });
   } catch (...) {
     settle(roles, false);

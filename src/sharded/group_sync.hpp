@@ -3,6 +3,7 @@
 
 // A regroup and a sync, from the side of one rank: a trainer's, an engine's, or one that is both.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -118,11 +119,12 @@ class PublisherSide {
   /// Returns the digests of this rank's routes at the committed version, for the vote.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
-  /// Begins a new attempt and returns the routes to publish for it.
-  std::vector<std::uint32_t> begin_attempt();
-  /// Detects and encodes one route of the attempt. One thread at a time may call it; meanwhile another may call
-  /// records() for routes that are published, and nothing else. When it throws, the snapshot is lost.
-  void publish(std::uint32_t route);
+  /// Begins a new attempt and returns the number of routes to publish for it.
+  std::size_t begin_attempt();
+  /// Detects and encodes all routes of the attempt in one pass, in the order in which the transfers take them, and
+  /// calls published() after each. Meanwhile another thread may call records() for routes that are published, and
+  /// nothing else. When it throws, the snapshot is lost.
+  void publish(const std::function<void()>& published);
   /// Fills `report` with the changes found in each tensor, over all routes, when options.report_tensors is set.
   void describe(const FanoutPlan& plan, ShardedReport& report) const;
   /// Returns the records of a transfer's routes, which have been published.
@@ -139,8 +141,6 @@ class PublisherSide {
   StateDigest digest;  ///< Digest of all tensors at the committed version.
 
  private:
-  std::size_t index_of(const SourceRoute& route) const { return static_cast<std::size_t>(&route - routes_.data()); }
-
   std::shared_ptr<const Layout> layout_;  ///< Layout with the bases of the plan in force.
   /// Layout of a plan whose decision this rank has not heard; null without one.
   std::shared_ptr<const Layout> next_layout_;
@@ -151,8 +151,8 @@ class PublisherSide {
   std::uint64_t last_attempt_;  ///< Number of the last attempt, which is that of the pending deltas if there are any.
   bool in_doubt_ = false;       ///< They are pending for want of the decision.
   bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
-  std::vector<SourceRoute> routes_;
-  std::vector<const Delta*> deltas_;  ///< Deltas of the attempt, parallel to the routes; null until published.
+  SourceRoutes routes_;
+  std::vector<const Delta*> deltas_;  ///< Deltas of the attempt, one a stream; null until published.
 };
 
 /// Roles of a rank; at least one pointer is not null.

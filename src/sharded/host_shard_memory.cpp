@@ -100,15 +100,15 @@ class HostShardMemory final : public ShardMemory {
     });
   }
 
-  std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
-                                            const std::vector<ShardView>& live, const std::vector<ShardView>& held,
-                                            const PublisherOptions& options) override {
+  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
+                                                  const std::vector<ShardView>& held,
+                                                  const PublisherOptions& options) override {
     std::vector<HostSourceTensor> sources;
     for (std::size_t p = 0; p < live.size(); ++p) {
-      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : (*table)[p].dtype});
+      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : tables.all()[p].dtype});
     }
-    auto detector = make_cast_snapshot(*table, std::move(sources), host_tensors_at(held));
-    return std::make_unique<Publisher>(std::move(table), std::move(detector), options);
+    auto detector = make_cast_snapshot(tables.all(), std::move(sources), host_tensors_at(held));
+    return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
                                               const std::vector<ShardView>& live,

@@ -46,7 +46,7 @@ void PublisherSide::met(const Meeting& meeting) {
 
 void PublisherSide::build(const FanoutPlan& plan, int world_rank) {
   deltas_.clear();
-  routes_.clear();
+  routes_ = {};
   PublisherOptions publishing{options_.stream, version_, options_.encode, last_attempt_};
   routes_ = make_source_routes(plan, world_rank, snapshot_, publishing);
 }
@@ -60,49 +60,46 @@ void PublisherSide::adopt() {
 std::vector<Bytes> PublisherSide::base_records(const Transfer& transfer) {
   std::vector<Bytes> records;
   for (const std::uint32_t route : transfer.routes) {
-    const auto bytes = bytes_of(find_route(routes_, route).publisher->digest());
+    const auto bytes = bytes_of(routes_.publisher->digests()[routes_.stream_of(route)]);
     records.emplace_back(bytes.begin(), bytes.end());
   }
   return records;
 }
 
 std::vector<StateDigest> PublisherSide::base_digests(const FanoutPlan& plan) const {
-  std::vector<StateDigest> bases;
-  for (const SourceRoute& route : routes_) bases.push_back(route.publisher->digest());
-  return source_digests(plan, routes_, bases);
+  return source_digests(plan, routes_, routes_.base_digests());
 }
 
-std::vector<std::uint32_t> PublisherSide::begin_attempt() {
+std::size_t PublisherSide::begin_attempt() {
   ++last_attempt_;
-  deltas_.assign(routes_.size(), nullptr);
-  std::vector<std::uint32_t> routes;
-  for (const SourceRoute& route : routes_) routes.push_back(route.route);
-  return routes;
+  deltas_.assign(routes_.numbers.size(), nullptr);
+  return routes_.numbers.size();
 }
 
-void PublisherSide::publish(std::uint32_t route) {
-  SourceRoute& own = find_route(routes_, route);
+void PublisherSide::publish(const std::function<void()>& published) {
   snapshot_lost_ = true;  // Until it is through.
-  const Delta& delta = own.publisher->publish();
-  if (delta.info.version != last_attempt_) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("route {} made version {}, not {}", route, delta.info.version, last_attempt_));
-  }
-  deltas_[index_of(own)] = &delta;
+  routes_.publisher->publish(nullptr, [&](std::size_t stream, const Delta& delta) {
+    if (delta.info.version != last_attempt_) {
+      throw Error(ErrorCode::kUsage, fmt::format("route {} made version {}, not {}", routes_.numbers[stream],
+                                                 delta.info.version, last_attempt_));
+    }
+    deltas_[stream] = &delta;
+    published();
+  });
   snapshot_lost_ = false;
 }
 
 void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) const {
   if (!options_.report_tensors) return;
   std::map<std::uint32_t, SentTensor> tensors;  // By the plan's tensor.
-  for (std::size_t i = 0; i < routes_.size(); ++i) {
-    const std::vector<Region>& regions = plan.routes()[routes_[i].route].regions;
+  for (std::size_t i = 0; i < routes_.numbers.size(); ++i) {
+    const std::vector<Region>& regions = plan.routes()[routes_.numbers[i]].regions;
     for (const Region& region : regions) {
       SentTensor& sent = tensors[region.tensor];
       sent.name = plan.table()[region.tensor].name;
       sent.elements += region.box.elements();
     }
-    const DeltaReport found = report_of(*deltas_[i], *routes_[i].table);
+    const DeltaReport found = report_of(*deltas_[i], *routes_.publisher->tables().table(i));
     for (std::size_t codec = 0; codec < std::size(found.blocks_by_codec); ++codec) {
       report.blocks_by_codec[codec] += found.blocks_by_codec[codec];
     }
@@ -120,7 +117,7 @@ void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) cons
 std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedReport& report) {
   std::vector<Bytes> records;
   for (const std::uint32_t route : transfer.routes) {
-    const Delta& delta = *deltas_[index_of(find_route(routes_, route))];
+    const Delta& delta = *deltas_[routes_.stream_of(route)];
     // Copies: a transport must own what it sends, because after a failure it may go on reading it.
     records.push_back(delta.header);
     records.insert(records.end(), delta.frames.begin(), delta.frames.end());
@@ -139,17 +136,16 @@ std::vector<StateDigest> PublisherSide::result_digests(const FanoutPlan& plan) c
 
 void PublisherSide::settle(bool committed) {
   deltas_.clear();
-  const bool lost = snapshot_lost_;
-  snapshot_lost_ = true;
-  for (SourceRoute& route : routes_) {
-    if (!route.publisher->pending()) continue;
+  if (routes_.publisher && routes_.publisher->pending()) {
+    const bool lost = snapshot_lost_;
+    snapshot_lost_ = true;
     if (committed) {
-      route.publisher->commit(last_attempt_);
+      routes_.publisher->commit(last_attempt_);
     } else {
-      route.publisher->abort(last_attempt_);
+      routes_.publisher->abort(last_attempt_);
     }
+    snapshot_lost_ = lost;
   }
-  snapshot_lost_ = lost;
   if (committed) version_ = last_attempt_;
   in_doubt_ = false;
 }

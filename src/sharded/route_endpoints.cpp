@@ -35,20 +35,32 @@ std::vector<Destination> own_destinations(const Route& route, int rank) {
   return own;
 }
 
-std::vector<SourceRoute> make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
-                                            const PublisherOptions& options) {
+std::size_t SourceRoutes::stream_of(std::uint32_t route) const {
+  return static_cast<std::size_t>(std::ranges::find(numbers, route) - numbers.begin());
+}
+
+std::vector<StateDigest> SourceRoutes::base_digests() const {
+  return publisher ? publisher->digests() : std::vector<StateDigest>{};
+}
+
+SourceRoutes make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
+                                const PublisherOptions& options) {
   snapshot.cover(plan, rank);
-  std::vector<SourceRoute> routes;
-  for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
-    if (plan.routes()[l].source != rank) continue;
-    SourceRoute route;
-    route.route = l;
-    route.table = std::make_shared<const TensorTable>(plan.route_table(l));
-    route.publisher =
-        snapshot.memory().make_publisher(route.table, snapshot.live(plan, l), snapshot.held(plan, l), options);
-    routes.push_back(std::move(route));
+  SourceRoutes own;
+  for (const Transfer& transfer : plan.transfers()) {
+    if (transfer.source == rank) own.numbers.insert(own.numbers.end(), transfer.routes.begin(), transfer.routes.end());
   }
-  return routes;
+  if (own.numbers.empty()) return own;
+  std::vector<std::shared_ptr<const TensorTable>> tables;
+  std::vector<ShardView> live;
+  std::vector<ShardView> held;
+  for (const std::uint32_t route : own.numbers) {
+    tables.push_back(std::make_shared<const TensorTable>(plan.route_table(route)));
+    std::ranges::move(snapshot.live(plan, route), std::back_inserter(live));
+    std::ranges::move(snapshot.held(plan, route), std::back_inserter(held));
+  }
+  own.publisher = snapshot.memory().make_publisher(JoinedTables(std::move(tables)), live, held, options);
+  return own;
 }
 
 std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
@@ -75,13 +87,13 @@ std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, in
   return routes;
 }
 
-std::vector<StateDigest> source_digests(const FanoutPlan& plan, const std::vector<SourceRoute>& routes,
-                                        const std::vector<StateDigest>& of_routes) {
+std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
+                                        const std::vector<StateDigest>& of_streams) {
   std::vector<StateDigest> digests(plan.engines().size() + 1);
-  for (std::size_t i = 0; i < routes.size(); ++i) {
-    const Route& route = plan.routes()[routes[i].route];
-    for (const std::uint32_t engine : route.counted_by) digests[engine] += of_routes[i];
-    if (route.counted_in_state) digests.back() += of_routes[i];
+  for (std::size_t s = 0; s < routes.numbers.size(); ++s) {
+    const Route& route = plan.routes()[routes.numbers[s]];
+    for (const std::uint32_t engine : route.counted_by) digests[engine] += of_streams[s];
+    if (route.counted_in_state) digests.back() += of_streams[s];
   }
   return digests;
 }

@@ -12,8 +12,8 @@
 #include "sparsecast/device.hpp"
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout.hpp"
-#include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "sync/joined_publisher.hpp"
 
 namespace sparsecast {
 
@@ -101,11 +101,10 @@ class ShardMemory {
     is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
   }
 
-  /// Creates the publisher of a route; the views are parallel to its table.
-  virtual std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
-                                                    const std::vector<ShardView>& live,
-                                                    const std::vector<ShardView>& held,
-                                                    const PublisherOptions& options) = 0;
+  /// Creates the publisher of routes, one a stream; the views are parallel to the joined table.
+  virtual std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
+                                                          const std::vector<ShardView>& held,
+                                                          const PublisherOptions& options) = 0;
   virtual std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
                                                       const std::vector<ShardView>& live,
                                                       const SubscriberOptions& options) = 0;

@@ -25,25 +25,32 @@ void SerialExecutor::wait_until(std::unique_lock<std::mutex>& lock, Deadline dea
               fmt::format("{} was at {} of {} when the deadline passed", what_, done_, submitted_));
 }
 
-void SerialExecutor::submit(std::function<void()> task, Deadline deadline) {
+void SerialExecutor::submit(std::function<void()> task, Deadline deadline, std::size_t steps) {
   std::unique_lock<std::mutex> lock(mutex_);
-  ++submitted_;
+  submitted_ += steps;
+  const std::size_t end = submitted_;
   if (max_queued_ == kInline) {
     lock.unlock();
-    run_task(task);
+    run_task({std::move(task), end});
     return;
   }
   if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
   wait_until(lock, deadline, [&] { return queue_.size() < max_queued_ || !outcome_.ok(); });
   if (!outcome_.ok()) return;
-  queue_.push_back(std::move(task));
+  queue_.push_back({std::move(task), end});
   changed_.notify_all();
 }
 
-bool SerialExecutor::wait_for(std::size_t tasks, Deadline deadline) {
+void SerialExecutor::advance() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++done_;
+  changed_.notify_all();
+}
+
+bool SerialExecutor::wait_for(std::size_t steps, Deadline deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  wait_until(lock, deadline, [&] { return done_ >= tasks || !outcome_.ok(); });
-  return done_ >= tasks;
+  wait_until(lock, deadline, [&] { return done_ >= steps || !outcome_.ok(); });
+  return done_ >= steps;
 }
 
 const Outcome& SerialExecutor::wait_all(Deadline deadline) {
@@ -59,7 +66,7 @@ void SerialExecutor::run() {
     if (stopped_) return;
     {
       // The task and what it holds are destroyed before wait_all() can return.
-      const std::function<void()> task = std::move(queue_.front());
+      const Task task = std::move(queue_.front());
       queue_.pop_front();
       running_ = true;
       changed_.notify_all();
@@ -73,56 +80,44 @@ void SerialExecutor::run() {
 }
 
 /// Runs a task; the caller does not hold the lock.
-void SerialExecutor::run_task(const std::function<void()>& task) {
+void SerialExecutor::run_task(const Task& task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!outcome_.ok()) return;
   }
   const Stopwatch watch;
-  Outcome outcome = Outcome::of(task);
+  Outcome outcome = Outcome::of(task.work);
   const std::lock_guard<std::mutex> lock(mutex_);
   busy_seconds_ += watch.total();
-  if (outcome.ok()) ++done_;
+  if (outcome.ok()) done_ = task.end;
   outcome_ = std::move(outcome);
   changed_.notify_all();
 }
 
 namespace {
 
-/// Returns `routes` in the order of the rank's own transfers; routes that no transfer takes come last.
-std::vector<std::uint32_t> by_transfer(const std::vector<const Transfer*>& transfers, int rank,
-                                       std::vector<std::uint32_t> routes) {
-  auto rest = routes.begin();
-  for (const Transfer* const transfer : transfers) {
-    if (transfer->source != rank) continue;
-    for (const std::uint32_t route : transfer->routes) {
-      const auto found = std::find(rest, routes.end(), route);
-      if (found != routes.end()) std::rotate(rest++, found, found + 1);
-    }
-  }
-  return routes;
-}
-
-/// Returns how many routes may be encoded ahead of the wire.
-std::size_t most_ahead(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes) {
+/// Returns the room for the pass that publishes: none where the first transfer takes all that it makes.
+std::size_t room_for_pass(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes) {
   if (transfers.empty()) return SerialExecutor::kInline;
   const Transfer& first = *transfers.front();
-  return first.source == rank && first.routes.size() == routes ? SerialExecutor::kInline : routes;
+  return first.source == rank && first.routes.size() == routes ? SerialExecutor::kInline : 1;
 }
 
 }  // namespace
 
-TransferPipeline::TransferPipeline(const std::vector<const Transfer*>& transfers, int rank,
-                                   std::vector<std::uint32_t> routes, TransferSteps steps)
+TransferPipeline::TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes,
+                                   TransferSteps steps)
     : transfers_(transfers),
       rank_(rank),
-      routes_(by_transfer(transfers, rank, std::move(routes))),
+      routes_(routes),
       steps_(std::move(steps)),
-      producer_("encoding of routes", most_ahead(transfers, rank, routes_.size())),
+      producer_("encoding of routes", room_for_pass(transfers, rank, routes)),
       stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : SerialExecutor::kInline) {}
 
 void TransferPipeline::run(Deadline deadline) {
-  for (const std::uint32_t route : routes_) producer_.submit([this, route] { steps_.publish(route); }, deadline);
+  if (routes_ != 0) {
+    producer_.submit([this] { steps_.publish([this] { producer_.advance(); }); }, deadline, routes_);
+  }
   for (const Transfer* const transfer : transfers_) pass(*transfer, deadline);
   published_ = producer_.wait_all(deadline);
   staged_ = stager_.wait_all(deadline);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The transfers of a sync, as one rank takes part in them. What it sends is encoded route by route ahead of the wire,
-// and what it gets is verified behind the wire, each on a thread of its own:
+// The transfers of a sync, as one rank takes part in them. What it sends is encoded in one pass ahead of the wire,
+// route after route, and what it gets is verified behind the wire, each on a thread of its own:
 //
 //     producer         encode route 0 | encode route 1 | encode route 2 |
 //     calling thread                 | wire of 0     | wire of 1     | wire of 2     |
@@ -29,7 +29,7 @@
 namespace sparsecast {
 
 /// Runs tasks in the order of submission, on a thread of its own or within submit(). Once a task has thrown, the later
-/// ones are dropped. All functions are called by one thread, and none of them by a task.
+/// ones are dropped. All functions but advance() are called by one thread, and none of them by a task.
 class SerialExecutor {
  public:
   /// At most `max_queued` tasks wait behind the running one; with kInline there is no thread, and submit() runs the
@@ -41,12 +41,14 @@ class SerialExecutor {
   SerialExecutor(const SerialExecutor&) = delete;
   SerialExecutor& operator=(const SerialExecutor&) = delete;
 
-  /// Queues the task, after waiting for room. Throws Error{kTimeout}, and drops the task, when there is no room by the
-  /// deadline.
-  void submit(std::function<void()> task, Deadline deadline);
-  /// Waits until the first `tasks` submitted tasks are done, or one has failed. Returns whether they are all done; what
-  /// they have written is then visible to the calling thread. Throws Error{kTimeout}.
-  bool wait_for(std::size_t tasks, Deadline deadline);
+  /// Queues a task of one step or more, after waiting for room. Throws Error{kTimeout}, and drops the task, when there
+  /// is no room by the deadline.
+  void submit(std::function<void()> task, Deadline deadline, std::size_t steps = 1);
+  /// Called by the running task: its next step is done. Steps that it has not counted are done when it ends.
+  void advance();
+  /// Waits until the first `steps` submitted steps are done, or a task has failed. Returns whether they are all done;
+  /// what they have written is then visible to the calling thread. Throws Error{kTimeout}.
+  bool wait_for(std::size_t steps, Deadline deadline);
   /// Waits until nothing is queued or running. Returns the exception of the task that failed, if one has. Throws
   /// Error{kTimeout}.
   const Outcome& wait_all(Deadline deadline);
@@ -55,7 +57,11 @@ class SerialExecutor {
 
  private:
   void run();
-  void run_task(const std::function<void()>& task);
+  struct Task {
+    std::function<void()> work;
+    std::size_t end = 0;  ///< Steps of all tasks up to and including this one.
+  };
+  void run_task(const Task& task);
   /// Waits for `met`; the caller holds the lock.
   template <class Condition>
   void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, const Condition& met);
@@ -65,9 +71,9 @@ class SerialExecutor {
 
   std::mutex mutex_;  ///< Guards the members below, up to `busy_seconds_`.
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  std::size_t submitted_ = 0;
-  std::size_t done_ = 0;  ///< Tasks that have not thrown.
+  std::deque<Task> queue_;
+  std::size_t submitted_ = 0;  ///< Steps.
+  std::size_t done_ = 0;       ///< Steps, of tasks that have not thrown or before they did.
   bool running_ = false;
   bool stopped_ = false;
   Outcome outcome_;
@@ -78,8 +84,9 @@ class SerialExecutor {
 
 /// Work of a rank, one function per step of a transfer.
 struct TransferSteps {
-  /// Publishes an own route, on the producer's thread. Routes come in the order in which the transfers take them.
-  std::function<void(std::uint32_t route)> publish;
+  /// Publishes all own routes in one pass, on the producer's thread, in the order in which the transfers take them, and
+  /// calls published() after each.
+  std::function<void(const std::function<void()>& published)> publish;
   /// Returns the records of an own transfer, on the calling thread, once all its routes have been published.
   std::function<std::vector<Bytes>(const Transfer& transfer)> records;
   /// Runs GroupTransports::broadcast on the calling thread: the source passes its records, the others receive them.
@@ -94,14 +101,13 @@ class TransferPipeline {
   /// records of three. One is enough to keep the stager at work while the next is received.
   static constexpr std::size_t kMostUnstaged = 1;
 
-  /// Takes the transfers of this rank in the plan's order, which must outlive the pipeline, and the routes that it
-  /// sends.
-  TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::vector<std::uint32_t> routes,
-                   TransferSteps steps);
-  /// Waits for the route and the transfer at work, drops the others, and ends the threads.
+  /// Takes the transfers of this rank in the plan's order, which must outlive the pipeline, and the number of routes
+  /// that it sends.
+  TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes, TransferSteps steps);
+  /// Waits for the pass and the transfer at work, drops the others, and ends the threads.
   ~TransferPipeline() = default;
 
-  /// All of it. A route that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that
+  /// All of it. Routes that cannot be published, or bytes that cannot be staged, stop none of the transfers, so that
   /// no rank is missed in those that follow: transfers whose routes are not all there have no records, and why is in
   /// published() and staged(). Throws what broadcast() throws, and Error{kTimeout}.
   void run(Deadline deadline);
@@ -118,7 +124,7 @@ class TransferPipeline {
 
   const std::vector<const Transfer*>& transfers_;
   const int rank_;
-  std::vector<std::uint32_t> routes_;  ///< In the order of the transfers.
+  const std::size_t routes_;
   TransferSteps steps_;
   std::size_t routes_due_ = 0;  ///< Number of own routes that must be published by the end of the current transfer.
   double wire_seconds_ = 0;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "codec/codec_common.hpp"
 #include "codec/frame_writer.hpp"
@@ -284,10 +285,14 @@ void check_encode_options(const EncodeOptions& options, bool knows_old) {
   }
 }
 
-EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
-                            const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
-                            const std::function<void(std::uint64_t)>& progress) {
-  const TraceRange<"encode"> range({.version = header.version, .bytes = table.bytes()});
+namespace {
+
+/// Calls take(task, blocks, next) for each section in order; `next` is the tensor of the section after it, or the
+/// number of tensors after the last.
+template <class TakeSection>
+void encode_sections_in_order(const JoinedTables& tables, Detector& detector, const EncodeOptions& options,
+                              bool refresh, bool digest, const TakeSection& take) {
+  const TensorTable& table = tables.all();
   const std::vector<Task> tasks = list_tasks(table);
   const auto threads = static_cast<std::size_t>(resolve_threads(options.threads));
   // Small tables are not worth a thread each.
@@ -296,23 +301,72 @@ EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const 
   std::vector<Worker> workers(parallel ? threads : 1);
   std::vector<SectionBlocks> results(batch);
   const Job job{table, detector, options, refresh, digest && detector.knows_old(), detector.part()};
-
-  FrameWriter writer(header, options.zstd_level, sink);
-  EncodedFrames encoded;
-  std::uint64_t done = 0;
   for (std::size_t begin = 0; begin < tasks.size(); begin += batch) {
     const std::size_t count = std::min(batch, tasks.size() - begin);
     encode_sections(job, std::span(tasks).subspan(begin, count), parallel ? static_cast<int>(threads) : 1, workers,
                     results);
     const TraceRange<"encode.frames"> frames;
-    for (std::size_t i = 0; i < count; ++i) {
-      writer.append(tasks[begin + i].tensor, results[i]);
-      encoded.digest_change += results[i].digest_change;
-      done += tasks[begin + i].elements;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      take(tasks[i], results[i - begin], i + 1 < tasks.size() ? tasks[i + 1].tensor : table.size());
     }
-    if (progress) progress(done);
   }
   detector.finish();
+}
+
+}  // namespace
+
+void encode_streams(const JoinedTables& tables, Detector& detector, std::span<const DeltaHeader> headers,
+                    const EncodeOptions& options, bool refresh, const EncodedStreamSink& sink) {
+  const std::uint64_t version = headers.empty() ? 0 : headers.front().version;
+  const TraceRange<"encode"> range({.version = version, .bytes = tables.all().bytes()});
+  std::uint64_t frame_bytes = 0;
+  std::uint64_t changed = 0;
+  std::size_t stream = 0;
+  EncodedFrames encoded;
+  std::optional<FrameWriter> writer;
+  const auto begin_stream = [&] {
+    if (stream == tables.streams()) return;
+    writer.emplace(headers[stream], options.zstd_level,
+                   [&encoded](Bytes&& record) { encoded.frames.push_back(std::move(record)); });
+  };
+  const auto end_streams_before = [&](std::size_t tensor) {
+    while (stream < tables.streams() && tables.first(stream + 1) <= tensor) {
+      encoded.commit = writer->finish();
+      frame_bytes += encoded.commit.frame_bytes;
+      changed += encoded.commit.changed;
+      sink(stream++, std::exchange(encoded, {}));
+      begin_stream();
+    }
+  };
+  begin_stream();
+  encode_sections_in_order(tables, detector, options, refresh, true,
+                           [&](const Task& task, const SectionBlocks& section, std::size_t next) {
+                             end_streams_before(task.tensor);  // Those without elements.
+                             writer->append(static_cast<std::uint32_t>(task.tensor - tables.first(stream)), section);
+                             encoded.digest_change += section.digest_change;
+                             end_streams_before(next);
+                           });
+  end_streams_before(tables.all().size());
+  range.mark({.version = version,
+              .bytes = frame_bytes,
+              .changed = changed,
+              .density = trace_density(changed, tables.all().elements())});
+}
+
+EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
+                            const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
+                            const std::function<void(std::uint64_t)>& progress) {
+  const TraceRange<"encode"> range({.version = header.version, .bytes = table.bytes()});
+  FrameWriter writer(header, options.zstd_level, sink);
+  EncodedFrames encoded;
+  std::uint64_t done = 0;
+  encode_sections_in_order(table, detector, options, refresh, digest,
+                           [&](const Task& task, const SectionBlocks& section, std::size_t) {
+                             writer.append(task.tensor, section);
+                             encoded.digest_change += section.digest_change;
+                             done += task.elements;
+                             if (progress) progress(done);
+                           });
   encoded.commit = writer.finish();
   range.mark({.version = header.version,
               .bytes = encoded.commit.frame_bytes,

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <vector>
 
+#include "core/joined_tables.hpp"
 #include "sparsecast/publisher.hpp"
 
 namespace sparsecast {
@@ -10,13 +13,23 @@ namespace sparsecast {
 /// Throws Error{kUsage} for options out of range, or when the value codec needs old bits that the detector lacks.
 void check_encode_options(const EncodeOptions& options, bool knows_old);
 
+/// One stream's share of an encode.
 struct EncodedFrames {
   CommitRecord commit;        ///< Without the result digest.
   StateDigest digest_change;  ///< Zero when the detector does not know old bits.
+  std::vector<Bytes> frames;  ///< Records in order; empty when they lie on a device.
 };
 
-/// Detects and encodes everything; frames go to `sink` in order. With `refresh`, the detector's snapshot is brought up
-/// to date in the same pass. With `digest` false, digest_change stays zero (for measuring the codec alone).
+/// Receives the streams of an encode in order, each as soon as its last frame is made.
+using EncodedStreamSink = std::function<void(std::size_t stream, EncodedFrames&& encoded)>;
+
+/// Detects and encodes all streams in one pass; `headers` are parallel to them. With `refresh`, the detector's snapshot
+/// is brought up to date in the same pass.
+void encode_streams(const JoinedTables& tables, Detector& detector, std::span<const DeltaHeader> headers,
+                    const EncodeOptions& options, bool refresh, const EncodedStreamSink& sink);
+
+/// Does the same for one stream, whose frames go to `sink` in order. With `digest` false, digest_change stays zero (for
+/// measuring the codec alone).
 EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
                             const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
                             const std::function<void(std::uint64_t)>& progress = nullptr);

@@ -2,7 +2,7 @@
 #pragma once
 
 // Interface between a publisher and the memory of its weights, on the host or on a device. The rules on versions, the
-// pending and the aborted delta are the same for both and are in publisher.cpp.
+// pending and the aborted delta are the same for both and are in joined_publisher.cpp.
 
 #include <memory>
 #include <vector>
@@ -27,34 +27,37 @@ class PublisherBackend {
   virtual ~PublisherBackend() = default;
   virtual Abilities abilities() const noexcept = 0;
 
-  /// Returns the digest of the current weights, read in full; before the first delta, that of the snapshot if there is
-  /// one.
-  virtual StateDigest digest() = 0;
+  /// Returns the digests of the current weights, one a stream, read in full; before the first delta, those of the
+  /// snapshot if there is one.
+  virtual std::vector<StateDigest> digests() = 0;
 
-  /// Detects and encodes, once `weights_ready` has been reached. The frames stay here until the next call.
-  virtual EncodedFrames encode(const DeltaHeader& header, CUevent_st* weights_ready) = 0;
-  /// Returns the frames of the last encode() in host memory.
-  virtual std::vector<Bytes> take_frames() = 0;
+  /// Detects and encodes all streams, once `weights_ready` has been reached. The sink gets the frames with each stream,
+  /// unless they stay on a device until the next call.
+  virtual void encode(std::span<const DeltaHeader> headers, CUevent_st* weights_ready,
+                      const EncodedStreamSink& sink) = 0;
 
-  /// Brings the snapshot forward or back by the last encoded delta; `delta` has its frames if they were taken.
-  virtual void apply_to_snapshot(const Delta& delta, Direction direction) = 0;
-  /// The fate of the last encoded delta.
+  /// Brings the snapshot forward or back by the last encoded deltas, parallel to the streams; they have their frames,
+  /// unless those lie on the device.
+  virtual void apply_to_snapshot(const std::vector<Delta>& deltas, Direction direction) = 0;
+  /// The fate of the last encoded deltas.
   virtual void committed() = 0;
   virtual void aborted() = 0;
 
-  /// Returns whether the weights are on a device; when false, the three functions below are never called.
+  /// Returns whether the weights are on a device; when false, the four functions below are never called.
   virtual bool on_device() const noexcept { return false; }
-  virtual std::vector<DeviceRecord> frames_on_device() { return {}; }
+  /// Return the frames of the last encode(), by stream: copied to the host, or where they are.
+  virtual std::vector<std::vector<Bytes>> take_frames() { return {}; }
+  virtual std::vector<std::vector<DeviceRecord>> frames_on_device() { return {}; }
   /// Copies frames of the host to the device; they stay there until the next call.
-  virtual std::vector<DeviceRecord> upload(const std::vector<Bytes>&) { return {}; }
+  virtual std::vector<std::vector<DeviceRecord>> upload(const std::vector<Delta>&) { return {}; }
   virtual CUstream_st* stream() const noexcept { return nullptr; }
 };
 
-/// Creates the backend for weights on the host; `detector` must outlive it.
-std::unique_ptr<PublisherBackend> make_host_publisher_backend(const TensorTable& table, Detector& detector,
+/// Creates the backend for weights on the host; `tables` and `detector` must outlive it.
+std::unique_ptr<PublisherBackend> make_host_publisher_backend(const JoinedTables& tables, Detector& detector,
                                                               const EncodeOptions& options);
 /// Creates the backend for weights on a device (device/). Throws Error{kUnsupported} in a build without CUDA.
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable& table, DeviceDetector& detector,
+std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables& tables, DeviceDetector& detector,
                                                                 const EncodeOptions& options);
 
 }  // namespace sparsecast

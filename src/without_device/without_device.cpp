@@ -55,7 +55,7 @@ DeviceMaskDetector::DeviceMaskDetector(std::shared_ptr<const TensorTable>, std::
 }
 void DeviceMaskDetector::mark(std::size_t, const std::uint64_t*, CUstream_st*) { refuse(); }
 
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const TensorTable&, DeviceDetector&,
+std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables&, DeviceDetector&,
                                                                 const EncodeOptions&) {
   refuse();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A sync whose routes are published one by one while others are on the wire: that they are, and what is left behind
-// when one of them fails, lasts too long, or has no wire any more.
+// A sync whose routes are published one after another while others are on the wire: that they are, and what is left
+// behind when one of them fails, lasts too long, or has no wire any more.
 
 #include <gtest/gtest.h>
 
@@ -37,12 +37,12 @@ using AtPublish = std::function<void(std::size_t route)>;
 
 class WatchedDetector final : public Detector {
  public:
-  WatchedDetector(std::unique_ptr<Detector> inner, std::function<void()> at_detect)
+  WatchedDetector(std::unique_ptr<Detector> inner, AtPublish at_detect)
       : inner_(std::move(inner)), at_detect_(std::move(at_detect)) {}
 
   std::uint32_t part() const noexcept override { return inner_->part(); }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
-    if (first == 0) at_detect_();
+    if (first == 0) at_detect_(tensor);  // Each route has one.
     return inner_->detect(tensor, first, count, workspace);
   }
   ConstHostTensor current(std::size_t tensor) const override { return inner_->current(tensor); }
@@ -55,10 +55,10 @@ class WatchedDetector final : public Detector {
 
  private:
   std::unique_ptr<Detector> inner_;
-  std::function<void()> at_detect_;
+  AtPublish at_detect_;
 };
 
-/// Host memory whose publishers can be watched; routes are counted as they are made.
+/// Host memory whose publisher can be watched.
 class WatchedMemory final : public ShardMemory {
  public:
   WatchedMemory(std::shared_ptr<ShardMemory> inner, AtPublish at_publish)
@@ -66,18 +66,15 @@ class WatchedMemory final : public ShardMemory {
         inner_(std::move(inner)),
         at_publish_(std::move(at_publish)) {}
 
-  void start_again() { routes_ = 0; }
-
   ShardBuffer allocate(std::uint64_t bytes) override { return inner_->allocate(bytes); }
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override { inner_->copy(box, from, to); }
   void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override { inner_->cast(box, masters, to); }
-  std::unique_ptr<Publisher> make_publisher(std::shared_ptr<const TensorTable> table,
-                                            const std::vector<ShardView>& live, const std::vector<ShardView>& held,
-                                            const PublisherOptions& options) override {
-    auto inner = make_snapshot_over(*table, tensors_at(live), tensors_at(held));
-    auto watched =
-        std::make_unique<WatchedDetector>(std::move(inner), [this, route = routes_++] { at_publish_(route); });
-    return std::make_unique<Publisher>(std::move(table), std::move(watched), options);
+  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
+                                                  const std::vector<ShardView>& held,
+                                                  const PublisherOptions& options) override {
+    auto inner = make_snapshot_over(tables.all(), tensors_at(live), tensors_at(held));
+    auto watched = std::make_unique<WatchedDetector>(std::move(inner), at_publish_);
+    return std::make_unique<JoinedPublisher>(std::move(tables), std::move(watched), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
                                               const std::vector<ShardView>& live,
@@ -100,7 +97,6 @@ class WatchedMemory final : public ShardMemory {
 
   std::shared_ptr<ShardMemory> inner_;
   AtPublish at_publish_;
-  std::size_t routes_ = 0;
 };
 
 /// A channel on which a test has something to say before a broadcast that is not one of a regroup.
@@ -153,7 +149,6 @@ class Sender {
 
   void regroup(std::shared_ptr<ControlChannel> control) {
     watching_ = false;
-    memory_->start_again();
     group_.reset();
     group_.emplace(Roles{&side_, nullptr}, std::move(control), opener(), kTimeout);
     watching_ = true;

@@ -71,6 +71,29 @@ TEST(SerialExecutor, WaitsForThoseAskedForAndNoMore) {
   EXPECT_TRUE(executor.wait_for(2, soon()));
 }
 
+TEST(SerialExecutor, AStepOfATaskIsKnownBeforeItsEndAndKeptWhenItFails) {
+  for (const std::size_t max_queued : {SerialExecutor::kInline, std::size_t{1}}) {
+    SerialExecutor executor("walking", max_queued);
+    executor.submit([] {}, soon(), 3);
+    EXPECT_TRUE(executor.wait_for(3, soon())) << "the end of a task is that of its steps";
+    Gate gate;
+    if (max_queued == SerialExecutor::kInline) gate.open();
+    executor.submit(
+        [&] {
+          executor.advance();
+          gate.pass();
+          executor.advance();
+          throw Error(ErrorCode::kIo, "the third step failed");
+        },
+        soon(), 3);
+    EXPECT_TRUE(executor.wait_for(4, soon()));
+    gate.open();
+    EXPECT_TRUE(executor.wait_for(5, soon()));
+    EXPECT_FALSE(executor.wait_for(6, soon()));
+    EXPECT_EQ(executor.wait_all(soon()).status(), static_cast<int>(ErrorCode::kIo));
+  }
+}
+
 TEST(SerialExecutor, AFailureKeepsWhatWasDoneAndLeavesTheRestUndone) {
   for (const std::size_t max_queued : {SerialExecutor::kInline, std::size_t{1}, kRoom}) {
     SerialExecutor executor("failing", max_queued);

@@ -41,13 +41,17 @@ class Scene {
   TransferPipeline& make() {
     pointers_.clear();
     for (const Transfer& transfer : transfers_) pointers_.push_back(&transfer);
-    Routes routes(own_.begin(), own_.end());
     TransferSteps steps;
-    steps.publish = [this](std::uint32_t route) {
-      at_publish(route);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      threads.insert(std::this_thread::get_id());
-      published.push_back(route);
+    steps.publish = [this](const std::function<void()>& done) {
+      for (const std::uint32_t route : own_) {
+        at_publish(route);
+        {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          threads.insert(std::this_thread::get_id());
+          published.push_back(route);
+        }
+        done();
+      }
     };
     steps.records = [](const Transfer& transfer) {
       return std::vector<Bytes>(transfer.routes.size(), Bytes(1, std::byte(transfer.routes.front())));
@@ -65,7 +69,7 @@ class Scene {
       threads.insert(std::this_thread::get_id());
       staged.emplace_back(number_of(transfer), records.size());
     };
-    return pipeline_.emplace(pointers_, kOwn, std::move(routes), std::move(steps));
+    return pipeline_.emplace(pointers_, kOwn, own_.size(), std::move(steps));
   }
   void forget() { pipeline_.reset(); }
 
@@ -76,7 +80,7 @@ class Scene {
 
  private:
   void add(int source, Routes routes) {
-    if (source == kOwn) own_.insert(routes.begin(), routes.end());
+    if (source == kOwn) own_.insert(own_.end(), routes.begin(), routes.end());
     transfers_.push_back({0, source, std::move(routes)});
   }
   std::size_t number_of(const Transfer& transfer) const {
@@ -86,7 +90,7 @@ class Scene {
   std::mutex mutex_;
   std::vector<Transfer> transfers_;
   std::vector<const Transfer*> pointers_;
-  std::set<std::uint32_t> own_;
+  Routes own_;  ///< In the order of the transfers.
   std::optional<TransferPipeline> pipeline_;
 };
 
@@ -236,7 +240,7 @@ TEST(TransferPipeline, AFailureOfTheWireEndsItAndItsThreads) {
   failed.open();
   scene.forget();  // Hangs, or is found by the sanitizers, were a thread left.
   EXPECT_EQ(scene.sent.size(), 1U);
-  EXPECT_GE(scene.published.size(), 3U) << "the route at work came to its end";
+  EXPECT_GE(scene.published.size(), 3U) << "the pass came to its end";
 }
 
 TEST(TransferPipeline, ARouteThatIsNotPublishedByTheDeadlineIsNotWaitedFor) {
