@@ -53,26 +53,26 @@ class DevicePublisherBackend final : public PublisherBackend {
     for (std::size_t s = 0; s < streams_.size(); ++s) sink(s, {streams_[s].commit, streams_[s].digest_change, {}});
   }
 
+  /// The frames of all streams follow one another in memory, with little between them: one copy takes all.
   std::vector<std::vector<Bytes>> take_frames() override {
     const cuda::DeviceGuard guard = context_.enter();
-    std::uint64_t total = 0;
-    for (const cuda::DeviceFrames& stream : streams_) total += stream.commit.frame_bytes;
-    cuda::reserve(h_frames_, total);
-    std::byte* h_record = h_frames_.as();
+    const std::byte* d_begin = nullptr;
+    const std::byte* d_end = nullptr;
     for (const cuda::DeviceFrames& stream : streams_) {
-      for (const cuda::DeviceFrame& frame : stream.frames) {
-        copy_async(h_record, frame.d_record, frame.record_bytes, cudaMemcpyDeviceToHost, context_.stream());
-        h_record += frame.record_bytes;
-      }
+      if (stream.frames.empty()) continue;
+      if (d_begin == nullptr) d_begin = stream.frames.front().d_record;
+      d_end = stream.frames.back().d_record + stream.frames.back().record_bytes;
     }
+    const auto bytes = static_cast<std::uint64_t>(d_end - d_begin);
+    cuda::reserve(h_frames_, bytes);
+    copy_async(h_frames_.as(), d_begin, bytes, cudaMemcpyDeviceToHost, context_.stream());
     context_.wait("hand over the frames");
     std::vector<std::vector<Bytes>> out;
-    h_record = h_frames_.as();
     for (const cuda::DeviceFrames& stream : streams_) {
       std::vector<Bytes>& frames = out.emplace_back();
       for (const cuda::DeviceFrame& frame : stream.frames) {
+        const std::byte* const h_record = h_frames_.as() + (frame.d_record - d_begin);
         frames.emplace_back(h_record, h_record + frame.record_bytes);
-        h_record += frame.record_bytes;
       }
     }
     return out;

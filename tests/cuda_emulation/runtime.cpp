@@ -27,6 +27,7 @@ using sparsecast::emulation::races::kWatched;
 
 struct {
   std::atomic<std::size_t> allocations{0}, live_allocations{0}, objects{0}, copied_bytes{0}, stream_queries{0};
+  std::atomic<std::size_t> copies{0}, bus_bytes{0}, launches{0};
 } counts;
 std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
@@ -55,6 +56,12 @@ void enqueue(std::function<void()> copy) {
   };
   if (!deferring) return unwatched();
   deferred.push_back(std::move(unwatched));
+}
+
+void count_copy(std::size_t bytes, cudaMemcpyKind kind) {
+  ++counts.copies;
+  counts.copied_bytes += bytes;
+  if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost) counts.bus_bytes += bytes;
 }
 
 void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
@@ -92,8 +99,20 @@ cudaError_t release(void* at) {
 namespace sparsecast::emulation {
 
 RuntimeCounts runtime_counts() {
-  return {counts.allocations, counts.live_allocations, counts.objects, counts.copied_bytes, counts.stream_queries};
+  return {counts.allocations,    counts.live_allocations, counts.objects,   counts.copied_bytes,
+          counts.stream_queries, counts.copies,           counts.bus_bytes, counts.launches};
 }
+RuntimeCounts RuntimeCounts::since(const RuntimeCounts& before) const {
+  return {allocations - before.allocations,
+          live_allocations - before.live_allocations,
+          objects - before.objects,
+          copied_bytes - before.copied_bytes,
+          stream_queries - before.stream_queries,
+          copies - before.copies,
+          bus_bytes - before.bus_bytes,
+          launches - before.launches};
+}
+void count_launch() { ++counts.launches; }
 void defer_copies(bool defer) {
   finish_copies();
   deferring = defer;
@@ -144,8 +163,8 @@ cudaError_t cudaMalloc(void** at, std::size_t bytes) { return allocate(at, bytes
 cudaError_t cudaFree(void* at) { return release(at); }
 cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kPinnedHost); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  counts.copied_bytes += bytes;
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  count_copy(bytes, kind);
   const OnStream on_stream(stream);
   touch(from, bytes, false, __builtin_return_address(0));
   touch(to, bytes, true, __builtin_return_address(0));
@@ -155,12 +174,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t stream) {
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   constexpr std::size_t kMostPitch = (std::size_t{1} << 31) - 1;
   if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
     return kept(cudaErrorInvalidPitchValue);
   }
-  counts.copied_bytes += width * height;
+  count_copy(width * height, kind);
   const OnStream on_stream(stream);
   const std::size_t rows = width != 0 ? height : 0;
   auto* const target = static_cast<std::byte*>(to);

@@ -107,8 +107,16 @@ struct RuntimeCounts {
   std::size_t objects = 0;         ///< Streams and events that were made.
   std::size_t copied_bytes = 0;    ///< Bytes copied by cudaMemcpyAsync and cudaMemcpy2DAsync.
   std::size_t stream_queries = 0;  ///< Each answers at once, so these are the host's waits.
+  std::size_t copies = 0;          ///< Calls of these two functions.
+  std::size_t bus_bytes = 0;       ///< Bytes that they copied between host and device.
+  std::size_t launches = 0;        ///< Launches of kernels.
+
+  /// Returns what was counted since `before`.
+  RuntimeCounts since(const RuntimeCounts& before) const;
 };
 RuntimeCounts runtime_counts();
+/// Counts a launch.
+void count_launch();
 /// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
 /// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.
 void defer_copies(bool defer);
