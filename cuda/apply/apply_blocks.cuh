@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas : 
           const std::uint32_t i = begin + e * kThreads;
           const T coded = pass == Pass::kRestore ? undo(i) : shared.decode.coded[i];
           const T new_bits =
-              changed_bits(old_bits[e], coded, pass == Pass::kRestore ? ValueCodec::kRaw : received.values,
+              changed_bits(old_bits[e], coded, pass == Pass::kRestore ? ValueCodec::kRaw : values_of(block),
                            tensor.floating, pass == Pass::kInverse);
           *at[e] = new_bits;
           digest_replace(sum, tensor.key_lo, tensor.key_hi,

@@ -16,6 +16,9 @@ __device__ inline std::uint32_t coded_words(const ReceivedBlock& block) {
   return Coding::unpack(block.coding).positions == PositionCodec::kDense ? block.span : block.changed;
 }
 
+/// Returns the value codec of the block, which is that of its delta.
+__device__ inline ValueCodec values_of(const ReceivedBlock& block) { return Coding::unpack(block.coding).values; }
+
 /// Calls sink(first, entries) for each chunk of changes: entries [0, entries) of shared.positions and shared.coded are
 /// those of changes `first` and up. Stops without calling it at the chunk in which any thread found an input error.
 /// Returns the error of this thread. The caller may use `shared` for something else after its next barrier.

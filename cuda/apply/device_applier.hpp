@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Decodes and applies a delta on a device, with the decisions and the error texts of the CPU's FrameReader and
+// Decodes and applies deltas on a device, with the decisions and the error texts of the CPU's FrameReader and
 // apply_block. Plain C++ without a CUDA header, for code that chooses a backend.
 
 #include <chrono>
@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "codec/apply.hpp"
+#include "core/joined_tables.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/digest.hpp"
-#include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast::cuda {
 
@@ -35,30 +35,43 @@ struct DeviceApplierOptions {
   std::function<void(const char* step)> after_step = nullptr;
 };
 
-/// Decodes deltas of one tensor table into the memory of its tensors. Allocates on construction, and later only for a
-/// delta larger than any before. Not thread-safe; the streams of successive calls must be the same or ordered. Throws
-/// Error{kUnsupported} if the device or its memory does not suffice, {kUsage} for arguments that do not fit together,
-/// {kTimeout} at the deadline, and {kDevice} for other failures of the device.
+/// FRAME records of one stream's delta, in order of sequence.
+struct StreamFrames {
+  std::size_t stream = 0;
+  const DeltaHeader* header = nullptr;
+  std::span<const DeviceRecord> frames;
+};
+
+/// Decodes deltas of streams into the memory of their tensors; launches, waits and copies are the same for any number
+/// of streams. Allocates on construction, and later only for deltas larger than any before. Not thread-safe; the
+/// streams of successive calls must be the same or ordered. Throws Error{kUnsupported} if the device or its memory does
+/// not suffice, {kUsage} for arguments that do not fit together, {kTimeout} at the deadline, and {kDevice} for other
+/// failures of the device.
 class DeviceApplier {
  public:
-  /// `tensors` are parallel to the table, which must outlive the applier.
-  DeviceApplier(const TensorTable& table, const std::vector<DeviceTensor>& tensors,
+  /// `tensors` are parallel to the joined table.
+  DeviceApplier(JoinedTables tables, const std::vector<DeviceTensor>& tensors,
                 const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
 
-  /// Verifies all FRAME records of a delta, in order of sequence: checksums, fields, directories, and every block.
-  /// Waits for the device twice. Writes nothing to the tensors. The records must not change until their last use.
-  /// Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported} for a body compressed with zstd.
+  /// Verifies all FRAME records of the deltas, at most one a stream: checksums, fields, directories, and every block.
+  /// Waits for the device twice. Writes nothing to the tensors. The records must not change until their last use; two
+  /// streams may share them. Throws Error{kCorrupt} or {kForeignStream} as the CPU does, and {kUnsupported} for a body
+  /// compressed with zstd.
+  void stage(std::span<const StreamFrames> deltas, CUstream_st* stream);
+  /// Does it for the only stream.
   void stage(const DeltaHeader& header, std::span<const DeviceRecord> frames, CUstream_st* stream);
-  /// Returns the headers of the staged frames; the caller compares them with the COMMIT.
+  /// Returns the headers of the staged frames, delta after delta; the caller compares them with the COMMITs.
   const std::vector<FrameHeader>& frames() const noexcept;
 
-  /// Enqueues writing the staged delta to the tensors, one launch for each element size of the table, and returns.
+  /// Enqueues writing the staged deltas to the tensors, one launch for each element size, and returns.
   /// Direction::kInverse needs `xor` or `ulp` words (Error{kUsage}).
   void apply(Direction direction, CUstream_st* stream);
   /// Enqueues writing back the bits that the last apply(), in either direction, has replaced.
   void restore(CUstream_st* stream);
+  /// Enqueues taking back the last apply(kForward): by the replaced bits where they are kept, or else by the inverse.
+  void roll_back(CUstream_st* stream);
   /// Waits for the last apply() or restore() and returns the change of the digest of each tensor.
   std::vector<StateDigest> digest_changes();
 

@@ -52,7 +52,8 @@ struct DirectoryShared {
 
 /// Checks the groups of a frame and finds where the blocks of each begin. Returns false to all threads if a rule is
 /// broken.
-__device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, DirectoryShared& shared) {
+__device__ inline bool read_groups(const Received& received, const ReceivedFrame& frame, std::uint32_t tensor_count,
+                                   DirectoryShared& shared) {
   const auto* groups = reinterpret_cast<const std::uint32_t*>(frame.record + kFrameHeaderBytes);
   std::uint32_t* begins = received.group_begins + frame.first_block;
   std::uint64_t before = 0;
@@ -62,8 +63,7 @@ __device__ inline bool read_groups(const Received& received, const ReceivedFrame
     std::uint32_t blocks = 0;
     if (g < frame.groups) {
       blocks = groups[2 * g + 1];
-      holds = holds && blocks != 0 && groups[2 * g] < received.tensor_count &&
-              (g == 0 || groups[2 * g] > groups[2 * g - 2]);
+      holds = holds && blocks != 0 && groups[2 * g] < tensor_count && (g == 0 || groups[2 * g] > groups[2 * g - 2]);
     }
     const Scanned scanned = cta_scan(shared.scan, blocks);
     if (g < frame.groups) begins[g] = static_cast<std::uint32_t>(before + scanned.before);
@@ -114,7 +114,8 @@ __device__ inline bool follows_frame(const ReceivedFrame& before, std::uint32_t 
 
 __device__ inline void read_directory(const Received& received, std::uint32_t f, DirectoryShared& shared) {
   const ReceivedFrame frame = received.frames[f];
-  if (!read_groups(received, frame, shared)) {
+  const ReceivedStream stream = received.streams[frame.stream];
+  if (!read_groups(received, frame, stream.tensor_count, shared)) {
     if (threadIdx.x == 0) refuse_block(&received.control->directory_input_error, frame.first_block, InputError::kGroup);
     return;
   }
@@ -132,9 +133,9 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
     if (b < frame.blocks) {
       const std::uint32_t* entry = entries + 4 * std::uint64_t{b};
       const std::uint32_t group = group_of(begins, frame.groups, b);
-      block.tensor = body[2 * group];
+      block.tensor = stream.first_tensor + body[2 * group];
       block.frame = f;
-      InputError input_error = read_entry(entry, received.tensors[block.tensor], received.values, block);
+      InputError input_error = read_entry(entry, received.tensors[block.tensor], stream.values, block);
       const std::uint32_t begin = b == 0 ? 0 : entry[2 - 4];
       const std::uint32_t end = entry[2];
       if (input_error == InputError::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||
@@ -144,8 +145,8 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       bool follows = true;
       if (b > begins[group]) {
         follows = run_follows(entry[0], entry[0 - 4], (entry[1 - 4] >> 24) + 1);
-      } else if (b == 0 && f > 0) {
-        follows = follows_frame(received.frames[f - 1], block.tensor, entry[0]);
+      } else if (b == 0 && f > stream.first_frame) {
+        follows = follows_frame(received.frames[f - 1], body[0], entry[0]);
       }
       if (input_error == InputError::kNone && !follows) input_error = InputError::kOrder;
       if (input_error != InputError::kNone) {

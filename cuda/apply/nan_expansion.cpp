@@ -27,9 +27,6 @@ void require_nan_fillable_tensor(const TensorSpec& spec) {
 StateDigest NanExpansion::prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4],
                                   Direction direction, std::chrono::milliseconds deadline, const DeviceStream& device) {
   prepared_ = false;
-  if (direction == Direction::kInverse && received.values == ValueCodec::kRaw) {
-    throw Error(ErrorCode::kUsage, "a raw block cannot be inverted without the bits it replaced");
-  }
   pass_ = direction == Direction::kForward ? Pass::kForward : Pass::kInverse;
   tensors_.clear();
   block_ranges_.assign(table.size(), {});

@@ -7,7 +7,7 @@
 //   directories  --read_directories-->  blocks  --place_undo-->  offset of the undo record of each frame
 //   blocks  --decode_blocks, kValidate-->  the first input error  --decode_blocks, kForward-->  live tensors
 //
-// An input error is recorded as (number of the block in the delta << 8 | reason). The lowest one is kept, and nothing
+// An input error is recorded as (number of the block among all << 8 | reason). The lowest one is kept, and nothing
 // is written if there is one.
 
 #include <cstddef>
@@ -53,6 +53,14 @@ struct LiveTensor {
   NanPattern nan;
 };
 
+/// A delta stream of a staging; its frames end where those of the next one begin.
+struct ReceivedStream {
+  std::uint32_t first_tensor = 0;  ///< Index among all tensors; the indices in its frames count from here.
+  std::uint32_t tensor_count = 0;
+  std::uint32_t first_frame = 0;
+  ValueCodec values = ValueCodec::kUlp;
+};
+
 /// A FRAME record in device memory, 8-byte aligned. The host checks the fields that come from the header before a
 /// kernel uses them.
 struct ReceivedFrame {
@@ -62,8 +70,8 @@ struct ReceivedFrame {
   std::uint32_t body_bytes = 0;
   std::uint32_t groups = 0;
   std::uint32_t blocks = 0;
-  std::uint32_t first_block = 0;  ///< Number of its first block in the delta.
-  std::uint32_t reserved = 0;
+  std::uint32_t first_block = 0;  ///< Number of its first block among those of all frames.
+  std::uint32_t stream = 0;
 };
 
 /// Words and sums of a frame from which the host checks its header and checksum.
@@ -98,6 +106,7 @@ struct ReceiveControl {
 struct Received {
   const LiveTensor* tensors = nullptr;
   const StridedView* views = nullptr;  ///< Views that tensors refer to by index.
+  const ReceivedStream* streams = nullptr;
   const ReceivedFrame* frames = nullptr;
   FrameInspection* inspections = nullptr;
   std::uint32_t* group_begins =
@@ -107,10 +116,8 @@ struct Received {
   std::byte* undo = nullptr;                ///< Undo records; null if replaced bits are not kept.
   std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.
   ReceiveControl* control = nullptr;
-  std::uint32_t tensor_count = 0;
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
-  ValueCodec values = ValueCodec::kUlp;
 };
 
 enum class Pass : std::uint8_t {

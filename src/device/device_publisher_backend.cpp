@@ -19,23 +19,14 @@ class DevicePublisherBackend final : public PublisherBackend {
         detector_(detector),
         context_(detector.context),
         abilities_(detector.abilities(options)),
-        encoder_(detector.make_encoder(tables, options)) {
-    const std::vector<DeviceTensor> state = detector.state();
-    for (std::size_t s = 0; s < tables.streams(); ++s) {
-      appliers_.emplace_back(*tables.table(s),
-                             std::vector(state.begin() + tables.first(s), state.begin() + tables.first(s + 1)),
-                             cuda::DeviceApplierOptions{.deadline = context_.deadline()});
-    }
-  }
+        encoder_(detector.make_encoder(tables, options)),
+        applier_(tables, detector.state(), {.deadline = context_.deadline()}) {}
 
   Abilities abilities() const noexcept override { return abilities_; }
 
   std::vector<StateDigest> digests() override {
     const cuda::DeviceGuard guard = context_.enter();
-    std::vector<StateDigest> out;
-    for (std::size_t s = 0; s < tables_.streams(); ++s)
-      out.push_back(sum(appliers_[s].digests(0, tables_.table(s)->size(), context_.stream())));
-    return out;
+    return tables_.sums(applier_.digests(0, tables_.all().size(), context_.stream()));
   }
 
   void encode(std::span<const DeltaHeader> headers, CUevent_st* weights_ready, const EncodedStreamSink& sink) override {
@@ -81,11 +72,11 @@ class DevicePublisherBackend final : public PublisherBackend {
   void apply_to_snapshot(const std::vector<Delta>& deltas, Direction direction) override {
     const cuda::DeviceGuard guard = context_.enter();
     const std::vector<std::vector<DeviceRecord>> frames = frames_on_device();
-    for (std::size_t s = 0; s < deltas.size(); ++s) {
-      appliers_[s].stage(deltas[s].info, frames[s], context_.stream());
-      appliers_[s].apply(direction, context_.stream());
-      static_cast<void>(appliers_[s].digest_changes());  // Verifies that all was written.
-    }
+    std::vector<cuda::StreamFrames> streams;
+    for (std::size_t s = 0; s < deltas.size(); ++s) streams.push_back({s, &deltas[s].info, frames[s]});
+    applier_.stage(streams, context_.stream());
+    applier_.apply(direction, context_.stream());
+    static_cast<void>(applier_.digest_changes());  // Verifies that all was written.
   }
   void committed() override {}
   void aborted() override {
@@ -133,8 +124,8 @@ class DevicePublisherBackend final : public PublisherBackend {
   const DeviceContext& context_;
   const Abilities abilities_;
   cuda::DeviceEncoder encoder_;
-  std::vector<cuda::DeviceApplier> appliers_;  ///< Over the snapshot, or only to read the tensors; one a stream.
-  std::vector<cuda::DeviceFrames> streams_;    ///< Frames of the last encode.
+  cuda::DeviceApplier applier_;              ///< Over the snapshot, or only to read the tensors.
+  std::vector<cuda::DeviceFrames> streams_;  ///< Frames of the last encode.
   cuda::PinnedMemory h_frames_;
   cuda::DeviceMemory uploaded_;
   bool failed_ = false;

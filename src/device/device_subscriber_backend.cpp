@@ -78,53 +78,65 @@ Bytes without_compression(const FrameHeader& frame, ConstBytes record) {
 class DeviceSubscriberBackend final : public SubscriberBackend {
  public:
   /// Requires that the context's device is the calling thread's current device.
-  DeviceSubscriberBackend(const TensorTable& table, const std::vector<DeviceTensor>& live, DeviceContext context)
-      : table_(table),
+  DeviceSubscriberBackend(const JoinedTables& tables, const std::vector<DeviceTensor>& live, DeviceContext context)
+      : tables_(tables),
         context_(std::move(context)),
-        applier_(table, live, {.keep_replaced = cuda::KeepReplaced::kRaw, .deadline = context_.deadline()}),
-        store_(std::min(kMostSegmentBytes, table.bytes() / 16 + kMinFrameCapacity)) {}
+        applier_(tables, live, {.keep_replaced = cuda::KeepReplaced::kRaw, .deadline = context_.deadline()}),
+        staged_(tables.streams()),
+        store_(std::min(kMostSegmentBytes, tables.all().bytes() / 16 + kMinFrameCapacity)) {}
 
   std::vector<StateDigest> digests(std::size_t first, std::size_t count) override {
     const cuda::DeviceGuard guard = context_.enter();
     return applier_.digests(first, count, context_.stream());
   }
 
-  void begin(const DeltaHeader& header) override {
+  void begin() override {
     if (copying_) {
       const cuda::DeviceGuard guard = context_.enter();
       context_.wait("take the frames of a delta that was abandoned");
       copying_ = false;
     }
-    header_ = header;
-    staged_.clear();
+    discard();
     store_.clear();
   }
 
-  void add(const FrameHeader& frame, ConstBytes record) override {
+  void begin_stream(std::size_t stream, const DeltaHeader& header) override { staged_[stream] = {header, {}}; }
+
+  void add(std::size_t stream, const FrameHeader& frame, ConstBytes record) override {
     const cuda::DeviceGuard guard = context_.enter();
+    StagedDelta& delta = staged_[stream];
     try {
-      require_frame_of(header_, frame, record.size());
+      require_frame_of(delta.header, frame, record.size());
       copying_ = true;
       const DeviceRecord staged = frame.compressed ? store_.put(without_compression(frame, record), context_.stream())
                                                    : store_.put(record, context_.stream());
-      staged_.emplace(frame.sequence, staged);
+      delta.frames.emplace(frame.sequence, staged);
     } catch (const Error& error) {
       throw error.within(fmt::format("frame {}", frame.sequence));
     }
   }
 
   void complete() override {
+    if (on_device_) return;  // Verified when they came.
     const cuda::DeviceGuard guard = context_.enter();
-    std::vector<DeviceRecord> records;
-    for (const auto& [sequence, record] : staged_) records.push_back(record);
-    // A frame that keeps to the capacity may need 7 bytes of padding more without compression.
-    DeltaHeader header = header_;
-    header.frame_capacity += 7;
-    applier_.stage(header, records, context_.stream());
+    std::vector<DeltaHeader> headers(staged_.size());
+    std::vector<std::vector<DeviceRecord>> records(staged_.size());
+    std::vector<cuda::StreamFrames> deltas;
+    for (std::size_t s = 0; s < staged_.size(); ++s) {
+      headers[s] = staged_[s].header;
+      // A frame that keeps to the capacity may need 7 bytes of padding more without compression.
+      headers[s].frame_capacity += 7;
+      for (const auto& [sequence, record] : staged_[s].frames) records[s].push_back(record);
+      deltas.push_back({s, &headers[s], records[s]});
+    }
+    applier_.stage(deltas, context_.stream());
     copying_ = false;  // It has waited.
   }
 
-  void discard() noexcept override { staged_.clear(); }
+  void discard() noexcept override {
+    for (StagedDelta& delta : staged_) delta.frames.clear();
+    on_device_ = false;
+  }
 
   std::vector<StateDigest> apply(const ApplyOrder& order) override {
     const cuda::DeviceGuard guard = context_.enter();
@@ -136,11 +148,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 
   std::vector<StateDigest> roll_back() override {
     const cuda::DeviceGuard guard = context_.enter();
-    if (header_.values == ValueCodec::kRaw) {
-      applier_.restore(context_.stream());
-    } else {
-      applier_.apply(Direction::kInverse, context_.stream());
-    }
+    applier_.roll_back(context_.stream());
     return applier_.digest_changes();
   }
 
@@ -154,7 +162,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
                        const ApplyOrder& order) override {
     const cuda::DeviceGuard guard = context_.enter();
     std::uint64_t largest = 1;
-    for (const std::size_t t : tensors) largest = std::max(largest, table_[t].bytes());
+    for (const std::size_t t : tensors) largest = std::max(largest, tables_.all()[t].bytes());
     if (expanded_.bytes() < largest) cuda::reserve(expanded_, largest);
     if (order.after != nullptr) cuda::wait_behind(context_.stream(), order.after);
     for (const std::size_t t : tensors) {
@@ -168,29 +176,40 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 
   bool on_device() const noexcept override { return true; }
 
-  std::vector<FrameHeader> add_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream) override {
+  std::vector<FrameHeader> add_on_device(std::vector<StreamRecords> streams, CUstream_st* ready) override {
     const cuda::DeviceGuard guard = context_.enter();
-    if (stream != nullptr && stream != context_.stream()) {
-      cuda::record(arrived_.get(), stream);
+    if (ready != nullptr && ready != context_.stream()) {
+      cuda::record(arrived_.get(), ready);
       cuda::wait_behind(context_.stream(), arrived_.get());
     }
-    applier_.stage(header_, frames, context_.stream());
+    std::vector<cuda::StreamFrames> deltas;
+    for (const StreamRecords& records : streams) {
+      deltas.push_back({records.stream, &staged_[records.stream].header, records.frames});
+    }
+    applier_.stage(deltas, context_.stream());
+    on_device_ = true;
     return applier_.frames();
   }
 
   std::byte* reserve(std::uint64_t bytes) override {
     const cuda::DeviceGuard guard = context_.enter();
-    staged_.clear();
+    discard();
     cuda::reserve(reserved_, std::max<std::uint64_t>(bytes, 1));
     return reserved_.as();
   }
 
  private:
-  const TensorTable& table_;
+  /// Frames of one stream's delta by sequence number, unless they came all at once.
+  struct StagedDelta {
+    DeltaHeader header;
+    std::map<std::uint32_t, DeviceRecord> frames;
+  };
+
+  const JoinedTables tables_;
   const DeviceContext context_;
   cuda::DeviceApplier applier_;
-  DeltaHeader header_;  ///< Header of the delta that is staged, or else was applied last.
-  std::map<std::uint32_t, DeviceRecord> staged_;
+  std::vector<StagedDelta> staged_;
+  bool on_device_ = false;  ///< The frames came on the device.
   FrameStore store_;
   bool copying_ = false;  ///< Out of the store's pinned memory.
   cuda::DeviceMemory reserved_;
@@ -200,12 +219,12 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 
 }  // namespace
 
-std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable& table,
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
                                                                   std::vector<DeviceTensor> live,
                                                                   const DeviceOptions& options) {
   DeviceContext context(options);
   const cuda::DeviceGuard guard = context.enter();
-  return std::make_unique<DeviceSubscriberBackend>(table, live, std::move(context));
+  return std::make_unique<DeviceSubscriberBackend>(tables, live, std::move(context));
 }
 
 }  // namespace sparsecast

@@ -9,7 +9,8 @@
 
 namespace sparsecast {
 
-DeltaStaging::DeltaStaging(const TensorTable& table, SubscriberBackend& backend) : table_(table), backend_(backend) {
+DeltaStaging::DeltaStaging(const TensorTable& table, std::size_t stream, SubscriberBackend& backend)
+    : table_(table), stream_(stream), backend_(backend) {
   std::uint64_t tiles = 0;
   for (const TensorSpec& spec : table) tiles += (spec.elements() + kTileElems - 1) / kTileElems;
   // No honest delta exceeds the dense bytes by more than 1 %, and a frame holds at least one block. Twice, because a
@@ -19,14 +20,9 @@ DeltaStaging::DeltaStaging(const TensorTable& table, SubscriberBackend& backend)
   byte_limit_ = 2 * (dense + dense / 32 + tiles * 256) + kMinFrameCapacity;
 }
 
-bool DeltaStaging::take(ConstBytes record, const HeldState& held) {
-  const RecordPrefix prefix = peek_record(record);
-  if (prefix.bytes != record.size()) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("a record of {} bytes came as {}", prefix.bytes, record.size()));
-  }
-  switch (prefix.kind) {
+void DeltaStaging::take(ConstBytes record) {
+  switch (peek_record(record).kind) {
     case RecordKind::kHeader:
-      take_header(record, held);
       break;
     case RecordKind::kTable:
       if (!delta_) throw Error(ErrorCode::kIncomplete, "a table record arrived before its header");
@@ -40,10 +36,9 @@ bool DeltaStaging::take(ConstBytes record, const HeldState& held) {
       break;
   }
   check_complete();
-  return prefix.kind == RecordKind::kHeader;
 }
 
-void DeltaStaging::take_header(ConstBytes record, const HeldState& held) {
+DeltaHeader DeltaStaging::check_header(ConstBytes record, const HeldState& held) const {
   const DeltaHeader header = parse_header(record);
   if (header.stream != held.stream) {
     throw Error(ErrorCode::kForeignStream,
@@ -66,10 +61,14 @@ void DeltaStaging::take_header(ConstBytes record, const HeldState& held) {
     throw Error(ErrorCode::kWrongBase, fmt::format("version {} has other bytes here: digest {}, not {}", held.version,
                                                    to_hex(held.digest.value), to_hex(header.base_digest.value)));
   }
-  backend_.begin(header);
+  return header;
+}
+
+void DeltaStaging::begin(const DeltaHeader& header, std::size_t record_bytes) {
+  backend_.begin_stream(stream_, header);
   delta_.emplace();
   delta_->header = header;
-  delta_->bytes = record.size();
+  delta_->bytes = record_bytes;
 }
 
 void DeltaStaging::require_room(std::uint64_t bytes) const {
@@ -99,13 +98,12 @@ void DeltaStaging::take_frame(ConstBytes record) {
   if (delta_->on_device) throw Error(ErrorCode::kUsage, "all frames of this delta came at once, on the device");
   const std::uint64_t size = record.size() + (frame.compressed ? frame.body_bytes : 0);
   require_room(delta_->bytes + size);
-  backend_.add(frame, record);
+  backend_.add(stream_, frame, record);
   delta_->bytes += size;
   delta_->frames.emplace(frame.sequence, frame);
 }
 
-void DeltaStaging::take_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream) {
-  if (!backend_.on_device()) throw Error(ErrorCode::kUsage, "frames on a device need tensors on a device");
+void DeltaStaging::check_on_device(std::span<const DeviceRecord> frames) const {
   if (!delta_) throw Error(ErrorCode::kIncomplete, "frames arrived before their header");
   if (delta_->on_device || !delta_->frames.empty()) {
     throw Error(ErrorCode::kUsage, "frames of this delta are staged already");
@@ -120,19 +118,13 @@ void DeltaStaging::take_on_device(std::vector<DeviceRecord> frames, CUstream_st*
   std::uint64_t size = 0;
   for (const DeviceRecord& frame : frames) size += frame.record_bytes;
   require_room(delta_->bytes + size);
-  for (const FrameHeader& frame : backend_.add_on_device(std::move(frames), stream)) {
-    delta_->frames.emplace(frame.sequence, frame);
-  }
-  delta_->bytes += size;
-  delta_->on_device = true;
-  check_complete();
 }
 
-std::byte* DeltaStaging::reserve(std::uint64_t bytes) {
-  if (!backend_.on_device()) throw Error(ErrorCode::kUsage, "memory on a device needs tensors on a device");
-  require_room(bytes);
-  discard();
-  return backend_.reserve(bytes);
+void DeltaStaging::take_on_device(std::span<const FrameHeader> frames, std::uint64_t record_bytes) {
+  for (const FrameHeader& frame : frames) delta_->frames.emplace(frame.sequence, frame);
+  delta_->bytes += record_bytes;
+  delta_->on_device = true;
+  check_complete();
 }
 
 void DeltaStaging::take_commit(ConstBytes record) {
@@ -169,7 +161,6 @@ void DeltaStaging::check_complete() {
       xxh3_64(checksums) != commit.frames_hash) {
     throw Error(ErrorCode::kCorrupt, "the commit record does not match the frames");
   }
-  if (!delta_->on_device) backend_.complete();
   delta_->complete = true;
 }
 
@@ -177,11 +168,6 @@ CommitRecord DeltaStaging::release() {
   const CommitRecord commit = *delta_->commit;
   delta_.reset();
   return commit;
-}
-
-void DeltaStaging::discard() noexcept {
-  delta_.reset();
-  backend_.discard();
 }
 
 }  // namespace sparsecast

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Staging of a received delta. Everything that can be rejected is rejected here, before the first byte of live state
-// changes.
+// Staging of one stream's received delta. Everything that can be rejected is rejected here, or by the backend that
+// keeps the frames, before the first byte of live state changes.
 
 #include <map>
 #include <optional>
+#include <span>
 
 #include "sync/subscriber_backend.hpp"
 
@@ -21,20 +22,31 @@ struct HeldState {
 
 class DeltaStaging {
  public:
-  /// Requires both arguments to outlive the staging.
-  DeltaStaging(const TensorTable& table, SubscriberBackend& backend);
+  /// Staging of stream `stream` of the backend. Requires table and backend to outlive it.
+  DeltaStaging(const TensorTable& table, std::size_t stream, SubscriberBackend& backend);
 
-  /// Takes one record of any kind. Returns true when it was a header that was accepted, so that a new staging has
-  /// begun.
-  bool take(ConstBytes record, const HeldState& held);
-  /// Stages all frames at once from device memory, in stream order.
-  void take_on_device(std::vector<DeviceRecord> frames, CUstream_st* stream);
-  std::byte* reserve(std::uint64_t bytes);
-  void discard() noexcept;
+  /// Parses a header. Throws when its delta does not follow what is held here.
+  DeltaHeader check_header(ConstBytes record, const HeldState& held) const;
+  /// Begins a staging with a checked header.
+  void begin(const DeltaHeader& header, std::size_t record_bytes);
+  /// Takes one record of any other kind.
+  void take(ConstBytes record);
 
+  /// Check that frames in device memory, in order of sequence, may be staged now; then take the headers that the
+  /// backend has found in them.
+  void check_on_device(std::span<const DeviceRecord> frames) const;
+  void take_on_device(std::span<const FrameHeader> frames, std::uint64_t record_bytes);
+
+  /// Forgets the staging; the backend is not told.
+  void forget() noexcept { delta_.reset(); }
+  bool begun() const noexcept { return delta_.has_value(); }
+  /// Returns whether all records are here and belong together.
   bool complete() const noexcept { return delta_ && delta_->complete; }
   /// Ends a complete staging and returns its commit record; nothing is staged afterwards.
   CommitRecord release();
+  /// Returns the most bytes that a delta of the table may have, with all its records.
+  std::uint64_t byte_limit() const noexcept { return byte_limit_; }
+  void require_room(std::uint64_t bytes) const;
 
  private:
   struct StagedDelta {
@@ -46,13 +58,12 @@ class DeltaStaging {
     bool complete = false;
   };
 
-  void take_header(ConstBytes record, const HeldState& held);
   void take_frame(ConstBytes record);
   void take_commit(ConstBytes record);
-  void require_room(std::uint64_t bytes) const;
   void check_complete();
 
   const TensorTable& table_;
+  std::size_t stream_;
   SubscriberBackend& backend_;
   std::uint64_t byte_limit_ = 0;
   std::uint64_t block_limit_ = 0;

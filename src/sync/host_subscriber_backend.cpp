@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "codec/apply.hpp"
 #include "codec/nan_masked.hpp"
@@ -25,8 +26,15 @@ struct StagedFrame {
 };
 using StagedFrames = std::map<std::uint32_t, std::unique_ptr<StagedFrame>>;  ///< Frames by sequence number.
 
+/// Frames of one stream's delta.
+struct StagedStream {
+  DeltaHeader header;
+  StagedFrames frames;
+};
+
 /// One task of an apply: consecutive blocks of one frame.
 struct BlockRun {
+  std::size_t stream = 0;
   const FrameReader* frame = nullptr;
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -37,15 +45,16 @@ constexpr std::size_t kBlocksPerRun = 64;
 
 class HostSubscriberBackend final : public SubscriberBackend {
  public:
-  HostSubscriberBackend(const TensorTable& table, std::vector<HostTensor> live, int threads);
+  HostSubscriberBackend(const JoinedTables& tables, std::vector<HostTensor> live, int threads);
 
   std::vector<StateDigest> digests(std::size_t first, std::size_t count) override;
-  void begin(const DeltaHeader& header) override;
-  void add(const FrameHeader& frame, ConstBytes record) override;
+  void begin() override;
+  void begin_stream(std::size_t stream, const DeltaHeader& header) override { staged_[stream] = {header, {}}; }
+  void add(std::size_t stream, const FrameHeader& frame, ConstBytes record) override;
   void complete() override;
   void discard() noexcept override {
     nan_masked_.reset();
-    staged_.clear();
+    for (StagedStream& stream : staged_) stream.frames.clear();
   }
   std::vector<StateDigest> apply(const ApplyOrder& order) override;
   std::vector<StateDigest> roll_back() override { return run(Direction::kInverse); }
@@ -57,60 +66,65 @@ class HostSubscriberBackend final : public SubscriberBackend {
   void cut_runs();
   std::vector<StateDigest> run(Direction direction);
 
-  const TensorTable& table_;
+  const JoinedTables tables_;
   std::vector<HostTensor> live_;
   std::vector<TensorPlace<std::byte>> places_;  ///< Places of the tensors in `live_`.
   int threads_;
-  DeltaHeader header_;
-  StagedFrames staged_;
-  std::optional<NanMaskedDelta> nan_masked_;  ///< NaN-masked form of the staged delta.
-  StagedFrames applied_;
-  std::vector<BlockRun> runs_;  ///< Runs of the applied frames.
+  std::vector<StagedStream> staged_;
+  std::optional<NanMaskedDelta> nan_masked_;  ///< NaN-masked form of the only stream's staged delta.
+  std::vector<StagedStream> applied_;         ///< Parallel to the streams, or empty.
+  std::vector<BlockRun> runs_;                ///< Runs of the applied frames.
 };
 
-HostSubscriberBackend::HostSubscriberBackend(const TensorTable& table, std::vector<HostTensor> live, int threads)
-    : table_(table), live_(std::move(live)), places_(place_tensors(table, live_, "live")), threads_(threads) {}
+HostSubscriberBackend::HostSubscriberBackend(const JoinedTables& tables, std::vector<HostTensor> live, int threads)
+    : tables_(tables),
+      live_(std::move(live)),
+      places_(place_tensors(tables.all(), live_, "live")),
+      threads_(threads),
+      staged_(tables.streams()) {}
 
 std::vector<StateDigest> HostSubscriberBackend::digests(std::size_t first, std::size_t count) {
   const auto begin = places_.begin() + static_cast<std::ptrdiff_t>(first);
   const std::vector<TensorView> views(begin, begin + static_cast<std::ptrdiff_t>(count));
-  return digest_tensors(table_, first, views, threads_);
+  return digest_tensors(tables_.all(), first, views, threads_);
 }
 
-void HostSubscriberBackend::begin(const DeltaHeader& header) {
+void HostSubscriberBackend::begin() {
   runs_.clear();
   applied_.clear();
   discard();
-  header_ = header;
 }
 
-void HostSubscriberBackend::add(const FrameHeader& frame, ConstBytes record) {
-  auto staged = std::make_unique<StagedFrame>(record, header_, table_);
+void HostSubscriberBackend::add(std::size_t stream, const FrameHeader& frame, ConstBytes record) {
+  const TensorTable& table = *tables_.table(stream);
+  auto staged = std::make_unique<StagedFrame>(record, staged_[stream].header, table);
   ApplyScratch scratch;
   for (const BlockRef& block : staged->reader.blocks()) {
     try {
-      validate_block(block, table_[block.tensor].dtype, scratch);
+      validate_block(block, table[block.tensor].dtype, scratch);
     } catch (const Error& error) {
-      throw error.within(describe(staged->reader.header(), block, table_));
+      throw error.within(describe(staged->reader.header(), block, table));
     }
   }
-  staged_.emplace(frame.sequence, std::move(staged));
+  staged_[stream].frames.emplace(frame.sequence, std::move(staged));
 }
 
 void HostSubscriberBackend::complete() {
-  const BlockRef* previous = nullptr;
-  for (const auto& [sequence, frame] : staged_) {
-    const std::vector<BlockRef>& blocks = frame->reader.blocks();
-    if (previous != nullptr && !follows(*previous, blocks.front())) {
-      throw Error(ErrorCode::kCorrupt, "blocks of two frames are out of order or overlap",
-                  describe(frame->reader.header(), blocks.front(), table_));
+  for (std::size_t s = 0; s < staged_.size(); ++s) {
+    const BlockRef* previous = nullptr;
+    for (const auto& [sequence, frame] : staged_[s].frames) {
+      const std::vector<BlockRef>& blocks = frame->reader.blocks();
+      if (previous != nullptr && !follows(*previous, blocks.front())) {
+        throw Error(ErrorCode::kCorrupt, "blocks of two frames are out of order or overlap",
+                    describe(frame->reader.header(), blocks.front(), *tables_.table(s)));
+      }
+      previous = &blocks.back();
     }
-    previous = &blocks.back();
   }
 }
 
 std::vector<StateDigest> HostSubscriberBackend::apply(const ApplyOrder&) {
-  applied_ = std::move(staged_);
+  applied_ = std::exchange(staged_, std::vector<StagedStream>(tables_.streams()));
   discard();
   cut_runs();
   return run(Direction::kForward);
@@ -118,10 +132,10 @@ std::vector<StateDigest> HostSubscriberBackend::apply(const ApplyOrder&) {
 
 SubscriberBackend::NanMasked HostSubscriberBackend::prepare_nan_masked() {
   std::vector<const FrameReader*> frames;
-  for (const auto& [sequence, frame] : staged_) frames.push_back(&frame->reader);
+  for (const auto& [sequence, frame] : staged_.front().frames) frames.push_back(&frame->reader);
   std::vector<LiveElements> live;
   for (const HostTensor& tensor : live_) live.push_back({tensor.data, tensor.strides});
-  nan_masked_.emplace(table_, std::move(frames), std::move(live), Direction::kForward, threads_);
+  nan_masked_.emplace(tables_.all(), std::move(frames), std::move(live), Direction::kForward, threads_);
   return {nan_masked_->tensors(), sum(nan_masked_->digest_changes())};
 }
 
@@ -129,38 +143,44 @@ void HostSubscriberBackend::load_nan_masked(const std::vector<std::size_t>& tens
                                             const ApplyOrder&) {
   Bytes full;
   for (const std::size_t t : tensors) {
-    full.resize(std::max<std::size_t>(full.size(), table_[t].bytes()));
-    nan_masked_->expand(t, TensorBytes(full).first(table_[t].bytes()));
+    const std::uint64_t bytes = tables_.all()[t].bytes();
+    full.resize(std::max<std::size_t>(full.size(), bytes));
+    nan_masked_->expand(t, TensorBytes(full).first(bytes));
     load(t, full.data(), nullptr);
   }
 }
 
 void HostSubscriberBackend::cut_runs() {
   runs_.clear();
-  for (const auto& [sequence, frame] : applied_) {
-    const std::size_t blocks = frame->reader.blocks().size();
-    for (std::size_t begin = 0; begin < blocks; begin += kBlocksPerRun) {
-      runs_.push_back({&frame->reader, begin, std::min(begin + kBlocksPerRun, blocks), {}});
+  for (std::size_t s = 0; s < applied_.size(); ++s) {
+    for (const auto& [sequence, frame] : applied_[s].frames) {
+      const std::size_t blocks = frame->reader.blocks().size();
+      for (std::size_t begin = 0; begin < blocks; begin += kBlocksPerRun) {
+        runs_.push_back({s, &frame->reader, begin, std::min(begin + kBlocksPerRun, blocks), {}});
+      }
     }
   }
 }
 
 /// Applies all runs, remembering what raw blocks replace, or takes them back.
 std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
-  std::vector<StateDigest> changes(table_.size());
+  const TensorTable& table = tables_.all();
+  std::vector<StateDigest> changes(table.size());
   std::mutex changes_mutex;
   std::vector<ApplyScratch> scratch(static_cast<std::size_t>(resolve_threads(threads_)));
   parallel_for(threads_, runs_.size(), [&](std::size_t worker, std::size_t i) {
     BlockRun& blocks = runs_[i];
+    const std::size_t first_tensor = tables_.first(blocks.stream);
     std::size_t restored = 0;
     StateDigest change;
     DigestIndex index;
     for (std::size_t b = blocks.begin; b < blocks.end; ++b) {
       const BlockRef& block = blocks.frame->blocks()[b];
       const bool first_of_tensor = b == blocks.begin || blocks.frame->blocks()[b - 1].tensor != block.tensor;
-      if (first_of_tensor) index = digest_index_of(table_, block.tensor);
-      const auto& place = places_[block.tensor];
-      ApplyTarget target = target_in(place.data, place.view.get(), table_[block.tensor].dtype, block);
+      const std::size_t tensor = first_tensor + block.tensor;
+      if (first_of_tensor) index = digest_index_of(table, tensor);
+      const auto& place = places_[tensor];
+      ApplyTarget target = target_in(place.data, place.view.get(), table[tensor].dtype, block);
       target.index = &index;
       target.change = &change;
       const bool raw = block.coding.values == ValueCodec::kRaw;
@@ -173,7 +193,7 @@ std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
       const bool last_of_tensor = b + 1 == blocks.end || blocks.frame->blocks()[b + 1].tensor != block.tensor;
       if (last_of_tensor) {
         const std::lock_guard<std::mutex> lock(changes_mutex);
-        changes[block.tensor] += change;
+        changes[tensor] += change;
         change = {};
       }
     }
@@ -183,9 +203,9 @@ std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
 
 }  // namespace
 
-std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const TensorTable& table, std::vector<HostTensor> live,
-                                                                int threads) {
-  return std::make_unique<HostSubscriberBackend>(table, std::move(live), threads);
+std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables,
+                                                                std::vector<HostTensor> live, int threads) {
+  return std::make_unique<HostSubscriberBackend>(tables, std::move(live), threads);
 }
 
 }  // namespace sparsecast

@@ -59,7 +59,7 @@ std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTabl
                                                                 const EncodeOptions&) {
   refuse();
 }
-std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const TensorTable&, std::vector<DeviceTensor>,
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables&, std::vector<DeviceTensor>,
                                                                   const DeviceOptions&) {
   refuse();
 }

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Checks the frames of received deltas, all streams at once.
+
+#include "codec/frame_reader.hpp"
+#include "codec/record_layout.hpp"
+#include "cuda/apply/applier_state.hpp"
+#include "cuda/apply/input_error_text.hpp"
+
+namespace sparsecast::cuda {
+
+using layout::corrupt;
+
+namespace {
+
+/// Parses and checks a frame header as parse_frame_header does, from the words and sums that the device has gathered.
+FrameHeader check_header(const FrameInspection& inspection, std::uint32_t record_bytes) {
+  const FrameHeader frame = check_frame_fields(std::as_bytes(std::span(inspection.header)), record_bytes, [&] {
+    return StateDigest{{inspection.sum_lo, inspection.sum_hi}};
+  });
+  const unsigned used = frame.stored_bytes % 8;
+  if (used != 0 && inspection.last_word >> 8 * used != 0) corrupt("padding of the frame record must be zero");
+  return frame;
+}
+
+}  // namespace
+
+void DeviceApplier::State::upload_frames() {
+  copy_async(frames_.as(), h_frames_.as(), headers_.size() * sizeof(ReceivedFrame), cudaMemcpyHostToDevice,
+             device_stream_.stream);
+}
+
+/// Lists the deltas and their frames for the kernels.
+void DeviceApplier::State::list_streams(std::span<const StreamFrames> deltas) {
+  if (deltas.size() > tables_.streams()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} deltas of {} streams", deltas.size(), tables_.streams()));
+  }
+  std::size_t count = 0;
+  for (const StreamFrames& delta : deltas) count += delta.frames.size();
+  reserve(frames_, count * sizeof(ReceivedFrame));
+  reserve(h_frames_, count * sizeof(ReceivedFrame));
+  headers_.assign(count, {});
+  received_.frames = frames_.as<ReceivedFrame>();
+  received_.frame_count = static_cast<std::uint32_t>(count);
+  received_.block_count = 0;
+  any_raw_ = false;
+  std::uint32_t f = 0;
+  for (std::uint32_t d = 0; d < deltas.size(); ++d) {
+    const StreamFrames& delta = deltas[d];
+    if (delta.header->table_hash != tables_.table(delta.stream)->hash()) {
+      throw Error(ErrorCode::kTableMismatch, "the delta is for another tensor table");
+    }
+    ReceivedStream stream;
+    stream.first_tensor = static_cast<std::uint32_t>(tables_.first(delta.stream));
+    stream.tensor_count = static_cast<std::uint32_t>(tables_.table(delta.stream)->size());
+    stream.first_frame = f;
+    stream.values = delta.header->values;
+    streams()[d] = stream;
+    any_raw_ = any_raw_ || stream.values == ValueCodec::kRaw;
+    for (std::size_t i = 0; i < delta.frames.size(); ++i, ++f) {
+      const DeviceRecord& record = delta.frames[i];
+      if (record.d_record == nullptr || reinterpret_cast<std::uintptr_t>(record.d_record) % 8 != 0) {
+        throw Error(ErrorCode::kUsage, fmt::format("record {} is not 8-byte aligned device memory", i));
+      }
+      if (record.record_bytes < layout::kFramePrefix || record.record_bytes % 8 != 0) corrupt("not a frame record");
+      ReceivedFrame frame;
+      frame.record = record.d_record;
+      frame.record_bytes = record.record_bytes;
+      frame.stream = d;
+      frames()[f] = frame;
+    }
+  }
+}
+
+void DeviceApplier::State::inspect(std::span<const StreamFrames> deltas) {
+  const TraceRange<"device_stage.inspect"> range;
+  const std::uint64_t count = received_.frame_count;
+  reserve(inspections_, count * sizeof(FrameInspection));
+  reserve(h_inspections_, count * sizeof(FrameInspection));
+  reserve(frame_undo_, count * 8);
+  received_.inspections = inspections_.as<FrameInspection>();
+  received_.frame_undo = frame_undo_.as<std::uint64_t>();
+  std::uint32_t longest = 0;
+  for (std::size_t f = 0; f < count; ++f) longest = std::max(longest, frames()[f].record_bytes);
+  copy_async(streams_.as(), h_streams_.as(), deltas.size() * sizeof(ReceivedStream), cudaMemcpyHostToDevice,
+             device_stream_.stream);
+  upload_frames();
+  check(cudaMemsetAsync(inspections_.as(), 0, count * sizeof(FrameInspection), device_stream_.stream),
+        "cudaMemsetAsync");
+  tell("");
+  launch_inspect_frames(received_, longest, device_stream_);
+  tell("inspect");
+  copy_async(h_inspections_.as(), inspections_.as(), count * sizeof(FrameInspection), cudaMemcpyDeviceToHost,
+             device_stream_.stream);
+  wait_for(device_stream_.stream, options_.deadline, "read the frames");
+}
+
+/// Checks the header of the frame with index `frame`, which stands where that of `sequence` belongs in its delta.
+FrameHeader DeviceApplier::State::check_header_at(const StreamFrames& delta, std::uint32_t sequence,
+                                                  std::size_t frame) const {
+  const std::uint32_t record_bytes = frames()[frame].record_bytes;
+  const FrameHeader header = check_header(h_inspections_.as<FrameInspection>()[frame], record_bytes);
+  try {
+    require_frame_of(*delta.header, header, record_bytes);
+    if (header.compressed) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+    if (header.groups == 0 || header.blocks < header.groups ||
+        std::uint64_t{header.groups} * kGroupBytes + std::uint64_t{header.blocks} * kBlockEntryBytes >
+            header.body_bytes) {
+      corrupt(fmt::format("{} groups and {} blocks do not fit", header.groups, header.blocks));
+    }
+    if (header.sequence != sequence) corrupt(fmt::format("it stands where frame {} belongs", sequence));
+  } catch (const Error& error) {
+    throw error.within(fmt::format("frame {}", header.sequence));
+  }
+  return header;
+}
+
+void DeviceApplier::State::check_headers(std::span<const StreamFrames> deltas) {
+  std::uint64_t blocks = 0;
+  for (std::size_t d = 0; d < deltas.size(); ++d) {
+    const std::size_t first = streams()[d].first_frame;
+    for (std::uint32_t i = 0; i < deltas[d].frames.size(); ++i) {
+      const FrameHeader header = check_header_at(deltas[d], i, first + i);
+      ReceivedFrame& received = frames()[first + i];
+      received.changed = header.changed;
+      received.body_bytes = header.body_bytes;
+      received.groups = header.groups;
+      received.blocks = header.blocks;
+      received.first_block = static_cast<std::uint32_t>(blocks);
+      headers_[first + i] = header;
+      blocks += header.blocks;
+    }
+  }
+  if (blocks >> 32 != 0) throw Error(ErrorCode::kUnsupported, "the deltas have too many blocks for one device");
+  received_.block_count = static_cast<std::uint32_t>(blocks);
+}
+
+void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
+  const TraceRange<"device_stage.validate"> range;
+  reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
+  reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
+  received_.group_begins = group_begins_.as<std::uint32_t>();
+  received_.blocks = blocks_.as<ReceivedBlock>();
+  upload_frames();
+  *h_control_.as<ReceiveControl>() = ReceiveControl{};
+  copy_async(control_.as(), h_control_.as(), sizeof(ReceiveControl), cudaMemcpyHostToDevice, device_stream_.stream);
+  tell("");
+  launch_read_directories(received_, device_stream_);
+  tell("directories");
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) launch_decode_blocks(size, received_, Pass::kValidate, device_stream_);
+  }
+  tell("validate");
+  read_control();
+  wait_for(device_stream_.stream, options_.deadline, "validate");
+  const std::uint64_t input_error = std::min(decision().directory_input_error, decision().block_input_error);
+  if (input_error != kNoInputError) explain(input_error, deltas);
+  if (keeps_replaced()) reserve(undo_, decision().undo_bytes);
+}
+
+/// Decodes the frame again on the CPU, whose error says what is wrong and where.
+void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const StreamFrames> deltas) {
+  const auto number = static_cast<std::uint32_t>(input_error >> 8);
+  std::size_t f = headers_.size() - 1;
+  while (frames()[f].first_block > number) --f;
+  const StreamFrames& delta = deltas[frames()[f].stream];
+  const TensorTable& table = *tables_.table(delta.stream);
+  Bytes record(frames()[f].record_bytes);
+  copy_async(record.data(), frames()[f].record, record.size(), cudaMemcpyDeviceToHost, device_stream_.stream);
+  wait_for(device_stream_.stream, options_.deadline, "hand back a frame");
+  const FrameReader frame(record, *delta.header, table);
+  const BlockRef& block = frame.blocks()[number - frames()[f].first_block];
+  ApplyScratch scratch;
+  try {
+    validate_block(block, table[block.tensor].dtype, scratch);
+    corrupt(describe_input_error(static_cast<InputError>(input_error & 0xFF)));
+  } catch (const Error& error) {
+    throw error.within(describe(frame.header(), block, table));
+  }
+}
+
+void DeviceApplier::State::stage(std::span<const StreamFrames> deltas, cudaStream_t stream) {
+  staged_ = false;
+  replaced_ = false;
+  of_delta_ = {};
+  for (const StreamFrames& delta : deltas) {
+    of_delta_.version = delta.header->version;
+    for (const DeviceRecord& record : delta.frames) of_delta_.bytes += record.record_bytes;
+  }
+  const TraceRange<"device_stage"> range(of_delta_);
+  expansion_.forget();
+  device_stream_.stream = stream;
+  list_streams(deltas);
+  upload_tables();
+  if (received_.frame_count != 0) {
+    inspect(deltas);
+    check_headers(deltas);
+    validate(deltas);
+  }
+  for (const FrameHeader& frame : headers_) of_delta_.changed += frame.changed;
+  of_delta_.density = trace_density(of_delta_.changed, table().elements());
+  staged_ = true;
+}
+
+}  // namespace sparsecast::cuda
