@@ -219,10 +219,9 @@ class DeviceShardMemory final : public ShardMemory {
     auto detector = make_device_cast_snapshot(tables.shared(), std::move(sources), device_tensors(held), options_);
     return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
   }
-  std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
-                                              const std::vector<ShardView>& live,
-                                              const SubscriberOptions& options) override {
-    return std::make_unique<Subscriber>(std::move(table), device_tensors(live), options, options_);
+  std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
+                                                    const SubscriberOptions& options) override {
+    return std::make_unique<JoinedSubscriber>(std::move(tables), device_tensors(live), options, options_);
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {

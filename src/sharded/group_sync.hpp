@@ -54,9 +54,10 @@ class SubscriberSide {
   /// Verifies and keeps what is its own of a transfer's records: its routes' one after another, each beginning with its
   /// header.
   void stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source, ShardedReport& report);
-  void require_staged() const;
+  /// Verifies what is left to verify of all routes. Throws unless all of them are here.
+  void require_staged();
   void apply(ShardedReport& report);
-  StateDigest digest() const { return destination_digest(routes_); }
+  StateDigest digest() const { return routes_.digest(); }
   /// Commits or rolls back the attempt.
   void settle(bool committed);
   /// Marks the attempt as in doubt, because this rank has not heard the decision.
@@ -76,8 +77,6 @@ class SubscriberSide {
   std::uint64_t last_attempt() const noexcept { return last_attempt_; }
 
  private:
-  std::span<DestinationRoute> destinations_of(std::uint32_t route);
-
   std::string engine_;
   std::shared_ptr<const Layout> layout_;
   std::size_t rank_;
@@ -87,7 +86,7 @@ class SubscriberSide {
   std::uint64_t last_attempt_;  ///< The one that is applied, if there is doubt.
   bool in_doubt_ = false;       ///< It is applied, and the decision was not heard.
   bool needs_anchor_;
-  std::vector<DestinationRoute> routes_;
+  DestinationRoutes routes_;
 };
 
 /// State of a trainer rank that outlives its memberships in groups.

@@ -110,10 +110,9 @@ class HostShardMemory final : public ShardMemory {
     auto detector = make_cast_snapshot(tables.all(), std::move(sources), host_tensors_at(held));
     return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
   }
-  std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
-                                              const std::vector<ShardView>& live,
-                                              const SubscriberOptions& options) override {
-    return std::make_unique<Subscriber>(std::move(table), host_tensors_at(live), options);
+  std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
+                                                    const SubscriberOptions& options) override {
+    return std::make_unique<JoinedSubscriber>(std::move(tables), host_tensors_at(live), options);
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {

@@ -69,22 +69,38 @@ std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t r
                   [&](std::size_t, std::uint32_t local) { return memory.local()[local].data(); });
 }
 
-std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
-                                                      const SubscriberOptions& options) {
+DestinationRoutes::Streams DestinationRoutes::streams_of(std::uint32_t route) const {
+  const auto found = std::ranges::equal_range(places, route, {}, &OwnDestination::route);
+  return {static_cast<std::size_t>(found.begin() - places.begin()),
+          static_cast<std::size_t>(found.end() - places.begin())};
+}
+
+StateDigest DestinationRoutes::digest() const {
+  StateDigest total;
+  for (std::size_t s = 0; s < places.size(); ++s) {
+    if (places[s].counted) total += subscriber->digest(s);
+  }
+  return total;
+}
+
+DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
+                                          const SubscriberOptions& options) {
   const std::optional<std::size_t> engine = own_engine(plan, rank);
-  std::vector<DestinationRoute> routes;
+  DestinationRoutes own;
+  std::vector<std::shared_ptr<const TensorTable>> tables;
+  std::vector<ShardView> live;
   for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
-    for (const Destination& destination : own_destinations(plan.routes()[l], rank)) {
-      DestinationRoute route;
-      route.route = l;
-      route.counted = engine && counts(plan, plan.routes()[l], *engine, destination);
-      route.table = std::make_shared<const TensorTable>(plan.route_table(l));
-      route.subscriber =
-          memory.make_subscriber(route.table, destination_tensors(plan, l, destination, memory), options);
-      routes.push_back(std::move(route));
+    const std::vector<Destination> destinations = own_destinations(plan.routes()[l], rank);
+    if (destinations.empty()) continue;
+    const auto table = std::make_shared<const TensorTable>(plan.route_table(l));
+    for (const Destination& destination : destinations) {
+      own.places.push_back({l, engine && counts(plan, plan.routes()[l], *engine, destination)});
+      tables.push_back(table);
+      std::ranges::move(destination_tensors(plan, l, destination, memory), std::back_inserter(live));
     }
   }
-  return routes;
+  if (!own.places.empty()) own.subscriber = memory.make_subscriber(JoinedTables(std::move(tables)), live, options);
+  return own;
 }
 
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
@@ -96,14 +112,6 @@ std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRout
     if (route.counted_in_state) digests.back() += of_streams[s];
   }
   return digests;
-}
-
-StateDigest destination_digest(const std::vector<DestinationRoute>& routes) {
-  StateDigest total;
-  for (const DestinationRoute& route : routes) {
-    if (route.counted) total += route.subscriber->digest();
-  }
-  return total;
 }
 
 }  // namespace sparsecast

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A rank's own routes: each an ordinary delta stream, with one publisher for all that the rank sends, and a subscriber
-// on each destination.
+// A rank's own routes: each an ordinary delta stream, with one publisher for all that the rank sends, and one
+// subscriber for all that it receives.
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -23,32 +22,38 @@ struct SourceRoutes {
   std::vector<StateDigest> base_digests() const;
 };
 
-struct DestinationRoute {
+/// A place of a route in this rank's memory.
+struct OwnDestination {
   std::uint32_t route = 0;
   bool counted = false;  ///< It adds the route's digest to its engine's.
-  std::shared_ptr<const TensorTable> table;
-  std::unique_ptr<Subscriber> subscriber;
+};
+
+/// Routes that a rank receives: the delta streams of one subscriber, one for each place, in ascending order of routes.
+struct DestinationRoutes {
+  std::vector<OwnDestination> places;            ///< By stream.
+  std::unique_ptr<JoinedSubscriber> subscriber;  ///< Null on a rank that receives nothing.
+
+  /// Streams [begin, end) of a route; none where the rank does not receive it.
+  struct Streams {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
+  Streams streams_of(std::uint32_t route) const;
+  /// Returns the sum of the digests of the counted places, for the vote.
+  StateDigest digest() const;
 };
 
 /// Creates the routes that `rank` sends; the base of each is the snapshot.
 SourceRoutes make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot& snapshot,
                                 const PublisherOptions& options);
-/// Creates the routes that `rank` receives, in ascending order. Reads all of the regions, for their digests.
-std::vector<DestinationRoute> make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
-                                                      const SubscriberOptions& options);
-
-/// Returns the entry of this route number, which must exist.
-template <class OwnRoute>
-OwnRoute& find_route(std::vector<OwnRoute>& routes, std::uint32_t route) {
-  return *std::ranges::lower_bound(routes, route, {}, &OwnRoute::route);
-}
+/// Creates the routes that `rank` receives. Reads all of the regions, for their digests.
+DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, ShardMemory& memory,
+                                          const SubscriberOptions& options);
 
 /// Returns the digests that a source contributes to the vote: one per engine of the plan, then that of all tensors.
 /// `of_streams` is parallel to the streams of `routes`.
 std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRoutes& routes,
                                         const std::vector<StateDigest>& of_streams);
-/// Returns the sum of the digests of the counted routes, for the vote.
-StateDigest destination_digest(const std::vector<DestinationRoute>& routes);
 
 /// Returns the destinations of this rank in a route.
 std::vector<Destination> own_destinations(const Route& route, int rank);

@@ -12,8 +12,8 @@
 #include "sparsecast/device.hpp"
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout.hpp"
-#include "sparsecast/subscriber.hpp"
 #include "sync/joined_publisher.hpp"
+#include "sync/joined_subscriber.hpp"
 
 namespace sparsecast {
 
@@ -101,13 +101,12 @@ class ShardMemory {
     is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
   }
 
-  /// Creates the publisher of routes, one a stream; the views are parallel to the joined table.
+  /// Create the publisher and the subscriber of routes, one a stream; the views are parallel to the joined table.
   virtual std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
                                                           const std::vector<ShardView>& held,
                                                           const PublisherOptions& options) = 0;
-  virtual std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
-                                                      const std::vector<ShardView>& live,
-                                                      const SubscriberOptions& options) = 0;
+  virtual std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
+                                                            const SubscriberOptions& options) = 0;
   /// One of each at a time is at work; table and memory outlive it.
   virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
                                                     const std::vector<ShardView>& regions) = 0;

@@ -41,20 +41,13 @@ void SubscriberSide::met(const Meeting& meeting, int world_rank) {
 
 void SubscriberSide::build(const FanoutPlan& plan, int world_rank, const Meeting& meeting) {
   version_ = meeting.version;
-  routes_.clear();
+  routes_ = {};
   SubscriberOptions subscribing;
   subscribing.stream = options_.stream;
   subscribing.version = version_;
   subscribing.threads = options_.threads;
   subscribing.audit_versions = options_.audit_versions;
   routes_ = make_destination_routes(plan, world_rank, *memory_, subscribing);
-}
-
-std::span<DestinationRoute> SubscriberSide::destinations_of(std::uint32_t route) {
-  // Not equal_range: its subrange is more than clang 14 can read of GCC 12's library.
-  const auto first = std::ranges::lower_bound(routes_, route, {}, &DestinationRoute::route);
-  const auto last = std::ranges::upper_bound(first, routes_.end(), route, {}, &DestinationRoute::route);
-  return {first, last};
 }
 
 void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Bytes>& records,
@@ -65,12 +58,14 @@ void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Byt
   }
   for (std::size_t i = 0; i < records.size(); ++i) {
     const auto base = value_of<StateDigest>(records[i], source);
-    for (const DestinationRoute& destination : destinations_of(transfer.routes[i])) {
-      if (destination.subscriber->digest() == base) continue;
-      throw Error(ErrorCode::kWrongBase,
-                  fmt::format("what is here for version {} is not what the trainer holds for it", version_),
-                  fmt::format("route {} of {}, {} tensors from '{}'", destination.route, source,
-                              destination.table->size(), (*destination.table)[0].name));
+    const auto [begin, end] = routes_.streams_of(transfer.routes[i]);
+    for (std::size_t s = begin; s < end; ++s) {
+      if (routes_.subscriber->digest(s) == base) continue;
+      const TensorTable& table = *routes_.subscriber->tables().table(s);
+      throw Error(
+          ErrorCode::kWrongBase,
+          fmt::format("what is here for version {} is not what the trainer holds for it", version_),
+          fmt::format("route {} of {}, {} tensors from '{}'", transfer.routes[i], source, table.size(), table[0].name));
     }
   }
 }
@@ -79,19 +74,19 @@ void SubscriberSide::stage(const Transfer& transfer, std::vector<Bytes> records,
                            ShardedReport& report) {
   if (records.empty()) throw Error(ErrorCode::kPeerFailed, "it had nothing to send", source);
   std::size_t headers = 0;
-  std::span<DestinationRoute> destinations;
+  DestinationRoutes::Streams streams;
   for (Bytes& record : records) {
     if (peek_record(record).kind == RecordKind::kHeader) {
       if (headers == transfer.routes.size()) {
         throw Error(ErrorCode::kCorrupt, fmt::format("more than {} deltas came", headers), source);
       }
-      destinations = destinations_of(transfer.routes[headers++]);
+      streams = routes_.streams_of(transfer.routes[headers++]);
     } else if (headers == 0) {
       throw Error(ErrorCode::kCorrupt, "the first record is not a header", source);
     }
-    (destinations.empty() ? report.foreign_bytes : report.received_bytes) += record.size();
+    (streams.begin == streams.end ? report.foreign_bytes : report.received_bytes) += record.size();
     try {
-      for (const DestinationRoute& destination : destinations) destination.subscriber->stage(record);
+      for (std::size_t s = streams.begin; s < streams.end; ++s) routes_.subscriber->stage(s, record);
     } catch (const Error& error) {
       throw error.within(fmt::format("route {} of {}", transfer.routes[headers - 1], source));
     }
@@ -99,22 +94,25 @@ void SubscriberSide::stage(const Transfer& transfer, std::vector<Bytes> records,
   }
 }
 
-void SubscriberSide::require_staged() const {
-  for (const DestinationRoute& route : routes_) {
-    if (route.subscriber->ready()) continue;
-    throw Error(ErrorCode::kIncomplete, "records of the delta are missing", fmt::format("route {}", route.route));
+void SubscriberSide::require_staged() {
+  for (std::size_t s = 0; s < routes_.places.size(); ++s) {
+    if (routes_.subscriber->complete(s)) continue;
+    throw Error(ErrorCode::kIncomplete, "records of the delta are missing",
+                fmt::format("route {}", routes_.places[s].route));
   }
+  if (routes_.subscriber) routes_.subscriber->verify();
 }
 
 void SubscriberSide::apply(ShardedReport& report) {
-  for (const DestinationRoute& route : routes_) report.applied += route.subscriber->apply().changed;
+  if (!routes_.subscriber) return;
+  for (const ApplyReport& applied : routes_.subscriber->apply()) report.applied += applied.changed;
 }
 
-/// Commits or rolls back the attempt on the routes that have applied it. A route that cannot be rolled back leaves the
-/// rank without a version.
+/// Commits the attempt, or rolls it back if it was applied. What cannot be rolled back leaves the rank without a
+/// version.
 void SubscriberSide::settle(bool committed) {
-  for (const DestinationRoute& route : routes_) {
-    Subscriber& subscriber = *route.subscriber;
+  if (routes_.subscriber) {
+    JoinedSubscriber& subscriber = *routes_.subscriber;
     subscriber.discard();
     if (!committed && !subscriber.dirty() && subscriber.version() != version_) {
       try {
@@ -142,19 +140,15 @@ void SubscriberSide::replace(std::shared_ptr<const Layout> layout, std::shared_p
     throw Error(ErrorCode::kUsage,
                 fmt::format("whether version {} was committed is not known: regroup() before", last_attempt_));
   }
-  routes_.clear();
+  routes_ = {};
   layout_ = std::move(layout);
   memory_ = std::move(memory);
 }
 
-std::uint64_t SubscriberSide::audit_next() {
-  std::uint64_t read = 0;
-  for (const DestinationRoute& route : routes_) read += route.subscriber->audit_next();
-  return read;
-}
+std::uint64_t SubscriberSide::audit_next() { return routes_.subscriber ? routes_.subscriber->audit_next() : 0; }
 
 void SubscriberSide::audit() {
-  for (const DestinationRoute& route : routes_) route.subscriber->audit();
+  if (routes_.subscriber) routes_.subscriber->audit();
 }
 
 }  // namespace sparsecast

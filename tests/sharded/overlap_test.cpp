@@ -76,10 +76,9 @@ class WatchedMemory final : public ShardMemory {
     auto watched = std::make_unique<WatchedDetector>(std::move(inner), at_publish_);
     return std::make_unique<JoinedPublisher>(std::move(tables), std::move(watched), options);
   }
-  std::unique_ptr<Subscriber> make_subscriber(std::shared_ptr<const TensorTable> table,
-                                              const std::vector<ShardView>& live,
-                                              const SubscriberOptions& options) override {
-    return inner_->make_subscriber(std::move(table), live, options);
+  std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
+                                                    const SubscriberOptions& options) override {
+    return inner_->make_subscriber(std::move(tables), live, options);
   }
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
     return inner_->make_reader(table, regions);
