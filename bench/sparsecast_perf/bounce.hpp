@@ -18,7 +18,7 @@ namespace sparsecast::perf {
 class Bounce {
  public:
   /// `patience` bounds each wait for the device.
-  explicit Bounce(std::chrono::milliseconds patience) : patience_(patience) {
+  explicit Bounce(std::chrono::milliseconds patience) : host_(patience) {
     for (Slot& slot : slots_) slot.h_piece = cuda::PinnedMemory(kPieceBytes);
   }
 
@@ -72,9 +72,9 @@ class Bounce {
   static void copy(Slot& slot, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
     cuda::copy_async(to, from, bytes, kind, slot.stream.get());
   }
-  void wait(const Slot& slot) const { cuda::wait_for(slot.stream.get(), patience_, "copy"); }
+  void wait(const Slot& slot) const { host_.wait(slot.stream.get(), "copy"); }
 
-  std::chrono::milliseconds patience_;
+  cuda::HostWait host_;
   Slot slots_[2];
 };
 

@@ -70,7 +70,7 @@ class DeviceWeights final : public Weights {
   void open() override {
     cuda::Stream stream;
     cuda::copy_async(live_.begin(), dense_.begin(), live_.bytes(), cudaMemcpyDeviceToDevice, stream.get());
-    cuda::wait_for(stream.get(), patience_, "copy");
+    cuda::HostWait(patience_).wait(stream.get(), "copy");
     if (setting_.source != nullptr) {
       PublisherOptions options;
       options.encode = setting_.options.encode;

@@ -37,6 +37,7 @@ class DeviceApplier::State {
   const std::vector<FrameHeader>& headers() const noexcept { return headers_; }
 
  private:
+  void load_kernels();
   void upload_tables();
   void upload_frames();
   void list_streams(std::span<const StreamFrames> deltas);
@@ -77,6 +78,7 @@ class DeviceApplier::State {
   std::vector<LiveTensor> live_;
   Received received_;
   DeviceStream device_stream_;
+  HostWait host_;
   NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
   TracePayload of_delta_;

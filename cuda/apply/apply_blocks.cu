@@ -12,11 +12,11 @@ constexpr unsigned kCtas = 8;
 template <class T>
 void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
   if (pass == Pass::kValidate) {
-    launch(decode_blocks<T, false>, grid_for(received.block_count, kValidateCtas, device), kThreads, device.stream,
-           received, pass);
+    launch(decode_blocks<T, false>, grid_for(received.block_count, kValidateCtas, device), kThreads, device, received,
+           pass);
   } else {
-    launch(decode_blocks<T, true>, grid_for(received.block_count, kApplyCtas, device), kThreads, device.stream,
-           received, pass);
+    launch(decode_blocks<T, true>, grid_for(received.block_count, kApplyCtas, device), kThreads, device, received,
+           pass);
   }
 }
 
@@ -24,13 +24,13 @@ void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
 
 void launch_inspect_frames(const Received& received, std::uint32_t longest, const DeviceStream& device) {
   const std::uint32_t slices = longest / 8 / kInspectWords + 1;
-  launch(inspect_frames, grid_for(std::uint64_t{received.frame_count} * slices, kCtas, device), kThreads, device.stream,
+  launch(inspect_frames, grid_for(std::uint64_t{received.frame_count} * slices, kCtas, device), kThreads, device,
          received, slices);
 }
 
 void launch_read_directories(const Received& received, const DeviceStream& device) {
-  launch(read_directories, grid_for(received.frame_count, kCtas, device), kThreads, device.stream, received);
-  launch(place_undo, 1, kThreads, device.stream, received);
+  launch(read_directories, grid_for(received.frame_count, kCtas, device), kThreads, device, received);
+  launch(place_undo, 1, kThreads, device, received);
 }
 
 void launch_decode_blocks(unsigned size, const Received& received, Pass pass, const DeviceStream& device) {
@@ -49,7 +49,7 @@ void launch_decode_blocks(unsigned size, const Received& received, Pass pass, co
 void launch_digest(const Received& received, const SectionEntry* sections, std::uint32_t section_count,
                    std::uint64_t* sums, const DeviceStream& device) {
   launch(digest_live, grid_for(std::uint64_t{section_count} * (kTilesPerSection / kDigestTiles), kCtas, device),
-         kThreads, device.stream, received, sections, section_count, sums);
+         kThreads, device, received, sections, section_count, sums);
 }
 
 }  // namespace sparsecast::cuda

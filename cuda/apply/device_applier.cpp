@@ -5,7 +5,10 @@ namespace sparsecast::cuda {
 
 DeviceApplier::State::State(JoinedTables tables, const std::vector<DeviceTensor>& tensors,
                             const DeviceApplierOptions& options)
-    : tables_(std::move(tables)), options_(options), plan_(plan_tiles(tables_, ~std::uint64_t{0})) {
+    : tables_(std::move(tables)),
+      options_(options),
+      plan_(plan_tiles(tables_, ~std::uint64_t{0})),
+      host_(options.deadline) {
   plan_.tiles = {};
   live_ = describe_live(table(), tensors, plan_);
   device_stream_.multiprocessors = multiprocessors();
@@ -25,6 +28,20 @@ DeviceApplier::State::State(JoinedTables tables, const std::vector<DeviceTensor>
   received_.control = control_.as<ReceiveControl>();
   received_.digest_changes = changes_.as<std::uint64_t>();
   received_.streams = streams_.as<ReceivedStream>();
+  load_kernels();
+}
+
+void DeviceApplier::State::load_kernels() {
+  DeviceStream loader = device_stream_;
+  loader.loads_only = true;
+  launch_inspect_frames(received_, 0, loader);
+  launch_read_directories(received_, loader);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (!plan_.has_size[size]) continue;
+    launch_decode_blocks(size, received_, Pass::kValidate, loader);
+    launch_decode_blocks(size, received_, Pass::kForward, loader);
+  }
+  launch_digest(received_, nullptr, 0, nullptr, loader);
 }
 
 void DeviceApplier::State::upload_tables() {
@@ -83,7 +100,7 @@ StateDigest digest_at(const PinnedMemory& sums, std::size_t tensor) {
 std::vector<StateDigest> DeviceApplier::State::digest_changes() {
   require_staged();
   const TraceRange<"device_apply.wait"> range;
-  wait_for(device_stream_.stream, options_.deadline, "apply");
+  host_.wait(device_stream_.stream, "apply");
   std::vector<StateDigest> out(table().size());
   if (received_.block_count == 0) return out;
   if (decision().block_input_error != kNoInputError) {
@@ -97,7 +114,7 @@ StateDigest DeviceApplier::State::prepare_expansion(Direction direction, cudaStr
   require_staged();
   require_invertible(direction);
   device_stream_.stream = stream;
-  return expansion_.prepare(table(), received_, plan_.has_size, direction, options_.deadline, device_stream_);
+  return expansion_.prepare(table(), received_, plan_.has_size, direction, host_, device_stream_);
 }
 
 void DeviceApplier::State::expand(std::size_t tensor, void* d_out, cudaStream_t stream) {
@@ -120,7 +137,7 @@ std::vector<StateDigest> DeviceApplier::State::digests(std::size_t first, std::s
                 sums_.as<std::uint64_t>(), device_stream_);
   tell("digest");
   copy_async(h_sums_.as() + offset, sums_.as() + offset, 16 * count, cudaMemcpyDeviceToHost, stream);
-  wait_for(stream, options_.deadline, "compute the digest");
+  host_.wait(stream, "compute the digest");
   for (std::size_t i = 0; i < count; ++i) out[i] = digest_at(h_sums_, first + i);
   return out;
 }

@@ -25,7 +25,7 @@ void require_nan_fillable_tensor(const TensorSpec& spec) {
 }  // namespace
 
 StateDigest NanExpansion::prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4],
-                                  Direction direction, std::chrono::milliseconds deadline, const DeviceStream& device) {
+                                  Direction direction, const HostWait& host, const DeviceStream& device) {
   prepared_ = false;
   pass_ = direction == Direction::kForward ? Pass::kForward : Pass::kInverse;
   tensors_.clear();
@@ -47,18 +47,18 @@ StateDigest NanExpansion::prepare(const TensorTable& table, const Received& rece
   for (unsigned size = 0; size < 4; ++size) {
     if (sizes[size]) launch_check_new_values(size, received, pass_, control_.as<ExpansionControl>(), device);
   }
-  read_decision(table, received, deadline, device);
+  read_decision(table, received, host, device);
   prepared_ = true;
   const auto& decision = *h_control_.as<ExpansionControl>();
   return {{decision.digest_lo, decision.digest_hi}};
 }
 
-void NanExpansion::read_decision(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
+void NanExpansion::read_decision(const TensorTable& table, const Received& received, const HostWait& host,
                                  const DeviceStream& device) {
   copy_async(h_ranges_.as(), ranges_.as(), ranges_.bytes(), cudaMemcpyDeviceToHost, device.stream);
   copy_async(h_control_.as(), control_.as(), control_.bytes(), cudaMemcpyDeviceToHost, device.stream);
   copy_async(h_received_.as(), received.control, sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device.stream);
-  wait_for(device.stream, deadline, "check the new values");
+  host.wait(device.stream, "check the new values");
   if (h_received_.as<ReceiveControl>()->block_input_error != kNoInputError) {
     throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
@@ -69,14 +69,14 @@ void NanExpansion::read_decision(const TensorTable& table, const Received& recei
     tensors_.push_back(t);
   }
   const std::uint64_t input_error = h_control_.as<ExpansionControl>()->nan_input_error;
-  if (input_error != kNoInputError) explain(table, received, input_error, deadline, device);
+  if (input_error != kNoInputError) explain(table, received, input_error, host, device);
 }
 
 void NanExpansion::explain(const TensorTable& table, const Received& received, std::uint64_t input_error,
-                           std::chrono::milliseconds deadline, const DeviceStream& device) {
+                           const HostWait& host, const DeviceStream& device) {
   ReceivedBlock block;
   copy_async(&block, received.blocks + (input_error >> 24), sizeof block, cudaMemcpyDeviceToHost, device.stream);
-  wait_for(device.stream, deadline, "hand back a block");
+  host.wait(device.stream, "hand back a block");
   const std::uint64_t element = std::uint64_t{block.first_tile} * kTileElems + (input_error & 0xFFFFFF);
   throw Error(ErrorCode::kUnsupported,
               fmt::format("element {} becomes a NaN, which says 'unchanged' in a NaN-masked tensor", element),

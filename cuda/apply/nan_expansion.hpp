@@ -3,12 +3,12 @@
 
 // Expands a staged delta into NaN-masked tensors on the device, as NanMaskedDelta does on the CPU.
 
-#include <chrono>
 #include <vector>
 
 #include "codec/apply.hpp"
 #include "cuda/apply/nan_masked_launchers.hpp"
 #include "cuda/common/device_memory.hpp"
+#include "cuda/common/device_stream.hpp"
 #include "sparsecast/digest.hpp"
 #include "sparsecast/tensor_table.hpp"
 
@@ -21,7 +21,7 @@ class NanExpansion {
   /// logarithm. Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were
   /// validated.
   StateDigest prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4], Direction direction,
-                      std::chrono::milliseconds deadline, const DeviceStream& device);
+                      const HostWait& host, const DeviceStream& device);
   /// Invalidates prepare(): the live tensors or the frames have changed.
   void forget() noexcept { prepared_ = false; }
 
@@ -33,10 +33,10 @@ class NanExpansion {
               const DeviceStream& device) const;
 
  private:
-  void read_decision(const TensorTable& table, const Received& received, std::chrono::milliseconds deadline,
+  void read_decision(const TensorTable& table, const Received& received, const HostWait& host,
                      const DeviceStream& device);
   [[noreturn]] void explain(const TensorTable& table, const Received& received, std::uint64_t input_error,
-                            std::chrono::milliseconds deadline, const DeviceStream& device);
+                            const HostWait& host, const DeviceStream& device);
 
   DeviceMemory ranges_, control_;
   PinnedMemory h_ranges_, h_control_, h_received_;

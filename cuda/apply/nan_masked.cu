@@ -36,15 +36,14 @@ std::uint64_t repeated(std::uint64_t word) {
 }  // namespace
 
 void launch_find_tensor_blocks(const Received& received, BlockRange* d_ranges, const DeviceStream& device) {
-  launch(find_tensor_blocks, grid_of_elements(received.block_count, device), kThreads, device.stream, received,
-         d_ranges);
+  launch(find_tensor_blocks, grid_of_elements(received.block_count, device), kThreads, device, received, d_ranges);
 }
 
 void launch_check_new_values(unsigned size, const Received& received, Pass pass, ExpansionControl* d_control,
                              const DeviceStream& device) {
   with_size(size, [&]<class T>() {
-    launch(check_new_values<T>, grid_for(received.block_count, kCheckCtas, device), kThreads, device.stream, received,
-           pass, d_control);
+    launch(check_new_values<T>, grid_for(received.block_count, kCheckCtas, device), kThreads, device, received, pass,
+           d_control);
   });
 }
 
@@ -54,7 +53,7 @@ void launch_fill_elements(unsigned size, std::uint64_t fill, std::byte* d_out, s
     const std::uint64_t twice = repeated<T>(fill);
     const auto low = static_cast<unsigned>(twice);
     const auto high = static_cast<unsigned>(twice >> 32);
-    launch(fill_elements<T>, grid_of_elements(elements / kInVector<T> + 1, device), kThreads, device.stream,
+    launch(fill_elements<T>, grid_of_elements(elements / kInVector<T> + 1, device), kThreads, device,
            reinterpret_cast<T*>(d_out), elements, static_cast<T>(fill), uint4{low, high, low, high});
   });
 }
@@ -62,8 +61,8 @@ void launch_fill_elements(unsigned size, std::uint64_t fill, std::byte* d_out, s
 void launch_expand_blocks(unsigned size, const Received& received, Pass pass, const BlockRange& range, std::byte* d_out,
                           const DeviceStream& device) {
   with_size(size, [&]<class T>() {
-    launch(expand_blocks<T>, grid_for(range.end - range.begin, kExpandCtas, device), kThreads, device.stream, received,
-           pass, range, reinterpret_cast<T*>(d_out));
+    launch(expand_blocks<T>, grid_for(range.end - range.begin, kExpandCtas, device), kThreads, device, received, pass,
+           range, reinterpret_cast<T*>(d_out));
   });
 }
 
@@ -73,11 +72,11 @@ void launch_masked_copy(unsigned size, const MaskedCopyPlan& plan, const std::by
     const auto* source = reinterpret_cast<const T*>(d_source);
     auto* destination = reinterpret_cast<T*>(d_destination);
     if (plan.contiguous) {
-      launch(masked_copy_contiguous<T>, grid_of_elements(plan.elements / kInVector<T> + 1, device), kThreads,
-             device.stream, source, destination, plan.elements, plan.nan);
+      launch(masked_copy_contiguous<T>, grid_of_elements(plan.elements / kInVector<T> + 1, device), kThreads, device,
+             source, destination, plan.elements, plan.nan);
     } else {
-      launch(masked_copy_strided<T>, grid_of_elements(plan.elements, device), kThreads, device.stream, source,
-             destination, plan.elements, plan.source, plan.destination, plan.nan);
+      launch(masked_copy_strided<T>, grid_of_elements(plan.elements, device), kThreads, device, source, destination,
+             plan.elements, plan.source, plan.destination, plan.nan);
     }
   });
 }

@@ -92,7 +92,7 @@ void DeviceApplier::State::inspect(std::span<const StreamFrames> deltas) {
   tell("inspect");
   copy_async(h_inspections_.as(), inspections_.as(), count * sizeof(FrameInspection), cudaMemcpyDeviceToHost,
              device_stream_.stream);
-  wait_for(device_stream_.stream, options_.deadline, "read the frames");
+  host_.wait(device_stream_.stream, "read the frames");
 }
 
 /// Checks the header of the frame with index `frame`, which stands where that of `sequence` belongs in its delta.
@@ -152,7 +152,7 @@ void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   }
   tell("validate");
   read_control();
-  wait_for(device_stream_.stream, options_.deadline, "validate");
+  host_.wait(device_stream_.stream, "validate");
   const std::uint64_t input_error = std::min(decision().directory_input_error, decision().block_input_error);
   if (input_error != kNoInputError) explain(input_error, deltas);
   if (keeps_replaced()) reserve(undo_, decision().undo_bytes);
@@ -167,7 +167,7 @@ void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const St
   const TensorTable& table = *tables_.table(delta.stream);
   Bytes record(frames()[f].record_bytes);
   copy_async(record.data(), frames()[f].record, record.size(), cudaMemcpyDeviceToHost, device_stream_.stream);
-  wait_for(device_stream_.stream, options_.deadline, "hand back a frame");
+  host_.wait(device_stream_.stream, "hand back a frame");
   const FrameReader frame(record, *delta.header, table);
   const BlockRef& block = frame.blocks()[number - frames()[f].first_block];
   ApplyScratch scratch;

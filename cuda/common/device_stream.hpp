@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Queries of the current device, and waits for a stream with a deadline.
+// Queries of the current device, and waits for work on a stream with a deadline.
 
 #include <fmt/format.h>
 
 #include <chrono>
 #include <thread>
 
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::cuda {
 
@@ -20,29 +20,49 @@ inline unsigned multiprocessors() {
   return static_cast<unsigned>(count);
 }
 
-/// Returns whether all work enqueued on the stream is done.
-inline bool is_done(cudaStream_t stream) {
-  const cudaError_t state = cudaStreamQuery(stream);
-  if (state == cudaErrorNotReady) {
-    // The runtime keeps this answer as its last error; whoever checks that after the next launch (CUB does) would find
-    // it.
-    static_cast<void>(cudaGetLastError());
-    return false;
-  }
-  check(state, "cudaStreamQuery");
-  return true;
+/// Throws Error{kUsage} while the stream is being captured into a graph: its work would not run, and a wait for it
+/// would never end.
+inline void require_not_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  if (status == cudaStreamCaptureStatusNone) return;
+  throw Error(ErrorCode::kUsage, "the stream is being captured into a CUDA graph; end the capture before");
 }
 
-/// Waits for all work enqueued on the stream. Throws Error{kTimeout} after `deadline`; its message says that the device
-/// did not `verb`.
-inline void wait_for(cudaStream_t stream, std::chrono::milliseconds deadline, const char* verb) {
-  const auto end = std::chrono::steady_clock::now() + deadline;
-  while (!is_done(stream)) {
-    if (std::chrono::steady_clock::now() > end) {
-      throw Error(ErrorCode::kTimeout, fmt::format("the device did not {} within {} ms", verb, deadline.count()));
+/// Waits of the host for what it has enqueued on a stream, by an event behind it: work that others enqueue on the
+/// stream meanwhile is not waited for. Made for the current device.
+class HostWait {
+ public:
+  /// `deadline` is the time limit of one wait.
+  explicit HostWait(std::chrono::milliseconds deadline) : deadline_(deadline) {}
+
+  /// Throws Error{kTimeout} after the deadline; its message says that the device did not `verb`.
+  void wait(cudaStream_t stream, const char* verb) const {
+    record(behind_.get(), stream);
+    const auto end = std::chrono::steady_clock::now() + deadline_;
+    while (!passed()) {
+      if (std::chrono::steady_clock::now() > end) {
+        throw Error(ErrorCode::kTimeout, fmt::format("the device did not {} within {} ms", verb, deadline_.count()));
+      }
+      std::this_thread::yield();
     }
-    std::this_thread::yield();
   }
-}
+
+ private:
+  bool passed() const {
+    const cudaError_t state = cudaEventQuery(behind_.get());
+    if (state == cudaErrorNotReady) {
+      // The runtime keeps this answer as its last error; whoever checks that after the next launch (CUB does) would
+      // find it.
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
+    check(state, "cudaEventQuery");
+    return true;
+  }
+
+  std::chrono::milliseconds deadline_;
+  Event behind_;
+};
 
 }  // namespace sparsecast::cuda

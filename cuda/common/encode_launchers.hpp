@@ -2,20 +2,14 @@
 #pragma once
 
 // Launchers of the kernels that detect and encode. Each enqueues one step of pipeline.hpp on `device.stream` and
-// returns without waiting.
+// returns without waiting. With `device.loads_only` it only loads the kernels of the step.
 
 #include <cstdint>
 
 #include "cuda/common/pipeline.hpp"
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::cuda {
-
-/// A stream and the size of its device.
-struct DeviceStream {
-  cudaStream_t stream = nullptr;
-  unsigned multiprocessors = 1;
-};
 
 /// Enqueues finding the changes of a chunk and forming its blocks.
 void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cuda/common/device_api.hpp"
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/streams.hpp"
 
 namespace sparsecast::cuda {
 
@@ -15,6 +15,7 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cudaStream_t stream,
             Arguments&&... arguments) {
 #if defined(SPARSECAST_CUDA_EMULATION)
+  emulation::count_launch(reinterpret_cast<const void*>(kernel));
   emulation::run_grid(stream, ctas, threads, [&] { kernel(arguments...); });
 #else
   cudaLaunchConfig_t config{};
@@ -22,6 +23,19 @@ void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cuda
   config.blockDim = dim3(threads);
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "cudaLaunchKernelEx");
+#endif
+}
+
+/// Does so on the stream of `device`, or loads the kernel (DeviceStream::loads_only).
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, const DeviceStream& device,
+            Arguments&&... arguments) {
+  if (!device.loads_only) return launch(kernel, ctas, threads, device.stream, std::forward<Arguments>(arguments)...);
+#if defined(SPARSECAST_CUDA_EMULATION)
+  emulation::count_load(reinterpret_cast<const void*>(kernel));
+#else
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "cudaFuncGetAttributes");
 #endif
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Owners of streams and events, and the device that a thread works on.
+// Owners of streams and events, the device that a thread works on, and the stream that launchers use.
 
 #include <utility>
 
@@ -53,6 +53,14 @@ class Event {
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+/// A stream and the size of its device.
+struct DeviceStream {
+  cudaStream_t stream = nullptr;
+  unsigned multiprocessors = 1;
+  /// Launchers only load their kernels, which the runtime otherwise does at the first launch, within a pause perhaps.
+  bool loads_only = false;
 };
 
 inline void record(cudaEvent_t event, cudaStream_t stream) { check(cudaEventRecord(event, stream), "cudaEventRecord"); }

@@ -19,11 +19,11 @@ __global__ void or_words(std::uint64_t* flags, const std::uint64_t* words, std::
 
 template <DetectSource kSource>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
-  launch(begin_chunk, 1, 1, device.stream, pipeline, chunk);
-  launch(detect<kSource>, grid_for(chunk.tile_end - chunk.tile_begin, kDetectCtas, device), kThreads, device.stream,
-         pipeline, chunk);
-  launch(form_blocks, grid_for(chunk.section_end - chunk.section_begin, kFormCtas, device), kThreads, device.stream,
-         pipeline, chunk);
+  launch(begin_chunk, 1, 1, device, pipeline, chunk);
+  launch(detect<kSource>, grid_for(chunk.tile_end - chunk.tile_begin, kDetectCtas, device), kThreads, device, pipeline,
+         chunk);
+  launch(form_blocks, grid_for(chunk.section_end - chunk.section_begin, kFormCtas, device), kThreads, device, pipeline,
+         chunk);
 }
 
 }  // namespace
@@ -46,8 +46,7 @@ void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& c
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count,
                      const DeviceStream& device) {
   if (count == 0) return;
-  launch(or_words, grid_for((count + kThreads - 1) / kThreads, kOrCtas, device), kThreads, device.stream, flags, words,
-         count);
+  launch(or_words, grid_for((count + kThreads - 1) / kThreads, kOrCtas, device), kThreads, device, flags, words, count);
 }
 
 }  // namespace sparsecast::cuda

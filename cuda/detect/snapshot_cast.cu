@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kThreads)
 void launch_cast_masters(const std::uint32_t* d_masters, std::uint16_t* d_bf16, const StridedView& view,
                          std::uint64_t elements, const DeviceStream& device) {
   if (elements == 0) return;
-  launch(cast_masters, grid_for((elements + kThreads - 1) / kThreads, kCtas, device), kThreads, device.stream,
-         d_masters, d_bf16, view, elements);
+  launch(cast_masters, grid_for((elements + kThreads - 1) / kThreads, kCtas, device), kThreads, device, d_masters,
+         d_bf16, view, elements);
 }
 
 }  // namespace sparsecast::cuda

@@ -42,6 +42,7 @@ class DeviceEncoder::State {
 
  private:
   void upload_tables();
+  void load_kernels();
   void enqueue_chunks(std::uint32_t first);
   void enqueue_frames();
   void enqueue_assembly();
@@ -68,6 +69,7 @@ class DeviceEncoder::State {
   TilePlan plan_;
   Pipeline pipeline_;
   DeviceStream device_stream_;
+  HostWait host_;
   std::uint64_t table_bytes_ = 0;
   std::uint64_t table_elements_ = 0;
   std::unique_ptr<SnapshotPrefetch> prefetch_;
@@ -85,7 +87,7 @@ class DeviceEncoder::State {
 
 DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh,
                             const EncodeOptions& options, const DeviceEncoderOptions& device)
-    : source_(source), device_(device), plan_(std::move(plan)) {
+    : source_(source), device_(device), plan_(std::move(plan)), host_(device.deadline) {
   device_stream_.multiprocessors = multiprocessors();
   table_bytes_ = tables.all().bytes();
   table_elements_ = tables.all().elements();
@@ -151,6 +153,19 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table_bytes_ / 16);
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
+  load_kernels();
+}
+
+void DeviceEncoder::State::load_kernels() {
+  DeviceStream loader = device_stream_;
+  loader.loads_only = true;
+  launch_detect(source_, pipeline_, {}, loader);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, {}, loader);
+  }
+  launch_cut_frames(pipeline_, loader);
+  launch_assemble_frames(pipeline_, 0, 0, loader);
+  launch_place_headers(pipeline_, nullptr, 0, loader);
 }
 
 void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
@@ -215,7 +230,7 @@ void DeviceEncoder::State::start(cudaStream_t stream) {
 
 void DeviceEncoder::State::wait_for_counts() {
   const TraceRange<"device_encode.wait"> range;
-  wait_for(device_stream_.stream, device_.deadline, "encode");
+  host_.wait(device_stream_.stream, "encode");
 }
 
 void DeviceEncoder::State::grow_arena() {

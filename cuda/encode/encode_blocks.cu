@@ -9,8 +9,8 @@ namespace {
 
 template <DetectSource kSource, class T>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
-  launch(encode_blocks<kSource, T>, encode_grid(chunk.tile_end - chunk.tile_begin, device), kThreads, device.stream,
-         pipeline, chunk);
+  launch(encode_blocks<kSource, T>, encode_grid(chunk.tile_end - chunk.tile_begin, device), kThreads, device, pipeline,
+         chunk);
 }
 
 template <DetectSource kSource>

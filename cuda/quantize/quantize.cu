@@ -27,7 +27,7 @@ void with_access(DType dtype, RowAccess access, const Body& body) {
 void launch_block_amax(DType dtype, RowAccess access, const QuantizePlan& plan, const void* d_source, float* d_amax,
                        const DeviceStream& device) {
   with_access(dtype, access, [&]<class Bits, unsigned kCount>() {
-    launch(block_amaxes<Bits, kCount>, grid_of(plan, device), kThreads, device.stream, plan,
+    launch(block_amaxes<Bits, kCount>, grid_of(plan, device), kThreads, device, plan,
            static_cast<const typename Bits::Word*>(d_source), d_amax);
   });
 }
@@ -35,7 +35,7 @@ void launch_block_amax(DType dtype, RowAccess access, const QuantizePlan& plan, 
 void launch_quantize(DType dtype, RowAccess access, const QuantizePlan& plan, const void* d_source, const float* d_amax,
                      std::byte* d_fp8, float* d_scale_inv, const DeviceStream& device) {
   with_access(dtype, access, [&]<class Bits, unsigned kCount>() {
-    launch(quantize_blocks<Bits, kCount>, grid_of(plan, device), kThreads, device.stream, plan,
+    launch(quantize_blocks<Bits, kCount>, grid_of(plan, device), kThreads, device, plan,
            static_cast<const typename Bits::Word*>(d_source), d_amax, reinterpret_cast<std::uint8_t*>(d_fp8),
            d_scale_inv);
   });

@@ -16,7 +16,7 @@ namespace sparsecast {
 class DeviceContext {
  public:
   /// Throws Error{kUnsupported} without a device.
-  explicit DeviceContext(const DeviceOptions& options) : deadline_(options.deadline), stream_(options.stream) {
+  explicit DeviceContext(const DeviceOptions& options) : options_(options), stream_(options.stream) {
     int devices = 0;
     cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     if (options.device >= devices) {
@@ -25,24 +25,30 @@ class DeviceContext {
     }
     device_ = options.device;
     if (device_ < 0) cuda::check(cudaGetDevice(&device_), "cudaGetDevice");
-    if (stream_ != nullptr) return;
     const cuda::DeviceGuard guard(device_);
+    host_ = std::make_unique<cuda::HostWait>(options.deadline);
+    if (stream_ != nullptr) return;
     own_stream_ = std::make_unique<cuda::Stream>();
     stream_ = own_stream_->get();
   }
 
-  /// Makes the device current until the guard is destroyed; every public call that uses the device holds one.
-  cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device_); }
+  /// Makes the device current until the guard is destroyed; every public call that uses the device holds one. Throws
+  /// Error{kUsage} while the stream is being captured.
+  cuda::DeviceGuard enter() const {
+    cuda::require_not_captured(stream_);
+    return cuda::DeviceGuard(device_);
+  }
   int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }
-  std::chrono::milliseconds deadline() const noexcept { return deadline_; }
-  void wait(const char* verb) const { cuda::wait_for(stream_, deadline_, verb); }
+  std::chrono::milliseconds deadline() const noexcept { return options_.deadline; }
+  void wait(const char* verb) const { host_->wait(stream_, verb); }
 
  private:
   int device_ = 0;
-  std::chrono::milliseconds deadline_;
+  DeviceOptions options_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<cuda::Stream> own_stream_;
+  std::unique_ptr<cuda::HostWait> host_;
 };
 
 }  // namespace sparsecast

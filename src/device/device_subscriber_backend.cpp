@@ -171,7 +171,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
       load(t, expanded_.as(), context_.stream());
     }
     if (order.written != nullptr) cuda::record(order.written, context_.stream());
-    cuda::wait_for(context_.stream(), context_.deadline(), "load the tensors");
+    context_.wait("load the tensors");
   }
 
   bool on_device() const noexcept override { return true; }

@@ -79,7 +79,7 @@ using SharedBytes = std::unique_ptr<std::byte[], FreeShared>;
 inline std::vector<std::byte> read_device(const std::byte* at, std::size_t bytes, cudaStream_t stream) {
   std::vector<std::byte> out(bytes);
   cuda::check(cudaMemcpyAsync(out.data(), at, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
-  cuda::wait_for(stream, std::chrono::seconds(20), "hand back bytes");
+  cuda::HostWait(std::chrono::seconds(20)).wait(stream, "hand back bytes");
   return out;
 }
 

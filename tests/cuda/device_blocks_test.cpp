@@ -157,7 +157,7 @@ struct Stream {
     encoder.start(nullptr);
     const cuda::DeviceFrames frames = encoder.finish(test_header(table, options));
 #if defined(SPARSECAST_CUDA_EMULATION)
-    EXPECT_EQ(emulation::runtime_counts().stream_queries - counts.stream_queries, expected_waits);
+    EXPECT_EQ(emulation::runtime_counts().queries - counts.queries, expected_waits);
     if (expected_waits == 1) {
       EXPECT_EQ(emulation::runtime_counts().allocations, counts.allocations);
     }
@@ -224,10 +224,10 @@ TEST(DeviceEncoderErrors, AreTypedAndNameWhatIsWrong) {
 #if defined(SPARSECAST_CUDA_EMULATION)
 TEST(DeviceEncoderErrors, NeitherWaitingNorAFailedCallLeavesAnErrorForTheNextWhoAsks) {
   emulation::be_busy(3);
-  cuda::wait_for(nullptr, std::chrono::seconds(10), "finish");
+  cuda::HostWait(std::chrono::seconds(10)).wait(nullptr, "finish");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   emulation::be_busy(1'000'000'000);
-  expect_error(ErrorCode::kTimeout, [] { cuda::wait_for(nullptr, std::chrono::milliseconds(1), "finish"); },
+  expect_error(ErrorCode::kTimeout, [] { cuda::HostWait(std::chrono::milliseconds(1)).wait(nullptr, "finish"); },
                {"finish"});
   emulation::be_busy(0);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);

@@ -282,7 +282,7 @@ TEST(DevicePublisherMemory, TheSteadyStateAllocatesNothingAndWaitsOnce) {
   const emulation::RuntimeCounts after = emulation::runtime_counts();
   EXPECT_EQ(after.allocations, before.allocations);
   EXPECT_EQ(after.objects, before.objects);
-  EXPECT_EQ(after.stream_queries, before.stream_queries + 1);
+  EXPECT_EQ(after.queries, before.queries + 1);
   EXPECT_LT(after.copied_bytes - before.copied_bytes, 20'000U) << "no copy of the weights";
 }
 
@@ -299,7 +299,7 @@ TEST(DevicePublisherMemory, APinnedSnapshotComesOnceAndOnlyChangesGoBack) {
   }
   const emulation::RuntimeCounts after = emulation::runtime_counts();
   EXPECT_EQ(after.allocations, before.allocations);
-  EXPECT_EQ(after.stream_queries, before.stream_queries + 1);
+  EXPECT_EQ(after.queries, before.queries + 1);
   EXPECT_GE(after.copied_bytes - before.copied_bytes, 60'000U);
   EXPECT_LT(after.copied_bytes - before.copied_bytes, 80'000U);
 }
@@ -319,6 +319,18 @@ TEST(DevicePublisherOrder, WaitsForTheWeightsAndKeepsTheCallersDevice) {
   Bytes host(60'000);
   Publisher on_host(small.table, make_host_snapshot(*small.table, {host}), {});
   expect_error(ErrorCode::kUsage, [&] { on_host.publish(&ready); }, {"event"});
+}
+
+TEST(DevicePublisherOrder, RefusesAStreamThatIsCapturedAndGoesOnAfterwards) {
+  Small small;
+  Random random(8);
+  Publisher publisher(small.table, make_device_snapshot(small.table, {small.live[0]}), {});
+  small.train(random);
+  emulation::capture_streams(true);
+  expect_error(ErrorCode::kUsage, [&] { publisher.publish(); }, {"captured", "graph"});
+  emulation::capture_streams(false);
+  EXPECT_GT(publisher.publish().result.changed, 0U);
+  publisher.commit(publisher.version() + 1);
 }
 
 TEST(DevicePublisherMemory, WhatDoesNotFitIsUnsupportedAndLeavesNothingBehind) {

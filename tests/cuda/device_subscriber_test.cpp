@@ -362,7 +362,7 @@ TEST(DeviceSubscriberMemory, TheSteadyStateAllocatesNothingAndWaitsForDecisionsO
     on_device ? engine.stage_on_device(delta) : engine.subscriber->stage(delta);
     engine.subscriber->apply();
     const emulation::RuntimeCounts after = emulation::runtime_counts();
-    EXPECT_EQ(after.stream_queries, before.stream_queries + 3);
+    EXPECT_EQ(after.queries, before.queries + 3);
     EXPECT_EQ(after.objects, before.objects);
     if (version > 2) {
       EXPECT_EQ(after.allocations, before.allocations);

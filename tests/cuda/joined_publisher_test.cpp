@@ -154,11 +154,12 @@ emulation::RuntimeCounts cost_of(std::size_t streams) {
 
 TEST(JoinedPublisher, CostsADeviceTheSameWhateverTheNumberOfStreams) {
   const emulation::RuntimeCounts one = cost_of(1);
-  EXPECT_EQ(one.stream_queries, 1U);
+  EXPECT_EQ(one.queries, 1U);
+  EXPECT_EQ(one.late_loads, 0U);
   for (const std::size_t streams : {4U, 16U, 64U}) {
     const emulation::RuntimeCounts many = cost_of(streams);
     EXPECT_EQ(many.launches, one.launches) << streams << " streams";
-    EXPECT_EQ(many.stream_queries, one.stream_queries) << streams << " streams";
+    EXPECT_EQ(many.queries, one.queries) << streams << " streams";
     EXPECT_EQ(many.copies, one.copies) << streams << " streams";
     EXPECT_EQ(many.allocations, 0U) << streams << " streams";
     EXPECT_LE(many.bus_bytes, one.bus_bytes + 200 * streams) << streams << " streams";

@@ -60,7 +60,7 @@ void DeviceStorage::write(const LocalStorage& tensors) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     cuda::copy_async(memory_[t].as(), tensors[t].data(), sizes_[t], cudaMemcpyHostToDevice, nullptr);
   }
-  cuda::wait_for(nullptr, kTimeout, "take the weights");
+  cuda::HostWait(kTimeout).wait(nullptr, "take the weights");
 }
 
 LocalStorage DeviceStorage::read() const {

@@ -160,6 +160,12 @@ void host_waits_for(const Agent& stream) {
   history().host_goes_on();
 }
 
+void host_waits_for(const Clock& event) {
+  const std::lock_guard lock(history().mutex);
+  join(history().host.clock, event);
+  history().host_goes_on();
+}
+
 void host_waits_for_all() {
   const std::lock_guard lock(history().mutex);
   join(history().host.clock, history().newest);

@@ -40,6 +40,7 @@ void touch(const void* at, std::size_t bytes, bool writes, const void* place);
 void record(Agent& stream, Clock& event);
 void wait(Agent& stream, const Clock& event);
 void host_waits_for(const Agent& stream);
+void host_waits_for(const Clock& event);
 /// Records the release of memory, which waits for all work.
 void host_waits_for_all();
 

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -26,8 +28,8 @@ namespace orders = sparsecast::emulation::orders;
 using sparsecast::emulation::races::kWatched;
 
 struct {
-  std::atomic<std::size_t> allocations{0}, live_allocations{0}, objects{0}, copied_bytes{0}, stream_queries{0};
-  std::atomic<std::size_t> copies{0}, bus_bytes{0}, launches{0};
+  std::atomic<std::size_t> allocations{0}, live_allocations{0}, objects{0}, copied_bytes{0}, queries{0};
+  std::atomic<std::size_t> copies{0}, bus_bytes{0}, launches{0}, late_loads{0};
 } counts;
 std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
@@ -35,6 +37,9 @@ thread_local cudaError_t last_error = cudaSuccess;
 thread_local int busy_questions = 0;
 thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
+std::atomic<bool> capturing = false;
+std::mutex loaded_mutex;
+std::set<const void*> loaded;  ///< Kernels.
 constexpr int kDevices = 2;
 
 orders::Agent& agent_of(cudaStream_t stream) {
@@ -68,6 +73,14 @@ void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
   if constexpr (kWatched) orders::touch(at, bytes, writes, place);
 }
 
+/// Counts a query; returns whether the test wants the device to be busy.
+bool is_busy() {
+  ++counts.queries;
+  if (busy_questions == 0) return false;
+  --busy_questions;
+  return true;
+}
+
 void wait_for(cudaStream_t stream) {
   sparsecast::emulation::finish_copies();
   if constexpr (kWatched) orders::host_waits_for(agent_of(stream));
@@ -99,20 +112,26 @@ cudaError_t release(void* at) {
 namespace sparsecast::emulation {
 
 RuntimeCounts runtime_counts() {
-  return {counts.allocations,    counts.live_allocations, counts.objects,   counts.copied_bytes,
-          counts.stream_queries, counts.copies,           counts.bus_bytes, counts.launches};
+  return {counts.allocations, counts.live_allocations, counts.objects,  counts.copied_bytes, counts.queries,
+          counts.copies,      counts.bus_bytes,        counts.launches, counts.late_loads};
 }
 RuntimeCounts RuntimeCounts::since(const RuntimeCounts& before) const {
-  return {allocations - before.allocations,
-          live_allocations - before.live_allocations,
-          objects - before.objects,
-          copied_bytes - before.copied_bytes,
-          stream_queries - before.stream_queries,
-          copies - before.copies,
-          bus_bytes - before.bus_bytes,
-          launches - before.launches};
+  return {allocations - before.allocations, live_allocations - before.live_allocations,
+          objects - before.objects,         copied_bytes - before.copied_bytes,
+          queries - before.queries,         copies - before.copies,
+          bus_bytes - before.bus_bytes,     launches - before.launches,
+          late_loads - before.late_loads};
 }
-void count_launch() { ++counts.launches; }
+void capture_streams(bool capture) { capturing = capture; }
+void count_launch(const void* kernel) {
+  ++counts.launches;
+  const std::lock_guard lock(loaded_mutex);
+  if (!loaded.contains(kernel)) ++counts.late_loads;
+}
+void count_load(const void* kernel) {
+  const std::lock_guard lock(loaded_mutex);
+  loaded.insert(kernel);
+}
 void defer_copies(bool defer) {
   finish_copies();
   deferring = defer;
@@ -202,12 +221,18 @@ cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  ++counts.stream_queries;
-  if (busy_questions > 0) {
-    --busy_questions;
-    return kept(cudaErrorNotReady);
-  }
+  if (is_busy()) return kept(cudaErrorNotReady);
   wait_for(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (is_busy()) return kept(cudaErrorNotReady);
+  sparsecast::emulation::finish_copies();
+  if constexpr (kWatched) orders::host_waits_for(event->before);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {

@@ -19,6 +19,8 @@ struct CUevent_st {
 };
 using cudaEvent_t = CUevent_st*;
 
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -77,6 +79,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 
 // Runtime functions of benchmarks. Nothing takes time here: one millisecond is between any two events.
@@ -104,24 +108,28 @@ class OnStream {
 struct RuntimeCounts {
   std::size_t allocations = 0;
   std::size_t live_allocations = 0;
-  std::size_t objects = 0;         ///< Streams and events that were made.
-  std::size_t copied_bytes = 0;    ///< Bytes copied by cudaMemcpyAsync and cudaMemcpy2DAsync.
-  std::size_t stream_queries = 0;  ///< Each answers at once, so these are the host's waits.
-  std::size_t copies = 0;          ///< Calls of these two functions.
-  std::size_t bus_bytes = 0;       ///< Bytes that they copied between host and device.
-  std::size_t launches = 0;        ///< Launches of kernels.
+  std::size_t objects = 0;       ///< Streams and events that were made.
+  std::size_t copied_bytes = 0;  ///< Bytes copied by cudaMemcpyAsync and cudaMemcpy2DAsync.
+  std::size_t queries = 0;       ///< Of streams and events; each answers at once, so these are the host's waits.
+  std::size_t copies = 0;        ///< Calls of these two functions.
+  std::size_t bus_bytes = 0;     ///< Bytes that they copied between host and device.
+  std::size_t launches = 0;      ///< Launches of kernels.
+  std::size_t late_loads = 0;    ///< Launches of kernels that nothing had loaded before.
 
   /// Returns what was counted since `before`.
   RuntimeCounts since(const RuntimeCounts& before) const;
 };
 RuntimeCounts runtime_counts();
-/// Counts a launch.
-void count_launch();
+/// Count a launch of a kernel, and that it was loaded.
+void count_launch(const void* kernel);
+void count_load(const void* kernel);
 /// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
 /// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.
 void defer_copies(bool defer);
 /// Runs the deferred copies that are left.
 void finish_copies();
+/// Says that every stream is being captured into a graph, or that none is.
+void capture_streams(bool capture);
 /// Answers that many of the next queries of this thread whether a stream is done with cudaErrorNotReady.
 void be_busy(int questions);
 /// Makes the allocation after `successes` more fail; a negative number means none.

@@ -209,7 +209,6 @@ void run_grid(CUstream_st* stream, unsigned blocks, unsigned threads, const std:
   if (blocks == 0 || threads == 0 || threads > 1024) throw EmulationError("an impossible grid");
   if (block.active) throw EmulationError("a launch from within a kernel");
   finish_copies();
-  count_launch();
   const OnStream on_stream(stream);
   // Kernels' shared variables are static: threads that launch take turns.
   static std::mutex turn;
