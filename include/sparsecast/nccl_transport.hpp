@@ -57,10 +57,12 @@ struct FramePiece {
 /// One transfer of a round: all that one source has for one channel. Its bytes are the same range on every rank of the
 /// channel, whatever the source puts there, and the head is what a receiver must know of it.
 struct FrameTransfer {
+  static constexpr std::uint64_t kMaxHeadBytes = std::uint64_t{1} << 24;
+
   NcclTransport* channel = nullptr;
   int source = 0;           ///< Rank in the channel.
   int error = 0;            ///< Not 0: the ErrorCode that keeps the source from sending.
-  Bytes head;               ///< At most 16 MiB; about 8 KB travel at no further cost.
+  Bytes head;               ///< At most kMaxHeadBytes; about 8 KB travel at no further cost.
   std::uint64_t bytes = 0;  ///< Length of the range.
   /// Device memory of the whole range, which NCCL reads on the source and writes on other ranks, without a copy. Null:
   /// `pieces` are gathered in memory of the channel on the source, and get their bytes from there on other ranks, where

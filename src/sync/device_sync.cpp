@@ -46,6 +46,7 @@ class DeviceSource final : public SourceSteps {
 
   void send(int refused, Deadline deadline) override {
     transfer_.error = refused;
+    if (transfer_.head.size() > FrameTransfer::kMaxHeadBytes) transfer_.error = static_cast<int>(ErrorCode::kUsage);
     NcclTransport::exchange_heads({&transfer_, 1}, deadline);
     NcclTransport::broadcast_frames({&transfer_, 1}, deadline);
   }

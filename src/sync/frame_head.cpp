@@ -88,10 +88,15 @@ std::vector<DeviceRecord> StreamHead::frames_in(const std::byte* d_range) const 
 }
 
 void FrameHead::add(const DeviceDelta& delta) {
-  StreamHead stream;
-  stream.header = delta.header;
-  stream.commit = delta.commit;
+  StreamHead stream{.header = delta.header, .commit = delta.commit, .sizes = {}, .offsets = {}};
   for (const DeviceRecord& frame : delta.frames) stream.sizes.push_back(frame.record_bytes);
+  place(stream, bytes);
+  streams.push_back(std::move(stream));
+}
+
+void FrameHead::add(const Delta& delta) {
+  StreamHead stream{.header = delta.header, .commit = delta.commit, .sizes = {}, .offsets = {}};
+  for (const Bytes& frame : delta.frames) stream.sizes.push_back(static_cast<std::uint32_t>(frame.size()));
   place(stream, bytes);
   streams.push_back(std::move(stream));
 }

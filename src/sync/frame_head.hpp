@@ -35,8 +35,9 @@ struct FrameHead {
   std::vector<StreamHead> streams;
   std::uint64_t bytes = 0;  ///< Length of the range.
 
-  /// Appends a stream, and gives its frames their places.
+  /// Append a stream, and give its frames their places.
   void add(const DeviceDelta& delta);
+  void add(const Delta& delta);
   Bytes pack() const;
 };
 
@@ -44,7 +45,8 @@ struct FrameHead {
 /// Error{kCorrupt} unless every length holds. Header and commit records are not parsed.
 FrameHead parse_frame_head(ConstBytes head, std::uint64_t range_bytes);
 
-/// Returns the memory in which the frames of these deltas already lie as in the range of the head, or null.
+/// Returns the memory in which the frames of these deltas, which are all of the head, already lie as in its range, or
+/// null.
 const std::byte* range_of_frames(const FrameHead& head, std::span<const DeviceDelta* const> deltas);
 
 }  // namespace sparsecast

@@ -57,6 +57,19 @@ TEST(FrameHead, SeveralStreamsComeBack) {
   EXPECT_TRUE(parse_frame_head(FrameHead{}.pack(), 0).streams.empty());
 }
 
+TEST(FrameHead, ADeltaOnTheHostHasTheHeadOfTheSameDeltaOnADevice) {
+  const std::vector<DeviceDelta> deltas = deltas_in(kFrameMemory.data(), kFrameAlignment);
+  FrameHead head;
+  for (const DeviceDelta& on_device : deltas) {
+    Delta delta;
+    delta.header = on_device.header;
+    delta.commit = on_device.commit;
+    for (const DeviceRecord& frame : on_device.frames) delta.frames.emplace_back(frame.record_bytes);
+    head.add(delta);
+  }
+  EXPECT_EQ(head.pack(), head_of_deltas(deltas).pack());
+}
+
 TEST(FrameHead, FramesAreSentFromWhereTheyLieOnlyIfThatIsTheRange) {
   const auto range_of = [](const std::vector<DeviceDelta>& deltas) {
     std::vector<const DeviceDelta*> pointers;

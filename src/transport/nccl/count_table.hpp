@@ -20,8 +20,6 @@ enum class TableKind : std::uint32_t { kHostRecords = 1, kFrames = 2 };
 /// 35 routes.
 inline constexpr std::size_t kTableSizes = 1017;
 inline constexpr std::size_t kTableHeadBytes = kTableSizes * sizeof(std::uint64_t);
-/// Limit for a head: the sizes of four million frames.
-inline constexpr std::uint64_t kMostHeadBytes = std::uint64_t{1} << 24;
 
 struct CountTable {
   std::uint32_t magic = 0;

@@ -117,12 +117,13 @@ void NcclTransport::Round::exchange_heads() {
   std::optional<Error> refused;
   for (const Part& part : parts_) {
     FrameTransfer& transfer = *part.transfer;
-    if (!part.sends || transfer.error != 0 || transfer.head.size() <= kMostHeadBytes) continue;
+    if (!part.sends || transfer.error != 0 || transfer.head.size() <= FrameTransfer::kMaxHeadBytes) continue;
     // The other ranks wait for a table: they get one with the error, and the channels stay open.
     transfer.error = static_cast<int>(ErrorCode::kUsage);
-    refused = Error(ErrorCode::kUsage,
-                    fmt::format("a head of {} bytes; at most {} are sent", transfer.head.size(), kMostHeadBytes),
-                    part.group->context(phase_));
+    refused = Error(
+        ErrorCode::kUsage,
+        fmt::format("a head of {} bytes; at most {} are sent", transfer.head.size(), FrameTransfer::kMaxHeadBytes),
+        part.group->context(phase_));
   }
   Group::guard(groups_, phase_, [&] {
     for (const Part& part : parts_) part.group->coordinator_ = part.transfer->source;
@@ -169,7 +170,8 @@ void NcclTransport::Round::take_tables() {
     const std::uint64_t sequence = tables_[i].sequence;
     std::memcpy(&tables_[i], h_tables + i * sizeof(CountTable), sizeof(CountTable));
     const CountTable& table = tables_[i];
-    check_table(table, TableKind::kFrames, sequence, {kMostHeadBytes, parts_[i].group->options_.max_bytes});
+    check_table(table, TableKind::kFrames, sequence,
+                {FrameTransfer::kMaxHeadBytes, parts_[i].group->options_.max_bytes});
     FrameTransfer& transfer = *parts_[i].transfer;
     transfer.error = static_cast<int>(table.error_code);
     transfer.bytes = table.total;

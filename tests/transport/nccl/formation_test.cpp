@@ -120,7 +120,7 @@ TEST(CountTable, AHeadComesBackAndItsRestIsChecked) {
   for (const std::size_t size : {std::size_t{0}, std::size_t{5}, kTableHeadBytes, kTableHeadBytes + 3}) {
     const Bytes head(size, std::byte{9});
     const CountTable table = make_head_table(4, head, 12345);
-    check_table(table, TableKind::kFrames, 4, {kMostHeadBytes, 1 << 20});
+    check_table(table, TableKind::kFrames, 4, {FrameTransfer::kMaxHeadBytes, 1 << 20});
     EXPECT_EQ(table.total, 12345U);
     Bytes back = head_of(table);
     ASSERT_EQ(back.size(), size);

@@ -130,7 +130,7 @@ TEST_F(NcclRound, TablesThatCannotBeBelievedAreRefused) {
       {[](CountTable& t) { t.protocol += 1; }, ErrorCode::kUnsupported},
       {[](CountTable& t) { t.kind = TableKind::kHostRecords; }, ErrorCode::kGroupMismatch},
       {[](CountTable& t) { t.sequence += 1; }, ErrorCode::kGroupMismatch},
-      {[](CountTable& t) { t.count = kMostHeadBytes + 1; }, ErrorCode::kCorrupt},
+      {[](CountTable& t) { t.count = FrameTransfer::kMaxHeadBytes + 1; }, ErrorCode::kCorrupt},
       {[](CountTable& t) { t.count = ~std::uint64_t{0}; }, ErrorCode::kCorrupt},
       {[](CountTable& t) { t.total = std::uint64_t{1} << 31; }, ErrorCode::kCorrupt},
       {[](CountTable& t) { t.error_code = 3; }, ErrorCode::kCorrupt},

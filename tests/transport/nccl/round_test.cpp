@@ -120,7 +120,7 @@ TEST_F(NcclRound, AHeadThatIsTooLongIsTheSourcesErrorAndTheChannelLives) {
     FrameTransfer transfer;
     transfer.channel = &channel;
     if (channel.rank() == 0) {
-      transfer.head.resize(kMostHeadBytes + 1);
+      transfer.head.resize(FrameTransfer::kMaxHeadBytes + 1);
       expect_error(ErrorCode::kUsage, [&] { NcclTransport::exchange_heads({&transfer, 1}, in(20s)); }, {"16777217"});
     } else {
       NcclTransport::exchange_heads({&transfer, 1}, in(20s));
