@@ -53,7 +53,7 @@ void require_consistent(std::span<const std::uint64_t> sizes, std::uint64_t tota
 }
 
 void count_table(Reader input) {
-  auto table = make_table(TableKind::kHostRecords, 7, {});
+  auto table = make_table(7, {});
   const auto flags = input.next<std::uint8_t>();
   if (flags & 1) table.kind = static_cast<TableKind>(input.next<std::uint32_t>());
   if (flags & 2) table.protocol = input.next<std::uint32_t>();
@@ -66,13 +66,13 @@ void count_table(Reader input) {
     table.sizes[i] = flags & 128 ? input.next<std::uint64_t>() : input.next<std::uint16_t>();
   const auto bytes = std::as_bytes(std::span(&table, 1));
   table.checksum = xxh3_64(std::as_bytes(std::span(table.sizes)), xxh3_64(bytes.first(offsetof(CountTable, checksum))));
-  const TableLimits limits{kMostRecords, kMostBytes, kMostBytes / 2};
+  const TableLimits limits{kMostRecords, kMostBytes};
   try {
     check_table(table, TableKind::kHostRecords, 7, limits);
     std::vector<std::uint64_t> sizes = sizes_of(table);
     require(sizes.size() <= kMostRecords);
     for (std::size_t i = kTableSizes; i < sizes.size(); ++i) sizes[i] = input.next<std::uint16_t>();
-    check_sizes(table, sizes, limits);
+    check_sizes(table, sizes);
     require_consistent(sizes, table.total);
   } catch (const Error&) {
   }

@@ -78,6 +78,10 @@ mkdir -p build/fuzz/seeds/sharded
 printf '\0\0\0\0\0\1\0\0\0%032d%032d' 0 0 >build/fuzz/seeds/sharded/vote
 printf '\1\xa2\x66format\1\x65roles\x80' >build/fuzz/seeds/sharded/rank_infos
 
+mkdir -p build/fuzz/seeds/frame_head
+printf '\x40\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\x8\0\0\0\x8\0\0\0\1\0\0\0\0\0\0\0%08d%08d\x40\0\0\0\0\0\0\0' 0 0 \
+  >build/fuzz/seeds/frame_head/one_stream
+
 mkdir -p build/fuzz/seeds/s3_answers
 printf '\0<?xml version="1.0"?><a b="c"><d>&lt;&#x41;</d><e/></a>' >build/fuzz/seeds/s3_answers/xml
 printf '\1<ListBucketResult><Contents><Key>k</Key><LastModified>2026-11-21T10:20:30.123Z</LastModified><Size>5</Size></Contents><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>' >build/fuzz/seeds/s3_answers/listing
@@ -113,6 +117,7 @@ seeds_of() {
     bootstrap_fuzz) printf '%s\n' build/fuzz/seeds/bootstrap ;;
     channel_fuzz) printf '%s\n' build/fuzz/seeds/channel ;;
     sharded_fuzz) printf '%s\n' build/fuzz/seeds/sharded ;;
+    frame_head_fuzz) printf '%s\n' build/fuzz/seeds/frame_head ;;
     s3_answers_fuzz) printf '%s\n' build/fuzz/seeds/s3_answers ;;
     interop_fuzz) printf '%s\n' build/fuzz/seeds/interop ;;
     log_records_fuzz) printf '%s\n' build/fuzz/seeds/log_records ;;

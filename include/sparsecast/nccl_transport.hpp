@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,25 +36,44 @@ SPARSECAST_API std::string nccl_version_text(int version);
 
 struct NcclOptions {
   int device = -1;  ///< CUDA ordinal; -1: the calling thread's current device.
-  /// Bytes of each of the two staging buffers, in device and in pinned host memory; also the maximum device bucket.
-  /// Must be the same on every rank.
+  /// Bytes of each of the two staging buffers, in device and in pinned host memory. Must be the same on every rank.
   std::uint64_t staging_bytes = std::uint64_t{32} << 20;
   std::uint64_t max_records = std::uint64_t{1} << 22;  ///< Limit that a receiver checks before it allocates.
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;    ///< Limit for all records of one broadcast.
+  std::uint64_t max_bytes = std::uint64_t{1} << 40;    ///< Limit for all records, or all frames, of one transfer.
   /// Whether staging memory is allocated by ncclMemAlloc and registered, when every rank supports that.
   bool register_memory = true;
 };
 
-/// One bucket in device memory.
-struct DeviceBucket {
-  const void* d_data = nullptr;
+class NcclTransport;
+
+/// Part of the bytes of a transfer that lies elsewhere than the rest.
+struct FramePiece {
+  std::byte* data = nullptr;  ///< Only read on the source.
+  std::uint64_t offset = 0;   ///< Where it begins in the bytes of the transfer.
   std::uint64_t bytes = 0;
+  bool on_device = true;  ///< Device memory; otherwise host memory, of any kind.
 };
 
-/// Called on a receiver for each bucket, in order. Work enqueued on `stream` (a cudaStream_t) from now on sees bucket
-/// `index` at `d_data` (device memory of the transport). The consumer enqueues its reads on `stream` and returns; the
-/// bucket is overwritten only after that work.
-using DeviceConsumer = std::function<void(std::size_t index, const void* d_data, std::uint64_t bytes, void* stream)>;
+/// One transfer of a round: all that one source has for one channel. Its bytes are the same range on every rank of the
+/// channel, whatever the source puts there, and the head is what a receiver must know of it.
+struct FrameTransfer {
+  static constexpr std::uint64_t kMaxHeadBytes = std::uint64_t{1} << 24;
+
+  NcclTransport* channel = nullptr;
+  int source = 0;           ///< Rank in the channel.
+  int error = 0;            ///< Not 0: the ErrorCode that keeps the source from sending.
+  Bytes head;               ///< At most kMaxHeadBytes; about 8 KB travel at no further cost.
+  std::uint64_t bytes = 0;  ///< Length of the range.
+  /// Device memory of the whole range, which NCCL reads on the source and writes on other ranks, without a copy. Null:
+  /// `pieces` are gathered in memory of the channel on the source, and get their bytes from there on other ranks, where
+  /// bytes outside of all pieces are dropped.
+  std::byte* d_frames = nullptr;
+  /// Pieces in ascending order that do not overlap. Those in host memory pass through the staging buffers.
+  std::vector<FramePiece> pieces;
+  /// Stream whose work until now must end before device memory of this transfer is read or written, and, on receivers,
+  /// whose later work sees the bytes. Null: nothing needs that.
+  CUstream_st* stream = nullptr;
+};
 
 /// Description of how a channel was formed and what it uses, for logs.
 struct NcclChannelReport {
@@ -84,14 +103,22 @@ class SPARSECAST_API NcclTransport final : public Transport {
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
   int agree(int status, Deadline deadline) override;
 
-  /// Broadcasts from device memory to device memory: first a table of sizes, then each bucket by one broadcast. The
-  /// host waits only at the end, not for each bucket. On the source, `buckets` is the input, which is read after the
-  /// work that is on `ready_stream` now (a cudaStream_t; null: the buckets are ready). On other ranks it is ignored,
-  /// and `consume` gets the buckets. Returns the sizes on every rank. Also when it throws, the device no longer uses
-  /// the buckets, unless the device hangs.
-  std::vector<std::uint64_t> broadcast_device(std::span<const DeviceBucket> buckets, int source,
-                                              const DeviceConsumer& consume, Deadline deadline,
-                                              void* ready_stream = nullptr);
+  // A round brings the transfers of one or several channels, which were split from one another, from the memory of
+  // their sources to that of all other ranks. Every rank of a channel names all transfers of that channel, in the same
+  // order, those that it does not need included. A failure breaks all channels of the round. agree() is decided by the
+  // source of a channel's last transfer.
+
+  /// First half of a round: one grouped launch of one small broadcast a transfer (and a second one where heads are
+  /// long), and one wait of the host for each. Sources set `error`, or `head` and `bytes`; the others get them, checked
+  /// against NcclOptions::max_bytes. With an error, head and bytes are empty on every rank. Throws Error{kUsage} on a
+  /// source whose head is too long; to the others, that is the transfer's error.
+  static void exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline);
+  /// Second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the host (more
+  /// where pieces lie on the host). `bytes` must be equal on all ranks, as exchange_heads leaves it. A receiver that
+  /// names no memory takes part all the same: it receives into memory of the channel, which is kept for the next round.
+  /// Also when it throws, the device no longer uses the memory, unless the device hangs; what was received is undefined
+  /// then.
+  static void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline);
 
   /// Splits the channel into one for each color by ncclCommSplit; ranks are ordered by key, then rank. Returns null on
   /// a rank with a negative color.
@@ -105,21 +132,18 @@ class SPARSECAST_API NcclTransport final : public Transport {
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept;
 
-  class Group;       ///< Internal.
-  class DeviceSync;  ///< Internal.
+  class Group;  ///< Internal.
+  class Round;  ///< Internal.
   explicit NcclTransport(std::unique_ptr<Group> channel);
 
  private:
-  std::uint64_t bucket_bytes() const noexcept;  ///< Maximum bucket of broadcast_device.
-  void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream);
-
   std::unique_ptr<Group> channel_;
 };
 
-/// Versions of sync_send and sync_receive (transport.hpp) whose frames never leave device memory. One small broadcast
-/// carries header, commit and the frames' sizes. Then each frame is one broadcast (or several, if it is longer than
-/// staging_bytes), which receivers copy to their staging memory. Publisher and subscriber must have their tensors on
-/// the transport's device. `weights_ready` is as in Publisher::publish, `order` as in Subscriber::apply.
+/// Versions of sync_send and sync_receive (transport.hpp) whose frames never leave device memory: a round of one
+/// transfer, whose head has header, commit and the frames' sizes. Receivers' frames arrive where they are staged.
+/// Publisher and subscriber must have their tensors on the transport's device. `weights_ready` is as in
+/// Publisher::publish, `order` as in Subscriber::apply.
 SPARSECAST_API SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
                                     CUevent_st* weights_ready);
 SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <thread>
 
 #include "capi/buffer.hpp"
@@ -18,12 +17,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Bytes of a tensor, at most as many as a staging buffer of the transport holds.
-struct TensorPiece {
-  std::byte* d_data = nullptr;
-  std::uint64_t bytes = 0;
-};
-
 class DeviceBufferMemory final : public BufferMemory {
  public:
   DeviceBufferMemory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& d_data, Communicator& comm)
@@ -31,15 +24,11 @@ class DeviceBufferMemory final : public BufferMemory {
     options_.device = comm.nccl()->report().device;
     options_.deadline = milliseconds(comm.config().timeout_ms);
     api_.use_device(options_.device);
-    const std::uint64_t longest = NcclOptions{}.staging_bytes;
     for (std::size_t t = 0; t < table_->size(); ++t) {
       const std::uint64_t bytes = (*table_)[t].bytes();
       if (bytes != 0 && !api_.holds(d_data_[t], options_.device)) {
         throw Error(ErrorCode::kUsage,
                     fmt::format("tensor '{}' does not lie in memory of device {}", (*table_)[t].name, options_.device));
-      }
-      for (std::uint64_t at = 0; at < bytes; at += longest) {
-        pieces_.push_back({static_cast<std::byte*>(d_data_[t]) + at, std::min(longest, bytes - at)});
       }
     }
     ready_ = api_.create_event();
@@ -69,23 +58,8 @@ class DeviceBufferMemory final : public BufferMemory {
     api_.use_device(options_.device);
     api_.record(ready_, stream);
   }
-  void send_all(Communicator& comm, Deadline deadline) override {
-    std::vector<DeviceBucket> buckets;
-    for (const TensorPiece& piece : pieces_) buckets.push_back({piece.d_data, piece.bytes});
-    comm.nccl()->broadcast_device(buckets, comm.rank(), {}, deadline);
-  }
-  void receive_all(Communicator& comm, int root, Deadline deadline) override {
-    const Error wrong(ErrorCode::kCorrupt,
-                      fmt::format("rank {} sent other pieces of the buffer than belong here", root));
-    const auto sizes = comm.nccl()->broadcast_device(
-        {}, root,
-        [&](std::size_t index, const void* d_bucket, std::uint64_t bytes, void* stream) {
-          if (index >= pieces_.size() || pieces_[index].bytes != bytes) throw wrong;
-          api_.copy_on_device(pieces_[index].d_data, d_bucket, bytes, stream);
-        },
-        deadline);
-    if (sizes.size() != pieces_.size()) throw wrong;
-  }
+  void send_all(Communicator& comm, Deadline deadline) override { broadcast_all(comm, comm.rank(), deadline); }
+  void receive_all(Communicator& comm, int root, Deadline deadline) override { broadcast_all(comm, root, deadline); }
 
   SyncReport send_changes(Publisher& publisher, Communicator& comm, Deadline deadline) override {
     return sync_send(publisher, *comm.nccl(), time_left(deadline), static_cast<CUevent_st*>(ready_));
@@ -97,6 +71,18 @@ class DeviceBufferMemory final : public BufferMemory {
   }
 
  private:
+  /// Broadcasts every tensor from where it lies to where it lies: all ranks have registered the same table.
+  void broadcast_all(Communicator& comm, int root, Deadline deadline) {
+    std::vector<FrameTransfer> transfers(table_->size());
+    for (std::size_t t = 0; t < transfers.size(); ++t) {
+      transfers[t].channel = comm.nccl();
+      transfers[t].source = root;
+      transfers[t].bytes = (*table_)[t].bytes();
+      transfers[t].d_frames = static_cast<std::byte*>(d_data_[t]);
+    }
+    NcclTransport::broadcast_frames(transfers, deadline);
+  }
+
   /// Reads that take all tensors at once do not wait for events, so the host waits here.
   void wait_until_ready() {
     const Deadline deadline = steady_clock::now() + options_.deadline;
@@ -112,7 +98,6 @@ class DeviceBufferMemory final : public BufferMemory {
   std::vector<void*> d_data_;
   DeviceApi& api_;
   DeviceOptions options_;
-  std::vector<TensorPiece> pieces_;
   void* ready_ = nullptr;  ///< Event recorded on the caller's stream when the call began.
 };
 

@@ -1,164 +1,124 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A sync whose frames stay in device memory:
+// A sync whose frames stay in device memory, as a round of one transfer (nccl_transport.hpp):
 //
-//     broadcast           header, commit, the sizes of the frames (host records)
-//     broadcast_device    the frames, in pieces that fit the channel's staging buffers
+//     exchange_heads      header, commit and the sizes of the frames (frame_head.hpp), or why there are none
+//     broadcast_frames    the frames, from where they were encoded to where they are staged
 //
 // A receiver that cannot take the frames takes part all the same, and says why in its vote.
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
 #include <exception>
 
-#include "codec/block.hpp"
 #include "sparsecast/nccl_transport.hpp"
+#include "sync/frame_head.hpp"
 #include "sync/sync_steps.hpp"
 
 namespace sparsecast {
 namespace {
 
-enum ControlRecord : std::size_t { kHeader, kCommit, kSizes, kControlRecords };
-
-Bytes pack_sizes(const std::vector<DeviceRecord>& frames) {
-  Bytes record(frames.size() * sizeof(std::uint32_t));
-  for (std::size_t f = 0; f < frames.size(); ++f) {
-    std::memcpy(record.data() + f * sizeof(std::uint32_t), &frames[f].record_bytes, sizeof(std::uint32_t));
+class DeviceSource final : public SourceSteps {
+ public:
+  DeviceSource(NcclTransport& transport, CUevent_st* weights_ready) : weights_ready_(weights_ready) {
+    transfer_.channel = &transport;
+    transfer_.source = transport.rank();
   }
-  return record;
-}
 
-std::vector<std::uint32_t> parse_sizes(const Bytes& record) {
-  std::vector<std::uint32_t> sizes(record.size() / sizeof(std::uint32_t));
-  if (!sizes.empty()) std::memcpy(sizes.data(), record.data(), sizes.size() * sizeof(std::uint32_t));
-  return sizes;
-}
+  Published publish(Publisher& publisher) override {
+    const DeviceDelta& delta = publisher.publish_on_device(weights_ready_);
+    const DeviceDelta* const deltas[] = {&delta};
+    FrameHead head;
+    head.add(delta);
+    transfer_.head = head.pack();
+    transfer_.bytes = head.bytes;
+    transfer_.stream = delta.stream;
+    // NCCL only reads a source's memory.
+    transfer_.d_frames = const_cast<std::byte*>(range_of_frames(head, deltas));
+    if (transfer_.d_frames == nullptr) {
+      for (std::size_t f = 0; f < delta.frames.size(); ++f) {
+        transfer_.pieces.push_back({const_cast<std::byte*>(delta.frames[f].d_record), head.streams[0].offsets[f],
+                                    delta.frames[f].record_bytes, true});
+      }
+    }
+    return {delta.info.version, delta.result.changed, delta.wire_bytes()};
+  }
+
+  void send(int refused, Deadline deadline) override {
+    transfer_.error = refused;
+    if (transfer_.head.size() > FrameTransfer::kMaxHeadBytes) transfer_.error = static_cast<int>(ErrorCode::kUsage);
+    NcclTransport::exchange_heads({&transfer_, 1}, deadline);
+    NcclTransport::broadcast_frames({&transfer_, 1}, deadline);
+  }
+
+ private:
+  CUevent_st* weights_ready_;
+  FrameTransfer transfer_;
+};
+
+class DeviceReceiver final : public ReceiverSteps {
+ public:
+  DeviceReceiver(NcclTransport& transport, Subscriber& subscriber, int source, const ApplyOrder& order)
+      : subscriber_(subscriber), order_(order) {
+    transfer_.channel = &transport;
+    transfer_.source = source;
+  }
+
+  std::uint64_t receive(Deadline deadline) override {
+    NcclTransport::exchange_heads({&transfer_, 1}, deadline);
+    try {
+      reserve();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    NcclTransport::broadcast_frames({&transfer_, 1}, deadline);
+    std::uint64_t total = stream_.header.size() + stream_.commit.size();
+    for (const std::uint32_t size : stream_.sizes) total += size;
+    return total;
+  }
+
+  ConstBytes header() const override { return stream_.header; }
+  ConstBytes commit() const override { return stream_.commit; }
+
+  void stage(Subscriber& subscriber) override {
+    if (failure_) std::rethrow_exception(failure_);
+    subscriber.stage(stream_.header);
+    subscriber.stage_frames(stream_.frames_in(transfer_.d_frames));
+    subscriber.stage(stream_.commit);
+  }
+  void forget() override { stream_ = {}; }
+  ApplyReport apply(Subscriber& subscriber) override { return subscriber.apply(order_); }
+
+ private:
+  void reserve() {
+    if (transfer_.error != 0) throw nothing_to_send(transfer_.error);
+    FrameHead head = parse_frame_head(transfer_.head, transfer_.bytes);
+    if (head.streams.size() != 1) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("frames of {} streams where one belongs", head.streams.size()));
+    }
+    stream_ = std::move(head.streams[0]);
+    transfer_.d_frames = subscriber_.reserve_frames(transfer_.bytes);
+  }
+
+  Subscriber& subscriber_;
+  ApplyOrder order_;
+  FrameTransfer transfer_;
+  StreamHead stream_;
+  std::exception_ptr failure_;
+};
 
 }  // namespace
 
-class NcclTransport::DeviceSync {
- public:
-  class DeviceSource final : public SourceSteps {
-   public:
-    DeviceSource(NcclTransport& transport, CUevent_st* weights_ready)
-        : transport_(transport), weights_ready_(weights_ready) {}
-
-    Published publish(Publisher& publisher) override {
-      const DeviceDelta& delta = publisher.publish_on_device(weights_ready_);
-      records_ = {delta.header, delta.commit, pack_sizes(delta.frames)};
-      const std::uint64_t most = transport_.bucket_bytes();
-      for (const DeviceRecord& frame : delta.frames) {
-        for (std::uint64_t at = 0; at < frame.record_bytes; at += most) {
-          buckets_.push_back({frame.d_record + at, std::min<std::uint64_t>(most, frame.record_bytes - at)});
-        }
-      }
-      stream_ = delta.stream;
-      return {delta.info.version, delta.result.changed, delta.wire_bytes()};
-    }
-
-    void send(bool refused, Deadline deadline) override {
-      if (refused) records_.clear();
-      transport_.broadcast(records_, transport_.rank(), deadline);
-      if (!refused) transport_.broadcast_device(buckets_, transport_.rank(), {}, deadline, stream_);
-    }
-
-   private:
-    NcclTransport& transport_;
-    CUevent_st* weights_ready_;
-    std::vector<Bytes> records_;
-    std::vector<DeviceBucket> buckets_;
-    CUstream_st* stream_ = nullptr;
-  };
-
-  class DeviceReceiver final : public ReceiverSteps {
-   public:
-    DeviceReceiver(NcclTransport& transport, Subscriber& subscriber, const ApplyOrder& order)
-        : transport_(transport), subscriber_(subscriber), order_(order) {}
-
-    std::uint64_t receive(int source, Deadline deadline) override {
-      transport_.broadcast(records_, source, deadline);
-      if (records_.empty()) return 0;
-      try {
-        reserve();
-      } catch (...) {
-        failure_ = std::current_exception();
-      }
-      const auto take = [this](std::size_t, const void* d_data, std::uint64_t bytes, void* stream) {
-        if (!failure_ && arrived_ <= expected_ && bytes <= expected_ - arrived_) {
-          transport_.copy_on_device(d_frames_ + arrived_, d_data, bytes, stream);
-        }
-        arrived_ += bytes;
-      };
-      transport_.broadcast_device({}, source, take, deadline);
-      std::uint64_t total = arrived_;
-      for (const Bytes& record : records_) total += record.size();
-      return records_.size() == kControlRecords ? total - records_[kSizes].size() : total;
-    }
-
-    bool any() const override { return !records_.empty(); }
-    ConstBytes header() const override { return control(kHeader); }
-    ConstBytes commit() const override { return control(kCommit); }
-
-    void stage(Subscriber& subscriber) override {
-      if (failure_) std::rethrow_exception(failure_);
-      if (arrived_ != expected_) {
-        throw Error(ErrorCode::kCorrupt, fmt::format("frames of {} bytes came as {}", expected_, arrived_));
-      }
-      subscriber.stage(records_[kHeader]);
-      subscriber.stage_frames(frames_);
-      subscriber.stage(records_[kCommit]);
-    }
-    void forget() override { records_.clear(); }
-    ApplyReport apply(Subscriber& subscriber) override { return subscriber.apply(order_); }
-
-   private:
-    ConstBytes control(ControlRecord record) const {
-      return records_.size() == kControlRecords ? ConstBytes(records_[record]) : ConstBytes{};
-    }
-
-    void reserve() {
-      if (records_.size() != kControlRecords || records_[kSizes].size() % sizeof(std::uint32_t) != 0) {
-        throw Error(ErrorCode::kCorrupt, "what came before the frames is not header, commit and sizes");
-      }
-      const std::vector<std::uint32_t> sizes = parse_sizes(records_[kSizes]);
-      for (const std::uint32_t size : sizes) {
-        if (size < kFramePrefix || size % 8 != 0) {
-          throw Error(ErrorCode::kCorrupt, fmt::format("a frame of {} bytes", size));
-        }
-        expected_ += size;
-      }
-      d_frames_ = subscriber_.reserve_frames(expected_);
-      std::uint64_t at = 0;
-      for (const std::uint32_t size : sizes) {
-        frames_.push_back({d_frames_ + at, size});
-        at += size;
-      }
-    }
-
-    NcclTransport& transport_;
-    Subscriber& subscriber_;
-    ApplyOrder order_;
-    std::vector<Bytes> records_;
-    std::vector<DeviceRecord> frames_;
-    std::byte* d_frames_ = nullptr;
-    std::uint64_t expected_ = 0;
-    std::uint64_t arrived_ = 0;
-    std::exception_ptr failure_;
-  };
-};
-
 SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
                      CUevent_st* weights_ready) {
-  NcclTransport::DeviceSync::DeviceSource steps(transport, weights_ready);
+  DeviceSource steps(transport, weights_ready);
   return run_source(publisher, transport, timeout, steps);
 }
 
 SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source, std::chrono::milliseconds timeout,
                         const ApplyOrder& order) {
-  NcclTransport::DeviceSync::DeviceReceiver steps(transport, subscriber, order);
-  return run_receiver(subscriber, transport, source, timeout, steps);
+  DeviceReceiver steps(transport, subscriber, source, order);
+  return run_receiver(subscriber, transport, timeout, steps);
 }
 
 }  // namespace sparsecast

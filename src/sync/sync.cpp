@@ -66,7 +66,6 @@ bool already_held(const Subscriber& subscriber, const ReceiverSteps& steps) {
 
 /// Stages the received records. Returns false when they are a duplicate.
 bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
-  if (!steps.any()) throw Error(ErrorCode::kPeerFailed, "the source had nothing to send");
   try {
     steps.stage(subscriber);
   } catch (const Error& error) {
@@ -103,8 +102,8 @@ class HostSource final : public SourceSteps {
     records_.push_back(delta.commit);
     return {delta.info.version, delta.result.changed, delta.wire_bytes()};
   }
-  void send(bool refused, Deadline deadline) override {
-    if (refused) records_.clear();
+  void send(int refused, Deadline deadline) override {
+    if (refused != 0) records_.clear();
     transport_.broadcast(records_, transport_.rank(), deadline);
   }
 
@@ -115,18 +114,18 @@ class HostSource final : public SourceSteps {
 
 class HostReceiver final : public ReceiverSteps {
  public:
-  explicit HostReceiver(Transport& transport) : transport_(transport) {}
+  HostReceiver(Transport& transport, int source) : transport_(transport), source_(source) {}
 
-  std::uint64_t receive(int source, Deadline deadline) override {
-    transport_.broadcast(records_, source, deadline);
+  std::uint64_t receive(Deadline deadline) override {
+    transport_.broadcast(records_, source_, deadline);
     std::uint64_t total = 0;
     for (const Bytes& record : records_) total += record.size();
     return total;
   }
-  bool any() const override { return !records_.empty(); }
   ConstBytes header() const override { return records_.size() < 2 ? ConstBytes{} : ConstBytes(records_.front()); }
   ConstBytes commit() const override { return records_.size() < 2 ? ConstBytes{} : ConstBytes(records_.back()); }
   void stage(Subscriber& subscriber) override {
+    if (records_.empty()) throw nothing_to_send(0);
     for (const Bytes& record : records_) subscriber.stage(record);
   }
   void forget() override { records_.clear(); }
@@ -134,10 +133,17 @@ class HostReceiver final : public ReceiverSteps {
 
  private:
   Transport& transport_;
+  int source_;
   std::vector<Bytes> records_;
 };
 
 }  // namespace
+
+Error nothing_to_send(int why) {
+  std::string text = "the source had nothing to send";
+  if (why != 0) text += fmt::format(": {}", to_string(static_cast<ErrorCode>(why)));
+  return {ErrorCode::kPeerFailed, text};
+}
 
 SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
                       SourceSteps& steps) {
@@ -156,7 +162,7 @@ SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::m
   try {
     {
       const TraceRange<"sync.wire"> range({.version = version.value_or(0), .bytes = report.wire_bytes});
-      steps.send(!encoded.ok(), deadline);
+      steps.send(encoded.status(), deadline);
     }
     report.wire_seconds = watch.lap();
     require_consent(encoded, vote(transport, encoded.status(), deadline), "stage");
@@ -172,7 +178,7 @@ SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::m
   return report;
 }
 
-SyncReport run_receiver(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout,
+SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chrono::milliseconds timeout,
                         ReceiverSteps& steps) {
   const Deadline deadline = steady_clock::now() + timeout;
   Stopwatch watch;
@@ -182,7 +188,7 @@ SyncReport run_receiver(Subscriber& subscriber, Transport& transport, int source
   try {
     {
       const TraceRange<"sync.wire"> range;
-      report.wire_bytes = steps.receive(source, deadline);
+      report.wire_bytes = steps.receive(deadline);
       range.mark({.bytes = report.wire_bytes});
     }
     report.wire_seconds = watch.lap();
@@ -222,8 +228,8 @@ SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::mi
 }
 
 SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout) {
-  HostReceiver steps(transport);
-  return run_receiver(subscriber, transport, source, timeout, steps);
+  HostReceiver steps(transport, source);
+  return run_receiver(subscriber, transport, timeout, steps);
 }
 
 }  // namespace sparsecast

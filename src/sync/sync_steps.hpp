@@ -18,8 +18,9 @@ class SourceSteps {
 
   virtual ~SourceSteps() = default;
   virtual Published publish(Publisher& publisher) = 0;
-  /// Collective. Sends the records; sends none when publish() has thrown (`refused`), which tells the receivers so.
-  virtual void send(bool refused, Deadline deadline) = 0;
+  /// Collective. Sends the records. When publish() has thrown, `refused` is its ErrorCode, not 0, and the receivers
+  /// learn that there is nothing to send.
+  virtual void send(int refused, Deadline deadline) = 0;
 };
 
 /// Steps of a receiver. One object serves one sync.
@@ -28,21 +29,23 @@ class ReceiverSteps {
   virtual ~ReceiverSteps() = default;
   /// Collective. Receives the records and returns their bytes. It does not check them: stage() does, so that no rank is
   /// missing from the collectives that follow.
-  virtual std::uint64_t receive(int source, Deadline deadline) = 0;
-  /// Returns false when the source had nothing to send.
-  virtual bool any() const = 0;
+  virtual std::uint64_t receive(Deadline deadline) = 0;
   /// Return the records of the header and of the commit; empty when there are none.
   virtual ConstBytes header() const = 0;
   virtual ConstBytes commit() const = 0;
+  /// Throws nothing_to_send() when that is why there are no records.
   virtual void stage(Subscriber& subscriber) = 0;
   /// Frees the received records, after they were staged or refused.
   virtual void forget() = 0;
   virtual ApplyReport apply(Subscriber& subscriber) = 0;
 };
 
+/// Returns the error of a receiver whose source could not publish; `why` is the source's ErrorCode, or 0 if unknown.
+Error nothing_to_send(int why);
+
 SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
                       SourceSteps& steps);
-SyncReport run_receiver(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout,
+SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chrono::milliseconds timeout,
                         ReceiverSteps& steps);
 
 }  // namespace sparsecast

@@ -11,6 +11,7 @@
 #include "sparsecast/nccl_transport.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random_delta.hpp"
+#include "sync/frame_head.hpp"
 #include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
@@ -49,7 +50,7 @@ struct Group {
     meeting.run([&](const std::shared_ptr<Rendezvous>& control) {
       NcclOptions options;
       options.device = control->rank();
-      options.staging_bytes = 8192;  // Less than a frame: several buckets for each.
+      options.staging_bytes = 8192;  // Less than a frame, which does not pass through it.
       NcclTransport transport(NcclTransport::Group::form(fake.runtime(), control, options, nullptr, in(20s)));
       body(control->rank(), transport);
     });
@@ -173,7 +174,35 @@ TEST(DeviceSync, AReceiverThatCannotStageThemTakesPartAllTheSame) {
   EXPECT_EQ(host, group.state);
 }
 
-TEST(DeviceSync, MoreBytesThanWereAnnouncedAreNotWrittenAnywhere) {
+TEST(DeviceSync, IsTwoGroupsAndTwoWaitsOnEveryRank) {
+  NEEDS_RENDEZVOUS();
+  FakeNccl fake;
+  Group group;
+  group.run(fake, [&](int rank, NcclTransport& transport) {
+    for (std::uint64_t version = 1; version <= 3; ++version) {
+      if (rank == 0) group.train(version);
+      transport.agree(0, in(20s));
+      const int groups = fake.counts.groups;
+      const int broadcasts = fake.counts.broadcasts;
+      const int waits = fake.counts.host_waits;
+      transport.agree(0, in(20s));
+      if (rank == 0) {
+        sync_send(*group.publisher, transport, 20s, nullptr);
+      } else {
+        sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{});
+      }
+      transport.agree(0, in(20s));
+      if (rank == 0) {
+        EXPECT_EQ(fake.counts.groups - groups, 2 * kRanks);
+        EXPECT_EQ(fake.counts.broadcasts - broadcasts, 2 * kRanks);
+        EXPECT_EQ(fake.counts.host_waits - waits, 2 * kRanks);
+      }
+      transport.agree(0, in(20s));
+    }
+  });
+}
+
+TEST(DeviceSync, OtherBytesThanWereAnnouncedAreNotWrittenAnywhere) {
   NEEDS_RENDEZVOUS();
   FakeNccl fake;
   Group group;
@@ -182,19 +211,22 @@ TEST(DeviceSync, MoreBytesThanWereAnnouncedAreNotWrittenAnywhere) {
   group.run(fake, [&](int rank, NcclTransport& transport) {
     if (rank == 0) {
       const DeviceDelta& delta = group.publisher->publish_on_device();
-      Bytes sizes(4);
-      const std::uint32_t announced = 64;
-      std::memcpy(sizes.data(), &announced, 4);
-      std::vector<Bytes> records = {delta.header, delta.commit, sizes};
-      transport.broadcast(records, 0, in(20s));
-      // The first goes past the end of the announced 64 bytes, the second begins there.
-      const std::vector<DeviceBucket> buckets = {{delta.frames[0].d_record, 128}, {delta.frames[0].d_record, 8192}};
-      transport.broadcast_device(buckets, 0, {}, in(20s), delta.stream);
+      FrameHead head;
+      head.add(delta);
+      const std::uint64_t bytes = head.bytes;
+      head.streams[0].sizes[0] = 64;
+      FrameTransfer transfer;
+      transfer.channel = &transport;
+      transfer.head = head.pack();
+      transfer.bytes = bytes;
+      transfer.d_frames = const_cast<std::byte*>(delta.frames[0].d_record);
+      NcclTransport::exchange_heads({&transfer, 1}, in(20s));
+      NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
       EXPECT_EQ(transport.agree(0, in(20s)), static_cast<int>(ErrorCode::kCorrupt));
       group.publisher->abort(1);
     } else {
       expect_error(ErrorCode::kCorrupt, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); },
-                   {"64", "8320"});
+                   {"frames of 64 bytes were announced as"});
     }
   });
   EXPECT_EQ(group.receiver(1), before);
@@ -210,7 +242,8 @@ TEST(DeviceSync, ASourceThatCannotPublishLeavesNobodyWaiting) {
       expect_error(ErrorCode::kUsage, [&] { sync_send(*group.publisher, transport, 20s, nullptr); }, {"pending"});
     } else {
       expect_error(ErrorCode::kPeerFailed,
-                   [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); }, {"nothing to send"});
+                   [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); },
+                   {"nothing to send: usage"});
     }
   });
 }

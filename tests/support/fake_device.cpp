@@ -8,6 +8,8 @@
 #include <memory>
 #include <thread>
 
+#include "sparsecast/error.hpp"
+
 namespace sparsecast::test {
 namespace {
 
@@ -46,15 +48,16 @@ class Stream {
   std::jthread worker_;
 };
 
-struct Event {
-  std::atomic<std::uint64_t> recorded{0};
-  std::atomic<std::uint64_t> finished{0};
+/// One record of an event. A stream or the host waits for the newest record at the time of the call.
+struct Record {
+  std::atomic<bool> finished{false};
+  std::atomic<bool> waited_for{false};
 };
 
-/// Shared with the streams: a caller may destroy an event that they have not reached.
-using SharedEvent = std::shared_ptr<Event>;
+/// Shared with the streams: a caller may destroy an event that they have not reached, or record it anew.
+using Event = std::shared_ptr<Record>;
 
-SharedEvent& event_of(void* event) { return *static_cast<SharedEvent*>(event); }
+Event& event_of(void* event) { return *static_cast<Event*>(event); }
 
 thread_local int device_of_thread = 0;
 
@@ -69,7 +72,17 @@ void FakeDevice::enqueue(void* stream, std::function<void()> task) {
 
 std::string FakeDevice::uuid(int device) { return "GPU-" + std::to_string(same_gpu_.count(device) != 0 ? 77 : device); }
 
+bool FakeDevice::knows(void* stream) {
+  const std::lock_guard lock(mutex_);
+  return streams_.count(stream) != 0;
+}
+
+void FakeDevice::may_fail() const {
+  if (fails_()) throw Error(ErrorCode::kDevice, "the fake device fails");
+}
+
 void* FakeDevice::allocate(std::uint64_t bytes) {
+  may_fail();
   ++allocated_;
   return new std::byte[bytes];
 }
@@ -94,35 +107,39 @@ void FakeDevice::destroy_stream(void* stream) noexcept {
   delete static_cast<Stream*>(stream);
 }
 
-void* FakeDevice::create_event() { return new SharedEvent(std::make_shared<Event>()); }
-void FakeDevice::destroy_event(void* event) noexcept { delete static_cast<SharedEvent*>(event); }
+void* FakeDevice::create_event() { return new Event(std::make_shared<Record>()); }
+void FakeDevice::destroy_event(void* event) noexcept { delete static_cast<Event*>(event); }
 
 void FakeDevice::record(void* event, void* stream) {
-  const SharedEvent shared = event_of(event);
-  const std::uint64_t turn = ++shared->recorded;
-  bool known = false;
-  {
-    const std::lock_guard lock(mutex_);
-    known = streams_.count(stream) != 0;
+  may_fail();
+  const Event record = event_of(event) = std::make_shared<Record>();
+  if (!knows(stream)) {
+    record->finished = true;
+  } else {
+    enqueue(stream, [record] { record->finished = true; });
   }
-  if (!known) {
-    shared->finished = turn;
-    return;
-  }
-  enqueue(stream, [shared, turn] { shared->finished = turn; });
 }
 
 void FakeDevice::wait(void* stream, void* event) {
-  const SharedEvent shared = event_of(event);
-  const std::uint64_t turn = shared->recorded;
-  enqueue(stream, [this, shared, turn] {
-    while (shared->finished < turn && !closing_) std::this_thread::sleep_for(100us);
-  });
+  may_fail();
+  const auto pass = [this, record = event_of(event)] {
+    while (!record->finished && !closing_) std::this_thread::sleep_for(100us);
+  };
+  if (knows(stream)) {
+    enqueue(stream, pass);
+  } else {
+    pass();
+  }
 }
 
-bool FakeDevice::finished(void* event) { return event_of(event)->finished >= event_of(event)->recorded; }
+bool FakeDevice::finished(void* event) {
+  const Event record = event_of(event);
+  if (!record->waited_for.exchange(true)) ++host_waits_;
+  return record->finished;
+}
 
 void FakeDevice::copy_to_device(void* to, const void* from, std::uint64_t bytes, void* stream) {
+  may_fail();
   enqueue(stream, [=] { std::memcpy(to, from, bytes); });
 }
 void FakeDevice::copy_to_host(void* to, const void* from, std::uint64_t bytes, void* stream) {

@@ -15,9 +15,11 @@ namespace sparsecast::test {
 
 class FakeDevice final : public DeviceApi {
  public:
-  /// `same_gpu`: devices that report one and the same UUID. `allocated` counts what is not freed. Both are the
-  /// caller's.
-  FakeDevice(const std::set<int>& same_gpu, std::atomic<int>& allocated) : same_gpu_(same_gpu), allocated_(allocated) {}
+  /// `same_gpu`: devices that report one and the same UUID. `allocated` counts what is not freed, `host_waits` the
+  /// records of events that the host has waited for. `fails`: asked in every call that may fail.
+  FakeDevice(const std::set<int>& same_gpu, std::atomic<int>& allocated, std::atomic<int>& host_waits,
+             std::function<bool()> fails)
+      : same_gpu_(same_gpu), allocated_(allocated), host_waits_(host_waits), fails_(std::move(fails)) {}
 
   /// Behind what the stream does already.
   static void enqueue(void* stream, std::function<void()> task);
@@ -38,7 +40,7 @@ class FakeDevice final : public DeviceApi {
   void destroy_stream(void* stream) noexcept override;
   void* create_event() override;
   void destroy_event(void* event) noexcept override;
-  /// An unknown stream is one of the emulated CUDA runtime, all of whose work is done.
+  /// An unknown stream is one of the emulated CUDA runtime, all of whose work is done; the host waits for it.
   void record(void* event, void* stream) override;
   void wait(void* stream, void* event) override;
   bool finished(void* event) override;
@@ -47,8 +49,13 @@ class FakeDevice final : public DeviceApi {
   void copy_on_device(void* to, const void* from, std::uint64_t bytes, void* stream) override;
 
  private:
+  bool knows(void* stream);
+  void may_fail() const;
+
   const std::set<int>& same_gpu_;
   std::atomic<int>& allocated_;
+  std::atomic<int>& host_waits_;
+  std::function<bool()> fails_;
   std::atomic<bool> closing_{false};
   std::mutex mutex_;
   std::set<void*> streams_;

@@ -4,6 +4,10 @@
 // NCCL and the CUDA runtime for tests: ranks are threads, or processes (fake_world.hpp); memory is the host's, a stream
 // is a thread with a queue, a broadcast is done when every rank has issued it. Faults are injected by rank. What NCCL
 // leaves undefined (calls on a freed communicator, another thread, ranks that disagree) is kept in misuses().
+//
+// A group of calls does nothing before its end, and then only when the caller has polled every communicator in it once:
+// it is launched in the background. The broadcasts of one communicator run at once, and the communicators one after the
+// other, in an order that is the same on all ranks.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -26,14 +30,16 @@ struct FakeFaults {
   std::set<int> no_register;   ///< Devices... of ranks on which ncclCommRegister fails.
   bool init_hangs = false;
   bool abort_hangs = false;
-  bool damage_tables = false;  ///< One bit of every message of a table's size flips.
-  std::set<int> same_gpu;      ///< Devices that report one and the same UUID.
+  bool damage_tables = false;                     ///< One bit of every message of a table's size flips.
+  std::function<void(CountTable&)> forge_tables;  ///< Changes every message of a table's size.
+  std::set<int> same_gpu;                         ///< Devices that report one and the same UUID.
 };
 
 struct FakeCounts {
   std::atomic<int> inits{0}, scalable_inits{0}, splits{0}, shrinks{0}, grows{0}, revokes{0}, aborts{0}, destroys{0};
-  std::atomic<int> broadcasts{0}, registrations{0}, deregistrations{0}, mem_allocs{0}, mem_frees{0};
-  std::atomic<int> allocated{0};  ///< Device and pinned blocks that are not freed.
+  std::atomic<int> broadcasts{0}, groups{0}, registrations{0}, deregistrations{0}, mem_allocs{0}, mem_frees{0};
+  std::atomic<int> allocated{0};   ///< Device and pinned blocks that are not freed.
+  std::atomic<int> host_waits{0};  ///< Records of events that the host has waited for.
 };
 
 /// One at a time: NCCL's functions carry no context.
@@ -52,6 +58,10 @@ class FakeNccl {
   struct State;
   State& state() { return *state_; }
   DeviceApi& device();
+  /// Lets the call number `call` from now on fail once, of those that move data on `device`: of NCCL, and of the
+  /// device.
+  void fail_call(int device, int call);
+  bool call_has_failed() const;
   /// Returns the undefined uses of NCCL by the channels; tests expect none.
   std::string misuses() const;
 

@@ -4,7 +4,7 @@
 //   newest_id
 //   WORLD/joined.RANK
 //   WORLD/split.NUMBER.RANK        color and key
-//   WORLD/broadcast.NUMBER.RANK    the root, and the root's data
+//   WORLD/broadcast.NUMBER.RANK    the root and the launch, and the root's data
 // Whoever has read all ranks' knows all there is to know.
 
 #include <fmt/format.h>
@@ -57,6 +57,11 @@ Bytes read(const fs::path& path) {
   return {bytes.begin(), bytes.end()};
 }
 
+struct Said {
+  std::uint64_t launch = 0;
+  std::int64_t root = 0;
+};
+
 class ProcessWorld final : public World {
  public:
   ProcessWorld(fs::path directory, std::uint64_t id, int size) : World(id, size), directory_(std::move(directory)) {
@@ -79,7 +84,7 @@ class ProcessWorld final : public World {
     return found;
   }
   void arrive(std::uint64_t broadcast, const Arrival& arrival) override {
-    Bytes bytes = bytes_of(arrival.root);
+    Bytes bytes = bytes_of(Said{arrival.launch, arrival.root});
     if (arrival.rank == arrival.root) bytes.insert(bytes.end(), arrival.data.begin(), arrival.data.end());
     write(of(fmt::format("broadcast.{}", broadcast), arrival.rank), bytes);
   }
@@ -87,14 +92,17 @@ class ProcessWorld final : public World {
     const std::string said = fmt::format("broadcast.{}", broadcast);
     if (!all(said)) return std::nullopt;
     Message message;
-    std::set<int> roots;
+    std::set<std::int64_t> roots;
+    std::set<std::uint64_t> launches;
     for (int rank = 0; rank < size(); ++rank) {
       const Bytes bytes = read(of(said, rank));
-      const int root = value_of<int>(bytes);
-      if (root == rank) message.data.assign(bytes.begin() + sizeof(root), bytes.end());
-      roots.insert(root);
+      const auto said_here = value_of<Said>(bytes);
+      if (said_here.root == rank) message.data.assign(bytes.begin() + sizeof(Said), bytes.end());
+      roots.insert(said_here.root);
+      launches.insert(said_here.launch);
     }
     message.one_root = roots.size() == 1;
+    message.one_launch = launches.size() == 1;
     return message;
   }
 

@@ -32,6 +32,7 @@ class ThreadWorld final : public World {
     const std::lock_guard lock(mutex_);
     Broadcast& at = broadcasts_[broadcast];
     at.roots.insert(arrival.root);
+    at.launches.insert(arrival.launch);
     if (arrival.rank == arrival.root) at.data.assign(arrival.data.begin(), arrival.data.end());
     ++at.arrived;
   }
@@ -39,13 +40,14 @@ class ThreadWorld final : public World {
     const std::lock_guard lock(mutex_);
     const Broadcast& at = broadcasts_[broadcast];
     if (!is_all(at.arrived)) return std::nullopt;
-    return Message{at.data, at.roots.size() == 1};
+    return Message{at.data, at.roots.size() == 1, at.launches.size() == 1};
   }
 
  private:
   struct Broadcast {
     std::size_t arrived = 0;
     std::set<int> roots;
+    std::set<std::uint64_t> launches;
     Bytes data;
   };
   bool is_all(std::size_t count) const { return count == static_cast<std::size_t>(size()); }

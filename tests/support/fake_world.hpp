@@ -23,12 +23,14 @@ struct SplitChoice {
 struct Arrival {
   int rank = 0;
   int root = 0;
+  std::uint64_t launch = 0;         ///< Number of the launch on the communicator that it is a part of.
   std::span<const std::byte> data;  ///< The root's; empty for others.
 };
 
 struct Message {
   Bytes data;
   bool one_root = true;  ///< All ranks have named the same.
+  bool one_launch = true;
 };
 
 /// Any thread may call; nothing waits.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// One count table, then large broadcasts: records through staging memory, device buckets from it.
+// Records through staging memory: one count table, then large broadcasts.
 
 #ifdef SPARSECAST_HAVE_NCCL
 
@@ -51,7 +51,7 @@ class RecordCursor {
 
 void NcclTransport::Group::issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline) {
   const NcclFunctions& nccl = *runtime_.functions;
-  // ncclBroadcast of the loaded library; every byte that a group sends goes through this call.
+  // ncclBroadcast of the loaded library. Every byte of records goes through this call; frames go through Round.
   check_nccl(nccl,
              nccl.broadcast(d_data, d_data, static_cast<std::size_t>(bytes), ncclInt8, source, communicator_,
                             static_cast<cudaStream_t>(staging_->stream)),
@@ -63,12 +63,7 @@ void NcclTransport::Group::wait_event(void* event, Deadline deadline, const std:
   watchdog_.wait([&] { return staging_->api().finished(event); }, communicator_, deadline, what);
 }
 
-TableLimits NcclTransport::Group::limits(TableKind kind) const {
-  const bool buckets = kind == TableKind::kDeviceBuckets;
-  return {options_.max_records, options_.max_bytes, buckets ? options_.staging_bytes : options_.max_bytes};
-}
-
-void NcclTransport::Group::exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline) {
+void NcclTransport::Group::exchange_table(const CountTable& table, int source, Deadline deadline) {
   Staging& staging = *staging_;
   DeviceApi& device = staging.api();
   const bool sends = rank() == source;
@@ -82,17 +77,16 @@ void NcclTransport::Group::exchange_table(const CountTable& table, TableKind kin
   // The source goes on: its pieces follow on the same stream.
   if (sends) return;
   wait_event(staging.table_arrived, deadline, fmt::format("the count table of rank {}", source));
-  check_table(*staging.h_table, kind, sequence_, limits(kind));
+  check_table(*staging.h_table, TableKind::kHostRecords, sequence_, {options_.max_records, options_.max_bytes});
 }
 
-std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind,
-                                                                int source, Deadline deadline) {
+std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std::uint64_t> sizes, int source,
+                                                                Deadline deadline) {
   const bool sends = rank() == source;
   ++sequence_;
-  const CountTable own = sends ? make_table(kind, sequence_, sizes) : CountTable{};
-  exchange_table(own, kind, source, deadline);
+  const CountTable own = sends ? make_table(sequence_, sizes) : CountTable{};
+  exchange_table(own, source, deadline);
   const CountTable table = sends ? own : *staging_->h_table;
-  if (table.error_code != 0) return {};
   if (!sends) sizes = sizes_of(table);
   if (sizes.size() > kTableSizes) {
     std::byte* place = std::as_writable_bytes(std::span(sizes).subspan(kTableSizes)).data();
@@ -103,7 +97,7 @@ std::vector<std::uint64_t> NcclTransport::Group::exchange_sizes(std::vector<std:
          },
          deadline);
   }
-  check_sizes(table, sizes, limits(kind));
+  check_sizes(table, sizes);
   return sizes;
 }
 
@@ -151,7 +145,7 @@ void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, De
     if (sends) {
       for (const Bytes& record : records) sizes.push_back(record.size());
     }
-    sizes = exchange_sizes(std::move(sizes), TableKind::kHostRecords, source, deadline);
+    sizes = exchange_sizes(std::move(sizes), source, deadline);
     std::uint64_t total = 0;
     for (const std::uint64_t size : sizes) total += size;
     std::vector<Bytes> arriving(sends ? 0 : sizes.size());
@@ -164,81 +158,6 @@ void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, De
       records.swap(arriving);
     }
   });
-}
-
-std::vector<std::uint64_t> NcclTransport::Group::broadcast_device(std::span<const DeviceBucket> buckets, int source,
-                                                                  const DeviceConsumer& consume, Deadline deadline,
-                                                                  void* ready_stream) {
-  check_source(source, "broadcast_device");
-  const bool sends = rank() == source;
-  std::optional<Error> failure;
-  std::vector<std::uint64_t> sizes;
-  if (sends) {
-    for (const DeviceBucket& bucket : buckets) sizes.push_back(bucket.bytes);
-    const auto largest = std::max_element(sizes.begin(), sizes.end());
-    if (largest != sizes.end() && *largest > options_.staging_bytes) {
-      failure =
-          Error(ErrorCode::kUsage,
-                fmt::format("a bucket of {} bytes; the staging buffers hold {}", *largest, options_.staging_bytes),
-                context("broadcast_device"));
-    }
-  }
-  guard("broadcast_device", [&] {
-    Staging& staging = *staging_;
-    DeviceApi& device = staging.api();
-    coordinator_ = source;
-    if (failure) {
-      // The other ranks wait for a table: they get one with the error, and the group stays open.
-      if (size() == 1) return;
-      const auto code = static_cast<std::uint32_t>(failure->code());
-      exchange_table(make_error_table(TableKind::kDeviceBuckets, ++sequence_, code), TableKind::kDeviceBuckets, source,
-                     deadline);
-      wait_event(staging.table_arrived, deadline, "the count table");
-      return;
-    }
-    if (size() == 1) return;
-    sizes = exchange_sizes(std::move(sizes), TableKind::kDeviceBuckets, source, deadline);
-    if (!sends && staging.h_table->error_code != 0) {
-      failure = Error(ErrorCode::kPeerFailed,
-                      fmt::format("the source had nothing to send: {}",
-                                  to_string(static_cast<ErrorCode>(staging.h_table->error_code))),
-                      context("broadcast_device"));
-      return;
-    }
-    if (sends && ready_stream != nullptr) {
-      device.record(staging.ready, ready_stream);
-      device.wait(staging.stream, staging.ready);
-    }
-    std::uint64_t used = 0;  // Empty buckets need no broadcast.
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (sizes[i] == 0) {
-        if (!sends) consume(i, nullptr, 0, staging.consume_stream);
-        continue;
-      }
-      StagingHalf& half = staging.half(used);
-      if (sends) {
-        device.copy_on_device(half.d_data, buckets[i].d_data, sizes[i], staging.stream);
-      } else if (used >= 2) {
-        device.wait(staging.stream, half.consumed);
-      }
-      issue(half.d_data, sizes[i], source, deadline);
-      device.record(half.arrived, staging.stream);
-      if (!sends) {
-        device.wait(staging.consume_stream, half.arrived);
-        consume(i, half.d_data, sizes[i], staging.consume_stream);
-        device.record(half.consumed, staging.consume_stream);
-      }
-      ++used;
-    }
-    for (std::uint64_t half = 0; half < std::min<std::uint64_t>(used, 2); ++half) {
-      wait_event(staging.half(half).arrived, deadline,
-                 sends ? "the buckets" : fmt::format("the buckets of rank {}", source));
-      if (!sends) wait_event(staging.half(half).consumed, deadline, "the consumer of the buckets");
-    }
-    if (sends) wait_event(staging.table_arrived, deadline, "the count table");
-  });
-  if (failure) throw Error(*failure);
-  return sizes;
 }
 
 }  // namespace sparsecast

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <random>
+#include <utility>
 
 #include "transport/control/blobs.hpp"
 
@@ -34,7 +35,8 @@ NcclTransport::Group::~Group() {
   if (communicator_ == nullptr) return;
   const NcclFunctions& nccl = *runtime_.functions;
   for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
-  const bool gone = broken_ ? abort_communicator(nccl, communicator_) : destroy_communicator(nccl, communicator_);
+  const bool gone = broken_ ? finish_abort(begin_abort(nccl, communicator_), stop_deadline())
+                            : destroy_communicator(nccl, communicator_);
   if (!gone && staging_) staging_->leave_behind();
 }
 
@@ -42,23 +44,41 @@ std::string NcclTransport::Group::context(const char* phase) const {
   return fmt::format("nccl channel, rank {} of {}: {}", rank(), size(), phase);
 }
 
-void NcclTransport::Group::fail(const Error& error) noexcept {
-  if (broken_) return;
+/// Marks the group broken, tells the other ranks, and begins to stop the communicator. Returns false when the group was
+/// broken before.
+bool NcclTransport::Group::give_up(const Error& error) noexcept {
+  if (broken_) return false;
   try {
     broken_ = error.message();
   } catch (...) {
     broken_.emplace();
   }
   control_->abort(error.what());
-  if (communicator_ == nullptr) return;
-  bool stopped = open_ && revoke_communicator(*runtime_.functions, communicator_);
-  if (!stopped) {
-    stopped = abort_communicator(*runtime_.functions, communicator_);
-    communicator_ = nullptr;
-    registrations_.clear();
+  if (communicator_ == nullptr) return true;
+  revoking_ = open_ && begin_revoke(*runtime_.functions, communicator_);
+  if (!revoking_) abort_for_good();
+  return true;
+}
+
+void NcclTransport::Group::abort_for_good() noexcept {
+  aborting_ = begin_abort(*runtime_.functions, std::exchange(communicator_, nullptr));
+  registrations_.clear();
+}
+
+void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& error) noexcept {
+  bool any = false;
+  for (Group* const group : groups) any = group->give_up(error) || any;
+  if (!any) return;
+  const Deadline deadline = stop_deadline();
+  bool stopped = true;
+  for (Group* const group : groups) {
+    if (!std::exchange(group->revoking_, false)) continue;
+    if (!finish_revoke(*group->runtime_.functions, group->communicator_, deadline)) group->abort_for_good();
   }
-  // The caller gets its buckets back with the error: nothing may still read them.
-  if (staging_ && !(stopped && staging_->becomes_idle())) staging_->leave_behind();
+  for (Group* const group : groups) stopped = finish_abort(std::exchange(group->aborting_, {}), deadline) && stopped;
+  // The caller gets its memory back with the error: nothing may still use it.
+  const std::shared_ptr<Staging>& staging = groups.front()->staging_;
+  if (staging && !(stopped && staging->becomes_idle())) staging->leave_behind();
 }
 
 std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int key, Deadline deadline) {

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <future>
 #include <optional>
+#include <span>
 
 #include "transport/nccl/formation.hpp"
 #include "transport/nccl/nccl_library.hpp"
@@ -34,30 +36,34 @@ class NcclTransport::Group {
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline);
-  std::vector<std::uint64_t> broadcast_device(std::span<const DeviceBucket> buckets, int source,
-                                              const DeviceConsumer& consume, Deadline deadline,
-                                              void* ready_stream = nullptr);
   int agree(int status, Deadline deadline);
   std::unique_ptr<Group> split(int color, int key, Deadline deadline);
   std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
   void abort(const std::string& reason) noexcept;
   const NcclChannelReport& report() const noexcept { return report_; }
-  /// Returns the size in bytes of the largest bucket of broadcast_device.
-  std::uint64_t bucket_bytes() const noexcept { return options_.staging_bytes; }
-  /// Copies between device buffers for consumers, on the stream that they are given.
-  void copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
-    staging_->api().copy_on_device(d_to, d_from, bytes, stream);
-  }
 
  private:
+  friend class NcclTransport::Round;
   /// Copies between staging and host records, from where it last stopped.
   using CopyPiece = std::function<void(std::byte* h_staging, std::uint64_t bytes)>;
 
   Group(const NcclRuntime& runtime, std::shared_ptr<ControlChannel> control, const NcclOptions& options);
 
+  /// Runs `body`, in which the groups take part together; an exception from it breaks them all.
   template <class Body>
-  auto guard(const char* phase, const Body& body);
-  void fail(const Error& error) noexcept;
+  static auto guard(std::span<Group* const> groups, const char* phase, const Body& body);
+  template <class Body>
+  auto guard(const char* phase, const Body& body) {
+    Group* const own = this;
+    return guard({&own, 1}, phase, body);
+  }
+  static void fail(std::span<Group* const> groups, const Error& error) noexcept;
+  void fail(const Error& error) noexcept {
+    Group* const own = this;
+    fail({&own, 1}, error);
+  }
+  bool give_up(const Error& error) noexcept;
+  void abort_for_good() noexcept;
   std::string context(const char* phase) const;
   void check_source(int source, const char* phase) const;
 
@@ -68,13 +74,10 @@ class NcclTransport::Group {
   void issue(void* d_data, std::uint64_t bytes, int source, Deadline deadline);
   void wait_event(void* event, Deadline deadline, const std::string& what);
   /// Broadcasts the count table; receivers check it.
-  void exchange_table(const CountTable& table, TableKind kind, int source, Deadline deadline);
-  /// Returns the sizes of all records, on every rank. When the source could not send, returns an empty list and leaves
-  /// the error in the count table.
-  std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, TableKind kind, int source,
-                                            Deadline deadline);
+  void exchange_table(const CountTable& table, int source, Deadline deadline);
+  /// Returns the sizes of all records, on every rank.
+  std::vector<std::uint64_t> exchange_sizes(std::vector<std::uint64_t> sizes, int source, Deadline deadline);
   void pipe(std::uint64_t total, int source, const CopyPiece& copy, Deadline deadline);
-  TableLimits limits(TableKind kind) const;
 
   NcclRuntime runtime_;
   std::shared_ptr<ControlChannel> control_;
@@ -89,23 +92,26 @@ class NcclTransport::Group {
   int coordinator_ = 0;
   bool open_ = false;  ///< Formed: there is something that a shrink could start from.
   std::optional<std::string> broken_;
+  std::future<void> aborting_;  ///< Not valid unless fail() is stopping the communicator for good.
+  bool revoking_ = false;       ///< fail() is stopping it for a shrink.
 };
 
-/// Runs `body`; an exception from it breaks the group.
 template <class Body>
-auto NcclTransport::Group::guard(const char* phase, const Body& body) {
-  if (broken_) {
-    throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
-                context(phase));
-  }
-  staging_->enter();
+auto NcclTransport::Group::guard(std::span<Group* const> groups, const char* phase, const Body& body) {
+  const Group& first = *groups.front();
+  first.staging_->enter();
   try {
+    for (const Group* group : groups) {
+      if (!group->broken_) continue;
+      throw Error(ErrorCode::kPeerFailed,
+                  fmt::format("the channel is broken since an earlier failure ({})", *group->broken_));
+    }
     return body();
   } catch (const Error& error) {
-    fail(error);
-    throw error.within(context(phase));
+    fail(groups, error);
+    throw error.within(first.context(phase));
   } catch (const std::exception& error) {
-    fail(Error(ErrorCode::kPeerFailed, error.what()));
+    fail(groups, Error(ErrorCode::kPeerFailed, error.what()));
     throw;
   }
 }

@@ -99,6 +99,8 @@ NcclLibrary load_nccl(const std::string& requested) {
   resolver.required("ncclGetErrorString", f.get_error_string);
   resolver.required("ncclGetLastError", f.get_last_error);
   resolver.required("ncclBroadcast", f.broadcast);
+  resolver.required("ncclGroupStart", f.group_start);
+  resolver.required("ncclGroupEnd", f.group_end);
   if (!resolver.missing().empty()) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("says that it is NCCL {}, but lacks {}", nccl_version_text(f.version), resolver.missing()),

@@ -31,6 +31,8 @@ struct NcclFunctions {
   decltype(&::ncclGetErrorString) get_error_string = nullptr;
   decltype(&::ncclGetLastError) get_last_error = nullptr;
   decltype(&::ncclBroadcast) broadcast = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
 
   // Optional. Spelled out, because the headers of this build may be older than the library.
   ncclResult_t (*mem_alloc)(void** pointer, size_t bytes) = nullptr;                                // 2.19.4

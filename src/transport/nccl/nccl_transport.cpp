@@ -6,6 +6,7 @@
 #ifdef SPARSECAST_HAVE_NCCL
 #include "transport/nccl/nccl_group.hpp"
 #include "transport/nccl/nccl_library.hpp"
+#include "transport/nccl/round.hpp"
 #endif
 
 namespace sparsecast {
@@ -41,19 +42,20 @@ class NcclTransport::Group {
   int size() const noexcept { return 1; }
   void broadcast(std::vector<Bytes>&, int, Deadline) {}
   int agree(int status, Deadline) { return status; }
-  std::vector<std::uint64_t> broadcast_device(std::span<const DeviceBucket>, int, const DeviceConsumer&, Deadline,
-                                              void*) {
-    return {};
-  }
   std::unique_ptr<Group> split(int, int, Deadline) { return nullptr; }
   std::unique_ptr<Group> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
   void abort(const std::string&) noexcept {}
   const NcclChannelReport& report() const noexcept { return report_; }
-  std::uint64_t bucket_bytes() const noexcept { return 1; }
-  void copy_on_device(void*, const void*, std::uint64_t, void*) {}
 
  private:
   NcclChannelReport report_;
+};
+
+class NcclTransport::Round {
+ public:
+  Round(std::span<FrameTransfer>, const char*, Deadline) {}
+  void exchange_heads() {}
+  void broadcast_frames() {}
 };
 
 bool nccl_available() noexcept { return false; }
@@ -83,10 +85,12 @@ void NcclTransport::broadcast(std::vector<Bytes>& records, int source, Deadline 
 
 int NcclTransport::agree(int status, Deadline deadline) { return channel_->agree(status, deadline); }
 
-std::vector<std::uint64_t> NcclTransport::broadcast_device(std::span<const DeviceBucket> buckets, int source,
-                                                           const DeviceConsumer& consume, Deadline deadline,
-                                                           void* ready_stream) {
-  return channel_->broadcast_device(buckets, source, consume, deadline, ready_stream);
+void NcclTransport::exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) {
+  Round(transfers, "exchange_heads", deadline).exchange_heads();
+}
+
+void NcclTransport::broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline) {
+  Round(transfers, "broadcast_frames", deadline).broadcast_frames();
 }
 
 std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, Deadline deadline) {
@@ -96,11 +100,6 @@ std::unique_ptr<NcclTransport> NcclTransport::split(int color, int key, Deadline
 
 std::unique_ptr<NcclTransport> NcclTransport::reform(std::shared_ptr<ControlChannel> members, Deadline deadline) {
   return std::make_unique<NcclTransport>(channel_->reform(std::move(members), deadline));
-}
-
-std::uint64_t NcclTransport::bucket_bytes() const noexcept { return channel_->bucket_bytes(); }
-void NcclTransport::copy_on_device(void* d_to, const void* d_from, std::uint64_t bytes, void* stream) {
-  channel_->copy_on_device(d_to, d_from, bytes, stream);
 }
 
 void NcclTransport::abort(const std::string& reason) noexcept { channel_->abort(reason); }

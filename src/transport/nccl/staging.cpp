@@ -52,6 +52,27 @@ void IssuingThread::require() const {
   if (std::this_thread::get_id() != owner_) refuse(device_);
 }
 
+std::byte* GrowingMemory::reserve(DeviceApi& api, std::uint64_t bytes) {
+  if (bytes <= bytes_) return data_;
+  release(api);
+  pinned_ = place_ == Place::kPinned;
+  try {
+    data_ = static_cast<std::byte*>(pinned_ ? api.allocate_host(bytes) : api.allocate(bytes));
+  } catch (const Error&) {
+    if (place_ != Place::kDeviceElsePinned) throw;
+    data_ = static_cast<std::byte*>(api.allocate_host(bytes));
+    pinned_ = true;
+  }
+  bytes_ = bytes;
+  return data_;
+}
+
+void GrowingMemory::release(DeviceApi& api) noexcept {
+  if (data_ != nullptr) pinned_ ? api.free_host(data_) : api.free(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
 Staging::Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uint64_t bytes, bool nccl_memory)
     : api_(api),
       nccl_(nccl),
@@ -69,14 +90,12 @@ Staging::Staging(DeviceApi& api, const NcclFunctions& nccl, int device, std::uin
       if (half.d_data == nullptr) half.d_data = allocate_device(bytes_);
       half.h_data = static_cast<std::byte*>(api_.allocate_host(bytes_));
       half.arrived = api_.create_event();
-      half.consumed = api_.create_event();
     }
     d_table = api_.allocate(sizeof(CountTable));
     h_table = static_cast<CountTable*>(api_.allocate_host(sizeof(CountTable)));
     table_arrived = api_.create_event();
     ready = api_.create_event();
     stream = api_.create_stream();
-    consume_stream = api_.create_stream();
   } catch (...) {
     release();
     throw;
@@ -97,14 +116,13 @@ Staging::~Staging() { release(); }
 
 bool Staging::becomes_idle() noexcept {
   // Copies may still be on the streams after an abort; memory under a running copy must not be freed.
-  if (consume_stream == nullptr) return true;
+  if (stream == nullptr) return true;
   try {
     constexpr std::chrono::seconds kPatience{5};
     api_.record(table_arrived, stream);
-    api_.record(ready, consume_stream);
     const Deadline deadline = std::chrono::steady_clock::now() + kPatience;
     PollPause pace;
-    while (!api_.finished(table_arrived) || !api_.finished(ready)) {
+    while (!api_.finished(table_arrived)) {
       if (std::chrono::steady_clock::now() >= deadline) return false;
       pace.pause();
     }
@@ -126,14 +144,13 @@ void Staging::release() noexcept {
     }
     if (half.h_data != nullptr) api_.free_host(half.h_data);
     if (half.arrived != nullptr) api_.destroy_event(half.arrived);
-    if (half.consumed != nullptr) api_.destroy_event(half.consumed);
   }
+  for (GrowingMemory* memory : {&d_heads, &h_heads, &scratch}) memory->release(api_);
   if (d_table != nullptr) api_.free(d_table);
   if (h_table != nullptr) api_.free_host(h_table);
   if (table_arrived != nullptr) api_.destroy_event(table_arrived);
   if (ready != nullptr) api_.destroy_event(ready);
   if (stream != nullptr) api_.destroy_stream(stream);
-  if (consume_stream != nullptr) api_.destroy_stream(consume_stream);
 }
 
 void Staging::enter() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Resources that the groups of one device share: the thread that issues, one stream for all communication, and two
-// staging buffers. One stream puts the operations of several communicators into one order, without which they can
-// deadlock.
+// Resources that the groups of one device share: the thread that issues, one stream for all communication, two staging
+// buffers, and the memory of rounds. One stream puts the operations of several communicators into one order, without
+// which they can deadlock.
 
 #include <array>
 #include <memory>
@@ -37,7 +37,23 @@ struct StagingHalf {
   void* d_data = nullptr;
   std::byte* h_data = nullptr;  ///< Pinned.
   void* arrived = nullptr;      ///< Event: the half holds a piece (receiver), or is free again (source).
-  void* consumed = nullptr;     ///< Event: the consumer has read the half.
+};
+
+/// Memory that is as large as the largest use so far.
+class GrowingMemory {
+ public:
+  enum class Place { kDevice, kPinned, kDeviceElsePinned };
+  explicit GrowingMemory(Place place) : place_(place) {}
+  /// Returns memory of at least this size, which it may allocate anew: nothing may use it when this is called.
+  std::byte* reserve(DeviceApi& api, std::uint64_t bytes);
+  std::byte* data() const noexcept { return data_; }
+  void release(DeviceApi& api) noexcept;
+
+ private:
+  Place place_;
+  bool pinned_ = false;  ///< Of the memory that is there.
+  std::uint64_t bytes_ = 0;
+  std::byte* data_ = nullptr;
 };
 
 class Staging {
@@ -62,12 +78,16 @@ class Staging {
   bool nccl_memory() const noexcept { return nccl_memory_; }
   StagingHalf& half(std::uint64_t piece) noexcept { return halves_[piece % 2]; }
 
-  void* stream = nullptr;          ///< All communication.
-  void* consume_stream = nullptr;  ///< The consumer's work.
+  void* stream = nullptr;  ///< All communication.
   void* d_table = nullptr;
   CountTable* h_table = nullptr;
   void* table_arrived = nullptr;
   void* ready = nullptr;
+
+  // Of rounds (round.hpp).
+  GrowingMemory d_heads{GrowingMemory::Place::kDevice};
+  GrowingMemory h_heads{GrowingMemory::Place::kPinned};
+  GrowingMemory scratch{GrowingMemory::Place::kDeviceElsePinned};  ///< NCCL writes to pinned memory as well.
 
  private:
   void* allocate_device(std::uint64_t bytes);

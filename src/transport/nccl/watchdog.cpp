@@ -7,7 +7,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <future>
 #include <thread>
 
 namespace sparsecast {
@@ -16,8 +15,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kAbortPatience{10};
-constexpr std::chrono::seconds kRevokePatience{5};
+constexpr std::chrono::seconds kStopPatience{10};
 constexpr std::chrono::seconds kFinalizePatience{5};
 constexpr int kNcclTimeout = 8;  ///< ncclTimeout, since 2.30.
 
@@ -43,9 +41,8 @@ ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t communicator) {
   return result == ncclSuccess ? state : result;
 }
 
-/// Returns whether the communicator becomes quiet within the time.
-bool becomes_quiet(const NcclFunctions& nccl, ncclComm_t communicator, std::chrono::seconds patience) {
-  const Deadline deadline = steady_clock::now() + patience;
+/// Returns whether the communicator becomes quiet by the deadline.
+bool becomes_quiet(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) {
   PollPause pace;
   for (;;) {
     const ncclResult_t state = state_of(nccl, communicator);
@@ -100,35 +97,50 @@ void Watchdog::settle(ncclComm_t communicator, Deadline deadline, const std::str
       nullptr, deadline, what);
 }
 
-bool abort_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+  return state_of(nccl, communicator) == ncclSuccess;
+}
+
+Deadline stop_deadline() noexcept { return steady_clock::now() + kStopPatience; }
+
+std::future<void> begin_abort(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
   // On a thread of its own, because it may wait for kernels and threads that are stuck, and takes no deadline.
   try {
     const auto done = std::make_shared<std::promise<void>>();
-    std::future<void> finished = done->get_future();
+    std::future<void> aborting = done->get_future();
     std::thread([abort = nccl.comm_abort, communicator, done] {
       abort(communicator);
       done->set_value();
     }).detach();
-    return finished.wait_for(kAbortPatience) == std::future_status::ready;
+    return aborting;
   } catch (...) {
-    return nccl.comm_abort(communicator) == ncclSuccess;
+    nccl.comm_abort(communicator);
+    return {};
   }
 }
 
-bool revoke_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
+bool finish_abort(const std::future<void>& aborting, Deadline deadline) noexcept {
+  return !aborting.valid() || aborting.wait_until(deadline) == std::future_status::ready;
+}
+
+bool begin_revoke(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
   if (nccl.comm_revoke == nullptr || nccl.comm_shrink == nullptr) return false;
   const ncclResult_t result = nccl.comm_revoke(communicator, 0);
-  if (result != ncclSuccess && result != ncclInProgress) return false;
-  return becomes_quiet(nccl, communicator, kRevokePatience);
+  return result == ncclSuccess || result == ncclInProgress;
+}
+
+bool finish_revoke(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) noexcept {
+  return becomes_quiet(nccl, communicator, deadline);
 }
 
 bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept {
   const ncclResult_t result = nccl.comm_finalize(communicator);
-  if ((result == ncclSuccess || result == ncclInProgress) && becomes_quiet(nccl, communicator, kFinalizePatience) &&
+  if ((result == ncclSuccess || result == ncclInProgress) &&
+      becomes_quiet(nccl, communicator, steady_clock::now() + kFinalizePatience) &&
       nccl.comm_destroy(communicator) == ncclSuccess) {
     return true;
   }
-  return abort_communicator(nccl, communicator);
+  return finish_abort(begin_abort(nccl, communicator), stop_deadline());
 }
 
 }  // namespace sparsecast

@@ -4,6 +4,7 @@
 // Waiting on NCCL and the device without ever waiting for them: every wait polls, and ends by the deadline, by an error
 // that NCCL reports, or by the news that a peer has given up.
 
+#include <future>
 #include <memory>
 #include <string>
 
@@ -41,19 +42,30 @@ class Watchdog {
   }
   /// Waits until NCCL has finished its work on the host for the communicator; nothing else may be issued before.
   void settle(ncclComm_t communicator, Deadline deadline, const std::string& what);
-
- private:
+  /// Does one turn of a wait: throws when there is a reason to end it, otherwise returns at once. `turn` counts them.
   void look(ncclComm_t communicator, Deadline deadline, const std::string& what, unsigned turn);
 
+ private:
   const NcclFunctions* nccl_;
   std::shared_ptr<ControlChannel> control_;
 };
 
-/// Stops all work of the communicator and frees it. False when NCCL does not come back from that: then its memory must
-/// be left alone.
-bool abort_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
-/// Stops all work but keeps the communicator for ncclCommShrink. False when that was not possible.
-bool revoke_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+/// Returns whether NCCL has finished its work on the host for the communicator.
+bool settled(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+
+// A stop has two halves, so that several communicators stop together: the work of one may lie behind that of another
+// on the device, and ends only after it.
+
+/// Returns how long the second halves of stops that begin now may wait.
+Deadline stop_deadline() noexcept;
+
+/// Begins to stop all work of the communicator and to free it.
+std::future<void> begin_abort(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+/// Returns false when NCCL does not come back from the abort: then its memory must be left alone.
+bool finish_abort(const std::future<void>& aborting, Deadline deadline) noexcept;
+/// Begins to stop all work but keeps the communicator for ncclCommShrink. False when that is not possible.
+bool begin_revoke(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
+bool finish_revoke(const NcclFunctions& nccl, ncclComm_t communicator, Deadline deadline) noexcept;
 /// Destroys the communicator in order, within a time limit; otherwise aborts it.
 bool destroy_communicator(const NcclFunctions& nccl, ncclComm_t communicator) noexcept;
 

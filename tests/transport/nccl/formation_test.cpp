@@ -102,23 +102,46 @@ TEST(Formation, RanksShareAGpuOnlyWhereNcclAllowsIt) {
   EXPECT_NO_THROW(check_rank_infos(rank_infos));
 }
 
-constexpr TableLimits kLimits{5000, 1 << 20, 1000};
+constexpr TableLimits kLimits{5000, 1 << 20};
 
-TEST(CountTable, SizesComeBackAndAreBounded) {
+TEST(CountTable, SizesComeBackAndAddUp) {
   const std::vector<std::uint64_t> sizes = {3, 0, 1000};
-  const CountTable table = make_table(TableKind::kDeviceBuckets, 7, sizes);
-  EXPECT_NO_THROW(check_table(table, TableKind::kDeviceBuckets, 7, kLimits));
+  const CountTable table = make_table(7, sizes);
+  EXPECT_NO_THROW(check_table(table, TableKind::kHostRecords, 7, kLimits));
   EXPECT_EQ(sizes_of(table), sizes);
-  EXPECT_NO_THROW(check_sizes(table, sizes, kLimits));
+  EXPECT_NO_THROW(check_sizes(table, sizes));
   for (const std::vector<std::uint64_t>& wrong :
-       std::vector<std::vector<std::uint64_t>>{{3, 0, 999}, {3, 1, 1000}, {~std::uint64_t{0}, 4, 1000}, {1003, 0, 0}}) {
-    expect_error(ErrorCode::kCorrupt, [&] { check_sizes(table, wrong, kLimits); });
+       std::vector<std::vector<std::uint64_t>>{{3, 0, 999}, {3, 1, 1000}, {~std::uint64_t{0}, 4, 1000}, {1004, 0, 0}}) {
+    expect_error(ErrorCode::kCorrupt, [&] { check_sizes(table, wrong); });
   }
+}
+
+TEST(CountTable, AHeadComesBackAndItsRestIsChecked) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{5}, kTableHeadBytes, kTableHeadBytes + 3}) {
+    const Bytes head(size, std::byte{9});
+    const CountTable table = make_head_table(4, head, 12345);
+    check_table(table, TableKind::kFrames, 4, {FrameTransfer::kMaxHeadBytes, 1 << 20});
+    EXPECT_EQ(table.total, 12345U);
+    Bytes back = head_of(table);
+    ASSERT_EQ(back.size(), size);
+    if (size > kTableHeadBytes) {
+      expect_error(ErrorCode::kCorrupt, [&] { check_head(table, back); }, {"head of the frames is damaged"});
+    }
+    for (std::size_t i = kTableHeadBytes; i < size; ++i) back[i] = head[i];
+    EXPECT_NO_THROW(check_head(table, back));
+    EXPECT_EQ(back, head);
+  }
+}
+
+TEST(CountTable, AnErrorAnnouncesNothingElse) {
+  const CountTable table = make_error_table(4, static_cast<std::uint32_t>(ErrorCode::kDevice));
+  EXPECT_NO_THROW(check_table(table, TableKind::kFrames, 4, kLimits));
+  expect_error(ErrorCode::kGroupMismatch, [&] { check_table(table, TableKind::kHostRecords, 4, kLimits); });
 }
 
 TEST(CountTable, EveryDamagedByteIsNoticed) {
   const std::vector<std::uint64_t> sizes = {3, 0, 1000};
-  CountTable table = make_table(TableKind::kHostRecords, 7, sizes);
+  CountTable table = make_table(7, sizes);
   auto bytes = std::as_writable_bytes(std::span(&table, 1));
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] ^= std::byte{0x20};
@@ -129,11 +152,11 @@ TEST(CountTable, EveryDamagedByteIsNoticed) {
 
 TEST(CountTable, AnotherStepAndTooMuchAreRefused) {
   const std::vector<std::uint64_t> sizes(5001, 1);
-  const CountTable many = make_table(TableKind::kHostRecords, 1, sizes);
+  const CountTable many = make_table(1, sizes);
   expect_error(ErrorCode::kCorrupt, [&] { check_table(many, TableKind::kHostRecords, 1, kLimits); }, {"5001"});
-  const CountTable some = make_table(TableKind::kHostRecords, 1, std::span(sizes).first(5));
+  const CountTable some = make_table(1, std::span(sizes).first(5));
   expect_error(ErrorCode::kGroupMismatch, [&] { check_table(some, TableKind::kHostRecords, 2, kLimits); });
-  expect_error(ErrorCode::kGroupMismatch, [&] { check_table(some, TableKind::kDeviceBuckets, 1, kLimits); });
+  expect_error(ErrorCode::kGroupMismatch, [&] { check_table(some, TableKind::kFrames, 1, kLimits); });
 }
 
 }  // namespace

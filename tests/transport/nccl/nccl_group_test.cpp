@@ -35,20 +35,6 @@ std::vector<Bytes> random_records(unsigned seed, std::size_t count, std::size_t 
   return records;
 }
 
-/// Receivers' buckets, copied on the consumer's stream.
-struct Collector {
-  explicit Collector(DeviceApi& api) : device(api) {}
-  DeviceConsumer consumer() {
-    return [this](std::size_t index, const void* d_data, std::uint64_t bytes, void* stream) {
-      buckets.resize(index + 1);
-      buckets[index].resize(bytes);
-      if (bytes != 0) device.copy_to_host(buckets[index].data(), d_data, bytes, stream);
-    };
-  }
-  DeviceApi& device;
-  std::vector<Bytes> buckets;
-};
-
 class NcclChannel : public testing::Test {
  protected:
   void SetUp() override {
@@ -94,54 +80,6 @@ TEST_F(NcclChannel, RecordsOfAnySizeArriveFromAnySource) {
   EXPECT_EQ(fake_.counts.registrations, 6);
   EXPECT_EQ(fake_.counts.deregistrations, 6);
   EXPECT_EQ(fake_.counts.allocated, 0);
-}
-
-TEST_F(NcclChannel, DeviceBucketsTakeOneTableAndOneBroadcastEach) {
-  std::atomic<int> before = 0;
-  run(2, [&](Channel& channel) {
-    const std::vector<Bytes> expected = random_records(5, 9, kStaging);
-    std::vector<DeviceBucket> buckets;
-    for (const Bytes& bucket : expected) buckets.push_back({bucket.data(), bucket.size()});
-    Collector collector(fake_.device());
-    const auto sizes = channel.broadcast_device(buckets, 0, collector.consumer(), in(20s), nullptr);
-    ASSERT_EQ(sizes.size(), expected.size());
-    if (channel.rank() == 1) {
-      EXPECT_EQ(collector.buckets, expected);
-    }
-    ++before;
-  });
-  EXPECT_EQ(fake_.counts.broadcasts, 2 * (1 + 9));
-}
-
-TEST_F(NcclChannel, EmptyBucketsAndNoBucketsNeedNoBroadcast) {
-  run(2, [&](Channel& channel) {
-    const Bytes some(17, std::byte{3});
-    const std::vector<DeviceBucket> buckets = {{nullptr, 0}, {some.data(), some.size()}, {nullptr, 0}};
-    Collector collector(fake_.device());
-    channel.broadcast_device(channel.rank() == 1 ? buckets : std::vector<DeviceBucket>{}, 1, collector.consumer(),
-                             in(20s));
-    if (channel.rank() == 0) {
-      EXPECT_EQ(collector.buckets, (std::vector<Bytes>{{}, some, {}}));
-    }
-    EXPECT_TRUE(channel.broadcast_device({}, 0, collector.consumer(), in(20s)).empty());
-  });
-  EXPECT_EQ(fake_.counts.broadcasts, 2 * 3);
-}
-
-TEST_F(NcclChannel, ABucketOverTheStagingBufferIsRefusedOnEveryRankAndTheChannelLives) {
-  run(2, [&](Channel& channel) {
-    const Bytes large(kStaging + 1);
-    const std::vector<DeviceBucket> buckets = {{large.data(), large.size()}};
-    Collector collector(fake_.device());
-    const auto call = [&] { channel.broadcast_device(buckets, 0, collector.consumer(), in(20s)); };
-    if (channel.rank() == 0) {
-      expect_error(ErrorCode::kUsage, call, {"10001", "10000"});
-    } else {
-      expect_error(ErrorCode::kPeerFailed, call, {"nothing to send: usage"});
-    }
-    EXPECT_EQ(channel.agree(4, in(20s)), 4);
-  });
-  EXPECT_EQ(fake_.counts.aborts + fake_.counts.revokes, 0);
 }
 
 TEST_F(NcclChannel, ADeadPeerEndsTheBroadcastOfEveryRankByTheDeadline) {
@@ -193,21 +131,6 @@ TEST_F(NcclChannel, ARankThatDiesBetweenCallsFreesTheOthersFromTheirBroadcast) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
 }
 
-TEST_F(NcclChannel, AConsumerThatThrowsFailsEveryRank) {
-  run(2, [&](Channel& channel) {
-    const Bytes some(100);
-    const std::vector<DeviceBucket> buckets(8, {some.data(), some.size()});
-    const DeviceConsumer bad = [](std::size_t index, const void*, std::uint64_t, void*) {
-      if (index == 3) throw Error(ErrorCode::kCorrupt, "bucket 3 is bad");
-    };
-    const auto call = [&] {
-      channel.broadcast_device(buckets, 0, bad, in(20s));
-      channel.agree(0, in(20s));  // The source may be done before the receiver fails.
-    };
-    expect_error(channel.rank() == 1 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed, call, {"bucket 3 is bad"});
-  });
-}
-
 TEST_F(NcclChannel, ADamagedCountTableIsRefusedBeforeAnythingIsBelieved) {
   fake_.faults.damage_tables = true;
   run(2, [&](Channel& channel) {
@@ -226,19 +149,6 @@ TEST_F(NcclChannel, MoreThanTheLimitsIsRefused) {
     std::vector<Bytes> records = {Bytes(1001)};
     expect_error(group->rank() == 1 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed,
                  [&] { channel->broadcast(records, 0, in(20s)); }, {"1001 bytes", "1000"});
-  });
-}
-
-TEST_F(NcclChannel, RanksAtDifferentKindsOfBroadcastAreAMismatch) {
-  run(2, [&](Channel& channel) {
-    std::vector<Bytes> records = {Bytes(10)};
-    Collector collector(fake_.device());
-    if (channel.rank() == 0) {
-      expect_error(ErrorCode::kPeerFailed, [&] { channel.broadcast(records, 0, in(20s)); }, {"different steps"});
-    } else {
-      expect_error(ErrorCode::kGroupMismatch, [&] { channel.broadcast_device({}, 0, collector.consumer(), in(20s)); },
-                   {"host records", "device buckets"});
-    }
   });
 }
 

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What receivers must know of the frames of one transfer between devices, before the frames themselves: for each stream
+// in it the header, the commit record, and the frames' sizes. The frames of all streams lie in one range of bytes, in
+// this order, each at a multiple of kFrameAlignment. Fields are little-endian:
+//
+//     streams u32 | 0 u32 | for each stream:
+//         header bytes u32 | commit bytes u32 | frames u32 | 0 u32
+//         header | commit | the frames' sizes, u32 each | zeros up to a multiple of 8
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sparsecast/delta.hpp"
+#include "sparsecast/device.hpp"
+
+namespace sparsecast {
+
+inline constexpr std::uint64_t kFrameAlignment = 256;
+
+/// Sizes of the frames of one stream, and where each begins in the range.
+struct StreamHead {
+  Bytes header;
+  Bytes commit;
+  std::vector<std::uint32_t> sizes;
+  std::vector<std::uint64_t> offsets;  ///< Parallel to the sizes.
+
+  /// Returns the frames in memory that holds the range.
+  std::vector<DeviceRecord> frames_in(const std::byte* d_range) const;
+};
+
+struct FrameHead {
+  std::vector<StreamHead> streams;
+  std::uint64_t bytes = 0;  ///< Length of the range.
+
+  /// Append a stream, and give its frames their places.
+  void add(const DeviceDelta& delta);
+  void add(const Delta& delta);
+  Bytes pack() const;
+};
+
+/// Parses a head that came from a peer. `range_bytes`: length of the range that was announced with it. Throws
+/// Error{kCorrupt} unless every length holds. Header and commit records are not parsed.
+FrameHead parse_frame_head(ConstBytes head, std::uint64_t range_bytes);
+
+/// Returns the memory in which the frames of these deltas, which are all of the head, already lie as in its range, or
+/// null.
+const std::byte* range_of_frames(const FrameHead& head, std::span<const DeviceDelta* const> deltas);
+
+}  // namespace sparsecast

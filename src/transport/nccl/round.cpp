@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include "transport/nccl/round.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace sparsecast {
+namespace {
+
+constexpr std::uint64_t kScratchAlignment = 256;
+
+std::uint64_t rest_bytes(const CountTable& table) {
+  return table.count > kTableHeadBytes ? table.count - kTableHeadBytes : 0;
+}
+
+/// Copies what the host's pieces of a transfer have of its range from `at` on, to a staging buffer or from it. Gaps
+/// between them become zeros there.
+void copy_pieces(const FrameTransfer& transfer, std::uint64_t at, std::span<std::byte> h_staging, bool sending) {
+  std::uint64_t done = at;
+  const std::uint64_t end = at + h_staging.size();
+  const auto fill = [&](std::uint64_t until) {
+    if (sending && until > done) std::memset(h_staging.data() + (done - at), 0, until - done);
+  };
+  for (const FramePiece& piece : transfer.pieces) {
+    const std::uint64_t first = std::max(piece.offset, at);
+    const std::uint64_t last = std::min(piece.offset + piece.bytes, end);
+    if (piece.on_device || first >= last) continue;
+    fill(first);
+    std::byte* const h_staged = h_staging.data() + (first - at);
+    std::byte* const h_piece = piece.data + (first - piece.offset);
+    std::memcpy(sending ? h_staged : h_piece, sending ? h_piece : h_staged, last - first);
+    done = last;
+  }
+  fill(end);
+}
+
+/// Throws Error{kUsage} unless the frames of a source lie somewhere and the pieces lie in the range, in order.
+void check_memory(const FrameTransfer& transfer, bool sends) {
+  std::uint64_t at = 0;
+  for (const FramePiece& piece : transfer.pieces) {
+    if (piece.offset < at || piece.bytes > transfer.bytes || piece.offset > transfer.bytes - piece.bytes) {
+      throw Error(ErrorCode::kUsage, fmt::format("a piece at byte {} with {} bytes of frames of {} bytes", piece.offset,
+                                                 piece.bytes, transfer.bytes));
+    }
+    at = piece.offset + piece.bytes;
+  }
+  if (sends && transfer.bytes != 0 && transfer.d_frames == nullptr && transfer.pieces.empty()) {
+    throw Error(ErrorCode::kUsage, fmt::format("the source does not say where its {} bytes lie", transfer.bytes));
+  }
+}
+
+}  // namespace
+
+NcclTransport::Round::Round(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline)
+    : phase_(phase), deadline_(deadline) {
+  for (FrameTransfer& transfer : transfers) {
+    if (transfer.channel == nullptr) throw Error(ErrorCode::kUsage, "a transfer without a channel", phase);
+    Group* const group = transfer.channel->channel_.get();
+    group->check_source(transfer.source, phase);
+    if (!groups_.empty() && group->staging_ != groups_.front()->staging_) {
+      throw Error(ErrorCode::kUsage, "the channels of a round do not come from one another (split, reform)", phase);
+    }
+    if (std::ranges::find(groups_, group) == groups_.end()) groups_.push_back(group);
+    if (group->size() > 1) parts_.push_back({&transfer, group, group->rank() == transfer.source, nullptr});
+  }
+}
+
+template <class Ready>
+void NcclTransport::Round::wait(const Ready& ready, const char* what) {
+  PollPause pace;
+  for (unsigned turn = 0; !ready(); ++turn) {
+    for (Group* const group : groups_) group->watchdog_.look(group->communicator_, deadline_, what, turn);
+    pace.pause();
+  }
+}
+
+void NcclTransport::Round::wait_event(void* event, const char* what) {
+  wait([&] { return device().finished(event); }, what);
+}
+
+template <class BytesOf>
+void NcclTransport::Round::broadcast_all(const BytesOf& bytes_of) {
+  const NcclFunctions& nccl = *groups_.front()->runtime_.functions;
+  check_nccl(nccl, nccl.group_start(), nullptr, "ncclGroupStart");
+  std::optional<Error> failure;
+  for (const Part& part : parts_) {
+    const std::uint64_t bytes = bytes_of(part);
+    if (bytes == 0) continue;
+    const ncclComm_t communicator = part.group->communicator_;
+    const ncclResult_t result =
+        nccl.broadcast(part.d_data, part.d_data, static_cast<std::size_t>(bytes), ncclInt8, part.transfer->source,
+                       communicator, static_cast<cudaStream_t>(staging().stream));
+    try {
+      check_nccl(nccl, result, communicator, "ncclBroadcast");
+    } catch (const Error& error) {
+      failure = error;
+      break;
+    }
+  }
+  // Also after an error: a group that stays open takes in whatever this thread calls next.
+  const ncclResult_t ended = nccl.group_end();
+  if (failure) throw Error(*failure);
+  check_nccl(nccl, ended, nullptr, "ncclGroupEnd");
+  // Kernels are enqueued in the background; until every communicator is settled, nothing may go behind them.
+  const auto all_settled = [&] {
+    return std::ranges::all_of(groups_, [&](const Group* group) { return settled(nccl, group->communicator_); });
+  };
+  wait(all_settled, "ncclGroupEnd");
+}
+
+void NcclTransport::Round::exchange_heads() {
+  if (groups_.empty()) return;
+  std::optional<Error> refused;
+  for (const Part& part : parts_) {
+    FrameTransfer& transfer = *part.transfer;
+    if (!part.sends || transfer.error != 0 || transfer.head.size() <= FrameTransfer::kMaxHeadBytes) continue;
+    // The other ranks wait for a table: they get one with the error, and the channels stay open.
+    transfer.error = static_cast<int>(ErrorCode::kUsage);
+    refused = Error(
+        ErrorCode::kUsage,
+        fmt::format("a head of {} bytes; at most {} are sent", transfer.head.size(), FrameTransfer::kMaxHeadBytes),
+        part.group->context(phase_));
+  }
+  Group::guard(groups_, phase_, [&] {
+    for (const Part& part : parts_) part.group->coordinator_ = part.transfer->source;
+    if (parts_.empty()) return;
+    send_tables();
+    take_tables();
+    exchange_rests();
+  });
+  if (refused) throw Error(*refused);
+}
+
+void NcclTransport::Round::send_tables() {
+  const std::uint64_t bytes = parts_.size() * sizeof(CountTable);
+  std::byte* const h_tables = staging().h_heads.reserve(device(), bytes);
+  std::byte* const d_tables = staging().d_heads.reserve(device(), bytes);
+  tables_.resize(parts_.size());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    part.d_data = d_tables + i * sizeof(CountTable);
+    CountTable& table = tables_[i];
+    table.sequence = ++part.group->sequence_;
+    if (!part.sends) continue;
+    FrameTransfer& transfer = *part.transfer;
+    if (transfer.error != 0) {
+      transfer.head.clear();
+      transfer.bytes = 0;
+      table = make_error_table(table.sequence, static_cast<std::uint32_t>(transfer.error));
+    } else {
+      table = make_head_table(table.sequence, transfer.head, transfer.bytes);
+    }
+    std::memcpy(h_tables + i * sizeof(CountTable), &table, sizeof(table));
+    device().copy_to_device(part.d_data, h_tables + i * sizeof(CountTable), sizeof(table), staging().stream);
+  }
+  broadcast_all([](const Part&) { return sizeof(CountTable); });
+  device().copy_to_host(h_tables, d_tables, bytes, staging().stream);
+  device().record(staging().table_arrived, staging().stream);
+  wait_event(staging().table_arrived, "the heads of the frames");
+}
+
+void NcclTransport::Round::take_tables() {
+  const std::byte* const h_tables = staging().h_heads.data();
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].sends) continue;
+    const std::uint64_t sequence = tables_[i].sequence;
+    std::memcpy(&tables_[i], h_tables + i * sizeof(CountTable), sizeof(CountTable));
+    const CountTable& table = tables_[i];
+    check_table(table, TableKind::kFrames, sequence,
+                {FrameTransfer::kMaxHeadBytes, parts_[i].group->options_.max_bytes});
+    FrameTransfer& transfer = *parts_[i].transfer;
+    transfer.error = static_cast<int>(table.error_code);
+    transfer.bytes = table.total;
+    transfer.head = head_of(table);
+  }
+}
+
+void NcclTransport::Round::exchange_rests() {
+  std::uint64_t total = 0;
+  for (const CountTable& table : tables_) total += rest_bytes(table);
+  if (total == 0) return;
+  std::byte* h_rest = staging().h_heads.reserve(device(), total);
+  std::byte* const h_rests = h_rest;
+  std::byte* const d_rests = staging().d_heads.reserve(device(), total);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    const std::uint64_t bytes = rest_bytes(tables_[i]);
+    part.d_data = d_rests + (h_rest - h_rests);
+    if (part.sends && bytes != 0) {
+      std::memcpy(h_rest, part.transfer->head.data() + kTableHeadBytes, bytes);
+      device().copy_to_device(part.d_data, h_rest, bytes, staging().stream);
+    }
+    h_rest += bytes;
+  }
+  broadcast_all([&](const Part& part) { return rest_bytes(tables_[static_cast<std::size_t>(&part - parts_.data())]); });
+  device().copy_to_host(h_rests, d_rests, total, staging().stream);
+  device().record(staging().table_arrived, staging().stream);
+  wait_event(staging().table_arrived, "the rests of long heads");
+  h_rest = h_rests;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const std::uint64_t bytes = rest_bytes(tables_[i]);
+    Bytes& head = parts_[i].transfer->head;
+    if (!parts_[i].sends && bytes != 0) std::memcpy(head.data() + kTableHeadBytes, h_rest, bytes);
+    if (!parts_[i].sends) check_head(tables_[i], head);
+    h_rest += bytes;
+  }
+}
+
+void NcclTransport::Round::broadcast_frames() {
+  std::erase_if(parts_, [](const Part& part) { return part.transfer->bytes == 0; });
+  if (groups_.empty()) return;
+  Group::guard(groups_, phase_, [&] {
+    for (const Part& part : parts_) check_memory(*part.transfer, part.sends);
+    if (parts_.empty()) return;
+    place_frames();
+    wait_for_streams();
+    gather_frames();
+    broadcast_all([](const Part& part) { return part.transfer->bytes; });
+    hand_over_frames();
+  });
+}
+
+void NcclTransport::Round::place_frames() {
+  std::uint64_t total = 0;
+  const auto place = [&](std::byte* d_scratch) {
+    total = 0;
+    for (Part& part : parts_) {
+      part.d_data = part.transfer->d_frames;
+      if (part.d_data != nullptr) continue;
+      part.d_data = d_scratch == nullptr ? nullptr : d_scratch + total;
+      total += (part.transfer->bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    }
+  };
+  place(nullptr);
+  if (total != 0) place(staging().scratch.reserve(device(), total));
+}
+
+void NcclTransport::Round::wait_for_streams() {
+  for (const Part& part : parts_) {
+    if (part.transfer->stream == nullptr) continue;
+    device().record(staging().ready, part.transfer->stream);
+    device().wait(staging().stream, staging().ready);
+  }
+}
+
+std::vector<NcclTransport::Round::HostPart> NcclTransport::Round::host_parts(bool sending) const {
+  std::vector<HostPart> host;
+  for (const Part& part : parts_) {
+    const FrameTransfer& transfer = *part.transfer;
+    const bool any = std::ranges::any_of(transfer.pieces, [](const FramePiece& piece) { return !piece.on_device; });
+    if (!any || part.sends != sending || transfer.d_frames != nullptr) continue;
+    for (std::uint64_t at = 0; at < transfer.bytes; at += staging().bytes()) {
+      host.push_back({&part, at, std::min(staging().bytes(), transfer.bytes - at)});
+    }
+  }
+  return host;
+}
+
+/// Brings the pieces of this rank's own frames together.
+void NcclTransport::Round::gather_frames() {
+  const std::vector<HostPart> host = host_parts(true);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    const auto& [part, at, bytes] = host[i];
+    StagingHalf& half = staging().half(i);
+    if (i >= 2) wait_event(half.arrived, "a piece of the frames on its way to the device");
+    copy_pieces(*part->transfer, at, {half.h_data, static_cast<std::size_t>(bytes)}, true);
+    device().copy_to_device(part->d_data + at, half.h_data, bytes, staging().stream);
+    device().record(half.arrived, staging().stream);
+  }
+  for (const Part& part : parts_) {
+    if (!part.sends || part.transfer->d_frames != nullptr) continue;
+    for (const FramePiece& piece : part.transfer->pieces) {
+      if (!piece.on_device || piece.bytes == 0) continue;
+      device().copy_on_device(part.d_data + piece.offset, piece.data, piece.bytes, staging().stream);
+    }
+  }
+}
+
+/// Copies frames to the pieces that are to have them, and waits until all is where it belongs.
+void NcclTransport::Round::hand_over_frames() {
+  for (const Part& part : parts_) {
+    if (part.sends || part.transfer->d_frames != nullptr) continue;
+    for (const FramePiece& piece : part.transfer->pieces) {
+      if (!piece.on_device || piece.bytes == 0) continue;
+      device().copy_on_device(piece.data, part.d_data + piece.offset, piece.bytes, staging().stream);
+    }
+  }
+  device().record(staging().table_arrived, staging().stream);
+  for (const Part& part : parts_) {
+    if (!part.sends && part.transfer->stream != nullptr) {
+      device().wait(part.transfer->stream, staging().table_arrived);
+    }
+  }
+  const std::vector<HostPart> host = host_parts(false);
+  for (std::size_t i = 0; i < host.size() + 1; ++i) {
+    if (i < host.size()) {
+      const auto& [part, at, bytes] = host[i];
+      device().copy_to_host(staging().half(i).h_data, part->d_data + at, bytes, staging().stream);
+      device().record(staging().half(i).arrived, staging().stream);
+    }
+    if (i == 0) continue;
+    const auto& [part, at, bytes] = host[i - 1];  // While the next one is on its way.
+    wait_event(staging().half(i - 1).arrived, "frames on their way to the host");
+    copy_pieces(*part->transfer, at, {staging().half(i - 1).h_data, static_cast<std::size_t>(bytes)}, false);
+  }
+  if (host.empty()) wait_event(staging().table_arrived, "the frames");
+}
+
+}  // namespace sparsecast
+
+#endif

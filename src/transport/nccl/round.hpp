@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A round: all transfers that this rank takes part in, over one or several groups of one device, as one group of NCCL
+// broadcasts for their heads and one for their frames.
+//
+//     exchange_heads     count tables with the heads   |  one grouped launch, one wait of the host
+//                        rests of long heads           |  (only where there are any:) one more
+//     broadcast_frames   the frames of every source    |  one grouped launch, one wait of the host
+//
+// NCCL orders what is grouped by communicator, the same on every rank, so that no two ranks wait for each other. The
+// broadcasts of one communicator run at once, and a rank may pass on what it has just received: so every transfer needs
+// memory of its own on every rank, one that drops what it gets included.
+
+#include <optional>
+
+#include "transport/nccl/nccl_group.hpp"
+
+namespace sparsecast {
+
+class NcclTransport::Round {
+ public:
+  /// Throws Error{kUsage} for transfers that cannot be one round. `phase` names the call in errors.
+  Round(std::span<FrameTransfer> transfers, const char* phase, Deadline deadline);
+
+  void exchange_heads();
+  void broadcast_frames();
+
+ private:
+  /// A transfer to or from other ranks.
+  struct Part {
+    FrameTransfer* transfer = nullptr;
+    Group* group = nullptr;
+    bool sends = false;
+    std::byte* d_data = nullptr;  ///< Its memory in this call.
+  };
+  /// A piece of a transfer's range that a staging buffer holds.
+  struct HostPart {
+    const Part* part = nullptr;
+    std::uint64_t at = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  Staging& staging() const { return *groups_.front()->staging_; }
+  DeviceApi& device() const { return staging().api(); }
+
+  void send_tables();
+  void take_tables();
+  void exchange_rests();
+  void place_frames();
+  void wait_for_streams();
+  void gather_frames();
+  void hand_over_frames();
+  std::vector<HostPart> host_parts(bool sending) const;
+
+  /// Broadcasts `bytes(part)` bytes of each part at its d_data, from its source, in one grouped launch.
+  template <class BytesOf>
+  void broadcast_all(const BytesOf& bytes_of);
+  template <class Ready>
+  void wait(const Ready& ready, const char* what);
+  void wait_event(void* event, const char* what);
+
+  const char* phase_;
+  Deadline deadline_;
+  std::vector<Group*> groups_;  ///< Each once, those of a single rank included.
+  std::vector<Part> parts_;
+  std::vector<CountTable> tables_;  ///< Parallel to the parts.
+};
+
+}  // namespace sparsecast

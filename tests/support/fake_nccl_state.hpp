@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Communicators of the fake NCCL, and how their broadcasts come onto streams.
+
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "sparsecast/hash.hpp"
+#include "tests/support/fake_device.hpp"
+#include "tests/support/fake_nccl.hpp"
+
+namespace sparsecast::test {
+
+struct Communicator;
+
+/// One broadcast on its way to a stream.
+struct Broadcast {
+  Communicator* communicator = nullptr;
+  std::uint64_t number = 0;
+  std::span<std::byte> data;
+  int root = 0;
+  cudaStream_t stream = nullptr;
+};
+
+/// Broadcasts of a group that has ended, to be launched when all its communicators were polled.
+struct Launch {
+  std::vector<Broadcast> broadcasts;
+  std::set<Communicator*> not_polled;
+};
+
+struct Communicator {
+  std::shared_ptr<World> world;
+  int rank = 0;
+  std::uint64_t issued = 0;
+  std::uint64_t launches = 0;
+  std::shared_ptr<Launch> launching;
+  ncclResult_t async_error = ncclSuccess;
+  bool stopped = false;
+  bool freed = false;
+  std::thread::id issuer;
+  // A communicator that is being made of this one appears here when all its ranks have asked for it.
+  ncclComm_t* child = nullptr;
+  std::shared_ptr<World> child_world;
+  int child_rank = 0;
+  std::uint64_t splits = 0;                 ///< Number of splits that it took part in.
+  std::optional<std::uint64_t> unanswered;  ///< The number of one that not all ranks have asked for yet.
+};
+
+inline Communicator* of(ncclComm_t handle) { return reinterpret_cast<Communicator*>(handle); }
+inline ncclComm_t handle_of(Communicator* communicator) { return reinterpret_cast<ncclComm_t>(communicator); }
+
+/// Returns an id that is equal on all ranks with equal arguments.
+inline std::uint64_t derived_id(const World& world, std::string_view how, std::span<const std::uint64_t> words) {
+  std::uint64_t id = xxh3_64(std::as_bytes(std::span(how)), world.id());
+  for (const std::uint64_t word : words) id = xxh3_64(std::as_bytes(std::span(&word, 1)), id);
+  return id;
+}
+
+struct FakeNccl::State {
+  State(FakeNccl& owner, std::unique_ptr<Worlds> shared)
+      : fake(owner),
+        worlds(std::move(shared)),
+        device(fake.faults.same_gpu, fake.counts.allocated, fake.counts.host_waits, [this] { return call_fails(); }) {}
+
+  FakeNccl& fake;
+  std::unique_ptr<Worlds> worlds;
+  FakeDevice device;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Communicator>> communicators;  ///< Freed ones too: a use of them is noticed.
+  std::atomic<bool> closing{false};
+
+  std::mutex misuse_mutex;
+  std::vector<std::string> misuses;
+  void misuse(const std::string& what) {
+    const std::lock_guard lock(misuse_mutex);
+    misuses.push_back(what);
+  }
+
+  Communicator* add(std::shared_ptr<World> world, int rank) {
+    world->join(rank);
+    communicators.push_back(std::make_unique<Communicator>());
+    communicators.back()->world = std::move(world);
+    communicators.back()->rank = rank;
+    return communicators.back().get();
+  }
+
+  bool is_over(const Communicator& communicator) {
+    const std::lock_guard lock(mutex);
+    return communicator.stopped || closing;
+  }
+
+  std::atomic<int> failing_device{-1};
+  std::atomic<int> calls_left{0};
+  std::atomic<bool> failed{false};
+  bool call_fails() {
+    if (failing_device != FakeDevice::device_in_use() || calls_left-- != 0) return false;
+    failed = true;
+    return true;
+  }
+
+  /// Runs broadcasts of one communicator, all at once.
+  void run(const Communicator& communicator, std::uint64_t launch, const std::vector<Broadcast>& broadcasts) {
+    World& world = *communicator.world;
+    for (const Broadcast& broadcast : broadcasts) {
+      if (fake.faults.never_arrive.count(communicator.rank) != 0) break;
+      Bytes sent;
+      if (communicator.rank == broadcast.root) sent.assign(broadcast.data.begin(), broadcast.data.end());
+      if (sent.size() == sizeof(CountTable)) damage(sent);
+      world.arrive(broadcast.number, {communicator.rank, broadcast.root, launch, sent});
+    }
+    for (const Broadcast& broadcast : broadcasts) {
+      std::optional<Message> message;
+      while (!is_over(communicator) && !(message = world.message(broadcast.number)))
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      if (!message) return;
+      if (!message->one_root) misuse("the ranks disagree on the root");
+      if (!message->one_launch) misuse("the ranks group their broadcasts differently");
+      if (message->data.size() != broadcast.data.size()) {
+        misuse("the ranks disagree on the size of broadcast " + std::to_string(broadcast.number));
+      }
+      const std::size_t bytes = std::min(broadcast.data.size(), message->data.size());
+      // A source's memory is only read.
+      if (communicator.rank != broadcast.root) std::memcpy(broadcast.data.data(), message->data.data(), bytes);
+    }
+  }
+
+  void damage(Bytes& sent) const {
+    if (fake.faults.damage_tables) sent[100] ^= std::byte{4};
+    if (!fake.faults.forge_tables) return;
+    CountTable table;
+    std::memcpy(&table, sent.data(), sizeof(table));
+    fake.faults.forge_tables(table);
+    std::memcpy(sent.data(), &table, sizeof(table));
+  }
+
+  /// Enqueues broadcasts, one communicator after the other; all in one stream. Requires the lock.
+  void launch(const std::vector<Broadcast>& broadcasts) {
+    std::map<std::uint64_t, std::vector<Broadcast>> by_world;
+    for (const Broadcast& broadcast : broadcasts) by_world[broadcast.communicator->world->id()].push_back(broadcast);
+    for (const auto& [world, together] : by_world) {
+      Communicator* const communicator = together.front().communicator;
+      FakeDevice::enqueue(together.front().stream, [this, communicator, number = communicator->launches++, together] {
+        run(*communicator, number, together);
+      });
+    }
+  }
+
+  ncclResult_t end_group(std::vector<Broadcast> broadcasts) {
+    const std::lock_guard lock(mutex);
+    if (broadcasts.empty()) return ncclSuccess;
+    ++fake.counts.groups;
+    for (const Broadcast& a : broadcasts) {
+      for (const Broadcast& b : broadcasts) {
+        const bool apart =
+            a.data.data() + a.data.size() <= b.data.data() || b.data.data() + b.data.size() <= a.data.data();
+        if (&a != &b && !apart) misuse("two broadcasts of a group share memory");
+      }
+    }
+    const auto launch = std::make_shared<Launch>();
+    launch->broadcasts = std::move(broadcasts);
+    for (const Broadcast& broadcast : launch->broadcasts) {
+      launch->not_polled.insert(broadcast.communicator);
+      broadcast.communicator->launching = launch;
+    }
+    return ncclInProgress;
+  }
+
+  ncclResult_t broadcast(ncclComm_t handle, void* data, std::size_t bytes, int root, cudaStream_t stream,
+                         std::vector<Broadcast>* group) {
+    Communicator* const communicator = of(handle);
+    const std::lock_guard lock(mutex);
+    if (communicator->freed) misuse("ncclBroadcast on a freed communicator");
+    if (communicator->stopped) return ncclInvalidUsage;
+    if (communicator->launching) misuse("a communicator is used before it is settled");
+    if (communicator->issuer == std::thread::id{}) communicator->issuer = std::this_thread::get_id();
+    if (communicator->issuer != std::this_thread::get_id()) misuse("two threads issue");
+    const Broadcast broadcast{
+        communicator, communicator->issued++, {static_cast<std::byte*>(data), bytes}, root, stream};
+    ++fake.counts.broadcasts;
+    if (communicator->rank == fake.faults.async_error_rank &&
+        communicator->issued > static_cast<std::uint64_t>(fake.faults.healthy_broadcasts)) {
+      communicator->async_error = ncclRemoteError;
+    }
+    if (group != nullptr) {
+      group->push_back(broadcast);
+    } else {
+      launch({broadcast});
+    }
+    return ncclSuccess;
+  }
+
+  /// Returns whether the communicator is settled. The group that it is in is launched by the first poll of the last
+  /// one.
+  bool poll(Communicator& communicator) {
+    if (!communicator.launching) return true;
+    Launch& launching = *communicator.launching;
+    const bool first = launching.not_polled.erase(&communicator) != 0;
+    if (!launching.not_polled.empty()) return false;
+    if (first) {
+      launch(launching.broadcasts);
+      return false;
+    }
+    communicator.launching.reset();
+    return true;
+  }
+
+  ncclResult_t init(ncclComm_t* out, int size, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
+    if (config->blocking != 0) misuse("a blocking communicator");
+    const std::lock_guard lock(mutex);
+    std::uint64_t number = 0;
+    std::memcpy(&number, id.internal, sizeof(number));
+    *out = handle_of(add(worlds->of(number, size), rank));
+    return ncclInProgress;
+  }
+
+  ncclResult_t derive(Communicator* parent, std::uint64_t id, int size, int rank, ncclComm_t* out) {
+    parent->child = out;
+    parent->child_world = worlds->of(id, size);
+    parent->child_rank = rank;
+    parent->child_world->join(rank);
+    return ncclInProgress;
+  }
+
+  /// Once all ranks of the parent have said their color and key.
+  bool answer_split(Communicator& parent) {
+    const auto choices = parent.world->choices(*parent.unanswered);
+    if (!choices) return false;
+    const SplitChoice own = choices->at(parent.rank);
+    int size = 0;
+    int before = 0;
+    for (const auto& [rank, choice] : *choices) {
+      if (choice.color != own.color) continue;
+      ++size;
+      if (std::pair(choice.key, rank) < std::pair(own.key, parent.rank)) ++before;
+    }
+    const std::uint64_t words[] = {*parent.unanswered, static_cast<std::uint64_t>(own.color)};
+    parent.unanswered.reset();
+    derive(&parent, derived_id(*parent.world, "split", words), size, before, parent.child);
+    return true;
+  }
+
+  ncclResult_t shrink(Communicator* parent, std::span<const int> lost, ncclComm_t* out, int flags) {
+    const std::lock_guard lock(mutex);
+    if (parent->stopped && flags != kShrinkAbort) misuse("a stopped communicator shrinks without the flag");
+    const auto before = std::count_if(lost.begin(), lost.end(), [&](int r) { return r < parent->rank; });
+    const std::vector<std::uint64_t> words(lost.begin(), lost.end());
+    return derive(parent, derived_id(*parent->world, "shrink", words),
+                  parent->world->size() - static_cast<int>(lost.size()), parent->rank - static_cast<int>(before), out);
+  }
+
+  ncclResult_t async_error(ncclComm_t handle, ncclResult_t* state) {
+    const std::lock_guard lock(mutex);
+    Communicator* const communicator = of(handle);
+    if (communicator->freed) misuse("ncclCommGetAsyncError on a freed communicator");
+    *state = communicator->async_error;
+    if (fake.faults.init_hangs || !communicator->world->all_joined()) *state = ncclInProgress;
+    if (!poll(*communicator) && *state == ncclSuccess) *state = ncclInProgress;
+    if (communicator->unanswered && !answer_split(*communicator)) {
+      *state = ncclInProgress;
+    } else if (communicator->child != nullptr) {
+      if (!communicator->child_world->all_joined()) {
+        *state = ncclInProgress;
+      } else {
+        *communicator->child = handle_of(add(communicator->child_world, communicator->child_rank));
+        communicator->child = nullptr;
+      }
+    }
+    return ncclSuccess;
+  }
+
+  void stop(ncclComm_t handle, bool free_it) {
+    const std::lock_guard lock(mutex);
+    if (of(handle)->freed) misuse("a communicator is stopped after it was freed");
+    of(handle)->stopped = true;
+    of(handle)->freed = free_it;
+    of(handle)->async_error = ncclSuccess;
+    of(handle)->launching.reset();
+  }
+};
+
+}  // namespace sparsecast::test
+
+#endif
