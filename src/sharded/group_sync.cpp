@@ -28,6 +28,7 @@
 #include <fmt/format.h>
 
 #include "core/trace.hpp"
+#include "sharded/frame_round.hpp"
 
 namespace sparsecast {
 
@@ -175,15 +176,27 @@ TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, Shard
 /// Runs the sync up to the vote: everything is published, sent and staged.
 void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline) {
   pipeline.run(deadline);
-  Outcome outcome = pipeline.published();
   report.encode_seconds = pipeline.encode_seconds();
   report.wire_seconds = pipeline.wire_seconds();
   report.stage_seconds = pipeline.stage_seconds();
-  if (roles.publisher != nullptr) outcome.then([&] { roles.publisher->describe(world_.plan(), report); });
-  outcome.then([&] { pipeline.staged().rethrow(); });
-  if (roles.subscriber != nullptr) outcome.then([&] { roles.subscriber->require_staged(); });
+  Outcome staged = pipeline.staged();
+  if (roles.subscriber != nullptr) staged.then([&] { roles.subscriber->require_staged(); });
+  agree_staged(roles, pipeline.published(), staged, report, deadline);
+}
+
+/// Does it by a round of frames.
+void Membership::bring_frames(const Roles& roles, ShardedReport& report, Deadline deadline) {
+  FrameRound round(world_.wire(), roles, world_.meeting());
+  round.run(report, deadline);
+  agree_staged(roles, round.published(), round.staged(), report, deadline);
+}
+
+void Membership::agree_staged(const Roles& roles, Outcome published, const Outcome& staged, ShardedReport& report,
+                              Deadline deadline) {
+  if (roles.publisher != nullptr) published.then([&] { roles.publisher->describe(world_.plan(), report); });
+  published.then([&] { staged.rethrow(); });
   const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
-  world_.require_all(outcome, deadline);
+  world_.require_all(published, deadline);
 }
 
 /// Runs the sync from the vote to the decision. Returns the digest of all tensors at the new version.
@@ -217,6 +230,12 @@ void Membership::begin(const Roles& roles, Deadline deadline) {
     std::size_t routes = 0;
     if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
     if (roles.publisher != nullptr) routes = roles.publisher->begin_attempt();
+    if (world_.wire().has_rounds()) {
+      or_abort(world_.control(), [&] { bring_frames(roles, report, deadline); });
+      report.total_seconds = watch.total();
+      staged_ = std::move(report);
+      return;
+    }
     // Its threads end when the others have learned of a failure, and before the attempt is settled.
     TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), routes, steps(roles, report, staged, deadline));
     or_abort(world_.control(), [&] { bring(roles, pipeline, report, deadline); });

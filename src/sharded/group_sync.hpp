@@ -13,6 +13,7 @@
 #include "sharded/snapshot.hpp"
 #include "sharded/sync_world.hpp"
 #include "sharded/transfer_pipeline.hpp"
+#include "sync/frame_head.hpp"
 
 namespace sparsecast {
 
@@ -56,6 +57,8 @@ class SubscriberSide {
   void stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source, ShardedReport& report);
   /// Verifies what is left to verify of all routes. Throws unless all of them are here.
   void require_staged();
+  const DestinationRoutes& routes() const noexcept { return routes_; }
+  bool on_device() const noexcept { return routes_.subscriber && routes_.subscriber->on_device(); }
   void apply(ShardedReport& report);
   StateDigest digest() const { return routes_.digest(); }
   /// Commits or rolls back the attempt.
@@ -124,8 +127,17 @@ class PublisherSide {
   /// calls published() after each. Meanwhile another thread may call records() for routes that are published, and
   /// nothing else. When it throws, the snapshot is lost.
   void publish(const std::function<void()>& published);
+  /// Does the same, and leaves the frames in the memory in which they are made.
+  void publish_frames();
+  /// Returns whether that is device memory.
+  bool on_device() const noexcept { return routes_.publisher && routes_.publisher->on_device(); }
+  /// Names the frames of a transfer's routes, which have been published, and their memory.
+  FrameHead offer(const Transfer& own, FrameTransfer& transfer, ShardedReport& report) const;
+  /// Return the frames of a transfer's routes, by route.
+  std::vector<std::vector<DeviceRecord>> frames_on_device(const Transfer& transfer) const;
+  std::vector<std::vector<Bytes>> frames_on_host(const Transfer& transfer);
   /// Fills `report` with the changes found in each tensor, over all routes, when options.report_tensors is set.
-  void describe(const FanoutPlan& plan, ShardedReport& report) const;
+  void describe(const FanoutPlan& plan, ShardedReport& report);
   /// Returns the records of a transfer's routes, which have been published.
   std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
   /// Returns the digests of this rank's routes after the current attempt, for the vote.
@@ -180,6 +192,9 @@ class Membership {
   void compare_bases(const Roles& roles, Deadline deadline);
   TransferSteps steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline);
   void bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline);
+  void bring_frames(const Roles& roles, ShardedReport& report, Deadline deadline);
+  void agree_staged(const Roles& roles, Outcome published, const Outcome& staged, ShardedReport& report,
+                    Deadline deadline);
   StateDigest verify(const Roles& roles, ShardedReport& report, Deadline deadline);
 
   SyncWorld world_;

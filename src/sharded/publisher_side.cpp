@@ -89,8 +89,66 @@ void PublisherSide::publish(const std::function<void()>& published) {
   snapshot_lost_ = false;
 }
 
-void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) const {
+void PublisherSide::publish_frames() {
+  if (!routes_.publisher) return;
+  snapshot_lost_ = true;  // Until it is through.
+  on_device() ? static_cast<void>(routes_.publisher->publish_on_device())
+              : static_cast<void>(routes_.publisher->publish());
+  for (std::size_t s = 0; s < deltas_.size(); ++s) deltas_[s] = &routes_.publisher->deltas()[s];
+  snapshot_lost_ = false;
+}
+
+FrameHead PublisherSide::offer(const Transfer& own, FrameTransfer& transfer, ShardedReport& report) const {
+  FrameHead head;
+  std::vector<const DeviceDelta*> on_device;
+  for (const std::uint32_t route : own.routes) {
+    const std::size_t s = routes_.stream_of(route);
+    report.changed += deltas_[s]->result.changed;
+    if (this->on_device()) {
+      const DeviceDelta& delta = *on_device.emplace_back(&routes_.publisher->on_device_deltas()[s]);
+      head.add(delta);
+      report.sent_bytes += delta.wire_bytes();
+      transfer.stream = delta.stream;
+    } else {
+      head.add(*deltas_[s]);
+      report.sent_bytes += deltas_[s]->wire_bytes();
+    }
+  }
+  transfer.head = head.pack();
+  transfer.bytes = head.bytes;
+  // The transport only reads a source's memory.
+  transfer.d_frames = const_cast<std::byte*>(range_of_frames(head, on_device));
+  if (transfer.d_frames != nullptr) return head;
+  for (std::size_t i = 0; i < own.routes.size(); ++i) {
+    const std::size_t s = routes_.stream_of(own.routes[i]);
+    const std::vector<std::uint64_t>& offsets = head.streams[i].offsets;
+    for (std::size_t f = 0; f < offsets.size(); ++f) {
+      const std::byte* const data = this->on_device() ? on_device[i]->frames[f].d_record : deltas_[s]->frames[f].data();
+      transfer.pieces.push_back(
+          {const_cast<std::byte*>(data), offsets[f], head.streams[i].sizes[f], this->on_device()});
+    }
+  }
+  return head;
+}
+
+std::vector<std::vector<DeviceRecord>> PublisherSide::frames_on_device(const Transfer& transfer) const {
+  std::vector<std::vector<DeviceRecord>> frames;
+  for (const std::uint32_t route : transfer.routes) {
+    frames.push_back(routes_.publisher->on_device_deltas()[routes_.stream_of(route)].frames);
+  }
+  return frames;
+}
+
+std::vector<std::vector<Bytes>> PublisherSide::frames_on_host(const Transfer& transfer) {
+  routes_.publisher->take_frames();
+  std::vector<std::vector<Bytes>> frames;
+  for (const std::uint32_t route : transfer.routes) frames.push_back(deltas_[routes_.stream_of(route)]->frames);
+  return frames;
+}
+
+void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) {
   if (!options_.report_tensors) return;
+  if (routes_.publisher) routes_.publisher->take_frames();
   std::map<std::uint32_t, SentTensor> tensors;  // By the plan's tensor.
   for (std::size_t i = 0; i < routes_.numbers.size(); ++i) {
     const std::vector<Region>& regions = plan.routes()[routes_.numbers[i]].regions;

@@ -30,11 +30,27 @@ GroupTransports::GroupTransports(ControlChannel& world, const FanoutPlan& plan, 
   }
 }
 
-void GroupTransports::broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline) {
+int GroupTransports::source_of(const Transfer& transfer) const {
   const std::vector<int>& members = plan_.groups()[transfer.group].members;
-  const auto source = static_cast<int>(std::ranges::lower_bound(members, transfer.source) - members.begin());
+  return static_cast<int>(std::ranges::lower_bound(members, transfer.source) - members.begin());
+}
+
+bool GroupTransports::has_rounds() const {
+  return std::ranges::all_of(transfers_, [this](const Transfer* transfer) {
+    return dynamic_cast<NcclTransport*>(groups_[transfer->group].get()) != nullptr;
+  });
+}
+
+FrameTransfer GroupTransports::frame_transfer(const Transfer& transfer) {
+  FrameTransfer out;
+  out.channel = dynamic_cast<NcclTransport*>(groups_[transfer.group].get());
+  out.source = source_of(transfer);
+  return out;
+}
+
+void GroupTransports::broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline) {
   try {
-    groups_[transfer.group]->broadcast(records, source, deadline);
+    groups_[transfer.group]->broadcast(records, source_of(transfer), deadline);
   } catch (const Error& error) {
     throw error.within(fmt::format("group {}, from world rank {}", transfer.group, transfer.source));
   }

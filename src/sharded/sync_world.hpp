@@ -5,10 +5,12 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "sharded/rank_info.hpp"
 #include "sharded/vote.hpp"
+#include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/sharded.hpp"
 
 namespace sparsecast {
@@ -30,10 +32,24 @@ class GroupTransports {
   /// Returns the transfers that this rank takes part in, in the agreed order.
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
+  /// Returns whether the groups of this rank have rounds of transfers, which bring frames from the memory of their
+  /// source to that of their receivers: whether they are NCCL's. It is so on all ranks or on none.
+  bool has_rounds() const;
+  /// Returns the transfer as one of a round, with nothing in it yet.
+  FrameTransfer frame_transfer(const Transfer& transfer);
+  /// Run the halves of a round of all own transfers (NcclTransport).
+  void exchange_heads(std::span<FrameTransfer> round, Deadline deadline) {
+    NcclTransport::exchange_heads(round, deadline);
+  }
+  void broadcast_frames(std::span<FrameTransfer> round, Deadline deadline) {
+    NcclTransport::broadcast_frames(round, deadline);
+  }
   /// Runs one broadcast of the transfer's group, from its source.
   void broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline);
 
  private:
+  int source_of(const Transfer& transfer) const;
+
   const FanoutPlan& plan_;
   int rank_ = 0;
   std::vector<std::unique_ptr<Transport>> groups_;

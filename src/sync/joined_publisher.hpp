@@ -33,6 +33,12 @@ class JoinedPublisher {
   const std::vector<Delta>& publish(CUevent_st* weights_ready = nullptr, const Published& published = nullptr);
   /// See Publisher::publish_on_device.
   const std::vector<DeviceDelta>& publish_on_device(CUevent_st* weights_ready = nullptr);
+  /// Returns the pending deltas; without their frames if those are on the device and have not been copied.
+  const std::vector<Delta>& deltas() const noexcept { return encoded_.deltas; }
+  /// Returns what the last publish_on_device() has returned.
+  const std::vector<DeviceDelta>& on_device_deltas() const noexcept { return encoded_.on_device; }
+  /// Copies the frames of the pending deltas to the host, unless they are there.
+  void take_frames() { take_frames(encoded_); }
   void commit(std::uint64_t version);
   void abort(std::uint64_t version);
 

@@ -121,9 +121,9 @@ void SceneRank::subscribe(bool needs_anchor) {
   }
 }
 
-void SceneRank::regroup(std::shared_ptr<ControlChannel> control) {
-  if (publisher_) return publisher_->regroup(std::move(control), open_control_groups(), kTimeout);
-  subscriber_->regroup(std::move(control), open_control_groups(), kTimeout);
+void SceneRank::regroup(std::shared_ptr<ControlChannel> control, const GroupOpener& open) {
+  if (publisher_) return publisher_->regroup(std::move(control), open, kTimeout);
+  subscriber_->regroup(std::move(control), open, kTimeout);
 }
 
 ShardedReport SceneRank::sync() { return publisher_ ? publisher_->sync(kTimeout) : subscriber_->sync(kTimeout); }

@@ -58,7 +58,7 @@ class SceneRank {
  public:
   SceneRank(const ShardedScene& scene, int rank);
 
-  void regroup(std::shared_ptr<ControlChannel> control);
+  void regroup(std::shared_ptr<ControlChannel> control, const GroupOpener& open = open_control_groups());
   ShardedReport sync();
   void train(std::uint64_t step);
   /// Makes a rank of an engine that holds no version, in the same memory.

@@ -23,14 +23,21 @@ namespace {
 using sparsecast::emulation::DeviceAtWork;
 using sparsecast::emulation::MemoryKind;
 using sparsecast::emulation::OnStream;
+using sparsecast::emulation::RuntimeCounts;
 using sparsecast::emulation::Unwatched;
 namespace orders = sparsecast::emulation::orders;
 using sparsecast::emulation::races::kWatched;
 
-struct {
-  std::atomic<std::size_t> allocations{0}, live_allocations{0}, objects{0}, copied_bytes{0}, queries{0};
-  std::atomic<std::size_t> copies{0}, bus_bytes{0}, launches{0}, late_loads{0};
-} counts;
+std::mutex counts_mutex;
+RuntimeCounts counts;
+thread_local RuntimeCounts counts_of_thread;
+
+/// Adds `more` to a count of the program and of the thread.
+void count(std::size_t RuntimeCounts::*what, std::size_t more = 1) {
+  const std::lock_guard lock(counts_mutex);
+  counts.*what += more;
+  counts_of_thread.*what += more;
+}
 std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -64,9 +71,9 @@ void enqueue(std::function<void()> copy) {
 }
 
 void count_copy(std::size_t bytes, cudaMemcpyKind kind) {
-  ++counts.copies;
-  counts.copied_bytes += bytes;
-  if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost) counts.bus_bytes += bytes;
+  count(&RuntimeCounts::copies);
+  count(&RuntimeCounts::copied_bytes, bytes);
+  if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost) count(&RuntimeCounts::bus_bytes, bytes);
 }
 
 void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
@@ -75,7 +82,7 @@ void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
 
 /// Counts a query; returns whether the test wants the device to be busy.
 bool is_busy() {
-  ++counts.queries;
+  count(&RuntimeCounts::queries);
   if (busy_questions == 0) return false;
   --busy_questions;
   return true;
@@ -94,15 +101,15 @@ cudaError_t allocate(void** at, std::size_t bytes, MemoryKind kind) {
   const DeviceAtWork at_work;
   const Unwatched nothing;
   std::memset(*at, 0xC7, bytes);
-  ++counts.allocations;
-  ++counts.live_allocations;
+  count(&RuntimeCounts::allocations);
+  count(&RuntimeCounts::live_allocations);
   return cudaSuccess;
 }
 
 cudaError_t release(void* at) {
   sparsecast::emulation::finish_copies();
   if constexpr (kWatched) orders::host_waits_for_all();
-  if (at != nullptr) --counts.live_allocations;
+  if (at != nullptr) count(&RuntimeCounts::live_allocations, ~std::size_t{0});  // One less.
   sparsecast::emulation::release_memory(at);
   return cudaSuccess;
 }
@@ -112,9 +119,10 @@ cudaError_t release(void* at) {
 namespace sparsecast::emulation {
 
 RuntimeCounts runtime_counts() {
-  return {counts.allocations, counts.live_allocations, counts.objects,  counts.copied_bytes, counts.queries,
-          counts.copies,      counts.bus_bytes,        counts.launches, counts.late_loads};
+  const std::lock_guard lock(counts_mutex);
+  return counts;
 }
+RuntimeCounts thread_counts() { return counts_of_thread; }
 RuntimeCounts RuntimeCounts::since(const RuntimeCounts& before) const {
   return {allocations - before.allocations, live_allocations - before.live_allocations,
           objects - before.objects,         copied_bytes - before.copied_bytes,
@@ -124,9 +132,9 @@ RuntimeCounts RuntimeCounts::since(const RuntimeCounts& before) const {
 }
 void capture_streams(bool capture) { capturing = capture; }
 void count_launch(const void* kernel) {
-  ++counts.launches;
+  count(&RuntimeCounts::launches);
   const std::lock_guard lock(loaded_mutex);
-  if (!loaded.contains(kernel)) ++counts.late_loads;
+  if (!loaded.contains(kernel)) count(&RuntimeCounts::late_loads);
 }
 void count_load(const void* kernel) {
   const std::lock_guard lock(loaded_mutex);
@@ -241,7 +249,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new CUstream_st;
-  ++counts.objects;
+  count(&RuntimeCounts::objects);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -250,7 +258,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st;
-  ++counts.objects;
+  count(&RuntimeCounts::objects);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {

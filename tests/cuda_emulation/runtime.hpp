@@ -120,6 +120,8 @@ struct RuntimeCounts {
   RuntimeCounts since(const RuntimeCounts& before) const;
 };
 RuntimeCounts runtime_counts();
+/// Returns what the calling thread has counted.
+RuntimeCounts thread_counts();
 /// Count a launch of a kernel, and that it was loaded.
 void count_launch(const void* kernel);
 void count_load(const void* kernel);

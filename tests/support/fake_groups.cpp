@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifdef SPARSECAST_HAVE_NCCL
+
+#include "support/fake_groups.hpp"
+
+#include "sharded/sync_world.hpp"
+#include "support/fake_nccl.hpp"
+
+namespace sparsecast::test {
+
+FakeGroups::FakeGroups() : fake_(std::make_unique<FakeNccl>()) {}
+FakeGroups::~FakeGroups() = default;
+
+GroupOpener FakeGroups::open(int rank) {
+  NcclOptions options;
+  options.device = rank;
+  options.staging_bytes = 4096;
+  return split_nccl_groups([this, options](std::shared_ptr<ControlChannel> world, Deadline deadline) {
+    return std::make_unique<NcclTransport>(
+        NcclTransport::Group::form(fake_->runtime(), std::move(world), options, nullptr, deadline));
+  });
+}
+
+void FakeGroups::fail_call(int rank, int call) { fake_->fail_call(rank, call); }
+bool FakeGroups::call_has_failed() const { return fake_->call_has_failed(); }
+std::string FakeGroups::misuses() const { return fake_->misuses(); }
+
+}  // namespace sparsecast::test
+
+#endif

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Groups of sharded syncs on the fake NCCL, without NCCL's headers, which do not go with those of the emulated device.
+
+#include <memory>
+#include <string>
+
+#include "sparsecast/sharded.hpp"
+
+namespace sparsecast::test {
+
+class FakeNccl;
+
+/// One at a time, as FakeNccl.
+class FakeGroups {
+ public:
+  FakeGroups();
+  ~FakeGroups();
+  FakeGroups(const FakeGroups&) = delete;
+  FakeGroups& operator=(const FakeGroups&) = delete;
+
+  /// Opens the groups of a world rank.
+  GroupOpener open(int rank);
+  /// Lets the call number `call` from now on fail once, of those that move data for this rank.
+  void fail_call(int rank, int call);
+  bool call_has_failed() const;
+  /// Returns the undefined uses of NCCL; tests expect none.
+  std::string misuses() const;
+
+ private:
+  std::unique_ptr<FakeNccl> fake_;
+};
+
+}  // namespace sparsecast::test
