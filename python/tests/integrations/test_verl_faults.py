@@ -21,7 +21,7 @@ import torch
 from verl_threads import Threads, healed, random_step, small_tensors
 
 from sparsecast import errors
-from sparsecast.integrations.verl import group as group_module
+from sparsecast.integrations import _checkpoint_group as group_module
 from sparsecast.integrations.verl import receiver as receiver_module
 
 
@@ -241,7 +241,7 @@ def test_a_tensor_that_was_not_in_the_first_sync_is_named(threads: Threads) -> N
 def test_a_model_that_the_machine_cannot_hold_twice_is_refused_with_the_way_out(
     random: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparsecast.integrations.verl import mirror as mirror_module
+    from sparsecast.integrations import _mirror as mirror_module
 
     monkeypatch.setattr(mirror_module, "_physical_bytes", lambda: 50_000)
     threads = Threads(small_tensors(random), ["a"], monkeypatch)

@@ -21,8 +21,8 @@ from verl.checkpoint_engine import CheckpointEngine
 
 from sparsecast.errors import Error, GroupMismatchError, IncompleteError, PeerFailedError, UsageError
 
-from .group import Group, Hello, leaders_of, membership, new_meeting
-from .mirror import Mirror
+from .._checkpoint_group import Group, Hello, leaders_of, membership, new_meeting
+from .._mirror import Mirror
 from .receiver import (
     ChunkReader,
     Flush,
@@ -38,6 +38,8 @@ from .sender import ChunkWriter, Gatherer, metrics_of, send_full, tell_ranks
 _FAILED, _SEED, _STEADY, _STEADY_VERIFY = range(4)
 
 _CHUNK_BYTES = 1 << 30
+
+_INSTEAD = "take verl's own delta_sharded, which has no copy, by leaving out custom_backend_module"
 
 
 class SparsecastCheckpointEngine(CheckpointEngine):
@@ -236,7 +238,7 @@ class SparsecastCheckpointEngine(CheckpointEngine):
         verify = False
         if seed:
             self._stream, self._version, self._steady = secrets.token_hex(16), 0, 0
-            self._mirror = Mirror()
+            self._mirror = Mirror(_INSTEAD)
         else:
             self._steady += 1
             verify = self._verify_every > 0 and self._steady % self._verify_every == 0
@@ -274,7 +276,7 @@ class SparsecastCheckpointEngine(CheckpointEngine):
     def _reader(self, group: Group, seed: bool, stream: str, base: int) -> ChunkReader:
         if seed:
             self._mirror = None  # The memory of the old one first.
-            self._mirror = Mirror()
+            self._mirror = Mirror(_INSTEAD)
         assert self._mirror is not None
         return ChunkReader(
             group,

@@ -23,8 +23,8 @@ from sparsecast import ControlChannel, Subscriber
 from sparsecast.buffers import TORCH_DTYPES
 from sparsecast.errors import CorruptError, DigestMismatchError, Error, IoError, WrongBaseError
 
-from .group import Group
-from .mirror import Mirror, dtype_word, parse_entries, torch_dtype
+from .._checkpoint_group import Group
+from .._mirror import Mirror, dtype_word, parse_entries, torch_dtype
 
 MOST_ELEMENTS = 64 << 20
 """Changed elements of one part of a flush: SGLang's loader needs 8 bytes of device memory for each while it writes."""

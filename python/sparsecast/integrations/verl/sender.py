@@ -20,8 +20,8 @@ from sparsecast import Publisher
 from sparsecast.buffers import bits_of, dtype_name
 from sparsecast.errors import CorruptError, DigestMismatchError, Error, UsageError
 
-from .group import Group
-from .mirror import LARGEST_TENSOR, Mirror, as_json, host_bits
+from .._checkpoint_group import Group
+from .._mirror import LARGEST_TENSOR, Mirror, as_json, host_bits
 
 MOST_TENSORS = 2048
 """Tensors of one chunk; bounds its message."""

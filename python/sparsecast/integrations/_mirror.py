@@ -35,8 +35,8 @@ def dtype_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def parse_entries(value: object) -> list[Entry]:
-    """Checks [[name, dtype, shape], ...] of a message. Raises CorruptError."""
+def parse_entries(value: object, most_elements: int = LARGEST_TENSOR) -> list[Entry]:
+    """Checks [[name, dtype, shape], ...] of a message, of at most so many elements each. Raises CorruptError."""
     if not isinstance(value, list) or not value:
         raise CorruptError("a chunk names no tensors", "chunk")
     entries: list[Entry] = []
@@ -46,10 +46,10 @@ def parse_entries(value: object) -> list[Entry]:
         name, code, shape = item
         if not isinstance(name, str) or code not in _DTYPES or not isinstance(shape, list):
             raise CorruptError(f"{name!r}: {code!r} {shape!r} is no tensor", "chunk")
-        if not all(type(extent) is int and 0 <= extent <= LARGEST_TENSOR for extent in shape):
+        if not all(type(extent) is int and 0 <= extent <= most_elements for extent in shape):
             raise CorruptError(f"no tensor has the shape {shape}", f"tensor {name!r}")
-        if math.prod(shape) > LARGEST_TENSOR:
-            raise CorruptError(f"{shape} has more elements than its positions can say", f"tensor {name!r}")
+        if math.prod(shape) > most_elements:
+            raise CorruptError(f"{shape} has more elements than can be sent", f"tensor {name!r}")
         entries.append((name, code, tuple(shape)))
     if len({name for name, _, _ in entries}) != len(entries):
         raise CorruptError("a chunk names a tensor twice", "chunk")
@@ -57,12 +57,13 @@ def parse_entries(value: object) -> list[Entry]:
 
 
 class Mirror:
-    """Tensors by name, contiguous, in host memory. `stream` and `version` say what they hold; "" is nothing."""
+    """Tensors by name, contiguous, in host memory. `instead` is what to do where they do not fit."""
 
-    def __init__(self, most_bytes: int | None = None) -> None:
+    def __init__(self, instead: str, most_bytes: int | None = None) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self._codes: dict[str, str] = {}
         self._bytes = 0
+        self._instead = instead
         self._most_bytes = _physical_bytes() if most_bytes is None else most_bytes
 
     def __len__(self) -> int:
@@ -76,8 +77,11 @@ class Mirror:
     def nbytes(self) -> int:
         return self._bytes
 
-    def add(self, entry: Entry) -> torch.Tensor:
-        """Adds a tensor of zeros. Raises UsageError for a second one of that name, UnsupportedError for one that the
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def add(self, entry: Entry, memory: torch.Tensor | None = None) -> torch.Tensor:
+        """Adds a tensor of zeros, in `memory` if it is given: contiguous, of that dtype and shape. Raises UsageError for a second one of that name, UnsupportedError for one that the
         machine's memory cannot hold beside the others.
         """
         name, code, shape = entry
@@ -88,10 +92,10 @@ class Mirror:
         if self._bytes > self._most_bytes:
             raise UnsupportedError(
                 f"the copy of the weights in host memory needs more than the {self._most_bytes >> 20} MiB of this "
-                "machine: take verl's own delta_sharded, which has none, by leaving out custom_backend_module",
+                f"machine: {self._instead}",
                 f"tensor {name!r}",
             )
-        tensor = torch.zeros(shape, dtype=dtype)
+        tensor = torch.zeros(shape, dtype=dtype) if memory is None else memory
         self._tensors[name] = tensor
         self._codes[name] = code
         return tensor

@@ -2,8 +2,8 @@
 """Group of the sender (trainer rank 0, world rank 0) and all rollout workers, and what it says besides records.
 
 Three channels: `world` has all of them and carries messages (JSON); `transport` has the sender and one rollout worker of
-each node, its leader, and carries records; `node` has the rollout workers of one node. verl hands the meeting's address
-and secret to all workers through Ray.
+each node, its leader, and carries records; `node` has the rollout workers of one node. The framework (verl,
+NeMo-RL) hands the meeting's address and secret to all workers through Ray.
 
 A sync, as messages of the sender (S) and of rollout workers (R):
 
@@ -35,7 +35,9 @@ _LARGEST_MESSAGE = 1 << 28
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank holds when a sync begins. `stream` is empty for one that holds nothing."""
+    """What a rank holds when a sync begins. `stream` is empty for one that holds nothing, `step` None where the framework
+    does not say it.
+    """
 
     stream: str
     version: int
