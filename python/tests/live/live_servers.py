@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from typing import Any
 import httpx
 
 PACKAGE = Path(__file__).parents[2] / "sparsecast"
-START_SECONDS = 300.0
+START_SECONDS = 600.0  # Half a minute, on a machine that does nothing else.
+_SERVERS = itertools.count()
 EXTENSION = "sparsecast.engines.vllm.WorkerExtension"
 
 
@@ -105,7 +107,8 @@ class LiveServer:
             # With wider vectors vLLM packs weights for oneDNN, and frees those that a patch would reach.
             "ONEDNN_MAX_CPU_ISA": "AVX2",
             **({"VLLM_PLUGINS": "sparsecast"} if plugged else {"VLLM_PLUGINS": ""}),
-            **({"VLLM_CPU_OMP_THREADS_BIND": "|".join("01"[: self.ranks])} if self.ranks > 1 else {}),
+            # By itself vLLM binds the worker of every server to the same processor.
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join("01") if self.ranks > 1 else "01"[next(_SERVERS) % 2],
         }
 
     def _sglang_variables(self, plugged: bool) -> dict[str, str]:
