@@ -101,7 +101,8 @@ class HttpCaller:
         try:
             status, body = await asyncio.wait_for(self._exchange(method, path, json, params, timeout, step), timeout)
         except (asyncio.TimeoutError, TimeoutError, httpx.TimeoutException):
-            message = f"{method} {self.endpoint.url}{path} was not answered within {timeout:g} s"
+            message = f"{method} {self.endpoint.url}{path} was not answered within {timeout:.4g} s"
+            message += _timeout_hint(self.endpoint.kind, path)
             raise EndpointError(name, step, message, code="timeout") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             reason = str(error) or type(error).__name__
@@ -159,6 +160,12 @@ def _without(body: bytes, secrets: Sequence[str]) -> str:
     if len(text) > _SHOWN_CHARACTERS:  # the error code of an engine is at the end
         text = f"{text[: _SHOWN_CHARACTERS // 2]} ... {text[-_SHOWN_CHARACTERS // 2 :]}"
     return text
+
+
+def _timeout_hint(kind: str, path: str) -> str:
+    if kind == "vllm" and path == "/health":
+        return ""  # Answered by the process of the HTTP server alone: that one hangs.
+    return " (engines answer between two steps of generation: a busy one needs a longer deadline in SyncPolicy)"
 
 
 def _route_hint(kind: str) -> str:

@@ -7,11 +7,13 @@ Every route used here needs the admin key if the server has one (`--admin-api-ke
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
 from sparsecast.control.endpoints import Placement
 from sparsecast.control.engine import RANKS_SHARE, EngineClient, EngineStatus, PauseMode, parse_version
+from sparsecast.control.errors import EndpointError
 from sparsecast.control.http import engine_error
 from sparsecast.control.world import WorldSpec, engine_fields
 
@@ -21,6 +23,10 @@ _PAUSE_MODES = {
     PauseMode.RETRACT: "retract",
 }
 GROUP_NAME = "sparsecast"
+_NO_PLUGIN = (
+    "the server runs without the plug-in: pip install sparsecast in its environment, and name sparsecast in "
+    "SGLANG_PLUGINS if that is set"
+)
 
 
 def group_request(world: WorldSpec, placement: Placement) -> dict[str, Any]:
@@ -51,6 +57,7 @@ class SglangClient(EngineClient):
     """
 
     pause_modes = frozenset(_PAUSE_MODES)
+    _stages = 1
 
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any], hide: tuple[str, ...] = ()
@@ -71,8 +78,12 @@ class SglangClient(EngineClient):
         until = time.monotonic() + timeout
         server = (await self.http.call("GET", "/server_info", step="health", timeout=timeout)).json()
         model = await self.http.call("GET", "/model_info", step="health", timeout=until - time.monotonic())
-        ranks, stages = server.get("tp_size"), server.get("pp_size")
-        world_size = ranks * stages if isinstance(ranks, int) and isinstance(stages, int) else None
+        states = server.get("internal_states")
+        if isinstance(states, list) and not any(isinstance(state, dict) and GROUP_NAME in state for state in states):
+            raise EndpointError(self.endpoint.name, "health", _NO_PLUGIN, code="unsupported")
+        sizes = [server.get("tp_size"), server.get("pp_size"), server.get("dp_size", 1)]
+        world_size = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+        self._stages = sizes[1] if isinstance(sizes[1], int) else 1
         return EngineStatus(parse_version(model.json().get("weight_version")), world_size)
 
     async def join(self, world: WorldSpec, placement: Placement, timeout: float) -> None:
@@ -89,6 +100,9 @@ class SglangClient(EngineClient):
         await self._post("/weights_checker", "staged", timeout, phase_request("staged", timeout))
 
     async def pause(self, mode: PauseMode, timeout: float) -> None:
+        if mode is PauseMode.RETRACT and self._stages > 1:
+            message = "SGLang cannot retract requests from pipeline stages (--pp-size): pause with keep or abort"
+            raise EndpointError(self.endpoint.name, "pause", message, code="usage")
         await self._post("/pause_generation", "pause", timeout, {"mode": _PAUSE_MODES[mode]})
 
     async def resume(self, timeout: float) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparsecast.control.endpoints import Placement
+from sparsecast.engines._release import own_release
 
 TensorEntry = tuple[str, str, Sequence[int]]
 
@@ -48,6 +49,7 @@ def engine_fields(world: WorldSpec, placement: Placement) -> dict[str, Any]:
     endpoint = placement.endpoint
     return {
         **endpoint.options,
+        "release": own_release(),
         "secret": world.secret,
         "generation": world.generation,
         "channels": world.channels,

@@ -10,8 +10,9 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
+from sparsecast.engines._release import refuse_other_release
 from sparsecast.engines.loader_trace import CanonicalTensor
 from sparsecast.errors import UsageError
 from sparsecast.transports import Channels
@@ -22,8 +23,13 @@ BACKEND = "sparsecast"
 SECRET_VARIABLE = "SPARSECAST_SECRET"
 """Environment variable of the server that holds the secret, for callers that do not send it over HTTP."""
 
-PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit", "lease", "expire"]
-_PHASES = ("receive", "staged", "apply", "cancel", "status", "audit", "lease", "expire")
+RECEIVING = "receiving"
+STAGED = "staged"
+DEFERRED = "deferred"
+"""Answer of a server with pipeline stages: phase "result" has the real one."""
+
+PhaseName = Literal["receive", "staged", "apply", "cancel", "status", "audit", "lease", "held", "expire", "result"]
+_PHASES = get_args(PhaseName)
 Proof = Literal["checkpoint", "trust"]
 
 
@@ -66,6 +72,8 @@ class Phase:
     """Version that the trainer updates from; an engine at another version fails. None: not checked."""
     seconds: float = 0.0
     """Length of a lease; 0 ends it."""
+    committed: bool = False
+    """For "expire": whether any rank of the server has heard that the version in doubt was committed."""
 
 
 def is_ours(text: str) -> bool:
@@ -74,8 +82,11 @@ def is_ours(text: str) -> bool:
 
 
 def parse_group(text: str) -> GroupInfo:
-    """Parses the GroupInfo in a `group_name`. Raises UsageError naming the field."""
+    """Parses the GroupInfo in a `group_name`. Raises UsageError naming the field, and UnsupportedError if the trainer's
+    sparsecast (`release`, which may be left out) is of a version that does not work with this one.
+    """
     found = _object(text, "group_name")
+    refuse_other_release(found.pop("release", ""))  # First: another version may have other fields.
     fields: dict[str, Any] = {
         "secret": _take(found, "secret", os.environ.get(SECRET_VARIABLE, ""), _text),
         "generation": _take(found, "generation", 0, _count),
@@ -106,16 +117,21 @@ def parse_phase(text: str) -> Phase:
         _take(found, "timeout", 300.0, _seconds),
         _take(found, "base_version", None, _count),
         _take(found, "seconds", 0.0, _seconds_or_none),
+        _take(found, "committed", False, _flag),
     )
     _refuse_rest(found, "action")
     return phase
 
 
-def phase_action(phase: PhaseName, timeout: float, base_version: int | None = None) -> str:
+def phase_action(
+    phase: PhaseName, timeout: float, *, base_version: int | None = None, committed: bool | None = None
+) -> str:
     """Returns the `action` that `parse_phase` parses."""
     fields: dict[str, Any] = {"phase": phase, "timeout": timeout}
     if base_version is not None:
         fields["base_version"] = base_version
+    if committed is not None:
+        fields["committed"] = committed
     return PREFIX + json.dumps(fields)
 
 

@@ -44,14 +44,15 @@ def refuse_if_not_as_loaded(model: torch.nn.Module) -> None:
 def _server_wide_reason(model: torch.nn.Module) -> str | None:
     from sglang.srt.model_executor.model_runner_components.weight_updater import _unsupported_derived_weight_cache_error
     from sglang.srt.model_loader.loader import QuantizedRLModelLoader
-    from sglang.srt.runtime_context import get_exec, get_model, get_parallel
+    from sglang.srt.runtime_context import get_exec, get_model
 
-    if get_parallel().pp_size > 1:
-        return "the server has pipeline stages (--pp-size), whose control messages come one after the other"
     if get_model().weight_cache_mode != "off":
         return "the weights are shared with other servers through the weight cache (--weight-cache-mode)"
-    if get_exec().moe.enable_eplb:
-        return "experts move between ranks while the server runs (--enable-eplb)"
+    experts = get_exec().moe
+    if experts.enable_eplb or experts.elastic_ep_backend is not None:
+        return "experts move between ranks while the server runs (--enable-eplb, --elastic-ep-backend)"
+    if experts.ep_num_redundant_experts > 0:
+        return "ranks keep second copies of experts (--ep-num-redundant-experts)"
     if QuantizedRLModelLoader.is_reload_scenario(model):
         return "the server quantises what it loads (--load-format flash_rl)"
     reason: str | None = _unsupported_derived_weight_cache_error(model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang receiver: patches the live weights of one tensor-parallel rank in place, in its scheduler process.
+"""SGLang receiver: patches the live weights of one rank in place, in its scheduler process.
 
 `sglang_plugin` hooks it into SGLang's own control messages:
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class SglangEnd:
     """Receiver of one rank, for the thread of the scheduler; `status` for any thread.
 
-    `model_runner` is that of SGLang; every join reads its `model`, `model_config` and `device`. `cpu_group` is its
-    tensor-parallel CPU group. All methods except `leave` and `status` are collective over that group: if one rank
+    `model_runner` is that of SGLang; every join reads its `model`, `model_config` and `device`. `cpu_group` has the
+    ranks that hold the model together: the tensor-parallel ones of all stages. All methods except `leave` and `status` are collective over that group: if one rank
     fails, every rank raises, so that the answer of rank 0, the only one that clients of SGLang get, covers all.
     """
 
@@ -120,19 +120,24 @@ class SglangEnd:
         if receiver is not None and receiver.state in ("receiving", "staged"):
             receiver.abandon(reason, timeout)
 
-    def expire(self) -> dict[str, Any]:
-        """Ends the update of a trainer that is gone: drops what is staged, and settles what is in doubt (a rank that has
-        heard the commit settles it for all; otherwise the version before comes back).
+    def held(self) -> dict[str, Any]:
+        """Returns {"attempt", "versions"}: the version in doubt, 0 if there is none, and those that ranks hold."""
+        held = self._gather(self._joined())
+        return {
+            "attempt": max(in_doubt for _, _, in_doubt in held),
+            "versions": sorted({version for _, version, _ in held}),
+        }
+
+    def expire(self, committed: bool) -> dict[str, Any]:
+        """Ends the update of a trainer that is gone: drops what is staged, and settles what is in doubt. `committed`
+        says whether any rank of the server has heard the commit; otherwise the version before comes back.
 
         Returns {"version", "is_whole", "states"}, the same on every rank. No generation may run.
         """
         receiver = self._joined()
         self.cancel("the lease of the pause ran out", 30.0)
-        held = self._gather(receiver)
-        attempt = max(in_doubt for _, _, in_doubt in held)
         failure = None
-        if attempt != 0:
-            committed = any(version == attempt for _, version, _ in held)
+        if self.held()["attempt"] != 0:
             failure = _failure_of(lambda: receiver.settle(committed))
             self._synchronize()
         raise_if_any_failed(failure, self._group)

@@ -7,16 +7,15 @@ backend, action or group) go where they went before.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparsecast.engines import _sglang_messages as messages
-from sparsecast.engines._lease import PauseLease
-from sparsecast.engines.request_versions import RequestVersions, is_wanted
+from sparsecast.engines import _sglang_server as server
+from sparsecast.engines import _sglang_stages as stages
+from sparsecast.engines.request_versions import is_wanted
 from sparsecast.errors import DirtyError, Error
 
 if TYPE_CHECKING:
@@ -24,12 +23,9 @@ if TYPE_CHECKING:
 
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _SERVER = "sglang.srt.entrypoints.http_server"
-_LEAVE_SECONDS = 30.0
-_POLL_SECONDS = (0.005, 0.1)  # First and longest pause between two questions whether a version is staged.
-RECEIVING = "receiving"
-STAGED = "staged"
 
 
 def register() -> None:
@@ -40,9 +36,13 @@ def register() -> None:
         (f"{_MANAGER}.init_weights_update_group", init_group, HookType.AROUND),
         (f"{_MANAGER}.destroy_weights_update_group", destroy_group, HookType.AROUND),
         (f"{_MANAGER}.check_weights", check_weights, HookType.AROUND),
-        (f"{_TOKENIZER}.check_weights", wait_staged, HookType.AROUND),
+        (f"{_SCHEDULER}.ingest_requests", stages.between_passes, HookType.AROUND),
+        (f"{_SCHEDULER}.get_next_batch_to_run", stages.next_batch, HookType.AROUND),
+        (f"{_TOKENIZER}.init_weights_update_group", server.init_group, HookType.AROUND),
+        (f"{_TOKENIZER}.destroy_weights_update_group", server.destroy_group, HookType.AROUND),
+        (f"{_TOKENIZER}.check_weights", server.check_weights, HookType.AROUND),
         (f"{_STATE}.get_internal_state", add_status, HookType.AFTER),
-        *([(f"{_SERVER}.set_global_state", add_request_versions, HookType.AFTER)] if is_wanted() else []),
+        *([(f"{_SERVER}.set_global_state", server.add_request_versions, HookType.AFTER)] if is_wanted() else []),
     ):
         if all(hook is not known for _, known, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, kind)
@@ -72,13 +72,16 @@ def init_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 
     def join() -> str:
         info = messages.parse_group(request.group_name)
-        end = end_of(manager.tp_worker.model_runner, manager.tp_cpu_group)
-        assert end is not None
-        version = end.join(request.master_address, request.master_port, request.rank_offset, request.world_size, info)
+        offset = request.rank_offset
+        replica, replicas, ranks = _replica()
+        if replicas > 1:
+            info = dataclasses.replace(info, engine=f"{info.engine}/{replica}")
+            offset += replica * ranks
+        version = _own_end(manager).join(request.master_address, request.master_port, offset, request.world_size, info)
         _stamp(manager, version)
         return f"joined as engine {info.engine!r}, on version {version}"
 
-    return _answer(InitWeightsUpdateGroupReqOutput, join)
+    return _answer(manager, InitWeightsUpdateGroupReqOutput, join)
 
 
 def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> Any:
@@ -91,10 +94,10 @@ def destroy_group(original: Callable[..., Any], manager: Any, request: Any) -> A
         end = end_of(manager.tp_worker.model_runner)
         if end is None:
             return "there was no group"
-        end.leave(_LEAVE_SECONDS)
+        end.leave(server.LEAVE_SECONDS)
         return "left the group"
 
-    return _answer(DestroyWeightsUpdateGroupReqOutput, leave)
+    return _answer(manager, DestroyWeightsUpdateGroupReqOutput, leave)
 
 
 def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> Any:
@@ -103,21 +106,50 @@ def check_weights(original: Callable[..., Any], manager: Any, request: Any) -> A
         return original(manager, request)
     from sglang.srt.managers.io_struct import CheckWeightsReqOutput
 
-    return _answer(CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
+    if _is_result(request.action):
+        success, message = stages.result(manager.scheduler)
+        return CheckWeightsReqOutput(success=success, message=message)
+    return _answer(manager, CheckWeightsReqOutput, lambda: _run_phase(manager, messages.parse_phase(request.action)))
+
+
+def _is_result(action: str) -> bool:
+    try:
+        return messages.parse_phase(action).phase == "result"
+    except Error:
+        return False
+
+
+def _replica() -> tuple[int, int, int]:
+    """Returns the number of this data-parallel replica, how many there are, and the ranks of each."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.dp_rank or 0, parallel.dp_size, parallel.tp_size * parallel.pp_size
+
+
+def _own_end(manager: Any) -> SglangEnd:
+    """Returns the receiver of this rank, over a CPU group of all ranks that hold the model together."""
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().world_group.cpu_group if get_parallel().pp_size > 1 else manager.tp_cpu_group
+    end = end_of(manager.tp_worker.model_runner, group)
+    assert end is not None
+    return end
 
 
 def _run_phase(manager: Any, phase: messages.Phase) -> str:
-    end = end_of(manager.tp_worker.model_runner, manager.tp_cpu_group)
-    assert end is not None
+    end = _own_end(manager)
     if phase.phase == "receive":
         end.receive(phase.timeout, phase.base_version)
-        return RECEIVING
+        return messages.RECEIVING
     if phase.phase == "staged":
-        return STAGED if end.staged() else RECEIVING
+        return messages.STAGED if end.staged() else messages.RECEIVING
     if phase.phase == "apply":
         return _apply(manager, end, phase.timeout)
+    if phase.phase == "held":
+        return json.dumps(end.held())
     if phase.phase == "expire":
-        result = end.expire()
+        result = end.expire(phase.committed)
         if result["is_whole"]:
             _stamp(manager, result["version"])
         return json.dumps(result)
@@ -152,97 +184,31 @@ def _stop_generation(manager: Any) -> None:
     manager.scheduler.pause_generation(PauseGenerationReqInput(mode="in_place"))
 
 
-def _answer(output: Callable[..., Any], work: Callable[[], str]) -> Any:
-    """Returns the error text, with the code in square brackets; SGLang would end the scheduler for an exception."""
+def _answer(manager: Any, output: Callable[..., Any], work: Callable[[], str]) -> Any:
+    """Does the work and returns its answer. With pipeline stages it is put aside (`_sglang_stages`)."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().pp_size > 1:
+        success, message = stages.put_aside(manager.scheduler, lambda: _outcome(work), get_parallel().pp_size)
+    else:
+        success, message = _outcome(work)
+    return output(success=success, message=message)
+
+
+def _outcome(work: Callable[[], str]) -> tuple[bool, str]:
+    """Returns whether it succeeded, and the answer or the error with its code in square brackets. SGLang would end the
+    scheduler for an exception.
+    """
     try:
-        return output(success=True, message=work())
+        return True, work()
     except Error as error:
-        return output(success=False, message=f"{error} [{error.code}]")
+        return False, f"{error} [{error.code}]"
     except Exception as error:
-        return output(success=False, message=f"{type(error).__name__}: {error} [internal]")
+        return False, f"{type(error).__name__}: {error} [internal]"
 
 
 def add_status(result: Any, controller: Any, request: Any) -> Any:
     """Adds the version of this engine to `internal_states` of `/server_info`."""
     end = end_of(controller.scheduler.tp_worker.model_runner)
     result.internal_state["sparsecast"] = {"state": "not joined"} if end is None else end.status()
-    return result
-
-
-# -- in the process of the HTTP server ---------------------------------------------------------------------------
-
-
-async def wait_staged(
-    original: Callable[..., Awaitable[tuple[bool, str, Any, Any]]], tokenizer: Any, obj: Any, request: Any = None
-) -> tuple[bool, str, Any, Any]:
-    """Answers `/weights_checker` for "staged" when the version has arrived, by polling the scheduler.
-
-    The scheduler continues generating; waiting inside it would stop its loop.
-    """
-    if not messages.is_ours(obj.action):
-        return await original(tokenizer, obj, request)
-    try:
-        phase = messages.parse_phase(obj.action)
-    except Error as error:
-        return False, f"{error} [{error.code}]", None, None
-    if phase.phase == "lease":
-        return await _renew_lease(original, tokenizer, phase)
-    until = time.monotonic() + phase.timeout
-    pause, longest = _POLL_SECONDS
-    while True:
-        answer = await original(tokenizer, obj, request)
-        if phase.phase != "staged" or not answer[0] or answer[1] != RECEIVING:
-            return answer
-        if time.monotonic() >= until:
-            return False, f"the next version has not come within {phase.timeout} s [timeout]", None, None
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, longest)
-
-
-async def _renew_lease(
-    original: Callable[..., Any], tokenizer: Any, phase: messages.Phase
-) -> tuple[bool, str, Any, Any]:
-    """Renews or ends the lease of this server's pause; it begins with an engine that has joined."""
-    lease: PauseLease | None = getattr(tokenizer, "_sparsecast_lease", None)
-    if lease is None:
-        lease = PauseLease(lambda: _expire(original, tokenizer))
-        tokenizer._sparsecast_lease = lease
-    if phase.seconds == 0:
-        lease.end()
-    else:
-        lease.renew(phase.seconds)
-    return True, lease.last_expiry, None, None
-
-
-async def _expire(original: Callable[..., Any], tokenizer: Any) -> str:
-    """Ends the update of a trainer that is gone, and resumes; returns what was done."""
-    from sglang.srt.managers.io_struct import (
-        CheckWeightsReqInput,
-        ContinueGenerationReqInput,
-        UpdateWeightVersionReqInput,
-    )
-
-    if not tokenizer.is_pause:
-        return "the engine was not paused"
-    action = messages.phase_action("expire", _LEAVE_SECONDS)
-    success, words, _, _ = await original(tokenizer, CheckWeightsReqInput(action=action))
-    result: dict[str, Any] = json.loads(words) if success else {"is_whole": False, "states": [words]}
-    if not result["is_whole"]:
-        return f"the engine stays paused until a trainer seeds it: {', '.join(result['states'])}"
-    if result["version"]:
-        stamp = UpdateWeightVersionReqInput(new_version=str(result["version"]), abort_all_requests=False)
-        await tokenizer.update_weight_version(stamp)
-    await tokenizer.flush_cache()
-    await tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
-    return f"resumed at version {result['version']}"
-
-
-def add_request_versions(result: Any, state: Any) -> Any:
-    """Adds the middleware `RequestVersions` to SGLang's HTTP server, once its tokenizer manager exists."""
-    from sglang.srt.entrypoints.http_server import app
-
-    async def ask() -> str:
-        return str(state.tokenizer_manager.config_value("weight_version"))
-
-    app.add_middleware(RequestVersions, ask=ask)
     return result

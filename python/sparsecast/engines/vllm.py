@@ -34,6 +34,7 @@ from vllm.distributed.weight_transfer.base import (
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._codes import with_code
 from sparsecast.engines._derived import derived_tensors, packed_copies
+from sparsecast.engines._release import refuse_other_release
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
 from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.engines.vllm_plugin import check_version
@@ -87,6 +88,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     """Patterns (fnmatch) of parameters of vLLM that the trainer does not have."""
     timeout: float = 300.0
     """Seconds for meeting, and for every later update."""
+    release: str = ""
+    """Version of sparsecast at the trainer; refused if it differs in more than the patch number. Empty: not compared."""
 
     def __post_init__(self) -> None:
         if self.proof not in ("checkpoint", "trust"):
@@ -142,6 +145,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Once; later the weights differ from those in the files.
+
+    @with_code
+    def parse_init_info(self, init_dict: dict[str, Any]) -> SparsecastInitInfo:
+        """Parses the init info. Looks at the trainer's version first: another one may have other fields."""
+        refuse_other_release(init_dict.get("release", ""))
+        parsed: SparsecastInitInfo = super().parse_init_info(init_dict)
+        return parsed
 
     # -- vLLM's life cycle ---------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightSource,
 )
 
+from sparsecast.engines._release import own_release
 from sparsecast.engines._vllm_meeting import Place, settle, worker_states
 from sparsecast.engines._vllm_source import SourceWeights, is_local, trainer_ranks
 from sparsecast.engines.vllm_plugin import BACKEND, check_version
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _FIRST_POLL_SECONDS = 0.01  # Every poll takes the engine a moment between two steps.
 _LAST_POLL_SECONDS = 0.25
+_SHOWN_CHARACTERS = 2000  # of the answer of a server
 _logger = logging.getLogger("vllm.sparsecast")
 
 
@@ -106,6 +108,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
         """Returns the JSON of `SparsecastInitInfo`."""
         layout = self._layout()
         return {
+            "release": own_release(),
             "host": self.host,
             "port": self.port,
             "world_size": self.world_size(),
@@ -350,7 +353,13 @@ class SparsecastTrainerWeightTransferEngine(TrainerWeightTransferEngine[Sparseca
 def _cancel_after(call: Future[None], cancel: Callable[[str], object]) -> None:
     """Ends the wait of the trainer's ranks if the engine has refused."""
     if not call.cancelled() and call.exception() is not None:
-        cancel(f"the engine failed: {call.exception()}")
+        cancel(f"the engine failed: {_words(call.exception())}")
+
+
+def _words(failure: BaseException | None) -> str:
+    """Returns what the server says. The error of vLLM's HTTP client has the status alone; its answer has the sentence."""
+    said = getattr(getattr(failure, "response", None), "text", "")
+    return f"{failure}: {said[:_SHOWN_CHARACTERS]}" if isinstance(said, str) and said else str(failure)
 
 
 def _raise_cause(call: Future[None] | None, error: BaseException) -> None:

@@ -38,6 +38,8 @@ class StubEngine:
         self.source = source
         self.token = token
         self.world_size = world_size
+        self.internal_states: list[dict[str, Any]] = [{"sparsecast": {}}]
+        self.stages = self.replicas = 1  # Of an SGLang server; the world size counts their ranks.
         self.faults: dict[str, int | str] = {}
         self.fault_text = "the engine has caught fire"
         self.hang_seconds = 30.0
@@ -194,7 +196,12 @@ class StubEngine:
 
     def _sglang_routes(self) -> dict[tuple[str, str], Any]:
         return {
-            ("GET", "/server_info"): lambda body, query: {"tp_size": self.world_size, "pp_size": 1},
+            ("GET", "/server_info"): lambda body, query: {
+                "tp_size": self.world_size // (self.stages * self.replicas),
+                "pp_size": self.stages,
+                "dp_size": self.replicas,
+                "internal_states": self.internal_states,
+            },
             ("GET", "/model_info"): lambda body, query: {"weight_version": self.weight_version},
             ("POST", "/init_weights_update_group"): self._sglang_join,
             ("POST", "/destroy_weights_update_group"): lambda body, query: {"success": True, "message": ""},

@@ -122,6 +122,35 @@ def test_a_pause_that_an_engine_does_not_know_is_refused_before_anything_moves(
     assert engines[1].pause_modes == ["wait"]
 
 
+def test_the_ranks_of_an_sglang_server_are_those_of_all_replicas_and_stages(
+    plane: ControlPlane, engines: Engines
+) -> None:
+    engines[0].replicas = 2
+    assert plane.sync_now().result == "ok"
+    engines[0].stages = 2
+    with pytest.raises(SyncError, match="registered with world_size 2, and the server says 0"):
+        plane.sync_now()
+
+
+def test_an_sglang_server_without_the_plug_in_is_refused_before_it_is_asked_to_join(
+    plane: ControlPlane, engines: Engines
+) -> None:
+    engines[0].internal_states = [{"memory_usage": {}}]
+    with pytest.raises(SyncError, match="without the plug-in: pip install sparsecast"):
+        plane.sync_now()
+    assert all("join" not in engine.steps for engine in engines)
+    engines[0].internal_states = [{"sparsecast": {"state": "not joined"}}]
+    assert plane.sync_now().result == "ok"
+
+
+def test_requests_are_not_retracted_from_pipeline_stages(plane: ControlPlane, engines: Engines) -> None:
+    engines[0].stages = 2
+    with pytest.raises(SyncError, match=r"--pp-size.*: pause with keep or abort"):
+        plane.sync_now(replace(QUICK, pause="retract"))
+    assert engines[0].pause_modes == []
+    assert plane.sync_now(replace(QUICK, pause="keep")).result == "ok"
+
+
 def test_naming_the_version_never_aborts_requests(plane: ControlPlane, engines: Engines) -> None:
     plane.sync_now()
     bodies = [body for _, path, _, body in engines[0].calls if path == "/update_weight_version"]

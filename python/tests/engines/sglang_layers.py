@@ -112,4 +112,22 @@ def forms_that_are_refused() -> dict[str, str]:
     found["fp8 by tensor"] = reworked_layers(Block(fp8_config()))["qkv"]
     awq = RowParallelLinear(INNER, HIDDEN, bias=False, quant_config=AWQConfig(4, 128, True), prefix="down")
     found["awq"] = reworked_layers(torch.nn.Sequential(awq))["0"]
+    return found | experts_that_move()
+
+
+def experts_that_move() -> dict[str, str]:
+    """What a join says of a server with each of the options by which experts move or are copied."""
+    from sglang.srt.runtime_context import get_exec
+
+    from sparsecast.engines._sglang_weights import refuse_if_not_as_loaded
+    from sparsecast.errors import UnsupportedError
+
+    found: dict[str, str] = {}
+    for option, value in {"enable_eplb": True, "elastic_ep_backend": "mooncake", "ep_num_redundant_experts": 2}.items():
+        with get_exec().moe.override(**{option: value}):
+            try:
+                refuse_if_not_as_loaded(torch.nn.Module())
+                found[option] = "taken"
+            except UnsupportedError as error:
+                found[option] = str(error)
     return found

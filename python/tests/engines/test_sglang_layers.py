@@ -37,4 +37,6 @@ def test_forms_that_post_processing_changes_are_refused_with_the_reason(engine: 
     for reasons in engine.call("layers", "forms_that_are_refused"):
         assert "UE8M0" in reasons["ue8m0"]
         assert "one scale a tensor" in reasons["fp8 by tensor"]
+        for option in ("enable_eplb", "elastic_ep_backend", "ep_num_redundant_experts"):
+            assert "--" + option.replace("_", "-") in reasons[option]
         assert reasons["awq"] == "AWQLinearMethod repacks or quantises what was loaded"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import sparsecast
 from sparsecast.engines import _sglang_messages as messages
-from sparsecast.errors import UsageError
+from sparsecast.errors import UnsupportedError, UsageError
 
 
 def group(**fields: Any) -> str:
@@ -39,6 +40,21 @@ def test_the_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hidden words" not in repr(messages.parse_group(group(secret="hidden words 123")))
 
 
+@pytest.mark.parametrize("release", ["1.4.2", "1.4.0", "1.4.77", "1.4.3rc1", "1.4", ""])
+def test_releases_that_differ_in_the_patch_number_work_together(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    monkeypatch.setattr(sparsecast, "__version__", "1.4.2")
+    messages.parse_group(group(secret="s" * 16, release=release))
+
+
+@pytest.mark.parametrize("release", ["1.5.2", "1.3.2", "2.4.2", "0.4.2", "1.40.2", "14.2.0"])
+def test_other_releases_are_refused_by_name_before_their_fields_are_read(
+    monkeypatch: pytest.MonkeyPatch, release: str
+) -> None:
+    monkeypatch.setattr(sparsecast, "__version__", "1.4.2")
+    with pytest.raises(UnsupportedError, match=f"the trainer has sparsecast {release}, and this server 1.4.2"):
+        messages.parse_group(group(surprise=1, release=release))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -58,6 +74,9 @@ def test_the_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         (group(secret="s", tensors=[["w", "BF16", [4, -2]]]), "shape of 'w' is -2"),
         (group(secret="s", ties=[["a"]]), "ties is no list of [alias, original]"),
         (group(secret="s", proof="hope"), "proof is 'hope'"),
+        (group(secret="s", release=1), "release is 1, not a version of sparsecast"),
+        (group(secret="s", release="1.x"), "release is '1.x'"),
+        (group(secret="s", release="1.2.3 and more"), "release is '1.2.3 and more'"),
         (group(), "no secret: neither in group_name nor in the server's SPARSECAST_SECRET"),
     ],
 )

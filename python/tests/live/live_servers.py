@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from typing import Any
 import httpx
 
 PACKAGE = Path(__file__).parents[2] / "sparsecast"
-START_SECONDS = 300.0
+START_SECONDS = 600.0  # Half a minute, on a machine that does nothing else.
+_SERVERS = itertools.count()
 EXTENSION = "sparsecast.engines.vllm.WorkerExtension"
 
 
@@ -57,7 +59,7 @@ class LiveServer:
     """A server of `kind` on 127.0.0.1:`port`, started in the background; `wait` for it.
 
     plugged  with sparsecast's backend, worker extension and endpoints; else a stock server.
-    ranks    tensor-parallel ranks.
+    ranks    all ranks of the server: vLLM's are tensor-parallel, SGLang's are cut as `flags` say.
     packages directories before all others on the server's PYTHONPATH.
     """
 
@@ -85,7 +87,7 @@ class LiveServer:
             "PYTHONPATH": ":".join(str(path) for path in paths if str(path)),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             **{"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"},
-            **(self._vllm_variables(plugged) if kind == "vllm" else {"SGLANG_USE_CPU_ENGINE": "1"}),
+            **(self._vllm_variables(plugged) if kind == "vllm" else self._sglang_variables(plugged)),
             **(variables or {}),
         }
         command = self._vllm_command(plugged) if kind == "vllm" else self._sglang_command()
@@ -105,7 +107,15 @@ class LiveServer:
             # With wider vectors vLLM packs weights for oneDNN, and frees those that a patch would reach.
             "ONEDNN_MAX_CPU_ISA": "AVX2",
             **({"VLLM_PLUGINS": "sparsecast"} if plugged else {"VLLM_PLUGINS": ""}),
-            **({"VLLM_CPU_OMP_THREADS_BIND": "|".join("01"[: self.ranks])} if self.ranks > 1 else {}),
+            # By itself vLLM binds the worker of every server to the same processor.
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join("01") if self.ranks > 1 else "01"[next(_SERVERS) % 2],
+        }
+
+    def _sglang_variables(self, plugged: bool) -> dict[str, str]:
+        cores = "|".join("01"[rank % 2] for rank in range(self.ranks))
+        return {
+            **{"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "sparsecast" if plugged else "none"},
+            **({"SGLANG_CPU_OMP_THREADS_BIND": cores} if self.ranks > 1 else {}),
         }
 
     def _vllm_command(self, plugged: bool) -> list[str]:
@@ -126,7 +136,7 @@ class LiveServer:
             "pytorch",
             "--disable-overlap-schedule",
         ]
-        command += ["--skip-server-warmup", "--max-total-tokens", "4096", "--mem-fraction-static", "0.05"]
+        command += ["--skip-server-warmup", "--max-total-tokens", "4096", "--mem-fraction-static", "0.3"]
         return [*command, "--disable-cuda-graph"]
 
     def wait(self) -> LiveServer:
@@ -171,7 +181,13 @@ class LiveServer:
         """Generates greedily; returns what identifies the weights: tokens with all logprobs that the server gives."""
         if self.kind == "sglang":
             sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-            body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+            body = {
+                "input_ids": prompt,
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                **more,
+            }
             answer = self.post("/generate", body, timeout)
             return [answer["output_ids"]] + [
                 answer["meta_info"][f"{end}_token_logprobs"] for end in ("input", "output")
@@ -179,6 +195,33 @@ class LiveServer:
         body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
         choice = self.post("/v1/completions", {**body, "logprobs": 5, "prompt_logprobs": 1}, timeout)["choices"][0]
         return [choice["text"], choice["logprobs"], choice["prompt_logprobs"]]
+
+
+def with_release(directory: Path, release: str) -> Path:
+    """Makes the installed sparsecast once more, as one whose version is what the file `directory`/release says at any
+    moment, at first `release`; returns the directory, for PYTHONPATH.
+    """
+    import sparsecast
+
+    installed = Path(sparsecast.__path__[0])
+    package = directory / "sparsecast"
+    package.mkdir(parents=True)
+    for source in installed.iterdir():
+        if source.name != "__init__.py" and not source.name.startswith("__"):
+            (package / source.name).symlink_to(source.resolve())
+    named = directory / "release"
+    named.write_text(release)
+    own = f"""
+del __version__
+
+
+def __getattr__(name):
+    if name == "__version__":
+        return open({str(named)!r}).read()
+    raise AttributeError(name)
+"""
+    (package / "__init__.py").write_text((installed / "__init__.py").read_text() + own)
+    return directory
 
 
 def overlay(directory: Path, package: Path) -> Path:

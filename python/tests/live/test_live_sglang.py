@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,15 +22,25 @@ if importlib.util.find_spec("sglang") is None:
 
 from conftest import Start
 from live_load import PROMPTS, probe
-from live_servers import LiveServer
+from live_model import make_model
+from live_servers import LiveServer, with_release
 from live_trainer import POLICY, Trainer
+
+import sparsecast
+from sparsecast.control import SyncError
 
 IN_FLIGHT = 4
 
 
 @pytest.fixture(scope="module")
-def server(start: Start, model: Path) -> LiveServer:
-    return start(model, kind="sglang", variables={"SPARSECAST_REQUEST_VERSIONS": "1"}).wait()
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_release(tmp_path_factory.mktemp("installed"), sparsecast.__version__)
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, model: Path, installed: Path) -> LiveServer:
+    variables = {"SPARSECAST_REQUEST_VERSIONS": "1"}
+    return start(model, kind="sglang", packages=(installed,), variables=variables).wait()
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +110,49 @@ def test_the_weights_are_those_that_sglang_itself_would_load(
     assert probe(server) == now
 
 
+def refusal(server: LiveServer, model: Path, *, needs_anchor: bool = True) -> str:
+    """What `sync_now` says to a trainer that the server refuses; the server goes on."""
+    trainer = Trainer(model)
+    begin = time.monotonic()
+    try:
+        trainer.add(server, needs_anchor=needs_anchor)
+        with pytest.raises(SyncError) as refused:
+            trainer.plane.sync_now(replace(POLICY, join_timeout=1800))  # Longer than a test may take.
+    finally:
+        trainer.close()
+    assert time.monotonic() - begin < 600
+    assert server.complete(PROMPTS[0])
+    return str(refused.value)
+
+
+def test_only_releases_that_differ_in_the_patch_number_work_together(
+    server: LiveServer, model: Path, installed: Path
+) -> None:
+    major, minor, patch = sparsecast.__version__.split(".")[:3]
+    release = installed / "release"
+    release.write_text(f"{major}.{int(minor) + 1}.{patch}")
+    said = refusal(server, model)
+    assert f"the trainer has sparsecast {sparsecast.__version__}, and this server {release.read_text()}" in said
+    assert f"install sparsecast=={major}.{minor}.*" in said
+    release.write_text(f"{major}.{minor}.{int(patch) + 7}")
+    fresh = Trainer(model)
+    try:
+        fresh.add(server, needs_anchor=True)
+        assert fresh.plane.sync_now().result == "ok"
+    finally:
+        fresh.close()
+
+
+def test_a_model_of_other_names_is_refused_at_once_with_the_names(server: LiveServer, tmp_path: Path) -> None:
+    assert "model.layers.4." in refusal(server, make_model(tmp_path / "deeper", layers=5), needs_anchor=False)
+
+
+def test_a_server_without_the_plug_in_is_refused_with_the_cure(start: Start, model: Path) -> None:
+    stock = start(model, kind="sglang", plugged=False).wait()
+    assert "pip install sparsecast in its environment" in refusal(stock, model)
+    stock.kill()
+
+
 def test_after_the_death_of_a_trainer_in_its_pause_the_server_answers_and_takes_the_next(
     server: LiveServer, trainer: Trainer, model: Path
 ) -> None:
@@ -116,3 +171,35 @@ def test_after_the_death_of_a_trainer_in_its_pause_the_server_answers_and_takes_
         assert fresh.sync().result == "ok"
     finally:
         fresh.close()
+
+
+def answers(server: LiveServer, replicas: int) -> list[str]:
+    """What each replica answers to the same prompts."""
+    found = []
+    for replica in range(replicas):
+        server.post("/flush_cache")
+        found.append(json.dumps([server.complete(prompt, routed_dp_rank=replica) for prompt in PROMPTS]))
+    return found
+
+
+def test_every_rank_of_replicas_and_stages_holds_what_sglang_itself_would_load(
+    start: Start, model: Path, tmp_path: Path
+) -> None:
+    server = start(model, "--dp-size", "2", "--pp-size", "2", kind="sglang", ranks=4).wait()
+    trainer = Trainer(model)
+    try:
+        trainer.add(server)
+        assert trainer.plane.sync_now().source["changed"] == 0
+        before = answers(server, 2)
+        with requests_in_flight(server) as failures:
+            report = trainer.sync(replace(POLICY, pause="keep"))
+        assert report.result == "ok" and not failures
+        assert server.version() == str(report.version)
+        now = answers(server, 2)
+        assert before[0] == before[1] != now[0] == now[1]
+        body = {"model_path": str(trainer.save(tmp_path / "checkpoint")), "load_format": None}
+        assert server.post("/update_weights_from_disk", body, 120)["success"]
+        assert answers(server, 2) == now
+    finally:
+        trainer.close()
+        server.kill()

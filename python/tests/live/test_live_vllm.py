@@ -24,14 +24,21 @@ import torch
 import transformers
 from conftest import Start
 from live_load import PROMPTS, Load, probe
-from live_servers import LiveServer, free_port, overlay
+from live_servers import LiveServer, free_port, overlay, with_release
 from live_trainer import POLICY, Trainer, endpoint
+from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, ModuleSource, WeightTransferTrainerFactory
 
+import sparsecast
 from sparsecast.control import SyncError
+from sparsecast.engines.vllm_plugin import register
+from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo
+from sparsecast.errors import Error
 from sparsecast.torch import Publisher
 from sparsecast.transports import Log
 
 IN_FLIGHT = 16
+SECRET = "a secret in the environment of the first server"
+register()
 
 
 class Scene:
@@ -41,7 +48,10 @@ class Scene:
         self.start = start
         self.work = work
         self.checkpoints = 0
-        self.first = start(model, variables={"SPARSECAST_REQUEST_VERSIONS": "1"})
+        self.release = work / "installed" / "release"
+        installed = with_release(work / "installed", sparsecast.__version__)
+        variables = {"SPARSECAST_REQUEST_VERSIONS": "1", "SPARSECAST_SECRET": SECRET}
+        self.first = start(model, packages=(installed,), variables=variables)
         self.stock = start(model, plugged=False)  # No part of sparsecast: it loads checkpoints as vLLM does.
         self.second: LiveServer | None = None
         self.trainer = Trainer(model)
@@ -198,6 +208,47 @@ def test_a_model_of_other_names_is_refused_at_once_with_the_names(scene: Scene, 
         trainer.close()
     assert time.monotonic() - begin < 600
     assert scene.first.complete(PROMPTS[0])
+
+
+def test_only_releases_that_differ_in_the_patch_number_work_together(scene: Scene) -> None:
+    server, trainer = scene.first, Trainer(scene.first.model)
+    major, minor, patch = sparsecast.__version__.split(".")[:3]
+    other = f"{major}.{int(minor) + 1}.{patch}"
+    try:
+        trainer.add(server, needs_anchor=True)
+        scene.release.write_text(other)
+        with pytest.raises(SyncError) as refused:
+            trainer.plane.sync_now()
+        words = f"the trainer has sparsecast {sparsecast.__version__}, and this server {other}"
+        assert words in str(refused.value) and f"install sparsecast=={major}.{minor}.*" in str(refused.value)
+        assert refused.value.failures[0].code == "unsupported"
+        assert server.complete(PROMPTS[0])
+        scene.release.write_text(f"{major}.{minor}.{int(patch) + 7}")
+        assert trainer.plane.sync_now().result == "ok"
+    finally:
+        scene.release.write_text(sparsecast.__version__)
+        trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (SECRET, "does not know its secret: give every rank the same"),
+        ("", "no secret: neither in the init info nor in"),
+    ],
+    ids=["another", "none"],
+)
+def test_a_secret_that_only_the_trainer_has_is_named_there(scene: Scene, there: str, words: str) -> None:
+    server = scene.first if there else scene.second
+    assert server is not None
+    # Shared with the server's environment, not sent.
+    info = SparsecastTrainerInitInfo(rank=0, secret="another secret than the server's", send_secret=False, timeout=240)
+    source = ModuleSource(torch_model(server.model).to(torch.bfloat16))
+    begin = time.monotonic()
+    with pytest.raises(Error, match=words):
+        WeightTransferTrainerFactory.trainer_init(info, client=HTTPVLLMWeightSyncClient(server.url), source=source)
+    assert time.monotonic() - begin < 120  # Not at the deadline.
+    assert server.complete(PROMPTS[0])
 
 
 def test_two_tensor_parallel_ranks_hold_what_vllm_would_have_loaded_on_two(scene: Scene, model: Path) -> None:

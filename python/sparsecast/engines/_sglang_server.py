@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the SGLang plug-in that runs in the process of the HTTP server: hooks around the tokenizer manager's
+control calls.
+
+A call goes to the first rank of every data-parallel replica. Replicas are ranks of one engine each in the sync world, so
+all answers count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sparsecast.engines import _sglang_messages as messages
+from sparsecast.engines._lease import PauseLease
+from sparsecast.engines.request_versions import RequestVersions
+from sparsecast.errors import Error
+
+LEAVE_SECONDS = 30.0
+_POLL_SECONDS = (0.005, 0.1)  # First and longest pause between two questions whether a version is staged.
+_BETWEEN = " | "  # What SGLang puts between the answers of replicas.
+
+Answer = tuple[bool, str, Any, Any]
+Check = Callable[..., Awaitable[Answer]]
+
+
+async def init_group(original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None) -> tuple[bool, str]:
+    """Hands `/init_weights_update_group` to all replicas, which SGLang's own method refuses to have."""
+    if obj.backend != messages.BACKEND:
+        success, words = await original(tokenizer, obj, request)
+        return success, words
+    return await _ask_replicas(tokenizer, "init_weights_update_group_communicator", obj)
+
+
+async def destroy_group(
+    original: Callable[..., Any], tokenizer: Any, obj: Any, request: Any = None
+) -> tuple[bool, str]:
+    """Hands `/destroy_weights_update_group` to all replicas."""
+    if not messages.is_ours(obj.group_name):
+        success, words = await original(tokenizer, obj, request)
+        return success, words
+    return await _ask_replicas(tokenizer, "destroy_weights_update_group_communicator", obj)
+
+
+async def _ask_replicas(tokenizer: Any, communicator: str, obj: Any) -> tuple[bool, str]:
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    tokenizer.auto_create_handle_loop()
+    answers = await getattr(tokenizer, communicator)(obj)
+    ask = CheckWeightsReqInput(action=messages.phase_action("result", LEAVE_SECONDS))
+    while any(answer.message == messages.DEFERRED for answer in answers):
+        await asyncio.sleep(_POLL_SECONDS[0])
+        answers = await tokenizer.check_weights_communicator(ask)
+    return _joined(answers)
+
+
+def _joined(answers: list[Any]) -> tuple[bool, str]:
+    """Returns the answers of all replicas as one; of failures, the cause behind what its peers say of it."""
+    failures = [answer.message for answer in answers if not answer.success]
+    if failures:
+        return False, _BETWEEN.join(sorted(dict.fromkeys(failures), key=lambda words: "[peer_failed]" not in words))
+    return True, _BETWEEN.join(answer.message for answer in answers)
+
+
+async def _ask(tokenizer: Any, obj: Any) -> Answer:
+    success, words = await _ask_replicas(tokenizer, "check_weights_communicator", obj)
+    return success, words, None, None
+
+
+async def check_weights(original: Check, tokenizer: Any, obj: Any, request: Any = None) -> Answer:
+    """Answers `/weights_checker`; for "staged" when the version has arrived, by polling the scheduler.
+
+    The scheduler continues generating; waiting inside it would stop its loop.
+    """
+    if not messages.is_ours(obj.action):
+        return await original(tokenizer, obj, request)
+    try:
+        phase = messages.parse_phase(obj.action)
+    except Error as error:
+        return False, f"{error} [{error.code}]", None, None
+    if phase.phase == "lease":
+        return await _renew_lease(tokenizer, phase)
+    until = time.monotonic() + phase.timeout
+    pause, longest = _POLL_SECONDS
+    while True:
+        answer = await _ask(tokenizer, obj)
+        if phase.phase != "staged" or not answer[0] or messages.RECEIVING not in answer[1].split(_BETWEEN):
+            return (True, messages.STAGED, None, None) if phase.phase == "staged" and answer[0] else answer
+        if time.monotonic() >= until:
+            return False, f"the next version has not come within {phase.timeout} s [timeout]", None, None
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
+    """Renews or ends the lease of this server's pause; it begins with an engine that has joined."""
+    lease: PauseLease | None = getattr(tokenizer, "_sparsecast_lease", None)
+    if lease is None:
+        lease = PauseLease(lambda: _expire(tokenizer))
+        tokenizer._sparsecast_lease = lease
+    if phase.seconds == 0:
+        lease.end()
+    else:
+        lease.renew(phase.seconds)
+    return True, lease.last_expiry, None, None
+
+
+async def _expire(tokenizer: Any) -> str:
+    """Ends the update of a trainer that is gone, and resumes; returns what was done."""
+    from sglang.srt.managers.io_struct import (
+        CheckWeightsReqInput,
+        ContinueGenerationReqInput,
+        UpdateWeightVersionReqInput,
+    )
+
+    if not tokenizer.is_pause:
+        return "the engine was not paused"
+
+    async def ask(phase: messages.PhaseName, committed: bool | None = None) -> list[dict[str, Any]] | str:
+        action = messages.phase_action(phase, LEAVE_SECONDS, committed=committed)
+        success, words, _, _ = await _ask(tokenizer, CheckWeightsReqInput(action=action))
+        return [json.loads(said) for said in words.split(_BETWEEN)] if success else words
+
+    held = await ask("held")
+    # A rank that has heard the commit settles it for all, also for those of other replicas.
+    committed = not isinstance(held, str) and _is_committed(held)
+    ended = held if isinstance(held, str) else await ask("expire", committed)
+    if isinstance(ended, str):
+        return f"the engine stays paused until a trainer seeds it: {ended}"
+    versions = {one["version"] for one in ended}
+    if not all(one["is_whole"] for one in ended) or len(versions) > 1:
+        states = sorted({state for one in ended for state in one["states"]})
+        return f"the engine stays paused until a trainer seeds it: {', '.join(states)}"
+    version = versions.pop()
+    if version:
+        stamp = UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
+        await tokenizer.update_weight_version(stamp)
+    await tokenizer.flush_cache()
+    await tokenizer.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+    return f"resumed at version {version}"
+
+
+def _is_committed(held: list[dict[str, Any]]) -> bool:
+    attempt = max(one["attempt"] for one in held)
+    return attempt != 0 and any(attempt in one["versions"] for one in held)
+
+
+def add_request_versions(result: Any, state: Any) -> Any:
+    """Adds the middleware `RequestVersions` to SGLang's HTTP server, once its tokenizer manager exists."""
+    from sglang.srt.entrypoints.http_server import app
+
+    async def ask() -> str:
+        return str(state.tokenizer_manager.config_value("weight_version"))
+
+    app.add_middleware(RequestVersions, ask=ask)
+    return result

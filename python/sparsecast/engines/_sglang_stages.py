@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of an update in an SGLang server with pipeline stages.
+
+A stage hands a message on to the next one only after it has dealt with it, and a step needs all ranks at once. So every
+rank puts the step aside, starts no further batch, and does it a fixed number of passes of the scheduler's loop later: then
+all have the message, no batch is on its way, and no rank waits for anything else of another. All ranks see the message in
+the same pass, so their counts agree. (SGLang's own pauses do not stop this loop, which looks at them nowhere; `next_batch` makes them do so.)
+
+The message is answered at once with DEFERRED; phase "result" asks for the answer of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sparsecast.engines._sglang_messages import DEFERRED
+
+Outcome = tuple[bool, str]
+
+
+@dataclass
+class _Step:
+    """A step that was put aside."""
+
+    work: Callable[[], Outcome]
+    passes_left: int
+
+
+def put_aside(scheduler: Any, work: Callable[[], Outcome], stages: int) -> Outcome:
+    """Keeps `work` until no batch is on its way in any stage. Returns the answer until then."""
+    if getattr(scheduler, "_sparsecast_step", None) is not None:
+        return False, "the step before has not ended yet [usage]"
+    scheduler._sparsecast_step = _Step(work, scheduler.pp_loop_size + stages)
+    return True, DEFERRED
+
+
+def result(scheduler: Any) -> Outcome:
+    """Returns the answer of the step that was put aside last, or DEFERRED while it is to come."""
+    if getattr(scheduler, "_sparsecast_step", None) is not None:
+        return True, DEFERRED
+    outcome: Outcome = getattr(scheduler, "_sparsecast_outcome", (False, "no step was begun [usage]"))
+    return outcome
+
+
+def between_passes(original: Callable[..., Any], scheduler: Any, *arguments: Any, **options: Any) -> Any:
+    """Does what was put aside when its time has come, before the next pass of the loop takes requests."""
+    step: _Step | None = getattr(scheduler, "_sparsecast_step", None)
+    if step is not None:
+        step.passes_left -= 1
+        if step.passes_left == 0:
+            scheduler._sparsecast_outcome = step.work()
+            scheduler._sparsecast_step = None
+    return original(scheduler, *arguments, **options)
+
+
+def next_batch(original: Callable[..., Any], scheduler: Any, *arguments: Any, **options: Any) -> Any:
+    """Starts no batch while a step is to come, or while stages are paused; what runs stays as it is."""
+    from sglang.srt.managers.scheduler import NextBatchPlan
+    from sglang.srt.runtime_context import get_parallel
+
+    paused = get_parallel().pp_size > 1 and scheduler._engine_paused
+    if getattr(scheduler, "_sparsecast_step", None) is None and not paused:
+        return original(scheduler, *arguments, **options)
+
+    running = options["running_batch"] if "running_batch" in options else arguments[0]
+    return NextBatchPlan(batch_to_run=None, running_batch=running)
