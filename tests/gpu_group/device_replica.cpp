@@ -49,7 +49,7 @@ class DeviceReplica final : public Replica {
     for (std::size_t t = 0; t < live_.size(); ++t) {
       cuda::copy_async(found[t].data(), live_[t].as(), live_[t].bytes(), cudaMemcpyDeviceToHost, stream_.get());
     }
-    cuda::wait_for(stream_.get(), kCopyDeadline, "copy weights");
+    cuda::HostWait(kCopyDeadline).wait(stream_.get(), "copy weights");
     return found;
   }
   const TensorTable& table() const override { return *model_.table(); }
@@ -60,7 +60,7 @@ class DeviceReplica final : public Replica {
       const Bytes& tensor = weights[t];
       cuda::copy_async(live_[t].as(), tensor.data(), tensor.size(), cudaMemcpyHostToDevice, stream_.get());
     }
-    cuda::wait_for(stream_.get(), kCopyDeadline, "copy weights");
+    cuda::HostWait(kCopyDeadline).wait(stream_.get(), "copy weights");
   }
 
   TrainingModel model_;
