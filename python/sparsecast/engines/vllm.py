@@ -164,10 +164,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         if self.receiver is None or self.receiver.state == "closed" or init_info.table() != self._table:
             self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
             self._table = init_info.table()
-        replica = 0
-        if group.world_size == self.parallel_config.world_size:
-            replica = self.parallel_config.data_parallel_index
-        self.receiver.join(init_info.world(replica * group.world_size + group.rank_in_group), init_info.timeout)
+        worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
+        self.receiver.join(init_info.world(worker), init_info.timeout)
 
     @with_code
     def start_weight_update(self) -> None:
@@ -216,13 +214,15 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         receiver = self.receiver
         if receiver is None:
             return {"state": "not initialised"}
+        receipt = receiver.last_receipt
         return {
             "engine": receiver.engine,
             "rank": receiver.rank,
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
-            "pause_seconds": receiver.last_receipt.pause_seconds if receiver.last_receipt is not None else 0.0,
+            "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
+            "received_bytes": receipt.received_bytes if receipt is not None else 0,
         }
 
     @with_code
@@ -253,6 +253,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
                 draft.model,
             )
 
+    def _replica(self, size: int) -> int:
+        """Returns which replica this is of those that vLLM runs apart from one another, as engines of their own; with
+        experts the replicas are one engine, whose group of `size` workers has them all.
+        """
+        apart = size == self.parallel_config.world_size
+        return int(self.parallel_config.data_parallel_index) if apart else 0
+
     def _joined(self) -> Receiver:
         if self.receiver is None:
             raise UsageError("init_weight_transfer_engine comes before any update")
@@ -274,10 +281,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._map_verified = True
         assert self.traced is not None
         layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
-        replicas = self.parallel_config.data_parallel_size > 1 and size == self.parallel_config.world_size
-        name = f"{init_info.engine}/{self.parallel_config.data_parallel_index}" if replicas else init_info.engine
+        replica = self._replica(size)
         return Receiver(
-            name,
+            f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
             rank,
             self.traced.memories(),
