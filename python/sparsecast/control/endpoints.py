@@ -72,7 +72,7 @@ class Endpoint:
     name         of the engine in the sync world, in messages and metrics; "host:port" if empty. Unique.
     scheme       "http" or "https".
     start_version  of the weights that the server was started with, at the trainer's count; 0: those that it began with.
-    options      more fields for the engine's side of sparsecast (vLLM: "proof", "may_miss", "interface").
+    options      more fields for the engine's side of sparsecast (vLLM: "proof", "may_miss", "interface", "draft_prefix").
     token        bearer token that the server asks for (its API or admin key); empty: none is sent. Never shown.
     """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsecast.engines._derived import derived_tensors
+from sparsecast.engines._sglang_draft import say_stale_draft
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.errors import UnsupportedError, UsageError
@@ -126,6 +127,7 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
     Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
     """
     refuse_if_not_as_loaded(model)
+    say_stale_draft()
     table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
     load_weights: Any = model.load_weights
     traced = trace_loader(model, table, load_weights, may_miss=info.may_miss)

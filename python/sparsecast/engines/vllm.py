@@ -16,9 +16,8 @@ tensor otherwise.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,9 +32,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._codes import with_code
-from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines._release import refuse_other_release
-from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
+from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, without_draft
+from sparsecast.engines._vllm_model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
+from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver
 from sparsecast.engines.vllm_plugin import check_version
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 
 SECRET_VARIABLE = "SPARSECAST_SECRET"
 """Environment variable of the workers that holds the secret, for callers that do not send it over HTTP."""
-
-_logger = logging.getLogger("vllm.sparsecast")
-
-_KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
 
 
 @dataclass
@@ -85,7 +81,12 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
     with the files that vLLM was started from; "trust" takes the caller's word, for engines started without files."""
     may_miss: list[str] = field(default_factory=list)
-    """Patterns (fnmatch) of parameters of vLLM that the trainer does not have."""
+    """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; those of a draft begin with "draft."."""
+    draft: Literal["follow", "keep"] = "follow"
+    """Whether a draft model follows the tensors of it that the trainer has, or stays as it is."""
+    draft_prefix: str = ""
+    """Prefix of the draft's names in `tensors`, for a draft with files of its own (EAGLE, a small model) that the trainer
+    trains. MTP heads in the target's files need none."""
     timeout: float = 300.0
     """Seconds for meeting, and for every later update."""
     release: str = ""
@@ -94,6 +95,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     def __post_init__(self) -> None:
         if self.proof not in ("checkpoint", "trust"):
             raise ValueError(f"proof {self.proof!r} is neither 'checkpoint' nor 'trust'")
+        if self.draft not in ("follow", "keep"):
+            raise ValueError(f"draft {self.draft!r} is neither 'follow' nor 'keep'")
         if not self.tensors:
             raise ValueError("tensors is empty: the engine needs the trainer's table")
         for entry in self.tensors:
@@ -132,7 +135,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     init_info_cls = SparsecastInitInfo
     update_info_cls = SparsecastUpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = False  # The draft follows with the target, in the same update.
 
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
@@ -141,6 +144,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         super().__init__(config, vllm_config, device, model)
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
+        self.find_draft: Callable[[], torch.nn.Module | None] | None = None
+        """Returns the draft model of this worker; None if the worker has not said how."""
         self._table: list[CanonicalTensor] = []
         self._timeout = 300.0
         self._in_update = False
@@ -163,7 +168,6 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         UnauthenticatedError, DeadlineError, DigestMismatchError; on the other ranks PeerFailedError.
         """
         refuse_moving_experts(self.parallel_config)
-        self._say_stale_draft()
         group = get_world_group()
         self._timeout = init_info.timeout
         if self.receiver is not None and self.receiver.state in ("receiving", "staged"):
@@ -174,10 +178,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         if self.receiver is None or self.receiver.state == "closed" or init_info.table() != self._table:
             self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
             self._table = init_info.table()
-        replica = 0
-        if group.world_size == self.parallel_config.world_size:
-            replica = self.parallel_config.data_parallel_index
-        self.receiver.join(init_info.world(replica * group.world_size + group.rank_in_group), init_info.timeout)
+        worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
+        self.receiver.join(init_info.world(worker), init_info.timeout)
 
     @with_code
     def start_weight_update(self) -> None:
@@ -226,13 +228,15 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         receiver = self.receiver
         if receiver is None:
             return {"state": "not initialised"}
+        receipt = receiver.last_receipt
         return {
             "engine": receiver.engine,
             "rank": receiver.rank,
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
-            "pause_seconds": receiver.last_receipt.pause_seconds if receiver.last_receipt is not None else 0.0,
+            "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
+            "received_bytes": receipt.received_bytes if receipt is not None else 0,
         }
 
     @with_code
@@ -253,15 +257,12 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _say_stale_draft(self) -> None:
-        speculative = getattr(self.vllm_config, "speculative_config", None)
-        draft = getattr(speculative, "draft_model_config", None)
-        if draft is not None and self.receiver is None:
-            _logger.warning(
-                "the draft model %s is not updated by sparsecast: its guesses are accepted less often as the target's "
-                "weights change; what is generated stays the target's",
-                draft.model,
-            )
+    def _replica(self, size: int) -> int:
+        """Returns which replica this is of those that vLLM runs apart from one another, as engines of their own; with
+        experts the replicas are one engine, whose group of `size` workers has them all.
+        """
+        apart = size == self.parallel_config.world_size
+        return int(self.parallel_config.data_parallel_index) if apart else 0
 
     def _joined(self) -> Receiver:
         if self.receiver is None:
@@ -274,20 +275,19 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         failure: BaseException | None = None
         try:
             with set_current_vllm_config(self.vllm_config):
-                self.traced = trace(self.model, init_info.table(), init_info.may_miss)
+                self.traced, draft = self._trace(init_info)
             refuse_new_ties(self.traced, init_info.ties)
             if init_info.proof == "checkpoint" and not self._map_verified:
-                self._verify_checkpoint(self.traced)
+                self._verify_checkpoint(self.traced, draft)
         except BaseException as error:  # Said to the other workers, and raised there and here.
             failure = error
         raise_if_any_failed(failure, cpu_group)
         self._map_verified = True
         assert self.traced is not None
         layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
-        replicas = self.parallel_config.data_parallel_size > 1 and size == self.parallel_config.world_size
-        name = f"{init_info.engine}/{self.parallel_config.data_parallel_index}" if replicas else init_info.engine
+        replica = self._replica(size)
         return Receiver(
-            name,
+            f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
             rank,
             self.traced.memories(),
@@ -295,8 +295,26 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             needs_anchor=init_info.needs_anchor,
         )
 
-    def _verify_checkpoint(self, traced: TracedLoader) -> None:
-        wrong = traced.differences(_checkpoint(self.vllm_config, self.model))
+    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Draft | None]:
+        table = init_info.table()
+        traced = trace(self.model, without_draft(table, init_info.draft_prefix), init_info.may_miss)
+        draft = None
+        if init_info.draft == "follow":
+            draft = choose_draft(
+                getattr(self.vllm_config, "speculative_config", None),
+                self.vllm_config.model_config,
+                self.find_draft() if self.find_draft is not None else None,
+                init_info.draft_prefix,
+                can_look=self.find_draft is not None,
+            )
+        if draft is None and not init_info.draft_prefix:
+            return traced, None
+        return with_draft(traced, draft, self.model, table, init_info.may_miss), draft
+
+    def _verify_checkpoint(self, traced: TracedLoader, draft: Draft | None) -> None:
+        wrong = traced.differences(checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model))
+        if draft is not None and draft.prefix:
+            wrong |= traced.differences(draft.checkpoint(self.vllm_config))
         if wrong:
             listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
             raise UnsupportedError(
@@ -311,7 +329,17 @@ class WorkerExtension:
     `/collective_rpc`.
     """
 
-    weight_transfer_engine: WeightTransferEngine[Any, Any] | None
+    @property
+    def weight_transfer_engine(self) -> WeightTransferEngine[Any, Any] | None:
+        """The engine, as vLLM's worker sets it when its models are loaded; ours hears then how to find the draft."""
+        engine: WeightTransferEngine[Any, Any] | None = vars(self).get("weight_transfer_engine")
+        return engine
+
+    @weight_transfer_engine.setter
+    def weight_transfer_engine(self, engine: WeightTransferEngine[Any, Any] | None) -> None:
+        vars(self)["weight_transfer_engine"] = engine
+        if isinstance(engine, SparsecastWeightTransferEngine):
+            engine.find_draft = lambda: draft_model(self)
 
     def sparsecast_status(self) -> dict[str, Any]:
         """Returns version and state; in state "staged", the next update_weights waits only for the apply."""
@@ -336,60 +364,8 @@ class WorkerExtension:
         return engine.audit()
 
 
-def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:
-    """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`.
-
-    Also refuses what only vLLM does: tensors that post-processing has derived from weights (W_UV and W_UK_T of MLA, a
-    packed copy for a kernel), which a patch of the weights would not update.
-    """
-    packed = packed_copies(model)
-    if packed:
-        listed = ", ".join(sorted(packed)[:4])
-        raise UnsupportedError(
-            f"{len(packed)} layers compute with a copy of their weights that is packed for this CPU ({listed}, ...), "
-            "which a patch would not reach; with the environment variable ONEDNN_MAX_CPU_ISA=AVX2 vLLM makes no such "
-            "copies: start the server with it"
-        )
-    derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES)
-    if derived:
-        listed = ", ".join(sorted(derived)[:8])
-        raise UnsupportedError(
-            f"the model computes with tensors that are derived from its weights after loading: {listed}; a patch "
-            "would leave them behind; use a dense weight-transfer backend (nccl) for this model"
-        )
-    load_weights: LoadWeights = model.load_weights  # type: ignore[assignment]  # Of every vLLM model.
-    return trace_loader(model, canonical, load_weights, may_miss=may_miss)
-
-
-def refuse_moving_experts(parallel_config: Any) -> None:
-    """Raises UnsupportedError if vLLM moves experts between ranks while it runs: the map would be wrong after a move."""
-    if parallel_config.enable_eplb:
-        raise UnsupportedError(
-            "--enable-eplb: vLLM moves experts, redundant ones among them, between ranks while it runs, and a patch "
-            "goes where the loader put them; start vLLM without it, or use a dense weight-transfer backend (nccl)"
-        )
-
-
-def refuse_new_ties(traced: TracedLoader, ties: Sequence[Sequence[str]]) -> None:
-    """Raises UnsupportedError for two names that share memory here and are not among the ties of the trainer."""
-    known = {frozenset(pair) for pair in ties}
-    for alias, original in traced.ties:
-        if frozenset((alias, original)) not in known:
-            raise UnsupportedError(
-                f"vLLM keeps {alias!r} and {original!r} in one memory, because they are tied or were equal when they "
-                "were loaded, and the trainer has two tensors: name them in ties, or start vLLM from untied weights"
-            )
-
-
-def _checkpoint(vllm_config: VllmConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of the files that vLLM was started from, by the reader of vLLM."""
-    from vllm.model_executor.model_loader import get_model_loader
-    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-
-    loader = get_model_loader(vllm_config.load_config)
-    if not isinstance(loader, DefaultModelLoader):
-        raise UnsupportedError(
-            f"{type(loader).__name__} reads no checkpoint files to compare the worker's memory with: use proof='trust' "
-            "if the kernels of this model keep the loader's layout"
-        )
-    yield from loader.get_all_weights(vllm_config.model_config, model)
+def draft_model(worker: Any) -> torch.nn.Module | None:
+    """Returns the draft model of a vLLM worker; None if it guesses without one, or another pipeline stage has it."""
+    find = getattr(worker.model_runner, "get_draft_model", None)
+    draft = find() if find is not None else None
+    return draft if isinstance(draft, torch.nn.Module) else None

@@ -55,19 +55,29 @@ class SparsecastEndpoints:
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Keeps the pause of the server's engine."""
-        del args
-        state.sparsecast_pause = VllmPause(engine_client) if engine_client is not None else None
+        processes = getattr(args, "api_server_count", None) or 1
+        state.sparsecast_pause = VllmPause(engine_client, processes) if engine_client is not None else None
 
 
 class VllmPause:
-    """The pause of one vLLM engine, as its lease sees it; `engine` is vLLM's EngineClient."""
+    """The pause of one vLLM engine, as its lease sees it; `engine` is vLLM's EngineClient, one in each of the server's
+    `processes`.
+    """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, processes: int = 1) -> None:
         self._engine = engine
+        self._processes = processes
         self.lease = PauseLease(self.expire)
 
     async def renew(self, seconds: float) -> None:
-        """Renews the lease. Raises UsageError if the workers could not say what they hold."""
+        """Renews the lease. Raises UsageError if the workers could not say what they hold, or if the next call may reach
+        another process of the server, which knows nothing of this lease.
+        """
+        if self._processes > 1:
+            raise UsageError(
+                f"there can be no lease: the server has {self._processes} API processes, and each would hold one of its "
+                "own; start vLLM with --api-server-count 1"
+            )
         if not self.lease.is_held:
             try:
                 await self._statuses()
@@ -107,14 +117,22 @@ class VllmPause:
         if attempt == 0:
             return statuses
         committed = any(status.get("version") == attempt for status in statuses)
-        settled: list[dict[str, Any]] = await self._engine.collective_rpc("sparsecast_settle", args=(committed,))
+        settled: list[dict[str, Any]] = await self._ask_all("sparsecast_settle", committed)
         if committed:
             await self._engine.update_weight_version(str(attempt))
         return settled
 
     async def _statuses(self) -> list[dict[str, Any]]:
-        statuses: list[dict[str, Any]] = await self._engine.collective_rpc("sparsecast_status")
-        return statuses
+        return await self._ask_all("sparsecast_status")
+
+    async def _ask_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Calls all workers. vLLM's own collective_rpc calls those of all replicas, and returns those of the first."""
+        ask = getattr(getattr(self._engine, "engine_core", None), "call_utility_all_async", None)
+        if ask is None:
+            answers: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
+            return answers
+        replicas: list[list[dict[str, Any]]] = await ask("collective_rpc", method, None, arguments, None)
+        return [answer for answers in replicas for answer in answers]
 
 
 def _router() -> APIRouter:

@@ -84,6 +84,10 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     send_secret: bool = True
     """Whether the secret is sent; if False, the workers have it in their environment (SPARSECAST_SECRET)."""
     may_miss: tuple[str, ...] = ()
+    draft: str = "follow"
+    """Whether a draft model of the server follows ("follow") the tensors of it that the source has, or not ("keep")."""
+    draft_prefix: str = ""
+    """Prefix of the names of a draft that has files of its own at the server, and is trained here, too."""
     timeout: float = 300.0
     needs_anchor: bool = False
     """Whether the engine is to be sent all weights at first: its own are not those of the trainer's version."""
@@ -124,6 +128,9 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
             "engine": self.engine,
             "proof": self.proof,
             "may_miss": list(self.may_miss),
+            # An older backend refuses the fields, which is better than a draft that stays behind.
+            **({"draft": self.draft} if self.draft != "follow" else {}),
+            **({"draft_prefix": self.draft_prefix} if self.draft_prefix else {}),
             "timeout": self.timeout,
         }
 

@@ -218,3 +218,32 @@ def test_a_lease_that_runs_out_after_the_resume_does_nothing() -> None:
 def test_without_the_worker_extension_there_is_no_lease() -> None:
     with pytest.raises(UsageError, match="--worker-extension-cls"):
         asyncio.run(VllmPause(FakeEngine(without_extension=True)).renew(1))
+
+
+def test_a_server_of_several_api_processes_gives_no_lease_and_names_the_cure() -> None:
+    with pytest.raises(UsageError, match="--api-server-count 1"):
+        asyncio.run(VllmPause(FakeEngine(("ready", 3)), processes=2).renew(1))
+
+
+class FakeReplicas(FakeEngine):
+    """vLLM's engine client of two replicas of one worker: collective_rpc tells of the first one alone."""
+
+    def __init__(self, *statuses: tuple[Any, ...], is_open: bool = False) -> None:
+        super().__init__(*statuses, is_open=is_open)
+        self.engine_core = self
+
+    async def collective_rpc(self, method: str, args: tuple[bool, ...] = ()) -> list[dict[str, Any]]:
+        return (await super().collective_rpc(method, args))[:1]
+
+    async def call_utility_all_async(self, name: str, method: str, timeout: None, args: Any, kwargs: None) -> list[Any]:
+        assert name == "collective_rpc" and timeout is None and kwargs is None
+        return [[status] for status in await super().collective_rpc(method, args)]
+
+
+def test_a_lease_asks_the_workers_of_every_replica() -> None:
+    engine = FakeReplicas(("ready", 4), ("broken", 3), is_open=True)
+    assert "stays paused until a trainer seeds it: rank 0 is" in expire(engine)
+    assert engine.paused
+    engine = FakeReplicas(("ready", 4), ("broken", 3, 4))
+    assert expire(engine) == "resumed at version 4"
+    assert not engine.paused

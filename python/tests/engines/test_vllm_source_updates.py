@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,21 +113,6 @@ def test_an_audit_reads_all_weights_and_names_a_tensor_that_is_not_of_the_versio
     assert failures[1].kind == "DirtyError"
     assert "embed_tokens" in str(failures[1])
     assert [s["state"] for s in workers.call("status")] == ["broken", "dirty"]
-
-
-@pytest.mark.parametrize("draft", [None, "a-draft"])
-def test_a_draft_model_that_stays_behind_is_said(draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsecast.engines import vllm as worker
-
-    said: list[str] = []
-    monkeypatch.setattr(worker._logger, "warning", lambda words, *values: said.append(words % values))
-    engine = object.__new__(worker.SparsecastWeightTransferEngine)
-    engine.receiver = None
-    model = types.SimpleNamespace(model=draft) if draft else None
-    engine.vllm_config = types.SimpleNamespace(speculative_config=types.SimpleNamespace(draft_model_config=model))
-    engine._say_stale_draft()
-    assert [words.partition(" is not")[0] for words in said] == (["the draft model a-draft"] if draft else [])
-    assert not worker.SparsecastWeightTransferEngine.supports_draft_weight_update
 
 
 def test_an_engine_that_refuses_ends_the_trainers_wait_with_its_reason(make_workers: Callable[[str], Server]) -> None:

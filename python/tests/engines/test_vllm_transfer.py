@@ -29,11 +29,12 @@ SECRET = "a secret of the test"
 
 
 class Trainer:
-    """One rank that holds the whole checkpoint as Hugging Face names it."""
+    """One rank that holds the whole checkpoint as Hugging Face names it, and more tensors, of a draft."""
 
-    def __init__(self, kind: str) -> None:
-        table = models.canonical(kind)
-        self.tensors = {name: tensor.clone() for name, tensor in models.checkpoint(kind, seed=1).items()}
+    def __init__(self, kind: str, more: dict[str, torch.Tensor] | None = None, unsent: tuple[str, ...] = ()) -> None:
+        more = more or {}
+        table = models.canonical(kind) + [(name, "BF16", tuple(tensor.shape)) for name, tensor in more.items()]
+        self.tensors = {name: tensor.clone() for name, tensor in {**models.checkpoint(kind, seed=1), **more}.items()}
         locals_ = [LocalTensor(name, dtype, self.tensors[name].numel()) for name, dtype, _ in table]
         shards = [
             Shard(i, Box([0] * len(shape), shape), i, 0, self.tensors[name].stride())
@@ -45,7 +46,7 @@ class Trainer:
             ties.append(("lm_head.weight", "model.embed_tokens.weight"))
         self.layout = Layout(TensorTable(table), [RankLayout(locals_, shards)], ties)
         memories = [describe(tensor) for tensor in self.tensors.values()]
-        self.publisher = ShardedPublisher(self.layout, 0, memories)
+        self.publisher = ShardedPublisher(self.layout, 0, memories, unsent=list(unsent))
         self.updates = 0
         self.generation = 0
         with socket.socket() as probe:

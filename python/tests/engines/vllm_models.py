@@ -89,24 +89,32 @@ CONFIGS["qwen3-moe-fp8"] = {
 def checkpoint_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the model's tensors in a Hugging Face checkpoint, without the scales of fp8."""
     config = CONFIGS[kind]
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    hidden = config["hidden_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
     for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        for projection, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            shapes[f"{prefix}self_attn.{projection}_proj.weight"] = (heads * head_dim, hidden)
-            if kind == "qwen2":
-                shapes[f"{prefix}self_attn.{projection}_proj.bias"] = (heads * head_dim,)
-        shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, HEADS * head_dim)
-        if kind.startswith("qwen3"):
-            shapes[f"{prefix}self_attn.q_norm.weight"] = (head_dim,)
-            shapes[f"{prefix}self_attn.k_norm.weight"] = (head_dim,)
-        shapes |= _mlp_shapes(config, prefix)
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        shapes |= layer_shapes(kind, f"model.layers.{layer}.")
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (VOCABULARY, hidden)
+    return shapes
+
+
+def layer_shapes(kind: str, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one decoder layer."""
+    config = CONFIGS[kind]
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for projection, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        shapes[f"{prefix}self_attn.{projection}_proj.weight"] = (heads * head_dim, hidden)
+        if kind in ("qwen2", "mimo"):
+            shapes[f"{prefix}self_attn.{projection}_proj.bias"] = (heads * head_dim,)
+    shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, HEADS * head_dim)
+    if kind.startswith("qwen3"):
+        shapes[f"{prefix}self_attn.q_norm.weight"] = (head_dim,)
+        shapes[f"{prefix}self_attn.k_norm.weight"] = (head_dim,)
+    shapes |= _mlp_shapes(config, prefix)
+    shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
+    shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
     return shapes
 
 

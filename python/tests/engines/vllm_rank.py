@@ -14,19 +14,33 @@ from typing import Any
 
 import torch
 import vllm_models as models
+
+# isort: split
+import vllm_drafts as drafts
 from vllm.config import WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.plugins import load_general_plugins
 from vllm.v1.worker.gpu_worker import Worker
 
+from sparsecast.engines.vllm import WorkerExtension
 from sparsecast.engines.vllm_plugin import register
 
 
-class NoLora:
-    """The model runner's part in finish_weight_update."""
+class Runner:
+    """The model runner's part in updates."""
+
+    def __init__(self, draft: torch.nn.Module | None = None) -> None:
+        self._draft = draft
+
+    def get_draft_model(self) -> torch.nn.Module | None:
+        return self._draft
 
     def reset_lora_state(self) -> None:
         pass
+
+
+class ExtendedWorker(Worker, WorkerExtension):  # type: ignore[misc]
+    """The worker as vLLM makes it with --worker-extension-cls."""
 
 
 class Rank:
@@ -42,19 +56,49 @@ class Rank:
     def open(self, kind: str, folder: str, store: str) -> None:
         """A new model in the place of the one before, loaded by vLLM's own loader; its checkpoint is in `folder`,
         and `store` is a file that does not exist yet, where the ranks find each other."""
-        if self.kind:
-            self.worker.shutdown_weight_transfer_engine()
-            models.stop()
+        self._leave()
         self.kind = kind
         self.config = models.config(kind, self.size, Path(folder))
         self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
         models.start(self.config, self.rank, store)
         self.model = models.build(self.config)
         self.load(self.model, seed=1, updates=0)
-        self.worker = object.__new__(Worker)
+        self._make_worker(Worker, Runner())
+
+    def open_with_draft(self, folder: str, store: str) -> None:
+        """A Llama in `folder` with an EAGLE head, whose files are in the folder `head` there."""
+        self._leave()
+        self.kind = "llama"
+        head = Path(folder) / "head"
+        self.config = drafts.config("llama", Path(folder), "eagle", drafts.write_config(head, drafts.EAGLE_CONFIG))
+        self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
+        models.start(self.config, self.rank, store)
+        self.head = drafts.tensors_of(drafts.eagle_shapes(embeddings=True), seed=9)
+        self.pair = drafts.build(self.config, self.head)
+        self.model = self.pair.target
+        self.pair.load(models.checkpoint("llama", seed=1), self.head)
+        self._make_worker(ExtendedWorker, Runner(self.pair.draft))
+
+    def draft_differing(self, updates: int) -> list[str]:
+        """Live tensors of target and draft that are not what fresh loads make after so many updates of both."""
+        tensors = {**models.checkpoint("llama", seed=1), **{f"eagle/{name}": t for name, t in self.head.items()}}
+        for update in range(updates):
+            tensors = models.random_updates(tensors, seed=100 + update)
+        fresh = drafts.build(self.config, self.head)
+        head = {name.removeprefix("eagle/"): t for name, t in tensors.items() if name.startswith("eagle/")}
+        fresh.load({name: t for name, t in tensors.items() if not name.startswith("eagle/")}, head)
+        return self.pair.differing(fresh)
+
+    def _leave(self) -> None:
+        if self.kind:
+            self.worker.shutdown_weight_transfer_engine()
+            models.stop()
+
+    def _make_worker(self, kind: type[Worker], runner: Runner) -> None:
+        self.worker = object.__new__(kind)
         self.worker.vllm_config = self.config
         self.worker.rank = self.rank
-        self.worker.model_runner = NoLora()
+        self.worker.model_runner = runner
         self.worker._weight_update_active = False
         self.worker._weight_update_is_draft = False
         self.worker.weight_transfer_engine = WeightTransferEngineFactory.create_engine(
@@ -93,6 +137,9 @@ class Rank:
 
     def flip_a_bit(self) -> None:
         models.bits_of(next(iter(self.model.parameters())).data).view(-1)[3] ^= 1
+
+    def flip_a_bit_of_the_draft(self) -> None:
+        models.bits_of(self.pair.draft.model.fc.weight.data).view(-1)[3] ^= 1
 
     def receipt(self) -> dict[str, Any]:
         return dict(vars(self.worker.weight_transfer_engine.last_receipt))

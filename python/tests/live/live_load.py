@@ -19,9 +19,9 @@ from live_servers import LiveServer
 PROMPTS = [[random.Random(n).randrange(3, VOCABULARY) for _ in range(n)] for n in (5, 17, 33, 100)]
 
 
-def probe(server: LiveServer) -> str:
+def probe(server: LiveServer, replica: int | None = None) -> str:
     """Returns the exact logprobs of fixed prompts as text: equal for equal weights, on one kind of server."""
-    return json.dumps([server.complete(prompt) for prompt in PROMPTS], sort_keys=True)
+    return json.dumps([server.complete(prompt, replica=replica) for prompt in PROMPTS], sort_keys=True)
 
 
 class Load:

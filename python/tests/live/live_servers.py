@@ -59,7 +59,7 @@ class LiveServer:
     """A server of `kind` on 127.0.0.1:`port`, started in the background; `wait` for it.
 
     plugged  with sparsecast's backend, worker extension and endpoints; else a stock server.
-    ranks    all ranks of the server: vLLM's are tensor-parallel, SGLang's are cut as `flags` say.
+    ranks    workers, of which a vLLM makes parts as `cut` says: "tensor", "pipeline" or "data"; a SGLang as `flags` say.
     packages directories before all others on the server's PYTHONPATH.
     """
 
@@ -70,7 +70,9 @@ class LiveServer:
         *flags: str,
         kind: str = "vllm",
         plugged: bool = True,
+        extension: str = EXTENSION,
         ranks: int = 1,
+        cut: str = "tensor",
         port: int = 0,
         packages: tuple[Path, ...] = (),
         variables: dict[str, str] | None = None,
@@ -78,6 +80,8 @@ class LiveServer:
         self.kind = kind
         self.model = model
         self.ranks = ranks
+        self.cut = cut
+        self._extension = extension
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = directory / "log"
@@ -121,10 +125,20 @@ class LiveServer:
     def _vllm_command(self, plugged: bool) -> list[str]:
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m", "--dtype", "bfloat16"]
-        command += ["--max-model-len", "1024", "--max-num-seqs", "32", "--enforce-eager"]
+        command += ["--max-model-len", "1024", "--max-num-seqs", "32"]
+        # vLLM for CPUs skips the warm-up in eager mode, and only that makes the buffers between pipeline stages.
+        stages = self.ranks > 1 and self.cut == "pipeline"
+        command += ["--compilation-config", '{"mode": 1}'] if stages else ["--enforce-eager"]
         if plugged:
-            command += ["--weight-transfer-config", '{"backend": "sparsecast"}', "--worker-extension-cls", EXTENSION]
-        return command + (["--tensor-parallel-size", str(self.ranks)] if self.ranks > 1 else [])
+            command += [
+                "--weight-transfer-config",
+                '{"backend": "sparsecast"}',
+                "--worker-extension-cls",
+                self._extension,
+            ]
+        if self.cut == "data":
+            command += ["--api-server-count", "1"]  # For the leases: docs/engines.md.
+        return command + ([f"--{self.cut}-parallel-size", str(self.ranks)] if self.ranks > 1 else [])
 
     def _sglang_command(self) -> list[str]:
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model), "--device", "cpu"]
@@ -160,9 +174,10 @@ class LiveServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
 
-    def post(self, path: str, body: Any = None, timeout: float = 180.0) -> Any:
-        """Posts JSON; returns the answer's, or its text."""
-        answer = httpx.post(self.url + path, json=body, timeout=timeout)
+    def post(self, path: str, body: Any = None, timeout: float = 180.0, replica: int | None = None) -> Any:
+        """Posts JSON, for a data-parallel replica if one is named; returns the answer's, or its text."""
+        headers = {"X-data-parallel-rank": str(replica)} if replica is not None else {}
+        answer = httpx.post(self.url + path, json=body, timeout=timeout, headers=headers)
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         return json.loads(answer.text or "null") if is_json else answer.text
@@ -177,7 +192,9 @@ class LiveServer:
         results: list[dict[str, Any]] = self.post("/collective_rpc", {"method": "sparsecast_status"})["results"]
         return results
 
-    def complete(self, prompt: list[int], tokens: int = 16, timeout: float = 180.0, **more: Any) -> Any:
+    def complete(
+        self, prompt: list[int], tokens: int = 16, timeout: float = 180.0, replica: int | None = None, **more: Any
+    ) -> Any:
         """Generates greedily; returns what identifies the weights: tokens with all logprobs that the server gives."""
         if self.kind == "sglang":
             sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
@@ -193,7 +210,8 @@ class LiveServer:
                 answer["meta_info"][f"{end}_token_logprobs"] for end in ("input", "output")
             ]
         body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
-        choice = self.post("/v1/completions", {**body, "logprobs": 5, "prompt_logprobs": 1}, timeout)["choices"][0]
+        body |= {"logprobs": 5, "prompt_logprobs": 1}
+        choice = self.post("/v1/completions", body, timeout, replica)["choices"][0]
         return [choice["text"], choice["logprobs"], choice["prompt_logprobs"]]
 
 

@@ -35,10 +35,13 @@ class Trainer:
         torch.manual_seed(seed)
         torch.set_num_threads(1)
         self.directory = directory
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self.model = self.load(directory)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         self.publisher = Publisher(self.model, self._optimizer, wire_dtype=torch.bfloat16)
         self.plane = ControlPlane(PublisherSource(self.publisher), host="127.0.0.1", port=free_port(), policy=policy)
+
+    def load(self, directory: Path) -> torch.nn.Module:
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
     def add(self, server: LiveServer, *, needs_anchor: bool = False, **more: Any) -> None:
         self.plane.add(endpoint(server.port, server.ranks, server.kind, **more), needs_anchor=needs_anchor)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft model of a vLLM worker (MTP, EAGLE, a small model) as a second destination of the target's version.
+
+The loader of the draft is traced like that of the target, and both maps become one: one layout, one transaction, one
+digest. What vLLM shares between the two, such as embeddings, belongs to the target's map and is written once.
+
+    the draft's weights lie          its loader gets                      without tensors of the trainer for it
+    in the files of the target       the whole table of the trainer       it stays as it is, which is said once
+    in files of their own            the names under `draft_prefix`,      the same
+                                     without the prefix
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparsecast.engines._trace_mode import storage_key
+from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, refuse_copies_of_weights
+from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
+from sparsecast.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+LIVE_PREFIX = "draft."
+"""Stands before the names of the draft's parameters, in errors, audits and `may_miss`; vLLM's checksums have it, too."""
+
+_WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")  # vLLM names the target as their draft.
+_KEEP = "or keep the draft as it is with draft='keep' (its guesses are accepted less often; answers stay the target's)"
+_logger = logging.getLogger("vllm.sparsecast")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The draft of one worker, and what of the trainer's table is for it."""
+
+    model: torch.nn.Module
+    config: Any
+    """vLLM's ModelConfig of the draft."""
+    prefix: str = ""
+    """Prefix of its names in the trainer's table; "": its weights lie in the files of the target, under names there."""
+
+    def table(self, canonical: Sequence[CanonicalTensor]) -> list[CanonicalTensor]:
+        """Returns the tensors that its loader may take, by the names that the loader knows."""
+        if not self.prefix:
+            return list(canonical)
+        size = len(self.prefix)
+        return [(name[size:], dtype, shape) for name, dtype, shape in canonical if name.startswith(self.prefix)]
+
+    def checkpoint(self, vllm_config: VllmConfig) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the tensors of its own files, by the trainer's names."""
+        for name, tensor in checkpoint_tensors(vllm_config, self.config, self.model):
+            yield self.prefix + name, tensor
+
+
+def without_draft(canonical: Sequence[CanonicalTensor], prefix: str) -> list[CanonicalTensor]:
+    """Returns the target's part of the trainer's table: all of it without a prefix."""
+    return [entry for entry in canonical if not prefix or not entry[0].startswith(prefix)]
+
+
+def choose_draft(
+    speculative: Any, target: Any, model: torch.nn.Module | None, prefix: str, *, can_look: bool
+) -> Draft | None:
+    """Returns the draft that follows the trainer; None if there is none here, or if it stays as it is, which is said.
+
+    `speculative` is vLLM's SpeculativeConfig or None, `target` the ModelConfig of the target, `model` the draft model of
+    this worker. Without `can_look` the worker does not say which model it has. Raises UnsupportedError for a draft that
+    keeps a quantised copy of the target's head.
+    """
+    config = getattr(speculative, "draft_model_config", None)
+    if config is None or speculative.method in _WITHOUT_WEIGHTS:
+        return None
+    if not can_look:
+        _say_kept(
+            config,
+            "the workers do not show it: start vLLM with --worker-extension-cls "
+            "sparsecast.engines.vllm.WorkerExtension",
+        )
+        return None
+    if model is None:
+        return None  # Another pipeline stage has it.
+    if not prefix and (config.model, config.revision) != (target.model, target.revision):
+        _say_kept(
+            config,
+            "it has files of its own; a trainer that trains it, too, sends its tensors under a prefix "
+            "and names that in draft_prefix",
+        )
+        return None
+    if getattr(speculative, "draft_lm_head_quantization", None) is not None:
+        raise UnsupportedError(
+            f"the draft {config.model} guesses with a quantised copy of the target's lm_head "
+            "(draft_lm_head_quantization), which a patch of lm_head would leave behind: start vLLM without it, " + _KEEP
+        )
+    return Draft(model, config, prefix)
+
+
+def with_draft(
+    traced: TracedLoader,
+    draft: Draft | None,
+    target: torch.nn.Module,
+    canonical: Sequence[CanonicalTensor],
+    may_miss: Sequence[str] = (),
+) -> TracedLoader:
+    """Returns the map of the target with that of the draft, over the trainer's whole table; within
+    `set_current_vllm_config`.
+
+    Raises UnsupportedError naming tensors that reach the draft and cannot be patched there, UsageError naming parameters
+    of the draft that nothing fills although other tensors of the trainer reach it. A draft that none reaches stays as it
+    is, which is said.
+    """
+    traced = _over_table(traced, canonical)
+    if draft is None:
+        return traced
+    found = trace_loader(draft.model, draft.table(canonical), loader_of(draft.model), strict=False)
+    shared = {storage_key(tensor) for tensor in (*target.parameters(), *target.buffers())}
+    own = [i for i, tensor in enumerate(found.tensors) if storage_key(tensor.memory) not in shared]
+    meant = draft.prefix or not all(why.startswith("the engine's loader failed") for why in found.refused.values())
+    if found.refused and (own or meant):  # Some loaders of MTP heads fail if there is no tensor of one.
+        listed = "; ".join(f"{draft.prefix + name!r}: {why}" for name, why in list(found.refused.items())[:8])
+        raise UnsupportedError(f"these tensors cannot be patched in the draft {draft.config.model}: {listed}; {_KEEP}")
+    if not own:
+        _say_kept(draft.config, "the trainer's table has no tensors of it")
+        return traced
+    missing = _missing(draft, found, shared, may_miss)
+    if missing:
+        raise UsageError(
+            f"no tensor of the trainer fills {'; '.join(missing[:8])} of the draft {draft.config.model}: send them, name "
+            f"them in may_miss, {_KEEP}"
+        )
+    refuse_copies_of_weights(draft.model, f"the draft {draft.config.model}")
+    return _joined(traced, found, own, draft.prefix)
+
+
+def _missing(draft: Draft, found: TracedLoader, shared: set[int], may_miss: Sequence[str]) -> list[str]:
+    parameters = dict(draft.model.named_parameters())
+    return [
+        f"{LIVE_PREFIX}{name} ({what})"
+        for name, what in found.missing.items()
+        if storage_key(parameters[name]) not in shared
+        and not any(fnmatch.fnmatch(LIVE_PREFIX + name, pattern) for pattern in may_miss)
+    ]
+
+
+def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> TracedLoader:
+    """Returns the map of some tensors of the table as one over all of them."""
+    table = tuple((name, dtype, tuple(shape)) for name, dtype, shape in canonical)
+    index = {name: i for i, (name, _, _) in enumerate(table)}
+    shards = tuple(replace(shard, tensor=index[traced.table[shard.tensor][0]]) for shard in traced.shards)
+    missing = tuple(index.keys() - {name for name, _, _ in traced.table})
+    return replace(traced, table=table, shards=shards, unused=traced.unused + missing)
+
+
+def _joined(traced: TracedLoader, found: TracedLoader, own: Sequence[int], prefix: str) -> TracedLoader:
+    """Adds the draft's live tensors `own`, and what lies in them, to a map over the whole table."""
+    index = {name: i for i, (name, _, _) in enumerate(traced.table)}
+    place = {old: len(traced.tensors) + new for new, old in enumerate(own)}
+    tensors = [replace(found.tensors[i], name=LIVE_PREFIX + found.tensors[i].name) for i in own]
+    names = [prefix + name for name, _, _ in found.table]
+    shards = [
+        replace(shard, tensor=index[names[shard.tensor]], local=place[shard.local])
+        for shard in found.shards
+        if shard.local in place
+    ]
+    reached = {traced.table[shard.tensor][0] for shard in shards}
+    ties = [(prefix + alias, prefix + original) for alias, original in found.ties if prefix + original in reached]
+    reached |= {alias for alias, _ in ties}
+    return replace(
+        traced,
+        tensors=(*traced.tensors, *tensors),
+        shards=(*traced.shards, *shards),
+        ties=tuple(dict.fromkeys([*traced.ties, *ties])),
+        unused=tuple(name for name in traced.unused if name not in reached),
+    )
+
+
+def _say_kept(config: Any, why: str) -> None:
+    _logger.warning(
+        "the draft model %s is not updated by sparsecast: %s. Its guesses are accepted less often as the target's weights "
+        "change; what is generated stays the target's",
+        config.model,
+        why,
+    )
