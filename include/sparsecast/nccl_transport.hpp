@@ -58,11 +58,15 @@ struct FramePiece {
 /// channel, whatever the source puts there, and the head is what a receiver must know of it.
 struct FrameTransfer {
   static constexpr std::uint64_t kMaxHeadBytes = std::uint64_t{1} << 24;
+  static constexpr std::uint32_t kMostHeadRoom = 8136;
 
   NcclTransport* channel = nullptr;
-  int source = 0;           ///< Rank in the channel.
-  int error = 0;            ///< Not 0: the ErrorCode that keeps the source from sending.
-  Bytes head;               ///< At most kMaxHeadBytes; about 8 KB travel at no further cost.
+  int source = 0;  ///< Rank in the channel.
+  int error = 0;   ///< Not 0: the ErrorCode that keeps the source from sending.
+  Bytes head;      ///< At most kMaxHeadBytes.
+  /// Bytes of the head that travel with the first launch, a multiple of 8 and equal on all ranks of the channel: those
+  /// that the head is expected to have. A longer head costs one more launch.
+  std::uint32_t head_room = kMostHeadRoom;
   std::uint64_t bytes = 0;  ///< Length of the range.
   /// Device memory of the whole range, which NCCL reads on the source and writes on other ranks, without a copy. Null:
   /// `pieces` are gathered in memory of the channel on the source, and get their bytes from there on other ranks, where

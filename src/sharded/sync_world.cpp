@@ -9,6 +9,7 @@
 #include "sparsecast/error.hpp"
 #include "sparsecast/sharded.hpp"
 #include "sparsecast/tcp_transport.hpp"
+#include "sync/frame_head.hpp"
 #include "transport/control/blobs.hpp"
 
 namespace sparsecast {
@@ -45,6 +46,7 @@ FrameTransfer GroupTransports::frame_transfer(const Transfer& transfer) {
   FrameTransfer out;
   out.channel = dynamic_cast<NcclTransport*>(groups_[transfer.group].get());
   out.source = source_of(transfer);
+  out.head_room = head_room_for(transfer.routes.size());
   return out;
 }
 

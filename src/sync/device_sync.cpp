@@ -23,6 +23,7 @@ class DeviceSource final : public SourceSteps {
   DeviceSource(NcclTransport& transport, CUevent_st* weights_ready) : weights_ready_(weights_ready) {
     transfer_.channel = &transport;
     transfer_.source = transport.rank();
+    transfer_.head_room = head_room_for(1);
   }
 
   Published publish(Publisher& publisher) override {
@@ -62,6 +63,7 @@ class DeviceReceiver final : public ReceiverSteps {
       : subscriber_(subscriber), order_(order) {
     transfer_.channel = &transport;
     transfer_.source = source;
+    transfer_.head_room = head_room_for(1);
   }
 
   std::uint64_t receive(Deadline deadline) override {

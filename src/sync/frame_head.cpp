@@ -8,6 +8,7 @@
 
 #include "codec/record_layout.hpp"
 #include "sparsecast/error.hpp"
+#include "sparsecast/nccl_transport.hpp"
 
 namespace sparsecast {
 namespace {
@@ -99,6 +100,14 @@ void FrameHead::add(const Delta& delta) {
   for (const Bytes& frame : delta.frames) stream.sizes.push_back(static_cast<std::uint32_t>(frame.size()));
   place(stream, bytes);
   streams.push_back(std::move(stream));
+}
+
+std::uint32_t head_room_for(std::size_t streams) {
+  constexpr std::size_t kStream =
+      sizeof(StreamPrefix) + layout::pad8(layout::kHeaderBytes + layout::kCommitBytes + sizeof(std::uint32_t));
+  constexpr std::size_t kMoreFrames = 64 * sizeof(std::uint32_t);
+  return static_cast<std::uint32_t>(
+      std::min<std::size_t>(sizeof(HeadPrefix) + streams * kStream + kMoreFrames, FrameTransfer::kMostHeadRoom));
 }
 
 Bytes FrameHead::pack() const {

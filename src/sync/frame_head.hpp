@@ -41,6 +41,10 @@ struct FrameHead {
   Bytes pack() const;
 };
 
+/// Returns the room for the head of so many streams that a transfer gives on every rank (FrameTransfer::head_room): for
+/// one frame a stream, and 64 more.
+std::uint32_t head_room_for(std::size_t streams);
+
 /// Parses a head that came from a peer. `range_bytes`: length of the range that was announced with it. Throws
 /// Error{kCorrupt} unless every length holds. Header and commit records are not parsed.
 FrameHead parse_frame_head(ConstBytes head, std::uint64_t range_bytes);

@@ -186,6 +186,7 @@ void expect_same_cost(const emulation::RuntimeCounts& many, const emulation::Run
 TEST(FrameRoundCost, OfASourceDoesNotGrowWithItsRoutes) {
   if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
   const Cost one = cost_of(1, 1);
+  expect_same_cost(one.source, one.source, "1 route sent");
   for (const std::uint32_t places : {4U, 16U}) {
     expect_same_cost(cost_of(1, places).source, one.source, std::to_string(places) + " routes sent");
   }
@@ -194,6 +195,7 @@ TEST(FrameRoundCost, OfASourceDoesNotGrowWithItsRoutes) {
 TEST(FrameRoundCost, OfAReceiverDoesNotGrowWithItsRoutes) {
   if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
   const Cost one = cost_of(1, 1);
+  expect_same_cost(one.receiver, one.receiver, "1 route received");
   for (const std::uint32_t sources : {4U, 16U}) {
     expect_same_cost(cost_of(sources, 1).receiver, one.receiver, std::to_string(sources) + " routes received");
   }

@@ -7,7 +7,9 @@
 
 #include "sharded/group_sync.hpp"
 #include "sparsecast/layout_builders.hpp"
+#include "sparsecast/nccl_transport.hpp"
 #include "support/expect_error.hpp"
+#include "support/fake_groups.hpp"
 #include "support/gate.hpp"
 #include "support/hashed_weights.hpp"
 #include "transport/tcp/meeting.hpp"
@@ -126,6 +128,17 @@ class Trio {
 
   AtPublish at_publish = [](std::size_t) {};
   std::function<void(std::size_t transfer)> at_send = [](std::size_t) {};
+#ifdef SPARSECAST_HAVE_NCCL
+  std::unique_ptr<test::FakeGroups> nccl;  ///< Carries the groups, when there is one.
+#endif
+
+  /// Opens the groups of a world rank.
+  GroupOpener open([[maybe_unused]] int rank) const {
+#ifdef SPARSECAST_HAVE_NCCL
+    if (nccl) return nccl->open(rank);
+#endif
+    return open_control_groups();
+  }
 
   /// Each rank of the world on a thread.
   void run(const std::function<void(std::shared_ptr<Rendezvous>)>& body) const {
@@ -162,9 +175,10 @@ class Sender {
  private:
   GroupOpener opener() {
     return [this](ControlChannel& world, const FanoutPlan& plan, Deadline deadline) {
-      auto channels = open_control_groups()(world, plan, deadline);
+      auto channels = trio_.open(0)(world, plan, deadline);
       for (auto& channel : channels) {
-        if (!channel) continue;
+        // One that is wrapped has no rounds.
+        if (!channel || dynamic_cast<NcclTransport*>(channel.get()) != nullptr) continue;
         channel = std::make_unique<WatchedTransport>(std::move(channel), [this] {
           if (watching_) trio_.at_send(sent_++);
         });
@@ -192,7 +206,8 @@ class Receiver {
         subscriber_("engine", trio.engine, place, test::views_of(storage_), {}) {}
 
   void regroup(std::shared_ptr<ControlChannel> control) {
-    subscriber_.regroup(std::move(control), open_control_groups(), kTimeout);
+    const int rank = control->rank();
+    subscriber_.regroup(std::move(control), trio_.open(rank), kTimeout);
   }
   ShardedReport sync(std::chrono::milliseconds timeout = kTimeout) { return subscriber_.sync(timeout); }
   std::uint64_t version() const { return subscriber_.version(); }
@@ -293,6 +308,20 @@ TEST(Overlap, ARouteThatFailsIsKnownEverywhereAndTheSnapshotIsLost) {
     fail_and_heal(trio, {"io: the memory of this route is gone", "dirty: an earlier publish"});
   }
 }
+
+#ifdef SPARSECAST_HAVE_NCCL
+TEST(Overlap, ARouteThatFailsBeforeARoundIsKnownEverywhereAndTheSnapshotIsLost) {
+  for (std::size_t bad = 0; bad < kEngineRanks; ++bad) {
+    Trio trio;
+    trio.nccl = std::make_unique<test::FakeGroups>();
+    trio.at_publish = [&](std::size_t route) {
+      if (route == bad) throw Error(ErrorCode::kIo, "the memory of this route is gone");
+    };
+    fail_and_heal(trio, {"io: the memory of this route is gone", "dirty: an earlier publish"});
+    EXPECT_EQ(trio.nccl->misuses(), "");
+  }
+}
+#endif
 
 TEST(Overlap, ATransferThatFailsLosesNothingWhicheverRoutesArePublished) {
   for (std::size_t bad = 0; bad < kEngineRanks; ++bad) {

@@ -23,7 +23,7 @@ std::uint64_t checksum_of(const CountTable& table) {
 
 const char* name_of(TableKind kind) { return kind == TableKind::kHostRecords ? "host records" : "frames"; }
 
-ConstBytes rest_of(ConstBytes head) { return head.subspan(std::min(head.size(), kTableHeadBytes)); }
+ConstBytes rest_of(ConstBytes head, std::size_t room) { return head.subspan(std::min(head.size(), room)); }
 
 CountTable empty_table(TableKind kind, std::uint64_t sequence) {
   CountTable table;
@@ -45,13 +45,12 @@ CountTable make_table(std::uint64_t sequence, std::span<const std::uint64_t> siz
   return table;
 }
 
-CountTable make_head_table(std::uint64_t sequence, ConstBytes head, std::uint64_t frame_bytes) {
+CountTable make_head_table(std::uint64_t sequence, ConstBytes head, std::uint64_t frame_bytes, std::size_t room) {
   CountTable table = empty_table(TableKind::kFrames, sequence);
   table.count = head.size();
   table.total = frame_bytes;
-  table.rest_hash = xxh3_64(rest_of(head));
-  std::ranges::copy(head.first(std::min(head.size(), kTableHeadBytes)),
-                    std::as_writable_bytes(std::span(table.sizes)).begin());
+  table.rest_hash = xxh3_64(rest_of(head, room));
+  std::ranges::copy(head.first(std::min(head.size(), room)), std::as_writable_bytes(std::span(table.sizes)).begin());
   table.checksum = checksum_of(table);
   return table;
 }
@@ -104,15 +103,16 @@ void check_sizes(const CountTable& table, std::span<const std::uint64_t> sizes) 
   if (total != table.total) throw Error(ErrorCode::kCorrupt, "the sizes of the count table do not add up");
 }
 
-Bytes head_of(const CountTable& table) {
+Bytes head_of(const CountTable& table, std::size_t room) {
   Bytes head(static_cast<std::size_t>(table.count));
   const ConstBytes here = std::as_bytes(std::span(table.sizes));
-  std::ranges::copy(here.first(std::min(head.size(), kTableHeadBytes)), head.begin());
+  std::ranges::copy(here.first(std::min(head.size(), room)), head.begin());
   return head;
 }
 
-void check_head(const CountTable& table, ConstBytes head) {
-  if (xxh3_64(rest_of(head)) != table.rest_hash) throw Error(ErrorCode::kCorrupt, "the head of the frames is damaged");
+void check_head(const CountTable& table, ConstBytes head, std::size_t room) {
+  if (xxh3_64(rest_of(head, room)) != table.rest_hash)
+    throw Error(ErrorCode::kCorrupt, "the head of the frames is damaged");
 }
 
 }  // namespace sparsecast

@@ -17,7 +17,7 @@ namespace sparsecast {
 enum class TableKind : std::uint32_t { kHostRecords = 1, kFrames = 2 };
 
 /// A table of 8 KiB is still a small message, whose broadcast takes as long as its latency, and holds the head of about
-/// 35 routes.
+/// 35 routes. Tables before frames travel only as far as their heads are expected to reach (FrameTransfer::head_room).
 inline constexpr std::size_t kTableSizes = 1017;
 inline constexpr std::size_t kTableHeadBytes = kTableSizes * sizeof(std::uint64_t);
 
@@ -42,7 +42,9 @@ struct TableLimits {
 
 CountTable make_table(std::uint64_t sequence, std::span<const std::uint64_t> sizes);
 /// Returns the table before frames of `frame_bytes` bytes in all.
-CountTable make_head_table(std::uint64_t sequence, ConstBytes head, std::uint64_t frame_bytes);
+/// `room`: bytes of the head that lie in it, at most kTableHeadBytes; what is behind them is zero and need not travel.
+CountTable make_head_table(std::uint64_t sequence, ConstBytes head, std::uint64_t frame_bytes,
+                           std::size_t room = kTableHeadBytes);
 /// Returns the table of a source that has no frames to send, with the error that keeps it from that.
 CountTable make_error_table(std::uint64_t sequence, std::uint32_t error_code);
 
@@ -53,8 +55,8 @@ std::vector<std::uint64_t> sizes_of(const CountTable& table);
 /// Throws Error{kCorrupt} unless the completed sizes add up to what the table says.
 void check_sizes(const CountTable& table, std::span<const std::uint64_t> sizes);
 /// Returns the head with as much of it as lies in the table; the rest is still zero.
-Bytes head_of(const CountTable& table);
+Bytes head_of(const CountTable& table, std::size_t room = kTableHeadBytes);
 /// Throws Error{kCorrupt} unless the rest of the completed head is the one that the table names.
-void check_head(const CountTable& table, ConstBytes head);
+void check_head(const CountTable& table, ConstBytes head, std::size_t room = kTableHeadBytes);
 
 }  // namespace sparsecast

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace sparsecast {
@@ -13,8 +14,13 @@ namespace {
 
 constexpr std::uint64_t kScratchAlignment = 256;
 
-std::uint64_t rest_bytes(const CountTable& table) {
-  return table.count > kTableHeadBytes ? table.count - kTableHeadBytes : 0;
+static_assert(FrameTransfer::kMostHeadRoom == kTableHeadBytes);
+
+/// Returns how much of a table travels.
+std::uint64_t table_bytes(const FrameTransfer& transfer) { return offsetof(CountTable, sizes) + transfer.head_room; }
+
+std::uint64_t rest_bytes(const CountTable& table, const FrameTransfer& transfer) {
+  return table.count > transfer.head_room ? table.count - transfer.head_room : 0;
 }
 
 /// Copies what the host's pieces of a transfer have of its range from `at` on, to a staging buffer or from it. Gaps
@@ -61,6 +67,9 @@ NcclTransport::Round::Round(std::span<FrameTransfer> transfers, const char* phas
     if (transfer.channel == nullptr) throw Error(ErrorCode::kUsage, "a transfer without a channel", phase);
     Group* const group = transfer.channel->channel_.get();
     group->check_source(transfer.source, phase);
+    if (transfer.head_room > FrameTransfer::kMostHeadRoom || transfer.head_room % 8 != 0) {
+      throw Error(ErrorCode::kUsage, fmt::format("room for {} bytes of a head", transfer.head_room), phase);
+    }
     if (!groups_.empty() && group->staging_ != groups_.front()->staging_) {
       throw Error(ErrorCode::kUsage, "the channels of a round do not come from one another (split, reform)", phase);
     }
@@ -136,13 +145,17 @@ void NcclTransport::Round::exchange_heads() {
 }
 
 void NcclTransport::Round::send_tables() {
-  const std::uint64_t bytes = parts_.size() * sizeof(CountTable);
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts_) bytes += table_bytes(*part.transfer);
   std::byte* const h_tables = staging().h_heads.reserve(device(), bytes);
   std::byte* const d_tables = staging().d_heads.reserve(device(), bytes);
   tables_.resize(parts_.size());
+  std::uint64_t at = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
-    part.d_data = d_tables + i * sizeof(CountTable);
+    std::byte* const h_table = h_tables + at;
+    part.d_data = d_tables + at;
+    at += table_bytes(*part.transfer);
     CountTable& table = tables_[i];
     table.sequence = ++part.group->sequence_;
     if (!part.sends) continue;
@@ -152,60 +165,63 @@ void NcclTransport::Round::send_tables() {
       transfer.bytes = 0;
       table = make_error_table(table.sequence, static_cast<std::uint32_t>(transfer.error));
     } else {
-      table = make_head_table(table.sequence, transfer.head, transfer.bytes);
+      table = make_head_table(table.sequence, transfer.head, transfer.bytes, transfer.head_room);
     }
-    std::memcpy(h_tables + i * sizeof(CountTable), &table, sizeof(table));
-    device().copy_to_device(part.d_data, h_tables + i * sizeof(CountTable), sizeof(table), staging().stream);
+    std::memcpy(h_table, &table, table_bytes(transfer));
+    device().copy_to_device(part.d_data, h_table, table_bytes(transfer), staging().stream);
   }
-  broadcast_all([](const Part&) { return sizeof(CountTable); });
+  broadcast_all([](const Part& part) { return table_bytes(*part.transfer); });
   device().copy_to_host(h_tables, d_tables, bytes, staging().stream);
   device().record(staging().table_arrived, staging().stream);
   wait_event(staging().table_arrived, "the heads of the frames");
 }
 
 void NcclTransport::Round::take_tables() {
-  const std::byte* const h_tables = staging().h_heads.data();
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  const std::byte* h_table = staging().h_heads.data();
+  for (std::size_t i = 0; i < parts_.size(); h_table += table_bytes(*parts_[i++].transfer)) {
     if (parts_[i].sends) continue;
     const std::uint64_t sequence = tables_[i].sequence;
-    std::memcpy(&tables_[i], h_tables + i * sizeof(CountTable), sizeof(CountTable));
+    std::memcpy(&tables_[i], h_table, table_bytes(*parts_[i].transfer));
     const CountTable& table = tables_[i];
     check_table(table, TableKind::kFrames, sequence,
                 {FrameTransfer::kMaxHeadBytes, parts_[i].group->options_.max_bytes});
     FrameTransfer& transfer = *parts_[i].transfer;
     transfer.error = static_cast<int>(table.error_code);
     transfer.bytes = table.total;
-    transfer.head = head_of(table);
+    transfer.head = head_of(table, transfer.head_room);
   }
 }
 
 void NcclTransport::Round::exchange_rests() {
   std::uint64_t total = 0;
-  for (const CountTable& table : tables_) total += rest_bytes(table);
+  for (std::size_t i = 0; i < parts_.size(); ++i) total += rest_bytes(tables_[i], *parts_[i].transfer);
   if (total == 0) return;
   std::byte* h_rest = staging().h_heads.reserve(device(), total);
   std::byte* const h_rests = h_rest;
   std::byte* const d_rests = staging().d_heads.reserve(device(), total);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
-    const std::uint64_t bytes = rest_bytes(tables_[i]);
+    const std::uint64_t bytes = rest_bytes(tables_[i], *part.transfer);
     part.d_data = d_rests + (h_rest - h_rests);
     if (part.sends && bytes != 0) {
-      std::memcpy(h_rest, part.transfer->head.data() + kTableHeadBytes, bytes);
+      std::memcpy(h_rest, part.transfer->head.data() + part.transfer->head_room, bytes);
       device().copy_to_device(part.d_data, h_rest, bytes, staging().stream);
     }
     h_rest += bytes;
   }
-  broadcast_all([&](const Part& part) { return rest_bytes(tables_[static_cast<std::size_t>(&part - parts_.data())]); });
+  broadcast_all([&](const Part& part) {
+    return rest_bytes(tables_[static_cast<std::size_t>(&part - parts_.data())], *part.transfer);
+  });
   device().copy_to_host(h_rests, d_rests, total, staging().stream);
   device().record(staging().table_arrived, staging().stream);
   wait_event(staging().table_arrived, "the rests of long heads");
   h_rest = h_rests;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    const std::uint64_t bytes = rest_bytes(tables_[i]);
+    const std::uint32_t room = parts_[i].transfer->head_room;
+    const std::uint64_t bytes = rest_bytes(tables_[i], *parts_[i].transfer);
     Bytes& head = parts_[i].transfer->head;
-    if (!parts_[i].sends && bytes != 0) std::memcpy(head.data() + kTableHeadBytes, h_rest, bytes);
-    if (!parts_[i].sends) check_head(tables_[i], head);
+    if (!parts_[i].sends && bytes != 0) std::memcpy(head.data() + room, h_rest, bytes);
+    if (!parts_[i].sends) check_head(tables_[i], head, room);
     h_rest += bytes;
   }
 }

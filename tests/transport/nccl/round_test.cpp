@@ -193,6 +193,31 @@ TEST_F(NcclRound, FramesFollowTheirProducersStreamAndGoBeforeTheConsumers) {
   });
 }
 
+TEST_F(NcclRound, AHeadTravelsWhateverTheRoomForIt) {
+  for (const std::uint32_t room : {0U, 8U, 200U, FrameTransfer::kMostHeadRoom}) {
+    for (const std::size_t length : {std::size_t{0}, std::size_t{7}, std::size_t{200}, std::size_t{201}}) {
+      run(3, [&](NcclTransport& channel) {
+        const Bytes head = seeded_bytes(7, length);
+        FrameTransfer transfer;
+        transfer.channel = &channel;
+        transfer.head_room = room;
+        if (channel.rank() == 0) transfer.head = head;
+        NcclTransport::exchange_heads({&transfer, 1}, in(20s));
+        EXPECT_EQ(transfer.head, head) << "room " << room << ", head " << length;
+        channel.agree(0, in(20s));
+      });
+    }
+  }
+  run(2, [&](NcclTransport& channel) {
+    FrameTransfer transfer;
+    transfer.channel = &channel;
+    for (const std::uint32_t room : {4U, FrameTransfer::kMostHeadRoom + 8}) {
+      transfer.head_room = room;
+      expect_error(ErrorCode::kUsage, [&] { NcclTransport::exchange_heads({&transfer, 1}, in(20s)); }, {"room for"});
+    }
+  });
+}
+
 TEST_F(NcclRound, RanksThatAreAloneInAChannelSendNothing) {
   run_channels(1, [&](int, RoundChannels& channels) {
     RoundOfRank round;
