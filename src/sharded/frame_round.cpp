@@ -12,6 +12,16 @@ namespace {
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment; }
 
+/// Returns the most bytes that the frames of a transfer may take, by what the plan says of its routes.
+std::uint64_t most_bytes(const FanoutPlan& plan, const Transfer& transfer) {
+  std::uint64_t most = 0;
+  for (const std::uint32_t number : transfer.routes) {
+    const Route& route = plan.routes()[number];
+    most += most_delta_bytes(route.bytes, route.elements / kTileElems + route.regions.size());
+  }
+  return most;
+}
+
 std::uint64_t record_bytes(const StreamHead& stream) {
   std::uint64_t total = stream.header.size() + stream.commit.size();
   for (const std::uint32_t size : stream.sizes) total += size;
@@ -53,6 +63,11 @@ void FrameRound::check_head(std::size_t t, const FrameTransfer& arrived) {
                   fmt::format("it had nothing to send: {}", to_string(static_cast<ErrorCode>(arrived.error))));
     }
     if (!received_[t].wanted) return;
+    const std::uint64_t most = most_bytes(wire_.plan(), transfer);
+    if (arrived.bytes > most) {
+      throw Error(ErrorCode::kCorrupt,
+                  fmt::format("frames of {} bytes were announced; its routes have {} at most", arrived.bytes, most));
+    }
     FrameHead head = parse_frame_head(arrived.head, arrived.bytes);
     if (head.streams.size() != transfer.routes.size()) {
       throw Error(ErrorCode::kCorrupt,
@@ -81,12 +96,15 @@ void FrameRound::receive_on_host(std::size_t t, FrameTransfer& transfer) {
 
 /// Makes room on the device for the transfers that have routes of this rank; all of a transfer comes.
 void FrameRound::reserve_on_device(std::vector<FrameTransfer>& round) {
-  std::uint64_t bytes = 0;
+  std::uint64_t own = 0;
+  std::uint64_t all = 0;
   for (std::size_t t = 0; t < round.size(); ++t) {
-    if (received_[t].wanted && !is_own(t)) bytes += aligned(round[t].bytes);
+    if (!received_[t].wanted || is_own(t)) continue;
+    all += aligned(round[t].bytes);
+    own += own_bytes(t);
   }
   if (!roles_.subscriber->routes().subscriber) return;
-  std::byte* d_range = roles_.subscriber->routes().subscriber->reserve_frames(bytes);
+  std::byte* d_range = roles_.subscriber->routes().subscriber->reserve_frames(own, all - std::min(own, all));
   for (std::size_t t = 0; t < round.size(); ++t) {
     if (!received_[t].wanted || is_own(t)) continue;
     round[t].d_frames = d_range;
@@ -108,13 +126,19 @@ void FrameRound::take_own(std::size_t t) {
   }
 }
 
-/// Counts what comes in a transfer of another rank.
-void FrameRound::count(std::size_t t, const FrameTransfer& arrived, ShardedReport& report) const {
+/// Returns the bytes of the records in a transfer that are for routes of this rank.
+std::uint64_t FrameRound::own_bytes(std::size_t t) const {
   std::uint64_t own = 0;
   for (std::size_t i = 0; i < received_[t].head.streams.size(); ++i) {
     const auto [begin, end] = roles_.subscriber->routes().streams_of(wire_.transfers()[t]->routes[i]);
     if (begin != end) own += record_bytes(received_[t].head.streams[i]);
   }
+  return own;
+}
+
+/// Counts what comes in a transfer of another rank.
+void FrameRound::count(std::size_t t, const FrameTransfer& arrived, ShardedReport& report) const {
+  const std::uint64_t own = own_bytes(t);
   report.received_bytes += own;
   report.foreign_bytes += arrived.head.size() + arrived.bytes - std::min(own, arrived.head.size() + arrived.bytes);
 }

@@ -40,6 +40,7 @@ class FrameRound {
   void receive_on_host(std::size_t t, FrameTransfer& transfer);
   void reserve_on_device(std::vector<FrameTransfer>& round);
   void take_own(std::size_t t);
+  std::uint64_t own_bytes(std::size_t t) const;
   void count(std::size_t t, const FrameTransfer& arrived, ShardedReport& report) const;
   template <class Take>
   void for_each_place(const Take& take);

@@ -37,7 +37,7 @@ int GroupTransports::source_of(const Transfer& transfer) const {
 }
 
 bool GroupTransports::has_rounds() const {
-  return std::ranges::all_of(transfers_, [this](const Transfer* transfer) {
+  return !transfers_.empty() && std::ranges::all_of(transfers_, [this](const Transfer* transfer) {
     return dynamic_cast<NcclTransport*>(groups_[transfer->group].get()) != nullptr;
   });
 }

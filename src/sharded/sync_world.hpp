@@ -33,7 +33,7 @@ class GroupTransports {
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
   /// Returns whether the groups of this rank have rounds of transfers, which bring frames from the memory of their
-  /// source to that of their receivers: whether they are NCCL's. It is so on all ranks or on none.
+  /// source to that of their receivers: whether they are NCCL's. It is so on all ranks that have transfers, or on none.
   bool has_rounds() const;
   /// Returns the transfer as one of a round, with nothing in it yet.
   FrameTransfer frame_transfer(const Transfer& transfer);

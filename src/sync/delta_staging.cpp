@@ -9,15 +9,18 @@
 
 namespace sparsecast {
 
+std::uint64_t most_delta_bytes(std::uint64_t dense_bytes, std::uint64_t tiles) noexcept {
+  // No honest delta exceeds the dense bytes by more than 1 %, and a frame holds at least one block. Twice, because a
+  // compressed frame is held beside its decoded body.
+  return 2 * (dense_bytes + dense_bytes / 32 + tiles * 256) + kMinFrameCapacity;
+}
+
 DeltaStaging::DeltaStaging(const TensorTable& table, std::size_t stream, SubscriberBackend& backend)
     : table_(table), stream_(stream), backend_(backend) {
   std::uint64_t tiles = 0;
   for (const TensorSpec& spec : table) tiles += (spec.elements() + kTileElems - 1) / kTileElems;
-  // No honest delta exceeds the dense bytes by more than 1 %, and a frame holds at least one block. Twice, because a
-  // compressed frame is held beside its decoded body.
-  const std::uint64_t dense = table.bytes();
   block_limit_ = tiles;
-  byte_limit_ = 2 * (dense + dense / 32 + tiles * 256) + kMinFrameCapacity;
+  byte_limit_ = most_delta_bytes(table.bytes(), tiles);
 }
 
 void DeltaStaging::take(ConstBytes record) {

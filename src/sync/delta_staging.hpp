@@ -20,6 +20,9 @@ struct HeldState {
   bool allow_rollback = false;
 };
 
+/// Returns the most bytes that a delta of tensors with these bytes and tiles may have, with all its records.
+std::uint64_t most_delta_bytes(std::uint64_t dense_bytes, std::uint64_t tiles) noexcept;
+
 class DeltaStaging {
  public:
   /// Staging of stream `stream` of the backend. Requires table and backend to outlive it.
@@ -46,7 +49,6 @@ class DeltaStaging {
   CommitRecord release();
   /// Returns the most bytes that a delta of the table may have, with all its records.
   std::uint64_t byte_limit() const noexcept { return byte_limit_; }
-  void require_room(std::uint64_t bytes) const;
 
  private:
   struct StagedDelta {
@@ -58,6 +60,7 @@ class DeltaStaging {
     bool complete = false;
   };
 
+  void require_room(std::uint64_t bytes) const;
   void take_frame(ConstBytes record);
   void take_commit(ConstBytes record);
   void check_complete();

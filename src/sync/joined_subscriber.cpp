@@ -100,17 +100,16 @@ void JoinedSubscriber::stage_frames(std::vector<StreamRecords> frames, CUstream_
   }
 }
 
-std::byte* JoinedSubscriber::reserve_frames(std::uint64_t bytes) {
+std::byte* JoinedSubscriber::reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes) {
   if (!backend_->on_device()) throw Error(ErrorCode::kUsage, "memory on a device needs tensors on a device");
   std::uint64_t most = 0;
   for (const DeltaStaging& staging : stagings_) most += staging.byte_limit();
-  if (stagings_.size() == 1) stagings_.front().require_room(bytes);
   if (bytes > most) {
     throw Error(ErrorCode::kCorrupt,
-                fmt::format("the deltas are larger than {} bytes, more than their tables allow", most));
+                fmt::format("the delta is larger than {} bytes, more than its table allows", most));
   }
   discard();
-  std::byte* const memory = backend_->reserve(bytes);
+  std::byte* const memory = backend_->reserve(bytes + foreign_bytes);
   applied_.reset();
   return memory;
 }

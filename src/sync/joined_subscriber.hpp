@@ -30,8 +30,8 @@ class JoinedSubscriber {
   void stage(std::size_t stream, ConstBytes record);
   /// Takes all frames of the given streams, whose headers have been staged; see Subscriber::stage_frames.
   void stage_frames(std::vector<StreamRecords> frames, CUstream_st* ready);
-  /// See Subscriber::reserve_frames; for the frames of all streams.
-  std::byte* reserve_frames(std::uint64_t bytes);
+  /// See Subscriber::reserve_frames; for the frames of all streams, and `foreign_bytes` of others that come with them.
+  std::byte* reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes = 0);
   /// Returns whether all records of a stream, or of all, are here and belong together.
   bool complete(std::size_t stream) const noexcept { return stagings_[stream].complete(); }
   bool complete() const noexcept;

@@ -201,6 +201,52 @@ TEST(FrameRoundCost, OfAReceiverDoesNotGrowWithItsRoutes) {
   }
 }
 
+/// One rank takes a large tensor and a small one, another the small one alone, from the only transfer of one group: its
+/// bytes are more than any delta of the small tensor may have. What is large stays on hosts, which are faster here.
+TEST(FrameRound, ARankTakesItsRouteOutOfALargeTransfer) {
+  if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
+  const auto layout = [](bool large) {
+    LayoutBuilder builder({Mesh{{"x", 1}}});
+    const auto add = [&](const char* name, std::uint64_t rows) {
+      builder.tensor({name, DType::kBF16, {rows, 640}});
+      builder.add(name, {name}, Cut::replicate());
+    };
+    if (large) add("large", 6000);
+    add("small", 1);
+    return std::make_shared<const Layout>(builder.build());
+  };
+  const std::vector<std::shared_ptr<const Layout>> layouts{layout(true), layout(true), layout(false)};
+  const HashedWeights weights{11, 0.9};
+  FakeGroups fake;
+  Meeting meeting(meeting_options(3, 60s));
+  meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    const int r = channel->rank();
+    const std::shared_ptr<const Layout>& own = layouts[static_cast<std::size_t>(r)];
+    LocalStorage host = weights.make(*own, 0, 0);
+    ShardedOptions options;
+    options.plan.max_groups_per_rank = 1;
+    if (r == 0) {
+      ShardedPublisher publisher(own, 0, views_of(host), options);
+      publisher.regroup(channel, fake.open(r), 60s);
+      weights.train(*own, 0, 1, host);
+      publisher.sync(60s);
+    } else if (r == 1) {
+      ShardedSubscriber subscriber("b", own, 0, views_of(host), options);
+      subscriber.regroup(channel, fake.open(r), 60s);
+      subscriber.sync(60s);
+      EXPECT_EQ(weights.count_wrong(*own, 0, 1, host), 0U);
+    } else {
+      DeviceStorage device(host);
+      ShardedSubscriber subscriber("c", own, 0, device.pointers(), options, DeviceOptions{});
+      subscriber.regroup(channel, fake.open(r), 60s);
+      const ShardedReport report = subscriber.sync(60s);
+      EXPECT_EQ(weights.count_wrong(*own, 0, 1, device.read()), 0U);
+      EXPECT_GT(report.foreign_bytes, std::uint64_t{3} << 19) << "the test is to bring more than its limit";
+    }
+  });
+  EXPECT_EQ(fake.misuses(), "");
+}
+
 /// Each call of NCCL and of the device, of a source and of a receiver, fails once: the version is everybody's or
 /// nobody's, nobody hangs, and the next sync after a regroup brings what was lost.
 TEST(FrameRoundFaults, ACallThatFailsOnceLeavesOneVersionAndTheNextSyncHeals) {

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 
 
 class WorkerFailedError(RuntimeError):

@@ -49,7 +49,8 @@ class MtpTrainer(Trainer):
 
 def test_the_mtp_draft_of_a_server_is_at_the_version_of_its_target(start: Start, tmp_path: Path) -> None:
     model = make_mtp_model(tmp_path / "model")
-    watcher = {"extension": "live_extension.DraftWatcher"}
+    # The module of the extension lies beside this one.
+    watcher = {"extension": "live_extension.DraftWatcher", "packages": (Path(__file__).parent,)}
     server = start(model, *SPECULATION, **watcher).wait()
     trainer = MtpTrainer(model)
 
