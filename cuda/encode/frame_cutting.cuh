@@ -9,9 +9,6 @@
 
 namespace sparsecast::cuda {
 
-/// Alignment of the records of frames in their memory, in bytes.
-inline constexpr std::uint32_t kFrameAlignment = 256;
-
 struct SectionShared {
   ScanShared scan;
   std::uint64_t bytes;

@@ -13,6 +13,9 @@
 namespace sparsecast {
 
 inline constexpr std::size_t kFramePrefix = 64;  ///< The fixed fields of a frame.
+/// Alignment, in bytes, of FRAME records that lie together in the memory of a device.
+inline constexpr std::uint32_t kFrameAlignment = 256;
+
 inline constexpr std::size_t kGroupBytes = 8;
 inline constexpr std::size_t kBlockEntryBytes = 16;
 

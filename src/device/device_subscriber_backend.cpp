@@ -176,7 +176,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 
   bool on_device() const noexcept override { return true; }
 
-  std::vector<FrameHeader> add_on_device(std::vector<StreamRecords> streams, CUstream_st* ready) override {
+  std::vector<FrameHeader> add_on_device(const std::vector<StreamRecords>& streams, CUstream_st* ready) override {
     const cuda::DeviceGuard guard = context_.enter();
     if (ready != nullptr && ready != context_.stream()) {
       cuda::record(arrived_.get(), ready);

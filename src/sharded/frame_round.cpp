@@ -185,7 +185,7 @@ void FrameRound::stage() {
       for (const Bytes& frame : received.frames[i]) subscriber.stage(s, frame);
     }
   });
-  if (on_device_) subscriber.stage_frames(std::move(on_device), nullptr);
+  if (on_device_) subscriber.stage_frames(on_device, nullptr);
   for_each_place([&](std::size_t s, const Received& received, std::size_t i) {
     subscriber.stage(s, received.head.streams[i].commit);
   });

@@ -46,7 +46,8 @@ FrameTransfer GroupTransports::frame_transfer(const Transfer& transfer) {
   FrameTransfer out;
   out.channel = dynamic_cast<NcclTransport*>(groups_[transfer.group].get());
   out.source = source_of(transfer);
-  out.head_room = head_room_for(transfer.routes.size());
+  out.head_room = static_cast<std::uint32_t>(
+      std::min<std::size_t>(expected_head_bytes(transfer.routes.size()), FrameTransfer::kMostHeadRoom));
   return out;
 }
 

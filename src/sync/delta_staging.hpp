@@ -23,6 +23,16 @@ struct HeldState {
 /// Returns the most bytes that a delta of tensors with these bytes and tiles may have, with all its records.
 std::uint64_t most_delta_bytes(std::uint64_t dense_bytes, std::uint64_t tiles) noexcept;
 
+/// What has come of a delta.
+struct StagedDelta {
+  DeltaHeader header;
+  std::map<std::uint32_t, FrameHeader> frames;  ///< Frame headers by sequence number.
+  std::optional<CommitRecord> commit;
+  std::uint64_t bytes = 0;  ///< Records and decompressed bodies.
+  bool on_device = false;   ///< The frames came all at once.
+  bool complete = false;
+};
+
 class DeltaStaging {
  public:
   /// Staging of stream `stream` of the backend. Requires table and backend to outlive it.
@@ -51,15 +61,6 @@ class DeltaStaging {
   std::uint64_t byte_limit() const noexcept { return byte_limit_; }
 
  private:
-  struct StagedDelta {
-    DeltaHeader header;
-    std::map<std::uint32_t, FrameHeader> frames;  ///< Frame headers by sequence number.
-    std::optional<CommitRecord> commit;
-    std::uint64_t bytes = 0;  ///< Records and decompressed bodies.
-    bool on_device = false;   ///< The frames came all at once.
-    bool complete = false;
-  };
-
   void require_room(std::uint64_t bytes) const;
   void take_frame(ConstBytes record);
   void take_commit(ConstBytes record);

@@ -18,12 +18,15 @@
 namespace sparsecast {
 namespace {
 
+/// Equal on all ranks.
+const auto kHeadRoom = static_cast<std::uint32_t>(expected_head_bytes(1));
+
 class DeviceSource final : public SourceSteps {
  public:
   DeviceSource(NcclTransport& transport, CUevent_st* weights_ready) : weights_ready_(weights_ready) {
     transfer_.channel = &transport;
     transfer_.source = transport.rank();
-    transfer_.head_room = head_room_for(1);
+    transfer_.head_room = kHeadRoom;
   }
 
   Published publish(Publisher& publisher) override {
@@ -63,7 +66,7 @@ class DeviceReceiver final : public ReceiverSteps {
       : subscriber_(subscriber), order_(order) {
     transfer_.channel = &transport;
     transfer_.source = source;
-    transfer_.head_room = head_room_for(1);
+    transfer_.head_room = kHeadRoom;
   }
 
   std::uint64_t receive(Deadline deadline) override {

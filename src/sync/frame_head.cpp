@@ -8,7 +8,6 @@
 
 #include "codec/record_layout.hpp"
 #include "sparsecast/error.hpp"
-#include "sparsecast/nccl_transport.hpp"
 
 namespace sparsecast {
 namespace {
@@ -102,12 +101,11 @@ void FrameHead::add(const Delta& delta) {
   streams.push_back(std::move(stream));
 }
 
-std::uint32_t head_room_for(std::size_t streams) {
+std::size_t expected_head_bytes(std::size_t streams) {
   constexpr std::size_t kStream =
       sizeof(StreamPrefix) + layout::pad8(layout::kHeaderBytes + layout::kCommitBytes + sizeof(std::uint32_t));
   constexpr std::size_t kMoreFrames = 64 * sizeof(std::uint32_t);
-  return static_cast<std::uint32_t>(
-      std::min<std::size_t>(sizeof(HeadPrefix) + streams * kStream + kMoreFrames, FrameTransfer::kMostHeadRoom));
+  return sizeof(HeadPrefix) + streams * kStream + kMoreFrames;
 }
 
 Bytes FrameHead::pack() const {

@@ -13,12 +13,11 @@
 #include <span>
 #include <vector>
 
+#include "codec/block.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/device.hpp"
 
 namespace sparsecast {
-
-inline constexpr std::uint64_t kFrameAlignment = 256;
 
 /// Sizes of the frames of one stream, and where each begins in the range.
 struct StreamHead {
@@ -41,9 +40,9 @@ struct FrameHead {
   Bytes pack() const;
 };
 
-/// Returns the room for the head of so many streams that a transfer gives on every rank (FrameTransfer::head_room): for
-/// one frame a stream, and 64 more.
-std::uint32_t head_room_for(std::size_t streams);
+/// Returns the bytes that the head of so many streams is expected to have, a multiple of 8: those of one frame a
+/// stream, and of 64 more.
+std::size_t expected_head_bytes(std::size_t streams);
 
 /// Parses a head that came from a peer. `range_bytes`: length of the range that was announced with it. Throws
 /// Error{kCorrupt} unless every length holds. Header and commit records are not parsed.

@@ -27,10 +27,11 @@ JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::unique_ptr<Subscrib
   set_digests(backend_->digests(0, tables_.all().size()));
 }
 
-JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::vector<HostTensor> live, const SubscriberOptions& options)
+JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, std::vector<HostTensor> live,
+                                   const SubscriberOptions& options)
     : JoinedSubscriber(tables, make_host_subscriber_backend(tables, std::move(live), options.threads), options) {}
 
-JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::vector<DeviceTensor> live,
+JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, std::vector<DeviceTensor> live,
                                    const SubscriberOptions& options, const DeviceOptions& device)
     : JoinedSubscriber(tables, make_device_subscriber_backend(tables, std::move(live), device), options) {}
 
@@ -81,7 +82,7 @@ void JoinedSubscriber::stage(std::size_t stream, ConstBytes record) {
   }
 }
 
-void JoinedSubscriber::stage_frames(std::vector<StreamRecords> frames, CUstream_st* ready) {
+void JoinedSubscriber::stage_frames(const std::vector<StreamRecords>& frames, CUstream_st* ready) {
   require_clean();
   if (!backend_->on_device()) throw Error(ErrorCode::kUsage, "frames on a device need tensors on a device");
   std::vector<std::uint64_t> bytes;
@@ -90,13 +91,11 @@ void JoinedSubscriber::stage_frames(std::vector<StreamRecords> frames, CUstream_
     std::uint64_t& total = bytes.emplace_back(0);
     for (const DeviceRecord& frame : records.frames) total += frame.record_bytes;
   }
-  std::vector<std::pair<std::size_t, std::size_t>> counts;  // Stream, and its number of frames.
-  for (const StreamRecords& records : frames) counts.emplace_back(records.stream, records.frames.size());
-  const std::vector<FrameHeader> headers = backend_->add_on_device(std::move(frames), ready);
+  const std::vector<FrameHeader> headers = backend_->add_on_device(frames, ready);
   std::span<const FrameHeader> rest(headers);
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    stagings_[counts[i].first].take_on_device(rest.first(counts[i].second), bytes[i]);
-    rest = rest.subspan(counts[i].second);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    stagings_[frames[i].stream].take_on_device(rest.first(frames[i].frames.size()), bytes[i]);
+    rest = rest.subspan(frames[i].frames.size());
   }
 }
 

@@ -20,8 +20,8 @@ class JoinedSubscriber {
  public:
   /// `live` is parallel to the joined table. Reads all of it once, for the digests. `options.stream`, unless it is
   /// zero, is that of every stream.
-  JoinedSubscriber(JoinedTables tables, std::vector<HostTensor> live, const SubscriberOptions& options);
-  JoinedSubscriber(JoinedTables tables, std::vector<DeviceTensor> live, const SubscriberOptions& options,
+  JoinedSubscriber(const JoinedTables& tables, std::vector<HostTensor> live, const SubscriberOptions& options);
+  JoinedSubscriber(const JoinedTables& tables, std::vector<DeviceTensor> live, const SubscriberOptions& options,
                    const DeviceOptions& device);
   JoinedSubscriber(const JoinedSubscriber&) = delete;
   JoinedSubscriber& operator=(const JoinedSubscriber&) = delete;
@@ -29,7 +29,7 @@ class JoinedSubscriber {
   /// Takes one record of a stream (copied). A header of a stream that is staged already drops all that is staged.
   void stage(std::size_t stream, ConstBytes record);
   /// Takes all frames of the given streams, whose headers have been staged; see Subscriber::stage_frames.
-  void stage_frames(std::vector<StreamRecords> frames, CUstream_st* ready);
+  void stage_frames(const std::vector<StreamRecords>& frames, CUstream_st* ready);
   /// See Subscriber::reserve_frames; for the frames of all streams, and `foreign_bytes` of others that come with them.
   std::byte* reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes = 0);
   /// Returns whether all records of a stream, or of all, are here and belong together.

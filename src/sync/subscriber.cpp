@@ -41,9 +41,7 @@ void Subscriber::stage(const Delta& delta) {
 }
 
 void Subscriber::stage_frames(std::vector<DeviceRecord> frames, CUstream_st* stream) {
-  std::vector<StreamRecords> all(1);
-  all.front().frames = std::move(frames);
-  state_->all.stage_frames(std::move(all), stream);
+  state_->all.stage_frames({{0, std::move(frames)}}, stream);
   state_->all.verify();
 }
 

@@ -58,7 +58,7 @@ class SubscriberBackend {
   /// Returns whether the tensors are on a device; when false, the two functions below are never called.
   virtual bool on_device() const noexcept { return false; }
   /// Replaces add() and complete() for all frames of all streams at once; returns their headers, stream after stream.
-  virtual std::vector<FrameHeader> add_on_device(std::vector<StreamRecords>, CUstream_st*) { return {}; }
+  virtual std::vector<FrameHeader> add_on_device(const std::vector<StreamRecords>&, CUstream_st*) { return {}; }
   /// Drops as begin() does.
   virtual std::byte* reserve(std::uint64_t) { return nullptr; }
 };

@@ -217,7 +217,7 @@ TEST(DeviceSync, OtherBytesThanWereAnnouncedAreNotWrittenAnywhere) {
       head.streams[0].sizes[0] = 64;
       FrameTransfer transfer;
       transfer.channel = &transport;
-      transfer.head_room = head_room_for(1);
+      transfer.head_room = static_cast<std::uint32_t>(expected_head_bytes(1));
       transfer.head = head.pack();
       transfer.bytes = bytes;
       transfer.d_frames = const_cast<std::byte*>(delta.frames[0].d_record);
