@@ -70,9 +70,10 @@ std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t r
 }
 
 DestinationRoutes::Streams DestinationRoutes::streams_of(std::uint32_t route) const {
-  const auto found = std::ranges::equal_range(places, route, {}, &OwnDestination::route);
-  return {static_cast<std::size_t>(found.begin() - places.begin()),
-          static_cast<std::size_t>(found.end() - places.begin())};
+  // Not equal_range: its subrange is more than clang 14 can read of GCC 12's library.
+  const auto first = std::ranges::lower_bound(places, route, {}, &OwnDestination::route);
+  const auto last = std::ranges::upper_bound(first, places.end(), route, {}, &OwnDestination::route);
+  return {static_cast<std::size_t>(first - places.begin()), static_cast<std::size_t>(last - places.begin())};
 }
 
 StateDigest DestinationRoutes::digest() const {

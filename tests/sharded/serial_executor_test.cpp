@@ -20,7 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 using test::Gate;
 using test::soon;
-using test::words_of;
 
 constexpr std::size_t kRoom = 100;
 
