@@ -44,6 +44,7 @@ class DeviceApplier::State {
   void inspect(std::span<const StreamFrames> deltas);
   void check_headers(std::span<const StreamFrames> deltas);
   FrameHeader check_header_at(const StreamFrames& delta, std::uint32_t sequence, std::size_t frame) const;
+  std::string context_of(const StreamFrames& delta, std::uint32_t sequence) const;
   void validate(std::span<const StreamFrames> deltas);
   [[noreturn]] void explain(std::uint64_t input_error, std::span<const StreamFrames> deltas);
   void require_staged() const {

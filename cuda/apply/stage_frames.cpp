@@ -99,8 +99,8 @@ void DeviceApplier::State::inspect(std::span<const StreamFrames> deltas) {
 FrameHeader DeviceApplier::State::check_header_at(const StreamFrames& delta, std::uint32_t sequence,
                                                   std::size_t frame) const {
   const std::uint32_t record_bytes = frames()[frame].record_bytes;
-  const FrameHeader header = check_header(h_inspections_.as<FrameInspection>()[frame], record_bytes);
   try {
+    const FrameHeader header = check_header(h_inspections_.as<FrameInspection>()[frame], record_bytes);
     require_frame_of(*delta.header, header, record_bytes);
     if (header.compressed) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
     if (header.groups == 0 || header.blocks < header.groups ||
@@ -108,11 +108,18 @@ FrameHeader DeviceApplier::State::check_header_at(const StreamFrames& delta, std
             header.body_bytes) {
       corrupt(fmt::format("{} groups and {} blocks do not fit", header.groups, header.blocks));
     }
-    if (header.sequence != sequence) corrupt(fmt::format("it stands where frame {} belongs", sequence));
+    if (header.sequence != sequence) corrupt(fmt::format("frame {} stands here", header.sequence));
+    return header;
   } catch (const Error& error) {
-    throw error.within(fmt::format("frame {}", header.sequence));
+    throw error.within(context_of(delta, sequence));
   }
-  return header;
+}
+
+/// Names the place of a frame, and the stream where there are several.
+std::string DeviceApplier::State::context_of(const StreamFrames& delta, std::uint32_t sequence) const {
+  if (tables_.streams() == 1) return fmt::format("frame {}", sequence);
+  return fmt::format("stream {}, tensors from '{}', frame {}", delta.stream, (*tables_.table(delta.stream))[0].name,
+                     sequence);
 }
 
 void DeviceApplier::State::check_headers(std::span<const StreamFrames> deltas) {

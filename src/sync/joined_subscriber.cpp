@@ -85,6 +85,17 @@ void JoinedSubscriber::stage(std::size_t stream, ConstBytes record) {
 void JoinedSubscriber::stage_frames(const std::vector<StreamRecords>& frames, CUstream_st* ready) {
   require_clean();
   if (!backend_->on_device()) throw Error(ErrorCode::kUsage, "frames on a device need tensors on a device");
+  std::vector<bool> named(stagings_.size());
+  for (const StreamRecords& records : frames) {
+    if (records.stream >= named.size() || named[records.stream]) {
+      throw Error(ErrorCode::kUsage, fmt::format("frames of stream {}, of {}, or twice", records.stream, named.size()));
+    }
+    named[records.stream] = true;
+  }
+  for (std::size_t s = 0; s < stagings_.size(); ++s) {
+    if (named[s] || !stagings_[s].begun()) continue;
+    throw Error(ErrorCode::kUsage, fmt::format("the frames of stream {} do not come with those of the others", s));
+  }
   std::vector<std::uint64_t> bytes;
   for (const StreamRecords& records : frames) {
     stagings_[records.stream].check_on_device(records.frames);
@@ -154,9 +165,13 @@ std::vector<ApplyReport> JoinedSubscriber::accept(const std::vector<CommitRecord
 }
 
 bool JoinedSubscriber::roll_back(const std::vector<StateDigest>& changes) {
-  StateDigest back = sum(changes);
-  back += sum(backend_->roll_back());
-  return back == StateDigest{};
+  const std::vector<StateDigest> back = backend_->roll_back();
+  for (std::size_t t = 0; t < changes.size(); ++t) {
+    StateDigest left = changes[t];
+    left += back[t];
+    if (left != StateDigest{}) return false;
+  }
+  return true;
 }
 
 namespace {
