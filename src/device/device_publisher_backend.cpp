@@ -23,6 +23,7 @@ class DevicePublisherBackend final : public PublisherBackend {
         applier_(tables, detector.state(), {.deadline = context_.deadline()}) {}
 
   Abilities abilities() const noexcept override { return abilities_; }
+  void require_usable() const override { static_cast<void>(context_.enter()); }
 
   std::vector<StateDigest> digests() override {
     const cuda::DeviceGuard guard = context_.enter();

@@ -85,6 +85,8 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
         staged_(tables.streams()),
         store_(std::min(kMostSegmentBytes, tables.all().bytes() / 16 + kMinFrameCapacity)) {}
 
+  void require_usable() const override { static_cast<void>(context_.enter()); }
+
   std::vector<StateDigest> digests(std::size_t first, std::size_t count) override {
     const cuda::DeviceGuard guard = context_.enter();
     return applier_.digests(first, count, context_.stream());

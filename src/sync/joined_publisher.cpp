@@ -149,6 +149,7 @@ void JoinedPublisher::start(CUevent_st* weights_ready, const Published& publishe
     throw Error(ErrorCode::kDirty,
                 "an earlier publish failed half-way; make a new publisher and seed it with an anchor");
   }
+  backend_->require_usable();
   if (aborted_) take_frames(*aborted_);  // The next encode needs their place.
   // Detection refreshes the snapshot, or uses the old bits up, as it goes.
   broken_ = backend_->abilities().refreshes_in_pass || backend_->abilities().consumes_changes;
@@ -200,6 +201,7 @@ JoinedPublisher::Encoded JoinedPublisher::take_pending(std::uint64_t asked, cons
                                                pending_ ? fmt::format("version {} is pending", last_attempt_)
                                                         : std::string("no version is pending")));
   }
+  backend_->require_usable();
   pending_ = false;
   return std::exchange(encoded_, {});
 }

@@ -51,6 +51,7 @@ void JoinedSubscriber::require_ready(const ApplyOrder& order) const {
     throw Error(ErrorCode::kUsage, "events that order an apply need tensors on a device");
   }
   if (!ready()) throw Error(ErrorCode::kIncomplete, "the delta is not complete yet");
+  backend_->require_usable();
 }
 
 void JoinedSubscriber::forget() noexcept {
@@ -249,6 +250,7 @@ ApplyReport JoinedSubscriber::apply_nan_masked(const NanMaskedLoader& load, cons
 void JoinedSubscriber::undo_last() {
   require_clean();
   if (!applied_) throw Error(ErrorCode::kUsage, "there is no applied delta to roll back");
+  backend_->require_usable();
   const TraceRange<"undo"> range({.version = version()});
   const Applied applied = std::move(*applied_);
   applied_.reset();

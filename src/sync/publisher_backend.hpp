@@ -26,6 +26,9 @@ class PublisherBackend {
 
   virtual ~PublisherBackend() = default;
   virtual Abilities abilities() const noexcept = 0;
+  /// Throws Error{kUsage} when the memory cannot be worked on now: its stream is being captured into a graph. Nothing
+  /// has happened then.
+  virtual void require_usable() const {}
 
   /// Returns the digests of the current weights, one a stream, read in full; before the first delta, those of the
   /// snapshot if there is one.

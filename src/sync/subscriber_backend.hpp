@@ -23,6 +23,10 @@ class SubscriberBackend {
  public:
   virtual ~SubscriberBackend() = default;
 
+  /// Throws Error{kUsage} when the memory cannot be worked on now: its stream is being captured into a graph. Nothing
+  /// has happened then.
+  virtual void require_usable() const {}
+
   /// Digests of tensors [first, first + count), read in full.
   virtual std::vector<StateDigest> digests(std::size_t first, std::size_t count) = 0;
 

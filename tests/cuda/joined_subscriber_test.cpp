@@ -205,6 +205,11 @@ TEST(JoinedSubscriber, TakesTheFramesOfAllStreamsAtOnce) {
   joined.stage_frames({{0, {frame}}, {1, {frame}}}, nullptr);
   for (std::size_t s = 0; s < 2; ++s) joined.stage(s, delta.commit);
   joined.verify();
+#if defined(SPARSECAST_CUDA_EMULATION)
+  emulation::capture_streams(true);
+  expect_error(ErrorCode::kUsage, [&] { joined.apply(); }, {"captured"});
+  emulation::capture_streams(false);
+#endif
   joined.apply();
   EXPECT_EQ(device.bytes(0), weights[0]);
   EXPECT_EQ(device.bytes(1), weights[0]);
