@@ -38,7 +38,8 @@ class Load:
         self._first = threading.Event()
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=None)
+        # No connection is kept: one that a server closes between two requests would count as a request that failed.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=240, limits=limits) as client:
             await asyncio.gather(*(self._stream(client, n) for n in range(self._in_flight)))
 
