@@ -45,7 +45,7 @@ TEST_F(UniqueIdTest, IdsAreDistinctAndAForgottenOneClosesItsPort) {
   EXPECT_NE(parse_unique_id(a).secret, parse_unique_id(b).secret);
   EXPECT_TRUE(forget_unique_id(a));
   EXPECT_TRUE(forget_unique_id(b));
-  expect_error(ErrorCode::kTimeout, [&] { Rendezvous::meet(a, 1, 2, 300ms); }, {"refused"});
+  expect_error(ErrorCode::kTimeout, [&] { Rendezvous::meet(a, 1, 2, 300ms); }, {"was not reached"});
 }
 
 TEST_F(UniqueIdTest, WithoutAnInterfaceItNamesOneOfThisMachine) {
