@@ -28,7 +28,8 @@ void wrong_base(Case& running) {
     member.replica()[0][10] ^= std::byte{0x40};
     SubscriberOptions options;
     options.version = 1;
-    member.subscriber() = Subscriber(member.model().table(), test::tensor_views(member.replica()), options);
+    member.subscriber() = Subscriber(member.model().table(),
+                                     refs_to(*member.model().table(), test::tensor_views(member.replica())), options);
   }
   running.expect_equal(member.wrong(), 1U, "wrong weights before");
   if (member.is_source()) member.model().train();

@@ -21,14 +21,17 @@ Member::Member(const Case& running, const MemberOptions& options)
   if (is_source()) {
     PublisherOptions publishing;
     publishing.encode = options_.encode;
-    publisher_.emplace(model_.table(), make_host_snapshot(*model_.table(), model_.live()), publishing);
+    publisher_.emplace(model_.table(), make_detector(model_.table(), refs_to(*model_.table(), model_.live())),
+                       publishing);
   } else {
     subscribe();
   }
   open();
 }
 
-void Member::subscribe() { subscriber_.emplace(model_.table(), test::tensor_views(replica_), SubscriberOptions{}); }
+void Member::subscribe() {
+  subscriber_.emplace(model_.table(), refs_to(*model_.table(), test::tensor_views(replica_)), SubscriberOptions{});
+}
 
 void Member::open(Faults faults) {
   transport_.reset();

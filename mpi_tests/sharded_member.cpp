@@ -35,7 +35,8 @@ ShardedMember::ShardedMember(Case& running, ShardedScene scene)
   }
   if (trainer_place_) {
     trained_ = weights_.make(*scene_.trainer.layout, *trainer_place_, 0);
-    publisher_.emplace(scene_.trainer.layout, *trainer_place_, test::views_of(trained_), scene_.options);
+    publisher_.emplace(scene_.trainer.layout, *trainer_place_,
+                       test::refs_of(*scene_.trainer.layout, *trainer_place_, trained_), scene_.options);
   }
   if (serves()) {
     served_ = weights_.make(*engine_layout_, engine_place_, 0);
@@ -46,7 +47,8 @@ ShardedMember::ShardedMember(Case& running, ShardedScene scene)
 void ShardedMember::subscribe(bool needs_anchor) {
   ShardedOptions options = scene_.options;
   options.needs_anchor = needs_anchor;
-  subscriber_.emplace(engine_->name, engine_layout_, engine_place_, test::views_of(served_), options);
+  subscriber_.emplace(engine_->name, engine_layout_, engine_place_,
+                      test::refs_of(*engine_layout_, engine_place_, served_), options);
 }
 
 void ShardedMember::forget() {
@@ -58,7 +60,7 @@ void ShardedMember::forget() {
 void ShardedMember::cut_anew(std::shared_ptr<const Layout> layout, std::uint64_t version) {
   engine_layout_ = std::move(layout);
   test::LocalStorage moved = weights_.make(*engine_layout_, engine_place_, version);
-  subscriber_->replace(engine_layout_, test::views_of(moved));
+  subscriber_->replace(engine_layout_, test::refs_of(*engine_layout_, engine_place_, moved));
   served_ = std::move(moved);
 }
 

@@ -116,7 +116,7 @@ Bytes encode_sparse(const std::vector<Change>& changes, const Form& form) {
   return out;
 }
 
-void decode_sparse(ConstBytes bytes, const std::vector<DType>& dtypes, const std::vector<TensorBytes>& tensors,
+void decode_sparse(ConstBytes bytes, const std::vector<DType>& dtypes, const std::vector<MutableBytes>& tensors,
                    const Form& form) {
   StreamReader reader(bytes);
   const Bytes head_bytes = reader.stream(false);
@@ -156,10 +156,10 @@ Bytes encode_full_xor(const std::vector<Change>& changes) {
   return out;
 }
 
-void decode_full_xor(ConstBytes bytes, const std::vector<TensorBytes>& tensors) {
+void decode_full_xor(ConstBytes bytes, const std::vector<MutableBytes>& tensors) {
   const Bytes all = StreamReader(bytes).stream(true);
   std::size_t at = 0;
-  for (const TensorBytes tensor : tensors) {
+  for (const MutableBytes tensor : tensors) {
     if (tensor.size() > all.size() - at) throw Error(ErrorCode::kCorrupt, "a baseline's bytes are cut off");
     for (std::byte& b : tensor) b ^= all[at++];
   }
@@ -167,7 +167,7 @@ void decode_full_xor(ConstBytes bytes, const std::vector<TensorBytes>& tensors) 
 
 Baseline sparse(const std::string& name, Form form) {
   return {name, [form](const std::vector<Change>& changes) { return encode_sparse(changes, form); },
-          [form](ConstBytes bytes, const std::vector<DType>& dtypes, const std::vector<TensorBytes>& tensors) {
+          [form](ConstBytes bytes, const std::vector<DType>& dtypes, const std::vector<MutableBytes>& tensors) {
             decode_sparse(bytes, dtypes, tensors, form);
           }};
 }
@@ -182,7 +182,7 @@ const std::vector<Baseline>& baselines() {
       sparse("int32 gaps + raw, zstd -1", {Positions::kGap32, false, true}),
       sparse("u16 gaps + xor, zstd -1", {Positions::kGap16, true, true}),
       {"full xor, zstd -1", encode_full_xor,
-       [](ConstBytes bytes, const std::vector<DType>&, const std::vector<TensorBytes>& tensors) {
+       [](ConstBytes bytes, const std::vector<DType>&, const std::vector<MutableBytes>& tensors) {
          decode_full_xor(bytes, tensors);
        }},
   };

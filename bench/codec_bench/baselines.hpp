@@ -17,8 +17,8 @@ namespace sparsecast::bench {
 /// Old and new bits of one tensor.
 struct Change {
   DType dtype;
-  ConstTensorBytes before;
-  ConstTensorBytes after;
+  ConstBytes before;
+  ConstBytes after;
 };
 
 /// A coding: a name, an encoder and its inverse.
@@ -26,7 +26,7 @@ struct Baseline {
   std::string name;
   std::function<Bytes(const std::vector<Change>&)> encode;
   /// Brings `tensors`, which hold the old bits, to the new ones. Throws Error{kCorrupt}.
-  std::function<void(ConstBytes, const std::vector<DType>&, const std::vector<TensorBytes>& tensors)> decode;
+  std::function<void(ConstBytes, const std::vector<DType>&, const std::vector<MutableBytes>& tensors)> decode;
 };
 
 /// Returns all baselines: int32 + raw; u16 gaps + raw; u16 gaps + raw, int32 gaps + raw and u16 gaps + xor, with each

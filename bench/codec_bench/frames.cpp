@@ -13,7 +13,7 @@ Frames encode(const TensorTable& table, const Pair& pair, const EncodeOptions& o
   Frames frames;
   frames.header = make_header(table, options, {}, 0, 1, {});
   pack_header(frames.header);
-  const auto detector = make_compare_detector(table, {ConstTensorBytes(pair.after)}, {ConstTensorBytes(pair.before)});
+  const auto detector = make_compare_detector(table, {ConstBytes(pair.after)}, {ConstBytes(pair.before)});
   encode_frames(table, *detector, frames.header, options, false, digest, [&](Bytes&& record) {
     frames.bytes += record.size();
     frames.records.push_back(std::move(record));

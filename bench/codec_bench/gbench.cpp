@@ -103,7 +103,7 @@ void add_baseline(const std::string& suffix, const Data& data, const Baseline& b
   add("baseline_decode/" + suffix, data, [=](benchmark::State& state, Subject& subject) {
     const Bytes encoded = baseline.encode(changes(subject));
     for (auto _ : state) {
-      baseline.decode(encoded, {subject.data.dtype}, {TensorBytes(subject.live)});
+      baseline.decode(encoded, {subject.data.dtype}, {MutableBytes(subject.live)});
       benchmark::ClobberMemory();
     }
     count(state, subject, 1, encoded.size());
@@ -128,7 +128,8 @@ void add_floors(const std::string& suffix, const Data& data) {
   });
   add("digest/" + suffix, data, [](benchmark::State& state, Subject& subject) {
     for (auto _ : state) {
-      benchmark::DoNotOptimize(digest_tensors(subject.table, std::vector<ConstTensorBytes>{subject.pair.after}, 1));
+      benchmark::DoNotOptimize(
+          digest_tensors(subject.table, refs_to(subject.table, std::vector<ConstBytes>{subject.pair.after}), 1));
     }
     count(state, subject, 1);
   });

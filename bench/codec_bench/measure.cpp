@@ -15,19 +15,19 @@ EncodeOptions with(PositionMode positions, ValueCodec values, int zstd) {
   return options;
 }
 
-std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
-                         const std::vector<ConstTensorBytes>& after, const EncodeOptions& options) {
+std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
+                         const std::vector<ConstBytes>& after, const EncodeOptions& options) {
   const auto detector = make_compare_detector(table, after, before);
   DeltaHeader header;
   header.version = 1;
-  header.base_digest = sum(digest_tensors(table, before, options.threads));
+  header.base_digest = sum(digest_tensors(table, refs_to(table, before), options.threads));
   std::uint64_t bytes = 0;
   encode_delta(table, *detector, header, options, true, [&](Bytes&& record) { bytes += record.size(); });
   return bytes;
 }
 
-std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
-                                          const std::vector<ConstTensorBytes>& after) {
+std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
+                                          const std::vector<ConstBytes>& after) {
   std::vector<Change> changes;
   std::vector<DType> dtypes;
   for (std::size_t t = 0; t < table.size(); ++t) {
@@ -38,7 +38,7 @@ std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::v
   for (const Baseline& baseline : baselines()) {
     const Bytes encoded = baseline.encode(changes);
     std::vector<std::vector<std::byte>> copies;
-    for (const ConstTensorBytes tensor : before) copies.emplace_back(tensor.begin(), tensor.end());
+    for (const ConstBytes tensor : before) copies.emplace_back(tensor.begin(), tensor.end());
     baseline.decode(encoded, dtypes, {copies.begin(), copies.end()});
     for (std::size_t t = 0; t < table.size(); ++t) {
       if (!std::equal(copies[t].begin(), copies[t].end(), after[t].begin())) {

@@ -13,12 +13,12 @@ namespace sparsecast::bench {
 EncodeOptions with(PositionMode positions, ValueCodec values, int zstd = 0);
 
 /// Returns the size of a whole delta file for one step.
-std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
-                         const std::vector<ConstTensorBytes>& after, const EncodeOptions& options);
+std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
+                         const std::vector<ConstBytes>& after, const EncodeOptions& options);
 
 /// Returns each baseline's size, in the order of baselines(). Decodes every one again and throws Error{kCorrupt} if the
 /// result differs from `after`.
-std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstTensorBytes>& before,
-                                          const std::vector<ConstTensorBytes>& after);
+std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
+                                          const std::vector<ConstBytes>& after);
 
 }  // namespace sparsecast::bench

@@ -44,8 +44,8 @@ bool measure(const SizeCase& c, double density, std::uint64_t least_elements, Re
   const Pair pair = enough_changes(c, density, least_elements);
   const std::uint64_t elements = pair.before.size() / element_size(c.dtype);
   const TensorTable table({{"weight", c.dtype, {elements}}});
-  const std::vector<ConstTensorBytes> before{pair.before};
-  const std::vector<ConstTensorBytes> after{pair.after};
+  const std::vector<ConstBytes> before{pair.before};
+  const std::vector<ConstBytes> after{pair.after};
   const std::uint64_t own = file_bytes(table, before, after, with(PositionMode::kAuto, ValueCodec::kUlp));
   const std::vector<std::uint64_t> theirs = baseline_bytes(table, before, after);
   const auto best = static_cast<std::size_t>(std::min_element(theirs.begin(), theirs.end()) - theirs.begin());

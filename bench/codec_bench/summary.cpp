@@ -95,8 +95,8 @@ bool measure(const PairedSubject& subject, const char* name, int repeat, const s
     });
     times[kApplyDigest] = timed([&] { apply(frames, subject.table, live, subject.threads, true); });
     live = subject.pair.before;
-    times[kDigest] =
-        timed([&] { digest_tensors(subject.table, std::vector<ConstTensorBytes>{live}, subject.threads); });
+    times[kDigest] = timed(
+        [&] { digest_tensors(subject.table, refs_to(subject.table, std::vector<ConstBytes>{live}), subject.threads); });
     bytes = frames.bytes;
     if (round == 0) continue;  // Warm-up.
     for (int i = 0; i < kCount; ++i) samples[i].push_back(times[i]);

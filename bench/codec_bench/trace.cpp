@@ -58,14 +58,14 @@ const Options& own_codings() {
 
 using State = std::vector<std::vector<std::byte>>;
 
-std::vector<TensorBytes> live(State& state) { return {state.begin(), state.end()}; }
+std::vector<MutableBytes> live(State& state) { return {state.begin(), state.end()}; }
 
 void measure_step(const TensorTable& table, const State& previous, const State& state, const std::string& name,
                   Result& result) {
   StepRow row;
   row.name = name;
-  const std::vector<ConstTensorBytes> before(previous.begin(), previous.end());
-  const std::vector<ConstTensorBytes> after(state.begin(), state.end());
+  const std::vector<ConstBytes> before(previous.begin(), previous.end());
+  const std::vector<ConstBytes> after(state.begin(), state.end());
   for (std::size_t t = 0; t < table.size(); ++t) {
     row.changed += count_differing(before[t], after[t], element_size(table[t].dtype));
   }

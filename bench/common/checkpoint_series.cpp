@@ -51,20 +51,20 @@ bool CheckpointSeries::is_sparse(const std::string& path) const {
   return SparseStep::recognises(SafetensorsHeader::parse(mapping->bytes(), mapping->bytes().size()));
 }
 
-void CheckpointSeries::copy_checkpoint(const std::string& path, std::span<const TensorBytes> weights) const {
+void CheckpointSeries::copy_checkpoint(const std::string& path, std::span<const MutableBytes> weights) const {
   const Checkpoint checkpoint = Checkpoint::open(fs_, path);
   if (checkpoint.table().hash() != table_.hash()) {
     throw Error(ErrorCode::kTableMismatch, "its tensors are not those of the first checkpoint", path);
   }
   for (std::size_t t = 0; t < table_.size(); ++t) {
-    const ConstTensorBytes bytes = checkpoint.tensor(t);
+    const ConstBytes bytes = checkpoint.tensor(t);
     if (!bytes.empty()) std::memcpy(weights[t].data(), bytes.data(), bytes.size());
   }
 }
 
-void CheckpointSeries::load_first(std::span<const TensorBytes> weights) const { copy_checkpoint(paths_[0], weights); }
+void CheckpointSeries::load_first(std::span<const MutableBytes> weights) const { copy_checkpoint(paths_[0], weights); }
 
-void CheckpointSeries::advance(std::size_t i, std::span<const TensorBytes> weights) const {
+void CheckpointSeries::advance(std::size_t i, std::span<const MutableBytes> weights) const {
   const std::string& path = paths_.at(i);
   if (is_sparse(path)) {
     SparseStep::open(fs_, path, table_).apply(weights);

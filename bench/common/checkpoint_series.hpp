@@ -25,13 +25,13 @@ class CheckpointSeries {
   std::string name(std::size_t i) const;
 
   /// Copies the first checkpoint to `weights`, which has a tensor for each of table().
-  void load_first(std::span<const TensorBytes> weights) const;
+  void load_first(std::span<const MutableBytes> weights) const;
   /// Brings `weights` from step i-1 to step i, 1 <= i <= steps(). Throws Error{kTableMismatch} when a whole
   /// checkpoint has other tensors than the first.
-  void advance(std::size_t i, std::span<const TensorBytes> weights) const;
+  void advance(std::size_t i, std::span<const MutableBytes> weights) const;
 
  private:
-  void copy_checkpoint(const std::string& path, std::span<const TensorBytes> weights) const;
+  void copy_checkpoint(const std::string& path, std::span<const MutableBytes> weights) const;
   bool is_sparse(const std::string& path) const;
 
   FileSystem& fs_;

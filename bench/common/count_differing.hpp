@@ -9,7 +9,7 @@
 namespace sparsecast::bench {
 
 /// Counts the elements of `element_bytes` bytes whose bits differ. Both arrays have the same size.
-inline std::uint64_t count_differing(ConstTensorBytes found, ConstTensorBytes expected, std::size_t element_bytes) {
+inline std::uint64_t count_differing(ConstBytes found, ConstBytes expected, std::size_t element_bytes) {
   return with_word(element_bytes, [&]<class T>() {
     std::uint64_t differing = 0;
     for (std::size_t i = 0; i < found.size() / sizeof(T); ++i) {

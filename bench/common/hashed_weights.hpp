@@ -18,7 +18,9 @@ namespace sparsecast::bench {
 /// Memory of the local tensors of a rank.
 using LocalStorage = std::vector<std::vector<std::byte>>;
 
-inline std::vector<TensorBytes> views_of(LocalStorage& storage) { return {storage.begin(), storage.end()}; }
+inline std::vector<TensorRef> refs_of(const Layout& layout, std::size_t rank, LocalStorage& storage) {
+  return refs_to(layout, rank, std::vector<MutableBytes>(storage.begin(), storage.end()));
+}
 
 /// Generator and checker of such weights.
 class HashedWeights {

@@ -181,7 +181,7 @@ std::vector<float> Training::unit_step(std::size_t tensor) const {
   return steps;
 }
 
-void Training::cast(std::span<const TensorBytes> weights) const {
+void Training::cast(std::span<const MutableBytes> weights) const {
   for (std::size_t t = 0; t < parameters_.size(); ++t) {
     const std::vector<float>& master = parameters_[t].master;
     for (std::size_t i = 0; i < master.size(); ++i) {

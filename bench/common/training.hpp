@@ -43,7 +43,7 @@ class Training {
   /// Moves the masters by one AdamW step.
   void step();
   /// Casts the masters to bf16. `weights` has a tensor for each of table().
-  void cast(std::span<const TensorBytes> weights) const;
+  void cast(std::span<const MutableBytes> weights) const;
   /// Returns views of the fp32 masters, one per tensor; step() changes what they show.
   std::vector<std::span<const float>> masters() const;
   /// Returns how far the last step would have moved the weights of a tensor with a learning rate of 1 and without

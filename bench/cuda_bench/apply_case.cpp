@@ -7,9 +7,8 @@ void run_apply(Workbench& bench, const ApplyCase& apply) {
   StepTimer steps(bench.stream());
   cuda::DeviceApplierOptions options;
   options.after_step = steps.hook();
-  std::vector<DeviceTensor> tensors;
-  for (std::byte* d_data : apply.d_live) tensors.push_back({d_data, {}});
-  cuda::DeviceApplier applier(apply.table, tensors, options);
+  const std::vector<void*> d_live(apply.d_live.begin(), apply.d_live.end());
+  cuda::DeviceApplier applier(apply.table, refs_to(apply.table, d_live, 0), options);
   std::vector<DeviceRecord> records;
   for (const cuda::DeviceFrame& frame : apply.frames.frames) records.push_back({frame.d_record, frame.record_bytes});
   const std::uint64_t frame_bytes = apply.frames.commit.frame_bytes;

@@ -16,7 +16,7 @@ struct Mirrored {
   explicit Mirrored(const TensorTable& table) : memory(table, [](const TensorSpec& spec) { return spec.bytes(); }) {
     for (const TensorSpec& spec : table) host.emplace_back(spec.bytes());
   }
-  std::vector<TensorBytes> views() { return {host.begin(), host.end()}; }
+  std::vector<MutableBytes> views() { return {host.begin(), host.end()}; }
   void upload(cudaStream_t stream) const {
     for (std::size_t t = 0; t < host.size(); ++t) {
       cuda::copy_async(memory[t], host[t].data(), host[t].size(), cudaMemcpyHostToDevice, stream);

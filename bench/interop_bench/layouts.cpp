@@ -21,8 +21,8 @@ namespace {
 
 using State = std::vector<Bytes>;
 
-std::vector<ConstTensorBytes> views(const State& state) { return {state.begin(), state.end()}; }
-std::vector<TensorBytes> live_views(State& state) { return {state.begin(), state.end()}; }
+std::vector<ConstBytes> views(const State& state) { return {state.begin(), state.end()}; }
+std::vector<MutableBytes> live_views(State& state) { return {state.begin(), state.end()}; }
 
 /// Returns the processor time of this thread, which other processes on shared cores do not change much.
 double milliseconds(const std::function<void()>& work) {
@@ -132,7 +132,8 @@ LayoutFigures measure_ours(Bench& bench) {
     bench.live = bench.before;
     SubscriberOptions options;
     options.version = bench.header.base_version;
-    Subscriber subscriber(std::make_shared<const TensorTable>(bench.table), live_views(bench.live), options);
+    Subscriber subscriber(std::make_shared<const TensorTable>(bench.table),
+                          refs_to(bench.table, live_views(bench.live)), options);
     figures.decode_ms.push_back(milliseconds([&] {
       const DeltaFile delta = DeltaFile::open(bench.fs, path);
       subscriber.stage(delta.header_record());
@@ -203,7 +204,7 @@ std::vector<LayoutFigures> measure_layouts(FileSystem& fs, const std::string& se
   Bench bench{fs, scratch + "/interop_bench", repeats, table, before, after, Checkpoint::open(fs, base_path), {}, {}};
   bench.header.base_version = step - 1;
   bench.header.version = step;
-  bench.header.base_digest = sum(digest_tensors(table, views(before)));
+  bench.header.base_digest = sum(digest_tensors(table, refs_to(table, views(before))));
 
   std::vector<LayoutFigures> all = {measure_ours(bench)};
   for (const ForeignFormat format :

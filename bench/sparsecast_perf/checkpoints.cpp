@@ -16,7 +16,7 @@ class CheckpointDirectory : public WeightSource {
   }
 
   const TensorTable& table() const override { return series_.table(); }
-  std::vector<TensorBytes> weights() override { return {storage_.begin(), storage_.end()}; }
+  std::vector<MutableBytes> weights() override { return {storage_.begin(), storage_.end()}; }
 
   std::string next(bool) override {
     if (step_ == series_.steps()) return {};

@@ -77,9 +77,8 @@ class DeviceWeights final : public Weights {
       publisher_.emplace(setting_.table, make_detector(), options);
       return;
     }
-    std::vector<DeviceTensor> tensors;
-    for (void* const d_tensor : d_tensors<void*>(live_)) tensors.push_back({d_tensor, {}});
-    subscriber_.emplace(setting_.table, std::move(tensors), SubscriberOptions{}, settings_);
+    subscriber_.emplace(setting_.table, refs_to(*setting_.table, d_tensors<void*>(live_), settings_.device),
+                        SubscriberOptions{}, settings_);
   }
 
   SyncReport sync(std::chrono::milliseconds timeout) override {
@@ -98,7 +97,7 @@ class DeviceWeights final : public Weights {
     std::uint64_t wrong = 0;
     for (std::size_t t = 0; t < table.size(); ++t) {
       const std::size_t size = element_size(table[t].dtype);
-      bounce_.compare(live_[t], dense_[t], table[t].bytes(), [&](ConstTensorBytes found, ConstTensorBytes expected) {
+      bounce_.compare(live_[t], dense_[t], table[t].bytes(), [&](ConstBytes found, ConstBytes expected) {
         wrong += bench::count_differing(found, expected, size);
       });
     }
@@ -115,23 +114,28 @@ class DeviceWeights final : public Weights {
   bool fused() const noexcept { return setting_.options.detector == DetectorKind::kFused; }
   bool pinned() const noexcept { return setting_.options.detector == DetectorKind::kPinned; }
 
-  void upload(const std::vector<TensorBytes>& weights, const Arena& arena) {
+  void upload(const std::vector<MutableBytes>& weights, const Arena& arena) {
     for (std::size_t t = 0; t < weights.size(); ++t) bounce_.upload(arena[t], weights[t]);
   }
 
-  std::unique_ptr<DeviceDetector> make_detector() {
+  std::unique_ptr<Detector> make_detector() {
+    const TensorTable& table = *setting_.table;
+    DetectorOptions options;
+    options.device = settings_;
+    std::vector<TensorRef> live = refs_to(table, d_tensors<void*>(live_), settings_.device);
     if (fused()) {
       take_step();
-      auto d_masters = d_tensors<const float*>(masters_);
-      const std::vector<std::span<const float>> masters = setting_.source->masters();
+      std::vector<TensorRef> masters = refs_to(table, d_tensors<void*>(masters_), settings_.device);
+      const std::vector<std::span<const float>> given = setting_.source->masters();
       for (std::size_t t = 0; t < masters.size(); ++t) {
-        if (masters[t].empty()) d_masters[t] = nullptr;
+        masters[t].dtype = DType::kF32;
+        if (given[t].empty()) masters[t].data = nullptr;
       }
-      return make_device_fused_cast(setting_.table, std::move(d_masters), d_tensors<void*>(live_), settings_);
+      options.by = Detection::kFusedCast;
+      options.held = std::exchange(live, std::move(masters));
     }
-    const auto d_live = d_tensors<const void*>(live_);
-    return pinned() ? make_pinned_snapshot(setting_.table, d_live, settings_)
-                    : make_device_snapshot(setting_.table, d_live, settings_);
+    options.pinned = pinned();
+    return sparsecast::make_detector(setting_.table, std::move(live), std::move(options));
   }
 
   WeightsSetting setting_;

@@ -46,12 +46,12 @@ class Ends {
       trained_ = weights_.make(*layouts.trainer, *trainer_, 0);
       ShardedOptions own = settings;
       own.needs_anchor = false;
-      publisher_.emplace(layouts.trainer, *trainer_, bench::views_of(trained_), own);
+      publisher_.emplace(layouts.trainer, *trainer_, bench::refs_of(*layouts.trainer, *trainer_, trained_), own);
     }
     if (engine_) {
       served_ = weights_.make_empty(*layouts.engine, engine_->rank);
       subscriber_.emplace(fmt::format("engine{}", engine_->engine), layouts.engine, engine_->rank,
-                          bench::views_of(served_), settings);
+                          bench::refs_of(*layouts.engine, engine_->rank, served_), settings);
     }
   }
 

@@ -9,8 +9,8 @@ namespace sparsecast::perf {
 namespace {
 
 /// `bytes` cut into the table's tensors.
-std::vector<TensorBytes> tensors_in(const TensorTable& table, std::span<std::byte> bytes) {
-  std::vector<TensorBytes> views;
+std::vector<MutableBytes> tensors_in(const TensorTable& table, std::span<std::byte> bytes) {
+  std::vector<MutableBytes> views;
   std::size_t offset = 0;
   for (const TensorSpec& spec : table) {
     views.push_back(bytes.subspan(offset, spec.bytes()));
@@ -29,7 +29,7 @@ class HostWeights final : public Weights {
 
   void fill_dense() override {
     std::size_t offset = 0;
-    for (const TensorBytes tensor : setting_.source->weights()) {
+    for (const MutableBytes tensor : setting_.source->weights()) {
       if (!tensor.empty()) std::memcpy(dense_[0].data() + offset, tensor.data(), tensor.size());
       offset += tensor.size();
     }
@@ -47,7 +47,7 @@ class HostWeights final : public Weights {
     live_ = dense_[0];
     SubscriberOptions settings;
     settings.threads = setting_.options.encode.threads;
-    subscriber_.emplace(setting_.table, tensors_in(*setting_.table, live_), settings);
+    subscriber_.emplace(setting_.table, refs_to(*setting_.table, tensors_in(*setting_.table, live_)), settings);
   }
 
   SyncReport sync(std::chrono::milliseconds timeout) override {
@@ -58,8 +58,8 @@ class HostWeights final : public Weights {
   std::uint64_t count_wrong() override {
     if (publisher_) return 0;
     const TensorTable& table = *setting_.table;
-    const std::vector<TensorBytes> found = tensors_in(table, live_);
-    const std::vector<TensorBytes> expected = tensors_in(table, dense_[0]);
+    const std::vector<MutableBytes> found = tensors_in(table, live_);
+    const std::vector<MutableBytes> expected = tensors_in(table, dense_[0]);
     std::uint64_t wrong = 0;
     for (std::size_t t = 0; t < table.size(); ++t) {
       wrong += bench::count_differing(found[t], expected[t], element_size(table[t].dtype));
@@ -74,9 +74,19 @@ class HostWeights final : public Weights {
   bool fused() const noexcept { return setting_.options.detector == DetectorKind::kFused; }
 
   std::unique_ptr<Detector> make_detector() {
-    const std::vector<TensorBytes> weights = setting_.source->weights();
-    if (fused()) return make_fused_cast(*setting_.table, setting_.source->masters(), weights);
-    return make_host_snapshot(*setting_.table, {weights.begin(), weights.end()});
+    const TensorTable& table = *setting_.table;
+    std::vector<TensorRef> live = refs_to(table, setting_.source->weights());
+    DetectorOptions options;
+    if (fused()) {
+      const std::vector<std::span<const float>> masters = setting_.source->masters();
+      options.by = Detection::kFusedCast;
+      options.held = live;
+      for (std::size_t t = 0; t < table.size(); ++t) {
+        live[t] = ref_to(table[t], masters[t].empty() ? nullptr : masters[t].data());
+        live[t].dtype = DType::kF32;
+      }
+    }
+    return sparsecast::make_detector(setting_.table, std::move(live), std::move(options));
   }
 
   WeightsSetting setting_;

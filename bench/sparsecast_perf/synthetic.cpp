@@ -21,7 +21,7 @@ class Synthetic : public WeightSource {
   }
 
   const TensorTable& table() const override { return training_.table(); }
-  std::vector<TensorBytes> weights() override { return {storage_.begin(), storage_.end()}; }
+  std::vector<MutableBytes> weights() override { return {storage_.begin(), storage_.end()}; }
   std::vector<std::span<const float>> masters() const override { return training_.masters(); }
 
   std::string next(bool cast) override {

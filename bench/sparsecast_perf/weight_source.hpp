@@ -17,7 +17,7 @@ class WeightSource {
   virtual ~WeightSource() = default;
   virtual const TensorTable& table() const = 0;
   /// The live weights, parallel to the table; the memory stays where it is.
-  virtual std::vector<TensorBytes> weights() = 0;
+  virtual std::vector<MutableBytes> weights() = 0;
   /// fp32 masters, parallel to the table; empty when the run has none.
   virtual std::vector<std::span<const float>> masters() const { return {}; }
   /// Makes the next step: its name, or an empty string when the run is over. With `cast` false, only the masters move.

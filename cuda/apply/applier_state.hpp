@@ -22,7 +22,7 @@ namespace sparsecast::cuda {
 
 class DeviceApplier::State {
  public:
-  State(JoinedTables tables, const std::vector<DeviceTensor>& tensors, const DeviceApplierOptions& options);
+  State(JoinedTables tables, const std::vector<TensorRef>& tensors, const DeviceApplierOptions& options);
 
   void stage(std::span<const StreamFrames> deltas, cudaStream_t stream);
   void enqueue(Pass pass, cudaStream_t stream);

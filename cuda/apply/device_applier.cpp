@@ -3,7 +3,7 @@
 
 namespace sparsecast::cuda {
 
-DeviceApplier::State::State(JoinedTables tables, const std::vector<DeviceTensor>& tensors,
+DeviceApplier::State::State(JoinedTables tables, const std::vector<TensorRef>& tensors,
                             const DeviceApplierOptions& options)
     : tables_(std::move(tables)),
       options_(options),
@@ -142,7 +142,7 @@ std::vector<StateDigest> DeviceApplier::State::digests(std::size_t first, std::s
   return out;
 }
 
-DeviceApplier::DeviceApplier(JoinedTables tables, const std::vector<DeviceTensor>& tensors,
+DeviceApplier::DeviceApplier(JoinedTables tables, const std::vector<TensorRef>& tensors,
                              const DeviceApplierOptions& options)
     : state_(std::make_unique<State>(std::move(tables), tensors, options)) {}
 DeviceApplier::DeviceApplier(DeviceApplier&&) noexcept = default;

@@ -50,8 +50,7 @@ struct StreamFrames {
 class DeviceApplier {
  public:
   /// `tensors` are parallel to the joined table.
-  DeviceApplier(JoinedTables tables, const std::vector<DeviceTensor>& tensors,
-                const DeviceApplierOptions& options = {});
+  DeviceApplier(JoinedTables tables, const std::vector<TensorRef>& tensors, const DeviceApplierOptions& options = {});
   DeviceApplier(DeviceApplier&&) noexcept;
   ~DeviceApplier();
 

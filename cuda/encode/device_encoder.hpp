@@ -22,7 +22,7 @@ namespace sparsecast::cuda {
 
 /// Device memory of one tensor for a comparison with a snapshot. Pointers are aligned to their elements; detect runs at
 /// full speed if they are aligned to 16 bytes. The caller owns the memory and must not change it from start() until the
-/// enqueued work is done. Strides are those of DeviceTensor, empty for contiguous memory; no two elements of a snapshot
+/// enqueued work is done. Strides are those of TensorRef, empty for contiguous memory; no two elements of a snapshot
 /// may share an address.
 struct CompareTensor {
   const void* d_current = nullptr;

@@ -21,7 +21,7 @@ constexpr int kSteps = 5;
 
 void train_and_send(const Table& table, Weights& weights, const RendezvousOptions& place, RendezvousListener& port) {
   const auto transport = make_tcp_transport(Rendezvous::meet(place, port));
-  Publisher publisher(table, make_host_snapshot(*table, {std::as_bytes(std::span(weights))}), {});
+  Publisher publisher(table, make_detector(table, {ref_to((*table)[0], weights.data())}), {});
   for (std::size_t step = 0; step < kSteps; ++step) {
     for (std::size_t i = step; i < weights.size(); i += 100) ++weights[i];
     const SyncReport report = sync_send(publisher, *transport, 60s);  // Returns when the engine has verified it.
@@ -32,7 +32,7 @@ void train_and_send(const Table& table, Weights& weights, const RendezvousOption
 
 void receive(const Table& table, Weights& weights, const RendezvousOptions& place) {
   const auto transport = make_tcp_transport(Rendezvous::meet(place));
-  Subscriber subscriber(table, std::vector<TensorBytes>{std::as_writable_bytes(std::span(weights))}, {});
+  Subscriber subscriber(table, {ref_to((*table)[0], weights.data())}, {});
   for (int step = 0; step < kSteps; ++step) sync_receive(subscriber, *transport, 0, 60s);
 }
 

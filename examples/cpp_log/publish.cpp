@@ -33,9 +33,9 @@ int run(const std::string& location, std::uint64_t steps) {
   const auto table =
       std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"layer.weight", DType::kBF16, {kRows, kColumns}}});
   std::vector<std::uint16_t> weights(kRows * kColumns, 0x3F80);
-  const std::vector<ConstTensorBytes> live{std::as_bytes(std::span(weights))};
+  const std::vector<TensorRef> live{ref_to((*table)[0], weights.data())};
   std::vector<std::uint16_t> received = weights;
-  const std::vector<TensorBytes> engine{std::as_writable_bytes(std::span(received))};
+  const std::vector<TensorRef> engine{ref_to((*table)[0], received.data())};
 
   LogReader reader(store);
   LogWriter writer(reader, {});
@@ -44,7 +44,7 @@ int run(const std::string& location, std::uint64_t steps) {
   creation.digest = sum(digest_tensors(*table, live));
   const LogCommit genesis = writer.create(creation);
 
-  LogPublisher publisher(store, fs, {}, table, make_host_snapshot(*table, live), {});
+  LogPublisher publisher(store, fs, {}, table, make_detector(table, live), {});
   for (std::uint64_t step = 1; step <= steps; ++step) {
     train(weights, step);
     publisher.publish("step " + std::to_string(step));

@@ -19,7 +19,6 @@
 namespace sparsecast {
 
 using Bytes = std::vector<std::byte>;
-using ConstBytes = std::span<const std::byte>;
 
 /// Identifier of a stream, that is, of all deltas of one training run (16 bytes). Both ends must use the same one.
 using StreamId = Hash128;
@@ -171,6 +170,6 @@ SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& sec
 /// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` delta needs `base`, the tensors at u (parallel
 /// to the table); without it, the call throws Error{kUsage}. `xor` and `ulp` ignore `base`.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                                   std::optional<std::span<const ConstTensorBytes>> base = std::nullopt);
+                                   std::optional<std::span<const ConstBytes>> base = std::nullopt);
 
 }  // namespace sparsecast

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "sparsecast/codec.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
+#include "sparsecast/tensor_ref.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -35,13 +37,73 @@ struct TileWorkspace {
   alignas(64) std::byte kept[kTileElems * 8];
 };
 
-/// Finds, tile by tile, the elements that differ from what receivers hold, and their old bits. Comparisons are of
-/// storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. detect() may be called concurrently for
-/// distinct tiles, each with its own workspace. It is called once a delta for each tile, or one after another for its
-/// parts.
+/// Finds the elements that differ from what receivers hold, and, but for a mask, their old bits. Comparisons are of
+/// storage bits: a NaN with the same bits is unchanged, and +0 and -0 differ. make_detector() makes one, and a
+/// Publisher takes it. Not thread-safe.
 class SPARSECAST_API Detector {
  public:
   virtual ~Detector() = default;
+  /// Of Detection::kMask: ORs one bit an element of `tensor`, least significant first, into its flags. `words` are
+  /// ceil(elements / 64) of them, where the tensors are. On the host, bits beyond the last element are Error{kUsage}.
+  /// On a device the words are 8-byte aligned, such bits are ignored, and the work is enqueued on `stream` (null: the
+  /// default stream): the next publish waits for it, and work that is enqueued later on `stream` may change the words.
+  /// Must not be called during a publish. Error{kUsage} for any other detector.
+  virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream = nullptr);
+};
+
+/// How changes are found.
+enum class Detection {
+  /// Compare with a snapshot of what receivers hold, and update it where elements changed. Of an fp32 master (see
+  /// make_detector), the cast is compared while the master is read, and kept nowhere else.
+  kSnapshot,
+  /// Cast fp32 masters to the bf16 tensors in place, and detect in the same pass, because the bf16 about to be
+  /// overwritten is what receivers hold: no snapshot. Publishing performs the cast.
+  kFusedCast,
+  /// The caller's own flags, one bit an element (Detector::mark), for example from an optimizer hook, or the union of
+  /// several steps. Elements that are not flagged are not read. A publish takes the flags; a commit clears them, and an
+  /// abort restores them. Without old bits only ValueCodec::kRaw can be used, and each publish pays one full digest of
+  /// the tensors. A flagged element that did not change is sent all the same.
+  kMask,
+};
+
+struct DetectorOptions {
+  Detection by = Detection::kSnapshot;
+  /// What receivers hold, parallel to the table, of its dtypes and on the device of the live tensors. kSnapshot: a
+  /// snapshot in the caller's memory, whose elements must not overlap and to which only the detector writes; empty: the
+  /// detector takes the live tensors now for what receivers hold, and keeps a copy of its own. kFusedCast: the bf16
+  /// tensors, contiguous, which it overwrites. kMask: empty.
+  std::vector<TensorRef> held;
+  /// kSnapshot on a device: the detector's own copy lies in pinned host memory, for trainers without spare device
+  /// memory. It is transferred in chunks of device.chunk_bytes, double-buffered, so that one chunk is transferred while
+  /// the kernels process the one before. They write changed elements straight back.
+  bool pinned = false;
+  /// For tensors on a device. Its ordinal, unless negative, must be theirs.
+  DeviceOptions device;
+};
+
+/// Makes a detector of the trainer's tensors `live`, which are parallel to the table and all on one device or all on
+/// the host; they are only read. Each is of the table's dtype, or the fp32 master of a bf16 tensor: receivers get the
+/// cast (round to nearest, ties to even; a NaN becomes the quiet NaN of the same sign and upper payload). kFusedCast
+/// takes masters only; a tensor whose master has no data must not change. The frames do not depend on the device, on
+/// strides, nor on where the snapshot is.
+///
+/// Live tensors and the caller's snapshot may be views, each with strides of its own; memory between their elements is
+/// neither read nor written. On a device a view is read 16 bytes at a time where its innermost run (dimensions that are
+/// contiguous together form one run) has a multiple of 16 bytes and a 16-byte aligned start, in both live tensor and
+/// snapshot; otherwise it is read element by element. A master that is a view: where the run is a multiple of 8
+/// elements.
+///
+/// Throws Error{kUsage} that names the tensor for references that do not fit the table; Error{kUnsupported} that says
+/// what there is not: a device backend or its memory, and views or masters where the method takes none; and the errors
+/// of the device.
+SPARSECAST_API std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table,
+                                                       std::vector<TensorRef> live, DetectorOptions options = {});
+
+/// A detector of host memory, which the encoder asks tile by tile; a program may have one of its own. detect() may be
+/// called concurrently for distinct tiles, each with its own workspace. It is called once a delta for each tile, or one
+/// after another for its parts.
+class SPARSECAST_API TileDetector : public Detector {
+ public:
   /// Returns the preferred number of elements for one detect() call: a divisor of kTileElems and a multiple of 64. A
   /// small part is still in the nearest cache when it is encoded. With less than kTileElems, `current` of a tile's
   /// parts must be contiguous.
@@ -51,14 +113,13 @@ class SPARSECAST_API Detector {
   virtual TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) = 0;
   /// Returns the bits that receivers will hold after this delta, for a full digest. Called only for detectors that keep
   /// no snapshot.
-  virtual ConstHostTensor current(std::size_t tensor) const = 0;
+  virtual TensorRef current(std::size_t tensor) const = 0;
   /// Returns the elements that receivers hold now, parallel to the table. When a sync fails, the inverse delta rolls
-  /// them back. Empty when the detector keeps no snapshot (FusedCast, Mask): then the failed delta is joined with the
-  /// next.
-  virtual std::span<const HostTensor> snapshot() const noexcept { return {}; }
+  /// them back. Empty when the detector keeps no snapshot: then the failed delta is joined with the next.
+  virtual std::span<const TensorRef> snapshot() const noexcept { return {}; }
   /// Returns true when `detect` gives old bits, so that every value codec and the incremental digest can be used.
   virtual bool knows_old() const noexcept = 0;
-  /// Returns true when detecting replaces the old bits (FusedCast): an aborted delta must then be joined with the next
+  /// Returns true when detecting replaces the old bits (kFusedCast): an aborted delta must then be joined with the next
   /// one.
   virtual bool consumes_changes() const noexcept { return false; }
   /// Called once when detect() has run for all tiles of a delta. committed() or aborted() follows when the delta's
@@ -68,71 +129,9 @@ class SPARSECAST_API Detector {
   virtual void aborted() {}
 };
 
-/// Compares two sets of tensors that the caller owns; nothing is refreshed. `table` outlives the detector.
-SPARSECAST_API std::unique_ptr<Detector> make_compare_detector(const TensorTable& table,
-                                                               std::vector<ConstTensorBytes> current,
-                                                               std::vector<ConstTensorBytes> base);
-
-/// Makes a detector that copies `live` now (the bytes that receivers hold) and, while it detects, updates that copy
-/// where elements changed. Costs one copy of the tensors in host memory.
-SPARSECAST_API std::unique_ptr<Detector> make_host_snapshot(const TensorTable& table,
-                                                            std::vector<ConstTensorBytes> live);
-
-/// Makes a detector over a snapshot in the caller's memory, which must hold what receivers hold; nothing is copied.
-/// Each tensor of `live` and `snapshot` may be a view of larger memory, with strides of its own; the frames are the
-/// same as for contiguous tensors. The caller does not write to the snapshot. `table` outlives the detector. Throws
-/// Error{kUsage} for tensors that do not fit the table, and a snapshot whose elements overlap.
-SPARSECAST_API std::unique_ptr<Detector> make_snapshot_over(const TensorTable& table, std::vector<HostTensor> live,
-                                                            std::vector<HostTensor> snapshot);
-
-/// A trainer's source of a tensor: the tensor itself, or the fp32 master of a bf16 tensor, whose cast receivers get.
-struct HostSourceTensor {
-  ConstHostTensor memory;      ///< Memory that is only read; strides are in elements of `dtype`.
-  DType dtype = DType::kBF16;  ///< The table's dtype; or kF32 where the table says kBF16: an fp32 master.
-};
-
-/// Makes a *cast snapshot*: like make_snapshot_over, but it also takes fp32 masters. Receivers hold their cast to bf16
-/// (rounded as by make_fused_cast). The cast is compared with the snapshot while the masters are read, and stored there
-/// only where it differs; no other copy of it is kept. One table may mix masters and tensors of its own dtype. Throws
-/// Error{kUsage} also for a dtype that is neither the table's nor that of a master.
-SPARSECAST_API std::unique_ptr<Detector> make_cast_snapshot(const TensorTable& table,
-                                                            std::vector<HostSourceTensor> live,
-                                                            std::vector<HostTensor> snapshot);
-
-/// Makes a detector without a snapshot. It casts fp32 masters to the bf16 tensors in place (round to nearest, ties to
-/// even; a NaN becomes the quiet NaN of the same sign and upper payload) and detects in the same pass, because the bf16
-/// about to be overwritten is what receivers hold. `masters[i]` has table[i].elements() floats, or is empty: then
-/// tensor i must not change. Publishing performs the cast.
-SPARSECAST_API std::unique_ptr<Detector> make_fused_cast(const TensorTable& table,
-                                                         std::vector<std::span<const float>> masters,
-                                                         std::vector<TensorBytes> bf16);
-
-/// Detects changes from the caller's own mask, one bit an element, least significant first (for example from an
-/// optimizer hook, or the union of several steps). Elements that are not flagged are not read. A publish takes the
-/// flags; a commit clears them, and an abort restores them. Without old bits only `ValueCodec::kRaw` can be used, and
-/// each publish pays one full digest of the tensors. A flagged element that did not change is sent all the same.
-class SPARSECAST_API MaskDetector : public Detector {
- public:
-  /// `table` outlives the detector; the caller owns `live`.
-  MaskDetector(const TensorTable& table, const std::vector<ConstTensorBytes>& live);
-  ~MaskDetector() override;
-  /// ORs `words` (ceil(elements / 64) words) into the flags of `tensor`. Must not be called during a publish.
-  void mark(std::size_t tensor, std::span<const std::uint64_t> words);
-
-  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override;
-  ConstHostTensor current(std::size_t tensor) const override;
-  bool knows_old() const noexcept override { return false; }
-  void finish() override;
-  void committed() override;
-  void aborted() override;
-
- private:
-  using Masks = std::vector<std::vector<std::uint64_t>>;
-
-  const TensorTable& table_;
-  std::vector<ConstHostTensor> live_;
-  Masks flags_;      ///< Elements marked since the last publish.
-  Masks in_flight_;  ///< Flags taken by the publish that is pending.
-};
+/// Compares two sets of host tensors of the table, which the caller owns; nothing is refreshed.
+SPARSECAST_API std::unique_ptr<TileDetector> make_compare_detector(const TensorTable& table,
+                                                                   const std::vector<ConstBytes>& current,
+                                                                   const std::vector<ConstBytes>& base);
 
 }  // namespace sparsecast

@@ -7,6 +7,7 @@
 
 #include "sparsecast/export.hpp"
 #include "sparsecast/hash.hpp"
+#include "sparsecast/tensor_ref.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -39,14 +40,11 @@ struct StateDigest {
 SPARSECAST_API StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first,
                                        std::span<const std::byte> bits);
 
-/// Returns the digest of each tensor of a table, read in full, on `threads` threads (0: all cores);
-/// TensorTable::digest_origin gives the index at which each element counts.
-SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
-                                                       std::span<const ConstTensorBytes> tensors, int threads = 1);
-/// Returns the digests of tensors that may be views of larger memory. Throws Error{kUsage} for tensors that do not fit
-/// the table.
-SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table,
-                                                       const std::vector<ConstHostTensor>& tensors, int threads = 1);
+/// Returns the digest of each host tensor of a table, read in full, on `threads` threads (0: all cores);
+/// TensorTable::digest_origin gives the index at which each element counts. Throws Error{kUsage} for tensors that do
+/// not fit the table.
+SPARSECAST_API std::vector<StateDigest> digest_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors,
+                                                       int threads = 1);
 
 /// Returns the sum of parts.
 SPARSECAST_API StateDigest sum(std::span<const StateDigest> parts) noexcept;

@@ -14,6 +14,7 @@
 #include "sparsecast/delta.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/hash.hpp"
+#include "sparsecast/tensor_ref.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -118,5 +119,12 @@ class SPARSECAST_API Layout {
   std::vector<std::uint32_t> originals_;
   Hash128 hash_;
 };
+
+/// Return references to the local tensors of a rank, of the layout's dtypes: in host memory, or at these addresses of a
+/// device. Throw Error{kUsage} that names rank and tensor unless there is one for each, of its bytes.
+SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
+                                              const std::vector<MutableBytes>& tensors);
+SPARSECAST_API std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank,
+                                              const std::vector<void*>& d_tensors, int device);
 
 }  // namespace sparsecast

@@ -85,8 +85,8 @@ SPARSECAST_API std::unique_ptr<FollowerTarget> make_checkpoint_target(FileSystem
 /// Memory: the delta. After each version a slice of the tensors is audited (SubscriberOptions::audit_versions).
 SPARSECAST_API std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber,
                                                                       std::shared_ptr<const TensorTable> table,
-                                                                      std::vector<TensorBytes> live, FileSystem& fs,
-                                                                      const std::string& scratch,
+                                                                      const std::vector<TensorRef>& live,
+                                                                      FileSystem& fs, const std::string& scratch,
                                                                       std::function<void(bool)> pause = nullptr);
 
 /// Notification sent after the last version of each step (with every_version, after each version), in the thread of

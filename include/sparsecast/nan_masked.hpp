@@ -27,7 +27,7 @@ SPARSECAST_API bool is_nan(DType dtype, std::uint64_t bits) noexcept;
 
 /// Fills whole elements, at any alignment, with the positive quiet NaN of `dtype`. Throws Error{kUnsupported} for a
 /// dtype without NaNs, {kUsage} for a number of bytes that is not a multiple of the element size.
-SPARSECAST_API void nan_fill(DType dtype, TensorBytes elements);
+SPARSECAST_API void nan_fill(DType dtype, MutableBytes elements);
 
 /// The two views of a masked copy: the same shape of at most 8 dimensions, and for each the distance from an element to
 /// the next along every dimension, in elements. Empty strides: row-major without gaps. The elements of the destination

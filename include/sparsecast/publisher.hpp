@@ -31,20 +31,17 @@ struct PublisherOptions {
 ///
 /// Every publish has a version number of its own, so that a delta whose outcome is unknown can never be mistaken for
 /// its successor. After abort, a detector's snapshot is rolled back by the inverse delta, so that the next publish
-/// covers all changes since the last commit. With a detector that overwrites the old bits (FusedCast), the aborted
+/// covers all changes since the last commit. With a detector that overwrites the old bits (kFusedCast), the aborted
 /// delta is kept and composed with the next one, so that no change is lost. Not thread-safe; `encode.threads` are used
 /// internally.
 class SPARSECAST_API Publisher {
  public:
-  /// `table` is shared with the detector. Unless `base_digest` is given, reads the detector's whole snapshot, or
-  /// current() without one, once for the base digest. Throws Error{kUsage} when the value codec needs old bits that the
-  /// detector lacks.
+  /// Takes a detector that was made for this table. Unless `base_digest` is given, reads what receivers hold (the
+  /// detector's snapshot, or the tensors without one) once for the base digest. The frames of weights on a device are
+  /// byte for byte those of the CPU; zstd_level must be 0 there (Error{kUnsupported}). Throws Error{kUsage} when the
+  /// value codec needs old bits that the detector lacks, and kTableMismatch for a detector of another table.
   Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<Detector> detector, PublisherOptions options,
             std::optional<StateDigest> base_digest = std::nullopt);
-  /// Makes a publisher of weights in device memory, whose frames are byte for byte those of the CPU. zstd_level must be
-  /// 0 (Error{kUnsupported}). Without `base_digest`, one kernel reads all tensors.
-  Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<DeviceDetector> detector,
-            PublisherOptions options, std::optional<StateDigest> base_digest = std::nullopt);
   ~Publisher();
   Publisher(Publisher&&) noexcept;
   Publisher& operator=(Publisher&&) noexcept;
@@ -70,9 +67,8 @@ class SPARSECAST_API Publisher {
   std::uint64_t version() const noexcept;      ///< Returns the last committed version.
   const StateDigest& digest() const noexcept;  ///< Returns the digest of the last committed version.
   bool pending() const noexcept;
-  /// Returns the detector that the publisher was made with; null when that is of the other kind.
-  Detector* detector() noexcept;
-  DeviceDetector* device_detector() noexcept;
+  /// Returns the detector that the publisher was made with.
+  Detector& detector() noexcept;
 
  private:
   struct State;
@@ -82,7 +78,7 @@ class SPARSECAST_API Publisher {
 /// Encodes a delta for programs that stream. Detects changes by `detector` and passes each record to `sink` as soon as
 /// it is complete, so that memory is bounded by frame capacity and threads. `progress` (elements done) may be null.
 /// With `with_table`, a table record follows the header (delta files).
-SPARSECAST_API CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHeader header,
+SPARSECAST_API CommitRecord encode_delta(const TensorTable& table, TileDetector& detector, DeltaHeader header,
                                          const EncodeOptions& options, bool with_table, const RecordSink& sink,
                                          const std::function<void(std::uint64_t)>& progress = nullptr);
 

@@ -51,8 +51,8 @@ class SPARSECAST_API Checkpoint {
   const TensorTable& table() const noexcept { return table_; }
   /// Returns the bytes of tensor i (index into `table()`), valid while the Checkpoint lives. They have the alignment of
   /// the file.
-  ConstTensorBytes tensor(std::size_t i) const;
-  std::vector<ConstTensorBytes> tensors() const;
+  ConstBytes tensor(std::size_t i) const;
+  std::vector<ConstBytes> tensors() const;
   /// Tells the system that these bytes of tensor i are not needed again soon.
   void release(std::size_t i, std::uint64_t begin_byte, std::uint64_t bytes) const noexcept;
 
@@ -114,7 +114,7 @@ class SPARSECAST_API SparseStep {
   const std::vector<Entry>& entries() const noexcept { return entries_; }
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Writes the values into `tensors` (parallel to the base's table); returns the number of elements written.
-  std::uint64_t apply(std::span<const TensorBytes> tensors) const;
+  std::uint64_t apply(std::span<const MutableBytes> tensors) const;
 
  private:
   std::shared_ptr<FileMapping> mapping_;

@@ -41,15 +41,10 @@ SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
 SPARSECAST_API GroupOpener open_nccl_groups(const NcclOptions& options);
 
 struct ShardedOptions {
-  StreamId stream;            ///< All zero: derived from the tensors. The same on every rank.
-  std::uint64_t version = 0;  ///< Version that the memory holds now.
-  EncodeOptions encode;       ///< Publisher: options of the encoder.
-  PlanOptions plan;           ///< All ranks use the options of trainer rank 0's publisher.
-  /// Publisher: one dtype for each of its local tensors; empty: the dtypes of the layout. A kF32 where the layout says
-  /// kBF16 means that the local tensor is the fp32 master of that tensor, with the same layout: engines get its cast
-  /// (rounded as by make_fused_cast), and the snapshot is the only copy of the cast that the rank keeps (a cast
-  /// snapshot). Any other difference is Error{kUsage}.
-  std::vector<DType> local_dtypes;
+  StreamId stream;                    ///< All zero: derived from the tensors. The same on every rank.
+  std::uint64_t version = 0;          ///< Version that the memory holds now.
+  EncodeOptions encode;               ///< Publisher: options of the encoder.
+  PlanOptions plan;                   ///< All ranks use the options of trainer rank 0's publisher.
   int threads = 1;                    ///< Subscriber: threads for apply and digests; 0: all cores.
   std::uint32_t audit_versions = 64;  ///< Subscriber: as in SubscriberOptions.
   /// Subscriber: true when the memory holds no version yet; the trainer then seeds it in the next regroup().
@@ -92,23 +87,23 @@ struct ShardedReport {
 ///     regroup() --> sync() --> sync() --> ... --> regroup() whenever an engine joins, leaves, dies or is cut anew
 class SPARSECAST_API ShardedPublisher {
  public:
-  /// `local[i]` is the memory of layout.ranks()[rank].tensors[i], contiguous, of the layout's dtype or that of
-  /// options.local_dtypes; the caller owns it and keeps it in place. `layout` is that of the whole trainer, the same on
-  /// all its ranks. The first regroup() copies, or casts, the tensors that this rank sends into the snapshot; at that
-  /// time they must hold options.version. Throws Error{kUsage} for memory that does not fit.
-  ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorBytes> local,
-                   ShardedOptions options);
-  /// Makes a publisher of tensors in device memory, aligned to their elements; the pointer of a tensor without elements
-  /// may be null. The snapshot is in device memory as well; records are copied to the host, from which the channels
-  /// send them. All work is enqueued on `device.stream`, or, when that is null, on one stream of the object for all
+  /// `local[i]` is layout.ranks()[rank].tensors[i]: contiguous, of any shape with the layout's number of elements, all
+  /// on the host or all on one device; the caller owns it and keeps it in place. It is of the layout's dtype; or fp32
+  /// where that is bf16, the master of the tensor with the same layout: engines get its cast (as make_detector casts),
+  /// and the snapshot is the only copy of the cast that the rank keeps. `layout` is that of the whole trainer, the same
+  /// on all its ranks. The first regroup() copies, or casts, the tensors that this rank sends into the snapshot, in the
+  /// same kind of memory; at that time they must hold options.version.
+  ///
+  /// On a device, all work is enqueued on `device.stream`, or, when that is null, on one stream of the object for all
   /// routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
   /// stream, and the tensors must stay unchanged until the call returns. Several threads enqueue on the stream, so
   /// cudaStreamPerThread, which differs between threads, is Error{kUsage}. No wait for the device is longer than
-  /// `device.deadline`, and `device.chunk_bytes` applies to each route. Throws Error{kUnsupported} without a device
-  /// backend or a device, or for options.encode.zstd_level other than 0, and Error{kUsage} for pointers that do not
-  /// fit.
-  ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
-                   ShardedOptions options, const DeviceOptions& device);
+  /// `device.deadline`.
+  ///
+  /// Throws Error{kUsage} that names the rank and the tensor for memory that does not fit; Error{kUnsupported} without
+  /// a device backend or a device, and for options.encode.zstd_level other than 0 on one.
+  ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorRef> local,
+                   ShardedOptions options, const DeviceOptions& device = {});
   ~ShardedPublisher();
   ShardedPublisher(ShardedPublisher&&) noexcept;
   ShardedPublisher& operator=(ShardedPublisher&&) noexcept;
@@ -145,15 +140,12 @@ class SPARSECAST_API ShardedPublisher {
 /// their own, which has ended when they return; all calls of the channels are made by the calling thread.
 class SPARSECAST_API ShardedSubscriber {
  public:
-  /// Makes a subscriber. Arguments are those of ShardedPublisher, but without local_dtypes; `engine` names the engine,
-  /// whose ranks share the layout.
+  /// Arguments are those of ShardedPublisher, but `local` has no masters; `engine` names the engine, whose ranks share
+  /// the layout. While regroup() or sync() runs, nothing else may read or write the tensors, except work that is on the
+  /// stream before. When sync() returns, the new version has been verified, and work enqueued afterwards on any stream
+  /// sees it. `options.threads` is for the host.
   ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
-                    std::vector<TensorBytes> local, ShardedOptions options);
-  /// Makes a subscriber of tensors in device memory, as with ShardedPublisher. While regroup() or sync() runs, nothing
-  /// else may read or write them, except work that is on the stream before. When sync() returns, the new version has
-  /// been verified on the device, and work enqueued afterwards on any stream sees it. `options.threads` is not used.
-  ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
-                    std::vector<void*> d_local, ShardedOptions options, const DeviceOptions& device);
+                    std::vector<TensorRef> local, ShardedOptions options, const DeviceOptions& device = {});
   ~ShardedSubscriber();
   ShardedSubscriber(ShardedSubscriber&&) noexcept;
   ShardedSubscriber& operator=(ShardedSubscriber&&) noexcept;
@@ -163,8 +155,7 @@ class SPARSECAST_API ShardedSubscriber {
   void regroup(std::shared_ptr<ControlChannel> world, const GroupOpener& open, std::chrono::milliseconds timeout);
   /// Replaces layout and memory, before a regroup(), of an engine that has moved its experts and their weights between
   /// its ranks. Throws Error{kUsage} while the outcome of a version is unknown.
-  void replace(std::shared_ptr<const Layout> layout, std::vector<TensorBytes> local);
-  void replace(std::shared_ptr<const Layout> layout, std::vector<void*> d_local, const DeviceOptions& device);
+  void replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local, const DeviceOptions& device = {});
 
   /// Brings this rank to the trainer's current weights, as ShardedPublisher::sync. When it throws, the rank holds its
   /// old version, or one whose outcome is unknown until the next regroup() settles it.

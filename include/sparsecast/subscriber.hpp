@@ -10,6 +10,7 @@
 #include "sparsecast/delta.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/export.hpp"
+#include "sparsecast/tensor_ref.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -57,17 +58,12 @@ using NanMaskedLoader = std::function<void(std::size_t index, const std::byte* t
 /// Not thread-safe.
 class SPARSECAST_API Subscriber {
  public:
-  /// `live[i]` are the bytes of table tensor i, owned by the caller, alive and unmoved while the subscriber is. Reads
-  /// all of them once for the digest. The tensors are contiguous.
-  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live, SubscriberOptions options);
-  /// Makes a subscriber of tensors that may be views of larger memory; nothing outside their elements is written.
-  /// Throws Error{kUsage} that names the tensor when one does not fit the table, or its elements overlap by a stride of
-  /// 0.
-  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<HostTensor> live, SubscriberOptions options);
-  /// Makes a subscriber of tensors in device memory, parallel to the table; the pointer of a tensor without elements
-  /// may be null. `options.threads` is not used. Throws Error{kUnsupported} without a device backend or a device, or
-  /// when its memory does not suffice.
-  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<DeviceTensor> live, SubscriberOptions options,
+  /// `live` are parallel to the table, of its dtypes, alive and unmoved while the subscriber is, all on the host or all
+  /// on one device, whose work `device` describes; `options.threads` is for the host. They may be views of larger
+  /// memory: nothing outside their elements is written. Reads all of them once for the digest. Throws Error{kUsage}
+  /// that names the tensor when one does not fit the table, or its elements overlap by a stride of 0;
+  /// Error{kUnsupported} without a device backend or a device, or when its memory does not suffice.
+  Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, SubscriberOptions options,
              const DeviceOptions& device = {});
   ~Subscriber();
   Subscriber(Subscriber&&) noexcept;

@@ -23,13 +23,12 @@ using PatchSink = std::function<void(const TensorPatch&)>;
 /// step). Only the patch of one tensor is held in memory. An element that the delta names is in the patch even when its
 /// bits did not change. Throws Error{kUsage} for weights that do not fit the table, Error{kCorrupt} for frames that do
 /// not belong to the delta, and Error{kUnsupported} when a changed index of a tensor does not fit into int32.
-SPARSECAST_API void for_each_patch(const Delta& delta, const TensorTable& table,
-                                   std::span<const ConstTensorBytes> weights, const PatchSink& sink);
+SPARSECAST_API void for_each_patch(const Delta& delta, const TensorTable& table, std::span<const ConstBytes> weights,
+                                   const PatchSink& sink);
 
 /// Calls `sink` for every tensor that a delta file changes, given the tensors *before* it. Values are decoded, and only
 /// elements whose bits change are in a patch. The caller guarantees that `base` has the delta's base digest. Throws
 /// Error{kDigestMismatch} at the end when the delta does not lead to its promised digest from these bytes.
-SPARSECAST_API void for_each_patch(const DeltaFile& delta, std::span<const ConstTensorBytes> base,
-                                   const PatchSink& sink);
+SPARSECAST_API void for_each_patch(const DeltaFile& delta, std::span<const ConstBytes> base, const PatchSink& sink);
 
 }  // namespace sparsecast

@@ -16,6 +16,10 @@
 
 namespace sparsecast {
 
+/// Bytes in the caller's memory: those that are only read, and those that may be written.
+using ConstBytes = std::span<const std::byte>;
+using MutableBytes = std::span<std::byte>;
+
 /// One tensor of a stream as the checkpoint names it: row-major, flat 64-bit element index.
 struct SPARSECAST_API TensorSpec {
   std::string name;  ///< UTF-8, 1 to 65535 bytes.
@@ -78,25 +82,6 @@ class SPARSECAST_API TensorTable {
   Hash128 hash_;
   std::uint64_t elements_ = 0;
   std::uint64_t bytes_ = 0;
-};
-
-/// The storage of one registered tensor: `table[i].bytes()` bytes, row-major, contiguous,
-/// aligned to its element size. The caller owns the memory.
-using TensorBytes = std::span<std::byte>;
-using ConstTensorBytes = std::span<const std::byte>;
-
-/// A tensor in host memory that may be a view of larger memory. Without `strides` it is contiguous; with them, element
-/// (i, j, ...) of the table's shape lies at i * strides[0] + j * strides[1] + ... elements from `data`, rank at most 8.
-/// The caller owns the memory, which must stay in place while an object of the library uses it.
-struct HostTensor {
-  std::byte* data = nullptr;  ///< Any alignment; null only for a tensor without elements.
-  std::vector<std::int64_t> strides;
-};
-
-/// A HostTensor that is only read.
-struct ConstHostTensor {
-  const std::byte* data = nullptr;
-  std::vector<std::int64_t> strides;
 };
 
 }  // namespace sparsecast

@@ -35,17 +35,17 @@ std::shared_ptr<const SigningKey> signing_key(const std::optional<std::string>& 
 }
 
 /// Returns the tensors for a log: whole, contiguous, in host memory.
-std::vector<TensorBytes> host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
-  if (tensors_for(table, memory, writable, "tensor").on_device) {
+std::vector<MutableBytes> host_tensors(const TensorTable& table, const std::vector<Memory>& memory, bool writable) {
+  if (device_of(tensors_for(table, memory, writable, "tensor")) != kHostMemory) {
     throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
   }
   return contiguous_bytes(table, memory);
 }
 
 /// Writes the tensors as one safetensors file, atomically.
-void write_checkpoint(const TensorTable& table, const std::vector<TensorBytes>& tensors, const std::string& path) {
+void write_checkpoint(const TensorTable& table, const std::vector<MutableBytes>& tensors, const std::string& path) {
   SafetensorsWriter writer(files(), path, {table.begin(), table.end()});
-  for (const TensorBytes tensor : tensors) writer.append(tensor);
+  for (const MutableBytes tensor : tensors) writer.append(tensor);
   writer.finish();
 }
 
@@ -54,15 +54,14 @@ void write_checkpoint(const TensorTable& table, const std::vector<TensorBytes>& 
 std::uint64_t create_log(const std::string& location, const TensorTable& table, const std::vector<Memory>& memory,
                          const std::string& anchor_path, std::uint64_t version, const std::optional<std::string>& key,
                          const std::string& label, int threads) {
-  const std::vector<TensorBytes> tensors = host_tensors(table, memory, false);
+  const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
   const nb::gil_scoped_release release;
   LogReader reader(open_object_store(files(), location));
   LogWriterOptions options;
   options.key = signing_key(key);
   options.threads = threads;
   LogWriter writer(reader, options);
-  const std::vector<ConstTensorBytes> read(tensors.begin(), tensors.end());
-  const StateDigest digest = sum(digest_tensors(table, read, threads));
+  const StateDigest digest = sum(digest_tensors(table, refs_to(table, tensors), threads));
   write_checkpoint(table, tensors, anchor_path);
   const LogCommit commit = writer.create({{}, version, std::make_shared<const TensorTable>(table), digest, {}, label});
   writer.write_anchor(files(), anchor_path, commit.version);
@@ -74,11 +73,10 @@ class PythonLogPublisher {
   PythonLogPublisher(const std::string& location, const TensorTable& table, const DetectorRequest& request,
                      LogPublisherOptions options, const std::vector<std::string>& trusted, const EncodeOptions& encode)
       : table_(std::make_shared<const TensorTable>(table)), kept_(request.all()) {
-    MadeDetector made = make_detector(table_, request);
-    if (!made.host) throw Error(ErrorCode::kUnsupported, "a log takes tensors from host memory");
+    auto detector = make_detector(table_, request);
     const nb::gil_scoped_release release;
     publisher_ = std::make_unique<LogPublisher>(open_object_store(files(), location), files(), trust_of(trusted),
-                                                table_, std::move(made.host), std::move(options), encode);
+                                                table_, std::move(detector), std::move(options), encode);
   }
   ~PythonLogPublisher() {
     const nb::gil_scoped_release release;
@@ -102,7 +100,7 @@ class PythonLogFollower {
                     const std::vector<Memory>& memory, const std::string& scratch, const SubscriberOptions& subscribing,
                     FollowerOptions options, nb::object pause)
       : table_(std::make_shared<const TensorTable>(table)), kept_(memory), pause_(std::move(pause)) {
-    std::vector<TensorBytes> live = host_tensors(*table_, memory, true);
+    const std::vector<TensorRef> live = refs_to(*table_, host_tensors(*table_, memory, true));
     const nb::gil_scoped_release release;
     const std::shared_ptr<ObjectStore> store = open_object_store(files(), location);
     SubscriberOptions of_log = subscribing;
@@ -322,7 +320,7 @@ void bind_logs(nb::module_& m) {
   m.def(
       "write_checkpoint",
       [](const TensorTable& table, const std::vector<Memory>& memory, const std::string& path) {
-        const std::vector<TensorBytes> tensors = host_tensors(table, memory, false);
+        const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
         const nb::gil_scoped_release release;
         write_checkpoint(table, tensors, path);
       },

@@ -104,8 +104,8 @@ void require_writable(const Memory& one, const std::string& context) {
   if (!one.writable()) throw Error(ErrorCode::kUsage, "its memory is read-only", context);
 }
 
-std::vector<TensorBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory) {
-  std::vector<TensorBytes> bytes;
+std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory) {
+  std::vector<MutableBytes> bytes;
   for (std::size_t i = 0; i < memory.size(); ++i) {
     if (!memory[i].contiguous()) {
       throw Error(ErrorCode::kUsage, "it is not contiguous", fmt::format("tensor '{}'", table[i].name));
@@ -115,15 +115,16 @@ std::vector<TensorBytes> contiguous_bytes(const TensorTable& table, const std::v
   return bytes;
 }
 
-Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable, const char* what) {
+TensorRef Memory::ref() const {
+  return {data_, dtype_, shape_, contiguous() ? std::vector<std::int64_t>{} : strides_, device_};
+}
+
+std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable,
+                                   const char* what) {
   if (memory.size() != table.size()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} {}s for a table of {}", memory.size(), what, table.size()));
   }
-  Tensors out;
-  if (!memory.empty()) {
-    out.on_device = memory[0].on_device();
-    out.device = memory[0].device();
-  }
+  std::vector<TensorRef> refs;
   for (std::size_t i = 0; i < memory.size(); ++i) {
     const Memory& one = memory[i];
     const TensorSpec& spec = table[i];
@@ -136,14 +137,9 @@ Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory,
           context);
     }
     if (writable) require_writable(one, context);
-    std::vector<std::int64_t> strides = one.contiguous() ? std::vector<std::int64_t>{} : one.strides();
-    if (out.on_device) {
-      out.on_cuda.push_back({one.data(), std::move(strides)});
-    } else {
-      out.host.push_back({one.data(), std::move(strides)});
-    }
+    refs.push_back(one.ref());
   }
-  return out;
+  return refs;
 }
 
 DeviceOptions device_options(int device, std::uintptr_t stream, double timeout) {

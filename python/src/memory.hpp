@@ -10,6 +10,7 @@
 #include "bindings.hpp"
 #include "sparsecast/device.hpp"
 #include "sparsecast/dtype.hpp"
+#include "sparsecast/tensor_ref.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast::python {
@@ -29,6 +30,7 @@ class Memory {
   bool on_device() const noexcept { return device_ >= 0; }
   int device() const noexcept { return device_; }  ///< CUDA ordinal; -1: host memory.
   std::string device_name() const;
+  TensorRef ref() const;
   std::uint64_t elements() const noexcept;
   std::uint64_t bytes() const noexcept { return elements() * element_size(dtype_); }
   bool contiguous() const noexcept;
@@ -43,17 +45,16 @@ class Memory {
   int device_ = -1;
 };
 
-/// Tensors of a call: all on the same device, or all in host memory; parallel to `table`, of its dtypes and shapes.
-/// Throws Error{kUsage} naming the tensor and the requirement.
-struct Tensors {
-  bool on_device = false;
-  int device = -1;
-  std::vector<HostTensor> host;
-  std::vector<DeviceTensor> on_cuda;
-};
-Tensors tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable, const char* what);
+/// Returns references to the tensors of a call: all on the same device, or all in host memory; parallel to `table`, of
+/// its dtypes and shapes. Throws Error{kUsage} naming the tensor and the requirement.
+std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable,
+                                   const char* what);
+/// Returns the device of such tensors, kHostMemory when there are none.
+inline int device_of(const std::vector<TensorRef>& tensors) {
+  return tensors.empty() ? kHostMemory : tensors.front().device;
+}
 /// Returns the bytes of each tensor. Throws Error{kUsage} naming a tensor that is not contiguous.
-std::vector<TensorBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);
+std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);
 
 /// Throws Error{kUsage} with this context unless the tensor is on the device of the first, has the dtype that `says`
 /// ("table", "layout") gives it, and is writable if it has to be.

@@ -22,13 +22,8 @@ struct DetectorRequest {
   std::vector<Memory> all() const;  ///< All memory that must be kept alive.
 };
 
-struct MadeDetector {
-  std::unique_ptr<Detector> host;  ///< Null for a detector on a device.
-  std::unique_ptr<DeviceDetector> device;
-  MaskDetector* mask = nullptr;  ///< `host`, if it is a mask detector.
-};
-
 /// Makes the detector. Throws Error{kUsage} that names the tensor, or lists the valid detectors.
-MadeDetector make_detector(const std::shared_ptr<const TensorTable>& table, const DetectorRequest& request);
+std::unique_ptr<Detector> make_detector(const std::shared_ptr<const TensorTable>& table,
+                                        const DetectorRequest& request);
 
 }  // namespace sparsecast::python

@@ -15,11 +15,8 @@ namespace {
 /// `masters`, those that are BF16 in the layout may be F32.
 struct RankMemory {
   std::vector<Memory> kept;
-  std::vector<DType> dtypes;
-  bool on_device = false;
-  int device = -1;
-  std::vector<TensorBytes> host;
-  std::vector<void*> d_tensors;
+  std::vector<TensorRef> tensors;
+  int device() const noexcept { return device_of(tensors); }
 };
 
 RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector<Memory>& tensors, bool writable,
@@ -34,28 +31,19 @@ RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector
   }
   RankMemory out;
   out.kept = tensors;
-  if (!tensors.empty()) {
-    out.on_device = tensors[0].on_device();
-    out.device = tensors[0].device();
-  }
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const Memory& one = tensors[t];
     const LocalTensor& local = locals[t];
     const std::string context = fmt::format("rank {}: local tensor '{}'", rank, local.name);
     const bool master = masters && local.dtype == DType::kBF16 && one.dtype() == DType::kF32;
-    out.dtypes.push_back(master ? DType::kF32 : local.dtype);
-    require_device_and_dtype(one, tensors[0], locals[0].name, out.dtypes.back(), "layout", context);
+    require_device_and_dtype(one, tensors[0], locals[0].name, master ? DType::kF32 : local.dtype, "layout", context);
     if (one.elements() != local.elements) {
       throw Error(ErrorCode::kUsage,
                   fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements), context);
     }
     if (!one.contiguous()) throw Error(ErrorCode::kUsage, "it is not contiguous", context);
     if (writable) require_writable(one, context);
-    if (out.on_device) {
-      out.d_tensors.push_back(one.data());
-    } else {
-      out.host.emplace_back(one.data(), one.bytes());
-    }
+    out.tensors.push_back(one.ref());
   }
   return out;
 }
@@ -63,17 +51,14 @@ RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector
 class PythonShardedPublisher {
  public:
   PythonShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, const std::vector<Memory>& tensors,
-                         ShardedOptions options, bool masters, std::uintptr_t stream, double device_timeout)
+                         const ShardedOptions& options, bool masters, std::uintptr_t stream, double device_timeout)
       : memory_(rank_memory(*layout, rank, tensors, false, masters)) {
-    options.local_dtypes = memory_.dtypes;
-    const DeviceOptions device = device_options(memory_.device, stream, device_timeout);
+    const DeviceOptions device = device_options(memory_.device(), stream, device_timeout);
     const nb::gil_scoped_release release;
-    publisher_ = memory_.on_device
-                     ? std::make_unique<ShardedPublisher>(std::move(layout), rank, memory_.d_tensors, options, device)
-                     : std::make_unique<ShardedPublisher>(std::move(layout), rank, memory_.host, options);
+    publisher_ = std::make_unique<ShardedPublisher>(std::move(layout), rank, memory_.tensors, options, device);
   }
   ShardedPublisher& get() noexcept { return *publisher_; }
-  int device() const noexcept { return memory_.device; }
+  int device() const noexcept { return memory_.device(); }
 
  private:
   RankMemory memory_;
@@ -89,27 +74,20 @@ class PythonShardedSubscriber {
         stream_(stream),
         device_timeout_(device_timeout),
         memory_(rank_memory(*layout, rank, tensors, true)) {
-    const DeviceOptions device = device_options(memory_.device, stream, device_timeout);
+    const DeviceOptions device = device_options(memory_.device(), stream, device_timeout);
     const nb::gil_scoped_release release;
     subscriber_ =
-        memory_.on_device
-            ? std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.d_tensors, options, device)
-            : std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.host, options);
+        std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.tensors, options, device);
   }
 
   void replace(std::shared_ptr<const Layout> layout, const std::vector<Memory>& tensors) {
     RankMemory memory = rank_memory(*layout, rank_, tensors, true);
-    if (memory.on_device) {
-      subscriber_->replace(std::move(layout), memory.d_tensors,
-                           device_options(memory.device, stream_, device_timeout_));
-    } else {
-      subscriber_->replace(std::move(layout), memory.host);
-    }
+    subscriber_->replace(std::move(layout), memory.tensors, device_options(memory.device(), stream_, device_timeout_));
     memory_ = std::move(memory);
   }
 
   ShardedSubscriber& get() noexcept { return *subscriber_; }
-  int device() const noexcept { return memory_.device; }
+  int device() const noexcept { return memory_.device(); }
 
  private:
   std::size_t rank_;

@@ -54,21 +54,20 @@ class PythonPublisher {
     options.version = version;
     options.encode = encode;
     if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
-    MadeDetector made = make_detector(table_, request);
-    mask_ = made.mask;
+    auto detector = make_detector(table_, request);
+    if (request.name == "mask") mask_ = detector.get();
     const nb::gil_scoped_release release;
-    publisher_ = made.device ? std::make_unique<Publisher>(table_, std::move(made.device), options)
-                             : std::make_unique<Publisher>(table_, std::move(made.host), options);
+    publisher_ = std::make_unique<Publisher>(table_, std::move(detector), options);
   }
 
   Publisher& get() noexcept { return *publisher_; }
   const TensorTable& table() const noexcept { return *table_; }
-  MaskDetector* mask() const noexcept { return mask_; }
+  Detector* mask() const noexcept { return mask_; }
 
  private:
   std::shared_ptr<const TensorTable> table_;
   std::vector<Memory> kept_;
-  MaskDetector* mask_ = nullptr;
+  Detector* mask_ = nullptr;  ///< Null for one that takes no marks.
   std::unique_ptr<Publisher> publisher_;
 };
 
@@ -83,11 +82,10 @@ class PythonSubscriber {
   PythonSubscriber(const TensorTable& table, const std::vector<Memory>& tensors, const SubscriberOptions& options,
                    std::uintptr_t stream, double device_timeout)
       : table_(std::make_shared<const TensorTable>(table)), kept_(tensors) {
-    Tensors live = tensors_for(*table_, tensors, true, "tensor");
-    const DeviceOptions device = device_options(live.device, stream, device_timeout);
+    std::vector<TensorRef> live = tensors_for(*table_, tensors, true, "tensor");
+    const DeviceOptions device = device_options(device_of(live), stream, device_timeout);
     const nb::gil_scoped_release release;
-    subscriber_ = live.on_device ? std::make_unique<Subscriber>(table_, std::move(live.on_cuda), options, device)
-                                 : std::make_unique<Subscriber>(table_, std::move(live.host), options);
+    subscriber_ = std::make_unique<Subscriber>(table_, std::move(live), options, device);
   }
   Subscriber& get() noexcept { return *subscriber_; }
 
@@ -106,7 +104,7 @@ void mark(PythonPublisher& self, std::size_t tensor,
     throw Error(ErrorCode::kUsage, fmt::format("{} words for {}", words.size(), expected),
                 fmt::format("mask of '{}'", self.table()[tensor].name));
   }
-  self.mask()->mark(tensor, {static_cast<const std::uint64_t*>(words.data()), words.size()});
+  self.mask()->mark(tensor, words.data());
 }
 
 void bind_publisher(nb::module_& m) {

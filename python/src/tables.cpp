@@ -34,12 +34,12 @@ nb::tuple entry(const TensorTable& table, std::int64_t i) {
 }
 
 std::string digest(const TensorTable& table, const std::vector<Memory>& memory, int threads) {
-  const Tensors tensors = tensors_for(table, memory, false, "tensor");
-  if (tensors.on_device) throw Error(ErrorCode::kUnsupported, "digests of device memory are taken by its publisher");
-  std::vector<ConstHostTensor> views;
-  for (const HostTensor& tensor : tensors.host) views.push_back({tensor.data, tensor.strides});
+  const std::vector<TensorRef> tensors = tensors_for(table, memory, false, "tensor");
+  if (device_of(tensors) != kHostMemory) {
+    throw Error(ErrorCode::kUnsupported, "digests of device memory are taken by its publisher");
+  }
   const nb::gil_scoped_release release;
-  return to_hex(sum(digest_tensors(table, views, threads)).value);
+  return to_hex(sum(digest_tensors(table, tensors, threads)).value);
 }
 
 }  // namespace

@@ -41,17 +41,16 @@ class DeviceBufferMemory final : public BufferMemory {
     wait_until_ready();
     PublisherOptions publishing;
     publishing.version = version;
+    DetectorOptions detecting;
+    detecting.device = options_;
     return std::make_unique<Publisher>(
-        table_, make_device_snapshot(table_, std::vector<const void*>(d_data_.begin(), d_data_.end()), options_),
-        publishing);
+        table_, make_detector(table_, refs_to(*table_, d_data_, options_.device), std::move(detecting)), publishing);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::uint64_t version) override {
     wait_until_ready();
     SubscriberOptions subscribing;
     subscribing.version = version;
-    std::vector<DeviceTensor> tensors;
-    for (void* const d_tensor : d_data_) tensors.push_back({d_tensor, {}});
-    return std::make_unique<Subscriber>(table_, std::move(tensors), subscribing, options_);
+    return std::make_unique<Subscriber>(table_, refs_to(*table_, d_data_, options_.device), subscribing, options_);
   }
 
   void begin_behind(CUstream_st* stream) override {

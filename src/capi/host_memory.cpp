@@ -28,14 +28,13 @@ class HostBufferMemory final : public BufferMemory {
     PublisherOptions options;
     options.version = version;
     options.encode.threads = threads_;
-    return std::make_unique<Publisher>(
-        table_, make_host_snapshot(*table_, std::vector<ConstTensorBytes>(live_.begin(), live_.end())), options);
+    return std::make_unique<Publisher>(table_, make_detector(table_, refs_to(*table_, live_)), options);
   }
   std::unique_ptr<Subscriber> make_subscriber(std::uint64_t version) override {
     SubscriberOptions options;
     options.version = version;
     options.threads = threads_;
-    return std::make_unique<Subscriber>(table_, live_, options);
+    return std::make_unique<Subscriber>(table_, refs_to(*table_, live_), options);
   }
 
   void begin_behind(CUstream_st*) override {}
@@ -66,7 +65,7 @@ class HostBufferMemory final : public BufferMemory {
  private:
   template <class Body>
   void for_each_piece(const Body& body) const {
-    for (const TensorBytes tensor : live_) {
+    for (const MutableBytes tensor : live_) {
       for (std::size_t at = 0; at < tensor.size(); at += kPieceBytes) {
         body(tensor.subspan(at, std::min<std::size_t>(kPieceBytes, tensor.size() - at)));
       }
@@ -74,7 +73,7 @@ class HostBufferMemory final : public BufferMemory {
   }
 
   std::shared_ptr<const TensorTable> table_;
-  std::vector<TensorBytes> live_;
+  std::vector<MutableBytes> live_;
   int threads_;
 };
 

@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::uint64_t kReleaseEveryBytes = std::uint64_t{8} << 20;
 
-class ReleasingDetector : public Detector {
+class ReleasingDetector : public TileDetector {
  public:
-  ReleasingDetector(std::unique_ptr<Detector> inner, std::vector<const Checkpoint*> checkpoints)
+  ReleasingDetector(std::unique_ptr<TileDetector> inner, std::vector<const Checkpoint*> checkpoints)
       : inner_(std::move(inner)), checkpoints_(std::move(checkpoints)) {}
 
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
@@ -24,7 +24,7 @@ class ReleasingDetector : public Detector {
     pass(run_of(workspace), tensor, first * size, (first + count) * size);
     return inner_->detect(tensor, first, count, workspace);
   }
-  ConstHostTensor current(std::size_t tensor) const override { return inner_->current(tensor); }
+  TensorRef current(std::size_t tensor) const override { return inner_->current(tensor); }
   bool knows_old() const noexcept override { return inner_->knows_old(); }
   void finish() override {
     for (auto& [workspace, run] : runs_) release(run);
@@ -61,13 +61,13 @@ class ReleasingDetector : public Detector {
     for (const Checkpoint* checkpoint : checkpoints_) checkpoint->release(run.tensor, run.begin, run.end - run.begin);
   }
 
-  std::unique_ptr<Detector> inner_;
+  std::unique_ptr<TileDetector> inner_;
   std::vector<const Checkpoint*> checkpoints_;
   std::mutex mutex_;
   std::map<const TileWorkspace*, ReadRun> runs_;
 };
 
-class SparseStepDetector : public Detector {
+class SparseStepDetector : public TileDetector {
  public:
   SparseStepDetector(const Checkpoint& base, std::vector<SparseStep::Entry> entries)
       : table_(base.table()), base_(base.tensors()), entries_(std::move(entries)), entry_of_(table_.size(), nullptr) {
@@ -95,7 +95,7 @@ class SparseStepDetector : public Detector {
     view.current = workspace.kept;
     return view;
   }
-  ConstHostTensor current(std::size_t) const override {
+  TensorRef current(std::size_t) const override {
     throw Error(ErrorCode::kUsage, "a sparse step has no full tensors; its result digest is computed from the changes");
   }
   bool knows_old() const noexcept override { return true; }
@@ -120,23 +120,23 @@ class SparseStepDetector : public Detector {
   }
 
   const TensorTable& table_;
-  std::vector<ConstTensorBytes> base_;
+  std::vector<ConstBytes> base_;
   std::vector<SparseStep::Entry> entries_;
   std::vector<const SparseStep::Entry*> entry_of_;
 };
 
 }  // namespace
 
-std::unique_ptr<Detector> make_releasing_detector(std::unique_ptr<Detector> inner,
-                                                  std::vector<const Checkpoint*> checkpoints) {
+std::unique_ptr<TileDetector> make_releasing_detector(std::unique_ptr<TileDetector> inner,
+                                                      std::vector<const Checkpoint*> checkpoints) {
   return std::make_unique<ReleasingDetector>(std::move(inner), std::move(checkpoints));
 }
 
-std::unique_ptr<Detector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step) {
+std::unique_ptr<TileDetector> make_sparse_step_detector(const Checkpoint& base, const SparseStep& step) {
   return std::make_unique<SparseStepDetector>(base, step.entries());
 }
 
-std::unique_ptr<Detector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches) {
+std::unique_ptr<TileDetector> make_patch_detector(const Checkpoint& base, std::vector<TensorPatch> patches) {
   return std::make_unique<SparseStepDetector>(base, std::move(patches));
 }
 

@@ -54,7 +54,7 @@ class PatchGatherer {
   Bytes values_;
 };
 
-void require_tensors(const TensorTable& table, std::span<const ConstTensorBytes> tensors) {
+void require_tensors(const TensorTable& table, std::span<const ConstBytes> tensors) {
   if (tensors.size() != table.size()) throw Error(ErrorCode::kUsage, "the tensors are not those of the table");
   for (std::size_t t = 0; t < table.size(); ++t) {
     if (tensors[t].size() != table[t].bytes()) {
@@ -65,7 +65,7 @@ void require_tensors(const TensorTable& table, std::span<const ConstTensorBytes>
 }
 
 /// Takes the named positions of a block, and the values from the weights after the delta.
-void gather_named(const BlockRef& block, ConstTensorBytes weights, std::size_t size, ApplyScratch& scratch,
+void gather_named(const BlockRef& block, ConstBytes weights, std::size_t size, ApplyScratch& scratch,
                   PatchGatherer& out) {
   const auto take = [&](std::uint64_t element) { out.add(block.tensor, element, weights.data() + element * size); };
   with_word(size, [&]<class T>() {
@@ -80,13 +80,13 @@ void gather_named(const BlockRef& block, ConstTensorBytes weights, std::size_t s
 /// Applies blocks to windows of the base and gathers what comes out different.
 class ReplayedBlocks {
  public:
-  ReplayedBlocks(const TensorTable& table, std::span<const ConstTensorBytes> base, PatchGatherer& out)
+  ReplayedBlocks(const TensorTable& table, std::span<const ConstBytes> base, PatchGatherer& out)
       : table_(table), base_(base), out_(out) {}
 
   void add(const BlockRef& block) {
     const TensorSpec& spec = table_[block.tensor];
     const std::size_t size = element_size(spec.dtype);
-    const ConstTensorBytes old = base_[block.tensor].subspan(block.first_element * size, block.span * size);
+    const ConstBytes old = base_[block.tensor].subspan(block.first_element * size, block.span * size);
     new_.assign(old.begin(), old.end());
     const DigestIndex index = digest_index_of(table_, block.tensor);
     const ApplyTarget target{new_.data(), spec.dtype, nullptr, &index, &change_, nullptr};
@@ -104,7 +104,7 @@ class ReplayedBlocks {
 
  private:
   const TensorTable& table_;
-  std::span<const ConstTensorBytes> base_;
+  std::span<const ConstBytes> base_;
   PatchGatherer& out_;
   ApplyScratch scratch_;
   StateDigest change_;
@@ -114,7 +114,7 @@ class ReplayedBlocks {
 
 }  // namespace
 
-void for_each_patch(const Delta& delta, const TensorTable& table, std::span<const ConstTensorBytes> weights,
+void for_each_patch(const Delta& delta, const TensorTable& table, std::span<const ConstBytes> weights,
                     const PatchSink& sink) {
   require_tensors(table, weights);
   PatchGatherer out(table, sink);
@@ -132,7 +132,7 @@ void for_each_patch(const Delta& delta, const TensorTable& table, std::span<cons
   out.flush();
 }
 
-void for_each_patch(const DeltaFile& delta, std::span<const ConstTensorBytes> base, const PatchSink& sink) {
+void for_each_patch(const DeltaFile& delta, std::span<const ConstBytes> base, const PatchSink& sink) {
   const TensorTable& table = delta.table();
   require_tensors(table, base);
   PatchGatherer out(table, sink);

@@ -24,7 +24,7 @@ std::string name_of(const TensorSpec& spec) { return fmt::format("tensor '{}'", 
 }  // namespace
 
 NanMaskedDelta::NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames,
-                               std::vector<LiveElements> live, Direction direction, int threads)
+                               std::vector<TensorRef> live, Direction direction, int threads)
     : table_(table),
       live_(std::move(live)),
       inverse_(direction == Direction::kInverse),
@@ -126,7 +126,7 @@ StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyS
   return StateDigest{{sum.lo, sum.hi}};
 }
 
-void NanMaskedDelta::expand(std::size_t tensor, TensorBytes out) const {
+void NanMaskedDelta::expand(std::size_t tensor, MutableBytes out) const {
   if (tensor >= table_.size()) throw Error(ErrorCode::kUsage, fmt::format("tensor {} of {}", tensor, table_.size()));
   const TensorSpec& spec = table_[tensor];
   if (out.size() != spec.bytes()) {

@@ -13,22 +13,18 @@
 
 namespace sparsecast {
 
-/// Location of a live tensor that `xor` and `ulp` words refer to; it is only read. A null pointer means that the
-/// location is unknown, for `raw` deltas.
-using LiveElements = ConstHostTensor;
-
 /// Built for one delta before anything is written: the constructor refuses what NaN-masked tensors cannot carry. A
 /// block may name elements that do not change, NaNs among them: their new bits are the live ones, and a masked copy
 /// keeps those. Without live bits nothing tells them apart, and every NaN is refused.
 class NanMaskedDelta {
  public:
-  /// `frames`: all of the delta, in order of sequence, validated by validate_block; `live` is parallel to the table.
-  /// All outlive this object, and the live tensors hold the base version until the last expand(). kInverse leads back
-  /// to it from the version of the delta. Throws Error{kUnsupported} that names the tensor when it has no NaNs, and the
-  /// element that would become one; {kUsage} when live tensors do not fit the table, or `xor` and `ulp` words have
-  /// none, or `raw` words are to be inverted.
-  NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames,
-                 std::vector<LiveElements> live, Direction direction, int threads = 1);
+  /// `frames`: all of the delta, in order of sequence, validated by validate_block; `live` is parallel to the table,
+  /// and only read; one without data is not known, for `raw` deltas. All outlive this object, and the live tensors hold
+  /// the base version until the last expand(). kInverse leads back to it from the version of the delta. Throws
+  /// Error{kUnsupported} that names the tensor when it has no NaNs, and the element that would become one; {kUsage}
+  /// when live tensors do not fit the table, or `xor` and `ulp` words have none, or `raw` words are to be inverted.
+  NanMaskedDelta(const TensorTable& table, const std::vector<const FrameReader*>& frames, std::vector<TensorRef> live,
+                 Direction direction, int threads = 1);
 
   /// Indices of the tensors that the delta names, ascending: the loader need not see the others.
   const std::vector<std::size_t>& tensors() const noexcept { return tensors_; }
@@ -37,7 +33,7 @@ class NanMaskedDelta {
   const std::vector<StateDigest>& digest_changes() const noexcept { return changes_; }
 
   /// Fills the table[tensor].bytes() bytes at `out`, of any alignment, with NaNs and the tensor's new values.
-  void expand(std::size_t tensor, TensorBytes out) const;
+  void expand(std::size_t tensor, MutableBytes out) const;
 
  private:
   /// Consecutive blocks of one tensor in one frame.
@@ -52,7 +48,7 @@ class NanMaskedDelta {
   StateDigest check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const;
 
   const TensorTable& table_;
-  std::vector<LiveElements> live_;
+  std::vector<TensorRef> live_;
   std::vector<StridedView> views_;  ///< One view for each tensor; only those with strides count.
   bool inverse_ = false;
   int threads_ = 1;

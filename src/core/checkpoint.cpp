@@ -144,13 +144,13 @@ Checkpoint Checkpoint::open(FileSystem& fs, const std::string& path) {
   return checkpoint;
 }
 
-ConstTensorBytes Checkpoint::tensor(std::size_t i) const {
+ConstBytes Checkpoint::tensor(std::size_t i) const {
   const Location& at = locations_.at(i);
   return files_[at.file].mapping->bytes().subspan(at.begin, table_[i].bytes());
 }
 
-std::vector<ConstTensorBytes> Checkpoint::tensors() const {
-  std::vector<ConstTensorBytes> all;
+std::vector<ConstBytes> Checkpoint::tensors() const {
+  std::vector<ConstBytes> all;
   for (std::size_t i = 0; i < table_.size(); ++i) all.push_back(tensor(i));
   return all;
 }

@@ -109,16 +109,8 @@ std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t fi
   return digests;
 }
 
-std::vector<StateDigest> digest_tensors(const TensorTable& table, std::span<const ConstTensorBytes> tensors,
-                                        int threads) {
-  std::vector<TensorView> views;
-  for (const ConstTensorBytes tensor : tensors) views.push_back({tensor.data(), nullptr});
-  return digest_tensors(table, 0, views, threads);
-}
-
-std::vector<StateDigest> digest_tensors(const TensorTable& table, const std::vector<ConstHostTensor>& tensors,
-                                        int threads) {
-  const auto places = place_tensors(table, tensors, "host");
+std::vector<StateDigest> digest_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors, int threads) {
+  const auto places = place_read_tensors(table, tensors, "host");
   return digest_tensors(table, 0, std::vector<TensorView>(places.begin(), places.end()), threads);
 }
 

@@ -80,7 +80,7 @@ void require_nan_fillable(DType dtype) {
   }
 }
 
-void nan_fill(DType dtype, TensorBytes elements) {
+void nan_fill(DType dtype, MutableBytes elements) {
   require_nan_fillable(dtype);
   const std::size_t size = element_size(dtype);
   if (elements.size() % size != 0) {

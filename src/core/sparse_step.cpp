@@ -119,7 +119,7 @@ SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const Tenso
   return step;
 }
 
-std::uint64_t SparseStep::apply(std::span<const TensorBytes> tensors) const {
+std::uint64_t SparseStep::apply(std::span<const MutableBytes> tensors) const {
   if (tensors.size() != base_.size()) throw Error(ErrorCode::kUsage, "the tensors are not those of the base's table");
   for (const Entry& entry : entries_) {
     if (tensors[entry.tensor].size() != base_[entry.tensor].bytes()) {

@@ -8,6 +8,7 @@
 
 #include "core/strided_view.hpp"
 #include "sparsecast/digest.hpp"
+#include "sparsecast/tensor_ref.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -52,19 +53,27 @@ struct TensorPlace {
   operator TensorView() const { return {data, view.get()}; }
 };
 
-/// Returns the locations of tensors, checked against the table. Throws Error{kUsage} that names the tensor and `what`
-/// the tensors are, for a wrong number of tensors, a null pointer, strides that view_of_tensor rejects, and elements of
-/// a writable tensor that overlap because of a stride of 0.
-std::vector<TensorPlace<std::byte>> place_tensors(const TensorTable& table, const std::vector<HostTensor>& tensors,
-                                                  const char* what);
-std::vector<TensorPlace<const std::byte>> place_tensors(const TensorTable& table,
-                                                        const std::vector<ConstHostTensor>& tensors, const char* what);
+/// Throws Error{kUsage} that names the tensor and `what` it is, unless the reference fits the table's entry: its shape,
+/// its dtype (with `masters`, F32 for BF16 as well), strides that view_of_tensor takes, a pointer that is not null, and
+/// on a device aligned to the elements.
+void check_ref(const TensorSpec& spec, const TensorRef& tensor, const char* what, bool masters = false);
+/// Throws Error{kUsage} unless there is one reference for each tensor of the table, each of which fits.
+void check_refs(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
+                bool masters = false);
+/// Throws Error{kUsage} that names the tensor unless there is one reference for each tensor of the table, each to fp32
+/// masters of a bf16 tensor, or without data.
+void check_cast_masters(const TensorTable& table, const std::vector<TensorRef>& masters);
+/// Returns the device of all of them, kHostMemory when there are none. Throws Error{kUsage} unless there is one for
+/// each tensor of the table, and naming the tensor when one is elsewhere; those without data are nowhere.
+int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 
-/// Returns contiguous tensors, after checking their number and sizes against the table (Error{kUsage}).
-std::vector<HostTensor> host_tensors(const TensorTable& table, const std::vector<TensorBytes>& tensors,
-                                     const char* what);
-std::vector<ConstHostTensor> host_tensors(const TensorTable& table, const std::vector<ConstTensorBytes>& tensors,
-                                          const char* what);
+/// Return the locations of tensors in host memory, checked against the table as by check_refs; those that are written
+/// have no elements that overlap because of a stride of 0. Read tensors may be masters.
+std::vector<TensorPlace<std::byte>> place_tensors(const TensorTable& table, const std::vector<TensorRef>& tensors,
+                                                  const char* what);
+std::vector<TensorPlace<const std::byte>> place_read_tensors(const TensorTable& table,
+                                                             const std::vector<TensorRef>& tensors, const char* what,
+                                                             bool masters = false);
 
 /// Returns the part of the digest that elements [first, first + count) of a tensor contribute.
 StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,

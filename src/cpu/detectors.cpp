@@ -29,13 +29,10 @@ std::vector<std::size_t> element_sizes(const TensorTable& table) {
   return sizes;
 }
 
-class CompareDetector : public Detector {
+class CompareDetector : public TileDetector {
  public:
-  CompareDetector(const TensorTable& table, const std::vector<ConstTensorBytes>& current,
-                  const std::vector<ConstTensorBytes>& base)
-      : sizes_(element_sizes(table)),
-        current_(host_tensors(table, current, "current")),
-        base_(host_tensors(table, base, "base")) {}
+  CompareDetector(const TensorTable& table, const std::vector<ConstBytes>& current, const std::vector<ConstBytes>& base)
+      : sizes_(element_sizes(table)), current_(refs_to(table, current)), base_(refs_to(table, base)) {}
 
   std::uint32_t part() const noexcept override { return kDetectorPart; }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
@@ -46,90 +43,83 @@ class CompareDetector : public Detector {
     view.changed = cpu::compare_tile(view.current, view.old, count, size, workspace.positions);
     return view;
   }
-  ConstHostTensor current(std::size_t tensor) const override { return current_[tensor]; }
+  TensorRef current(std::size_t tensor) const override { return current_[tensor]; }
   bool knows_old() const noexcept override { return true; }
 
  private:
   std::vector<std::size_t> sizes_;
-  std::vector<ConstHostTensor> current_;
-  std::vector<ConstHostTensor> base_;
+  std::vector<TensorRef> current_;
+  std::vector<TensorRef> base_;
 };
 
-class FusedCast : public Detector {
+class FusedCast : public TileDetector {
  public:
-  FusedCast(const TensorTable& table, std::vector<std::span<const float>> masters, const std::vector<TensorBytes>& bf16)
-      : table_(table), masters_(std::move(masters)), bf16_(host_tensors(table, bf16, "bf16")) {
-    if (masters_.size() != table_.size()) throw Error(ErrorCode::kUsage, "one span of masters a tensor is needed");
-    for (std::size_t i = 0; i < table_.size(); ++i) {
-      const std::string where = fmt::format("tensor '{}'", table_[i].name);
-      if (masters_[i].empty()) continue;
-      if (table_[i].dtype != DType::kBF16) throw Error(ErrorCode::kUsage, "only bf16 has a fused cast", where);
-      if (masters_[i].size() != table_[i].elements()) {
-        throw Error(ErrorCode::kUsage,
-                    fmt::format("{} masters for {} elements", masters_[i].size(), table_[i].elements()), where);
-      }
-      if (reinterpret_cast<std::uintptr_t>(bf16_[i].data) % 2 != 0) {
-        throw Error(ErrorCode::kUsage, "the bf16 tensor is not aligned to its elements", where);
-      }
-    }
-  }
+  /// Takes what check_cast has checked.
+  FusedCast(std::vector<TensorRef> masters, std::vector<TensorRef> bf16)
+      : masters_(std::move(masters)), bf16_(std::move(bf16)) {}
 
   std::uint32_t part() const noexcept override { return kDetectorPart; }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
     TileView view;
-    view.current = bf16_[tensor].data + first * 2;
+    std::byte* const bf16 = bf16_[tensor].data + first * element_size(bf16_[tensor].dtype);
+    view.current = bf16;
     view.old = workspace.kept;
-    if (masters_[tensor].empty()) return view;
-    std::byte* const bf16 = bf16_[tensor].data + first * 2;
-    view.changed = cpu::cast_tile(std::as_bytes(masters_[tensor]).data() + first * 4, count, bf16, bf16, workspace.kept,
-                                  workspace.positions);
+    if (masters_[tensor].data == nullptr) return view;
+    view.changed =
+        cpu::cast_tile(masters_[tensor].data + first * 4, count, bf16, bf16, workspace.kept, workspace.positions);
     return view;
   }
-  ConstHostTensor current(std::size_t tensor) const override { return {bf16_[tensor].data, {}}; }
+  TensorRef current(std::size_t tensor) const override { return bf16_[tensor]; }
   bool knows_old() const noexcept override { return true; }
   bool consumes_changes() const noexcept override { return true; }
 
  private:
-  const TensorTable& table_;
-  std::vector<std::span<const float>> masters_;
-  std::vector<HostTensor> bf16_;
+  std::vector<TensorRef> masters_;
+  std::vector<TensorRef> bf16_;
 };
 
-}  // namespace
+class MaskDetector : public TileDetector {
+ public:
+  MaskDetector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live);
 
-std::unique_ptr<Detector> make_compare_detector(const TensorTable& table, std::vector<ConstTensorBytes> current,
-                                                std::vector<ConstTensorBytes> base) {
-  return std::make_unique<CompareDetector>(table, current, base);
-}
+  void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream) override;
+  TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override;
+  TensorRef current(std::size_t tensor) const override { return live_[tensor]; }
+  bool knows_old() const noexcept override { return false; }
+  void finish() override { flags_.swap(in_flight_); }
+  void committed() override;
+  void aborted() override;
 
-std::unique_ptr<Detector> make_fused_cast(const TensorTable& table, std::vector<std::span<const float>> masters,
-                                          std::vector<TensorBytes> bf16) {
-  return std::make_unique<FusedCast>(table, std::move(masters), bf16);
-}
+ private:
+  using Masks = std::vector<std::vector<std::uint64_t>>;
 
-MaskDetector::MaskDetector(const TensorTable& table, const std::vector<ConstTensorBytes>& live)
-    : table_(table), live_(host_tensors(table, live, "live")) {
-  for (const TensorSpec& spec : table_) flags_.emplace_back((spec.elements() + 63) / 64);
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<TensorRef> live_;
+  Masks flags_;      ///< Elements marked since the last publish.
+  Masks in_flight_;  ///< Flags taken by the publish that is pending.
+};
+
+MaskDetector::MaskDetector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live)
+    : table_(std::move(table)), live_(std::move(live)) {
+  for (const TensorSpec& spec : *table_) flags_.emplace_back((spec.elements() + 63) / 64);
   in_flight_ = flags_;
 }
 
-MaskDetector::~MaskDetector() = default;
-
-void MaskDetector::mark(std::size_t tensor, std::span<const std::uint64_t> words) {
-  std::vector<std::uint64_t>& mask = flags_.at(tensor);
-  if (words.size() != mask.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} mask words for {}", words.size(), mask.size()),
-                fmt::format("tensor '{}'", table_[tensor].name));
+void MaskDetector::mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream) {
+  if (tensor >= flags_.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("tensor {} of a table of {}", tensor, flags_.size()));
   }
-  const std::uint64_t tail = table_[tensor].elements() % 64;
-  if (tail != 0 && (words.back() >> tail) != 0) {
-    throw Error(ErrorCode::kUsage, "bits beyond the last element are set",
-                fmt::format("tensor '{}'", table_[tensor].name));
+  const std::string where = fmt::format("tensor '{}'", (*table_)[tensor].name);
+  if (stream != nullptr) throw Error(ErrorCode::kUsage, "a stream is for tensors on a device", where);
+  std::vector<std::uint64_t>& mask = flags_[tensor];
+  if (mask.empty()) return;
+  if (words == nullptr) throw Error(ErrorCode::kUsage, "the mask is null", where);
+  const std::uint64_t tail = (*table_)[tensor].elements() % 64;
+  if (tail != 0 && (words[mask.size() - 1] >> tail) != 0) {
+    throw Error(ErrorCode::kUsage, "bits beyond the last element are set", where);
   }
-  for (std::size_t w = 0; w < words.size(); ++w) mask[w] |= words[w];
+  for (std::size_t w = 0; w < mask.size(); ++w) mask[w] |= words[w];
 }
-
-void MaskDetector::finish() { flags_.swap(in_flight_); }
 
 void MaskDetector::committed() {
   for (auto& mask : in_flight_) std::fill(mask.begin(), mask.end(), 0);
@@ -144,14 +134,10 @@ void MaskDetector::aborted() {
 
 TileView MaskDetector::detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) {
   TileView view;
-  view.current = live_[tensor].data + first * element_size(table_[tensor].dtype);
+  view.current = live_[tensor].data + first * element_size(live_[tensor].dtype);
   view.changed = cpu::expand_tile(flags_[tensor].data() + first / 64, count, workspace.positions);
   return view;
 }
-
-ConstHostTensor MaskDetector::current(std::size_t tensor) const { return live_[tensor]; }
-
-namespace {
 
 using Copies = std::vector<std::vector<std::byte>>;
 
@@ -205,19 +191,18 @@ std::uint32_t* cast_elements(const Runs& runs, std::byte* cast, std::uint32_t* o
   });
 }
 
-class HostSnapshot : public Detector {
+class HostSnapshot : public TileDetector {
  public:
-  /// `copies` may own the snapshot's memory. `masters[t]` is true when live tensor t is the fp32 master of a bf16
-  /// tensor.
-  HostSnapshot(const TensorTable& table, std::vector<ConstHostTensor> live, std::vector<bool> masters,
-               std::vector<HostTensor> snapshot, Copies copies)
+  /// `copies` may own the snapshot's memory.
+  HostSnapshot(const TensorTable& table, std::vector<TensorRef> live, std::vector<TensorRef> snapshot, Copies copies)
       : sizes_(element_sizes(table)),
         live_(std::move(live)),
-        masters_(std::move(masters)),
         snapshot_(std::move(snapshot)),
         copies_(std::move(copies)),
-        live_places_(place_tensors(table, live_, "live")),
-        snapshot_places_(place_tensors(table, snapshot_, "snapshot")) {}
+        live_places_(place_read_tensors(table, live_, "live", true)),
+        snapshot_places_(place_tensors(table, snapshot_, "snapshot")) {
+    for (std::size_t t = 0; t < table.size(); ++t) masters_.push_back(is_master(table[t], live_[t].dtype));
+  }
 
   std::uint32_t part() const noexcept override { return kDetectorPart; }
   TileView detect(std::size_t tensor, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) override {
@@ -243,11 +228,8 @@ class HostSnapshot : public Detector {
     return view;
   }
   /// A master's bf16 bits exist only in the snapshot, once it has been updated.
-  ConstHostTensor current(std::size_t tensor) const override {
-    if (!masters_[tensor]) return live_[tensor];
-    return {snapshot_[tensor].data, snapshot_[tensor].strides};
-  }
-  std::span<const HostTensor> snapshot() const noexcept override { return snapshot_; }
+  TensorRef current(std::size_t tensor) const override { return masters_[tensor] ? snapshot_[tensor] : live_[tensor]; }
+  std::span<const TensorRef> snapshot() const noexcept override { return snapshot_; }
   bool knows_old() const noexcept override { return true; }
 
  private:
@@ -307,45 +289,93 @@ class HostSnapshot : public Detector {
   }
 
   std::vector<std::size_t> sizes_;
-  std::vector<ConstHostTensor> live_;
-  std::vector<bool> masters_;
-  std::vector<HostTensor> snapshot_;
+  std::vector<TensorRef> live_;
+  std::vector<bool> masters_;  ///< Live tensors that are fp32 masters of bf16.
+  std::vector<TensorRef> snapshot_;
   Copies copies_;
   std::vector<TensorPlace<const std::byte>> live_places_;
   std::vector<TensorPlace<std::byte>> snapshot_places_;
 };
 
+/// Returns what receivers get of these tensors now, in memory of its own.
+Copies copies_of(const TensorTable& table, const std::vector<TensorRef>& live) {
+  const auto places = place_read_tensors(table, live, "live", true);
+  Copies copies;
+  copies.reserve(table.size());
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    std::byte* const out = copies.emplace_back(static_cast<std::size_t>(table[t].bytes())).data();
+    const bool master = is_master(table[t], live[t].dtype);
+    const auto size = static_cast<std::int64_t>(element_size(live[t].dtype));
+    const std::uint64_t elements = table[t].elements();
+    ElementWalk walk(places[t].view.get());
+    for (std::uint64_t at = 0; at < elements;) {
+      const std::uint64_t run = std::min(walk.left(at), elements - at);
+      const std::byte* from = places[t].data + walk.offset(at) * size;
+      if (!master && walk.step() == 1) {
+        std::memcpy(out + at * static_cast<std::uint64_t>(size), from, run * static_cast<std::uint64_t>(size));
+        at += run;
+        continue;
+      }
+      with_word(element_size(table[t].dtype), [&]<class T>() {
+        for (std::uint64_t i = 0; i < run; ++i, from += walk.step() * size) {
+          const T bits =
+              master ? static_cast<T>(bf16_from_f32_bits(load_word<std::uint32_t>(from))) : load_word<T>(from);
+          store_word(out, at + i, bits);
+        }
+      });
+      at += run;
+    }
+  }
+  return copies;
+}
+
 }  // namespace
 
-std::unique_ptr<Detector> make_host_snapshot(const TensorTable& table, std::vector<ConstTensorBytes> live) {
-  std::vector<ConstHostTensor> tensors = host_tensors(table, live, "live");
-  Copies copies;
-  std::vector<HostTensor> snapshot;
-  copies.reserve(live.size());
-  for (const ConstTensorBytes tensor : live) {
-    snapshot.push_back({copies.emplace_back(tensor.begin(), tensor.end()).data(), {}});
+std::unique_ptr<TileDetector> make_host_detector(const std::shared_ptr<const TensorTable>& table,
+                                                 std::vector<TensorRef> live, DetectorOptions options) {
+  const auto refuse = [](const char* what) { throw Error(ErrorCode::kUsage, what); };
+  if (options.pinned) refuse("a pinned snapshot is for tensors on a device");
+  switch (options.by) {
+    case Detection::kSnapshot: {
+      if (!options.held.empty() || table->size() == 0) {
+        return std::make_unique<HostSnapshot>(*table, std::move(live), std::move(options.held), Copies{});
+      }
+      Copies copies = copies_of(*table, live);
+      std::vector<TensorRef> snapshot;
+      for (std::size_t t = 0; t < table->size(); ++t) snapshot.push_back(ref_to((*table)[t], copies[t].data()));
+      return std::make_unique<HostSnapshot>(*table, std::move(live), std::move(snapshot), std::move(copies));
+    }
+    case Detection::kFusedCast: {
+      check_cast_masters(*table, live);
+      const auto places = place_tensors(*table, options.held, "bf16");
+      for (std::size_t t = 0; t < table->size(); ++t) {
+        const bool contiguous =
+            places[t].view == nullptr && (live[t].data == nullptr || live[t].strides.empty() ||
+                                          is_contiguous(view_of_tensor((*table)[t], live[t].strides)));
+        const std::string where = fmt::format("tensor '{}'", (*table)[t].name);
+        if (!contiguous) throw Error(ErrorCode::kUnsupported, "a fused cast takes no views", where);
+        if (reinterpret_cast<std::uintptr_t>(places[t].data) % 2 != 0 && live[t].data != nullptr) {
+          throw Error(ErrorCode::kUsage, "the bf16 tensor is not aligned to its elements", where);
+        }
+      }
+      return std::make_unique<FusedCast>(std::move(live), std::move(options.held));
+    }
+    case Detection::kMask: {
+      if (!options.held.empty()) refuse("a mask has no snapshot");
+      const auto places = place_read_tensors(*table, live, "live");
+      for (std::size_t t = 0; t < table->size(); ++t) {
+        if (places[t].view == nullptr) continue;
+        throw Error(ErrorCode::kUnsupported, "a mask takes no views", fmt::format("tensor '{}'", (*table)[t].name));
+      }
+      return std::make_unique<MaskDetector>(table, std::move(live));
+    }
   }
-  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::vector<bool>(live.size()), std::move(snapshot),
-                                        std::move(copies));
+  throw Error(ErrorCode::kUsage, "there is no such way to detect changes");
 }
 
-std::unique_ptr<Detector> make_snapshot_over(const TensorTable& table, std::vector<HostTensor> live,
-                                             std::vector<HostTensor> snapshot) {
-  std::vector<ConstHostTensor> tensors;
-  for (HostTensor& tensor : live) tensors.push_back({tensor.data, std::move(tensor.strides)});
-  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::vector<bool>(live.size()), std::move(snapshot),
-                                        Copies{});
-}
-
-std::unique_ptr<Detector> make_cast_snapshot(const TensorTable& table, std::vector<HostSourceTensor> live,
-                                             std::vector<HostTensor> snapshot) {
-  std::vector<ConstHostTensor> tensors;
-  std::vector<bool> masters;
-  for (std::size_t t = 0; t < live.size(); ++t) {
-    masters.push_back(t < table.size() && is_master(table[t], live[t].dtype));
-    tensors.push_back(std::move(live[t].memory));
-  }
-  return std::make_unique<HostSnapshot>(table, std::move(tensors), std::move(masters), std::move(snapshot), Copies{});
+std::unique_ptr<TileDetector> make_compare_detector(const TensorTable& table, const std::vector<ConstBytes>& current,
+                                                    const std::vector<ConstBytes>& base) {
+  return std::make_unique<CompareDetector>(table, current, base);
 }
 
 }  // namespace sparsecast

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Implementation of DeviceDetector.
+// A detector of tensors in device memory (make_device_detector).
 
 #include "cuda/common/device_memory.hpp"
 #include "cuda/encode/device_encoder.hpp"
@@ -10,7 +10,7 @@
 
 namespace sparsecast {
 
-class DeviceDetector::Implementation {
+class DeviceDetector : public Detector {
  public:
   struct Origin {
     std::shared_ptr<const TensorTable> table;
@@ -19,16 +19,15 @@ class DeviceDetector::Implementation {
   };
 
   /// Requires that the device of `origin.context` is the calling thread's current device.
-  explicit Implementation(Origin origin);
-  Implementation(const Implementation&) = delete;
-  Implementation& operator=(const Implementation&) = delete;
-  virtual ~Implementation() = default;
+  explicit DeviceDetector(Origin origin);
+  DeviceDetector(const DeviceDetector&) = delete;
+  DeviceDetector& operator=(const DeviceDetector&) = delete;
 
   virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
   /// Makes an encoder of the streams that `tables` joins to this detector's table.
   virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
   /// Returns the snapshot, or the tensors where there is none; the device can read the memory.
-  virtual std::vector<DeviceTensor> state() = 0;
+  virtual std::vector<TensorRef> state() = 0;
 
   // Around an encode and at the end of its delta, enqueued; the device is the detector's.
   virtual void begin() {}

@@ -14,12 +14,10 @@ namespace sparsecast {
 
 using cuda::DeviceMemory;
 using cuda::MemoryKind;
-using Implementation = DeviceDetector::Implementation;
-
-Implementation::Implementation(Implementation::Origin origin)
+DeviceDetector::DeviceDetector(DeviceDetector::Origin origin)
     : table(std::move(origin.table)), context(std::move(origin.context)), chunk_bytes_(origin.chunk_bytes) {}
 
-cuda::DeviceEncoderOptions Implementation::encoder_options() const {
+cuda::DeviceEncoderOptions DeviceDetector::encoder_options() const {
   cuda::DeviceEncoderOptions options;
   options.chunk_bytes = chunk_bytes_;
   options.deadline = context.deadline();
@@ -28,68 +26,20 @@ cuda::DeviceEncoderOptions Implementation::encoder_options() const {
 
 namespace {
 
-void require_one_each(const TensorTable& table, std::size_t tensors, const char* what) {
-  if (tensors == table.size()) return;
-  throw Error(ErrorCode::kUsage, fmt::format("{} {} tensors for a table of {}", tensors, what, table.size()));
-}
-
-/// `multiple`: of bytes.
-void check_pointer(const TensorSpec& spec, const void* d_data, std::size_t multiple, const char* what) {
-  const std::string where = fmt::format("tensor '{}'", spec.name);
-  if (d_data == nullptr) throw Error(ErrorCode::kUsage, fmt::format("its {} pointer is null", what), where);
-  if (reinterpret_cast<std::uintptr_t>(d_data) % multiple != 0) {
-    throw Error(ErrorCode::kUsage, fmt::format("its {} pointer is not aligned to its elements", what), where);
-  }
-}
-
-/// Returns the pointers if they fit the table. `optional`: null pointers are allowed everywhere.
-template <class Pointer>
-std::vector<Pointer> fitting(const TensorTable& table, std::vector<Pointer> pointers, const char* what,
-                             std::size_t alignment = 0, bool optional = false) {
-  require_one_each(table, pointers.size(), what);
+/// Throws Error{kUnsupported} that names a tensor that is not contiguous.
+void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what) {
   for (std::size_t t = 0; t < table.size(); ++t) {
-    if (table[t].elements() == 0 || (optional && pointers[t] == nullptr)) continue;
-    check_pointer(table[t], pointers[t], alignment != 0 ? alignment : element_size(table[t].dtype), what);
+    if (tensors[t].data == nullptr || is_contiguous(view_of_tensor(table[t], tensors[t].strides))) continue;
+    throw Error(ErrorCode::kUnsupported, fmt::format("{} takes no views", what),
+                fmt::format("tensor '{}'", table[t].name));
   }
-  return pointers;
-}
-
-/// Checks a tensor that may be a strided view. Throws Error{kUsage}.
-void check_view(const TensorSpec& spec, const DeviceTensor& tensor, DType dtype, const char* what) {
-  if (spec.elements() == 0) return;
-  check_pointer(spec, tensor.d_data, element_size(dtype), what);
-  static_cast<void>(view_of_tensor(spec, tensor.strides));
-}
-
-std::vector<DeviceTensor> fitting(const TensorTable& table, std::vector<DeviceTensor> tensors, const char* what) {
-  require_one_each(table, tensors.size(), what);
-  for (std::size_t t = 0; t < table.size(); ++t) check_view(table[t], tensors[t], table[t].dtype, what);
-  return tensors;
-}
-
-/// Checks one tensor per table entry; a tensor may be an fp32 master of a bf16 entry. Throws Error{kUsage}.
-std::vector<DeviceSourceTensor> fitting(const TensorTable& table, std::vector<DeviceSourceTensor> tensors,
-                                        const char* what) {
-  require_one_each(table, tensors.size(), what);
-  for (std::size_t t = 0; t < table.size(); ++t) {
-    static_cast<void>(is_master(table[t], tensors[t].dtype));
-    check_view(table[t], tensors[t].memory, tensors[t].dtype, what);
-  }
-  return tensors;
-}
-
-std::vector<DeviceSourceTensor> own_bits(const TensorTable& table, std::vector<DeviceTensor> tensors) {
-  require_one_each(table, tensors.size(), "live");
-  std::vector<DeviceSourceTensor> sources;
-  for (std::size_t t = 0; t < table.size(); ++t) sources.push_back({std::move(tensors[t]), table[t].dtype});
-  return sources;
 }
 
 /// Makes a `Kind` with its device set.
 template <class Kind, class... Pointers>
 std::unique_ptr<Kind> make(std::shared_ptr<const TensorTable> table, const DeviceOptions& options,
                            Pointers&&... pointers) {
-  Implementation::Origin origin{std::move(table), DeviceContext(options), options.chunk_bytes};
+  DeviceDetector::Origin origin{std::move(table), DeviceContext(options), options.chunk_bytes};
   const cuda::DeviceGuard guard = origin.context.enter();
   return std::make_unique<Kind>(std::move(origin), std::forward<Pointers>(pointers)...);
 }
@@ -98,61 +48,50 @@ PublisherBackend::Abilities snapshot_abilities(const EncodeOptions& options) noe
   return {.knows_old = true, .keeps_snapshot = true, .refreshes_in_pass = options.values != ValueCodec::kRaw};
 }
 
+StridedView contiguous_view(std::uint64_t elements) {
+  constexpr std::int64_t kStep = 1;
+  return make_strided_view({&elements, 1}, {&kStep, 1});
+}
+
+/// Copies contiguous tensors, or casts contiguous masters, to memory of the detector's own.
 template <MemoryKind kKind>
-class Snapshot final : public Implementation {
- public:
-  Snapshot(Implementation::Origin origin, std::vector<const void*> d_live)
-      : Implementation(std::move(origin)),
-        d_live_(fitting(*table, std::move(d_live), "live")),
-        copy_(*table, [](const TensorSpec& spec) { return spec.bytes(); }) {
-    constexpr cudaMemcpyKind kDirection =
-        kKind == MemoryKind::kDevice ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost;
-    for (std::size_t t = 0; t < table->size(); ++t) {
-      if ((*table)[t].bytes() == 0) continue;
-      cuda::copy_async(copy_[t], d_live_[t], (*table)[t].bytes(), kDirection, context.stream());
-    }
-    context.wait("copy the tensors");
-  }
-
-  PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept override {
-    return snapshot_abilities(options);
-  }
-
-  cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
-    const bool refresh = abilities(options).refreshes_in_pass;
-    if constexpr (kKind == MemoryKind::kDevice) {
-      std::vector<cuda::CompareTensor> tensors;
-      for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({d_live_[t], copy_[t]});
-      return cuda::DeviceEncoder::compare(tables, tensors, refresh, options, encoder_options());
+void copy_tensors(const TensorTable& table, const std::vector<TensorRef>& live, const DeviceContext& context,
+                  const cuda::TensorMemory<kKind>& copy) {
+  constexpr cudaMemcpyKind kDirection =
+      kKind == MemoryKind::kDevice ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost;
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    const TensorSpec& spec = table[t];
+    if (spec.bytes() == 0) continue;
+    if (is_master(spec, live[t].dtype)) {
+      // The kernel reaches pinned host memory as well.
+      cuda::launch_cast_masters(reinterpret_cast<const std::uint32_t*>(live[t].data),
+                                reinterpret_cast<std::uint16_t*>(copy[t]), contiguous_view(spec.elements()),
+                                spec.elements(), {context.stream(), cuda::multiprocessors()});
     } else {
-      std::vector<cuda::PinnedTensor> tensors;
-      for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({d_live_[t], copy_[t]});
-      return cuda::DeviceEncoder::compare_pinned(tables, tensors, refresh, options, encoder_options());
+      cuda::copy_async(copy[t], live[t].data, spec.bytes(), kDirection, context.stream());
     }
   }
+  context.wait("copy the tensors");
+}
 
-  /// The device reaches pinned host memory as well.
-  std::vector<DeviceTensor> state() override {
-    std::vector<DeviceTensor> tensors;
-    for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({copy_[t], {}});
-    return tensors;
-  }
-
- private:
-  std::vector<const void*> d_live_;
-  cuda::TensorMemory<kKind> copy_;
-};
-
-/// A snapshot in device memory that the caller keeps; of masters, that of their cast.
-class CallerSnapshot final : public Implementation {
+/// A snapshot in device memory, the caller's or the detector's own; of masters, that of their cast.
+class DeviceSnapshot final : public DeviceDetector {
  public:
-  CallerSnapshot(Implementation::Origin origin, std::vector<DeviceSourceTensor> live,
-                 std::vector<DeviceTensor> snapshot)
-      : Implementation(std::move(origin)),
-        live_(fitting(*table, std::move(live), "live")),
-        snapshot_(fitting(*table, std::move(snapshot), "snapshot")) {
+  /// An empty `snapshot` means one of its own.
+  DeviceSnapshot(DeviceDetector::Origin origin, std::vector<TensorRef> live, std::vector<TensorRef> snapshot)
+      : DeviceDetector(std::move(origin)), live_(std::move(live)), snapshot_(std::move(snapshot)) {
+    if (snapshot_.empty() && table->size() != 0) {
+      require_contiguous(*table, live_, "a snapshot that the detector makes");
+      copy_ = cuda::TensorMemory<MemoryKind::kDevice>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
+      copy_tensors(*table, live_, context, copy_);
+      for (std::size_t t = 0; t < table->size(); ++t) {
+        snapshot_.push_back(ref_to((*table)[t], copy_[t], context.device()));
+      }
+      return;
+    }
+    check_refs(*table, snapshot_, "snapshot");
     for (std::size_t t = 0; t < table->size(); ++t) {
-      if ((*table)[t].elements() == 0 || live_[t].memory.d_data != snapshot_[t].d_data) continue;
+      if ((*table)[t].elements() == 0 || live_[t].data != snapshot_[t].data) continue;
       throw Error(ErrorCode::kUsage, "its snapshot is the live tensor itself",
                   fmt::format("tensor '{}'", (*table)[t].name));
     }
@@ -165,32 +104,69 @@ class CallerSnapshot final : public Implementation {
   cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     std::vector<cuda::CompareTensor> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) {
-      const DeviceTensor& live = live_[t].memory;
-      tensors.push_back({live.d_data, snapshot_[t].d_data, live.strides, snapshot_[t].strides,
+      tensors.push_back({live_[t].data, snapshot_[t].data, live_[t].strides, snapshot_[t].strides,
                          is_master((*table)[t], live_[t].dtype)});
     }
     return cuda::DeviceEncoder::compare(tables, tensors, abilities(options).refreshes_in_pass, options,
                                         encoder_options());
   }
 
-  std::vector<DeviceTensor> state() override { return snapshot_; }
+  std::vector<TensorRef> state() override { return snapshot_; }
 
  private:
-  std::vector<DeviceSourceTensor> live_;
-  std::vector<DeviceTensor> snapshot_;
+  std::vector<TensorRef> live_;
+  cuda::TensorMemory<MemoryKind::kDevice> copy_;
+  std::vector<TensorRef> snapshot_;
 };
 
-class DeviceFusedCast final : public Implementation {
+/// A snapshot of the detector's own in pinned host memory.
+class PinnedSnapshot final : public DeviceDetector {
  public:
-  DeviceFusedCast(Implementation::Origin origin, std::vector<const float*> d_masters, std::vector<void*> d_bf16)
-      : Implementation(std::move(origin)),
-        d_masters_(fitting(*table, std::move(d_masters), "master", sizeof(float), true)),
-        d_bf16_(fitting(*table, std::move(d_bf16), "bf16")) {
+  PinnedSnapshot(DeviceDetector::Origin origin, std::vector<TensorRef> live)
+      : DeviceDetector(std::move(origin)), live_(std::move(live)) {
+    require_contiguous(*table, live_, "a pinned snapshot");
     for (std::size_t t = 0; t < table->size(); ++t) {
-      if (d_masters_[t] != nullptr && (*table)[t].dtype != DType::kBF16) {
-        throw Error(ErrorCode::kUsage, "only bf16 has a fused cast", fmt::format("tensor '{}'", (*table)[t].name));
-      }
+      if (!is_master((*table)[t], live_[t].dtype)) continue;
+      throw Error(ErrorCode::kUnsupported, "a pinned snapshot takes no masters",
+                  fmt::format("tensor '{}'", (*table)[t].name));
     }
+    copy_ = cuda::TensorMemory<MemoryKind::kPinnedHost>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
+    copy_tensors(*table, live_, context, copy_);
+  }
+
+  PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept override {
+    return snapshot_abilities(options);
+  }
+
+  cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
+    std::vector<cuda::PinnedTensor> tensors;
+    for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({live_[t].data, copy_[t]});
+    return cuda::DeviceEncoder::compare_pinned(tables, tensors, abilities(options).refreshes_in_pass, options,
+                                               encoder_options());
+  }
+
+  /// The device reaches pinned host memory as well.
+  std::vector<TensorRef> state() override {
+    std::vector<TensorRef> tensors;
+    for (std::size_t t = 0; t < table->size(); ++t) {
+      tensors.push_back(ref_to((*table)[t], copy_[t], context.device()));
+    }
+    return tensors;
+  }
+
+ private:
+  std::vector<TensorRef> live_;
+  cuda::TensorMemory<MemoryKind::kPinnedHost> copy_;
+};
+
+class DeviceFusedCast final : public DeviceDetector {
+ public:
+  DeviceFusedCast(DeviceDetector::Origin origin, std::vector<TensorRef> masters, std::vector<TensorRef> bf16)
+      : DeviceDetector(std::move(origin)), masters_(std::move(masters)), bf16_(std::move(bf16)) {
+    check_cast_masters(*table, masters_);
+    check_refs(*table, bf16_, "bf16");
+    require_contiguous(*table, masters_, "a fused cast");
+    require_contiguous(*table, bf16_, "a fused cast");
   }
 
   PublisherBackend::Abilities abilities(const EncodeOptions&) const noexcept override {
@@ -199,28 +175,28 @@ class DeviceFusedCast final : public Implementation {
 
   cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     std::vector<cuda::CastTensor> tensors;
-    for (std::size_t t = 0; t < table->size(); ++t) tensors.push_back({d_masters_[t], d_bf16_[t]});
+    for (std::size_t t = 0; t < table->size(); ++t) {
+      tensors.push_back({reinterpret_cast<const float*>(masters_[t].data), bf16_[t].data});
+    }
     return cuda::DeviceEncoder::fused_cast(tables, tensors, options, encoder_options());
   }
 
-  std::vector<DeviceTensor> state() override {
-    std::vector<DeviceTensor> tensors;
-    for (void* const d_tensor : d_bf16_) tensors.push_back({d_tensor, {}});
-    return tensors;
-  }
+  std::vector<TensorRef> state() override { return bf16_; }
 
  private:
-  std::vector<const float*> d_masters_;
-  std::vector<void*> d_bf16_;
+  std::vector<TensorRef> masters_;  ///< Without data where the tensor does not change.
+  std::vector<TensorRef> bf16_;
 };
 
-class Mask final : public Implementation {
+class Mask final : public DeviceDetector {
  public:
-  Mask(Implementation::Origin origin, std::vector<const void*> d_live)
-      : Implementation(std::move(origin)),
-        d_live_(fitting(*table, std::move(d_live), "live")),
+  Mask(DeviceDetector::Origin origin, std::vector<TensorRef> live)
+      : DeviceDetector(std::move(origin)),
+        live_(std::move(live)),
         flags_(*table, mask_bytes),
         in_flight_(*table, mask_bytes) {
+    check_refs(*table, live_, "live");
+    require_contiguous(*table, live_, "a mask");
     device_.stream = context.stream();
     device_.multiprocessors = cuda::multiprocessors();
     clear(flags_);
@@ -232,16 +208,12 @@ class Mask final : public Implementation {
   cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) override {
     std::vector<cuda::MaskTensor> tensors;
     for (std::size_t t = 0; t < table->size(); ++t) {
-      tensors.push_back({d_live_[t], reinterpret_cast<const std::uint64_t*>(in_flight_[t])});
+      tensors.push_back({live_[t].data, reinterpret_cast<const std::uint64_t*>(in_flight_[t])});
     }
     return cuda::DeviceEncoder::mask(tables, tensors, options, encoder_options());
   }
 
-  std::vector<DeviceTensor> state() override {
-    std::vector<DeviceTensor> tensors;
-    for (const void* const d_tensor : d_live_) tensors.push_back({const_cast<void*>(d_tensor), {}});  // Only read.
-    return tensors;
-  }
+  std::vector<TensorRef> state() override { return live_; }
 
   void begin() override {
     cuda::copy_async(in_flight_.begin(), flags_.begin(), flags_.bytes(), cudaMemcpyDeviceToDevice, context.stream());
@@ -249,7 +221,7 @@ class Mask final : public Implementation {
   void finish() override { clear(flags_); }
   void aborted() override { cuda::launch_or_words(words(flags_), words(in_flight_), flags_.bytes() / 8, device_); }
 
-  void mark(std::size_t tensor, const std::uint64_t* d_words, cudaStream_t stream) {
+  void mark(std::size_t tensor, const std::uint64_t* d_words, cudaStream_t stream) override {
     if (tensor >= table->size()) {
       throw Error(ErrorCode::kUsage, fmt::format("tensor {} of a table of {}", tensor, table->size()));
     }
@@ -280,7 +252,7 @@ class Mask final : public Implementation {
     cuda::check(cudaMemsetAsync(flags.begin(), 0, flags.bytes(), context.stream()), "cudaMemsetAsync");
   }
 
-  std::vector<const void*> d_live_;
+  std::vector<TensorRef> live_;
   Flags flags_;      ///< Marked since the last publish.
   Flags in_flight_;  ///< Taken by the publish whose fate is open.
   cuda::DeviceStream device_;
@@ -292,51 +264,24 @@ class Mask final : public Implementation {
 
 bool device_backend_available() noexcept { return true; }
 
-DeviceDetector::DeviceDetector(std::unique_ptr<Implementation> implementation)
-    : implementation_(std::move(implementation)) {}
-DeviceDetector::~DeviceDetector() = default;
-
-std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_ptr<const TensorTable> table,
-                                                     std::vector<const void*> d_live, const DeviceOptions& options) {
-  return std::make_unique<DeviceDetector>(
-      make<Snapshot<MemoryKind::kDevice>>(std::move(table), options, std::move(d_live)));
-}
-
-std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const TensorTable> table,
-                                                          std::vector<DeviceTensor> live,
-                                                          std::vector<DeviceTensor> snapshot,
-                                                          const DeviceOptions& options) {
-  std::vector<DeviceSourceTensor> sources = own_bits(*table, std::move(live));
-  return make_device_cast_snapshot(std::move(table), std::move(sources), std::move(snapshot), options);
-}
-
-std::unique_ptr<DeviceDetector> make_device_cast_snapshot(std::shared_ptr<const TensorTable> table,
-                                                          std::vector<DeviceSourceTensor> live,
-                                                          std::vector<DeviceTensor> snapshot,
-                                                          const DeviceOptions& options) {
-  return std::make_unique<DeviceDetector>(
-      make<CallerSnapshot>(std::move(table), options, std::move(live), std::move(snapshot)));
-}
-
-std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable> table,
-                                                     std::vector<const void*> d_live, const DeviceOptions& options) {
-  return std::make_unique<DeviceDetector>(
-      make<Snapshot<MemoryKind::kPinnedHost>>(std::move(table), options, std::move(d_live)));
-}
-
-std::unique_ptr<DeviceDetector> make_device_fused_cast(std::shared_ptr<const TensorTable> table,
-                                                       std::vector<const float*> d_masters, std::vector<void*> d_bf16,
-                                                       const DeviceOptions& options) {
-  return std::make_unique<DeviceDetector>(
-      make<DeviceFusedCast>(std::move(table), options, std::move(d_masters), std::move(d_bf16)));
-}
-
-DeviceMaskDetector::DeviceMaskDetector(std::shared_ptr<const TensorTable> table, std::vector<const void*> d_live,
-                                       const DeviceOptions& options)
-    : DeviceDetector(make<Mask>(std::move(table), options, std::move(d_live))) {}
-
-void DeviceMaskDetector::mark(std::size_t tensor, const std::uint64_t* d_words, CUstream_st* stream) {
-  static_cast<Mask&>(implementation()).mark(tensor, d_words, stream);
+std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                               DetectorOptions options) {
+  const auto refuse = [](const char* what) { throw Error(ErrorCode::kUsage, what); };
+  if (options.pinned && (options.by != Detection::kSnapshot || !options.held.empty())) {
+    refuse("a pinned snapshot is one that the detector makes");
+  }
+  switch (options.by) {
+    case Detection::kSnapshot:
+      check_refs(*table, live, "live", true);
+      if (options.pinned) return make<PinnedSnapshot>(std::move(table), options.device, std::move(live));
+      return make<DeviceSnapshot>(std::move(table), options.device, std::move(live), std::move(options.held));
+    case Detection::kFusedCast:
+      return make<DeviceFusedCast>(std::move(table), options.device, std::move(live), std::move(options.held));
+    case Detection::kMask:
+      if (!options.held.empty()) refuse("a mask has no snapshot");
+      return make<Mask>(std::move(table), options.device, std::move(live));
+  }
+  throw Error(ErrorCode::kUsage, "there is no such way to detect changes");
 }
 
 }  // namespace sparsecast

@@ -13,8 +13,7 @@ using cuda::copy_async;
 
 class DevicePublisherBackend final : public PublisherBackend {
  public:
-  DevicePublisherBackend(const JoinedTables& tables, DeviceDetector::Implementation& detector,
-                         const EncodeOptions& options)
+  DevicePublisherBackend(const JoinedTables& tables, DeviceDetector& detector, const EncodeOptions& options)
       : tables_(tables),
         detector_(detector),
         context_(detector.context),
@@ -121,7 +120,7 @@ class DevicePublisherBackend final : public PublisherBackend {
 
  private:
   const JoinedTables& tables_;
-  DeviceDetector::Implementation& detector_;
+  DeviceDetector& detector_;
   const DeviceContext& context_;
   const Abilities abilities_;
   cuda::DeviceEncoder encoder_;
@@ -144,18 +143,19 @@ bool have_same_origins(const TensorTable& a, const TensorTable& b) {
 
 }  // namespace
 
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables& tables, DeviceDetector& detector,
+std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables& tables, Detector& any,
                                                                 const EncodeOptions& options) {
-  DeviceDetector::Implementation& implementation = detector.implementation();
-  check_encode_options(options, implementation.abilities(options).knows_old);
-  if (implementation.table->hash() != tables.all().hash()) {
+  auto* const detector = dynamic_cast<DeviceDetector*>(&any);
+  if (detector == nullptr) throw Error(ErrorCode::kUsage, "the detector is neither a TileDetector nor a device's");
+  check_encode_options(options, detector->abilities(options).knows_old);
+  if (detector->table->hash() != tables.all().hash()) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for another tensor table");
   }
-  if (!have_same_origins(*implementation.table, tables.all())) {
+  if (!have_same_origins(*detector->table, tables.all())) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for a table with other digest origins");
   }
-  const cuda::DeviceGuard guard = implementation.context.enter();
-  return std::make_unique<DevicePublisherBackend>(tables, implementation, options);
+  const cuda::DeviceGuard guard = detector->context.enter();
+  return std::make_unique<DevicePublisherBackend>(tables, *detector, options);
 }
 
 }  // namespace sparsecast

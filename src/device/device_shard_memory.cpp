@@ -53,17 +53,11 @@ void make_room(cuda::PinnedMemory& memory, std::uint64_t bytes) {
   memory = cuda::PinnedMemory(bytes);
 }
 
-std::vector<DeviceTensor> device_tensors(const std::vector<ShardView>& views) {
-  std::vector<DeviceTensor> tensors;
-  for (const ShardView& view : views) tensors.push_back({view.data, view.strides});
-  return tensors;
-}
-
 /// Copies of the regions of a route between their tensors and pinned memory, in which their elements follow one
 /// another.
 class RegionCopies {
  public:
-  RegionCopies(const TensorTable& table, const std::vector<ShardView>& regions, const DeviceContext& context)
+  RegionCopies(const TensorTable& table, const std::vector<TensorRef>& regions, const DeviceContext& context)
       : context_(context), table_(table), regions_(regions) {
     for (std::size_t p = 0; p < table.size(); ++p) views_.push_back(view_of_tensor(table[p], regions[p].strides));
   }
@@ -88,7 +82,7 @@ class RegionCopies {
  private:
   const DeviceContext& context_;
   const TensorTable& table_;
-  std::vector<ShardView> regions_;
+  std::vector<TensorRef> regions_;
   std::vector<StridedView> views_;
 };
 
@@ -178,11 +172,8 @@ class DeviceRegionWriter final : public RegionWriter {
 
 class DeviceShardMemory final : public ShardMemory {
  public:
-  DeviceShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters, const DeviceOptions& options)
-      : ShardMemory(std::move(local), std::move(masters)), context_(options), options_(options) {
-    options_.device = context_.device();
-    options_.stream = context_.stream();
-  }
+  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options)
+      : DeviceShardMemory(std::move(local), std::move(dtypes), options, DeviceContext(options)) {}
 
   ShardBuffer allocate(std::uint64_t bytes) override {
     const cuda::DeviceGuard guard = context_.enter();
@@ -209,58 +200,35 @@ class DeviceShardMemory final : public ShardMemory {
         make_strided_view(box.extents, box.strides), elements, {context_.stream(), cuda::multiprocessors()});
   }
 
-  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
-                                                  const std::vector<ShardView>& held,
-                                                  const PublisherOptions& options) override {
-    std::vector<DeviceSourceTensor> sources;
-    for (std::size_t p = 0; p < live.size(); ++p) {
-      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : tables.all()[p].dtype});
-    }
-    auto detector = make_device_cast_snapshot(tables.shared(), std::move(sources), device_tensors(held), options_);
-    return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
-  }
-  std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
-                                                    const SubscriberOptions& options) override {
-    return std::make_unique<JoinedSubscriber>(std::move(tables), device_tensors(live), options, options_);
-  }
-
-  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return std::make_unique<DeviceRegionReader>(RegionCopies(table, regions, context_), inbox_);
   }
-  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
+  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return std::make_unique<DeviceRegionWriter>(RegionCopies(table, regions, context_), outbox_);
   }
 
  private:
+  /// The routes work on the context's stream.
+  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, DeviceOptions options,
+                    DeviceContext context)
+      : ShardMemory(std::move(local), std::move(dtypes),
+                    (options.stream = context.stream(), options.device = context.device(), options)),
+        context_(std::move(context)) {}
+
   const DeviceContext context_;
-  DeviceOptions options_;  ///< Options for the routes, with the context's device and stream.
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };
 
 }  // namespace
 
-std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
-                                                      const std::vector<void*>& d_local, const DeviceOptions& options,
-                                                      const std::vector<DType>& dtypes) {
-  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, d_local.size());
-  if (options.stream == kStreamPerThread) {
+std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef> local, std::vector<DType> dtypes,
+                                                      const DeviceOptions& device) {
+  if (device.stream == kStreamPerThread) {
     throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
-                fmt::format("rank {}: DeviceOptions::stream", rank));
+                "DeviceOptions::stream");
   }
-  std::vector<bool> masters = local_masters(tensors, rank, dtypes);
-  std::vector<TensorBytes> local;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const std::size_t size = element_size(masters[t] ? DType::kF32 : tensors[t].dtype);
-    const char* fault = nullptr;
-    if (tensors[t].elements != 0 && d_local[t] == nullptr) fault = "its pointer is null";
-    if (reinterpret_cast<std::uintptr_t>(d_local[t]) % size != 0) fault = "its pointer is not aligned to its elements";
-    if (fault != nullptr) {
-      throw Error(ErrorCode::kUsage, fault, fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
-    }
-    local.emplace_back(static_cast<std::byte*>(d_local[t]), tensors[t].elements * size);
-  }
-  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(masters), options);
+  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(dtypes), device);
 }
 
 }  // namespace sparsecast

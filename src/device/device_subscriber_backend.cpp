@@ -78,7 +78,7 @@ Bytes without_compression(const FrameHeader& frame, ConstBytes record) {
 class DeviceSubscriberBackend final : public SubscriberBackend {
  public:
   /// Requires that the context's device is the calling thread's current device.
-  DeviceSubscriberBackend(const JoinedTables& tables, const std::vector<DeviceTensor>& live, DeviceContext context)
+  DeviceSubscriberBackend(const JoinedTables& tables, const std::vector<TensorRef>& live, DeviceContext context)
       : tables_(tables),
         context_(std::move(context)),
         applier_(tables, live, {.keep_replaced = cuda::KeepReplaced::kRaw, .deadline = context_.deadline()}),
@@ -222,7 +222,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 }  // namespace
 
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
-                                                                  std::vector<DeviceTensor> live,
+                                                                  std::vector<TensorRef> live,
                                                                   const DeviceOptions& options) {
   DeviceContext context(options);
   const cuda::DeviceGuard guard = context.enter();

@@ -17,8 +17,9 @@
 namespace sparsecast {
 namespace {
 
-CommitRecord encode(const Checkpoint& base, std::unique_ptr<Detector> detector, std::vector<const Checkpoint*> passed,
-                    const DeltaHeader& header, const EncodeOptions& options, const RecordSink& sink) {
+CommitRecord encode(const Checkpoint& base, std::unique_ptr<TileDetector> detector,
+                    std::vector<const Checkpoint*> passed, const DeltaHeader& header, const EncodeOptions& options,
+                    const RecordSink& sink) {
   detector = make_releasing_detector(std::move(detector), std::move(passed));
   return encode_delta(base.table(), *detector, header, options, true, sink);
 }

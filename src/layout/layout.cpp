@@ -289,4 +289,44 @@ Bytes Layout::serialize() const { return compress_layout(pack_layout(*this)); }
 
 Layout Layout::parse(ConstBytes bytes) { return unpack_layout(decompress_layout(bytes)); }
 
+namespace {
+
+/// data_of(i) returns the address of local tensor i.
+template <class DataOf>
+std::vector<TensorRef> local_refs(const Layout& layout, std::size_t rank, std::size_t given, int device,
+                                  const DataOf& data_of) {
+  if (rank >= layout.ranks().size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
+  }
+  const std::vector<LocalTensor>& tensors = layout.ranks()[rank].tensors;
+  if (given != tensors.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} local tensors for a layout of {}", given, tensors.size()),
+                fmt::format("rank {}", rank));
+  }
+  std::vector<TensorRef> refs;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    refs.push_back({data_of(t), tensors[t].dtype, {tensors[t].elements}, {}, device});
+  }
+  return refs;
+}
+
+}  // namespace
+
+std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank, const std::vector<MutableBytes>& tensors) {
+  std::vector<TensorRef> refs =
+      local_refs(layout, rank, tensors.size(), kHostMemory, [&](std::size_t t) { return tensors[t].data(); });
+  for (std::size_t t = 0; t < refs.size(); ++t) {
+    if (tensors[t].size() == refs[t].bytes()) continue;
+    throw Error(ErrorCode::kUsage, fmt::format("{} bytes for {}", tensors[t].size(), refs[t].bytes()),
+                fmt::format("rank {}: local tensor '{}'", rank, layout.ranks()[rank].tensors[t].name));
+  }
+  return refs;
+}
+
+std::vector<TensorRef> refs_to(const Layout& layout, std::size_t rank, const std::vector<void*>& d_tensors,
+                               int device) {
+  return local_refs(layout, rank, d_tensors.size(), device,
+                    [&](std::size_t t) { return static_cast<std::byte*>(d_tensors[t]); });
+}
+
 }  // namespace sparsecast

@@ -30,10 +30,13 @@ double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-StateDigest base_digest(const TensorTable& table, const Detector& detector, int threads) {
-  std::vector<ConstHostTensor> tensors;
-  for (const HostTensor& tensor : detector.snapshot()) tensors.push_back({tensor.data, tensor.strides});
-  for (std::size_t t = tensors.size(); t < table.size(); ++t) tensors.push_back(detector.current(t));
+StateDigest base_digest(const TensorTable& table, const Detector& any, int threads) {
+  const auto* const detector = dynamic_cast<const TileDetector*>(&any);
+  if (detector == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "a publisher to a log takes tensors in host memory");
+  }
+  std::vector<TensorRef> tensors(detector->snapshot().begin(), detector->snapshot().end());
+  for (std::size_t t = tensors.size(); t < table.size(); ++t) tensors.push_back(detector->current(t));
   return sum(digest_tensors(table, tensors, threads));
 }
 

@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_store.hpp"
 #include "checkpoint/table_difference.hpp"
 #include "core/file_tree.hpp"
+#include "core/tensor_view.hpp"
 #include "log/checkpoint_place.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
@@ -20,23 +21,20 @@ constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 20;
 
 class SubscriberTarget : public FollowerTarget {
  public:
-  SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live,
+  SubscriberTarget(Subscriber& subscriber, std::shared_ptr<const TensorTable> table, const std::vector<TensorRef>& live,
                    FileSystem& fs, std::string scratch, std::function<void(bool)> pause)
       : subscriber_(subscriber),
         table_(std::move(table)),
-        live_(std::move(live)),
         fs_(fs),
         scratch_(std::move(scratch)),
         pause_(std::move(pause)) {
-    if (!table_ || live_.size() != table_->size()) {
-      throw Error(ErrorCode::kUsage, "the live tensors do not match the tensor table");
-    }
-    for (std::size_t i = 0; i < live_.size(); ++i) {
-      if (live_[i].size() != (*table_)[i].bytes()) {
-        throw Error(ErrorCode::kUsage,
-                    fmt::format("{} bytes for a tensor of {}", live_[i].size(), (*table_)[i].bytes()),
-                    (*table_)[i].name);
+    if (!table_) throw Error(ErrorCode::kUsage, "a target needs the tensor table");
+    const auto places = place_tensors(*table_, live, "live");
+    for (std::size_t t = 0; t < places.size(); ++t) {
+      if (places[t].view != nullptr) {
+        throw Error(ErrorCode::kUnsupported, "an anchor is written to contiguous tensors only", (*table_)[t].name);
       }
+      live_.emplace_back(places[t].data, static_cast<std::size_t>((*table_)[t].bytes()));
     }
   }
 
@@ -147,7 +145,7 @@ class SubscriberTarget : public FollowerTarget {
 
   Subscriber& subscriber_;
   std::shared_ptr<const TensorTable> table_;
-  std::vector<TensorBytes> live_;
+  std::vector<MutableBytes> live_;
   FileSystem& fs_;
   std::string scratch_;
   std::function<void(bool)> pause_;
@@ -156,10 +154,9 @@ class SubscriberTarget : public FollowerTarget {
 }  // namespace
 
 std::unique_ptr<FollowerTarget> make_subscriber_target(Subscriber& subscriber, std::shared_ptr<const TensorTable> table,
-                                                       std::vector<TensorBytes> live, FileSystem& fs,
+                                                       const std::vector<TensorRef>& live, FileSystem& fs,
                                                        const std::string& scratch, std::function<void(bool)> pause) {
-  return std::make_unique<SubscriberTarget>(subscriber, std::move(table), std::move(live), fs, scratch,
-                                            std::move(pause));
+  return std::make_unique<SubscriberTarget>(subscriber, std::move(table), live, fs, scratch, std::move(pause));
 }
 
 }  // namespace sparsecast

@@ -19,8 +19,8 @@
 namespace sparsecast {
 namespace {
 
-/// Detector that reports every element as changed.
-class WholeTensorDetector final : public Detector {
+/// Reports every element as changed.
+class WholeTensorDetector final : public TileDetector {
  public:
   WholeTensorDetector(const TensorTable& table, RegionReader& reader) : table_(table), reader_(reader) {}
 
@@ -31,7 +31,7 @@ class WholeTensorDetector final : public Detector {
     view.current = reader_.read(tensor, first, count, workspace.kept);
     return view;
   }
-  ConstHostTensor current(std::size_t tensor) const override {
+  TensorRef current(std::size_t tensor) const override {
     throw Error(ErrorCode::kUnsupported, "an anchor is read tile by tile",
                 fmt::format("tensor '{}'", table_[tensor].name));
   }

@@ -10,17 +10,12 @@
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "sharded/shard_memory.hpp"
+#include "sync/subscriber_backend.hpp"
 
 namespace sparsecast {
 namespace {
 
-std::vector<HostTensor> host_tensors_at(const std::vector<ShardView>& views) {
-  std::vector<HostTensor> tensors;
-  for (const ShardView& view : views) tensors.push_back({view.data, view.strides});
-  return tensors;
-}
-
-std::vector<StridedView> strided_views(const TensorTable& table, const std::vector<ShardView>& regions) {
+std::vector<StridedView> strided_views(const TensorTable& table, const std::vector<TensorRef>& regions) {
   std::vector<StridedView> views;
   for (std::size_t p = 0; p < table.size(); ++p) views.push_back(view_of_tensor(table[p], regions[p].strides));
   return views;
@@ -28,7 +23,7 @@ std::vector<StridedView> strided_views(const TensorTable& table, const std::vect
 
 class HostRegionReader final : public RegionReader {
  public:
-  HostRegionReader(const TensorTable& table, const std::vector<ShardView>& regions)
+  HostRegionReader(const TensorTable& table, const std::vector<TensorRef>& regions)
       : table_(table), regions_(regions), views_(strided_views(table, regions)) {}
 
   const std::byte* read(std::size_t region, std::uint64_t first, std::uint32_t count, std::byte* scratch) override {
@@ -45,13 +40,13 @@ class HostRegionReader final : public RegionReader {
 
  private:
   const TensorTable& table_;
-  std::vector<ShardView> regions_;
+  std::vector<TensorRef> regions_;
   std::vector<StridedView> views_;
 };
 
 class HostRegionWriter final : public RegionWriter {
  public:
-  HostRegionWriter(const TensorTable& table, const std::vector<ShardView>& regions)
+  HostRegionWriter(const TensorTable& table, const std::vector<TensorRef>& regions)
       : table_(table), regions_(regions), views_(strided_views(table, regions)) {}
 
   void write(const BlockRef& block) override {
@@ -64,15 +59,15 @@ class HostRegionWriter final : public RegionWriter {
 
  private:
   const TensorTable& table_;
-  std::vector<ShardView> regions_;
+  std::vector<TensorRef> regions_;
   std::vector<StridedView> views_;
   ApplyScratch scratch_;
 };
 
 class HostShardMemory final : public ShardMemory {
  public:
-  HostShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters)
-      : ShardMemory(std::move(local), std::move(masters)) {}
+  HostShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes)
+      : ShardMemory(std::move(local), std::move(dtypes), DeviceOptions{}) {}
 
   ShardBuffer allocate(std::uint64_t bytes) override {
     const auto memory = std::make_shared<Bytes>(bytes);
@@ -100,67 +95,72 @@ class HostShardMemory final : public ShardMemory {
     });
   }
 
-  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
-                                                  const std::vector<ShardView>& held,
-                                                  const PublisherOptions& options) override {
-    std::vector<HostSourceTensor> sources;
-    for (std::size_t p = 0; p < live.size(); ++p) {
-      sources.push_back({{live[p].data, live[p].strides}, live[p].masters ? DType::kF32 : tables.all()[p].dtype});
-    }
-    auto detector = make_cast_snapshot(tables.all(), std::move(sources), host_tensors_at(held));
-    return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
-  }
-  std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
-                                                    const SubscriberOptions& options) override {
-    return std::make_unique<JoinedSubscriber>(std::move(tables), host_tensors_at(live), options);
-  }
-
-  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return std::make_unique<HostRegionReader>(table, regions);
   }
-  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
+  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return std::make_unique<HostRegionWriter>(table, regions);
   }
 };
 
 }  // namespace
 
-const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given) {
+std::uint64_t ShardMemory::wire_bytes(std::size_t local) const {
+  return local_[local].bytes() / element_size(local_[local].dtype) * element_size(dtypes_[local]);
+}
+
+std::unique_ptr<JoinedPublisher> ShardMemory::make_publisher(JoinedTables tables, std::vector<TensorRef> live,
+                                                             std::vector<TensorRef> held,
+                                                             const PublisherOptions& options) {
+  DetectorOptions detecting;
+  detecting.held = std::move(held);
+  detecting.device = device_;
+  auto detector = make_detector(tables.shared(), std::move(live), std::move(detecting));
+  return std::make_unique<JoinedPublisher>(std::move(tables), std::move(detector), options);
+}
+
+std::unique_ptr<JoinedSubscriber> ShardMemory::make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                               const SubscriberOptions& options) const {
+  return std::make_unique<JoinedSubscriber>(tables, std::move(live), options, device_);
+}
+
+std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
+                                               bool masters, const DeviceOptions& device) {
   if (rank >= layout.ranks().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
   }
   const std::vector<LocalTensor>& tensors = layout.ranks()[rank].tensors;
-  if (given == tensors.size()) return tensors;
-  throw Error(ErrorCode::kUsage, fmt::format("{} local tensors for a layout of {}", given, tensors.size()),
-              fmt::format("rank {}", rank));
-}
-
-std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::size_t rank,
-                                const std::vector<DType>& dtypes) {
-  std::vector<bool> masters(tensors.size());
-  if (dtypes.empty()) return masters;
-  if (dtypes.size() != tensors.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} dtypes for {} local tensors", dtypes.size(), tensors.size()),
+  if (local.size() != tensors.size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("{} local tensors for a layout of {}", local.size(), tensors.size()),
                 fmt::format("rank {}", rank));
   }
+  int place = kHostMemory;
+  std::vector<DType> dtypes;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    masters[t] =
-        is_master(tensors[t].dtype, dtypes[t], fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
+    const LocalTensor& tensor = tensors[t];
+    const std::string where = fmt::format("rank {}: local tensor '{}'", rank, tensor.name);
+    const auto refuse = [&](const std::string& why) { throw Error(ErrorCode::kUsage, why, where); };
+    const bool master = is_master(tensor.dtype, local[t].dtype, where);
+    if (master && !masters) refuse("F32 given for BF16: an engine's tensors are of its layout's dtypes");
+    if (local[t].elements() != tensor.elements) {
+      refuse(fmt::format("{} elements, where the layout says {}", local[t].elements(), tensor.elements));
+    }
+    if (!local[t].contiguous()) refuse("it is not contiguous");
+    if (t == 0) place = local[t].device;
+    if (local[t].device != place)
+      refuse("it is not where the first local tensor is: all are on one device, or on the host");
+    if (tensor.elements != 0 && local[t].data == nullptr) refuse("its pointer is null");
+    if (place != kHostMemory && reinterpret_cast<std::uintptr_t>(local[t].data) % element_size(local[t].dtype) != 0) {
+      refuse("its pointer is not aligned to its elements");
+    }
+    dtypes.push_back(tensor.dtype);
   }
-  return masters;
-}
-
-std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
-                                                    std::vector<TensorBytes> local, const std::vector<DType>& dtypes) {
-  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, local.size());
-  std::vector<bool> masters = local_masters(tensors, rank, dtypes);
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const std::uint64_t bytes = tensors[t].elements * element_size(masters[t] ? DType::kF32 : tensors[t].dtype);
-    if (local[t].size() == bytes) continue;
-    throw Error(ErrorCode::kUsage, fmt::format("{} bytes for {}", local[t].size(), bytes),
-                fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
+  if (place == kHostMemory) return std::make_shared<HostShardMemory>(std::move(local), std::move(dtypes));
+  try {
+    return make_device_shard_memory(std::move(local), std::move(dtypes), on_device_of(device, place));
+  } catch (const Error& error) {
+    throw error.within(fmt::format("rank {}", rank));
   }
-  return std::make_shared<HostShardMemory>(std::move(local), std::move(masters));
 }
 
 }  // namespace sparsecast

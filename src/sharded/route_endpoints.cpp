@@ -52,21 +52,22 @@ SourceRoutes make_source_routes(const FanoutPlan& plan, int rank, ShardSnapshot&
   }
   if (own.numbers.empty()) return own;
   std::vector<std::shared_ptr<const TensorTable>> tables;
-  std::vector<ShardView> live;
-  std::vector<ShardView> held;
+  std::vector<TensorRef> live;
+  std::vector<TensorRef> held;
   for (const std::uint32_t route : own.numbers) {
     tables.push_back(std::make_shared<const TensorTable>(plan.route_table(route)));
     std::ranges::move(snapshot.live(plan, route), std::back_inserter(live));
     std::ranges::move(snapshot.held(plan, route), std::back_inserter(held));
   }
-  own.publisher = snapshot.memory().make_publisher(JoinedTables(std::move(tables)), live, held, options);
+  own.publisher =
+      snapshot.memory().make_publisher(JoinedTables(std::move(tables)), std::move(live), std::move(held), options);
   return own;
 }
 
-std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
+std::vector<TensorRef> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                            const ShardMemory& memory) {
-  return views_in(plan, route, plan.destination_views(route, destination),
-                  [&](std::size_t, std::uint32_t local) { return memory.local()[local].data(); });
+  return refs_in(plan, route, plan.destination_views(route, destination),
+                 [&](std::size_t, std::uint32_t local) { return memory.local()[local]; });
 }
 
 DestinationRoutes::Streams DestinationRoutes::streams_of(std::uint32_t route) const {
@@ -89,7 +90,7 @@ DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, Shar
   const std::optional<std::size_t> engine = own_engine(plan, rank);
   DestinationRoutes own;
   std::vector<std::shared_ptr<const TensorTable>> tables;
-  std::vector<ShardView> live;
+  std::vector<TensorRef> live;
   for (std::uint32_t l = 0; l < plan.routes().size(); ++l) {
     const std::vector<Destination> destinations = own_destinations(plan.routes()[l], rank);
     if (destinations.empty()) continue;
@@ -100,7 +101,8 @@ DestinationRoutes make_destination_routes(const FanoutPlan& plan, int rank, Shar
       std::ranges::move(destination_tensors(plan, l, destination, memory), std::back_inserter(live));
     }
   }
-  if (!own.places.empty()) own.subscriber = memory.make_subscriber(JoinedTables(std::move(tables)), live, options);
+  if (!own.places.empty())
+    own.subscriber = memory.make_subscriber(JoinedTables(std::move(tables)), std::move(live), options);
   return own;
 }
 

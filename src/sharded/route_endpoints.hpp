@@ -59,7 +59,7 @@ std::vector<StateDigest> source_digests(const FanoutPlan& plan, const SourceRout
 std::vector<Destination> own_destinations(const Route& route, int rank);
 /// Returns views of the route's regions in the rank's local tensors, for one destination, parallel to the route's
 /// table.
-std::vector<ShardView> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
+std::vector<TensorRef> destination_tensors(const FanoutPlan& plan, std::size_t route, const Destination& destination,
                                            const ShardMemory& memory);
 
 }  // namespace sparsecast

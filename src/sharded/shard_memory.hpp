@@ -20,13 +20,6 @@ namespace sparsecast {
 /// Memory of the same kind and layout as a local tensor; null where there is none.
 using ShardBuffer = std::shared_ptr<std::byte>;
 
-/// A part's elements in memory of the kind at hand.
-struct ShardView {
-  std::byte* data = nullptr;
-  std::vector<std::int64_t> strides;  ///< In elements, one a dimension of the region.
-  bool masters = false;               ///< The elements are fp32 masters of the region's bf16.
-};
-
 /// Box of elements in a local tensor, or in memory that is laid out like it.
 struct ShardBox {
   std::uint64_t first = 0;  ///< Element.
@@ -46,15 +39,18 @@ void for_each_rectangle(const ShardBox& box, const Visit& visit) {
 }
 
 /// Returns the places of a route's regions, which are at `views`, in memory that is laid out like the rank's tensors;
-/// base_of(region, local) returns the beginning of that of a local tensor.
+/// base_of(region, local) returns a reference to all of that of a local tensor, of which data, dtype and device count.
 template <class BaseOf>
-std::vector<ShardView> views_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
-                                const BaseOf& base_of) {
-  std::vector<ShardView> out;
+std::vector<TensorRef> refs_in(const FanoutPlan& plan, std::size_t route, const std::vector<RegionView>& views,
+                               const BaseOf& base_of) {
+  std::vector<TensorRef> out;
   const std::vector<Region>& regions = plan.routes()[route].regions;
   for (std::size_t p = 0; p < regions.size(); ++p) {
-    const std::size_t size = element_size(plan.table()[regions[p].tensor].dtype);
-    out.push_back({base_of(p, views[p].local) + views[p].first * size, views[p].strides});
+    TensorRef ref = base_of(p, views[p].local);
+    if (ref.data != nullptr) ref.data += views[p].first * element_size(ref.dtype);
+    ref.shape = regions[p].box.extent;
+    ref.strides = views[p].strides;
+    out.push_back(std::move(ref));
   }
   return out;
 }
@@ -84,12 +80,15 @@ class ShardMemory {
   ShardMemory(const ShardMemory&) = delete;
   ShardMemory& operator=(const ShardMemory&) = delete;
 
-  /// Returns addresses and sizes of the local tensors; addresses may be on a device.
-  const std::vector<TensorBytes>& local() const noexcept { return local_; }
-  /// Returns whether a local tensor is the fp32 master of a bf16 tensor of the layout.
-  bool is_master(std::size_t local) const { return masters_[local]; }
-  /// Returns the bytes that receivers hold of a local tensor; a master of fp32 is sent as bf16, half its size.
-  std::uint64_t wire_bytes(std::size_t local) const { return local_[local].size() / (is_master(local) ? 2 : 1); }
+  /// Returns the rank's local tensors: of the layout's dtypes, or fp32 masters of its bf16.
+  const std::vector<TensorRef>& local() const noexcept { return local_; }
+  /// Returns the dtype of what receivers hold of a local tensor.
+  DType wire_dtype(std::size_t local) const { return dtypes_[local]; }
+  bool is_master(std::size_t local) const { return local_[local].dtype != dtypes_[local]; }
+  /// Returns where all of it is.
+  int device() const noexcept { return device_.device; }
+  /// Returns the bytes that receivers hold of a local tensor.
+  std::uint64_t wire_bytes(std::size_t local) const;
 
   virtual ShardBuffer allocate(std::uint64_t bytes) = 0;
   /// Copies the box between two memories of the same layout; later operations of this object see the copy.
@@ -98,45 +97,39 @@ class ShardMemory {
   virtual void cast(const ShardBox& box, const std::byte* masters, std::byte* to) = 0;
   /// Writes the current values of a local tensor, as receivers get them, to memory that is laid out like it.
   void take(std::size_t local, const ShardBox& box, std::byte* to) {
-    is_master(local) ? cast(box, local_[local].data(), to) : copy(box, local_[local].data(), to);
+    is_master(local) ? cast(box, local_[local].data, to) : copy(box, local_[local].data, to);
   }
 
-  /// Create the publisher and the subscriber of routes, one a stream; the views are parallel to the joined table.
-  virtual std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
-                                                          const std::vector<ShardView>& held,
-                                                          const PublisherOptions& options) = 0;
-  virtual std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
-                                                            const SubscriberOptions& options) = 0;
+  /// Create the publisher and the subscriber of routes, one a stream; the references are parallel to the joined table.
+  virtual std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, std::vector<TensorRef> live,
+                                                          std::vector<TensorRef> held, const PublisherOptions& options);
+  std::unique_ptr<JoinedSubscriber> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                    const SubscriberOptions& options) const;
   /// One of each at a time is at work; table and memory outlive it.
   virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
-                                                    const std::vector<ShardView>& regions) = 0;
+                                                    const std::vector<TensorRef>& regions) = 0;
   virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table,
-                                                    const std::vector<ShardView>& regions) = 0;
+                                                    const std::vector<TensorRef>& regions) = 0;
 
  protected:
-  ShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters)
-      : local_(std::move(local)), masters_(std::move(masters)) {}
+  /// The device is that of the tensors, as are all the options for work on it.
+  ShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, DeviceOptions device)
+      : local_(std::move(local)), dtypes_(std::move(dtypes)), device_(device) {}
 
  private:
-  std::vector<TensorBytes> local_;
-  std::vector<bool> masters_;  ///< Parallel to them.
+  std::vector<TensorRef> local_;
+  std::vector<DType> dtypes_;  ///< Parallel to them, by the layout.
+  DeviceOptions device_;
 };
 
-/// Returns the local tensors of a rank of the layout. Throws Error{kUsage} unless the caller has given as many.
-const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given);
+/// Creates the memory of a rank's local tensors, parallel to its layout. `masters`: they may be fp32 where the layout
+/// says bf16. Throws Error{kUsage} that names the tensor when they do not fit the rank of the layout, and
+/// Error{kUnsupported} for a device without the device backend.
+std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
+                                               bool masters, const DeviceOptions& device);
 
-/// Returns which tensors are masters, by ShardedOptions::local_dtypes. Throws Error{kUsage} that names the tensor.
-std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::size_t rank,
-                                const std::vector<DType>& dtypes);
-
-/// Creates the memory of the caller's tensors. Throws Error{kUsage} that names the tensor when they do not fit the rank
-/// of the layout.
-std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
-                                                    std::vector<TensorBytes> local,
-                                                    const std::vector<DType>& dtypes = {});
-/// Throws Error{kUnsupported} without the device backend, too.
-std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
-                                                      const std::vector<void*>& d_local, const DeviceOptions& options,
-                                                      const std::vector<DType>& dtypes = {});
+/// Of checked tensors on this device (device/).
+std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef> local, std::vector<DType> dtypes,
+                                                      const DeviceOptions& device);
 
 }  // namespace sparsecast

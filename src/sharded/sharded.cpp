@@ -32,12 +32,6 @@ class Seat {
   bool left_ = false;
 };
 
-/// An engine holds what is verified, and no masters of it.
-ShardedOptions for_engine(ShardedOptions options) {
-  if (options.local_dtypes.empty()) return options;
-  throw Error(ErrorCode::kUsage, "local_dtypes are a publisher's: an engine's tensors are of its layout's dtypes");
-}
-
 }  // namespace
 
 struct ShardedPublisher::State {
@@ -45,15 +39,12 @@ struct ShardedPublisher::State {
   Seat seat = {};
 };
 
-ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank,
-                                   std::vector<TensorBytes> local, ShardedOptions options) {
-  auto memory = make_host_shard_memory(*layout, rank, std::move(local), options.local_dtypes);
-  state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
-}
-ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
+ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorRef> local,
                                    ShardedOptions options, const DeviceOptions& device) {
-  if (options.encode.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
-  auto memory = make_device_shard_memory(*layout, rank, d_local, device, options.local_dtypes);
+  auto memory = make_shard_memory(*layout, rank, std::move(local), true, device);
+  if (memory->device() != kHostMemory && options.encode.zstd_level != 0) {
+    throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+  }
   state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
 }
 ShardedPublisher::~ShardedPublisher() = default;
@@ -80,15 +71,10 @@ struct ShardedSubscriber::State {
 };
 
 ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
-                                     std::vector<TensorBytes> local, ShardedOptions options)
+                                     std::vector<TensorRef> local, ShardedOptions options, const DeviceOptions& device)
     : state_(new State{SubscriberSide(std::move(engine), layout, rank,
-                                      make_host_shard_memory(*layout, rank, std::move(local)),
-                                      for_engine(std::move(options)))}) {}
-ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
-                                     std::vector<void*> d_local, ShardedOptions options, const DeviceOptions& device)
-    : state_(new State{SubscriberSide(std::move(engine), layout, rank,
-                                      make_device_shard_memory(*layout, rank, d_local, device),
-                                      for_engine(std::move(options)))}) {}
+                                      make_shard_memory(*layout, rank, std::move(local), false, device),
+                                      std::move(options))}) {}
 ShardedSubscriber::~ShardedSubscriber() = default;
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;
@@ -98,15 +84,9 @@ void ShardedSubscriber::regroup(std::shared_ptr<ControlChannel> world, const Gro
   Seat::regroup({&state_->seat}, {nullptr, &state_->side}, std::move(world), open, timeout);
 }
 
-void ShardedSubscriber::replace(std::shared_ptr<const Layout> layout, std::vector<TensorBytes> local) {
-  auto memory = make_host_shard_memory(*layout, state_->side.rank(), std::move(local));
-  state_->side.replace(std::move(layout), std::move(memory));
-  state_->seat = {};
-}
-
-void ShardedSubscriber::replace(std::shared_ptr<const Layout> layout, std::vector<void*> d_local,
+void ShardedSubscriber::replace(std::shared_ptr<const Layout> layout, std::vector<TensorRef> local,
                                 const DeviceOptions& device) {
-  auto memory = make_device_shard_memory(*layout, state_->side.rank(), d_local, device);
+  auto memory = make_shard_memory(*layout, state_->side.rank(), std::move(local), false, device);
   state_->side.replace(std::move(layout), std::move(memory));
   state_->seat = {};
 }

@@ -119,22 +119,25 @@ void ShardSnapshot::adopt() {
   for (SnapshotLayer& layer : layers_) layer.sent = layer.covered;
 }
 
-std::vector<ShardView> ShardSnapshot::live(const FanoutPlan& plan, std::size_t route) const {
-  const std::vector<RegionView>& own = routes_.at(route).views;
-  const auto base_of = [&](std::size_t, std::uint32_t local) { return memory_->local()[local].data(); };
-  std::vector<ShardView> views = views_in(plan, route, own, base_of);
-  for (std::size_t p = 0; p < views.size(); ++p) {
-    if (!memory_->is_master(own[p].local)) continue;
-    views[p].masters = true;
-    views[p].data = base_of(p, own[p].local) + own[p].first * sizeof(float);
-  }
-  return views;
+std::vector<TensorRef> ShardSnapshot::live(const FanoutPlan& plan, std::size_t route) const {
+  return refs_in(plan, route, routes_.at(route).views,
+                 [&](std::size_t, std::uint32_t local) { return memory_->local()[local]; });
 }
 
-std::vector<ShardView> ShardSnapshot::held(const FanoutPlan& plan, std::size_t route) const {
+std::vector<TensorRef> ShardSnapshot::held(const FanoutPlan& plan, std::size_t route) const {
   const CoveredRoute& own = routes_.at(route);
-  return views_in(plan, route, own.views,
-                  [&](std::size_t, std::uint32_t local) { return layers_[own.layer].copies[local].get(); });
+  return refs_in(plan, route, own.views, [&](std::size_t, std::uint32_t local) {
+    return copy_at(local, layers_[own.layer].copies[local].get());
+  });
+}
+
+/// Returns a reference to a copy of what receivers hold of a local tensor.
+TensorRef ShardSnapshot::copy_at(std::uint32_t local, std::byte* data) const {
+  TensorRef copy;
+  copy.data = data;
+  copy.dtype = memory_->wire_dtype(local);
+  copy.device = memory_->device();
+  return copy;
 }
 
 /// Returns the local tensor's copy in a layer that holds all of the box, or null.
@@ -159,13 +162,14 @@ ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Region& re
   return out;
 }
 
-std::vector<ShardView> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t route,
+std::vector<TensorRef> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t route,
                                                       std::vector<ShardBuffer>& scratch) {
   const std::vector<RegionView> views = plan.source_views(route);
-  return views_in(plan, route, views, [&](std::size_t p, std::uint32_t local) {
+  return refs_in(plan, route, views, [&](std::size_t p, std::uint32_t local) {
     const Region& region = plan.routes()[route].regions[p];
     std::byte* const whole = find_whole(plan.table()[region.tensor].name, region.box, local);
-    return whole != nullptr ? whole : scratch.emplace_back(put_together(plan, region, views[p])).get();
+    if (whole != nullptr) return copy_at(local, whole);
+    return copy_at(local, scratch.emplace_back(put_together(plan, region, views[p])).get());
   });
 }
 

@@ -34,11 +34,11 @@ class ShardSnapshot {
 
   /// Returns views of the regions of a route of the covered plan: in the rank's tensors (live) and in the snapshot
   /// (held).
-  std::vector<ShardView> live(const FanoutPlan& plan, std::size_t route) const;
-  std::vector<ShardView> held(const FanoutPlan& plan, std::size_t route) const;
+  std::vector<TensorRef> live(const FanoutPlan& plan, std::size_t route) const;
+  std::vector<TensorRef> held(const FanoutPlan& plan, std::size_t route) const;
   /// Returns views of the held regions of a route of an anchor's plan, which sends nothing that the covered plan does
   /// not. Regions that no layer holds alone are put together in `scratch`.
-  std::vector<ShardView> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<ShardBuffer>& scratch);
+  std::vector<TensorRef> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<ShardBuffer>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
   std::uint64_t bytes() const noexcept;
@@ -61,6 +61,7 @@ class ShardSnapshot {
   std::size_t layer_for(const FanoutPlan& plan, const Route& route, const std::vector<RegionView>& views);
   void take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view);
   std::byte* find_whole(const std::string& tensor, const Box& box, std::uint32_t local);
+  TensorRef copy_at(std::uint32_t local, std::byte* data) const;
   ShardBuffer put_together(const FanoutPlan& plan, const Region& region, const RegionView& view);
 
   std::shared_ptr<ShardMemory> memory_;

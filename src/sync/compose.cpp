@@ -228,7 +228,7 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
 }
 
 CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                    std::optional<std::span<const ConstTensorBytes>> base) {
+                    std::optional<std::span<const ConstBytes>> base) {
   EncodeOptions effective = options;
   effective.values = delta.header().values;
   const bool raw = effective.values == ValueCodec::kRaw;

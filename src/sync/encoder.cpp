@@ -171,7 +171,7 @@ CodeChanges<T> select_coder(ValueCodec values, bool refresh, bool digest) {
 
 struct Job {
   const TensorTable& table;
-  Detector& detector;
+  TileDetector& detector;
   const EncodeOptions& options;
   bool refresh;
   bool digest;
@@ -290,7 +290,7 @@ namespace {
 /// Calls take(task, blocks, next) for each section in order; `next` is the tensor of the section after it, or the
 /// number of tensors after the last.
 template <class TakeSection>
-void encode_sections_in_order(const JoinedTables& tables, Detector& detector, const EncodeOptions& options,
+void encode_sections_in_order(const JoinedTables& tables, TileDetector& detector, const EncodeOptions& options,
                               bool refresh, bool digest, const TakeSection& take) {
   const TensorTable& table = tables.all();
   const std::vector<Task> tasks = list_tasks(table);
@@ -315,7 +315,7 @@ void encode_sections_in_order(const JoinedTables& tables, Detector& detector, co
 
 }  // namespace
 
-void encode_streams(const JoinedTables& tables, Detector& detector, std::span<const DeltaHeader> headers,
+void encode_streams(const JoinedTables& tables, TileDetector& detector, std::span<const DeltaHeader> headers,
                     const EncodeOptions& options, bool refresh, const EncodedStreamSink& sink) {
   const std::uint64_t version = headers.empty() ? 0 : headers.front().version;
   const TraceRange<"encode"> range({.version = version, .bytes = tables.all().bytes()});
@@ -353,7 +353,7 @@ void encode_streams(const JoinedTables& tables, Detector& detector, std::span<co
               .density = trace_density(changed, tables.all().elements())});
 }
 
-EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
+EncodedFrames encode_frames(const TensorTable& table, TileDetector& detector, const DeltaHeader& header,
                             const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
                             const std::function<void(std::uint64_t)>& progress) {
   const TraceRange<"encode"> range({.version = header.version, .bytes = table.bytes()});
@@ -395,7 +395,7 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
   return header;
 }
 
-CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHeader header,
+CommitRecord encode_delta(const TensorTable& table, TileDetector& detector, DeltaHeader header,
                           const EncodeOptions& options, bool with_table, const RecordSink& sink,
                           const std::function<void(std::uint64_t)>& progress) {
   check_encode_options(options, detector.knows_old());
@@ -410,7 +410,7 @@ CommitRecord encode_delta(const TensorTable& table, Detector& detector, DeltaHea
     encoded.commit.result_digest = header.base_digest;
     encoded.commit.result_digest += encoded.digest_change;
   } else {
-    std::vector<ConstHostTensor> current;
+    std::vector<TensorRef> current;
     for (std::size_t t = 0; t < table.size(); ++t) current.push_back(detector.current(t));
     encoded.commit.result_digest = sum(digest_tensors(table, current, options.threads));
   }

@@ -25,12 +25,12 @@ using EncodedStreamSink = std::function<void(std::size_t stream, EncodedFrames&&
 
 /// Detects and encodes all streams in one pass; `headers` are parallel to them. With `refresh`, the detector's snapshot
 /// is brought up to date in the same pass.
-void encode_streams(const JoinedTables& tables, Detector& detector, std::span<const DeltaHeader> headers,
+void encode_streams(const JoinedTables& tables, TileDetector& detector, std::span<const DeltaHeader> headers,
                     const EncodeOptions& options, bool refresh, const EncodedStreamSink& sink);
 
 /// Does the same for one stream, whose frames go to `sink` in order. With `digest` false, digest_change stays zero (for
 /// measuring the codec alone).
-EncodedFrames encode_frames(const TensorTable& table, Detector& detector, const DeltaHeader& header,
+EncodedFrames encode_frames(const TensorTable& table, TileDetector& detector, const DeltaHeader& header,
                             const EncodeOptions& options, bool refresh, bool digest, const RecordSink& sink,
                             const std::function<void(std::uint64_t)>& progress = nullptr);
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -45,7 +47,7 @@ constexpr std::size_t kBlocksPerRun = 64;
 
 class HostSubscriberBackend final : public SubscriberBackend {
  public:
-  HostSubscriberBackend(const JoinedTables& tables, std::vector<HostTensor> live, int threads);
+  HostSubscriberBackend(const JoinedTables& tables, std::vector<TensorRef> live, int threads);
 
   std::vector<StateDigest> digests(std::size_t first, std::size_t count) override;
   void begin() override;
@@ -67,7 +69,7 @@ class HostSubscriberBackend final : public SubscriberBackend {
   std::vector<StateDigest> run(Direction direction);
 
   const JoinedTables tables_;
-  std::vector<HostTensor> live_;
+  std::vector<TensorRef> live_;
   std::vector<TensorPlace<std::byte>> places_;  ///< Places of the tensors in `live_`.
   int threads_;
   std::vector<StagedStream> staged_;
@@ -76,7 +78,7 @@ class HostSubscriberBackend final : public SubscriberBackend {
   std::vector<BlockRun> runs_;                ///< Runs of the applied frames.
 };
 
-HostSubscriberBackend::HostSubscriberBackend(const JoinedTables& tables, std::vector<HostTensor> live, int threads)
+HostSubscriberBackend::HostSubscriberBackend(const JoinedTables& tables, std::vector<TensorRef> live, int threads)
     : tables_(tables),
       live_(std::move(live)),
       places_(place_tensors(tables.all(), live_, "live")),
@@ -133,9 +135,7 @@ std::vector<StateDigest> HostSubscriberBackend::apply(const ApplyOrder&) {
 SubscriberBackend::NanMasked HostSubscriberBackend::prepare_nan_masked() {
   std::vector<const FrameReader*> frames;
   for (const auto& [sequence, frame] : staged_.front().frames) frames.push_back(&frame->reader);
-  std::vector<LiveElements> live;
-  for (const HostTensor& tensor : live_) live.push_back({tensor.data, tensor.strides});
-  nan_masked_.emplace(tables_.all(), std::move(frames), std::move(live), Direction::kForward, threads_);
+  nan_masked_.emplace(tables_.all(), std::move(frames), live_, Direction::kForward, threads_);
   return {nan_masked_->tensors(), sum(nan_masked_->digest_changes())};
 }
 
@@ -145,7 +145,7 @@ void HostSubscriberBackend::load_nan_masked(const std::vector<std::size_t>& tens
   for (const std::size_t t : tensors) {
     const std::uint64_t bytes = tables_.all()[t].bytes();
     full.resize(std::max<std::size_t>(full.size(), bytes));
-    nan_masked_->expand(t, TensorBytes(full).first(bytes));
+    nan_masked_->expand(t, MutableBytes(full).first(bytes));
     load(t, full.data(), nullptr);
   }
 }
@@ -203,9 +203,25 @@ std::vector<StateDigest> HostSubscriberBackend::run(Direction direction) {
 
 }  // namespace
 
-std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables,
-                                                                std::vector<HostTensor> live, int threads) {
+std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                                int threads) {
   return std::make_unique<HostSubscriberBackend>(tables, std::move(live), threads);
+}
+
+std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                           int threads, const DeviceOptions& options) {
+  const int device = common_device(tables.all(), live, "live");
+  if (device == kHostMemory) return make_host_subscriber_backend(tables, std::move(live), threads);
+  return make_device_subscriber_backend(tables, std::move(live), on_device_of(options, device));
+}
+
+DeviceOptions on_device_of(DeviceOptions options, int device) {
+  if (options.device >= 0 && options.device != device) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the tensors are on device {}, the options name device {}", device, options.device));
+  }
+  options.device = device;
+  return options;
 }
 
 }  // namespace sparsecast

@@ -58,30 +58,18 @@ Delta composed(const TensorTable& table, const Delta& first, const Delta& second
 
 }  // namespace
 
-JoinedPublisher::JoinedPublisher(JoinedTables tables, const PublisherOptions& options)
-    : tables_(std::move(tables)),
-      options_(options),
-      version_(options.version),
-      last_attempt_(std::max(options.version, options.last_attempt)) {}
-
 JoinedPublisher::JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> detector,
                                  const PublisherOptions& options, std::vector<StateDigest> base_digests)
-    : JoinedPublisher(std::move(tables), options) {
-  backend_ = make_host_publisher_backend(tables_, *detector, options_.encode);
-  detector_ = std::move(detector);
-  set_base(std::move(base_digests));
-}
-
-JoinedPublisher::JoinedPublisher(JoinedTables tables, std::unique_ptr<DeviceDetector> detector,
-                                 const PublisherOptions& options, std::vector<StateDigest> base_digests)
-    : JoinedPublisher(std::move(tables), options) {
-  backend_ = make_device_publisher_backend(tables_, *detector, options_.encode);
-  device_detector_ = std::move(detector);
-  set_base(std::move(base_digests));
-}
-
-void JoinedPublisher::set_base(std::vector<StateDigest> given) {
-  digests_ = given.empty() ? backend_->digests() : std::move(given);
+    : tables_(std::move(tables)),
+      detector_(std::move(detector)),
+      options_(options),
+      version_(options.version),
+      last_attempt_(std::max(options.version, options.last_attempt)) {
+  if (detector_ == nullptr) throw Error(ErrorCode::kUsage, "a publisher needs a detector");
+  auto* const tiles = dynamic_cast<TileDetector*>(detector_.get());
+  backend_ = tiles != nullptr ? make_host_publisher_backend(tables_, *tiles, options_.encode)
+                              : make_device_publisher_backend(tables_, *detector_, options_.encode);
+  digests_ = base_digests.empty() ? backend_->digests() : std::move(base_digests);
 }
 
 void JoinedPublisher::complete(Delta& delta, const StateDigest& result) const {

@@ -23,8 +23,6 @@ class JoinedPublisher {
   /// hold. `options.stream`, unless it is zero, is that of every stream.
   JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> detector, const PublisherOptions& options,
                   std::vector<StateDigest> base_digests = {});
-  JoinedPublisher(JoinedTables tables, std::unique_ptr<DeviceDetector> detector, const PublisherOptions& options,
-                  std::vector<StateDigest> base_digests = {});
 
   /// Called as soon as a stream's delta is complete, in the order of the streams. The delta stays where it is until the
   /// next publish, also when the pass fails later.
@@ -47,8 +45,7 @@ class JoinedPublisher {
   const std::vector<StateDigest>& digests() const noexcept { return digests_; }
   bool pending() const noexcept { return pending_; }
   bool on_device() const noexcept { return backend_->on_device(); }
-  Detector* detector() noexcept { return detector_.get(); }
-  DeviceDetector* device_detector() noexcept { return device_detector_.get(); }
+  Detector& detector() noexcept { return *detector_; }
 
  private:
   /// Deltas whose frames are here, on the device, or both.
@@ -58,8 +55,6 @@ class JoinedPublisher {
     std::vector<DeviceDelta> on_device;
   };
 
-  JoinedPublisher(JoinedTables tables, const PublisherOptions& options);
-  void set_base(std::vector<StateDigest> given);
   void encode(const Encoded* base, CUevent_st* weights_ready, const Published& published);
   void complete(Delta& delta, const StateDigest& result) const;
   void take_frames(Encoded& encoded);
@@ -70,8 +65,7 @@ class JoinedPublisher {
   void guarded(const Step& step);
 
   JoinedTables tables_;
-  std::unique_ptr<Detector> detector_;  // One of the two.
-  std::unique_ptr<DeviceDetector> device_detector_;
+  std::unique_ptr<Detector> detector_;
   std::unique_ptr<PublisherBackend> backend_;
   PublisherOptions options_;
   std::uint64_t version_;             ///< Committed.

@@ -27,13 +27,9 @@ JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::unique_ptr<Subscrib
   set_digests(backend_->digests(0, tables_.all().size()));
 }
 
-JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, std::vector<HostTensor> live,
-                                   const SubscriberOptions& options)
-    : JoinedSubscriber(tables, make_host_subscriber_backend(tables, std::move(live), options.threads), options) {}
-
-JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, std::vector<DeviceTensor> live,
+JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, std::vector<TensorRef> live,
                                    const SubscriberOptions& options, const DeviceOptions& device)
-    : JoinedSubscriber(tables, make_device_subscriber_backend(tables, std::move(live), device), options) {}
+    : JoinedSubscriber(tables, make_subscriber_backend(tables, std::move(live), options.threads, device), options) {}
 
 void JoinedSubscriber::set_digests(std::vector<StateDigest> of_tensors) {
   tensor_digests_ = std::move(of_tensors);

@@ -20,9 +20,8 @@ class JoinedSubscriber {
  public:
   /// `live` is parallel to the joined table. Reads all of it once, for the digests. `options.stream`, unless it is
   /// zero, is that of every stream.
-  JoinedSubscriber(const JoinedTables& tables, std::vector<HostTensor> live, const SubscriberOptions& options);
-  JoinedSubscriber(const JoinedTables& tables, std::vector<DeviceTensor> live, const SubscriberOptions& options,
-                   const DeviceOptions& device);
+  JoinedSubscriber(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
+                   const DeviceOptions& device = {});
   JoinedSubscriber(const JoinedSubscriber&) = delete;
   JoinedSubscriber& operator=(const JoinedSubscriber&) = delete;
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The publisher of one stream, and the backend for weights in host memory.
+// The publisher of one stream, the factory of detectors, and the backend for weights in host memory.
 
 #include "sparsecast/publisher.hpp"
 #include "sync/joined_publisher.hpp"
+#include "sync/subscriber_backend.hpp"
 
 namespace sparsecast {
 
@@ -23,10 +24,6 @@ Publisher::Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<D
                      PublisherOptions options, std::optional<StateDigest> base_digest)
     : state_(new State{JoinedPublisher(std::move(table), std::move(detector), options, list_of(base_digest))}) {}
 
-Publisher::Publisher(std::shared_ptr<const TensorTable> table, std::unique_ptr<DeviceDetector> detector,
-                     PublisherOptions options, std::optional<StateDigest> base_digest)
-    : state_(new State{JoinedPublisher(std::move(table), std::move(detector), options, list_of(base_digest))}) {}
-
 Publisher::~Publisher() = default;
 Publisher::Publisher(Publisher&&) noexcept = default;
 Publisher& Publisher::operator=(Publisher&&) noexcept = default;
@@ -40,14 +37,28 @@ void Publisher::abort(std::uint64_t version) { state_->all.abort(version); }
 std::uint64_t Publisher::version() const noexcept { return state_->all.version(); }
 const StateDigest& Publisher::digest() const noexcept { return state_->all.digests().front(); }
 bool Publisher::pending() const noexcept { return state_->all.pending(); }
-Detector* Publisher::detector() noexcept { return state_->all.detector(); }
-DeviceDetector* Publisher::device_detector() noexcept { return state_->all.device_detector(); }
+Detector& Publisher::detector() noexcept { return state_->all.detector(); }
+
+void Detector::mark(std::size_t, const std::uint64_t*, CUstream_st*) {
+  throw Error(ErrorCode::kUsage, "only a detector by mask takes marks");
+}
+
+std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                        DetectorOptions options) {
+  const int device = common_device(*table, live, "live");
+  if (!options.held.empty() && common_device(*table, options.held, "held") != device) {
+    throw Error(ErrorCode::kUsage, "what receivers hold is not on the device of the live tensors");
+  }
+  if (device == kHostMemory) return make_host_detector(table, std::move(live), std::move(options));
+  options.device = on_device_of(options.device, device);
+  return make_device_detector(std::move(table), std::move(live), std::move(options));
+}
 
 namespace {
 
 class HostPublisherBackend final : public PublisherBackend {
  public:
-  HostPublisherBackend(const JoinedTables& tables, Detector& detector, const EncodeOptions& options)
+  HostPublisherBackend(const JoinedTables& tables, TileDetector& detector, const EncodeOptions& options)
       : tables_(tables), detector_(detector), options_(options) {
     check_encode_options(options, detector.knows_old());
   }
@@ -60,8 +71,7 @@ class HostPublisherBackend final : public PublisherBackend {
 
   std::vector<StateDigest> digests() override {
     // The live weights may have moved on from what receivers hold, which a snapshot knows.
-    std::vector<ConstHostTensor> tensors;
-    for (const HostTensor& tensor : detector_.snapshot()) tensors.push_back({tensor.data, tensor.strides});
+    std::vector<TensorRef> tensors(detector_.snapshot().begin(), detector_.snapshot().end());
     for (std::size_t t = tensors.size(); t < tables_.all().size(); ++t) tensors.push_back(detector_.current(t));
     return tables_.sums(digest_tensors(tables_.all(), tensors, options_.threads));
   }
@@ -72,9 +82,9 @@ class HostPublisherBackend final : public PublisherBackend {
   }
 
   void apply_to_snapshot(const std::vector<Delta>& deltas, Direction direction) override {
-    const std::span<const HostTensor> tensors = detector_.snapshot();
+    const std::span<const TensorRef> tensors = detector_.snapshot();
     const auto snapshot =
-        place_tensors(tables_.all(), std::vector<HostTensor>(tensors.begin(), tensors.end()), "snapshot");
+        place_tensors(tables_.all(), std::vector<TensorRef>(tensors.begin(), tensors.end()), "snapshot");
     ApplyScratch scratch;
     for (std::size_t s = 0; s < deltas.size(); ++s) {
       const TensorTable& table = *tables_.table(s);
@@ -93,13 +103,13 @@ class HostPublisherBackend final : public PublisherBackend {
 
  private:
   const JoinedTables& tables_;
-  Detector& detector_;
+  TileDetector& detector_;
   EncodeOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<PublisherBackend> make_host_publisher_backend(const JoinedTables& tables, Detector& detector,
+std::unique_ptr<PublisherBackend> make_host_publisher_backend(const JoinedTables& tables, TileDetector& detector,
                                                               const EncodeOptions& options) {
   return std::make_unique<HostPublisherBackend>(tables, detector, options);
 }

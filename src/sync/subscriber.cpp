@@ -4,7 +4,6 @@
 
 #include "sparsecast/subscriber.hpp"
 
-#include "core/tensor_view.hpp"
 #include "sync/joined_subscriber.hpp"
 
 namespace sparsecast {
@@ -13,16 +12,8 @@ struct Subscriber::State {
   JoinedSubscriber all;  ///< One stream.
 };
 
-Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorBytes> live,
-                       SubscriberOptions options)
-    : Subscriber(table, host_tensors(*table, live, "live"), options) {}
-
-Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<HostTensor> live,
-                       SubscriberOptions options)
-    : state_(new State{JoinedSubscriber(std::move(table), std::move(live), options)}) {}
-
-Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<DeviceTensor> live,
-                       SubscriberOptions options, const DeviceOptions& device)
+Subscriber::Subscriber(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live, SubscriberOptions options,
+                       const DeviceOptions& device)
     : state_(new State{JoinedSubscriber(std::move(table), std::move(live), options, device)}) {}
 
 Subscriber::~Subscriber() = default;

@@ -69,12 +69,18 @@ class SubscriberBackend {
 
 /// Creates the backend for tensors on the host, parallel to the joined table. Throws Error{kUsage} when they do not fit
 /// it.
-std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables,
-                                                                std::vector<HostTensor> live, int threads);
+std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                                int threads);
 /// Creates the backend for tensors on a device (device/), with the same checks. Throws Error{kUnsupported} in a build
 /// without CUDA.
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
-                                                                  std::vector<DeviceTensor> live,
+                                                                  std::vector<TensorRef> live,
                                                                   const DeviceOptions& options);
+/// Creates the one for where the tensors are.
+std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                           int threads, const DeviceOptions& options);
+
+/// Returns the options for tensors on this device. Throws Error{kUsage} when they name another.
+DeviceOptions on_device_of(DeviceOptions options, int device);
 
 }  // namespace sparsecast

@@ -11,8 +11,6 @@
 
 namespace sparsecast {
 
-class DeviceDetector::Implementation {};
-
 namespace {
 
 [[noreturn]] void refuse() {
@@ -23,43 +21,15 @@ namespace {
 
 bool device_backend_available() noexcept { return false; }
 
-DeviceDetector::DeviceDetector(std::unique_ptr<Implementation> implementation)
-    : implementation_(std::move(implementation)) {}
-DeviceDetector::~DeviceDetector() = default;
-
-std::unique_ptr<DeviceDetector> make_device_snapshot(std::shared_ptr<const TensorTable>, std::vector<const void*>,
-                                                     const DeviceOptions&) {
+// NOLINTBEGIN(performance-unnecessary-value-param): the signatures are those of the device backend.
+std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable>, std::vector<TensorRef>,
+                                               DetectorOptions) {
   refuse();
 }
-std::unique_ptr<DeviceDetector> make_device_snapshot_over(std::shared_ptr<const TensorTable>, std::vector<DeviceTensor>,
-                                                          std::vector<DeviceTensor>, const DeviceOptions&) {
+std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables&, Detector&, const EncodeOptions&) {
   refuse();
 }
-std::unique_ptr<DeviceDetector> make_device_cast_snapshot(std::shared_ptr<const TensorTable>,
-                                                          std::vector<DeviceSourceTensor>, std::vector<DeviceTensor>,
-                                                          const DeviceOptions&) {
-  refuse();
-}
-std::unique_ptr<DeviceDetector> make_pinned_snapshot(std::shared_ptr<const TensorTable>, std::vector<const void*>,
-                                                     const DeviceOptions&) {
-  refuse();
-}
-std::unique_ptr<DeviceDetector> make_device_fused_cast(std::shared_ptr<const TensorTable>, std::vector<const float*>,
-                                                       std::vector<void*>, const DeviceOptions&) {
-  refuse();
-}
-DeviceMaskDetector::DeviceMaskDetector(std::shared_ptr<const TensorTable>, std::vector<const void*>,
-                                       const DeviceOptions&)
-    : DeviceDetector(nullptr) {
-  refuse();
-}
-void DeviceMaskDetector::mark(std::size_t, const std::uint64_t*, CUstream_st*) { refuse(); }
-
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables&, DeviceDetector&,
-                                                                const EncodeOptions&) {
-  refuse();
-}
-std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables&, std::vector<DeviceTensor>,
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables&, std::vector<TensorRef>,
                                                                   const DeviceOptions&) {
   refuse();
 }
@@ -73,9 +43,10 @@ void device_quantize_with_amax(const MatrixShard&, const void*, const float*, st
 }
 void device_quantize_blocks(const MatrixShard&, const void*, std::byte*, float*, CUstream_st*) { refuse(); }
 
-std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout&, std::size_t, const std::vector<void*>&,
-                                                      const DeviceOptions&, const std::vector<DType>&) {
+std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef>, std::vector<DType>,
+                                                      const DeviceOptions&) {
   refuse();
 }
+// NOLINTEND(performance-unnecessary-value-param)
 
 }  // namespace sparsecast

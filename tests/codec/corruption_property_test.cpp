@@ -54,7 +54,7 @@ std::vector<Victim> victims() {
 bool accepts(const RandomDelta& delta, ConstBytes file, TensorState& live) {
   const DeltaFile parsed = DeltaFile::over(file, "damaged");
   parsed.report();
-  Subscriber subscriber(delta.table, live_views(live), {});
+  Subscriber subscriber(delta.table, refs_to(*delta.table, live_views(live)), {});
   subscriber.stage(parsed.header_record());
   for (std::size_t i = 0; i < parsed.frames(); ++i) subscriber.stage(parsed.frame(i));
   subscriber.stage(parsed.commit_record());
@@ -142,7 +142,7 @@ TEST(CorruptionProperty, ASubscriberRefusesEveryCorruptedRecordAndStillTakesTheG
     std::vector<Bytes> records = split(victim.file);
     records.erase(records.begin() + 1);
     TensorState live = victim.delta.old_state;
-    Subscriber subscriber(victim.delta.table, live_views(live), {});
+    Subscriber subscriber(victim.delta.table, refs_to(*victim.delta.table, live_views(live)), {});
     for (const Bytes& good : records) {
       for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
         Bytes bad = good;

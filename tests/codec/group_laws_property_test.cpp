@@ -49,10 +49,10 @@ Bytes composed(const Bytes& first, const Bytes& second, const EncodeOptions& opt
 
 Bytes inverted(const Bytes& delta, const EncodeOptions& options, const TensorState& base) {
   std::vector<Bytes> records;
-  const std::vector<ConstTensorBytes> base_views = views(base);
+  const std::vector<ConstBytes> base_views = views(base);
   invert(
       DeltaFile::over(delta, "delta"), options, [&](Bytes&& record) { records.push_back(std::move(record)); },
-      std::span<const ConstTensorBytes>(base_views));
+      std::span<const ConstBytes>(base_views));
   return join(records);
 }
 
@@ -62,10 +62,10 @@ TensorState applied(const Chain& chain, const TensorState& base, const Bytes& de
   SubscriberOptions options;
   options.version = DeltaFile::over(delta, "delta").header().base_version;
   options.allow_rollback = true;
-  Subscriber subscriber(chain.table, live_views(live), options);
+  Subscriber subscriber(chain.table, refs_to(*chain.table, live_views(live)), options);
   for (const Bytes& record : split(delta)) subscriber.stage(record);
   const ApplyReport report = subscriber.apply();
-  EXPECT_EQ(report.digest, sum(digest_tensors(*chain.table, views(live))));
+  EXPECT_EQ(report.digest, sum(digest_tensors(*chain.table, refs_to(*chain.table, views(live)))));
   return live;
 }
 

@@ -33,7 +33,7 @@ std::vector<Bytes> without_table(std::vector<Bytes> records) {
 /// Stages and applies: refused, undone by its digest, or the true result. The live state tells.
 void expect_safe(const RandomDelta& delta, const std::vector<Bytes>& records, Outcomes& outcomes) {
   TensorState live = delta.old_state;
-  Subscriber subscriber(delta.table, live_views(live), {});
+  Subscriber subscriber(delta.table, refs_to(*delta.table, live_views(live)), {});
   const StateDigest before = subscriber.digest();
   bool staged = false;
   try {
@@ -148,8 +148,9 @@ TEST(HostileProperty, ExchangedPayloadsUnderValidChecksumsNeverChangeTheLiveStat
       default:
         block.changed = static_cast<std::uint32_t>(random.below(2 * block.changed + 2)) & 0xFFFFFF;
     }
-    std::vector<Bytes> altered = without_table(
-        forge_records(*delta.table, header, {frame}, sum(digest_tensors(*delta.table, views(delta.new_state)))));
+    std::vector<Bytes> altered =
+        without_table(forge_records(*delta.table, header, {frame},
+                                    sum(digest_tensors(*delta.table, refs_to(*delta.table, views(delta.new_state))))));
     expect_safe(delta, altered, outcomes);
   });
   EXPECT_GT(outcomes.refused, 100);
@@ -166,7 +167,7 @@ TEST(HostileProperty, ABlockThatCrossesASectionIsRefused) {
   ASSERT_EQ(frame.groups[0].blocks.size(), 2U) << "the encoder ends a block with its section";
   frame.groups[0].blocks.pop_back();
   frame.groups[0].blocks[0].tiles = 2;
-  const StateDigest promised = sum(digest_tensors(table, views(result)));
+  const StateDigest promised = sum(digest_tensors(table, refs_to(table, views(result))));
   Outcomes outcomes;
   const RandomDelta delta{std::make_shared<const TensorTable>(table), base, result, {}};
   expect_safe(delta, without_table(forge_records(table, header, {frame}, promised)), outcomes);
@@ -186,10 +187,11 @@ TEST(HostileProperty, AWellFormedForgeryThatPromisesItsTrueDigestIsAppliedAndRol
     } catch (const Error&) {
       return;
     }
-    set_field(altered.back(), at::kCommitDigest, sum(digest_tensors(*delta.table, views(expected))).value);
+    set_field(altered.back(), at::kCommitDigest,
+              sum(digest_tensors(*delta.table, refs_to(*delta.table, views(expected)))).value);
     refresh_checksums(altered);
     TensorState live = delta.old_state;
-    Subscriber subscriber(delta.table, live_views(live), {});
+    Subscriber subscriber(delta.table, refs_to(*delta.table, live_views(live)), {});
     for (const Bytes& record : altered) subscriber.stage(record);
     subscriber.apply();
     ASSERT_EQ(live, expected);

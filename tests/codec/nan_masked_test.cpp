@@ -28,15 +28,9 @@ struct Received {
   std::vector<const FrameReader*> frames;
 };
 
-std::vector<LiveElements> contiguous(const TensorState& state) {
-  std::vector<LiveElements> live;
-  for (const Bytes& bits : state) live.push_back({bits.data(), {}});
-  return live;
-}
-
 std::vector<StateDigest> changes_of(const RandomDelta& delta) {
-  std::vector<StateDigest> changes = digest_tensors(*delta.table, views(delta.new_state));
-  const std::vector<StateDigest> before = digest_tensors(*delta.table, views(delta.old_state));
+  std::vector<StateDigest> changes = digest_tensors(*delta.table, refs_to(*delta.table, views(delta.new_state)));
+  const std::vector<StateDigest> before = digest_tensors(*delta.table, refs_to(*delta.table, views(delta.old_state)));
   for (std::size_t t = 0; t < changes.size(); ++t) changes[t] -= before[t];
   return changes;
 }
@@ -60,7 +54,7 @@ TEST_P(NanMaskedProperty, ExpandingAndMaskedCopyingIsApplying) {
     // Live tensors as views of larger memory, or as they are.
     std::vector<Placement> places;
     TensorState memory;
-    std::vector<LiveElements> live;
+    std::vector<TensorRef> live;
     const bool strided = random.chance(0.5);
     for (std::size_t t = 0; t < table.size(); ++t) {
       places.push_back(random_placement(random, table[t].shape));
@@ -70,7 +64,8 @@ TEST_P(NanMaskedProperty, ExpandingAndMaskedCopyingIsApplying) {
       memory.emplace_back(places[t].elements * element_size(table[t].dtype), std::byte{0x55});
       scatter(places[t], element_size(table[t].dtype), base[t], memory[t].data());
       const bool plain = places[t].shape != table[t].shape;
-      live.push_back({memory[t].data(), plain ? std::vector<std::int64_t>{} : places[t].strides});
+      live.push_back(
+          ref_to(table[t], memory[t].data(), kHostMemory, plain ? std::vector<std::int64_t>{} : places[t].strides));
     }
     const NanMaskedDelta masked(table, received.frames, live, back ? Direction::kInverse : Direction::kForward,
                                 random.chance(0.2) ? 3 : 1);
@@ -87,7 +82,7 @@ TEST_P(NanMaskedProperty, ExpandingAndMaskedCopyingIsApplying) {
         continue;
       }
       Bytes out(table[t].bytes() + 1, std::byte{0x77});
-      masked.expand(t, TensorBytes(out).first(table[t].bytes()));
+      masked.expand(t, MutableBytes(out).first(table[t].bytes()));
       ASSERT_EQ(out.back(), std::byte{0x77});
       masked_copy({table[t].dtype, places[t].shape, {}, places[t].strides}, out.data(), memory[t].data());
       ASSERT_EQ(gather(places[t], size, memory[t].data()), result[t]) << "case " << n << ", tensor " << t;
@@ -114,9 +109,10 @@ TEST_P(NanMaskedProperty, ARealNanIsRefusedByNameBeforeAnythingIsWritten) {
     write_element(delta.new_state[1].data(), size, 33'333, ~std::uint64_t{0});
     const Received received(delta);
     const TensorState live = delta.old_state;
-    expect_error(ErrorCode::kUnsupported,
-                 [&] { NanMaskedDelta(*delta.table, received.frames, contiguous(live), Direction::kForward); },
-                 {"weights", "33333", "NaN"});
+    expect_error(
+        ErrorCode::kUnsupported,
+        [&] { NanMaskedDelta(*delta.table, received.frames, refs_to(*delta.table, views(live)), Direction::kForward); },
+        {"weights", "33333", "NaN"});
     EXPECT_EQ(live, delta.old_state);
   }
 }
@@ -136,7 +132,7 @@ TEST_P(NanMaskedProperty, ANanThatStaysOrVanishesIsCarried) {
   write_element(delta.new_state[1].data(), 2, 107, 0x3F81);
   const Received received(delta);
   TensorState live = delta.old_state;
-  const NanMaskedDelta masked(*delta.table, received.frames, contiguous(live), Direction::kForward);
+  const NanMaskedDelta masked(*delta.table, received.frames, refs_to(*delta.table, views(live)), Direction::kForward);
   EXPECT_EQ(masked.tensors(), std::vector<std::size_t>{1});
   Bytes out(40'000);
   masked.expand(1, out);
@@ -148,10 +144,10 @@ TEST(NanMasked, ErrorsNameTheTensor) {
   RandomDelta delta = one_tensor(DType::kBF16, 100, 0x3F80);
   delta.new_state[1][4] ^= std::byte{1};
   const Received floats(delta);
-  const auto make = [&](const Received& received, std::vector<LiveElements> live, Direction direction) {
+  const auto make = [&](const Received& received, std::vector<TensorRef> live, Direction direction) {
     return NanMaskedDelta(*delta.table, received.frames, std::move(live), direction);
   };
-  std::vector<LiveElements> live = contiguous(delta.old_state);
+  std::vector<TensorRef> live = refs_to(*delta.table, views(delta.old_state));
   expect_error(ErrorCode::kUsage, [&] { make(floats, {}, Direction::kForward); }, {"0 live tensors"});
   live[1].strides = {1, 1};
   expect_error(ErrorCode::kUsage, [&] { make(floats, live, Direction::kForward); }, {"weights", "stride"});
@@ -160,18 +156,20 @@ TEST(NanMasked, ErrorsNameTheTensor) {
 
   delta.options.values = ValueCodec::kRaw;
   const Received raw(delta);
-  expect_error(ErrorCode::kUsage, [&] { make(raw, contiguous(delta.old_state), Direction::kInverse); }, {"raw"});
+  expect_error(ErrorCode::kUsage,
+               [&] { make(raw, refs_to(*delta.table, views(delta.old_state)), Direction::kInverse); }, {"raw"});
   const NanMaskedDelta unknown = make(raw, live, Direction::kForward);
   Bytes out(200);
   unknown.expand(1, out);
   masked_copy({DType::kBF16, {100}, {}, {}}, out.data(), delta.old_state[1].data());
   EXPECT_EQ(delta.old_state, delta.new_state);
-  expect_error(ErrorCode::kUsage, [&] { unknown.expand(1, TensorBytes(out).first(199)); }, {"weights", "199"});
+  expect_error(ErrorCode::kUsage, [&] { unknown.expand(1, MutableBytes(out).first(199)); }, {"weights", "199"});
   expect_error(ErrorCode::kUsage, [&] { unknown.expand(2, out); }, {"2"});
 
   delta.new_state[0][3] ^= std::byte{1};
   const Received integers(delta);
-  expect_error(ErrorCode::kUnsupported, [&] { make(integers, contiguous(delta.old_state), Direction::kForward); },
+  expect_error(ErrorCode::kUnsupported,
+               [&] { make(integers, refs_to(*delta.table, views(delta.old_state)), Direction::kForward); },
                {"quiet", "I32", "NaN"});
 }
 

@@ -36,7 +36,7 @@ const Trace& shipped_trace() {
     std::ranges::sort(names);
     const Checkpoint anchor = Checkpoint::open(fs, directory + "/" + names.at(0));
     Trace loaded{anchor.table(), {{}}, 0};
-    for (const ConstTensorBytes tensor : anchor.tensors()) loaded.states[0].emplace_back(tensor.begin(), tensor.end());
+    for (const ConstBytes tensor : anchor.tensors()) loaded.states[0].emplace_back(tensor.begin(), tensor.end());
     for (std::size_t step = 1; step < names.size(); ++step) {
       TensorState next = loaded.states.back();
       SparseStep::open(fs, directory + "/" + names[step], loaded.table).apply(live_views(next));

@@ -12,7 +12,7 @@ namespace {
 
 const std::string kIndex = "ckpt/model.safetensors.index.json";
 
-std::string text_of(ConstTensorBytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of(ConstBytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 std::string text_of(const Checkpoint& checkpoint, const std::string& name) {
   return text_of(checkpoint.tensor(checkpoint.table().find(name).value()));
@@ -190,7 +190,7 @@ TEST(Checkpoint, ReadsATensorOfMoreThanFourGigaElements) {
     file->write_at(header.size() + kElements - 1, marks);
   }
   const Checkpoint checkpoint = Checkpoint::open(fs, path);
-  const ConstTensorBytes huge = checkpoint.tensor(checkpoint.table().find("huge").value());
+  const ConstBytes huge = checkpoint.tensor(checkpoint.table().find("huge").value());
   ASSERT_EQ(huge.size(), kElements);
   EXPECT_EQ(huge[(std::uint64_t{1} << 32) + 7], std::byte{0xA5});
   EXPECT_EQ(huge[7], std::byte{0});

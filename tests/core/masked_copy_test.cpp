@@ -56,7 +56,7 @@ TEST(NanFill, WritesTheQuietPositiveNan) {
   for (std::size_t d = 0; d < std::size(kFloats); ++d) {
     const std::size_t size = element_size(kFloats[d]);
     Bytes bytes(1 + 37 * size, std::byte{0x11});
-    nan_fill(kFloats[d], TensorBytes(bytes).subspan(1));
+    nan_fill(kFloats[d], MutableBytes(bytes).subspan(1));
     EXPECT_EQ(bytes[0], std::byte{0x11});
     for (std::uint64_t i = 0; i < 37; ++i) EXPECT_EQ(read_element(bytes.data() + 1, size, i), expected[d]);
     EXPECT_TRUE(is_nan(kFloats[d], expected[d]));
@@ -69,7 +69,7 @@ TEST(NanFill, RefusesIntegersAndPartsOfElements) {
     EXPECT_FALSE(is_nan_fillable(dtype));
     expect_error(ErrorCode::kUnsupported, [&] { nan_fill(dtype, bytes); }, {to_string(dtype), "NaN"});
   }
-  expect_error(ErrorCode::kUsage, [&] { nan_fill(DType::kF32, TensorBytes(bytes).first(7)); }, {"7"});
+  expect_error(ErrorCode::kUsage, [&] { nan_fill(DType::kF32, MutableBytes(bytes).first(7)); }, {"7"});
 }
 
 TEST(MaskedCopy, CopiesEveryNumberAndKeepsTheRestForEveryPattern) {

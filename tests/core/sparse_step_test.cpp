@@ -63,7 +63,7 @@ TEST(SparseStep, WritesItsValuesAndNothingElse) {
   const SparseStep step = SparseStep::open(fs, "step.safetensors", kBase);
   std::string w = "aabbccddeeff";
   std::string s = "ssssssss";
-  const std::vector<TensorBytes> tensors = {
+  const std::vector<MutableBytes> tensors = {
       std::as_writable_bytes(std::span(w)), std::as_writable_bytes(std::span(s)), {}};
   EXPECT_EQ(step.apply(tensors), 3U);
   EXPECT_EQ(w, "00bb11ddee22");
@@ -133,16 +133,16 @@ TEST(SparseStep, ChecksEveryTensorBeforeItWritesAny) {
   const SparseStep step = SparseStep::open(fs, "step.safetensors", kBase);
   std::string w(12, 'w');
   std::string s(8, 's');
-  const TensorBytes w_bytes = std::as_writable_bytes(std::span(w));
-  const TensorBytes s_bytes = std::as_writable_bytes(std::span(s));
-  expect_error(ErrorCode::kUsage, [&] { step.apply(std::vector<TensorBytes>{w_bytes, s_bytes}); });
+  const MutableBytes w_bytes = std::as_writable_bytes(std::span(w));
+  const MutableBytes s_bytes = std::as_writable_bytes(std::span(s));
+  expect_error(ErrorCode::kUsage, [&] { step.apply(std::vector<MutableBytes>{w_bytes, s_bytes}); });
   expect_error(ErrorCode::kUsage,
                [&] {
-                 step.apply(std::vector<TensorBytes>{w_bytes, s_bytes.first(7), {}});
+                 step.apply(std::vector<MutableBytes>{w_bytes, s_bytes.first(7), {}});
                },
                {"'s'"});
   EXPECT_EQ(w, std::string(12, 'w'));
-  EXPECT_EQ(step.apply(std::vector<TensorBytes>{w_bytes, s_bytes, {}}), 2U);
+  EXPECT_EQ(step.apply(std::vector<MutableBytes>{w_bytes, s_bytes, {}}), 2U);
   EXPECT_EQ(w.substr(0, 3), "WWw");
   EXPECT_EQ(s, "SSSSSSSS");
 }
@@ -174,7 +174,7 @@ TEST(SparseStep, RandomStepsWriteExactlyTheirElements) {
                 safetensors_file({{"t.indices", DType::kI32, {chosen.size()}}, {"t.values", dtype, {chosen.size()}}},
                                  packed({chosen.begin(), chosen.end()}) + values));
     const SparseStep step = SparseStep::open(fs, "step", base);
-    EXPECT_EQ(step.apply(std::vector<TensorBytes>{std::as_writable_bytes(std::span(live))}), chosen.size());
+    EXPECT_EQ(step.apply(std::vector<MutableBytes>{std::as_writable_bytes(std::span(live))}), chosen.size());
     ASSERT_EQ(live, expected);
   }
 }
@@ -196,8 +196,8 @@ TEST_F(SharedTrace, EveryStepChangesAboutOnePercentOfTheAnchor) {
   const Checkpoint anchor = Checkpoint::open(fs, paths[0]);
   EXPECT_FALSE(SparseStep::recognises(anchor.files()[0].header));
   std::vector<std::vector<std::byte>> weights;
-  std::vector<TensorBytes> live;
-  for (const ConstTensorBytes bytes : anchor.tensors()) weights.emplace_back(bytes.begin(), bytes.end());
+  std::vector<MutableBytes> live;
+  for (const ConstBytes bytes : anchor.tensors()) weights.emplace_back(bytes.begin(), bytes.end());
   for (auto& tensor : weights) live.emplace_back(tensor);
   for (std::size_t s = 1; s < paths.size(); ++s) {
     SCOPED_TRACE(paths[s]);

@@ -6,20 +6,13 @@
 
 #include "sparsecast/detector.hpp"
 #include "sparsecast/publisher.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/masters.hpp"
 #include "support/strided_state.hpp"
 
 namespace sparsecast::test {
 namespace {
-
-std::vector<HostSourceTensor> sources_of(const StridedState& state, const TensorTable& held) {
-  std::vector<HostSourceTensor> sources;
-  for (std::size_t t = 0; t < held.size(); ++t) {
-    sources.push_back({{state.tensors()[t].data, state.tensors()[t].strides}, held[t].dtype});
-  }
-  return sources;
-}
 
 /// Mostly bf16, so that there are masters.
 std::shared_ptr<const TensorTable> random_bf16_table(Random& random) {
@@ -46,7 +39,7 @@ TEST(CastSnapshot, FindsWhatASnapshotFindsOfTensorsThatWereCastBeforehand) {
     const auto plain = make_compare_detector(*table, views(after), views(before));
     const StridedState live(random, held, state);
     const StridedState snapshot(random, *table, before);
-    const auto cast = make_cast_snapshot(*table, sources_of(live, held), snapshot.tensors());
+    const auto cast = host_snapshot_over(*table, live.tensors(), snapshot.tensors());
     ASSERT_EQ(cast->part(), plain->part());
     EXPECT_TRUE(cast->knows_old());
     EXPECT_FALSE(cast->consumes_changes());
@@ -83,10 +76,10 @@ TEST_P(CastSnapshotPublisher, MakesTheFramesOfTensorsThatWereCastBeforehandWhate
     options.encode = random_options(random);
     options.encode.values = GetParam();
     options.encode.threads = n % 2 == 0 ? 1 : 3;
-    Publisher plain(table, make_host_snapshot(*table, views(weights)), options);
+    Publisher plain(table, host_snapshot(*table, views(weights)), options);
     StridedState live(random, held, state);
     const StridedState snapshot(random, *table, base);
-    Publisher cast(table, make_cast_snapshot(*table, sources_of(live, held), snapshot.tensors()), options);
+    Publisher cast(table, host_snapshot_over(*table, live.tensors(), snapshot.tensors()), options);
     ASSERT_EQ(cast.digest(), plain.digest());
     for (std::uint64_t version = 1; version <= 4; ++version) {
       train_masters(random, *table, held, state);
@@ -112,24 +105,25 @@ TEST_P(CastSnapshotPublisher, MakesTheFramesOfTensorsThatWereCastBeforehandWhate
 TEST(CastSnapshot, WhatIsNeitherTheTensorNorItsMasterIsRefusedByName) {
   const TensorTable table({{"norm", DType::kF32, {3}}, {"weight", DType::kBF16, {2, 2}}});
   Bytes memory(64);
-  const HostTensor at{memory.data(), {}};
-  const ConstHostTensor source{memory.data(), {}};
+  const auto source = [&](std::size_t t, DType dtype) {
+    TensorRef ref = ref_to(table[t], memory.data());
+    ref.dtype = dtype;
+    return ref;
+  };
+  const std::vector<TensorRef> held{ref_to(table[0], memory.data()), ref_to(table[1], memory.data())};
   const auto make = [&](DType norm, DType weight) {
-    static_cast<void>(make_cast_snapshot(table, {{source, norm}, {source, weight}}, {at, at}));
+    static_cast<void>(host_snapshot_over(table, {source(0, norm), source(1, weight)}, held));
   };
   make(DType::kF32, DType::kF32);
   make(DType::kF32, DType::kBF16);
   expect_error(ErrorCode::kUsage, [&] { make(DType::kBF16, DType::kF32); }, {"BF16 given for F32", "'norm'"});
   expect_error(ErrorCode::kUsage, [&] { make(DType::kF32, DType::kF16); }, {"F16 given for BF16", "'weight'"});
-  expect_error(ErrorCode::kUsage,
-               [&] {
-                 static_cast<void>(make_cast_snapshot(table, {{source, DType::kF32}}, {at, at}));
-               },
+  expect_error(ErrorCode::kUsage, [&] { static_cast<void>(host_snapshot_over(table, {source(0, DType::kF32)}, held)); },
                {"1 live tensors for a table of 2"});
   expect_error(ErrorCode::kUsage,
                [&] {
-                 static_cast<void>(make_cast_snapshot(table, {{source, DType::kF32}, {source, DType::kF32}},
-                                                      {at, {memory.data(), {0, 1}}}));
+                 static_cast<void>(host_snapshot_over(table, {source(0, DType::kF32), source(1, DType::kF32)},
+                                                      {held[0], ref_to(table[1], memory.data(), kHostMemory, {0, 1})}));
                },
                {"snapshot", "overlap", "'weight'"});
 }

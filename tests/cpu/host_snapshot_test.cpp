@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "sparsecast/detector.hpp"
+#include "support/detectors.hpp"
 #include "support/strided_state.hpp"
 
 namespace sparsecast::test {
@@ -16,13 +17,13 @@ TEST(SnapshotOver, FindsInViewsWhatTheHostSnapshotFindsInContiguousTensors) {
     const TensorTable table(random_specs(random));
     const TensorState before = random_state(random, table);
     TensorState weights = before;
-    const auto plain = make_host_snapshot(table, views(weights));
+    const auto plain = host_snapshot(table, views(weights));
     TensorState after = before;
     change_randomly(random, table, after);
     for (std::size_t t = 0; t < table.size(); ++t) std::ranges::copy(after[t], weights[t].begin());
     const StridedState live(random, table, after);
     const StridedState snapshot(random, table, before);
-    const auto strided = make_snapshot_over(table, live.tensors(), snapshot.tensors());
+    const auto strided = host_snapshot_over(table, live.tensors(), snapshot.tensors());
     ASSERT_EQ(strided->part(), plain->part());
     ASSERT_EQ(strided->snapshot().size(), table.size());
     for (std::size_t t = 0; t < table.size(); ++t) {

@@ -54,9 +54,9 @@ class Receiver {
   cuda::DeviceApplier& applier() { return applier_; }
 
  private:
-  std::vector<DeviceTensor> tensors() {
-    std::vector<DeviceTensor> out;
-    for (std::size_t t = 0; t < table_.size(); ++t) out.push_back({live_[t], {}});
+  std::vector<TensorRef> tensors() {
+    std::vector<TensorRef> out;
+    for (std::size_t t = 0; t < table_.size(); ++t) out.push_back(ref_to(table_[t], live_[t], 0));
     return out;
   }
 
@@ -74,7 +74,7 @@ std::vector<Bytes> frames_of(const std::vector<Bytes>& records) {
 }
 
 StateDigest digest_of(const TensorTable& table, const TensorState& state) {
-  return sum(digest_tensors(table, views(state)));
+  return sum(digest_tensors(table, refs_to(table, views(state))));
 }
 
 StateDigest minus(StateDigest a, const StateDigest& b) { return a -= b; }
@@ -258,7 +258,7 @@ TensorState load(const std::string& path, const TensorTable& table) {
   const Checkpoint checkpoint = Checkpoint::open(FileSystem::posix(), path);
   TensorState state;
   for (const TensorSpec& spec : table) {
-    const ConstTensorBytes bits = checkpoint.tensor(*checkpoint.table().find(spec.name));
+    const ConstBytes bits = checkpoint.tensor(*checkpoint.table().find(spec.name));
     state.emplace_back(bits.begin(), bits.end());
   }
   return state;
@@ -390,7 +390,7 @@ TEST(DeviceApplierShapes, StridedTensorsApply) {
   Bytes expected(bytes, std::byte{0x77});
   place(before, live.get());
   place(after, expected.data());
-  cuda::DeviceApplier applier(table, {{live.get(), strides}});
+  cuda::DeviceApplier applier(table, {ref_to(table[0], live.get(), 0, strides)});
   EXPECT_EQ(sum(applier.digests(0, table.size(), nullptr)), digest_of(table, before));
   const std::vector<Bytes> frames = frames_of(records);
   ASSERT_EQ(frames.size(), 1U);
@@ -408,14 +408,14 @@ TEST(DeviceApplierErrors, AreTypedAndNameWhatIsWrong) {
   const TensorTable table({{"weights", DType::kBF16, {2, 50}}});
   alignas(16) std::byte memory[512] = {};
   const auto make = [&](void* data, std::vector<std::int64_t> strides) {
-    cuda::DeviceApplier applier(table, {{data, std::move(strides)}});
+    cuda::DeviceApplier applier(table, {ref_to(table[0], data, 0, std::move(strides))});
   };
   expect_error(ErrorCode::kUsage, [&] { make(nullptr, {}); }, {"weights", "null"});
   expect_error(ErrorCode::kUsage, [&] { make(memory + 1, {}); }, {"weights", "aligned"});
   expect_error(ErrorCode::kUsage, [&] { make(memory, {1}); }, {"weights", "dimension"});
   expect_error(ErrorCode::kUsage, [&] { cuda::DeviceApplier applier(table, {}); });
   if (!device_present()) GTEST_SKIP() << "no device";
-  cuda::DeviceApplier applier(table, {{memory, {}}});
+  cuda::DeviceApplier applier(table, {ref_to(table[0], memory, 0)});
   expect_error(ErrorCode::kUsage, [&] { applier.apply(Direction::kForward, nullptr); }, {"staged"});
   expect_error(ErrorCode::kTableMismatch, [&] { applier.stage({}, {}, nullptr); });
 }

@@ -8,6 +8,7 @@
 #include "cuda/viewed_tensors.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/masters.hpp"
 
@@ -60,9 +61,9 @@ TEST_P(DeviceCastSnapshot, EncodesTheFramesOfTensorsThatWereCastBeforehand) {
     const ViewedTensors snapshot(*boxes.table, before, random, with_views);
     std::vector<cuda::CompareTensor> tensors;
     for (std::size_t t = 0; t < boxes.table->size(); ++t) {
-      const DeviceTensor& live = current.tensors()[t];
-      const DeviceTensor& old = snapshot.tensors()[t];
-      tensors.push_back({live.d_data, old.d_data, live.strides, old.strides, boxes.is_master(t)});
+      const TensorRef& live = current.tensors()[t];
+      const TensorRef& old = snapshot.tensors()[t];
+      tensors.push_back({live.data, old.data, live.strides, old.strides, boxes.is_master(t)});
     }
     cuda::DeviceEncoderOptions memory;
     if (random.chance(0.5)) memory.chunk_bytes = random.between(1, 300'000);
@@ -84,20 +85,15 @@ TEST_P(DeviceCastSnapshot, PublishesWhatTheCpuDoesWhateverBecomesOfTheDeltas) {
     const ViewedTensors snapshot(*table, base, random);
     TensorState host_live = boxes.state;
     TensorState host_snapshot = base;
-    std::vector<DeviceSourceTensor> sources;
-    std::vector<HostSourceTensor> host_sources;
-    std::vector<HostTensor> host_held;
-    for (std::size_t t = 0; t < table->size(); ++t) {
-      sources.push_back({live.tensors()[t], boxes.held[t].dtype});
-      host_sources.push_back({{host_live[t].data(), {}}, boxes.held[t].dtype});
-      host_held.push_back({host_snapshot[t].data(), {}});
-    }
     DeviceOptions device;
     if (random.chance(0.5)) device.chunk_bytes = random.between(1, 200'000);
     PublisherOptions options;
     options.encode = boxes.options;
-    Publisher publisher(table, make_device_cast_snapshot(table, sources, snapshot.tensors(), device), options);
-    Publisher on_host(table, make_cast_snapshot(*table, host_sources, host_held), options);
+    Publisher publisher(table, device_snapshot_over(table, live.tensors(), snapshot.tensors(), device), options);
+    Publisher on_host(table,
+                      host_snapshot_over(*table, refs_to(boxes.held, live_views(host_live)),
+                                         refs_to(*table, live_views(host_snapshot))),
+                      options);
     EXPECT_EQ(publisher.digest(), digest_by_element(*table, base));
     for (std::uint64_t version = 1; version <= 4; ++version) {
       SCOPED_TRACE(testing::Message() << "version " << version << ", values "
@@ -129,22 +125,29 @@ TEST(DeviceCastSnapshotErrors, AreTypedAndNameTheTensor) {
   const SharedBytes memory(allocate_shared(64));
   const SharedBytes copy(allocate_shared(64));
   std::byte* const at = memory.get();
-  const auto make = [&](DeviceSourceTensor norm, DeviceSourceTensor weight) {
-    static_cast<void>(make_device_cast_snapshot(table, {norm, weight}, {{copy.get(), {}}, {copy.get(), {}}}));
+  const auto ref = [&](std::size_t t, std::byte* data, DType dtype) {
+    TensorRef of = ref_to((*table)[t], data, 0);
+    of.dtype = dtype;
+    return of;
   };
-  const DeviceSourceTensor norm{{at, {}}, DType::kF32};
-  make(norm, {{at, {}}, DType::kF32});
-  make(norm, {{at + 2, {}}, DType::kBF16});
-  expect_error(ErrorCode::kUsage, [&] { make(norm, {{at + 2, {}}, DType::kF32}); }, {"'weight'", "live", "aligned"});
-  expect_error(ErrorCode::kUsage, [&] { make(norm, {{nullptr, {}}, DType::kF32}); }, {"'weight'", "live", "null"});
-  expect_error(ErrorCode::kUsage, [&] { make(norm, {{at, {}}, DType::kF16}); }, {"'weight'", "F16 given for BF16"});
-  expect_error(ErrorCode::kUsage,
-               [&] {
-                 make({{at, {}}, DType::kBF16}, {{at, {}}});
-               },
-               {"'norm'", "BF16 given for F32"});
-  expect_error(ErrorCode::kUsage, [&] { make(norm, {{copy.get(), {}}, DType::kF32}); }, {"'weight'", "itself"});
-  expect_error(ErrorCode::kUsage, [&] { static_cast<void>(make_device_cast_snapshot(table, {norm}, {})); },
+  const std::vector<TensorRef> held = device_refs(*table, {copy.get(), copy.get()});
+  const auto make = [&](const TensorRef& norm, const TensorRef& weight) {
+    static_cast<void>(device_snapshot_over(table, {norm, weight}, held));
+  };
+  const TensorRef norm = ref(0, at, DType::kF32);
+  make(norm, ref(1, at, DType::kF32));
+  make(norm, ref(1, at + 2, DType::kBF16));
+  const auto refused = [&](const TensorRef& first, const TensorRef& second,
+                           std::initializer_list<std::string_view> words) {
+    expect_error(
+        ErrorCode::kUsage, [&] { make(first, second); }, words);
+  };
+  refused(norm, ref(1, at + 2, DType::kF32), {"'weight'", "live", "aligned"});
+  refused(norm, ref(1, nullptr, DType::kF32), {"'weight'", "live", "null"});
+  refused(norm, ref(1, at, DType::kF16), {"'weight'", "F16 given for BF16"});
+  refused(ref(0, at, DType::kBF16), ref(1, at, DType::kBF16), {"'norm'", "BF16 given for F32"});
+  refused(norm, ref(1, copy.get(), DType::kF32), {"'weight'", "itself"});
+  expect_error(ErrorCode::kUsage, [&] { static_cast<void>(device_snapshot_over(table, {norm}, held)); },
                {"1 live tensors", "table of 2"});
 }
 

@@ -111,9 +111,11 @@ class WideRank {
         host_(wide.weights.make(*layout_, place_, 0)),
         device_(host_) {
     if (trains_) {
-      publisher_.emplace(layout_, place_, device_.pointers(), ShardedOptions{}, DeviceOptions{});
+      publisher_.emplace(layout_, place_, refs_to(*layout_, place_, device_.pointers(), 0), ShardedOptions{},
+                         DeviceOptions{});
     } else {
-      subscriber_.emplace("engine", layout_, place_, device_.pointers(), ShardedOptions{}, DeviceOptions{});
+      subscriber_.emplace("engine", layout_, place_, refs_to(*layout_, place_, device_.pointers(), 0), ShardedOptions{},
+                          DeviceOptions{});
     }
   }
 
@@ -226,18 +228,18 @@ TEST(FrameRound, ARankTakesItsRouteOutOfALargeTransfer) {
     ShardedOptions options;
     options.plan.max_groups_per_rank = 1;
     if (r == 0) {
-      ShardedPublisher publisher(own, 0, views_of(host), options);
+      ShardedPublisher publisher(own, 0, refs_of(*own, 0, host), options);
       publisher.regroup(channel, fake.open(r), 60s);
       weights.train(*own, 0, 1, host);
       publisher.sync(60s);
     } else if (r == 1) {
-      ShardedSubscriber subscriber("b", own, 0, views_of(host), options);
+      ShardedSubscriber subscriber("b", own, 0, refs_of(*own, 0, host), options);
       subscriber.regroup(channel, fake.open(r), 60s);
       subscriber.sync(60s);
       EXPECT_EQ(weights.count_wrong(*own, 0, 1, host), 0U);
     } else {
       DeviceStorage device(host);
-      ShardedSubscriber subscriber("c", own, 0, device.pointers(), options, DeviceOptions{});
+      ShardedSubscriber subscriber("c", own, 0, refs_to(*own, 0, device.pointers(), 0), options, DeviceOptions{});
       subscriber.regroup(channel, fake.open(r), 60s);
       const ShardedReport report = subscriber.sync(60s);
       EXPECT_EQ(weights.count_wrong(*own, 0, 1, device.read()), 0U);

@@ -19,8 +19,8 @@ class DeviceNanLoader : public testing::TestWithParam<ValueCodec> {
     if (!device_present()) GTEST_SKIP() << "no device";
     step.emplace(GetParam());
     live.emplace(element_sizes(*step->table), step->before, 0);
-    std::vector<DeviceTensor> tensors;
-    for (std::size_t t = 0; t < step->table->size(); ++t) tensors.push_back({(*live)[t], {}});
+    std::vector<TensorRef> tensors;
+    for (std::size_t t = 0; t < step->table->size(); ++t) tensors.push_back(ref_to((*step->table)[t], (*live)[t], 0));
     subscriber.emplace(step->table, tensors, SubscriberOptions{});
   }
   void load(std::size_t t, const std::byte* d_tensor, CUstream_st* stream) {

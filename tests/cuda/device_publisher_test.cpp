@@ -10,6 +10,7 @@
 
 #include "cuda/differential.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -92,26 +93,26 @@ class Twins {
  private:
   std::unique_ptr<Detector> host_detector() {
     if (kind_ == Kind::kMask) {
-      auto mask = std::make_unique<MaskDetector>(table_, views(host_));
+      auto mask = host_mask(table_, views(host_));
       host_mask_ = mask.get();
       return mask;
     }
-    if (kind_ != Kind::kCast) return make_host_snapshot(table_, views(host_));
+    if (kind_ != Kind::kCast) return host_snapshot(table_, views(host_));
     masters_.resize(table_.size());
     for (std::size_t t = 0; t < table_.size(); ++t) {
       if (table_[t].dtype == DType::kBF16) masters_[t].resize(table_[t].elements());
     }
-    return make_fused_cast(table_, {masters_.begin(), masters_.end()}, live_views(host_));
+    return host_fused_cast(table_, {masters_.begin(), masters_.end()}, live_views(host_));
   }
 
-  std::unique_ptr<DeviceDetector> device_detector(const std::shared_ptr<const TensorTable>& table,
-                                                  const DeviceOptions& device) {
+  std::unique_ptr<Detector> device_detector(const std::shared_ptr<const TensorTable>& table,
+                                            const DeviceOptions& device) {
     std::vector<const void*> current;
     for (std::size_t t = 0; t < table_.size(); ++t) current.push_back(live_[t]);
-    if (kind_ == Kind::kSnapshot) return make_device_snapshot(table, current, device);
-    if (kind_ == Kind::kPinned) return make_pinned_snapshot(table, current, device);
+    if (kind_ == Kind::kSnapshot) return device_snapshot(table, current, device);
+    if (kind_ == Kind::kPinned) return pinned_snapshot(table, current, device);
     if (kind_ == Kind::kMask) {
-      auto mask = std::make_unique<DeviceMaskDetector>(table, current, device);
+      auto mask = device_mask(table, current, device);
       device_mask_ = mask.get();
       return mask;
     }
@@ -124,7 +125,7 @@ class Twins {
       bf16.push_back(live_[t]);
       if (cast) cast_to(t);
     }
-    return make_device_fused_cast(table, masters, bf16, device);
+    return device_fused_cast(table, masters, bf16, device);
   }
 
   /// Masters whose cast is near the state.
@@ -143,7 +144,7 @@ class Twins {
       const bool changed = read_element(before.data(), size, i) != read_element(state_[t].data(), size, i);
       words[i / 64] |= std::uint64_t{changed} << (i % 64);
     }
-    host_mask_->mark(t, words);
+    host_mask_->mark(t, words.data());
     mask_words_.emplace_back(allocate_shared(8 * words.size()));
     if (!words.empty()) std::memcpy(mask_words_.back().get(), words.data(), 8 * words.size());
     device_mask_->mark(t, reinterpret_cast<const std::uint64_t*>(mask_words_.back().get()), nullptr);
@@ -157,8 +158,8 @@ class Twins {
   std::vector<std::vector<float>> masters_;
   std::vector<SharedBytes> device_masters_;
   std::vector<SharedBytes> mask_words_;
-  MaskDetector* host_mask_ = nullptr;
-  DeviceMaskDetector* device_mask_ = nullptr;
+  Detector* host_mask_ = nullptr;
+  Detector* device_mask_ = nullptr;
   std::optional<Publisher> host_publisher_;
   std::optional<Publisher> device_publisher_;
   std::uint64_t version_ = 0;
@@ -231,7 +232,7 @@ struct Small {
 TEST(DevicePublisherErrors, AreTypedAndNameWhatIsWrong) {
   if (!device_present()) GTEST_SKIP() << "no device";
   Small small;
-  const auto detector = [&] { return make_device_snapshot(small.table, {small.live[0]}); };
+  const auto detector = [&] { return device_snapshot(small.table, {small.live[0]}); };
   PublisherOptions options;
   options.encode.zstd_level = 3;
   expect_error(ErrorCode::kUnsupported, [&] { Publisher publisher(small.table, detector(), options); }, {"zstd"});
@@ -241,28 +242,26 @@ TEST(DevicePublisherErrors, AreTypedAndNameWhatIsWrong) {
   options = {};
   expect_error(ErrorCode::kUsage,
                [&] {
-                 Publisher publisher(
-                     small.table,
-                     std::make_unique<DeviceMaskDetector>(small.table, std::vector<const void*>{small.live[0]}),
-                     options);
+                 Publisher publisher(small.table, device_mask(small.table, std::vector<const void*>{small.live[0]}),
+                                     options);
                },
                {"raw"});
-  expect_error(ErrorCode::kUsage, [&] { make_device_snapshot(small.table, {}); }, {"table of 1"});
-  expect_error(ErrorCode::kUsage, [&] { make_pinned_snapshot(small.table, {nullptr}); }, {"'t'", "null"});
-  expect_error(ErrorCode::kUsage, [&] { make_device_snapshot(small.table, {small.live[0]}, {.device = 77}); }, {"77"});
+  expect_error(ErrorCode::kUsage, [&] { make_detector(small.table, {}); }, {"table of 1"});
+  expect_error(ErrorCode::kUsage, [&] { detector()->mark(0, nullptr); }, {"mask"});
+  expect_error(ErrorCode::kUsage, [&] { pinned_snapshot(small.table, {nullptr}); }, {"'t'", "null"});
+  expect_error(ErrorCode::kUsage, [&] { device_snapshot(small.table, {small.live[0]}, {.device = 77}); }, {"77"});
   const Small other(20);
   expect_error(ErrorCode::kTableMismatch, [&] { Publisher publisher(other.table, detector(), options); });
 
   Publisher publisher(small.table, detector(), options);
-  EXPECT_EQ(publisher.detector(), nullptr);
-  EXPECT_NE(publisher.device_detector(), nullptr);
+  EXPECT_EQ(dynamic_cast<TileDetector*>(&publisher.detector()), nullptr);
   publisher.publish();
   expect_error(ErrorCode::kUsage, [&] { publisher.publish_on_device(); }, {"pending"});
   expect_error(ErrorCode::kUsage, [&] { publisher.commit(7); }, {"cannot commit version 7"});
   publisher.commit(1);
 
   Bytes host(60'000);
-  Publisher on_host(small.table, make_host_snapshot(*small.table, {host}), options);
+  Publisher on_host(small.table, host_snapshot(*small.table, {host}), options);
   expect_error(ErrorCode::kUsage, [&] { on_host.publish_on_device(); }, {"device"});
 }
 
@@ -271,7 +270,7 @@ TEST(DevicePublisherErrors, AreTypedAndNameWhatIsWrong) {
 TEST(DevicePublisherMemory, TheSteadyStateAllocatesNothingAndWaitsOnce) {
   Small small;
   Random random(4);
-  Publisher publisher(small.table, make_device_snapshot(small.table, {small.live[0]}), {});
+  Publisher publisher(small.table, device_snapshot(small.table, {small.live[0]}), {});
   emulation::RuntimeCounts before;
   for (std::uint64_t version = 1; version <= 4; ++version) {
     small.train(random);
@@ -289,7 +288,7 @@ TEST(DevicePublisherMemory, TheSteadyStateAllocatesNothingAndWaitsOnce) {
 TEST(DevicePublisherMemory, APinnedSnapshotComesOnceAndOnlyChangesGoBack) {
   Small small;
   Random random(5);
-  Publisher publisher(small.table, make_pinned_snapshot(small.table, {small.live[0]}), {});
+  Publisher publisher(small.table, pinned_snapshot(small.table, {small.live[0]}), {});
   emulation::RuntimeCounts before;
   for (std::uint64_t version = 1; version <= 3; ++version) {
     small.train(random);
@@ -306,7 +305,7 @@ TEST(DevicePublisherMemory, APinnedSnapshotComesOnceAndOnlyChangesGoBack) {
 
 TEST(DevicePublisherOrder, WaitsForTheWeightsAndKeepsTheCallersDevice) {
   Small small;
-  Publisher publisher(small.table, make_device_snapshot(small.table, {small.live[0]}, {.device = 1}), {});
+  Publisher publisher(small.table, device_snapshot(small.table, {small.live[0]}, {.device = 1}), {});
   CUevent_st ready;
   publisher.publish(&ready);
   EXPECT_EQ(ready.waits, 1);
@@ -317,14 +316,14 @@ TEST(DevicePublisherOrder, WaitsForTheWeightsAndKeepsTheCallersDevice) {
   cudaGetDevice(&device);
   EXPECT_EQ(device, 0);
   Bytes host(60'000);
-  Publisher on_host(small.table, make_host_snapshot(*small.table, {host}), {});
+  Publisher on_host(small.table, host_snapshot(*small.table, {host}), {});
   expect_error(ErrorCode::kUsage, [&] { on_host.publish(&ready); }, {"event"});
 }
 
 TEST(DevicePublisherOrder, RefusesAStreamThatIsCapturedAndGoesOnAfterwards) {
   Small small;
   Random random(8);
-  Publisher publisher(small.table, make_device_snapshot(small.table, {small.live[0]}), {});
+  Publisher publisher(small.table, device_snapshot(small.table, {small.live[0]}), {});
   small.train(random);
   emulation::capture_streams(true);
   expect_error(ErrorCode::kUsage, [&] { publisher.publish(); }, {"captured", "graph"});
@@ -339,7 +338,7 @@ TEST(DevicePublisherMemory, WhatDoesNotFitIsUnsupportedAndLeavesNothingBehind) {
   for (int successes = 0; successes < 6; ++successes) {
     emulation::fail_allocation_after(successes);
     expect_error(ErrorCode::kUnsupported,
-                 [&] { Publisher publisher(small.table, make_device_snapshot(small.table, {small.live[0]}), {}); });
+                 [&] { Publisher publisher(small.table, device_snapshot(small.table, {small.live[0]}), {}); });
     emulation::fail_allocation_after(-1);
     EXPECT_EQ(emulation::runtime_counts().live_allocations, live);
   }

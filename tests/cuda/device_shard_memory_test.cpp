@@ -70,10 +70,11 @@ class Place {
       : part(std::move(of_it)),
         host(random_storage(random, rows * columns)),
         device(host),
-        memory(make_device_shard_memory(*one_tensor(rows, columns), 0, device.pointers(), {})) {}
+        memory(make_shard_memory(*one_tensor(rows, columns), 0,
+                                 refs_to(*one_tensor(rows, columns), 0, device.pointers(), 0), false, {})) {}
 
-  std::vector<ShardView> views() const {
-    return {{memory->local()[0].data() + part.first * kElementBytes, part.strides}};
+  std::vector<TensorRef> views() const {
+    return {ref_to(part.table()[0], memory->local()[0].data + part.first * kElementBytes, 0, part.strides)};
   }
 
   PartOfIt part;
@@ -124,7 +125,7 @@ TEST_F(DeviceShardMemory, ReadsPartsTileByTileAndInAnyOrder) {
 std::vector<Bytes> frames_of(const TensorTable& table, const Bytes& elements, bool all, DeltaHeader& header) {
   Bytes before = elements;
   for (std::size_t i = 0; i < before.size(); i += all ? 1 : 64) before[i] = ~before[i];
-  const auto detector = make_compare_detector(table, {ConstTensorBytes(elements)}, {ConstTensorBytes(before)});
+  const auto detector = make_compare_detector(table, {ConstBytes(elements)}, {ConstBytes(before)});
   EncodeOptions options;
   options.values = ValueCodec::kRaw;
   header = make_header(table, options, {}, 1, 1, {});
@@ -174,7 +175,7 @@ TEST_F(DeviceShardMemory, CopiesABoxToASnapshotAndNothingBesideIt) {
     const DeviceStorage copy(expected);
     auto* const d_copy = static_cast<std::byte*>(copy.pointers()[0]);
     place->memory->copy({part.first, {part.rows, part.columns}, part.strides, kElementBytes},
-                        place->memory->local()[0].data(), d_copy);
+                        place->memory->local()[0].data, d_copy);
     // A read waits for the stream.
     const TensorTable table = part.table();
     const auto reader = place->memory->make_reader(table, place->views());

@@ -17,15 +17,18 @@ class DeviceShards {
   explicit DeviceShards(const LocalStorage& tensors) : storage_(tensors) {}
   void write(const LocalStorage& tensors) { storage_.write(tensors); }
   LocalStorage read() const { return storage_.read(); }
-  ShardedPublisher publisher(std::shared_ptr<const Layout> layout, std::size_t place, ShardedOptions options) {
-    return {std::move(layout), place, storage_.pointers(), std::move(options), device()};
+  ShardedPublisher publisher(const std::shared_ptr<const Layout>& layout, std::size_t place, ShardedOptions options) {
+    return {layout, place, refs(*layout, place), std::move(options), device()};
   }
-  ShardedSubscriber subscriber(const char* engine, std::shared_ptr<const Layout> layout, std::size_t place,
+  ShardedSubscriber subscriber(const char* engine, const std::shared_ptr<const Layout>& layout, std::size_t place,
                                ShardedOptions options) {
-    return {engine, std::move(layout), place, storage_.pointers(), std::move(options), device()};
+    return {engine, layout, place, refs(*layout, place), std::move(options), device()};
   }
 
  private:
+  std::vector<TensorRef> refs(const Layout& layout, std::size_t place) const {
+    return with_masters(refs_to(layout, place, storage_.pointers(), 0), storage_.read());
+  }
   static DeviceOptions device() {
     DeviceOptions options;
     options.chunk_bytes = 100'000;
@@ -68,14 +71,12 @@ TEST_F(DeviceShardedMasters, AnEngineOfAnotherCutMayJoinWhileTheMastersMoveOn) {
 TEST_F(DeviceShardedMasters, MastersThatDoNotFitAreRefusedByName) {
   const MasterScene scene;
   const DeviceStorage storage(scene.held(0, 0));
-  ShardedOptions options;
-  options.local_dtypes = scene.dtypes(0);
-  std::vector<void*> d_local = storage.pointers();
-  const auto make = [&] { ShardedPublisher(scene.trainer, 0, d_local, options, DeviceOptions{}); };
+  std::vector<TensorRef> local = with_masters(refs_to(*scene.trainer, 0, storage.pointers(), 0), storage.read());
+  const auto make = [&] { ShardedPublisher(scene.trainer, 0, local, ShardedOptions{}); };
   make();
-  d_local[0] = static_cast<std::byte*>(d_local[0]) + 2;
+  local[0].data += 2;
   expect_error(ErrorCode::kUsage, make, {"rank 0: local tensor 'a.weight'", "aligned"});
-  options.local_dtypes[0] = DType::kF64;
+  local[0].dtype = DType::kF64;
   expect_error(ErrorCode::kUsage, make, {"local tensor 'a.weight'", "F64 given for BF16"});
 }
 

@@ -166,7 +166,7 @@ TEST(DeviceShardedErrors, WhatDoesNotFitIsRefusedByName) {
   const DeviceStorage storage(host);
   const auto make = [&](const std::vector<void*>& d_local, const ShardedOptions& options = {},
                         const DeviceOptions& device = {}) {
-    ShardedPublisher publisher(scene.trainer, 0, d_local, options, device);
+    ShardedPublisher publisher(scene.trainer, 0, refs_to(*scene.trainer, 0, d_local, 0), options, device);
   };
   std::vector<void*> d_local = storage.pointers();
   make(d_local);

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/differential.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/forge.hpp"
 
@@ -22,8 +23,9 @@ class Engine {
   Engine(std::shared_ptr<const TensorTable> table, const TensorState& state, std::size_t skew = 0,
          SubscriberOptions options = {}, const DeviceOptions& device = {})
       : live_(element_sizes(*table), state, skew), tensors_(table->size()) {
-    std::vector<DeviceTensor> tensors;
-    for (std::size_t t = 0; t < tensors_; ++t) tensors.push_back({live_[t], {}});
+    std::vector<TensorRef> tensors;
+    for (std::size_t t = 0; t < tensors_; ++t)
+      tensors.push_back(ref_to((*table)[t], live_[t], std::max(device.device, 0)));
     subscriber.emplace(std::move(table), std::move(tensors), options, device);
   }
   std::byte* tensor(std::size_t t) { return live_[t]; }
@@ -64,8 +66,7 @@ class Engine {
 class Trainer {
  public:
   explicit Trainer(const RandomDelta& delta)
-      : state(delta.old_state),
-        publisher(delta.table, make_host_snapshot(*delta.table, views(state)), options(delta)) {}
+      : state(delta.old_state), publisher(delta.table, host_snapshot(*delta.table, views(state)), options(delta)) {}
   const Delta& step(Random& random, const TensorTable& table) {
     TensorState next = state;
     change_randomly(random, table, next);
@@ -191,7 +192,7 @@ TEST_P(DeviceSubscriberTest, RefusesWhatTheCpuRefusesWithItsWords) {
           refresh_checksums(altered);
       }
       TensorState host = delta.old_state;
-      Subscriber on_host(delta.table, live_views(host), {});
+      Subscriber on_host(delta.table, refs_to(*delta.table, live_views(host)), {});
       Engine engine(delta.table, delta.old_state);
       const auto run = [&](Subscriber& subscriber) {
         return decision([&] {
@@ -287,7 +288,7 @@ TEST(DeviceSubscriberRules, FramesComeAllAtOnceOrOneByOne) {
   expect_error(ErrorCode::kUsage, [&] { subscriber.undo_last(); });
 
   TensorState host = fixed.delta.old_state;
-  Subscriber on_host(fixed.delta.table, live_views(host), {});
+  Subscriber on_host(fixed.delta.table, refs_to(*fixed.delta.table, live_views(host)), {});
   on_host.stage(fixed.published.header);
   expect_error(ErrorCode::kUsage, [&] { on_host.stage_frames({}); }, {"device"});
   expect_error(ErrorCode::kUsage, [&] { on_host.reserve_frames(1); }, {"device"});
@@ -310,7 +311,7 @@ TEST(DeviceSubscriberRules, StridedTensorsFollow) {
   };
   std::memset(live.get(), 0x55, 2 * kRows * kPitch);
   copy_rows(live.get(), delta.old_state[0].data());
-  Subscriber subscriber(delta.table, std::vector<DeviceTensor>{{live.get(), {kPitch, 1}}}, {});
+  Subscriber subscriber(delta.table, {ref_to((*delta.table)[0], live.get(), 0, {kPitch, 1})}, {});
   Bytes expected(2 * kRows * kPitch, std::byte{0x55});
   for (std::uint64_t version = 1; version <= 2; ++version) {
     subscriber.stage(trainer.step(random, *delta.table));
@@ -321,11 +322,8 @@ TEST(DeviceSubscriberRules, StridedTensorsFollow) {
     EXPECT_EQ(std::memcmp(live.get(), expected.data(), expected.size()), 0);
   }
   expect_error(ErrorCode::kUsage,
-               [&] {
-                 Subscriber bad(delta.table, std::vector<DeviceTensor>{{live.get(), {1}}}, {});
-               },
-               {"'t'"});
-  expect_error(ErrorCode::kUsage, [&] { Subscriber bad(delta.table, std::vector<DeviceTensor>{}, {}); });
+               [&] { Subscriber bad(delta.table, {ref_to((*delta.table)[0], live.get(), 0, {1})}, {}); }, {"'t'"});
+  expect_error(ErrorCode::kUsage, [&] { Subscriber bad(delta.table, std::vector<TensorRef>{}, {}); });
 }
 
 #if defined(SPARSECAST_CUDA_EMULATION)
@@ -344,7 +342,7 @@ TEST(DeviceSubscriberOrder, TakesEventsAndKeepsTheCallersDevice) {
   EXPECT_EQ(device, 0);
 
   TensorState host = fixed.delta.old_state;
-  Subscriber on_host(fixed.delta.table, live_views(host), {});
+  Subscriber on_host(fixed.delta.table, refs_to(*fixed.delta.table, live_views(host)), {});
   on_host.stage(fixed.published);
   expect_error(ErrorCode::kUsage, [&] { on_host.apply({&after, nullptr}); }, {"device"});
   on_host.apply();

@@ -9,6 +9,7 @@
 
 #include "cuda_emulation/events.hpp"
 #include "sparsecast/nccl_transport.hpp"
+#include "support/detectors.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/random_delta.hpp"
 #include "sync/frame_head.hpp"
@@ -32,10 +33,10 @@ struct Group {
     receivers.resize(kRanks - 1, state);
     PublisherOptions publishing;
     publishing.encode.values = ValueCodec::kXor;
-    publisher.emplace(table, make_device_snapshot(table, {state[0].data(), state[1].data()}), publishing);
+    publisher.emplace(table, device_snapshot(table, {state[0].data(), state[1].data()}), publishing);
     for (TensorState& receiver : receivers) {
       subscribers.push_back(std::make_unique<Subscriber>(
-          table, std::vector<DeviceTensor>{{receiver[0].data(), {}}, {receiver[1].data(), {}}}, SubscriberOptions{}));
+          table, refs_to(*table, {receiver[0].data(), receiver[1].data()}, 0), SubscriberOptions{}));
     }
   }
 
@@ -106,7 +107,7 @@ TEST(DeviceSync, AReceiverOfOtherBytesRefusesForAll) {
   // Rank 2 is made anew over a version of other bytes.
   group.receiver(2)[1][5] ^= std::byte{8};
   group.subscribers[1] = std::make_unique<Subscriber>(
-      group.table, std::vector<DeviceTensor>{{group.receiver(2)[0].data(), {}}, {group.receiver(2)[1].data(), {}}},
+      group.table, refs_to(*group.table, {group.receiver(2)[0].data(), group.receiver(2)[1].data()}, 0),
       SubscriberOptions{});
   group.train(1);
   group.run(fake, [&](int rank, NcclTransport& transport) {
@@ -156,7 +157,8 @@ TEST(DeviceSync, AReceiverThatCannotStageThemTakesPartAllTheSame) {
   FakeNccl fake;
   Group group;
   TensorState host = group.state;
-  group.subscribers[1] = std::make_unique<Subscriber>(group.table, live_views(host), SubscriberOptions{});
+  group.subscribers[1] =
+      std::make_unique<Subscriber>(group.table, refs_to(*group.table, live_views(host)), SubscriberOptions{});
   group.train(1);
   group.run(fake, [&](int rank, NcclTransport& transport) {
     if (rank == 0) {

@@ -11,6 +11,7 @@
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -51,9 +52,9 @@ TEST_P(DeviceViews, EncodeToTheFramesOfTheirContiguousCopies) {
     const ViewedTensors snapshot(*delta.table, delta.old_state, random);
     std::vector<cuda::CompareTensor> tensors;
     for (std::size_t t = 0; t < delta.table->size(); ++t) {
-      const DeviceTensor& live = current.tensors()[t];
-      const DeviceTensor& old = snapshot.tensors()[t];
-      tensors.push_back({live.d_data, old.d_data, live.strides, old.strides});
+      const TensorRef& live = current.tensors()[t];
+      const TensorRef& old = snapshot.tensors()[t];
+      tensors.push_back({live.data, old.data, live.strides, old.strides});
     }
     cuda::DeviceEncoderOptions memory;
     if (random.chance(0.5)) memory.chunk_bytes = random.between(1, 300'000);
@@ -114,12 +115,6 @@ TEST_P(DeviceViews, ExpandWithTheDigestChangeOfTheirOrigins) {
   });
 }
 
-std::vector<HostTensor> contiguous(TensorState& state) {
-  std::vector<HostTensor> tensors;
-  for (Bytes& bits : state) tensors.push_back({bits.data(), {}});
-  return tensors;
-}
-
 TEST_P(DeviceViews, PublishCommitAndAbortOverASnapshotOfTheCaller) {
   for_cases(6, [](Random& random) {
     const BoxedDelta boxes = random_boxes(random, random.chance(0.7));
@@ -133,11 +128,14 @@ TEST_P(DeviceViews, PublishCommitAndAbortOverASnapshotOfTheCaller) {
     if (random.chance(0.5)) device.chunk_bytes = random.between(1, 200'000);
     PublisherOptions options;
     options.encode = boxes.delta.options;
-    Publisher publisher(table, make_device_snapshot_over(table, live.tensors(), snapshot.tensors(), device), options);
+    Publisher publisher(table, device_snapshot_over(table, live.tensors(), snapshot.tensors(), device), options);
     EXPECT_EQ(publisher.digest(), digest_by_element(*table, held));
     TensorState host_live = weights;
     TensorState host_snapshot = held;
-    Publisher on_host(table, make_snapshot_over(*table, contiguous(host_live), contiguous(host_snapshot)), options);
+    Publisher on_host(
+        table,
+        host_snapshot_over(*table, refs_to(*table, live_views(host_live)), refs_to(*table, live_views(host_snapshot))),
+        options);
     Subscriber subscriber(table, engine.tensors(), SubscriberOptions{});
     for (int step = 0; step < 4; ++step) {
       SCOPED_TRACE(testing::Message() << "step " << step << ", values " << static_cast<int>(options.encode.values));
@@ -199,26 +197,25 @@ class Trainer {
  private:
   bool is_cast(std::size_t t) const { return table_[t].dtype == DType::kBF16; }
 
-  std::unique_ptr<DeviceDetector> detector(const std::shared_ptr<const TensorTable>& table,
-                                           const DeviceOptions& device) {
+  std::unique_ptr<Detector> detector(const std::shared_ptr<const TensorTable>& table, const DeviceOptions& device) {
     std::vector<const void*> d_live;
     std::vector<const float*> d_masters;
     std::vector<void*> d_bf16;
     for (std::size_t t = 0; t < table_.size(); ++t) {
       masters_.emplace_back(allocate_shared(is_cast(t) ? 2 * table_[t].bytes() : 0));
-      d_live.push_back(live_.tensors()[t].d_data);
-      d_bf16.push_back(live_.tensors()[t].d_data);
+      d_live.push_back(live_.tensors()[t].data);
+      d_bf16.push_back(live_.tensors()[t].data);
       d_masters.push_back(is_cast(t) ? reinterpret_cast<const float*>(masters_[t].get()) : nullptr);
     }
     switch (kind_) {
       case kSnapshot:
-        return make_device_snapshot(table, d_live, device);
+        return device_snapshot(table, d_live, device);
       case kPinned:
-        return make_pinned_snapshot(table, d_live, device);
+        return pinned_snapshot(table, d_live, device);
       case kCast:
-        return make_device_fused_cast(table, d_masters, d_bf16, device);
+        return device_fused_cast(table, d_masters, d_bf16, device);
       default:
-        auto mask = std::make_unique<DeviceMaskDetector>(table, d_live, device);
+        auto mask = device_mask(table, d_live, device);
         mask_ = mask.get();
         return mask;
     }
@@ -246,7 +243,7 @@ class Trainer {
   ViewedTensors live_;
   std::vector<SharedBytes> masters_;
   std::vector<SharedBytes> flags_;
-  DeviceMaskDetector* mask_ = nullptr;
+  Detector* mask_ = nullptr;
 };
 
 TEST_P(DeviceViews, EveryDetectorDigestsAtTheOrigins) {
@@ -276,19 +273,29 @@ TEST(DeviceViewErrors, AreTypedAndNameTheTensor) {
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"t", DType::kF32, {4, 8}}});
   const SharedBytes live(allocate_shared(256));
   const SharedBytes copy(allocate_shared(256));
-  const auto make = [&](DeviceTensor a, DeviceTensor b) { make_device_snapshot_over(table, {a}, {b}); };
-  make({live.get(), {16, 1}}, {copy.get(), {}});
-  expect_error(ErrorCode::kUsage, [&] { make({nullptr, {}}, {copy.get(), {}}); }, {"'t'", "live", "null"});
-  expect_error(ErrorCode::kUsage, [&] { make({live.get(), {}}, {nullptr, {}}); }, {"'t'", "snapshot", "null"});
-  expect_error(ErrorCode::kUsage, [&] { make({live.get(), {}}, {copy.get() + 2, {}}); }, {"snapshot", "aligned"});
-  expect_error(ErrorCode::kUsage, [&] { make({live.get(), {1}}, {copy.get(), {}}); }, {"'t'", "stride"});
-  expect_error(ErrorCode::kUsage, [&] { make({live.get(), {}}, {copy.get(), {1, 2, 3}}); }, {"'t'", "stride"});
-  expect_error(ErrorCode::kUsage, [&] { make({live.get(), {}}, {live.get(), {}}); }, {"'t'", "itself"});
-  expect_error(ErrorCode::kUsage, [&] { make_device_snapshot_over(table, {}, {{copy.get(), {}}}); }, {"table of 1"});
-  expect_error(ErrorCode::kUsage, [&] { make_device_snapshot_over(table, {{live.get(), {}}}, {}); }, {"snapshot"});
-  const auto detector = [&] {
-    return make_device_snapshot_over(table, {{live.get(), {0, 1}}}, {{copy.get(), {0, 1}}});
+  const auto at = [&](std::byte* data, std::vector<std::int64_t> strides = {}) {
+    return ref_to((*table)[0], data, 0, std::move(strides));
   };
+  const auto make = [&](const TensorRef& a, const TensorRef& b) { device_snapshot_over(table, {a}, {b}); };
+  const auto refused = [&](const TensorRef& a, const TensorRef& b, std::initializer_list<std::string_view> words) {
+    expect_error(
+        ErrorCode::kUsage, [&] { make(a, b); }, words);
+  };
+  make(at(live.get(), {16, 1}), at(copy.get()));
+  refused(at(nullptr), at(copy.get()), {"'t'", "live", "null"});
+  refused(at(live.get()), at(nullptr), {"'t'", "snapshot", "null"});
+  refused(at(live.get()), at(copy.get() + 2), {"snapshot", "aligned"});
+  refused(at(live.get(), {1}), at(copy.get()), {"'t'", "stride"});
+  refused(at(live.get()), at(copy.get(), {1, 2, 3}), {"'t'", "stride"});
+  refused(at(live.get()), at(live.get()), {"'t'", "itself"});
+  refused(at(live.get()), ref_to((*table)[0], copy.get()), {"device of the live tensors"});
+  expect_error(ErrorCode::kUsage, [&] { device_snapshot_over(table, {}, {at(copy.get())}); }, {"table of 1"});
+  expect_error(ErrorCode::kUnsupported,
+               [&] {
+                 device_snapshot_over(table, {at(live.get(), {16, 1})}, {});
+               },
+               {"'t'", "views"});
+  const auto detector = [&] { return device_snapshot_over(table, {at(live.get(), {0, 1})}, {at(copy.get(), {0, 1})}); };
   expect_error(ErrorCode::kUsage, [&] { Publisher publisher(table, detector(), {}); }, {"'t'", "overlap"});
   const auto origin = [](std::size_t dimensions) {
     return std::make_shared<const TensorTable>(
@@ -296,7 +303,7 @@ TEST(DeviceViewErrors, AreTypedAndNameTheTensor) {
         std::vector<DigestOrigin>{{{1, 2}, 0, std::vector<std::int64_t>(dimensions, 1)}});
   };
   const auto publish = [&](const auto& of, const auto& with) {
-    Publisher publisher(of, make_device_snapshot(with, {live.get()}), {});
+    Publisher publisher(of, device_snapshot(with, {live.get()}), {});
   };
   publish(origin(8), origin(8));
   expect_error(ErrorCode::kUsage, [&] { publish(origin(9), origin(9)); }, {"'deep'", "8"});

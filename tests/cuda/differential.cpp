@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/differential.hpp"
+#include "support/detectors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -37,7 +38,7 @@ DeltaHeader test_header(const TensorTable& table, const EncodeOptions& options) 
   return header;
 }
 
-ExpectedFrames encode_on_cpu(const TensorTable& table, Detector& detector, const EncodeOptions& options) {
+ExpectedFrames encode_on_cpu(const TensorTable& table, TileDetector& detector, const EncodeOptions& options) {
   ExpectedFrames expected;
   const EncodedFrames encoded =
       encode_frames(table, detector, test_header(table, options), options, !detector.snapshot().empty(), true,
@@ -99,7 +100,7 @@ void expect_cast_agrees(const RandomDelta& delta, Random& random, const cuda::De
     }
   }
   TensorState cpu_bf16 = delta.old_state;
-  const auto detector = make_fused_cast(table, {masters.begin(), masters.end()}, live_views(cpu_bf16));
+  const auto detector = host_fused_cast(table, {masters.begin(), masters.end()}, live_views(cpu_bf16));
   const ExpectedFrames expected = encode_on_cpu(table, *detector, delta.options);
 
   std::vector<std::vector<std::byte>> master_bytes;
@@ -123,7 +124,7 @@ void expect_mask_agrees(const RandomDelta& delta, Random& random, const cuda::De
   const TensorTable& table = *delta.table;
   EncodeOptions options = delta.options;
   options.values = ValueCodec::kRaw;
-  MaskDetector detector(table, views(delta.new_state));
+  const auto detector = host_mask(table, views(delta.new_state));
   std::vector<std::vector<std::uint64_t>> masks;
   const double flagged_too = random.chance(0.5) ? 0.0 : random.log_uniform(1e-4, 0.1);
   for (std::size_t t = 0; t < table.size(); ++t) {
@@ -134,11 +135,11 @@ void expect_mask_agrees(const RandomDelta& delta, Random& random, const cuda::De
           read_element(delta.new_state[t].data(), size, i) != read_element(delta.old_state[t].data(), size, i);
       if (changed || random.chance(flagged_too)) mask[i / 64] |= std::uint64_t{1} << i % 64;
     }
-    detector.mark(t, mask);
+    detector->mark(t, mask.data());
     // Bits beyond the last element do not count.
     if (table[t].elements() % 64 != 0) mask.back() |= ~std::uint64_t{0} << table[t].elements() % 64;
   }
-  const ExpectedFrames expected = encode_on_cpu(table, detector, options);
+  const ExpectedFrames expected = encode_on_cpu(table, *detector, options);
 
   std::vector<std::vector<std::byte>> mask_bytes;
   for (const auto& mask : masks) {

@@ -75,7 +75,7 @@ struct ExpectedFrames {
   StateDigest digest_change;
 };
 DeltaHeader test_header(const TensorTable& table, const EncodeOptions& options);
-ExpectedFrames encode_on_cpu(const TensorTable& table, Detector& detector, const EncodeOptions& options);
+ExpectedFrames encode_on_cpu(const TensorTable& table, TileDetector& detector, const EncodeOptions& options);
 void expect_same_frames(const cuda::DeviceFrames& found, const ExpectedFrames& expected);
 
 }  // namespace sparsecast::test

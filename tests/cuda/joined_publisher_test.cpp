@@ -4,6 +4,7 @@
 // bytes, version after version, and on a device a cost that does not depend on the number of streams.
 
 #include "sync/joined_publisher.hpp"
+#include "support/detectors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -68,8 +69,7 @@ TEST_P(JoinedPublishers, EncodeEveryStreamAsAPublisherOfItsOwnDoes) {
 
     std::vector<Publisher> separate;
     for (std::size_t s = 0; s < streams.tables.size(); ++s) {
-      separate.emplace_back(streams.tables[s], make_host_snapshot(*streams.tables[s], views(streams.states[s])),
-                            options);
+      separate.emplace_back(streams.tables[s], host_snapshot(*streams.tables[s], views(streams.states[s])), options);
     }
     const JoinedTables tables(streams.tables);
     TensorState host = streams.all();
@@ -80,12 +80,12 @@ TEST_P(JoinedPublishers, EncodeEveryStreamAsAPublisherOfItsOwnDoes) {
       on_host.push_back(host[t].data());
       on_device.push_back(device[t]);
     }
-    JoinedPublisher joined(tables, make_host_snapshot(tables.all(), views(host)), options);
+    JoinedPublisher joined(tables, host_snapshot(tables.all(), views(host)), options);
     const DeviceOptions chunks{.chunk_bytes = random.chance(0.5) ? random.between(1, 100'000) : 1'000'000};
     const std::vector<const void*> d_live(on_device.begin(), on_device.end());
     JoinedPublisher joined_on_device(tables,
-                                     random.chance(0.7) ? make_device_snapshot(tables.shared(), d_live, chunks)
-                                                        : make_pinned_snapshot(tables.shared(), d_live, chunks),
+                                     random.chance(0.7) ? device_snapshot(tables.shared(), d_live, chunks)
+                                                        : pinned_snapshot(tables.shared(), d_live, chunks),
                                      options);
     EXPECT_EQ(joined.digests(), joined_on_device.digests());
 
@@ -138,7 +138,7 @@ emulation::RuntimeCounts cost_of(std::size_t streams) {
   DeviceState live(element_sizes(joined.all()), zeros, 0);
   std::vector<const void*> d_live;
   for (std::size_t t = 0; t < kTensors; ++t) d_live.push_back(live[t]);
-  JoinedPublisher publisher(joined, make_device_snapshot(joined.shared(), d_live), {});
+  JoinedPublisher publisher(joined, device_snapshot(joined.shared(), d_live), {});
   emulation::RuntimeCounts cost;
   for (std::uint64_t version = 1; version <= 3; ++version) {
     for (std::size_t t = 0; t < kTensors; ++t) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "cuda/differential.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -35,12 +36,12 @@ class Received {
       trained.push_back(delta.old_state);
       PublisherOptions options;
       options.encode = delta.options;
-      publishers.emplace_back(delta.table, make_host_snapshot(*delta.table, views(trained.back())), options);
+      publishers.emplace_back(delta.table, host_snapshot(*delta.table, views(trained.back())), options);
     }
     tables.push_back(tables.front());
     for (std::size_t s = 0; s < tables.size(); ++s) alone.push_back(trained[source(s)]);
     for (std::size_t s = 0; s < tables.size(); ++s) {
-      subscribers.emplace_back(tables[s], live_views(alone[s]), SubscriberOptions{});
+      subscribers.emplace_back(tables[s], refs_to(*tables[s], live_views(alone[s])), SubscriberOptions{});
       for (const Bytes& tensor : alone[s]) all.push_back(tensor);
     }
   }
@@ -99,11 +100,10 @@ TEST_P(JoinedSubscribers, HoldWhatSubscribersOfTheirOwnHold) {
     Received streams(random);
     const JoinedTables tables(streams.tables);
     TensorState host = streams.all;
-    std::vector<HostTensor> host_tensors;
-    for (Bytes& tensor : host) host_tensors.push_back({tensor.data(), {}});
+    const std::vector<TensorRef> host_tensors = refs_to(tables.all(), live_views(host));
     DeviceState device(element_sizes(tables.all()), host, 0);
-    std::vector<DeviceTensor> device_tensors;
-    for (std::size_t t = 0; t < host.size(); ++t) device_tensors.push_back({device[t], {}});
+    std::vector<TensorRef> device_tensors;
+    for (std::size_t t = 0; t < host.size(); ++t) device_tensors.push_back(ref_to(tables.all()[t], device[t], 0));
     SubscriberOptions options;
     options.threads = static_cast<int>(random.between(1, 3));
     JoinedSubscriber joined(tables, host_tensors, options);
@@ -183,9 +183,10 @@ TEST(JoinedSubscriber, TakesTheFramesOfAllStreamsAtOnce) {
   if (!device_present()) GTEST_SKIP() << "no device";
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"t", DType::kBF16, {100}}});
   DeviceState device({2, 2}, TensorState(2, Bytes(200)), 0);
-  JoinedSubscriber joined(JoinedTables({table, table}), {{device[0], {}}, {device[1], {}}}, {}, {});
+  JoinedSubscriber joined(JoinedTables({table, table}),
+                          {ref_to((*table)[0], device[0], 0), ref_to((*table)[0], device[1], 0)}, {});
   TensorState weights(1, Bytes(200));
-  Publisher publisher(table, make_host_snapshot(*table, views(weights)), {});
+  Publisher publisher(table, host_snapshot(*table, views(weights)), {});
   weights[0][8] = std::byte{1};
   const Delta& delta = publisher.publish();
   for (std::size_t s = 0; s < 2; ++s) joined.stage(s, delta.header);

@@ -31,7 +31,7 @@ struct DeviceBytes {
 /// Live tensors, each a view of larger memory, and an applier over them.
 struct Engine {
   Engine(const TensorTable& of, const TensorState& state, Random& random, bool strided) : table(of) {
-    std::vector<DeviceTensor> tensors;
+    std::vector<TensorRef> tensors;
     for (std::size_t t = 0; t < table.size(); ++t) {
       const std::size_t size = element_size(table[t].dtype);
       const bool view = strided && table[t].shape.size() <= 8;
@@ -40,7 +40,7 @@ struct Engine {
       Bytes memory(places[t].elements * size, std::byte{0x55});
       scatter(places[t], size, state[t], memory.data());
       live.emplace_back(memory, random.chance(0.5) ? 0 : size);
-      tensors.push_back({live[t].at, view ? places[t].strides : std::vector<std::int64_t>{}});
+      tensors.push_back(ref_to(table[t], live[t].at, 0, view ? places[t].strides : std::vector<std::int64_t>{}));
     }
     applier.emplace(table, tensors);
   }
@@ -92,13 +92,13 @@ TEST_P(DeviceNanMasked, ExpandsAsTheCpuAndCopyingItIsApplying) {
 
     std::vector<std::unique_ptr<FrameReader>> readers;
     std::vector<const FrameReader*> frames;
-    std::vector<LiveElements> live;
+    std::vector<TensorRef> live;
     for (const Bytes& record : records) {
       if (peek_record(record).kind != RecordKind::kFrame) continue;
       readers.push_back(std::make_unique<FrameReader>(record, header, table));
       frames.push_back(readers.back().get());
     }
-    for (const Bytes& bits : base) live.push_back({bits.data(), {}});
+    for (std::size_t t = 0; t < base.size(); ++t) live.push_back(ref_to(table[t], base[t].data()));
     const NanMaskedDelta expected(table, frames, live, direction);
 
     Engine engine(table, base, random, random.chance(0.5));
@@ -118,7 +118,8 @@ TEST_P(DeviceNanMasked, ExpandsAsTheCpuAndCopyingItIsApplying) {
                          engine.live[t].at, nullptr);
       ASSERT_EQ(engine.state(t), result[t]) << "case " << n << ", tensor " << t;
     }
-    ASSERT_EQ(sum(engine.applier->digests(0, table.size(), nullptr)), sum(digest_tensors(table, views(result))));
+    ASSERT_EQ(sum(engine.applier->digests(0, table.size(), nullptr)),
+              sum(digest_tensors(table, refs_to(table, views(result)))));
   }
 }
 

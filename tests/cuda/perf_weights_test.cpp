@@ -52,7 +52,7 @@ class PerfDeviceWeights : public testing::TestWithParam<DetectorKind> {
 
   std::vector<std::byte> state() const {
     std::vector<std::byte> all;
-    for (const TensorBytes tensor : source_->weights()) all.insert(all.end(), tensor.begin(), tensor.end());
+    for (const MutableBytes tensor : source_->weights()) all.insert(all.end(), tensor.begin(), tensor.end());
     return all;
   }
 

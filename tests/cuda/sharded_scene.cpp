@@ -97,9 +97,9 @@ void SceneRank::publish() {
   ShardedOptions options;
   options.encode.values = scene_.setting.values;
   if (on_device_) {
-    publisher_.emplace(layout_, place_, device_->pointers(), options, device());
+    publisher_.emplace(layout_, place_, refs_to(*layout_, place_, device_->pointers(), 0), options, device());
   } else {
-    publisher_.emplace(layout_, place_, views_of(host_), options);
+    publisher_.emplace(layout_, place_, refs_of(*layout_, place_, host_), options);
   }
 }
 
@@ -115,9 +115,9 @@ void SceneRank::subscribe(bool needs_anchor) {
   options.needs_anchor = needs_anchor;
   const std::string engine = rank_ < 4 ? "a" : "b";
   if (on_device_) {
-    subscriber_.emplace(engine, layout_, place_, device_->pointers(), options, device());
+    subscriber_.emplace(engine, layout_, place_, refs_to(*layout_, place_, device_->pointers(), 0), options, device());
   } else {
-    subscriber_.emplace(engine, layout_, place_, views_of(host_), options);
+    subscriber_.emplace(engine, layout_, place_, refs_of(*layout_, place_, host_), options);
   }
 }
 
@@ -144,11 +144,11 @@ void SceneRank::forget() {
 void SceneRank::move() {
   if (device_) {
     host_ = device_->read();
-    subscriber_->replace(layout_, views_of(host_));
+    subscriber_->replace(layout_, refs_of(*layout_, place_, host_));
     device_.reset();
   } else {
     device_.emplace(host_);
-    subscriber_->replace(layout_, device_->pointers(), device());
+    subscriber_->replace(layout_, refs_to(*layout_, place_, device_->pointers(), 0), device());
   }
 }
 

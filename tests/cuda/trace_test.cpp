@@ -103,7 +103,7 @@ TEST_F(Trace, ThePhasesOnADeviceAreRanges) {
   if (!device_present()) GTEST_SKIP() << "no device";
   const Step step;
   DeviceState live({2}, step.before, 0);
-  cuda::DeviceApplier applier(step.table, {{live[0], {}}});
+  cuda::DeviceApplier applier(step.table, {ref_to(step.table[0], live[0], 0)});
   const Bytes& frame = step.records[2];
   const SharedBytes record(allocate_shared(frame.size()));
   std::memcpy(record.get(), frame.data(), frame.size());

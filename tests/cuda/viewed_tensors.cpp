@@ -105,7 +105,8 @@ ViewedTensors::ViewedTensors(const TensorTable& table, const TensorState& state,
     skews_.push_back(random.chance(0.7) ? 0 : random.between(1, 9));
     const std::size_t size = element_size(spec.dtype);
     memory_.emplace_back(allocate_shared((skews_[t] + place.elements) * size));
-    tensors_.push_back({memory_[t].get() + skews_[t] * size, view ? place.strides : std::vector<std::int64_t>{}});
+    tensors_.push_back(
+        ref_to(table[t], memory_[t].get() + skews_[t] * size, 0, view ? place.strides : std::vector<std::int64_t>{}));
   }
   write(state);
 }

@@ -28,7 +28,7 @@ class ViewedTensors {
  public:
   /// With `views` false all are contiguous, without strides.
   ViewedTensors(const TensorTable& table, const TensorState& state, Random& random, bool views = true);
-  const std::vector<DeviceTensor>& tensors() const { return tensors_; }
+  const std::vector<TensorRef>& tensors() const { return tensors_; }
   void write(const TensorState& state);
   /// Fails the test unless the memory is as if only `state` had been written to it.
   void expect_holds(const TensorState& state, const char* what) const;
@@ -40,7 +40,7 @@ class ViewedTensors {
   std::vector<Placement> places_;
   std::vector<std::size_t> skews_;  ///< Number of elements before the first.
   std::vector<SharedBytes> memory_;
-  std::vector<DeviceTensor> tensors_;
+  std::vector<TensorRef> tensors_;
 };
 
 }  // namespace sparsecast::test

@@ -16,6 +16,7 @@
 #include "cuda_emulation/reports.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "support/detectors.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -44,16 +45,16 @@ std::vector<std::string> two_versions(std::uint64_t seed, std::uint64_t most_ele
   DeviceState trained(sizes, state, 0);
   DeviceState generating(sizes, state, 0);
   std::vector<const void*> d_trained;
-  std::vector<DeviceTensor> d_generating;
+  std::vector<TensorRef> d_generating;
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     d_trained.push_back(trained[t]);
-    d_generating.push_back({generating[t], {}});
+    d_generating.push_back(ref_to((*delta.table)[t], generating[t], 0));
   }
   PublisherOptions options;
   options.encode = delta.options;
   options.encode.zstd_level = 0;
   options.encode.values = ValueCodec::kUlp;
-  Publisher publisher(delta.table, make_device_snapshot(delta.table, d_trained), options);
+  Publisher publisher(delta.table, device_snapshot(delta.table, d_trained), options);
   Subscriber subscriber(delta.table, d_generating, {});
   for (std::uint64_t version = 1; version <= 2; ++version) {
     step(random, state, sizes, version == 1 ? 0.02 : 0.3);

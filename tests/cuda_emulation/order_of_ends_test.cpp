@@ -18,6 +18,7 @@
 #include "sparsecast/device.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "support/detectors.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -82,7 +83,7 @@ class OrderOfEnds : public testing::Test {
   }
 
   template <class Element>
-  void expect_event_is_needed(std::unique_ptr<DeviceDetector> detector, Weights<Element>& trained) {
+  void expect_event_is_needed(std::unique_ptr<Detector> detector, Weights<Element>& trained) {
     Publisher publisher(table, std::move(detector), {});
     for (unsigned version = 1; version <= 3; ++version) {
       trained.write(version);
@@ -102,18 +103,18 @@ class OrderOfEnds : public testing::Test {
 
 TEST_F(OrderOfEnds, ASnapshotIsComparedBehindTheCallersEvent) {
   Weights<std::uint16_t> trained;
-  expect_event_is_needed(make_device_snapshot(table, {trained.get()}, options), trained);
+  expect_event_is_needed(device_snapshot(table, {trained.get()}, options), trained);
 }
 
 TEST_F(OrderOfEnds, APinnedSnapshotIsComparedBehindTheCallersEvent) {
   Weights<std::uint16_t> trained;
-  expect_event_is_needed(make_pinned_snapshot(table, {trained.get()}, options), trained);
+  expect_event_is_needed(pinned_snapshot(table, {trained.get()}, options), trained);
 }
 
 TEST_F(OrderOfEnds, MastersAreCastBehindTheCallersEvent) {
   Weights<float> masters;
   Weights<std::uint16_t> bf16;
-  expect_event_is_needed(make_device_fused_cast(table, {masters.get()}, {bf16.get()}, options), masters);
+  expect_event_is_needed(device_fused_cast(table, {masters.get()}, {bf16.get()}, options), masters);
 }
 
 /// Version 1 of the weights, from version 0.
@@ -121,14 +122,14 @@ Delta one_step(std::shared_ptr<const TensorTable> table) {
   std::vector<std::byte> bytes(kElements * 2);
   auto* const weights = reinterpret_cast<std::uint16_t*>(bytes.data());
   for (std::uint64_t i = 0; i < kElements; ++i) weights[i] = weight<std::uint16_t>(0, i);
-  Publisher publisher(table, make_host_snapshot(*table, {bytes}), {});
+  Publisher publisher(table, host_snapshot(*table, {bytes}), {});
   for (std::uint64_t i = 0; i < kElements; ++i) weights[i] = weight<std::uint16_t>(1, i);
   return publisher.publish();
 }
 
 TEST_F(OrderOfEnds, AnApplyWritesBehindTheCallersReadsAndBeforeThem) {
   Weights<std::uint16_t> generating;
-  Subscriber subscriber(table, std::vector<DeviceTensor>{{generating.get(), {}}}, {}, options);
+  Subscriber subscriber(table, device_refs(*table, {generating.get()}), {}, options);
   subscriber.stage(one_step(table));
   const Event written;
   generating.read();
@@ -140,7 +141,7 @@ TEST_F(OrderOfEnds, AnApplyWritesBehindTheCallersReadsAndBeforeThem) {
 
 TEST_F(OrderOfEnds, AnApplyThatIsNotToldOfReadsRacesWithThem) {
   Weights<std::uint16_t> generating;
-  Subscriber subscriber(table, std::vector<DeviceTensor>{{generating.get(), {}}}, {}, options);
+  Subscriber subscriber(table, device_refs(*table, {generating.get()}), {}, options);
   subscriber.stage(one_step(table));
   generating.read();
   subscriber.apply();

@@ -39,7 +39,7 @@ class Collection {
   void add_frame(const std::string& name, const std::string& why, ValueCodec values, const ForgedFrame& frame) {
     DeltaHeader header = header_for(start_.table, start_.base);
     header.values = values;
-    const StateDigest promised = sum(digest_tensors(start_.table, views(start_.result)));
+    const StateDigest promised = sum(digest_tensors(start_.table, refs_to(start_.table, views(start_.result))));
     vectors_.push_back({name, why, ErrorCode::kCorrupt, join(forge_records(start_.table, header, {frame}, promised))});
   }
   void add(const std::string& name, const std::string& why, const ReferenceBlock& block,

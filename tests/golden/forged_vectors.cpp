@@ -37,7 +37,8 @@ class Collection {
     std::vector<Bytes> records = forge_records(start_.table, header, frames, {});
     TensorState result = start_.base;
     apply_blocks(records, start_.table, result);
-    set_field(records.back(), at::kCommitDigest, sum(digest_tensors(start_.table, views(result))).value);
+    set_field(records.back(), at::kCommitDigest,
+              sum(digest_tensors(start_.table, refs_to(start_.table, views(result)))).value);
     refresh_checksums(records);
     vectors_.push_back(
         {"valid_" + name, "valid_" + name, start_.table, start_.base, std::move(result), join(records), false});

@@ -35,7 +35,7 @@ TensorState load(const std::string& path, const TensorTable& table) {
   for (const TensorSpec& spec : table) {
     const auto found = checkpoint.table().find(spec.name);
     if (!found || checkpoint.table()[*found] != spec) throw std::runtime_error(path + " lacks tensor " + spec.name);
-    const ConstTensorBytes bits = checkpoint.tensor(*found);
+    const ConstBytes bits = checkpoint.tensor(*found);
     state.emplace_back(bits.begin(), bits.end());
   }
   return state;
@@ -46,7 +46,7 @@ void receive(const DeltaFile& delta, const TensorTable& table, TensorState& live
   SubscriberOptions options;
   options.stream = delta.header().stream;
   options.version = delta.header().base_version;
-  Subscriber subscriber(std::make_shared<const TensorTable>(table), live_views(live), options);
+  Subscriber subscriber(std::make_shared<const TensorTable>(table), refs_to(table, live_views(live)), options);
   subscriber.stage(delta.header_record());
   for (std::size_t i = 0; i < delta.frames(); ++i) subscriber.stage(delta.frame(i));
   subscriber.stage(delta.commit_record());

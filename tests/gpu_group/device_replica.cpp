@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <optional>
+#include "support/detectors.hpp"
 
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
@@ -19,11 +20,11 @@ class DeviceReplica final : public Replica {
     if (rank == 0) {
       std::vector<const void*> d_live;
       for (const cuda::DeviceMemory& tensor : live_) d_live.push_back(tensor.as());
-      publisher_.emplace(model_.table(), make_device_snapshot(model_.table(), d_live), PublisherOptions{});
+      publisher_.emplace(model_.table(), device_snapshot(model_.table(), d_live), PublisherOptions{});
     } else {
-      std::vector<DeviceTensor> d_live;
-      for (const cuda::DeviceMemory& tensor : live_) d_live.push_back({tensor.as(), {}});
-      subscriber_.emplace(model_.table(), d_live, SubscriberOptions{});
+      std::vector<const void*> d_live;
+      for (const cuda::DeviceMemory& tensor : live_) d_live.push_back(tensor.as());
+      subscriber_.emplace(model_.table(), device_refs(*model_.table(), d_live), SubscriberOptions{});
     }
   }
   void train() override {

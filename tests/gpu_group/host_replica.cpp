@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <optional>
+#include "support/detectors.hpp"
 
 #include "gpu_group/replica.hpp"
 
@@ -11,9 +12,10 @@ class HostReplica final : public Replica {
  public:
   HostReplica(int rank, std::uint64_t seed, std::uint64_t width) : model_(seed, width) {
     if (rank == 0) {
-      publisher_.emplace(model_.table(), make_host_snapshot(*model_.table(), model_.live()), PublisherOptions{});
+      publisher_.emplace(model_.table(), host_snapshot(*model_.table(), model_.live()), PublisherOptions{});
     } else {
-      subscriber_.emplace(model_.table(), tensor_views(model_.weights()), SubscriberOptions{});
+      subscriber_.emplace(model_.table(), refs_to(*model_.table(), tensor_views(model_.weights())),
+                          SubscriberOptions{});
     }
   }
   void train() override { model_.train(); }

@@ -44,9 +44,9 @@ void run_sharded_member(const GroupPlan& plan, int rank) {
   ShardedOptions options;
   options.needs_anchor = !trains;
   if (trains) {
-    publisher.emplace(layout, place, views_of(storage), options);
+    publisher.emplace(layout, place, refs_of(*layout, place, storage), options);
   } else {
-    subscriber.emplace("engine", layout, place, views_of(storage), options);
+    subscriber.emplace("engine", layout, place, refs_of(*layout, place, storage), options);
   }
   MeetingPlace meeting(plan, rank);
   const std::shared_ptr<ControlChannel> world = meeting.meet(plan.ranks, 0);

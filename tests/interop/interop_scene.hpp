@@ -61,7 +61,7 @@ struct InteropScene {
     DeltaHeader header;
     header.base_version = 6;
     header.version = 7;
-    header.base_digest = sum(digest_tensors(table, views(before)));
+    header.base_digest = sum(digest_tensors(table, refs_to(table, views(before))));
     return header;
   }
 

@@ -12,6 +12,7 @@
 #include "interop/formats/tensor_checksum.hpp"
 #include "interop/interop_scene.hpp"
 #include "sparsecast/patch_payloads.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -71,7 +72,7 @@ TEST_P(PatchesOfDensity, OfAPublishersDeltaTakeTheLiveWeights) {
   InteropScene scene(kSpecs, run_seed(), GetParam());
   const auto table = std::make_shared<const TensorTable>(scene.table);
   TensorState live = scene.before;
-  Publisher publisher(table, make_host_snapshot(*table, views(live)), PublisherOptions{});
+  Publisher publisher(table, host_snapshot(*table, views(live)), PublisherOptions{});
   for (std::size_t t = 0; t < live.size(); ++t)
     std::copy(scene.after[t].begin(), scene.after[t].end(), live[t].begin());
   std::vector<Kept> kept;

@@ -30,7 +30,7 @@ class PublishedTrace {
     const Checkpoint base = Checkpoint::open(fs, step_file(kFirst));
     table_ = std::make_shared<TensorTable>(base.table());
     TensorState state;
-    for (const ConstTensorBytes& tensor : base.tensors()) state.emplace_back(tensor.begin(), tensor.end());
+    for (const ConstBytes& tensor : base.tensors()) state.emplace_back(tensor.begin(), tensor.end());
     states_.push_back(state);
     LogReader reader(store());
     LogWriterOptions options;
@@ -40,7 +40,7 @@ class PublishedTrace {
     creation.stream = table_->hash();
     creation.first_version = kFirst;
     creation.table = table_;
-    creation.digest = sum(digest_tensors(*table_, views(state)));
+    creation.digest = sum(digest_tensors(*table_, refs_to(*table_, views(state))));
     writer.create(creation);
     for (std::uint64_t step = kFirst + 1; step <= kLast; ++step) {
       SparseStep::open(fs, step_file(step), *table_).apply(live_views(state));
@@ -96,10 +96,11 @@ class Followed {
       if (!with_base) live_[0][0] ^= std::byte{1};
       SubscriberOptions subscriber_options;
       subscriber_options.stream = trace.table()->hash();
-      subscriber_ = std::make_unique<Subscriber>(trace.table(), live_views(live_), subscriber_options);
+      subscriber_ =
+          std::make_unique<Subscriber>(trace.table(), refs_to(*trace.table(), live_views(live_)), subscriber_options);
       std::filesystem::create_directory(directory_ / "scratch");
-      target = make_subscriber_target(*subscriber_, trace.table(), live_views(live_), fs, directory_ / "scratch",
-                                      [this](bool pause) { pauses_.push_back(pause); });
+      target = make_subscriber_target(*subscriber_, trace.table(), refs_to(*trace.table(), live_views(live_)), fs,
+                                      directory_ / "scratch", [this](bool pause) { pauses_.push_back(pause); });
     } else {
       if (with_base) {
         std::filesystem::create_directory(path_);
@@ -127,7 +128,7 @@ class Followed {
     }
     const Checkpoint found = Checkpoint::open(FileSystem::posix(), path_);
     TensorState state;
-    for (const ConstTensorBytes& tensor : found.tensors()) state.emplace_back(tensor.begin(), tensor.end());
+    for (const ConstBytes& tensor : found.tensors()) state.emplace_back(tensor.begin(), tensor.end());
     EXPECT_EQ(first_difference(*trace_.table(), state, expected), "") << "version " << version;
   }
 

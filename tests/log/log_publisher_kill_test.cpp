@@ -12,6 +12,7 @@
 
 #include "sparsecast/log_follower.hpp"
 #include "sparsecast/log_publisher.hpp"
+#include "support/detectors.hpp"
 #include "support/safetensors_bytes.hpp"
 #include "support/temporary_directory.hpp"
 #include "support/training_model.hpp"
@@ -41,7 +42,7 @@ void write_checkpoint(const TrainingModel& model, const std::string& path) {
     options.writer.anchor_rule.min_versions = 2;
     options.writer.anchor_rule.max_versions = 3;
     LogPublisher publisher(open_directory_store(fs, directory / "log"), fs, {}, model.table(),
-                           make_host_snapshot(*model.table(), model.live()), options);
+                           host_snapshot(*model.table(), model.live()), options);
     for (;;) {
       model.train(1e-3F);
       publisher.publish();
@@ -66,7 +67,7 @@ class KilledTrainer : public ::testing::Test {
     LogWriter writer(reader, {});
     LogCreation creation;
     creation.table = model.table();
-    creation.digest = sum(digest_tensors(*model.table(), model.live()));
+    creation.digest = sum(digest_tensors(*model.table(), refs_to(*model.table(), model.live())));
     genesis_ = writer.create(creation);
     write_checkpoint(model, directory_ / "mirror.safetensors");
   }
@@ -122,9 +123,10 @@ TEST_F(KilledTrainer, LosesNothingThatWasDurable) {
     for (std::uint64_t v = 2; v <= head; ++v) expected.train(1e-3F);
     SubscriberOptions options;
     options.stream = genesis_.stream;
-    Subscriber subscriber(expected.table(), tensor_views(live), options);
+    Subscriber subscriber(expected.table(), refs_to(*expected.table(), tensor_views(live)), options);
     LogFollower follower(store(), fs_, fresh / "state",
-                         make_subscriber_target(subscriber, expected.table(), tensor_views(live), fs_, fresh.path()),
+                         make_subscriber_target(subscriber, expected.table(),
+                                                refs_to(*expected.table(), tensor_views(live)), fs_, fresh.path()),
                          {});
     ASSERT_EQ(follower.step().version, head);
     EXPECT_EQ(count_wrong(*expected.table(), live, expected.weights()), 0U);
@@ -132,8 +134,7 @@ TEST_F(KilledTrainer, LosesNothingThatWasDurable) {
     // The next trainer, with the mirror as it was left.
     LogPublisherOptions next;
     next.mirror = directory_ / "mirror.safetensors";
-    LogPublisher publisher(store(), fs_, {}, expected.table(), make_host_snapshot(*expected.table(), expected.live()),
-                           next);
+    LogPublisher publisher(store(), fs_, {}, expected.table(), host_snapshot(*expected.table(), expected.live()), next);
     EXPECT_EQ(publisher.head().version, head + 1);
     expected.train(1e-3F);
     publisher.publish();

@@ -11,6 +11,7 @@
 
 #include "sparsecast/log_follower.hpp"
 #include "sparsecast/safetensors.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/fault_fs.hpp"
 #include "support/memory_store.hpp"
@@ -27,7 +28,9 @@ using Fault = UnreliableStore::Fault;
 
 constexpr milliseconds kLong{30'000};
 
-StateDigest digest_of(const TrainingModel& model) { return sum(digest_tensors(*model.table(), model.live())); }
+StateDigest digest_of(const TrainingModel& model) {
+  return sum(digest_tensors(*model.table(), refs_to(*model.table(), model.live())));
+}
 
 std::string checkpoint_of(const TrainingModel& model) {
   std::string data;
@@ -56,7 +59,7 @@ class LogPublisherTest : public ::testing::Test {
   std::unique_ptr<LogPublisher> publisher(LogPublisherOptions options = {}) {
     if (options.deadline == milliseconds(120'000)) options.deadline = kLong;
     auto made = std::make_unique<LogPublisher>(store_, fs_, LogTrust{}, model_.table(),
-                                               make_host_snapshot(*model_.table(), model_.live()), options);
+                                               host_snapshot(*model_.table(), model_.live()), options);
     states_[made->head().version] = model_.weights();
     return made;
   }
@@ -83,11 +86,12 @@ class LogPublisherTest : public ::testing::Test {
     ASSERT_TRUE(reader.head());
     ASSERT_EQ(reader.head()->version, head);
     options.stream = reader.head()->stream;
-    Subscriber subscriber(model_.table(), tensor_views(live), options);
+    Subscriber subscriber(model_.table(), refs_to(*model_.table(), tensor_views(live)), options);
     FollowerOptions one_by_one;
     one_by_one.every_version = true;
     LogFollower follower(memory_, fs_, "follower-state",
-                         make_subscriber_target(subscriber, model_.table(), tensor_views(live), fs_, "scratch"),
+                         make_subscriber_target(subscriber, model_.table(),
+                                                refs_to(*model_.table(), tensor_views(live)), fs_, "scratch"),
                          one_by_one);
     for (std::uint64_t v = 0; v <= head; ++v) {
       ASSERT_EQ(follower.step(v).version, v);
@@ -278,11 +282,10 @@ TEST_F(LogPublisherTest, AMirrorIsWhatTheNextPublisherStartsFrom) {
   const Checkpoint mirror = Checkpoint::open(fs_, options.mirror);
   Storage weights;
   for (const TensorSpec& spec : *model_.table()) {
-    const ConstTensorBytes bits = mirror.tensor(*mirror.table().find(spec.name));
+    const ConstBytes bits = mirror.tensor(*mirror.table().find(spec.name));
     weights.emplace_back(bits.begin(), bits.end());
   }
-  LogPublisher again(store_, fs_, {}, model_.table(), make_host_snapshot(*model_.table(), const_tensor_views(weights)),
-                     {});
+  LogPublisher again(store_, fs_, {}, model_.table(), host_snapshot(*model_.table(), const_tensor_views(weights)), {});
   EXPECT_EQ(again.head().version, version + 1);
   EXPECT_EQ(again.head().kind, CommitKind::kTakeover);
 }

@@ -20,16 +20,17 @@ class LiveTensors : public testing::Test {
     live_ = scene_.model().state(0);
     SubscriberOptions options;
     options.stream = scene_.model().stream();
-    subscriber_ = std::make_unique<Subscriber>(scene_.model().table(), live_views(live_), options);
+    subscriber_ = std::make_unique<Subscriber>(scene_.model().table(),
+                                               refs_to(*scene_.model().table(), live_views(live_)), options);
   }
   std::unique_ptr<LogFollower> follower(FileSystem& fs) {
     FollowerOptions options;
     options.fetch_threads = 0;
-    return std::make_unique<LogFollower>(
-        scene_.shared_store(), fs, "/s/state",
-        make_subscriber_target(*subscriber_, scene_.model().table(), live_views(live_), fs, "/s",
-                               [this](bool pause) { pauses_.push_back(pause); }),
-        options);
+    return std::make_unique<LogFollower>(scene_.shared_store(), fs, "/s/state",
+                                         make_subscriber_target(*subscriber_, scene_.model().table(),
+                                                                refs_to(*scene_.model().table(), live_views(live_)), fs,
+                                                                "/s", [this](bool pause) { pauses_.push_back(pause); }),
+                                         options);
   }
   bool holds(std::uint64_t version) {
     return first_difference(*scene_.model().table(), live_, scene_.model().state(version)).empty();
@@ -112,7 +113,8 @@ TEST_F(LiveTensors, StayAtAVersionWhateverCallToTheDiskFails) {
 TEST_F(LiveTensors, OfAnotherTableAreRefused) {
   TensorTable other({{"x", DType::kU8, {4}}});
   expect_error(ErrorCode::kUsage, [&] {
-    make_subscriber_target(*subscriber_, std::make_shared<TensorTable>(other), live_views(live_), fs_, "/s");
+    make_subscriber_target(*subscriber_, std::make_shared<TensorTable>(other),
+                           refs_to(*scene_.model().table(), live_views(live_)), fs_, "/s");
   });
 }
 

@@ -104,7 +104,7 @@ TEST(Quantize, IsWhatAnotherImplementationWrote) {
   const Checkpoint golden =
       Checkpoint::open(fs, std::string(SPARSECAST_TESTDATA_DIR) + "/quantize/fp8_blocks.safetensors");
   const auto bytes = [&](const std::string& name) {
-    const ConstTensorBytes tensor = golden.tensor(golden.table().find(name).value());
+    const ConstBytes tensor = golden.tensor(golden.table().find(name).value());
     return Bytes(tensor.begin(), tensor.end());
   };
   std::size_t compared = 0;

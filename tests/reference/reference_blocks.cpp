@@ -288,7 +288,7 @@ std::vector<TileRun> cut_into_runs(const Words& changes) {
 
 }  // namespace
 
-std::uint64_t reference_element(ConstTensorBytes bits, DType dtype, std::uint64_t index) {
+std::uint64_t reference_element(ConstBytes bits, DType dtype, std::uint64_t index) {
   const std::size_t size = element_size(dtype);
   std::uint64_t element = 0;
   for (std::size_t i = 0; i < size; ++i) {
@@ -297,8 +297,8 @@ std::uint64_t reference_element(ConstTensorBytes bits, DType dtype, std::uint64_
   return element;
 }
 
-std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstTensorBytes old_bits,
-                                             ConstTensorBytes new_bits, PositionMode mode, ValueCodec values) {
+std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes old_bits, ConstBytes new_bits,
+                                             PositionMode mode, ValueCodec values) {
   const std::uint64_t elements = spec.elements();
   const auto differs = [&](std::uint64_t i) {
     return reference_element(old_bits, spec.dtype, i) != reference_element(new_bits, spec.dtype, i);

@@ -22,10 +22,10 @@ struct ReferenceBlock {
 };
 
 /// Element `index` of `bits`, zero-extended.
-std::uint64_t reference_element(ConstTensorBytes bits, DType dtype, std::uint64_t index);
+std::uint64_t reference_element(ConstBytes bits, DType dtype, std::uint64_t index);
 
 /// All blocks that take a tensor from `old_bits` to `new_bits`, in order.
-std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstTensorBytes old_bits,
-                                             ConstTensorBytes new_bits, PositionMode mode, ValueCodec values);
+std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes old_bits, ConstBytes new_bits,
+                                             PositionMode mode, ValueCodec values);
 
 }  // namespace sparsecast

@@ -103,8 +103,8 @@ struct FrameContent {
 };
 
 /// §5.5
-std::vector<FrameContent> cut_into_frames(const TensorTable& table, std::span<const ConstTensorBytes> old_state,
-                                          std::span<const ConstTensorBytes> new_state, const EncodeOptions& options) {
+std::vector<FrameContent> cut_into_frames(const TensorTable& table, std::span<const ConstBytes> old_state,
+                                          std::span<const ConstBytes> new_state, const EncodeOptions& options) {
   std::vector<FrameContent> frames;
   for (std::size_t t = 0; t < table.size(); ++t) {
     for (ReferenceBlock& block :
@@ -168,7 +168,7 @@ std::uint64_t reference_index(const TensorSpec& spec, const DigestOrigin& origin
 
 }  // namespace
 
-StateDigest reference_digest(const TensorTable& table, std::span<const ConstTensorBytes> tensors) {
+StateDigest reference_digest(const TensorTable& table, std::span<const ConstBytes> tensors) {
   Wide digest = 0;
   for (std::size_t t = 0; t < table.size(); ++t) {
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
@@ -179,8 +179,8 @@ StateDigest reference_digest(const TensorTable& table, std::span<const ConstTens
   return {{static_cast<std::uint64_t>(digest), static_cast<std::uint64_t>(digest >> 64)}};
 }
 
-std::vector<Bytes> reference_encode(const TensorTable& table, std::span<const ConstTensorBytes> old_state,
-                                    std::span<const ConstTensorBytes> new_state, const DeltaHeader& header,
+std::vector<Bytes> reference_encode(const TensorTable& table, std::span<const ConstBytes> old_state,
+                                    std::span<const ConstBytes> new_state, const DeltaHeader& header,
                                     const EncodeOptions& options) {
   std::vector<Bytes> records{header_record(table, header, options)};
   const std::uint64_t delta_id = xxh3_64(ConstBytes(records[0]).first(120));

@@ -12,13 +12,13 @@
 namespace sparsecast {
 
 /// §6, element by element.
-StateDigest reference_digest(const TensorTable& table, std::span<const ConstTensorBytes> tensors);
+StateDigest reference_digest(const TensorTable& table, std::span<const ConstBytes> tensors);
 
 /// The records of the delta from `old_state` to `new_state` (both parallel to the table): header, frames, commit. Of
 /// `header` only stream, version, base_version and base_digest are read. Bytes of zstd frames depend on the zstd
 /// library.
-std::vector<Bytes> reference_encode(const TensorTable& table, std::span<const ConstTensorBytes> old_state,
-                                    std::span<const ConstTensorBytes> new_state, const DeltaHeader& header,
+std::vector<Bytes> reference_encode(const TensorTable& table, std::span<const ConstBytes> old_state,
+                                    std::span<const ConstBytes> new_state, const DeltaHeader& header,
                                     const EncodeOptions& options);
 
 }  // namespace sparsecast

@@ -40,24 +40,32 @@ TEST(ShardedMasters, WhatDoesNotFitIsRefusedByName) {
   const MasterScene scene;
   LocalStorage held = scene.held(0, 0);
   LocalStorage wire = scene.wire(*scene.trainer, 0, 0);
-  ShardedOptions options;
-  const auto make = [&](LocalStorage& tensors) { ShardedPublisher(scene.trainer, 0, views_of(tensors), options); };
-  make(wire);
+  const auto make = [&](const std::vector<TensorRef>& local) {
+    ShardedPublisher(scene.trainer, 0, local, ShardedOptions{});
+  };
+  make(refs_of(*scene.trainer, 0, wire));
   // Nothing is guessed from sizes.
-  expect_error(ErrorCode::kUsage, [&] { make(held); }, {"bytes for", "local tensor 'a.weight'"});
-  options.local_dtypes = scene.dtypes(0);
-  make(held);
-  expect_error(ErrorCode::kUsage, [&] { make(wire); }, {"bytes for", "local tensor 'a.weight'"});
-  options.local_dtypes[0] = DType::kF16;
-  expect_error(ErrorCode::kUsage, [&] { make(wire); }, {"F16 given for BF16", "rank 0: local tensor 'a.weight'"});
-  options.local_dtypes = scene.dtypes(0);
-  options.local_dtypes[1] = DType::kBF16;
-  expect_error(ErrorCode::kUsage, [&] { make(held); }, {"BF16 given for F32", "local tensor 'norm.weight'"});
-  options.local_dtypes.pop_back();
-  expect_error(ErrorCode::kUsage, [&] { make(held); }, {"5 dtypes for 6 local tensors", "rank 0"});
-  options.local_dtypes = scene.dtypes(0);
-  expect_error(ErrorCode::kUsage, [&] { ShardedSubscriber("b", scene.engine_b, 0, views_of(wire), options); },
-               {"local_dtypes", "publisher's"});
+  expect_error(ErrorCode::kUsage, [&] { make(refs_of(*scene.trainer, 0, held)); },
+               {"bytes for", "local tensor 'a.weight'"});
+  std::vector<void*> data;
+  for (std::vector<std::byte>& tensor : held) data.push_back(tensor.data());
+  const std::vector<TensorRef> masters = with_masters(refs_to(*scene.trainer, 0, data, kHostMemory), held);
+  make(masters);
+  std::vector<TensorRef> local = masters;
+  local[0].dtype = DType::kF16;
+  expect_error(ErrorCode::kUsage, [&] { make(local); }, {"F16 given for BF16", "rank 0: local tensor 'a.weight'"});
+  local = masters;
+  local[1].dtype = DType::kBF16;
+  expect_error(ErrorCode::kUsage, [&] { make(local); }, {"BF16 given for F32", "local tensor 'norm.weight'"});
+  local.pop_back();
+  expect_error(ErrorCode::kUsage, [&] { make(local); }, {"5 local tensors for a layout of 6", "rank 0"});
+  LocalStorage engine = scene.wire(*scene.engine_b, 0, 0);
+  std::vector<TensorRef> served = refs_of(*scene.engine_b, 0, engine);
+  for (TensorRef& ref : served) {
+    if (ref.dtype == DType::kBF16) ref.dtype = DType::kF32;
+  }
+  expect_error(ErrorCode::kUsage, [&] { ShardedSubscriber("b", scene.engine_b, 0, served, ShardedOptions{}); },
+               {"F32 given for BF16", "engine"});
 }
 
 }  // namespace

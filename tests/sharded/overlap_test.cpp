@@ -8,6 +8,7 @@
 #include "sharded/group_sync.hpp"
 #include "sparsecast/layout_builders.hpp"
 #include "sparsecast/nccl_transport.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/fake_groups.hpp"
 #include "support/gate.hpp"
@@ -37,9 +38,9 @@ std::shared_ptr<const Layout> one_tensor(std::uint32_t ranks, const Cut& rule) {
 /// Hook of a test, called when the publisher detects in a route.
 using AtPublish = std::function<void(std::size_t route)>;
 
-class WatchedDetector final : public Detector {
+class WatchedDetector final : public TileDetector {
  public:
-  WatchedDetector(std::unique_ptr<Detector> inner, AtPublish at_detect)
+  WatchedDetector(std::unique_ptr<TileDetector> inner, AtPublish at_detect)
       : inner_(std::move(inner)), at_detect_(std::move(at_detect)) {}
 
   std::uint32_t part() const noexcept override { return inner_->part(); }
@@ -47,8 +48,8 @@ class WatchedDetector final : public Detector {
     if (first == 0) at_detect_(tensor);  // Each route has one.
     return inner_->detect(tensor, first, count, workspace);
   }
-  ConstHostTensor current(std::size_t tensor) const override { return inner_->current(tensor); }
-  std::span<const HostTensor> snapshot() const noexcept override { return inner_->snapshot(); }
+  TensorRef current(std::size_t tensor) const override { return inner_->current(tensor); }
+  std::span<const TensorRef> snapshot() const noexcept override { return inner_->snapshot(); }
   bool knows_old() const noexcept override { return inner_->knows_old(); }
   bool consumes_changes() const noexcept override { return inner_->consumes_changes(); }
   void finish() override { inner_->finish(); }
@@ -56,7 +57,7 @@ class WatchedDetector final : public Detector {
   void aborted() override { inner_->aborted(); }
 
  private:
-  std::unique_ptr<Detector> inner_;
+  std::unique_ptr<TileDetector> inner_;
   AtPublish at_detect_;
 };
 
@@ -64,36 +65,32 @@ class WatchedDetector final : public Detector {
 class WatchedMemory final : public ShardMemory {
  public:
   WatchedMemory(std::shared_ptr<ShardMemory> inner, AtPublish at_publish)
-      : ShardMemory(inner->local(), std::vector<bool>(inner->local().size())),
+      : ShardMemory(inner->local(), dtypes_of(*inner), DeviceOptions{}),
         inner_(std::move(inner)),
         at_publish_(std::move(at_publish)) {}
 
   ShardBuffer allocate(std::uint64_t bytes) override { return inner_->allocate(bytes); }
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override { inner_->copy(box, from, to); }
   void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override { inner_->cast(box, masters, to); }
-  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, const std::vector<ShardView>& live,
-                                                  const std::vector<ShardView>& held,
+  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, std::vector<TensorRef> live,
+                                                  std::vector<TensorRef> held,
                                                   const PublisherOptions& options) override {
-    auto inner = make_snapshot_over(tables.all(), tensors_at(live), tensors_at(held));
+    auto inner = test::host_snapshot_over(tables.all(), std::move(live), std::move(held));
     auto watched = std::make_unique<WatchedDetector>(std::move(inner), at_publish_);
     return std::make_unique<JoinedPublisher>(std::move(tables), std::move(watched), options);
   }
-  std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
-                                                    const SubscriberOptions& options) override {
-    return inner_->make_subscriber(std::move(tables), live, options);
-  }
-  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+  std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return inner_->make_reader(table, regions);
   }
-  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
+  std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return inner_->make_writer(table, regions);
   }
 
  private:
-  static std::vector<HostTensor> tensors_at(const std::vector<ShardView>& views) {
-    std::vector<HostTensor> tensors;
-    for (const ShardView& view : views) tensors.push_back({view.data, view.strides});
-    return tensors;
+  static std::vector<DType> dtypes_of(const ShardMemory& memory) {
+    std::vector<DType> dtypes;
+    for (std::size_t t = 0; t < memory.local().size(); ++t) dtypes.push_back(memory.wire_dtype(t));
+    return dtypes;
   }
 
   std::shared_ptr<ShardMemory> inner_;
@@ -153,10 +150,11 @@ class Sender {
   explicit Sender(const Trio& trio)
       : trio_(trio),
         storage_(trio.weights.make(*trio.trainer, 0, 0)),
-        memory_(std::make_shared<WatchedMemory>(make_host_shard_memory(*trio.trainer, 0, test::views_of(storage_)),
-                                                [this](std::size_t route) {
-                                                  if (watching_) trio_.at_publish(route);
-                                                })),
+        memory_(std::make_shared<WatchedMemory>(
+            make_shard_memory(*trio.trainer, 0, test::refs_of(*trio.trainer, 0, storage_), true, {}),
+            [this](std::size_t route) {
+              if (watching_) trio_.at_publish(route);
+            })),
         side_(trio.trainer, 0, memory_, {}) {}
 
   void regroup(std::shared_ptr<ControlChannel> control) {
@@ -203,7 +201,7 @@ class Receiver {
       : trio_(trio),
         place_(place),
         storage_(trio.weights.make(*trio.engine, place, 0)),
-        subscriber_("engine", trio.engine, place, test::views_of(storage_), {}) {}
+        subscriber_("engine", trio.engine, place, test::refs_of(*trio.engine, place, storage_), {}) {}
 
   void regroup(std::shared_ptr<ControlChannel> control) {
     const int rank = control->rank();

@@ -44,10 +44,11 @@ class Rank {
       : scene_(scene), place_(static_cast<std::size_t>(rank) % 2) {
     if (rank < 2) {
       storage_ = scene.weights.make(*scene.trainer, place_, 0);
-      publisher_.emplace(scene.trainer, place_, test::views_of(storage_), options);
+      publisher_.emplace(scene.trainer, place_, test::refs_of(*scene.trainer, place_, storage_), options);
     } else {
       storage_ = scene.weights.make(*scene.engine, place_, 0);
-      subscriber_.emplace(rank < 4 ? "a" : "b", scene.engine, place_, test::views_of(storage_), options);
+      subscriber_.emplace(rank < 4 ? "a" : "b", scene.engine, place_, test::refs_of(*scene.engine, place_, storage_),
+                          options);
     }
   }
 
@@ -106,8 +107,8 @@ TEST(ShardedSync, TheDigestIsThatOfTheCanonicalTensors) {
   // The whole tensors, as a checkpoint has them.
   const auto whole = cut({"dp"}, 1, Cut::replicate());
   LocalStorage tensors = scene.weights.make(*whole, 0, 1);
-  std::vector<ConstTensorBytes> views(tensors.begin(), tensors.end());
-  const StateDigest expected = sum(digest_tensors(whole->table(), views));
+  std::vector<ConstBytes> views(tensors.begin(), tensors.end());
+  const StateDigest expected = sum(digest_tensors(whole->table(), refs_to(whole->table(), views)));
   run_scene([&](const std::shared_ptr<Rendezvous>& channel) {
     Rank rank(scene, channel->rank());
     rank.regroup(channel);
@@ -162,7 +163,7 @@ TEST(ShardedSync, ABitThatFlipsOnAReceiverStopsTheSyncEverywhereAndAnAnchorHeals
     if (r == 3) {
       ShardedOptions options;
       options.needs_anchor = true;
-      rank.subscriber().emplace("a", scene.engine, 1U, test::views_of(rank.storage()), options);
+      rank.subscriber().emplace("a", scene.engine, 1U, test::refs_of(*scene.engine, 1U, rank.storage()), options);
     }
     rank.regroup(again.meet(r));
     EXPECT_EQ(rank.version(), 1U);
@@ -191,11 +192,13 @@ TEST(ShardedSync, WithoutARegroupThereIsNothingToSync) {
   Rank rank(scene, 0);
   test::expect_error(ErrorCode::kUsage, [&] { rank.sync(); }, {"call regroup() first"});
   LocalStorage few(1);
-  test::expect_error(ErrorCode::kUsage, [&] { ShardedPublisher(scene.trainer, 0, test::views_of(few), {}); },
+  test::expect_error(ErrorCode::kUsage,
+                     [&] { ShardedPublisher(scene.trainer, 0, test::refs_of(*scene.trainer, 0, few), {}); },
                      {"1 local tensors for a layout of 2"});
   few = scene.weights.make(*scene.trainer, 0, 0);
   few[1].pop_back();
-  test::expect_error(ErrorCode::kUsage, [&] { ShardedPublisher(scene.trainer, 0, test::views_of(few), {}); },
+  test::expect_error(ErrorCode::kUsage,
+                     [&] { ShardedPublisher(scene.trainer, 0, test::refs_of(*scene.trainer, 0, few), {}); },
                      {"local tensor 'b.weight'"});
   test::expect_error(ErrorCode::kUsage, [&] { ShardedPublisher(scene.trainer, 2, {}, {}); },
                      {"rank 2 of a layout of 2"});
@@ -203,11 +206,14 @@ TEST(ShardedSync, WithoutARegroupThereIsNothingToSync) {
 
 TEST(ShardedSync, DeviceMemoryNeedsADeviceBackend) {
   const Scene scene;
-  const std::vector<void*> d_local(2);
-  const DeviceOptions device;
-  test::expect_error(ErrorCode::kUnsupported, [&] { ShardedPublisher(scene.trainer, 0, d_local, {}, device); },
+  LocalStorage storage = scene.weights.make(*scene.trainer, 0, 0);
+  std::vector<void*> d_local;
+  for (std::vector<std::byte>& tensor : storage) d_local.push_back(tensor.data());
+  const auto trained = refs_to(*scene.trainer, 0, d_local, 0);
+  test::expect_error(ErrorCode::kUnsupported, [&] { ShardedPublisher(scene.trainer, 0, trained, {}); },
                      {"no device backend"});
-  test::expect_error(ErrorCode::kUnsupported, [&] { ShardedSubscriber("a", scene.engine, 0, d_local, {}, device); },
+  const auto served = refs_to(*scene.engine, 0, d_local, 0);
+  test::expect_error(ErrorCode::kUnsupported, [&] { ShardedSubscriber("a", scene.engine, 0, served, {}); },
                      {"no device backend"});
 }
 

@@ -62,6 +62,13 @@ struct MasterLocals {
     }
     train(random);
   }
+  std::vector<TensorRef> refs(const std::vector<LocalTensor>& locals) {
+    std::vector<TensorRef> out;
+    for (std::size_t t = 0; t < locals.size(); ++t) {
+      out.push_back({storage[t].data(), dtypes[t], {locals[t].elements}, {}, kHostMemory});
+    }
+    return out;
+  }
   void train(test::Random& random) {
     for (Bytes& tensor : storage) {
       for (std::byte& byte : tensor) byte = static_cast<std::byte>(random.next());
@@ -107,8 +114,7 @@ std::uint64_t expect_casts(test::Random& random, const Participant& trainer, con
   for (std::size_t place = 0; place < trainer.ranks.size(); ++place) {
     const std::vector<LocalTensor>& locals = trainer.layout->ranks()[place].tensors;
     MasterLocals own(random, locals);
-    ShardSnapshot snapshot(
-        make_host_shard_memory(*trainer.layout, place, {own.storage.begin(), own.storage.end()}, own.dtypes));
+    ShardSnapshot snapshot(make_shard_memory(*trainer.layout, place, own.refs(locals), true, {}));
     std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint64_t> sent;  // By local tensor and element.
     for (const FanoutPlan* const plan : {&first, &second}) {
       snapshot.cover(*plan, trainer.ranks[place]);
@@ -119,10 +125,10 @@ std::uint64_t expect_casts(test::Random& random, const Participant& trainer, con
             const auto before = sent.find({local, element});
             const std::uint64_t expected = before != sent.end() ? before->second : own.wire(locals, local, element);
             repeated += now.insert({{local, element}, expected}).second ? 0 : 1;
-            const ShardView held = snapshot.held(*plan, route)[region];
+            const TensorRef held = snapshot.held(*plan, route)[region];
             ASSERT_EQ(test::read_element(held.data, element_size(locals[local].dtype), offset), expected);
-            const ShardView live = snapshot.live(*plan, route)[region];
-            ASSERT_EQ(live.masters, own.dtypes[local] != locals[local].dtype);
+            const TensorRef live = snapshot.live(*plan, route)[region];
+            ASSERT_EQ(live.dtype, own.dtypes[local]);
             const std::size_t size = element_size(own.dtypes[local]);
             ASSERT_EQ(live.data + offset * size, own.storage[local].data() + element * size);
           });

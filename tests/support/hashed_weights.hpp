@@ -7,6 +7,6 @@ namespace sparsecast::test {
 
 using bench::HashedWeights;
 using bench::LocalStorage;
-using bench::views_of;
+using bench::refs_of;
 
 }  // namespace sparsecast::test

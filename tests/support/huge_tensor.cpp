@@ -37,7 +37,7 @@ class SparseMapping {
   SparseMapping(const SparseMapping&) = delete;
   SparseMapping& operator=(const SparseMapping&) = delete;
 
-  TensorBytes bytes() const { return {static_cast<std::byte*>(base_), bytes_}; }
+  MutableBytes bytes() const { return {static_cast<std::byte*>(base_), bytes_}; }
 
  private:
   void* base_;
@@ -64,8 +64,8 @@ void check_huge_tensor(PositionMode positions, ValueCodec values, int threads) {
   publish.encode.positions = positions;
   publish.encode.values = values;
   publish.encode.threads = threads;
-  const std::vector<ConstTensorBytes> old_views{base.bytes(), small_old};
-  const StateDigest base_digest = sum(digest_tensors(*table, old_views, threads));
+  const std::vector<ConstBytes> old_views{base.bytes(), small_old};
+  const StateDigest base_digest = sum(digest_tensors(*table, refs_to(*table, old_views), threads));
   Publisher publisher(table, make_compare_detector(*table, {current.bytes(), small_new}, old_views), publish,
                       base_digest);
   const Delta& delta = publisher.publish();
@@ -73,7 +73,7 @@ void check_huge_tensor(PositionMode positions, ValueCodec values, int threads) {
 
   SubscriberOptions subscribe;
   subscribe.threads = threads;
-  Subscriber subscriber(table, {live.bytes(), small_live}, subscribe);
+  Subscriber subscriber(table, refs_to(*table, std::vector<MutableBytes>{live.bytes(), small_live}), subscribe);
   subscriber.stage(delta);
   subscriber.apply();
   for (const std::uint64_t at : kChanged) {

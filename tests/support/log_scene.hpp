@@ -44,7 +44,7 @@ class LogScene {
     }
     return states_.at(step);
   }
-  StateDigest digest(std::uint64_t step) { return sum(digest_tensors(*table_, views(state(step)))); }
+  StateDigest digest(std::uint64_t step) { return sum(digest_tensors(*table_, refs_to(*table_, views(state(step))))); }
 
   /// Returns the delta of `version` from the state of one step to that of another.
   Bytes delta(std::uint64_t from_step, std::uint64_t to_step, std::uint64_t version,

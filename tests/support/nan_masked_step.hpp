@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "sparsecast/publisher.hpp"
+#include "support/detectors.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
 
@@ -22,7 +23,7 @@ struct NanMaskedStep {
     before = state;
     PublisherOptions options;
     options.encode.values = values;
-    publisher.emplace(table, make_host_snapshot(*table, views(state)), options);
+    publisher.emplace(table, host_snapshot(*table, views(state)), options);
   }
   /// Changes one in `each` elements of a tensor by an ULP or so.
   void change(std::size_t tensor, std::size_t each) {

@@ -16,8 +16,8 @@ namespace sparsecast::test {
 /// The bytes of every tensor of a table.
 using TensorState = std::vector<Bytes>;
 
-inline std::vector<ConstTensorBytes> views(const TensorState& state) { return {state.begin(), state.end()}; }
-inline std::vector<TensorBytes> live_views(TensorState& state) { return {state.begin(), state.end()}; }
+inline std::vector<ConstBytes> views(const TensorState& state) { return {state.begin(), state.end()}; }
+inline std::vector<MutableBytes> live_views(TensorState& state) { return {state.begin(), state.end()}; }
 
 inline std::uint64_t read_element(const std::byte* base, std::size_t element_bytes, std::uint64_t index) {
   std::uint64_t value = 0;

@@ -7,6 +7,7 @@
 #include "reference/reference_encoder.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"
+#include "support/detectors.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -49,19 +50,19 @@ Trainer make_trainer(RandomDelta& delta, Random& random) {
   options.encode = delta.options;
   std::unique_ptr<Detector> detector;
   const std::uint64_t kind = random.below(4);
-  const StateDigest base = sum(digest_tensors(table, views(delta.old_state)));
+  const StateDigest base = sum(digest_tensors(table, refs_to(table, views(delta.old_state))));
   if (kind == 0 && all_bf16(table)) {
     trainer.weights = delta.old_state;
     for (Bytes& bits : delta.new_state) trainer.masters.push_back(masters_of(bits));
     std::vector<std::span<const float>> masters(trainer.masters.begin(), trainer.masters.end());
-    detector = make_fused_cast(table, std::move(masters), live_views(trainer.weights));
+    detector = host_fused_cast(table, masters, live_views(trainer.weights));
   } else if (kind == 1) {
     trainer.weights = delta.old_state;
-    detector = make_host_snapshot(table, views(trainer.weights));
+    detector = host_snapshot(table, views(trainer.weights));
     for (std::size_t t = 0; t < table.size(); ++t) std::ranges::copy(delta.new_state[t], trainer.weights[t].begin());
   } else if (kind == 2 && delta.options.values == ValueCodec::kRaw) {
     trainer.weights = delta.new_state;
-    auto mask = std::make_unique<MaskDetector>(table, views(trainer.weights));
+    auto mask = host_mask(table, views(trainer.weights));
     for (std::size_t t = 0; t < table.size(); ++t) {
       const std::size_t size = element_size(table[t].dtype);
       std::vector<std::uint64_t> flags((table[t].elements() + 63) / 64);
@@ -70,7 +71,7 @@ Trainer make_trainer(RandomDelta& delta, Random& random) {
             read_element(delta.old_state[t].data(), size, i) != read_element(trainer.weights[t].data(), size, i);
         flags[i / 64] |= std::uint64_t{changed} << (i % 64);
       }
-      mask->mark(t, flags);
+      mask->mark(t, flags.data());
     }
     detector = std::move(mask);
   } else {
@@ -105,8 +106,8 @@ void require_size(const RandomDelta& delta, const Delta& published) {
 }
 
 void require_reference(const RandomDelta& delta, const Delta& published) {
-  const std::vector<ConstTensorBytes> old_views = views(delta.old_state);
-  const std::vector<ConstTensorBytes> new_views = views(delta.new_state);
+  const std::vector<ConstBytes> old_views = views(delta.old_state);
+  const std::vector<ConstBytes> new_views = views(delta.new_state);
   std::vector<Bytes> records = reference_encode(*delta.table, old_views, new_views, published.info, delta.options);
   require(records.front() == published.header, "the header is the reference encoder's");
   require(records.back() == published.commit, "the commit record is the reference encoder's");
@@ -126,10 +127,10 @@ void require_rolled_back(const RandomDelta& delta, const Delta& published, Subsc
 
   const Bytes file = file_of(*delta.table, published);
   std::vector<Bytes> inverse;
-  const std::vector<ConstTensorBytes> base = views(delta.old_state);
+  const std::vector<ConstBytes> base = views(delta.old_state);
   invert(
       DeltaFile::over(file, "forward"), delta.options, [&](Bytes&& record) { inverse.push_back(std::move(record)); },
-      std::span<const ConstTensorBytes>(base));
+      std::span<const ConstBytes>(base));
   for (const Bytes& record : inverse) subscriber.stage(record);
   subscriber.apply();
   require_state(*delta.table, live, delta.old_state, "after the inverse delta");
@@ -149,14 +150,15 @@ void check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& d
   TensorState live = delta.old_state;
   SubscriberOptions options;
   options.allow_rollback = true;
-  Subscriber subscriber(delta.table, live_views(live), options);
+  Subscriber subscriber(delta.table, refs_to(*delta.table, live_views(live)), options);
   stage_shuffled(subscriber, published, random);
   require(subscriber.ready(), "all records are here");
   require(live == delta.old_state, "staging writes nothing");
   const ApplyReport report = subscriber.apply();
   require_state(table, live, delta.new_state, "after the apply");
   require(report.changed == changed && report.version == published.info.version, "the report counts the changes");
-  require(report.digest == sum(digest_tensors(table, views(live))), "the running digest is the full one");
+  require(report.digest == sum(digest_tensors(table, refs_to(table, views(live)))),
+          "the running digest is the full one");
   require(report.digest == published.result.result_digest, "the digest is the promised one");
 
   if (depth.against_reference) require_reference(delta, published);

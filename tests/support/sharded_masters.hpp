@@ -43,7 +43,7 @@ class MasterScene {
     for (std::size_t t = 0; t < table.size(); ++t) masters_.push_back(held[t].dtype != table[t].dtype);
   }
 
-  /// Returns the dtypes for ShardedOptions::local_dtypes.
+  /// Returns the dtypes of the trainer's local tensors.
   std::vector<DType> dtypes(std::size_t place) const {
     std::vector<DType> dtypes;
     for (const LocalTensor& tensor : trainer->ranks()[place].tensors) dtypes.push_back(tensor.dtype);
@@ -133,6 +133,14 @@ class MasterScene {
   std::vector<bool> masters_;
 };
 
+/// Makes masters of the references to what has their size.
+inline std::vector<TensorRef> with_masters(std::vector<TensorRef> refs, const LocalStorage& tensors) {
+  for (std::size_t t = 0; t < refs.size(); ++t) {
+    if (refs[t].dtype == DType::kBF16 && tensors[t].size() == 2 * refs[t].bytes()) refs[t].dtype = DType::kF32;
+  }
+  return refs;
+}
+
 /// A rank's local tensors in host memory.
 class HostShards {
  public:
@@ -141,15 +149,21 @@ class HostShards {
     for (std::size_t t = 0; t < tensors.size(); ++t) std::ranges::copy(tensors[t], tensors_[t].begin());
   }
   LocalStorage read() const { return tensors_; }
-  ShardedPublisher publisher(std::shared_ptr<const Layout> layout, std::size_t place, ShardedOptions options) {
-    return {std::move(layout), place, views_of(tensors_), std::move(options)};
+  ShardedPublisher publisher(const std::shared_ptr<const Layout>& layout, std::size_t place, ShardedOptions options) {
+    return {layout, place, refs(*layout, place), std::move(options)};
   }
-  ShardedSubscriber subscriber(const char* engine, std::shared_ptr<const Layout> layout, std::size_t place,
+  ShardedSubscriber subscriber(const char* engine, const std::shared_ptr<const Layout>& layout, std::size_t place,
                                ShardedOptions options) {
-    return {engine, std::move(layout), place, views_of(tensors_), std::move(options)};
+    return {engine, layout, place, refs(*layout, place), std::move(options)};
   }
 
  private:
+  std::vector<TensorRef> refs(const Layout& layout, std::size_t place) {
+    std::vector<void*> data;
+    for (std::vector<std::byte>& tensor : tensors_) data.push_back(tensor.data());
+    return with_masters(refs_to(layout, place, data, kHostMemory), tensors_);
+  }
+
   LocalStorage tensors_;
 };
 
@@ -169,7 +183,6 @@ class MasterRank {
     }
     options.encode.values = values;
     options.encode.threads = 2;
-    options.local_dtypes = scene.dtypes(place_);
     publisher_.emplace(memory_.publisher(scene.trainer, place_, options));
   }
 

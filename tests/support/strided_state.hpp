@@ -51,13 +51,13 @@ class StridedState {
       if (plain) places_.back().strides = row_major(table[t].shape);
       skew_.push_back(random.below(8));
       memory_.emplace_back(skew_.back() + places_.back().elements * size(t) + 3, std::byte{0x55});
-      tensors_.push_back({memory_.back().data() + skew_.back(),
-                          plain && random.chance(0.5) ? std::vector<std::int64_t>{} : places_.back().strides});
+      tensors_.push_back(ref_to(table[t], memory_.back().data() + skew_.back(), kHostMemory,
+                                plain && random.chance(0.5) ? std::vector<std::int64_t>{} : places_.back().strides));
     }
     write(state);
   }
 
-  const std::vector<HostTensor>& tensors() const { return tensors_; }
+  const std::vector<TensorRef>& tensors() const { return tensors_; }
   const Placement& place(std::size_t t) const { return places_[t]; }
   std::byte* data(std::size_t t) const { return tensors_[t].data; }
   void write(const TensorState& state) {
@@ -80,7 +80,7 @@ class StridedState {
   std::vector<Placement> places_;
   std::vector<std::size_t> skew_;
   TensorState memory_;
-  std::vector<HostTensor> tensors_;
+  std::vector<TensorRef> tensors_;
 };
 
 }  // namespace sparsecast::test

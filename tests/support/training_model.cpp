@@ -30,9 +30,9 @@ std::vector<TensorSpec> specs_of(std::uint64_t width) {
 
 }  // namespace
 
-std::vector<TensorBytes> tensor_views(Storage& storage) { return {storage.begin(), storage.end()}; }
+std::vector<MutableBytes> tensor_views(Storage& storage) { return {storage.begin(), storage.end()}; }
 
-std::vector<ConstTensorBytes> const_tensor_views(const Storage& storage) { return {storage.begin(), storage.end()}; }
+std::vector<ConstBytes> const_tensor_views(const Storage& storage) { return {storage.begin(), storage.end()}; }
 
 TrainingModel::TrainingModel(std::uint64_t seed, std::uint64_t width)
     : random_(seed), table_(std::make_shared<const TensorTable>(specs_of(width))) {

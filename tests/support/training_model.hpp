@@ -17,8 +17,8 @@ namespace sparsecast::test {
 using Storage = std::vector<std::vector<std::byte>>;
 
 /// Views of all tensors of a storage, for what reads or writes live tensors.
-std::vector<TensorBytes> tensor_views(Storage& storage);
-std::vector<ConstTensorBytes> const_tensor_views(const Storage& storage);
+std::vector<MutableBytes> tensor_views(Storage& storage);
+std::vector<ConstBytes> const_tensor_views(const Storage& storage);
 
 class TrainingModel {
  public:
@@ -28,7 +28,7 @@ class TrainingModel {
   const std::shared_ptr<const TensorTable>& table() const noexcept { return table_; }
   Storage& weights() noexcept { return weights_; }
   const Storage& weights() const noexcept { return weights_; }
-  std::vector<ConstTensorBytes> live() const { return const_tensor_views(weights_); }
+  std::vector<ConstBytes> live() const { return const_tensor_views(weights_); }
   /// fp32 masters by tensor; empty for tensors that are not bf16.
   std::vector<std::span<const float>> masters() const;
 

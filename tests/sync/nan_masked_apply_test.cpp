@@ -15,7 +15,8 @@ namespace {
 class NanMaskedApply : public testing::TestWithParam<ValueCodec> {
  protected:
   NanMaskedApply() : step(GetParam()), live(step.before) {
-    subscriber.emplace(step.table, std::vector<TensorBytes>(live.begin(), live.end()), SubscriberOptions{});
+    subscriber.emplace(step.table, refs_to(*step.table, std::vector<MutableBytes>(live.begin(), live.end())),
+                       SubscriberOptions{});
   }
   NanMaskedLoader loader() {
     return [this](std::size_t t, const std::byte* tensor, CUstream_st* stream) {

@@ -6,6 +6,7 @@
 
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 
 namespace sparsecast::test {
@@ -15,12 +16,12 @@ TEST(NoDeviceBackend, EveryFactoryIsUnsupported) {
   EXPECT_FALSE(device_backend_available());
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"t", DType::kBF16, {4}}});
   const auto refused = [](const auto& call) { expect_error(ErrorCode::kUnsupported, call, {"without CUDA"}); };
-  refused([&] { make_device_snapshot(table, {nullptr}); });
-  refused([&] { make_pinned_snapshot(table, {nullptr}); });
-  refused([&] { make_device_cast_snapshot(table, {{}}, {{}}); });
-  refused([&] { make_device_fused_cast(table, {nullptr}, {nullptr}); });
-  refused([&] { DeviceMaskDetector detector(table, {nullptr}); });
-  refused([&] { Subscriber subscriber(table, std::vector<DeviceTensor>(1), {}); });
+  refused([&] { device_snapshot(table, {nullptr}); });
+  refused([&] { pinned_snapshot(table, {nullptr}); });
+  refused([&] { device_snapshot_over(table, device_refs(*table, {nullptr}), device_refs(*table, {nullptr})); });
+  refused([&] { device_fused_cast(table, {nullptr}, {nullptr}); });
+  refused([&] { device_mask(table, {nullptr}); });
+  refused([&] { Subscriber subscriber(table, device_refs(*table, {nullptr}), {}); });
 }
 
 }  // namespace

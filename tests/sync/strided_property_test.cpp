@@ -7,6 +7,7 @@
 #include "reference/reference_encoder.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/strided_state.hpp"
 
@@ -58,12 +59,12 @@ TEST_P(StridedProperty, FramesAreThoseOfContiguousTensorsAndSoIsWhatBecomesOfThe
     options.encode = delta.options;
 
     TensorState weights = delta.old_state;
-    Publisher plain(delta.table, make_host_snapshot(table, views(weights)), options);
+    Publisher plain(delta.table, host_snapshot(table, views(weights)), options);
     for (std::size_t t = 0; t < table.size(); ++t) std::ranges::copy(delta.new_state[t], weights[t].begin());
     // The live tensors have moved on already: the base is what the snapshot holds.
     StridedState live(random, table, delta.new_state);
     StridedState snapshot(random, table, delta.old_state);
-    Publisher strided(delta.table, make_snapshot_over(table, live.tensors(), snapshot.tensors()), options);
+    Publisher strided(delta.table, host_snapshot_over(table, live.tensors(), snapshot.tensors()), options);
     ASSERT_EQ(strided.digest(), plain.digest());
     const Delta& expected = plain.publish();
     const Delta& published = strided.publish();
@@ -111,7 +112,7 @@ TEST_P(StridedProperty, NanMaskedDeltasReachStridedTensorsToo) {
     options.encode = delta.options;
     StridedState live(random, table, delta.new_state);
     StridedState snapshot(random, table, delta.old_state);
-    Publisher publisher(delta.table, make_snapshot_over(table, live.tensors(), snapshot.tensors()), options);
+    Publisher publisher(delta.table, host_snapshot_over(table, live.tensors(), snapshot.tensors()), options);
     StridedState engine(random, table, delta.old_state);
     SubscriberOptions receive;
     receive.threads = threads;
@@ -155,10 +156,11 @@ struct Grid {
     for (const std::uint64_t first : firsts) origins.push_back({whole.digest_key(0), first, strides});
   }
 
-  std::vector<HostTensor> in(Bytes& memory) const {
-    std::vector<HostTensor> tensors;
+  std::vector<TensorRef> in(Bytes& memory) const {
+    std::vector<TensorRef> tensors;
     for (std::size_t b = 0; b < specs.size(); ++b) {
-      tensors.push_back({memory.data() + firsts[b] * element_size(specs[b].dtype), strides});
+      tensors.push_back(
+          ref_to(specs[b], memory.data() + firsts[b] * element_size(specs[b].dtype), kHostMemory, strides));
     }
     return tensors;
   }
@@ -190,8 +192,8 @@ TEST_P(StridedProperty, DigestsOfBoxesThatTileATensorAddUpToItsDigest) {
     const Grid grid(random, whole);
     if (grid.specs.size() > 200) continue;
     const auto table = std::make_shared<const TensorTable>(grid.specs, grid.origins);
-    const StateDigest base = sum(digest_tensors(whole, views(before)));
-    const StateDigest reached = sum(digest_tensors(whole, views(weights)));
+    const StateDigest base = sum(digest_tensors(whole, refs_to(whole, views(before))));
+    const StateDigest reached = sum(digest_tensors(whole, refs_to(whole, views(weights))));
 
     PublisherOptions options;
     options.encode = random_options(random);
@@ -199,7 +201,7 @@ TEST_P(StridedProperty, DigestsOfBoxesThatTileATensorAddUpToItsDigest) {
     options.encode.threads = threads;
     SubscriberOptions receive;
     receive.threads = threads;
-    Publisher publisher(table, make_snapshot_over(*table, grid.in(weights[0]), grid.in(held[0])), options);
+    Publisher publisher(table, host_snapshot_over(*table, grid.in(weights[0]), grid.in(held[0])), options);
     Subscriber subscriber(table, grid.in(engine[0]), receive);
     ASSERT_EQ(publisher.digest(), base);
     ASSERT_EQ(subscriber.digest(), base);
@@ -216,31 +218,39 @@ TEST(StridedTensors, ThatDoNotFitTheTableAreRefusedByName) {
   const auto table = std::make_shared<const TensorTable>(
       std::vector<TensorSpec>{{"a", DType::kF32, {2, 3}}, {"deep", DType::kI8, std::vector<std::uint64_t>(9, 1)}});
   Bytes memory(64);
-  const auto make = [&](std::vector<HostTensor> tensors) {
-    Subscriber(table, std::move(tensors), SubscriberOptions{});
+  const auto make = [&](std::vector<TensorRef> tensors) { Subscriber(table, std::move(tensors), SubscriberOptions{}); };
+  const auto a = [&](std::vector<std::int64_t> strides) {
+    return ref_to((*table)[0], memory.data(), kHostMemory, std::move(strides));
   };
-  const HostTensor fits{memory.data(), {}};
-  expect_error(ErrorCode::kUsage, [&] { make({fits}); }, {"1 live tensors", "2"});
-  expect_error(ErrorCode::kUsage, [&] { make({{nullptr, {}}, fits}); }, {"null", "'a'"});
-  expect_error(ErrorCode::kUsage, [&] { make({{memory.data(), {1}}, fits}); }, {"stride", "'a'"});
-  expect_error(ErrorCode::kUsage, [&] { make({{memory.data(), {0, 1}}, fits}); }, {"overlap", "'a'"});
+  const auto deep = [&](std::vector<std::int64_t> strides) {
+    return ref_to((*table)[1], memory.data(), kHostMemory, std::move(strides));
+  };
+  expect_error(ErrorCode::kUsage, [&] { make({a({})}); }, {"1 live tensors", "2"});
+  expect_error(ErrorCode::kUsage, [&] { make({ref_to((*table)[0], nullptr), deep({})}); }, {"null", "'a'"});
+  expect_error(ErrorCode::kUsage, [&] { make({a({1}), deep({})}); }, {"stride", "'a'"});
+  expect_error(ErrorCode::kUsage, [&] { make({a({0, 1}), deep({})}); }, {"overlap", "'a'"});
+  expect_error(ErrorCode::kUsage, [&] { make({a({}), deep(std::vector<std::int64_t>(9, 1))}); }, {"8", "'deep'"});
+  TensorRef other = a({});
+  other.shape = {3, 2};
+  expect_error(ErrorCode::kUsage, [&] { make({other, deep({})}); }, {"shape [3, 2]", "[2, 3]", "'a'"});
+  other = a({});
+  other.dtype = DType::kI32;
+  expect_error(ErrorCode::kUsage, [&] { make({other, deep({})}); }, {"I32", "F32", "'a'"});
+  other = a({});
+  other.device = 1;
+  expect_error(ErrorCode::kUsage, [&] { make({other, deep({})}); }, {"device 1", "the host"});
   expect_error(ErrorCode::kUsage,
                [&] {
-                 make({fits, {memory.data(), std::vector<std::int64_t>(9, 1)}});
-               },
-               {"8", "'deep'"});
-  expect_error(ErrorCode::kUsage,
-               [&] {
-                 make_snapshot_over(*table, {fits, fits}, {{memory.data(), {3, 0}}, fits});
+                 host_snapshot_over(*table, {a({}), deep({})}, {a({3, 0}), deep({})});
                },
                {"snapshot", "overlap"});
-  make({fits, fits});
+  make({a({}), deep({})});
 }
 
 TEST(StridedTensors, AFlippedBitIsFoundByTheAudit) {
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"column", DType::kBF16, {40, 5}}});
   Bytes memory(40 * 16 * 2);
-  Subscriber subscriber(table, std::vector<HostTensor>{{memory.data() + 8, {16, 1}}}, SubscriberOptions{});
+  Subscriber subscriber(table, {ref_to((*table)[0], memory.data() + 8, kHostMemory, {16, 1})}, SubscriberOptions{});
   memory[0] ^= std::byte{1};  // Not of the view.
   subscriber.audit();
   memory[8 + 3 * 32] ^= std::byte{1};

@@ -36,7 +36,9 @@ class RecordOrderProperty : public ::testing::TestWithParam<ValueCodec> {
     live_ = states_[0];
   }
 
-  Subscriber subscriber(SubscriberOptions options = {}) { return Subscriber(table_, live_views(live_), options); }
+  Subscriber subscriber(SubscriberOptions options = {}) {
+    return Subscriber(table_, refs_to(*table_, live_views(live_)), options);
+  }
   const Bytes& header(std::size_t delta) const { return deltas_[delta].front(); }
   const Bytes& frame(std::size_t delta, std::size_t i) const { return deltas_[delta][1 + i]; }
   const Bytes& commit(std::size_t delta) const { return deltas_[delta].back(); }
@@ -139,7 +141,7 @@ TEST_P(RecordOrderProperty, AnotherBaseStreamOrTableIsRefused) {
   same_stream.stream = table_->hash();
   Bytes elsewhere(4);
   const auto other_table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"a", DType::kF32, {1}}});
-  Subscriber stranger(other_table, {elsewhere}, same_stream);
+  Subscriber stranger(other_table, refs_to(*other_table, std::vector<MutableBytes>{elsewhere}), same_stream);
   expect_error(ErrorCode::kTableMismatch, [&] { stranger.stage(header(0)); });
 }
 

@@ -46,7 +46,8 @@ void expect_recovery(SyncGroup& group) {
 TEST(SyncFaults, AReceiverWithAWrongBaseIsRefusedEverywhereAndRepairedByAnAnchor) {
   SyncGroup group({});
   group.replica(2).bytes[0][7] ^= std::byte{0x40};
-  group.subscriber(2) = Subscriber(group.model.table(), tensor_views(group.replica(2).bytes), SubscriberOptions{});
+  group.subscriber(2) = Subscriber(
+      group.model.table(), refs_to(*group.model.table(), tensor_views(group.replica(2).bytes)), SubscriberOptions{});
   group.model.train();
   const auto results = group.sync();
   EXPECT_EQ(code_of(results[2]), ErrorCode::kWrongBase);

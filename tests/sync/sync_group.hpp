@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "support/detectors.hpp"
 #include "support/loopback_transport.hpp"
 #include "support/training_model.hpp"
 
@@ -39,15 +40,16 @@ class SyncGroup {
  public:
   explicit SyncGroup(const GroupOptions& settings, std::uint64_t seed = run_seed())
       : options(settings), model(seed, settings.width), committed(model.weights()) {
-    auto detector = options.fused_cast ? make_fused_cast(*model.table(), model.masters(), tensor_views(model.weights()))
-                                       : make_host_snapshot(*model.table(), model.live());
+    auto detector = options.fused_cast ? host_fused_cast(*model.table(), model.masters(), tensor_views(model.weights()))
+                                       : host_snapshot(*model.table(), model.live());
     PublisherOptions publishing;
     publishing.encode = options.encode;
     publisher.emplace(model.table(), std::move(detector), publishing);
     replicas.resize(static_cast<std::size_t>(options.ranks));
     for (int rank = 1; rank < options.ranks; ++rank) {
       replica(rank).bytes = committed;
-      replica(rank).subscriber.emplace(model.table(), tensor_views(replica(rank).bytes), SubscriberOptions{});
+      replica(rank).subscriber.emplace(model.table(), refs_to(*model.table(), tensor_views(replica(rank).bytes)),
+                                       SubscriberOptions{});
     }
     use_channel();
   }

@@ -99,7 +99,7 @@ inline Model read_model(FileSystem& fs, const std::string& path) {
   Model model;
   for (std::size_t i = 0; i < checkpoint.table().size(); ++i) {
     model.specs.push_back(checkpoint.table()[i]);
-    const ConstTensorBytes bytes = checkpoint.tensor(i);
+    const ConstBytes bytes = checkpoint.tensor(i);
     model.tensors.emplace_back(bytes.begin(), bytes.end());
   }
   return model;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "sparsecast/transport.hpp"
+#include "support/detectors.hpp"
 #include "support/fault_fs.hpp"
 #include "support/training_model.hpp"
 
@@ -18,7 +19,7 @@ class Written {
  public:
   Written() : model_(run_seed(), 24) {
     PublisherOptions options;
-    Publisher publisher(model_.table(), make_host_snapshot(*model_.table(), model_.live()), options);
+    Publisher publisher(model_.table(), host_snapshot(*model_.table(), model_.live()), options);
     for (Delta* delta : {&old_delta, &new_delta}) {
       model_.train();
       *delta = publisher.publish();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "sparsecast/transport.hpp"
+#include "support/detectors.hpp"
 #include "support/expect_error.hpp"
 #include "support/temporary_directory.hpp"
 #include "support/training_model.hpp"
@@ -11,10 +12,12 @@ namespace {
 
 struct TrainerAndReplica {
   explicit TrainerAndReplica(const EncodeOptions& encode = {})
-      : model(run_seed(), 64), replica(model.weights()), subscriber(model.table(), tensor_views(replica), {}) {
+      : model(run_seed(), 64),
+        replica(model.weights()),
+        subscriber(model.table(), refs_to(*model.table(), tensor_views(replica)), {}) {
     PublisherOptions options;
     options.encode = encode;
-    publisher.emplace(model.table(), make_host_snapshot(*model.table(), model.live()), options);
+    publisher.emplace(model.table(), host_snapshot(*model.table(), model.live()), options);
   }
 
   TrainingModel model;

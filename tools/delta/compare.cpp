@@ -34,7 +34,7 @@ struct TensorDifference {
   std::uint64_t first = ~std::uint64_t{0};  ///< Index of the first element that differs.
 };
 
-std::vector<TensorDifference> find_differences(const TensorTable& table, Detector& detector, int threads,
+std::vector<TensorDifference> find_differences(const TensorTable& table, TileDetector& detector, int threads,
                                                const Progress& progress) {
   struct Section {
     std::size_t tensor;
@@ -135,7 +135,7 @@ int run_compare(Console& console, const CompareFlags& flags) {
   const Checkpoint second = Checkpoint::open(console.fs, flags.second);
   const std::string difference = explain_difference(first.table(), flags.first, second.table(), flags.second);
   if (!difference.empty()) return report_tables(console, flags, difference);
-  const std::unique_ptr<Detector> detector = make_releasing_detector(
+  const std::unique_ptr<TileDetector> detector = make_releasing_detector(
       make_compare_detector(first.table(), second.tensors(), first.tensors()), {&first, &second});
   std::vector<TensorDifference> differences;
   {

@@ -14,7 +14,7 @@ namespace sparsecast::tools {
 struct DiffTarget {
   std::optional<Checkpoint> checkpoint;
   std::optional<SparseStep> step;
-  std::unique_ptr<Detector> detector;
+  std::unique_ptr<TileDetector> detector;
 };
 
 /// Opens `path`, a checkpoint with the tensors of `base` or a sparse step on it. `base` must outlive the result;

@@ -69,7 +69,7 @@ void check_limit(const TensorSpec& spec) {
   }
 }
 
-void decode_xor(ZstdReader& reader, ConstTensorBytes old, std::size_t size, Collected& out) {
+void decode_xor(ZstdReader& reader, ConstBytes old, std::size_t size, Collected& out) {
   Bytes window(std::min<std::size_t>(kWindowBytes, old.size()));
   for (std::uint64_t begin = 0; begin < old.size(); begin += window.size()) {
     window.resize(std::min<std::uint64_t>(window.size(), old.size() - begin));
@@ -110,7 +110,7 @@ Bytes read_positions(ZstdReader& reader, std::uint64_t tensor_bytes) {
   return positions;
 }
 
-void decode_overwrite(ZstdReader& reader, ConstTensorBytes old, std::size_t size, Collected& out) {
+void decode_overwrite(ZstdReader& reader, ConstBytes old, std::size_t size, Collected& out) {
   const Bytes positions = read_positions(reader, old.size());
   const std::uint64_t count = positions.size() / sizeof(std::uint32_t);
   Bytes window;

@@ -162,7 +162,7 @@ std::string write_delta(FileSystem& fs, const DeltaHeader& header, const std::ve
 void for_each_window(const Checkpoint& base, const TensorPatch& patch, const WindowSink& sink) {
   constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 20;  // A multiple of every element size.
   const std::size_t size = element_size(base.table()[patch.tensor].dtype);
-  const ConstTensorBytes tensor = base.tensor(patch.tensor);
+  const ConstBytes tensor = base.tensor(patch.tensor);
   Bytes after;
   std::uint64_t next = 0;  // Entry of the patch.
   for (std::uint64_t begin = 0; begin < tensor.size(); begin += kWindowBytes) {

@@ -104,7 +104,7 @@ void write_all_tensors(FileSystem& fs, const Checkpoint& checkpoint, const std::
   for (const std::size_t t : order) specs.push_back(table[t]);
   SafetensorsWriter writer(fs, path, specs, metadata);
   for (const std::size_t t : order) {
-    const ConstTensorBytes tensor = checkpoint.tensor(t);
+    const ConstBytes tensor = checkpoint.tensor(t);
     for (std::uint64_t begin = 0; begin < tensor.size(); begin += kWindowBytes) {
       const std::uint64_t bytes = std::min(kWindowBytes, tensor.size() - begin);
       writer.append(tensor.subspan(begin, bytes));

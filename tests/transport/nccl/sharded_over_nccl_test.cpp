@@ -49,10 +49,10 @@ TEST(ShardedOverNccl, BringsEveryVersionThroughChannelsSplitFromOneCommunicator)
     std::optional<ShardedPublisher> publisher;
     std::optional<ShardedSubscriber> subscriber;
     if (rank < 2) {
-      publisher.emplace(layout, place, views_of(storage), ShardedOptions{});
+      publisher.emplace(layout, place, refs_of(*layout, place, storage), ShardedOptions{});
       publisher->regroup(control, open, 20s);
     } else {
-      subscriber.emplace("engine", layout, place, views_of(storage), ShardedOptions{});
+      subscriber.emplace("engine", layout, place, refs_of(*layout, place, storage), ShardedOptions{});
       subscriber->regroup(control, open, 20s);
     }
     for (std::uint64_t v = 1; v <= 4; ++v) {
