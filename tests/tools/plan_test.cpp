@@ -9,6 +9,7 @@
 
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout_json.hpp"
+#include "sparsecast/plan_cost.hpp"
 #include "tests/tools/markup.hpp"
 #include "tools/plan/plan_names.hpp"
 #include "tools/tool_fixture.hpp"
@@ -121,7 +122,9 @@ TEST_F(PlanTest, SaysHowASmallTensorTravels) {
   EXPECT_THAT(outcome.out, HasSubstr("tensors       1, 24 elements, 48 bytes"));
   EXPECT_THAT(outcome.out, HasSubstr("6 routes"));
   EXPECT_THAT(outcome.out, HasSubstr("x.*.w"));
-  EXPECT_THAT(outcome.out, HasSubstr("predicted for 50 GB/s between nodes"));
+  EXPECT_THAT(outcome.out, HasSubstr("50 GB/s between nodes"));
+  EXPECT_THAT(outcome.out, HasSubstr("predicted; engines pause for"));
+  EXPECT_THAT(outcome.out, HasSubstr("estimated, no device has run this"));
 }
 
 TEST_F(PlanTest, NumbersForMachinesAddUp) {
@@ -150,11 +153,34 @@ TEST_F(PlanTest, NumbersForMachinesAddUp) {
   EXPECT_DOUBLE_EQ(sent, 24);
   EXPECT_DOUBLE_EQ(received, 3 * 24);
   // An engine rank gets 4 bytes from each of three sources, one after another, at a byte a second.
-  EXPECT_GE(result["wire_seconds"].get<double>(), 12);
-  EXPECT_LT(result["wire_seconds"].get<double>(), 24);
-  double last = 0;
-  for (const json& transfer : result["transfers"]) last = std::max(last, transfer["end_seconds"].get<double>());
-  EXPECT_DOUBLE_EQ(last, result["wire_seconds"]);
+  const json& phases = result["phases"];
+  EXPECT_GE(phases["wire_seconds"].get<double>(), 12);
+  EXPECT_LT(phases["wire_seconds"].get<double>(), 24);
+  double sum = 0;
+  for (const auto& [unused, seconds] : phases.items()) sum += seconds.get<double>();
+  EXPECT_DOUBLE_EQ(sum, result["sync_seconds"].get<double>());
+  EXPECT_DOUBLE_EQ(result["pause_seconds"].get<double>(),
+                   phases["apply_seconds"].get<double>() + phases["vote_seconds"].get<double>());
+  double staged = 0;
+  for (const json& rank : result["ranks"]) staged = std::max(staged, rank["staged_seconds"].get<double>());
+  for (const json& transfer : result["transfers"]) EXPECT_LT(transfer["end_seconds"].get<double>(), staged);
+  EXPECT_NEAR(staged + phases["agree_seconds"].get<double>() + result["pause_seconds"].get<double>(), sum, 1e-9);
+}
+
+TEST_F(PlanTest, TheEndsSayWhatTheWorkOfARankCosts) {
+  write_rows_and_columns();
+  const json device = json::parse(plan({"--json"}).out);
+  const json host = json::parse(plan({"--json", "--ends", "host"}).out);
+  EXPECT_EQ(device["model"]["ends"], "device");
+  EXPECT_EQ(host["model"]["ends"], "host");
+  EXPECT_DOUBLE_EQ(device["model"]["detect_seconds_per_byte"].get<double>(), kDeviceEnds.detect_seconds_per_byte);
+  EXPECT_DOUBLE_EQ(host["model"]["detect_seconds_per_byte"].get<double>(), kHostEnds.detect_seconds_per_byte);
+  EXPECT_TRUE(host["model"]["overlapped"].get<bool>());
+  EXPECT_GT(device["phases"]["apply_seconds"].get<double>(), kDeviceEnds.apply_seconds);
+  EXPECT_THAT(plan({"--ends", "host"}).out, HasSubstr("weights in host memory"));
+  const Outcome outcome = plan({"--ends", "moon"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("--ends"));
 }
 
 TEST_F(PlanTest, ReplicasAreOnNodesOfTheirOwn) {
@@ -176,6 +202,9 @@ TEST_F(PlanTest, PagesAreWellFormedWhateverTheNames) {
   EXPECT_THAT(page, HasSubstr("prefers-color-scheme:dark"));
   EXPECT_THAT(page, HasSubstr("role=\"img\""));
   EXPECT_THAT(page, Not(HasSubstr("<script")));
+  for (const char* phase : {"detect", "encode", "wire", "verify", "agree", "apply", "votes"}) {
+    EXPECT_THAT(page, HasSubstr(fmt::format("<title>{}: ", phase)));
+  }
   EXPECT_THAT(page, Not(HasSubstr("\x01")));
 }
 

@@ -62,7 +62,7 @@ void add_model_options(Parser& parser, PlanRequest& request) {
       ->check(Condition::positive())
       ->capture_default_str()
       ->type_name("GB/S");
-  parser.add_option("--latency", request.latency_microseconds, "Latency of a transfer, microseconds")
+  parser.add_option("--latency", request.latency_microseconds, "Latency of a transfer or a vote, microseconds")
       ->check(Condition::non_negative())
       ->capture_default_str()
       ->type_name("US");
@@ -70,6 +70,10 @@ void add_model_options(Parser& parser, PlanRequest& request) {
       ->check(Condition::range(0.0, 100.0))
       ->capture_default_str()
       ->type_name("PERCENT");
+  parser.add_option("--ends", request.ends, "Where the weights lie: device or host")
+      ->check(Condition::one_of({"device", "host"}))
+      ->capture_default_str()
+      ->type_name("ENDS");
   parser.add_option("--bytes-per-change", request.bytes_per_change, "Bytes of a delta for each changed element")
       ->check(Condition::non_negative())
       ->capture_default_str()
@@ -96,7 +100,7 @@ AddedCommand add_plan(Parser& app, Console& console) {
   parser->footer(
       "Layout files: docs/layout-format.md; the plan: docs/fanout.md. World ranks are the trainer's, then the "
       "engines'.\n"
-      "Wire times are a prediction from the given links alone.\n\n"
+      "Times are a prediction from the given links and from what is known of the work of ranks.\n\n"
       "Examples:\n"
       "  sparsecast plan layouts/qwen2.5-7b.fsdp2-dp8.json layouts/qwen2.5-7b.vllm-tp4.json --engines 2\n"
       "  sparsecast plan trainer.json engine.json --bandwidth 25 --html plan.html");
