@@ -56,7 +56,12 @@ const std::vector<Shipped> kShipped{
     {"qwen3-30b-a3b.megatron-tp4-ep8", 8, "qwen3-30b-a3b.sglang-tp8-ep8", 8, qwen3(2048, 48, 32, 768)},
     {"qwen3-235b-a22b.megatron-tp4-pp4-ep16", 64, "qwen3-235b-a22b.sglang-dp4-ep32", 32, qwen3(4096, 94, 64, 1536)},
     {"deepseek-v3.megatron-pp16-ep16", 256, "deepseek-v3.sglang-ep32", 32, deepseek(128, 256, 3, 129280)},
-    {"kimi-k2.megatron-tp8-pp8-ep32", 1024, "kimi-k2.sglang-ep64", 64, deepseek(64, 384, 1, 163840)}};
+    {"kimi-k2.megatron-tp8-pp8-ep32", 1024, "kimi-k2.sglang-ep64", 64, deepseek(64, 384, 1, 163840)},
+    {"qwen3-30b-a3b.megatron-pp2-ep8", 16, "qwen3-30b-a3b.sglang-tp8-ep8", 8, qwen3(2048, 48, 32, 768)},
+    {"qwen3-235b-a22b.megatron-tp4-pp4-dp8-ep16", 128, "qwen3-235b-a22b.sglang-dp4-ep32", 32,
+     qwen3(4096, 94, 64, 1536)},
+    {"deepseek-v3.megatron-pp16-ep16", 256, "deepseek-v3.vllm-tp32", 32, deepseek(128, 256, 3, 129280)},
+    {"kimi-k2.megatron-tp8-pp8-dp4-ep32", 256, "kimi-k2.sglang-ep64", 64, deepseek(64, 384, 1, 163840)}};
 
 Layout read(const std::string& name, std::uint64_t scale_down = 1) {
   return read_layout_file(FileSystem::posix(), fmt::format("{}/layouts/{}.json", SPARSECAST_SOURCE_DIR, name),
