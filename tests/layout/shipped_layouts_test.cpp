@@ -34,18 +34,19 @@ constexpr std::uint64_t ends(std::uint64_t hidden, std::uint64_t vocabulary) {
 }
 
 constexpr std::uint64_t kQwen25 =
-    28 * (gqa(3584, 28, 4, 128) + (28 + 4 + 4) * 128 + mlp(3584, 18944) + 2 * 3584) + ends(3584, 152064);
-constexpr std::uint64_t kLlama = 126 * (gqa(16384, 128, 8, 128) + mlp(16384, 53248) + 2 * 16384) + ends(16384, 128256);
+    28 * (gqa(3584, 28, 4, 128) + (28 + 4 + 4) * 128ULL + mlp(3584, 18944) + 2 * 3584ULL) + ends(3584, 152064);
+constexpr std::uint64_t kLlama =
+    126 * (gqa(16384, 128, 8, 128) + mlp(16384, 53248) + 2 * 16384ULL) + ends(16384, 128256);
 
 constexpr std::uint64_t qwen3(std::uint64_t hidden, std::uint64_t layers, std::uint64_t heads, std::uint64_t width) {
-  return layers * (gqa(hidden, heads, 4, 128) + 2 * 128 + 128 * hidden + 128 * mlp(hidden, width) + 2 * hidden) +
+  return layers * (gqa(hidden, heads, 4, 128) + 2 * 128ULL + 128 * hidden + 128 * mlp(hidden, width) + 2 * hidden) +
          ends(hidden, 151936);
 }
 
 /// DeepSeek's architecture with hidden size 7168 and 61 layers.
 constexpr std::uint64_t deepseek(std::uint64_t heads, std::uint64_t experts, std::uint64_t dense, std::uint64_t vocab) {
-  const std::uint64_t attention = 7168 * 1536 + 1536 + 1536 * heads * (128 + 64) + 7168 * (512 + 64) + 512 +
-                                  512 * heads * (128 + 128) + heads * 128 * 7168 + 2 * 7168;
+  const std::uint64_t attention = 7168ULL * 1536 + 1536 + 1536 * heads * (128 + 64) + 7168ULL * (512 + 64) + 512 +
+                                  512 * heads * (128 + 128) + heads * 128 * 7168 + 2 * 7168ULL;
   const std::uint64_t moe = (experts + 1) * mlp(7168, 2048) + experts * 7168 + experts;
   return 61 * attention + dense * mlp(7168, 18432) + (61 - dense) * moe + ends(7168, vocab);
 }
