@@ -202,7 +202,7 @@ TEST_F(PlanTest, PagesAreWellFormedWhateverTheNames) {
   EXPECT_THAT(page, HasSubstr("prefers-color-scheme:dark"));
   EXPECT_THAT(page, HasSubstr("role=\"img\""));
   EXPECT_THAT(page, Not(HasSubstr("<script")));
-  for (const char* phase : {"detect", "encode", "wire", "verify", "agree", "apply", "votes"}) {
+  for (const char* phase : {"detect", "encode", "wire", "verify", "agree", "apply", "votes", "pause"}) {
     EXPECT_THAT(page, HasSubstr(fmt::format("<title>{}: ", phase)));
   }
   EXPECT_THAT(page, Not(HasSubstr("\x01")));

@@ -124,6 +124,13 @@ class GanttChart {
       start += seconds;
       odd = !odd;
     }
+    // The pause of the engines is the end of the sync.
+    const double pause = study_.cost.phases.pause();
+    out += fmt::format(
+        "<rect class=\"pause\" fill=\"hsl(0,70%,50%)\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"4\">"
+        "<title>pause: {}</title></rect>\n",
+        kLeft + (study_.cost.phases.total() - pause) * scale_, kPhaseTop + kPhaseHeight + 2,
+        std::max(0.4, pause * scale_), human_time(pause));
   }
 
   void add_row(std::string& out, std::size_t group) const {

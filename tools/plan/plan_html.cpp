@@ -89,8 +89,8 @@ std::string plan_html(const PlanStudy& study) {
   page += "</p>\n" + flow_svg(picture) + group_table(study);
   page +=
       "<h2>Schedule</h2>\n<p class=\"note\">Above, the phases of the sync: what the rank that staged last waited for, "
-      "then the steps of all ranks. Below, a row a group; every rank takes part in the transfers of its groups in one "
-      "agreed order.</p>\n" +
+      "then the steps of all ranks; red, the pause of the engines. Below, a row a group; every rank takes part in the "
+      "transfers of its groups in one agreed order.</p>\n" +
       schedule_svg(study, picture);
   page += "<h2>Ranks</h2>\n<p class=\"note\">Bytes of a sync on the wire, memory, and predicted times.</p>\n" +
           participant_table(study);
