@@ -41,8 +41,9 @@ struct EndCost {
   bool overlapped = true;               ///< Whether encoding, wire and verifying overlap, as on hosts.
 };
 
-/// Costs of bf16 weights in host memory, on one thread of an AMD EPYC (Zen 4) at 1 % of changes, measured
-/// (bench/results/2026-11-23-plan.md): the scan at 38.9 GB/s of current and old bytes, and nanoseconds a change.
+/// Costs of bf16 weights that lie in one piece in host memory, on one thread of an AMD EPYC (Zen 4) at 1 % of changes,
+/// measured (bench/results/2026-11-23-plan.md): the scan at 38.9 GB/s of current and old bytes, and nanoseconds a
+/// change.
 inline constexpr EndCost kHostEnds{.detect_seconds_per_byte = 51.4e-12,
                                    .encode_seconds_per_change = 8.55e-9,
                                    .verify_seconds_per_change = 4.9e-9,
