@@ -15,10 +15,37 @@ void check_model(const CostModel& model) {
   if (!(model.node_bytes_per_second > 0) || !(model.world_bytes_per_second > 0)) {
     throw Error(ErrorCode::kUsage, "a bandwidth is not positive", "cost model");
   }
-  if (!(model.latency_seconds >= 0) || !(model.wire_bytes_per_byte >= 0)) {
+  if (!(model.latency_seconds >= 0) || !(model.density >= 0) || !(model.wire_bytes_per_byte >= 0)) {
     throw Error(ErrorCode::kUsage, "the latency or the density is negative", "cost model");
   }
+  if (!(model.vote_seconds >= 0) || !(model.vote_seconds_per_rank >= 0)) {
+    throw Error(ErrorCode::kUsage, "the time of a vote is negative", "cost model");
+  }
+  const EndCost& ends = model.ends;
+  for (const double seconds :
+       {ends.detect_seconds_per_byte, ends.encode_seconds_per_change, ends.pass_seconds, ends.verify_seconds_per_change,
+        ends.verify_seconds, ends.apply_seconds_per_change, ends.apply_seconds}) {
+    if (!(seconds >= 0)) throw Error(ErrorCode::kUsage, "the cost of a rank's work is negative", "cost model");
+  }
 }
+
+/// Makes `path` the one that ends last: the phases that led up to a time, which they add up to.
+void wait_for(PhaseTimes& path, const PhaseTimes& other) {
+  if (other.total() > path.total()) path = other;
+}
+
+/// What a rank has reached on its way through the sync.
+struct Progress {
+  PhaseTimes encoded;   ///< All that it sends; on overlapped ends, up to the transfer at hand.
+  PhaseTimes free;      ///< Its part in the transfers so far.
+  PhaseTimes verified;  ///< Its part in verification so far.
+  bool sends = false;
+  bool unverified = false;          ///< Whether routes that have come for it are still to be verified.
+  double unverified_changes = 0;    ///< Changes in them.
+  bool receives = false;            ///< Whether it has verified some.
+  double verified_changes = 0;      ///< Changes in them.
+  std::uint64_t foreign_bytes = 0;  ///< Dense bytes that have come for others.
+};
 
 class Predictor {
  public:
@@ -28,17 +55,21 @@ class Predictor {
   }
 
   PlanCost predict() {
-    for (const Route& route : plan_.routes()) {
-      RankCost& source = rank(route.source);
-      source.snapshot_bytes += route.bytes;
-      source.sent_bytes += wire(route.bytes);
-      source.staging_bytes += wire(route.bytes);
-    }
+    for (const Route& route : plan_.routes()) send(route);
+    if (!model_.ends.overlapped) begin_rounds();
     std::vector<bool> near;
     for (const RouteGroup& group : plan_.groups()) near.push_back(on_one_node(group));
     for (const Transfer& transfer : plan_.transfers()) run(transfer, near[transfer.group]);
-    for (std::size_t i = 0; i < cost_.ranks.size(); ++i) cost_.ranks[i].foreign_bytes = wire(foreign_[i]);
-    for (const RankCost& cost : cost_.ranks) cost_.wire_seconds = std::max(cost_.wire_seconds, cost.finish_seconds);
+    for (const auto& [world, unused] : index_) verify(world);
+    for (std::size_t i = 0; i < cost_.ranks.size(); ++i) finish(cost_.ranks[i], progress_[i]);
+    const double step = model_.vote_seconds + model_.vote_seconds_per_rank * static_cast<double>(index_.size());
+    cost_.phases.agree_seconds = step;
+    cost_.phases.vote_seconds = 2 * step;
+    for (RankCost& cost : cost_.ranks) {
+      cost.work.agree_seconds = step;
+      cost.work.vote_seconds = 2 * step;
+      cost_.phases.apply_seconds = std::max(cost_.phases.apply_seconds, cost.work.apply_seconds);
+    }
     return std::move(cost_);
   }
 
@@ -48,7 +79,7 @@ class Predictor {
       const RankLayout& layout = participant.layout->ranks()[i];
       index_.emplace(participant.ranks[i], cost_.ranks.size());
       nodes_.push_back(&layout.node);
-      foreign_.push_back(0);
+      progress_.emplace_back();
       cost_.ranks.emplace_back();
       cost_.ranks.back().rank = participant.ranks[i];
       for (const LocalTensor& local : layout.tensors) {
@@ -58,7 +89,9 @@ class Predictor {
   }
 
   RankCost& rank(int world) { return cost_.ranks[index_.at(world)]; }
+  Progress& progress(int world) { return progress_[index_.at(world)]; }
   double wire(std::uint64_t bytes) const { return static_cast<double>(bytes) * model_.wire_bytes_per_byte; }
+  double changes(const Route& route) const { return static_cast<double>(route.elements) * model_.density; }
 
   bool on_one_node(const RouteGroup& group) const {
     const std::string& first = *nodes_[index_.at(group.members.front())];
@@ -66,34 +99,104 @@ class Predictor {
                                          [&](int member) { return *nodes_[index_.at(member)] == first; });
   }
 
+  /// Counts a route for its source. On ends that do not overlap, the pass is over before any transfer begins.
+  void send(const Route& route) {
+    RankCost& source = rank(route.source);
+    source.snapshot_bytes += route.bytes;
+    source.sent_bytes += wire(route.bytes);
+    source.staging_bytes += wire(route.bytes);
+    if (!model_.ends.overlapped) encode(route);
+  }
+
+  void encode(const Route& route) {
+    Progress& source = progress(route.source);
+    PhaseTimes& encoded = source.encoded;
+    if (!source.sends) encoded.encode_seconds += model_.ends.pass_seconds;
+    source.sends = true;
+    encoded.detect_seconds += static_cast<double>(route.bytes) * model_.ends.detect_seconds_per_byte;
+    encoded.encode_seconds += changes(route) * model_.ends.encode_seconds_per_change;
+  }
+
+  /// The rounds of ends that do not overlap: a rank waits for the passes of all members of its transfers, and for the
+  /// exchange that says what comes.
+  void begin_rounds() {
+    for (const Transfer& transfer : plan_.transfers()) {
+      const std::vector<int>& members = plan_.groups()[transfer.group].members;
+      PhaseTimes last;
+      for (const int member : members) wait_for(last, progress(member).encoded);
+      last.wire_seconds += model_.latency_seconds;
+      for (const int member : members) wait_for(progress(member).free, last);
+    }
+  }
+
   void run(const Transfer& transfer, bool near) {
-    std::uint64_t bytes = 0;
-    for (const std::uint32_t route : transfer.routes) bytes += plan_.routes()[route].bytes;
     const std::vector<int>& members = plan_.groups()[transfer.group].members;
-    TransferTime time;
-    for (const int member : members) time.start_seconds = std::max(time.start_seconds, rank(member).finish_seconds);
+    std::uint64_t bytes = 0;
+    for (const std::uint32_t route : transfer.routes) {
+      bytes += plan_.routes()[route].bytes;
+      if (model_.ends.overlapped) encode(plan_.routes()[route]);
+    }
+    PhaseTimes path = progress(transfer.source).encoded;
+    for (const int member : members) wait_for(path, progress(member).free);
+    TransferTime time{.start_seconds = path.total()};
     const double seconds =
         model_.latency_seconds + wire(bytes) / (near ? model_.node_bytes_per_second : model_.world_bytes_per_second);
-    time.end_seconds = time.start_seconds + seconds;
+    path.wire_seconds += seconds;
+    time.end_seconds = path.total();
     for (const int member : members) {
-      RankCost& cost = rank(member);
-      cost.finish_seconds = time.end_seconds;
-      cost.busy_seconds += seconds;
-      if (member != transfer.source) foreign_[index_.at(member)] += bytes;
+      progress(member).free = path;
+      rank(member).work.wire_seconds += seconds;
+      rank(member).finish_seconds = time.end_seconds;
+      if (member != transfer.source) progress(member).foreign_bytes += bytes;
     }
     for (const std::uint32_t route : transfer.routes) receive(plan_.routes()[route]);
+    if (model_.ends.overlapped) {
+      for (const int member : members) verify(member);
+    }
     cost_.transfers.push_back(time);
   }
 
-  /// Takes a route out of what its receivers got for nothing.
+  /// Counts a route for its receivers, and takes it out of what they got for nothing. Every copy of the elements on a
+  /// rank is decoded and written.
   void receive(const Route& route) {
     for (std::size_t i = 0; i < route.destinations.size(); ++i) {
-      if (i > 0 && route.destinations[i - 1].rank == route.destinations[i].rank) continue;
-      RankCost& cost = rank(route.destinations[i].rank);
-      foreign_[index_.at(cost.rank)] -= route.bytes;
-      cost.received_bytes += wire(route.bytes);
-      cost.staging_bytes += wire(route.bytes);
+      const int world = route.destinations[i].rank;
+      progress(world).unverified = true;
+      progress(world).unverified_changes += changes(route);
+      if (i > 0 && route.destinations[i - 1].rank == world) continue;
+      if (world != route.source) progress(world).foreign_bytes -= route.bytes;
+      rank(world).received_bytes += wire(route.bytes);
+      rank(world).staging_bytes += wire(route.bytes);
     }
+  }
+
+  /// Verifies what has come for a rank since the last time.
+  void verify(int world) {
+    Progress& at = progress(world);
+    if (!at.unverified) return;
+    double seconds = at.unverified_changes * model_.ends.verify_seconds_per_change;
+    if (!at.receives) seconds += model_.ends.verify_seconds;
+    wait_for(at.verified, at.free);
+    at.verified.verify_seconds += seconds;
+    rank(world).work.verify_seconds += seconds;
+    at.receives = true;
+    at.verified_changes += at.unverified_changes;
+    at.unverified = false;
+    at.unverified_changes = 0;
+  }
+
+  void finish(RankCost& cost, const Progress& at) {
+    cost.foreign_bytes = wire(at.foreign_bytes);
+    cost.work.detect_seconds = at.encoded.detect_seconds;
+    cost.work.encode_seconds = at.encoded.encode_seconds;
+    if (at.receives) {
+      cost.work.apply_seconds = at.verified_changes * model_.ends.apply_seconds_per_change + model_.ends.apply_seconds;
+    }
+    PhaseTimes staged = at.encoded;
+    wait_for(staged, at.free);
+    wait_for(staged, at.verified);
+    cost.staged_seconds = staged.total();
+    wait_for(cost_.phases, staged);
   }
 
   const FanoutPlan& plan_;
@@ -101,7 +204,7 @@ class Predictor {
   PlanCost cost_;
   std::unordered_map<int, std::size_t> index_;  ///< Indices, keyed by world rank.
   std::vector<const std::string*> nodes_;       ///< Parallel to cost_.ranks.
-  std::vector<std::uint64_t> foreign_;          ///< Dense bytes, parallel to cost_.ranks.
+  std::vector<Progress> progress_;              ///< Parallel to cost_.ranks.
 };
 
 }  // namespace

@@ -240,7 +240,7 @@ FanoutPlan measure(const Participant& trainer, const std::vector<Participant>& e
   std::printf(
       "  wire %.3f s at 50 GB/s a rank; the most that a rank sends or wants takes %.3f s; %.1f %% of what is delivered "
       "is for others\n",
-      cost.wire_seconds, most_wanted / CostModel{}.world_bytes_per_second, 100 * foreign / (foreign + wanted));
+      cost.phases.wire_seconds, most_wanted / CostModel{}.world_bytes_per_second, 100 * foreign / (foreign + wanted));
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(peak_mebibytes(), 2048);
 #endif

@@ -44,14 +44,18 @@ TEST_P(FanoutPlanShipped, LayoutsGiveAPlanByWhichEveryRankGetsWhatItHolds) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, FanoutPlanShipped,
-                         testing::Values(std::pair("qwen2.5-7b.fsdp2-dp8", "qwen2.5-7b.vllm-tp4"),
-                                         std::pair("qwen3-30b-a3b.megatron-tp4-ep8", "qwen3-30b-a3b.sglang-tp8-ep8"),
-                                         std::pair("qwen3-235b-a22b.megatron-tp4-pp4-ep16",
-                                                   "qwen3-235b-a22b.sglang-dp4-ep32"),
-                                         std::pair("llama-3.1-405b.megatron-tp8-pp16", "llama-3.1-405b.sglang-tp16"),
-                                         std::pair("deepseek-v3.megatron-pp16-ep16", "deepseek-v3.sglang-ep32"),
-                                         std::pair("kimi-k2.megatron-tp8-pp8-ep32", "kimi-k2.sglang-ep64")));
+INSTANTIATE_TEST_SUITE_P(
+    Models, FanoutPlanShipped,
+    testing::Values(std::pair("qwen2.5-7b.fsdp2-dp8", "qwen2.5-7b.vllm-tp4"),
+                    std::pair("qwen3-30b-a3b.megatron-tp4-ep8", "qwen3-30b-a3b.sglang-tp8-ep8"),
+                    std::pair("qwen3-235b-a22b.megatron-tp4-pp4-ep16", "qwen3-235b-a22b.sglang-dp4-ep32"),
+                    std::pair("llama-3.1-405b.megatron-tp8-pp16", "llama-3.1-405b.sglang-tp16"),
+                    std::pair("deepseek-v3.megatron-pp16-ep16", "deepseek-v3.sglang-ep32"),
+                    std::pair("kimi-k2.megatron-tp8-pp8-ep32", "kimi-k2.sglang-ep64"),
+                    std::pair("qwen3-30b-a3b.megatron-pp2-ep8", "qwen3-30b-a3b.sglang-tp8-ep8"),
+                    std::pair("qwen3-235b-a22b.megatron-tp4-pp4-dp8-ep16", "qwen3-235b-a22b.sglang-dp4-ep32"),
+                    std::pair("deepseek-v3.megatron-pp16-ep16", "deepseek-v3.vllm-tp32"),
+                    std::pair("kimi-k2.megatron-tp8-pp8-dp4-ep32", "kimi-k2.sglang-ep64")));
 
 }  // namespace
 }  // namespace sparsecast

@@ -62,4 +62,24 @@ inline Participant small_participant(const std::string& name, std::shared_ptr<co
   return participant;
 }
 
+/// `sources` trainer ranks with a bf16 tensor of `length` rows of 4 for each receiver; receiver r holds tensor (s, r)
+/// of every source s. World ranks of receivers are from 100 on.
+inline FanoutPlan all_to_all(std::size_t sources, std::size_t receivers, std::size_t most_groups,
+                             const std::string& node = "", std::uint64_t length = 8) {
+  std::vector<TensorSpec> specs;
+  std::vector<SmallRank> senders(sources, {node, {}});
+  std::vector<SmallRank> holders(receivers, {node, {}});
+  for (std::size_t s = 0; s < sources; ++s) {
+    for (std::size_t r = 0; r < receivers; ++r) {
+      specs.push_back(matrix("t" + std::to_string(s) + "." + std::to_string(r), length, 4));
+      senders[s].pieces.push_back({specs.back().name, rows(0, length, 4)});
+      holders[r].pieces.push_back({specs.back().name, rows(0, length, 4)});
+    }
+  }
+  PlanOptions options;
+  options.max_groups_per_rank = most_groups;
+  return FanoutPlan(small_participant("trainer", small_layout(specs, senders), 0),
+                    {small_participant("engine", small_layout(specs, holders), 100)}, options);
+}
+
 }  // namespace sparsecast::test

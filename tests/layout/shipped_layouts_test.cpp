@@ -34,18 +34,19 @@ constexpr std::uint64_t ends(std::uint64_t hidden, std::uint64_t vocabulary) {
 }
 
 constexpr std::uint64_t kQwen25 =
-    28 * (gqa(3584, 28, 4, 128) + (28 + 4 + 4) * 128 + mlp(3584, 18944) + 2 * 3584) + ends(3584, 152064);
-constexpr std::uint64_t kLlama = 126 * (gqa(16384, 128, 8, 128) + mlp(16384, 53248) + 2 * 16384) + ends(16384, 128256);
+    28 * (gqa(3584, 28, 4, 128) + (28 + 4 + 4) * 128ULL + mlp(3584, 18944) + 2 * 3584ULL) + ends(3584, 152064);
+constexpr std::uint64_t kLlama =
+    126 * (gqa(16384, 128, 8, 128) + mlp(16384, 53248) + 2 * 16384ULL) + ends(16384, 128256);
 
 constexpr std::uint64_t qwen3(std::uint64_t hidden, std::uint64_t layers, std::uint64_t heads, std::uint64_t width) {
-  return layers * (gqa(hidden, heads, 4, 128) + 2 * 128 + 128 * hidden + 128 * mlp(hidden, width) + 2 * hidden) +
+  return layers * (gqa(hidden, heads, 4, 128) + 2 * 128ULL + 128 * hidden + 128 * mlp(hidden, width) + 2 * hidden) +
          ends(hidden, 151936);
 }
 
 /// DeepSeek's architecture with hidden size 7168 and 61 layers.
 constexpr std::uint64_t deepseek(std::uint64_t heads, std::uint64_t experts, std::uint64_t dense, std::uint64_t vocab) {
-  const std::uint64_t attention = 7168 * 1536 + 1536 + 1536 * heads * (128 + 64) + 7168 * (512 + 64) + 512 +
-                                  512 * heads * (128 + 128) + heads * 128 * 7168 + 2 * 7168;
+  const std::uint64_t attention = 7168ULL * 1536 + 1536 + 1536 * heads * (128 + 64) + 7168ULL * (512 + 64) + 512 +
+                                  512 * heads * (128 + 128) + heads * 128 * 7168 + 2 * 7168ULL;
   const std::uint64_t moe = (experts + 1) * mlp(7168, 2048) + experts * 7168 + experts;
   return 61 * attention + dense * mlp(7168, 18432) + (61 - dense) * moe + ends(7168, vocab);
 }
@@ -56,7 +57,12 @@ const std::vector<Shipped> kShipped{
     {"qwen3-30b-a3b.megatron-tp4-ep8", 8, "qwen3-30b-a3b.sglang-tp8-ep8", 8, qwen3(2048, 48, 32, 768)},
     {"qwen3-235b-a22b.megatron-tp4-pp4-ep16", 64, "qwen3-235b-a22b.sglang-dp4-ep32", 32, qwen3(4096, 94, 64, 1536)},
     {"deepseek-v3.megatron-pp16-ep16", 256, "deepseek-v3.sglang-ep32", 32, deepseek(128, 256, 3, 129280)},
-    {"kimi-k2.megatron-tp8-pp8-ep32", 1024, "kimi-k2.sglang-ep64", 64, deepseek(64, 384, 1, 163840)}};
+    {"kimi-k2.megatron-tp8-pp8-ep32", 1024, "kimi-k2.sglang-ep64", 64, deepseek(64, 384, 1, 163840)},
+    {"qwen3-30b-a3b.megatron-pp2-ep8", 16, "qwen3-30b-a3b.sglang-tp8-ep8", 8, qwen3(2048, 48, 32, 768)},
+    {"qwen3-235b-a22b.megatron-tp4-pp4-dp8-ep16", 128, "qwen3-235b-a22b.sglang-dp4-ep32", 32,
+     qwen3(4096, 94, 64, 1536)},
+    {"deepseek-v3.megatron-pp16-ep16", 256, "deepseek-v3.vllm-tp32", 32, deepseek(128, 256, 3, 129280)},
+    {"kimi-k2.megatron-tp8-pp8-dp4-ep32", 256, "kimi-k2.sglang-ep64", 64, deepseek(64, 384, 1, 163840)}};
 
 Layout read(const std::string& name, std::uint64_t scale_down = 1) {
   return read_layout_file(FileSystem::posix(), fmt::format("{}/layouts/{}.json", SPARSECAST_SOURCE_DIR, name),

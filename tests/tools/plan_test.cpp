@@ -9,6 +9,7 @@
 
 #include "sparsecast/fanout_plan.hpp"
 #include "sparsecast/layout_json.hpp"
+#include "sparsecast/plan_cost.hpp"
 #include "tests/tools/markup.hpp"
 #include "tools/plan/plan_names.hpp"
 #include "tools/tool_fixture.hpp"
@@ -121,7 +122,9 @@ TEST_F(PlanTest, SaysHowASmallTensorTravels) {
   EXPECT_THAT(outcome.out, HasSubstr("tensors       1, 24 elements, 48 bytes"));
   EXPECT_THAT(outcome.out, HasSubstr("6 routes"));
   EXPECT_THAT(outcome.out, HasSubstr("x.*.w"));
-  EXPECT_THAT(outcome.out, HasSubstr("predicted for 50 GB/s between nodes"));
+  EXPECT_THAT(outcome.out, HasSubstr("50 GB/s between nodes"));
+  EXPECT_THAT(outcome.out, HasSubstr("predicted; engines pause for"));
+  EXPECT_THAT(outcome.out, HasSubstr("estimated, no device has run this"));
 }
 
 TEST_F(PlanTest, NumbersForMachinesAddUp) {
@@ -150,11 +153,34 @@ TEST_F(PlanTest, NumbersForMachinesAddUp) {
   EXPECT_DOUBLE_EQ(sent, 24);
   EXPECT_DOUBLE_EQ(received, 3 * 24);
   // An engine rank gets 4 bytes from each of three sources, one after another, at a byte a second.
-  EXPECT_GE(result["wire_seconds"].get<double>(), 12);
-  EXPECT_LT(result["wire_seconds"].get<double>(), 24);
-  double last = 0;
-  for (const json& transfer : result["transfers"]) last = std::max(last, transfer["end_seconds"].get<double>());
-  EXPECT_DOUBLE_EQ(last, result["wire_seconds"]);
+  const json& phases = result["phases"];
+  EXPECT_GE(phases["wire_seconds"].get<double>(), 12);
+  EXPECT_LT(phases["wire_seconds"].get<double>(), 24);
+  double sum = 0;
+  for (const auto& [unused, seconds] : phases.items()) sum += seconds.get<double>();
+  EXPECT_DOUBLE_EQ(sum, result["sync_seconds"].get<double>());
+  EXPECT_DOUBLE_EQ(result["pause_seconds"].get<double>(),
+                   phases["apply_seconds"].get<double>() + phases["vote_seconds"].get<double>());
+  double staged = 0;
+  for (const json& rank : result["ranks"]) staged = std::max(staged, rank["staged_seconds"].get<double>());
+  for (const json& transfer : result["transfers"]) EXPECT_LT(transfer["end_seconds"].get<double>(), staged);
+  EXPECT_NEAR(staged + phases["agree_seconds"].get<double>() + result["pause_seconds"].get<double>(), sum, 1e-9);
+}
+
+TEST_F(PlanTest, TheEndsSayWhatTheWorkOfARankCosts) {
+  write_rows_and_columns();
+  const json device = json::parse(plan({"--json"}).out);
+  const json host = json::parse(plan({"--json", "--ends", "host"}).out);
+  EXPECT_EQ(device["model"]["ends"], "device");
+  EXPECT_EQ(host["model"]["ends"], "host");
+  EXPECT_DOUBLE_EQ(device["model"]["detect_seconds_per_byte"].get<double>(), kDeviceEnds.detect_seconds_per_byte);
+  EXPECT_DOUBLE_EQ(host["model"]["detect_seconds_per_byte"].get<double>(), kHostEnds.detect_seconds_per_byte);
+  EXPECT_TRUE(host["model"]["overlapped"].get<bool>());
+  EXPECT_GT(device["phases"]["apply_seconds"].get<double>(), kDeviceEnds.apply_seconds);
+  EXPECT_THAT(plan({"--ends", "host"}).out, HasSubstr("weights in host memory"));
+  const Outcome outcome = plan({"--ends", "moon"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("--ends"));
 }
 
 TEST_F(PlanTest, ReplicasAreOnNodesOfTheirOwn) {
@@ -176,6 +202,9 @@ TEST_F(PlanTest, PagesAreWellFormedWhateverTheNames) {
   EXPECT_THAT(page, HasSubstr("prefers-color-scheme:dark"));
   EXPECT_THAT(page, HasSubstr("role=\"img\""));
   EXPECT_THAT(page, Not(HasSubstr("<script")));
+  for (const char* phase : {"detect", "encode", "wire", "verify", "agree", "apply", "votes", "pause"}) {
+    EXPECT_THAT(page, HasSubstr(fmt::format("<title>{}: ", phase)));
+  }
   EXPECT_THAT(page, Not(HasSubstr("\x01")));
 }
 
@@ -227,6 +256,74 @@ TEST_F(PlanTest, WhatNoEngineHoldsIsAnErrorUnlessItIsNamed) {
   EXPECT_EQ(outcome.code, kExitUsage);
   EXPECT_THAT(outcome.err, HasSubstr("head.w"));
   EXPECT_EQ(plan({"--unsent", "y*", "--unsent", "head*"}).code, kExitGood);
+}
+
+TEST_F(PlanTest, TheStudyCalibratesOneRowAndPredictsTheOthers) {
+  const std::string layouts = SPARSECAST_SOURCE_DIR "/layouts";
+  const Outcome outcome = run({"plan", "--study", layouts, "--json", "--latency", "0"});
+  ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
+  const json study = json::parse(outcome.out);
+  const json& rows = study["rows"];
+  ASSERT_EQ(rows.size(), 4u);
+  const double share = study["calibrated_share"];
+  for (const json& row : rows) {
+    // Without latencies the wire is bytes over bandwidth, so that the share stretches every row alike.
+    EXPECT_NEAR(row["calibrated_seconds"].get<double>() * share, row["line_rate_seconds"].get<double>(), 1e-9);
+    double before = 0;
+    for (const json& sync : row["syncs"]) {
+      double sum = 0;
+      for (const auto& [unused, seconds] : sync["phases"].items()) sum += seconds.get<double>();
+      EXPECT_DOUBLE_EQ(sum, sync["sync_seconds"].get<double>());
+      EXPECT_GT(sum, before);
+      before = sum;
+    }
+    // 0.1 %, 1 % and 3 % of the elements.
+    EXPECT_EQ(row["syncs"].size(), 3u);
+  }
+  EXPECT_EQ(rows[0]["model"], "DeepSeek-V3");
+  EXPECT_NEAR(rows[0]["calibrated_seconds"].get<double>(), (2.39 + 2.83) / 2, 1e-9);
+  EXPECT_EQ(rows[2]["model"], "Kimi-K2");
+  EXPECT_EQ(rows[2]["senders"], 256);
+  EXPECT_EQ(rows[2]["receivers"], 128);
+  // A byte for each of its elements, and two for the few of its routers' biases, which are F32.
+  EXPECT_NEAR(rows[2]["wire_bytes"].get<double>(), 1'026'408'232'448.0, 1e6);
+  const json fast = json::parse(
+      run({"plan", "--study", layouts, "--json", "--latency", "0", "--bandwidth", "100", "--node-bandwidth", "800"})
+          .out);
+  EXPECT_DOUBLE_EQ(2 * fast["calibrated_share"].get<double>(), share);
+  EXPECT_DOUBLE_EQ(2 * fast["rows"][3]["line_rate_seconds"].get<double>(), rows[3]["line_rate_seconds"].get<double>());
+}
+
+TEST_F(PlanTest, TheStudySaysItsSourcesAndWhatTheyDoNotSay) {
+  const Outcome outcome = run({"plan", "--study", SPARSECAST_SOURCE_DIR "/layouts"});
+  ASSERT_EQ(outcome.code, kExitGood) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("2.39 to 2.83 s"));
+  EXPECT_THAT(outcome.out, HasSubstr("no other number is fitted"));
+  EXPECT_THAT(outcome.out, HasSubstr("their cuts are not"));
+  EXPECT_THAT(outcome.out, HasSubstr("https://github.com/NVIDIA-NeMo/RL/"));
+  EXPECT_THAT(outcome.out, HasSubstr("estimated, no device has run this"));
+}
+
+TEST_F(PlanTest, TheStudyTakesItsPlansFromNowhereElse) {
+  write_rows_and_columns();
+  for (const std::vector<std::string>& more :
+       std::vector<std::vector<std::string>>{{path("trainer.json"), path("engine.json")},
+                                             {"--engines", "2"},
+                                             {"--density", "2"},
+                                             {"--ranks"},
+                                             {"--html", path("page.html")}}) {
+    std::vector<std::string> arguments = {"plan", "--study", path("")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, kExitUsage) << more.front();
+    EXPECT_THAT(outcome.err, HasSubstr("--study"));
+  }
+  Outcome outcome = run({"plan", "--study", path("nowhere")});
+  EXPECT_EQ(outcome.code, kExitIo);
+  EXPECT_THAT(outcome.err, HasSubstr("nowhere/deepseek-v3.megatron-pp16-ep16.json"));
+  outcome = run({"plan", path("trainer.json")});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("TRAINER ENGINE"));
 }
 
 TEST_F(PlanTest, AnEngineThatHoldsNothingIsGood) {

@@ -80,7 +80,7 @@ inline void write_text(FileSystem& fs, const std::string& path, const std::strin
 /// Two files and an index.
 inline void write_directory(FileSystem& fs, const std::string& path, const Model& model) {
   fs.make_directory(path);
-  std::string index = "{\"metadata\": {}, \"weight_map\": {";
+  std::string index = R"({"metadata": {}, "weight_map": {)";
   std::vector<std::size_t> parts[2];
   for (std::size_t i = 0; i < model.specs.size(); ++i) {
     parts[i % 2].push_back(i);
@@ -126,6 +126,12 @@ inline Outcome run(FileSystem& fs, const std::vector<std::string>& arguments) {
 
 /// A folder of real files that is gone after the test.
 class ToolTest : public testing::Test {
+ public:
+  ~ToolTest() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
  protected:
   ToolTest() {
     std::string pattern = (std::filesystem::temp_directory_path() / "sparsecast_tool_XXXXXX").string();
@@ -134,10 +140,6 @@ class ToolTest : public testing::Test {
     seed_ = std::random_device{}();
     random_.seed(seed_);
     std::cout << "seed " << seed_ << '\n';
-  }
-  ~ToolTest() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
   }
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }

@@ -22,6 +22,9 @@ void print_plan(const PlanStudy& study, const Every& every, std::ostream& out);
 /// Returns the JSON object whose keys docs/cli.md lists.
 nlohmann::ordered_json plan_json(const PlanStudy& study);
 
+/// Returns the seconds of each phase, keyed by its name for machines.
+nlohmann::ordered_json phases_json(const PhaseTimes& phases);
+
 /// Returns one self-contained page without scripts; also well-formed XML.
 std::string plan_html(const PlanStudy& study);
 
@@ -29,6 +32,10 @@ std::string plan_html(const PlanStudy& study);
 std::string density_words(const PlanRequest& request);
 /// Returns the assumed links in words: "50 GB/s between nodes, 400 GB/s in a node, 50 us a transfer".
 std::string link_words(const PlanRequest& request);
+/// Returns what the prediction knows of the ranks' own work in words.
+std::string ends_words(const PlanRequest& request);
+/// Returns the predicted phases of a sync in words: "detect 2 ms, encode 1.1 ms, ...".
+std::string phase_words(const PhaseTimes& phases);
 /// Returns a predicted number of bytes in words.
 std::string human_size(double bytes);
 /// Returns a time in words: "1.25 s", "3.4 ms", "12 us".

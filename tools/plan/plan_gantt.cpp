@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Draws the transfers of a sync over time, as SVG.
+// Draws the phases of a sync and its transfers over time, as SVG.
 
 #include <fmt/format.h>
 
@@ -16,7 +16,10 @@ namespace {
 constexpr double kWidth = 1240;
 constexpr double kLeft = 110;
 constexpr double kRight = 20;
-constexpr double kTop = 10;
+constexpr double kTop = 40;
+constexpr double kPhaseTop = 8;      ///< Top of the row of phases, above the rows of groups.
+constexpr double kPhaseHeight = 20;  ///< Height of that row.
+constexpr double kLetter = 7;        ///< Width of a letter; a phase whose name does not fit is not labelled.
 constexpr double kMostRow = 18;
 constexpr double kLeastRow = 4;
 constexpr double kMostHeight = 640;  ///< Maximum height of all rows together, unless they have the minimum height.
@@ -48,7 +51,8 @@ class GanttChart {
         row.box = box;
       }
     }
-    scale_ = study.cost.wire_seconds > 0 ? (kWidth - kLeft - kRight) / study.cost.wire_seconds : 0;
+    const double whole = study.cost.phases.total();
+    scale_ = whole > 0 ? (kWidth - kLeft - kRight) / whole : 0;
     row_height_ =
         std::clamp(kMostHeight / static_cast<double>(std::max(rows_.size(), std::size_t{1})), kLeastRow, kMostRow);
     for (std::size_t t = 0; t < study.cost.transfers.size(); ++t) add_transfer(t);
@@ -58,10 +62,12 @@ class GanttChart {
     const double bottom = kTop + row_height_ * static_cast<double>(rows_.size());
     std::string out = fmt::format(
         "<svg class=\"schedule\" viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-labelledby=\"time-title time-text\" "
-        "xmlns=\"http://www.w3.org/2000/svg\">\n<title id=\"time-title\">When each group is busy</title>\n"
+        "xmlns=\"http://www.w3.org/2000/svg\">\n<title id=\"time-title\">The phases of a sync, and when each group is "
+        "busy</title>\n"
         "<desc id=\"time-text\">{} transfers in {} groups, {} in all.</desc>\n",
-        kWidth, bottom + 30, study_.cost.transfers.size(), rows_.size(), human_time(study_.cost.wire_seconds));
+        kWidth, bottom + 30, study_.cost.transfers.size(), rows_.size(), human_time(study_.cost.phases.total()));
     add_axis(out, bottom);
+    add_phases(out);
     for (std::size_t c = 0; c < rows_.size(); ++c) add_row(out, c);
     return out + "</svg>\n";
   }
@@ -82,7 +88,7 @@ class GanttChart {
   }
 
   void add_axis(std::string& out, double bottom) const {
-    const double whole = study_.cost.wire_seconds;
+    const double whole = study_.cost.phases.total();
     constexpr int kTicks = 5;
     for (int i = 0; i <= kTicks; ++i) {
       const double seconds = whole * i / kTicks;
@@ -93,6 +99,38 @@ class GanttChart {
           x, kTop, bottom + 5, bottom + 20, i == kTicks ? "end" : "middle", human_time(seconds));
       if (whole == 0) break;
     }
+  }
+
+  /// Draws the critical path, phase after phase, in two shades in turn.
+  void add_phases(std::string& out) const {
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">phases</text>\n", kLeft - 8,
+                       kPhaseTop + kPhaseHeight / 2 + 4);
+    double start = 0;
+    bool odd = false;
+    for (const PhaseColumn& column : phase_columns()) {
+      const double seconds = study_.cost.phases.*column.seconds;
+      if (seconds <= 0) continue;
+      const std::string label = column.label;
+      const double width = seconds * scale_;
+      out += fmt::format(
+          "<rect class=\"phase\" fill=\"hsl(0,0%,{}%)\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\">"
+          "<title>{}: {}</title></rect>\n",
+          odd ? 62 : 72, kLeft + start * scale_, kPhaseTop, std::max(0.4, width), kPhaseHeight, label,
+          human_time(seconds));
+      if (width > kLetter * static_cast<double>(label.size())) {
+        out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\" style=\"fill:#000\">{}</text>\n",
+                           kLeft + (start + seconds / 2) * scale_, kPhaseTop + kPhaseHeight / 2 + 4, label);
+      }
+      start += seconds;
+      odd = !odd;
+    }
+    // The pause of the engines is the end of the sync.
+    const double pause = study_.cost.phases.pause();
+    out += fmt::format(
+        "<rect class=\"pause\" fill=\"hsl(0,70%,50%)\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"4\">"
+        "<title>pause: {}</title></rect>\n",
+        kLeft + (study_.cost.phases.total() - pause) * scale_, kPhaseTop + kPhaseHeight + 2,
+        std::max(0.4, pause * scale_), human_time(pause));
   }
 
   void add_row(std::string& out, std::size_t group) const {

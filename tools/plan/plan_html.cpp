@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "tools/common/page.hpp"
@@ -27,9 +28,10 @@ std::string summary(const PlanStudy& study) {
   add("plan", fmt::format("{} routes, {} groups in {} rounds, {} transfers; {}", plan.routes().size(),
                           plan.groups().size(), plan.rounds(), plan.transfers().size(), to_hex(plan.hash())));
   add("delta", fmt::format("{} a sync: {}", human_size(study.delta_bytes), density_words(request)));
-  add("wire time",
-      fmt::format("{} a sync, {} to seed every engine; predicted for {}", human_time(study.cost.wire_seconds),
-                  human_time(study.anchor_seconds), link_words(request)));
+  add("sync time", fmt::format("{}: {}; predicted for {}, {}", human_time(study.cost.phases.total()),
+                               phase_words(study.cost.phases), ends_words(request), link_words(request)));
+  add("pause", fmt::format("{}: apply and votes", human_time(study.cost.phases.pause())));
+  add("seeding", fmt::format("{} on the wire to seed every engine", human_time(study.anchor_seconds)));
   return out + "</dl>\n";
 }
 
@@ -48,11 +50,10 @@ std::string group_table(const PlanStudy& study) {
 
 std::string participant_table(const PlanStudy& study) {
   std::vector<std::string> heading = {"participant", "ranks", ""};
-  std::vector<bool> left = {true, true, true};
-  for (const RankColumn& column : rank_columns()) {
-    heading.emplace_back(column.label);
-    left.push_back(false);
-  }
+  for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
+  for (const RankColumn& column : rank_times()) heading.emplace_back(column.label);
+  std::vector<bool> left(heading.size(), false);
+  std::fill_n(left.begin(), 3, true);
   PageTable table(heading, left);
   for (std::size_t g = 0; g < study.first_of.size(); ++g) {
     const Participant& participant = study.participant(g);
@@ -63,6 +64,12 @@ std::string participant_table(const PlanStudy& study) {
       rows[0].push_back(human_size(spread.least));
       rows[1].push_back(human_size(spread.median));
       rows[2].push_back(human_size(spread.most));
+    }
+    for (const RankColumn& column : rank_times()) {
+      const Spread spread = spread_of(study, g, column.value);
+      rows[0].push_back(human_time(spread.least));
+      rows[1].push_back(human_time(spread.median));
+      rows[2].push_back(human_time(spread.most));
     }
     for (const std::vector<std::string>& row : rows) table.add(row);
   }
@@ -81,10 +88,12 @@ std::string plan_html(const PlanStudy& study) {
   if (picture.silent > 0) page += fmt::format(" {} trainer ranks send nothing: others hold the same.", picture.silent);
   page += "</p>\n" + flow_svg(picture) + group_table(study);
   page +=
-      "<h2>Schedule</h2>\n<p class=\"note\">A row a group; every rank takes part in the transfers of its groups in "
-      "one agreed order.</p>\n" +
+      "<h2>Schedule</h2>\n<p class=\"note\">Above, the phases of the sync: what the rank that staged last waited for, "
+      "then the steps of all ranks; red, the pause of the engines. Below, a row a group; every rank takes part in the "
+      "transfers of its groups in one agreed order.</p>\n" +
       schedule_svg(study, picture);
-  page += "<h2>Ranks</h2>\n<p class=\"note\">Bytes of a sync on the wire, and memory.</p>\n" + participant_table(study);
+  page += "<h2>Ranks</h2>\n<p class=\"note\">Bytes of a sync on the wire, memory, and predicted times.</p>\n" +
+          participant_table(study);
   return page + page_end();
 }
 

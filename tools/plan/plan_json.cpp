@@ -12,9 +12,11 @@ using Json = nlohmann::ordered_json;
 Json participant_json(const PlanStudy& study, std::size_t index) {
   const Participant& participant = study.participant(index);
   Json spreads = Json::object();
-  for (const RankColumn& column : rank_columns()) {
-    const Spread spread = spread_of(study, index, column.value);
-    spreads[column.key] = {{"least", spread.least}, {"median", spread.median}, {"most", spread.most}};
+  for (const auto* columns : {&rank_columns(), &rank_times()}) {
+    for (const RankColumn& column : *columns) {
+      const Spread spread = spread_of(study, index, column.value);
+      spreads[column.key] = {{"least", spread.least}, {"median", spread.median}, {"most", spread.most}};
+    }
   }
   return {{"name", participant.name},
           {"file", index == 0 ? study.request.trainer_file : study.request.engine_file},
@@ -34,7 +36,18 @@ Json model_json(const PlanStudy& study) {
           {"latency_seconds", study.model.latency_seconds},
           {"density", study.request.density_percent / 100},
           {"bytes_per_change", study.request.bytes_per_change},
-          {"wire_bytes_per_byte", study.model.wire_bytes_per_byte}};
+          {"wire_bytes_per_byte", study.model.wire_bytes_per_byte},
+          {"ends", study.request.ends},
+          {"detect_seconds_per_byte", study.model.ends.detect_seconds_per_byte},
+          {"encode_seconds_per_change", study.model.ends.encode_seconds_per_change},
+          {"pass_seconds", study.model.ends.pass_seconds},
+          {"verify_seconds_per_change", study.model.ends.verify_seconds_per_change},
+          {"verify_seconds", study.model.ends.verify_seconds},
+          {"apply_seconds_per_change", study.model.ends.apply_seconds_per_change},
+          {"apply_seconds", study.model.ends.apply_seconds},
+          {"overlapped", study.model.ends.overlapped},
+          {"vote_seconds", study.model.vote_seconds},
+          {"vote_seconds_per_rank", study.model.vote_seconds_per_rank}};
 }
 
 Json tensors_json(const std::vector<TensorPattern>& patterns) {
@@ -104,7 +117,7 @@ Json ranks_json(const PlanStudy& study) {
                 {"participant", study.participant(study.participant_of[i]).name},
                 {"node", study.node_of(i)}};
     for (const RankColumn& column : rank_columns()) row[column.key] = column.value(rank);
-    row["busy_seconds"] = rank.busy_seconds;
+    for (const RankColumn& column : rank_times()) row[column.key] = column.value(rank);
     row["finish_seconds"] = rank.finish_seconds;
     rows.push_back(std::move(row));
   }
@@ -112,6 +125,12 @@ Json ranks_json(const PlanStudy& study) {
 }
 
 }  // namespace
+
+nlohmann::ordered_json phases_json(const PhaseTimes& phases) {
+  Json object = Json::object();
+  for (const PhaseColumn& column : phase_columns()) object[column.key] = phases.*column.seconds;
+  return object;
+}
 
 nlohmann::ordered_json plan_json(const PlanStudy& study) {
   const FanoutPlan& plan = *study.plan;
@@ -129,7 +148,9 @@ nlohmann::ordered_json plan_json(const PlanStudy& study) {
           {"plan_hash", to_hex(plan.hash())},
           {"read_seconds", study.read_seconds},
           {"plan_seconds", study.plan_seconds},
-          {"wire_seconds", study.cost.wire_seconds},
+          {"sync_seconds", study.cost.phases.total()},
+          {"pause_seconds", study.cost.phases.pause()},
+          {"phases", phases_json(study.cost.phases)},
           {"anchor_seconds", study.anchor_seconds},
           {"model", model_json(study)},
           {"dense_way",

@@ -34,16 +34,6 @@ Participant make_participant(std::string name, std::shared_ptr<const Layout> lay
   return participant;
 }
 
-CostModel model_of(const PlanRequest& request, const TensorTable& table) {
-  CostModel model;
-  model.node_bytes_per_second = request.node_gigabytes_per_second * 1e9;
-  model.world_bytes_per_second = request.world_gigabytes_per_second * 1e9;
-  model.latency_seconds = request.latency_microseconds * 1e-6;
-  model.wire_bytes_per_byte = request.density_percent / 100 * request.bytes_per_change *
-                              ratio(static_cast<double>(table.elements()), static_cast<double>(table.bytes()));
-  return model;
-}
-
 /// Adds the bytes of a route to its group.
 void add_route(GroupStudy& group, const Route& route, double wire_bytes_per_byte) {
   const double bytes = static_cast<double>(route.bytes) * wire_bytes_per_byte;
@@ -98,6 +88,26 @@ const std::string& PlanStudy::node_of(std::size_t i) const {
 
 std::size_t PlanStudy::receivers() const { return cost.ranks.size() - plan->trainer().ranks.size(); }
 
+CostModel model_of(const PlanRequest& request, const TensorTable& table) {
+  CostModel model;
+  model.node_bytes_per_second = request.node_gigabytes_per_second * 1e9;
+  model.world_bytes_per_second = request.world_gigabytes_per_second * 1e9;
+  model.latency_seconds = request.latency_microseconds * 1e-6;
+  model.vote_seconds = model.latency_seconds;
+  model.density = request.density_percent / 100;
+  model.wire_bytes_per_byte = model.density * request.bytes_per_change *
+                              ratio(static_cast<double>(table.elements()), static_cast<double>(table.bytes()));
+  model.ends = request.ends == "host" ? kHostEnds : kDeviceEnds;
+  return model;
+}
+
+CostModel dense_wire(const CostModel& model) {
+  CostModel dense = model;
+  dense.wire_bytes_per_byte = 1;
+  dense.ends = {};
+  return dense;
+}
+
 PlanStudy study_plan(FileSystem& fs, const PlanRequest& request) {
   PlanStudy study;
   study.request = request;
@@ -124,9 +134,7 @@ PlanStudy study_plan(FileSystem& fs, const PlanRequest& request) {
 
   study.model = model_of(request, study.plan->table());
   study.cost = predict_cost(*study.plan, study.model);
-  CostModel dense = study.model;
-  dense.wire_bytes_per_byte = 1;
-  study.anchor_seconds = predict_cost(*study.plan, dense).wire_seconds;
+  study.anchor_seconds = predict_cost(*study.plan, dense_wire(study.model)).phases.wire_seconds;
   for (std::size_t g = 0; g <= study.plan->engines().size(); ++g) {
     study.first_of.push_back(study.participant_of.size());
     study.participant_of.insert(study.participant_of.end(), study.participant(g).ranks.size(), g);
@@ -145,6 +153,17 @@ Spread spread_of(const PlanStudy& study, std::size_t participant, double (*value
   return {values.front(), values[values.size() / 2], values.back()};
 }
 
+const std::vector<PhaseColumn>& phase_columns() {
+  static const std::vector<PhaseColumn> columns = {{"detect_seconds", "detect", &PhaseTimes::detect_seconds},
+                                                   {"encode_seconds", "encode", &PhaseTimes::encode_seconds},
+                                                   {"wire_seconds", "wire", &PhaseTimes::wire_seconds},
+                                                   {"verify_seconds", "verify", &PhaseTimes::verify_seconds},
+                                                   {"agree_seconds", "agree", &PhaseTimes::agree_seconds},
+                                                   {"apply_seconds", "apply", &PhaseTimes::apply_seconds},
+                                                   {"vote_seconds", "votes", &PhaseTimes::vote_seconds}};
+  return columns;
+}
+
 const std::vector<RankColumn>& rank_columns() {
   static const std::vector<RankColumn> columns = {
       {"sent_bytes", "sent", [](const RankCost& rank) { return rank.sent_bytes; }},
@@ -153,6 +172,17 @@ const std::vector<RankColumn>& rank_columns() {
       {"weight_bytes", "weights", [](const RankCost& rank) { return static_cast<double>(rank.weight_bytes); }},
       {"snapshot_bytes", "snapshot", [](const RankCost& rank) { return static_cast<double>(rank.snapshot_bytes); }},
       {"staging_bytes", "staging", [](const RankCost& rank) { return rank.staging_bytes; }}};
+  return columns;
+}
+
+const std::vector<RankColumn>& rank_times() {
+  static const std::vector<RankColumn> columns = {
+      {"detect_seconds", "detect", [](const RankCost& rank) { return rank.work.detect_seconds; }},
+      {"encode_seconds", "encode", [](const RankCost& rank) { return rank.work.encode_seconds; }},
+      {"wire_seconds", "wire", [](const RankCost& rank) { return rank.work.wire_seconds; }},
+      {"verify_seconds", "verify", [](const RankCost& rank) { return rank.work.verify_seconds; }},
+      {"staged_seconds", "staged at", [](const RankCost& rank) { return rank.staged_seconds; }},
+      {"apply_seconds", "apply", [](const RankCost& rank) { return rank.work.apply_seconds; }}};
   return columns;
 }
 

@@ -27,6 +27,7 @@ struct PlanRequest {
   double latency_microseconds = 50;
   double density_percent = 1;
   double bytes_per_change = 1.3;
+  std::string ends = "device";  ///< Where the weights lie: "device" or "host".
 };
 
 struct GroupStudy {
@@ -58,6 +59,11 @@ struct PlanStudy {
   std::size_t receivers() const;  ///< Returns the number of ranks of all engines.
 };
 
+/// Returns the model that a request asks for, for tensors of this table.
+CostModel model_of(const PlanRequest& request, const TensorTable& table);
+/// Returns the model of a transfer of all bytes that is nothing but wire.
+CostModel dense_wire(const CostModel& model);
+
 /// Plans and predicts. World ranks are those of the trainer, then those of one engine after another. Replicas after the
 /// first are assumed to be on nodes of their own.
 PlanStudy study_plan(FileSystem& fs, const PlanRequest& request);
@@ -71,13 +77,24 @@ struct Spread {
 /// Returns the spread of `value` over the ranks of a participant (PlanStudy::participant_of); zeros if it has none.
 Spread spread_of(const PlanStudy& study, std::size_t participant, double (*value)(const RankCost&));
 
+/// A phase of the sync with its names for people and machines.
+struct PhaseColumn {
+  const char* key;
+  const char* label;
+  double PhaseTimes::*seconds;
+};
+/// Returns the phases in their order.
+const std::vector<PhaseColumn>& phase_columns();
+
 /// A number of each rank that is printed, with its names for people and machines.
 struct RankColumn {
   const char* key;
   const char* label;
   double (*value)(const RankCost&);
 };
-/// Returns the printed numbers: bytes sent, received and foreign; weights, snapshot and staging.
+/// Returns the printed numbers of bytes: sent, received and foreign; weights, snapshot and staging.
 const std::vector<RankColumn>& rank_columns();
+/// Returns the printed times in seconds: at work in each phase, and until everything is staged.
+const std::vector<RankColumn>& rank_times();
 
 }  // namespace sparsecast::tools

@@ -52,10 +52,13 @@ void print_summary(const PlanStudy& study, std::ostream& out) {
                   human_time(study.read_seconds)));
   lines.add("plan hash", to_hex(plan.hash()));
   lines.add("delta", fmt::format("{} a sync: {}", human_size(study.delta_bytes), density_words(request)));
-  lines.add("wire time", fmt::format("{} a sync, {} to seed every engine", human_time(study.cost.wire_seconds),
-                                     human_time(study.anchor_seconds)));
-  lines.add("", fmt::format("predicted for {};", link_words(request)));
-  lines.add("", "links of its own for every rank, nothing for detecting, encoding, verifying and applying");
+  const PhaseTimes& phases = study.cost.phases;
+  lines.add("sync time", fmt::format("{} predicted; engines pause for {} of it: apply and votes",
+                                     human_time(phases.total()), human_time(phases.pause())));
+  lines.add("", phase_words(phases));
+  lines.add("", ends_words(request));
+  lines.add("", fmt::format("{}, links of its own for every rank", link_words(request)));
+  lines.add("seeding", fmt::format("{} on the wire to seed every engine", human_time(study.anchor_seconds)));
   const double dense = static_cast<double>(plan.table().bytes());
   lines.add("dense way", fmt::format("{} gathered on one rank, then as much to each of {}: {} at least",
                                      human_size(dense), counted(study.receivers(), "rank", "ranks"),
@@ -113,17 +116,20 @@ void print_groups(const PlanStudy& study, bool every_group, std::ostream& out) {
   columns.print(out);
 }
 
-std::string spread_text(const Spread& spread) {
-  std::string least = human_size(spread.least);
-  const std::string most = human_size(spread.most);
+using Words = std::string (*)(double value);
+
+std::string spread_text(const Spread& spread, Words words) {
+  std::string least = words(spread.least);
+  const std::string most = words(spread.most);
   if (least == most) return least;
-  return fmt::format("{} / {} / {}", least, human_size(spread.median), most);
+  return fmt::format("{} / {} / {}", least, words(spread.median), most);
 }
 
 /// Prints one row for consecutive engines with the same numbers.
-void print_participants(const PlanStudy& study, std::ostream& out) {
+void print_participants(const PlanStudy& study, const std::vector<RankColumn>& numbers_of, Words words,
+                        std::ostream& out) {
   std::vector<std::string> heading = {"least/median/most", "ranks"};
-  for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
+  for (const RankColumn& column : numbers_of) heading.emplace_back(column.label);
   Columns columns(std::move(heading), 2);
   std::vector<int> ranks;
   std::string first;
@@ -137,7 +143,7 @@ void print_participants(const PlanStudy& study, std::ostream& out) {
   for (std::size_t g = 0; g < study.first_of.size(); ++g) {
     const Participant& participant = study.participant(g);
     std::vector<std::string> next;
-    for (const RankColumn& column : rank_columns()) next.push_back(spread_text(spread_of(study, g, column.value)));
+    for (const RankColumn& column : numbers_of) next.push_back(spread_text(spread_of(study, g, column.value), words));
     if (g < 2 || next != numbers) {
       if (g > 0) flush(study.participant(g - 1).name);
       ranks.clear();
@@ -153,14 +159,14 @@ void print_participants(const PlanStudy& study, std::ostream& out) {
 void print_ranks(const PlanStudy& study, std::ostream& out) {
   std::vector<std::string> heading = {"rank", "of", "node"};
   for (const RankColumn& column : rank_columns()) heading.emplace_back(column.label);
-  heading.emplace_back("busy");
+  for (const RankColumn& column : rank_times()) heading.emplace_back(column.label);
   Columns columns(std::move(heading), 3);
   for (std::size_t i = 0; i < study.cost.ranks.size(); ++i) {
     const RankCost& rank = study.cost.ranks[i];
     std::vector<std::string> row = {std::to_string(rank.rank), study.participant(study.participant_of[i]).name,
                                     study.node_of(i)};
     for (const RankColumn& column : rank_columns()) row.push_back(human_size(column.value(rank)));
-    row.push_back(human_time(rank.busy_seconds));
+    for (const RankColumn& column : rank_times()) row.push_back(human_time(column.value(rank)));
     columns.add(std::move(row));
   }
   columns.print(out);
@@ -179,6 +185,19 @@ std::string link_words(const PlanRequest& request) {
                      request.latency_microseconds);
 }
 
+std::string ends_words(const PlanRequest& request) {
+  if (request.ends == "host") return "weights in host memory, one thread a rank: as measured on an AMD EPYC";
+  return "weights on devices like an H100: estimated, no device has run this";
+}
+
+std::string phase_words(const PhaseTimes& phases) {
+  std::string text;
+  for (const PhaseColumn& column : phase_columns()) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", column.label, human_time(phases.*column.seconds));
+  }
+  return text;
+}
+
 std::string human_size(double bytes) {
   // A prediction beyond the counter prints as its largest value.
   constexpr double kMost = 1.8e19;
@@ -195,7 +214,9 @@ void print_plan(const PlanStudy& study, const Every& every, std::ostream& out) {
   print_summary(study, out);
   print_groups(study, every.group, out);
   out << "\nBytes of a sync on the wire, and memory, of a rank:\n";
-  print_participants(study, out);
+  print_participants(study, rank_columns(), human_size, out);
+  out << "\nPredicted time of a rank in each phase of a sync, and until it has staged everything:\n";
+  print_participants(study, rank_times(), human_time, out);
   if (!every.rank) return;
   out << '\n';
   print_ranks(study, out);
