@@ -82,13 +82,8 @@ class DeviceWeights final : public Weights {
   }
 
   SyncReport sync(std::chrono::milliseconds timeout) override {
-    NcclTransport* const nccl = setting_.wire.device_transport();
-    if (publisher_) {
-      return nccl != nullptr ? sync_send(*publisher_, *nccl, timeout, nullptr)
-                             : sync_send(*publisher_, setting_.wire.transport(), timeout);
-    }
-    return nccl != nullptr ? sync_receive(*subscriber_, *nccl, kPublisher, timeout, ApplyOrder{})
-                           : sync_receive(*subscriber_, setting_.wire.transport(), kPublisher, timeout);
+    return publisher_ ? sync_send(*publisher_, setting_.wire.transport(), timeout)
+                      : sync_receive(*subscriber_, setting_.wire.transport(), kPublisher, timeout);
   }
 
   std::uint64_t count_wrong() override {

@@ -144,13 +144,4 @@ class SPARSECAST_API NcclTransport final : public Transport {
   std::unique_ptr<Group> channel_;
 };
 
-/// Versions of sync_send and sync_receive (transport.hpp) whose frames never leave device memory: a round of one
-/// transfer, whose head has header, commit and the frames' sizes. Receivers' frames arrive where they are staged.
-/// Publisher and subscriber must have their tensors on the transport's device. `weights_ready` is as in
-/// Publisher::publish, `order` as in Subscriber::apply.
-SPARSECAST_API SyncReport sync_send(Publisher& publisher, NcclTransport& transport, std::chrono::milliseconds timeout,
-                                    CUevent_st* weights_ready);
-SPARSECAST_API SyncReport sync_receive(Subscriber& subscriber, NcclTransport& transport, int source,
-                                       std::chrono::milliseconds timeout, const ApplyOrder& order);
-
 }  // namespace sparsecast

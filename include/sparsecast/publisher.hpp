@@ -67,6 +67,7 @@ class SPARSECAST_API Publisher {
   std::uint64_t version() const noexcept;      ///< Returns the last committed version.
   const StateDigest& digest() const noexcept;  ///< Returns the digest of the last committed version.
   bool pending() const noexcept;
+  bool on_device() const noexcept;  ///< Returns whether the weights are on a device.
   /// Returns the detector that the publisher was made with.
   Detector& detector() noexcept;
 

@@ -81,9 +81,9 @@ class SPARSECAST_API Subscriber {
   /// complete already). They must stay unchanged until the next header is staged or the subscriber is destroyed,
   /// because an undo needs them. Requires tensors on the device (Error{kUsage}); other errors are those of stage().
   void stage_frames(std::vector<DeviceRecord> frames, CUstream_st* stream = nullptr);
-  /// Returns device memory for `bytes` bytes of frames, 256-byte aligned, into which transports receive them. Valid
-  /// until the next call. Drops staged records and the data for undo_last(), which use the same memory. Throws
-  /// Error{kCorrupt} for more bytes than a delta of the table can have, and kUsage without tensors on a device.
+  /// Returns memory for `bytes` bytes of frames, into which transports receive them: where the tensors are, on a device
+  /// 256-byte aligned. Valid until the next call. Drops staged records and the data for undo_last(), which use the same
+  /// memory. Throws Error{kCorrupt} for more bytes than a delta of the table can have.
   std::byte* reserve_frames(std::uint64_t bytes);
   /// Returns true when all frames that the commit record lists have been staged and are consistent.
   bool ready() const noexcept;
@@ -122,6 +122,7 @@ class SPARSECAST_API Subscriber {
   std::uint64_t version() const noexcept;
   const StateDigest& digest() const noexcept;
   bool dirty() const noexcept;
+  bool on_device() const noexcept;  ///< Returns whether the tensors are on a device.
 
  private:
   struct State;

@@ -58,6 +58,11 @@ class HostSubscriberBackend final : public SubscriberBackend {
     nan_masked_.reset();
     for (StagedStream& stream : staged_) stream.frames.clear();
   }
+  std::byte* reserve(std::uint64_t bytes) override {
+    begin();
+    reserved_.resize(bytes);
+    return reserved_.data();
+  }
   std::vector<StateDigest> apply(const ApplyOrder& order) override;
   std::vector<StateDigest> roll_back() override { return run(Direction::kInverse); }
   NanMasked prepare_nan_masked() override;
@@ -72,6 +77,7 @@ class HostSubscriberBackend final : public SubscriberBackend {
   std::vector<TensorRef> live_;
   std::vector<TensorPlace<std::byte>> places_;  ///< Places of the tensors in `live_`.
   int threads_;
+  Bytes reserved_;
   std::vector<StagedStream> staged_;
   std::optional<NanMaskedDelta> nan_masked_;  ///< NaN-masked form of the only stream's staged delta.
   std::vector<StagedStream> applied_;         ///< Parallel to the streams, or empty.

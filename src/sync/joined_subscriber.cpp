@@ -108,7 +108,6 @@ void JoinedSubscriber::stage_frames(const std::vector<StreamRecords>& frames, CU
 }
 
 std::byte* JoinedSubscriber::reserve_frames(std::uint64_t bytes, std::uint64_t foreign_bytes) {
-  if (!backend_->on_device()) throw Error(ErrorCode::kUsage, "memory on a device needs tensors on a device");
   std::uint64_t most = 0;
   for (const DeltaStaging& staging : stagings_) most += staging.byte_limit();
   if (bytes > most) {

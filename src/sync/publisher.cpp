@@ -37,6 +37,7 @@ void Publisher::abort(std::uint64_t version) { state_->all.abort(version); }
 std::uint64_t Publisher::version() const noexcept { return state_->all.version(); }
 const StateDigest& Publisher::digest() const noexcept { return state_->all.digests().front(); }
 bool Publisher::pending() const noexcept { return state_->all.pending(); }
+bool Publisher::on_device() const noexcept { return state_->all.on_device(); }
 Detector& Publisher::detector() noexcept { return state_->all.detector(); }
 
 void Detector::mark(std::size_t, const std::uint64_t*, CUstream_st*) {

@@ -50,5 +50,6 @@ void Subscriber::reset(std::uint64_t version, const StateDigest& expected) { sta
 std::uint64_t Subscriber::version() const noexcept { return state_->all.version(); }
 const StateDigest& Subscriber::digest() const noexcept { return state_->all.digest(0); }
 bool Subscriber::dirty() const noexcept { return state_->all.dirty(); }
+bool Subscriber::on_device() const noexcept { return state_->all.on_device(); }
 
 }  // namespace sparsecast

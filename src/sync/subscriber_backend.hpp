@@ -59,12 +59,13 @@ class SubscriberBackend {
   virtual void load_nan_masked(const std::vector<std::size_t>& tensors, const NanMaskedLoader& load,
                                const ApplyOrder& order) = 0;
 
-  /// Returns whether the tensors are on a device; when false, the two functions below are never called.
+  /// Drops as begin() does. Returns memory of the kind of the tensors, which is kept until the next call.
+  virtual std::byte* reserve(std::uint64_t bytes) = 0;
+
+  /// Returns whether the tensors are on a device; when false, the function below is never called.
   virtual bool on_device() const noexcept { return false; }
   /// Replaces add() and complete() for all frames of all streams at once; returns their headers, stream after stream.
   virtual std::vector<FrameHeader> add_on_device(const std::vector<StreamRecords>&, CUstream_st*) { return {}; }
-  /// Drops as begin() does.
-  virtual std::byte* reserve(std::uint64_t) { return nullptr; }
 };
 
 /// Creates the backend for tensors on the host, parallel to the joined table. Throws Error{kUsage} when they do not fit

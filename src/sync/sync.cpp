@@ -88,62 +88,7 @@ bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
   throw reason.within(fmt::format("version {} was applied and rolled back, {} stands", applied, subscriber.version()));
 }
 
-/// Records through Transport::broadcast, as the source's publisher has made them on the host.
-class HostSource final : public SourceSteps {
- public:
-  explicit HostSource(Transport& transport) : transport_(transport) {}
-
-  Published publish(Publisher& publisher) override {
-    const Delta& delta = publisher.publish();
-    // Copies: a transport must own what it sends, because after a failure it may go on reading it.
-    records_.reserve(delta.frames.size() + 2);
-    records_.push_back(delta.header);
-    records_.insert(records_.end(), delta.frames.begin(), delta.frames.end());
-    records_.push_back(delta.commit);
-    return {delta.info.version, delta.result.changed, delta.wire_bytes()};
-  }
-  void send(int refused, Deadline deadline) override {
-    if (refused != 0) records_.clear();
-    transport_.broadcast(records_, transport_.rank(), deadline);
-  }
-
- private:
-  Transport& transport_;
-  std::vector<Bytes> records_;
-};
-
-class HostReceiver final : public ReceiverSteps {
- public:
-  HostReceiver(Transport& transport, int source) : transport_(transport), source_(source) {}
-
-  std::uint64_t receive(Deadline deadline) override {
-    transport_.broadcast(records_, source_, deadline);
-    std::uint64_t total = 0;
-    for (const Bytes& record : records_) total += record.size();
-    return total;
-  }
-  ConstBytes header() const override { return records_.size() < 2 ? ConstBytes{} : ConstBytes(records_.front()); }
-  ConstBytes commit() const override { return records_.size() < 2 ? ConstBytes{} : ConstBytes(records_.back()); }
-  void stage(Subscriber& subscriber) override {
-    if (records_.empty()) throw nothing_to_send(0);
-    for (const Bytes& record : records_) subscriber.stage(record);
-  }
-  void forget() override { records_.clear(); }
-  ApplyReport apply(Subscriber& subscriber) override { return subscriber.apply(); }
-
- private:
-  Transport& transport_;
-  int source_;
-  std::vector<Bytes> records_;
-};
-
 }  // namespace
-
-Error nothing_to_send(int why) {
-  std::string text = "the source had nothing to send";
-  if (why != 0) text += fmt::format(": {}", to_string(static_cast<ErrorCode>(why)));
-  return {ErrorCode::kPeerFailed, text};
-}
 
 SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
                       SourceSteps& steps) {
@@ -179,7 +124,7 @@ SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::m
 }
 
 SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chrono::milliseconds timeout,
-                        ReceiverSteps& steps) {
+                        const ApplyOrder& order, ReceiverSteps& steps) {
   const Deadline deadline = steady_clock::now() + timeout;
   Stopwatch watch;
   SyncReport report;
@@ -188,7 +133,7 @@ SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chron
   try {
     {
       const TraceRange<"sync.wire"> range;
-      report.wire_bytes = steps.receive(deadline);
+      report.wire_bytes = steps.receive(subscriber, deadline);
       range.mark({.bytes = report.wire_bytes});
     }
     report.wire_seconds = watch.lap();
@@ -203,7 +148,7 @@ SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chron
     watch.lap();
     const Outcome applying = Outcome::of([&] {
       if (!staged) return;
-      report.changed = steps.apply(subscriber).changed;
+      report.changed = subscriber.apply(order).changed;
       applied = true;
     });
     report.apply_seconds = watch.lap();
@@ -220,16 +165,6 @@ SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chron
   report.version = subscriber.version();
   report.total_seconds = watch.total();
   return report;
-}
-
-SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout) {
-  HostSource steps(transport);
-  return run_source(publisher, transport, timeout, steps);
-}
-
-SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout) {
-  HostReceiver steps(transport, source);
-  return run_receiver(subscriber, transport, timeout, steps);
 }
 
 }  // namespace sparsecast

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Steps of one sync (sync.cpp) that depend on how the records of a delta travel: through the host, or between devices.
+// Steps of one sync (sync.cpp) that depend on how the records of a delta travel (sync_steps.cpp).
 
 #include "sparsecast/transport.hpp"
 
@@ -29,23 +29,19 @@ class ReceiverSteps {
   virtual ~ReceiverSteps() = default;
   /// Collective. Receives the records and returns their bytes. It does not check them: stage() does, so that no rank is
   /// missing from the collectives that follow.
-  virtual std::uint64_t receive(Deadline deadline) = 0;
+  virtual std::uint64_t receive(Subscriber& subscriber, Deadline deadline) = 0;
   /// Return the records of the header and of the commit; empty when there are none.
   virtual ConstBytes header() const = 0;
   virtual ConstBytes commit() const = 0;
-  /// Throws nothing_to_send() when that is why there are no records.
+  /// Throws Error{kPeerFailed} when the source had nothing to send.
   virtual void stage(Subscriber& subscriber) = 0;
   /// Frees the received records, after they were staged or refused.
   virtual void forget() = 0;
-  virtual ApplyReport apply(Subscriber& subscriber) = 0;
 };
-
-/// Returns the error of a receiver whose source could not publish; `why` is the source's ErrorCode, or 0 if unknown.
-Error nothing_to_send(int why);
 
 SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
                       SourceSteps& steps);
 SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chrono::milliseconds timeout,
-                        ReceiverSteps& steps);
+                        const ApplyOrder& order, ReceiverSteps& steps);
 
 }  // namespace sparsecast

@@ -291,7 +291,8 @@ TEST(DeviceSubscriberRules, FramesComeAllAtOnceOrOneByOne) {
   Subscriber on_host(fixed.delta.table, refs_to(*fixed.delta.table, live_views(host)), {});
   on_host.stage(fixed.published.header);
   expect_error(ErrorCode::kUsage, [&] { on_host.stage_frames({}); }, {"device"});
-  expect_error(ErrorCode::kUsage, [&] { on_host.reserve_frames(1); }, {"device"});
+  EXPECT_NE(on_host.reserve_frames(1), nullptr);
+  expect_error(ErrorCode::kCorrupt, [&] { on_host.reserve_frames(std::uint64_t{1} << 40); }, {"larger"});
 }
 
 TEST(DeviceSubscriberRules, StridedTensorsFollow) {

@@ -114,11 +114,10 @@ TEST(DeviceSync, AReceiverOfOtherBytesRefusesForAll) {
     // The channel stays open after an input error: the same again on it.
     for (int attempt = 0; attempt < 2; ++attempt) {
       if (rank == 0) {
-        expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s, nullptr); },
-                     {"wrong_base"});
+        expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s); }, {"wrong_base"});
       } else {
         expect_error(rank == 2 ? ErrorCode::kWrongBase : ErrorCode::kPeerFailed,
-                     [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); });
+                     [&] { sync_receive(group.subscriber(rank), transport, 0, 20s); });
       }
     }
   });
@@ -137,14 +136,12 @@ TEST(DeviceSync, WhenOneCannotApplyTheOthersTakeTheirsBack) {
   group.train(1);
   group.run(fake, [&](int rank, NcclTransport& transport) {
     if (rank == 0) {
-      expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s, nullptr); },
-                   {"digest_mismatch"});
+      expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s); }, {"digest_mismatch"});
     } else if (rank == 1) {
-      expect_error(ErrorCode::kPeerFailed, [&] { sync_receive(group.subscriber(1), transport, 0, 20s, ApplyOrder{}); },
+      expect_error(ErrorCode::kPeerFailed, [&] { sync_receive(group.subscriber(1), transport, 0, 20s); },
                    {"rolled back"});
     } else {
-      expect_error(ErrorCode::kDigestMismatch,
-                   [&] { sync_receive(group.subscriber(2), transport, 0, 20s, ApplyOrder{}); });
+      expect_error(ErrorCode::kDigestMismatch, [&] { sync_receive(group.subscriber(2), transport, 0, 20s); });
     }
   });
   EXPECT_EQ(group.publisher->version(), 0U);
@@ -152,28 +149,31 @@ TEST(DeviceSync, WhenOneCannotApplyTheOthersTakeTheirsBack) {
   EXPECT_EQ(group.receiver(2), wrong);
 }
 
-TEST(DeviceSync, AReceiverThatCannotStageThemTakesPartAllTheSame) {
+TEST(DeviceSync, EndsOnTheHostAndOnDevicesAreMixed) {
   NEEDS_RENDEZVOUS();
   FakeNccl fake;
-  Group group;
-  TensorState host = group.state;
-  group.subscribers[1] =
-      std::make_unique<Subscriber>(group.table, refs_to(*group.table, live_views(host)), SubscriberOptions{});
-  group.train(1);
-  group.run(fake, [&](int rank, NcclTransport& transport) {
-    if (rank == 0) {
-      expect_error(ErrorCode::kPeerFailed, [&] { sync_send(*group.publisher, transport, 20s, nullptr); });
-    } else {
-      expect_error(rank == 2 ? ErrorCode::kUsage : ErrorCode::kPeerFailed,
-                   [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); });
+  for (const bool source_on_host : {false, true}) {
+    Group group;
+    TensorState trained = group.state;
+    TensorState host = group.state;
+    group.subscribers[1] =
+        std::make_unique<Subscriber>(group.table, refs_to(*group.table, live_views(host)), SubscriberOptions{});
+    if (source_on_host)
+      group.publisher.emplace(group.table, host_snapshot(*group.table, views(trained)), PublisherOptions{});
+    EXPECT_EQ(group.publisher->on_device(), !source_on_host);
+    for (std::uint64_t version = 1; version <= 2; ++version) {
+      group.train(version);
+      for (std::size_t t = 0; t < trained.size(); ++t) std::ranges::copy(group.state[t], trained[t].begin());
+      group.run(fake, [&](int rank, NcclTransport& transport) {
+        const SyncReport report = rank == 0 ? sync_send(*group.publisher, transport, 20s)
+                                            : sync_receive(group.subscriber(rank), transport, 0, 20s);
+        EXPECT_EQ(report.version, version);
+      });
+      EXPECT_EQ(group.receiver(1), group.state);
+      EXPECT_EQ(host, group.state);
     }
-    // Frames by way of the host reach both.
-    const SyncReport report = rank == 0 ? sync_send(*group.publisher, transport, 20s)
-                                        : sync_receive(group.subscriber(rank), transport, 0, 20s);
-    EXPECT_EQ(report.version, 2U);
-  });
-  EXPECT_EQ(group.receiver(1), group.state);
-  EXPECT_EQ(host, group.state);
+  }
+  EXPECT_EQ(fake.misuses(), "");
 }
 
 TEST(DeviceSync, IsTwoGroupsAndTwoWaitsOnEveryRank) {
@@ -189,9 +189,9 @@ TEST(DeviceSync, IsTwoGroupsAndTwoWaitsOnEveryRank) {
       const int waits = fake.counts.host_waits;
       transport.agree(0, in(20s));
       if (rank == 0) {
-        sync_send(*group.publisher, transport, 20s, nullptr);
+        sync_send(*group.publisher, transport, 20s);
       } else {
-        sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{});
+        sync_receive(group.subscriber(rank), transport, 0, 20s);
       }
       transport.agree(0, in(20s));
       if (rank == 0) {
@@ -228,7 +228,7 @@ TEST(DeviceSync, OtherBytesThanWereAnnouncedAreNotWrittenAnywhere) {
       EXPECT_EQ(transport.agree(0, in(20s)), static_cast<int>(ErrorCode::kCorrupt));
       group.publisher->abort(1);
     } else {
-      expect_error(ErrorCode::kCorrupt, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); },
+      expect_error(ErrorCode::kCorrupt, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s); },
                    {"frames of 64 bytes were announced as"});
     }
   });
@@ -242,10 +242,9 @@ TEST(DeviceSync, ASourceThatCannotPublishLeavesNobodyWaiting) {
   group.publisher->publish();  // Its fate is open, so that there is no next one.
   group.run(fake, [&](int rank, NcclTransport& transport) {
     if (rank == 0) {
-      expect_error(ErrorCode::kUsage, [&] { sync_send(*group.publisher, transport, 20s, nullptr); }, {"pending"});
+      expect_error(ErrorCode::kUsage, [&] { sync_send(*group.publisher, transport, 20s); }, {"pending"});
     } else {
-      expect_error(ErrorCode::kPeerFailed,
-                   [&] { sync_receive(group.subscriber(rank), transport, 0, 20s, ApplyOrder{}); },
+      expect_error(ErrorCode::kPeerFailed, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s); },
                    {"nothing to send: usage"});
     }
   });

@@ -32,13 +32,8 @@ class DeviceReplica final : public Replica {
     upload(model_.weights());
   }
   SyncReport sync(GroupChannel& channel, std::chrono::milliseconds timeout) override {
-    NcclTransport* const nccl = channel.nccl();
-    if (publisher_) {
-      return nccl != nullptr ? sync_send(*publisher_, *nccl, timeout, nullptr)
-                             : sync_send(*publisher_, channel.transport(), timeout);
-    }
-    return nccl != nullptr ? sync_receive(*subscriber_, *nccl, 0, timeout, ApplyOrder{})
-                           : sync_receive(*subscriber_, channel.transport(), 0, timeout);
+    return publisher_ ? sync_send(*publisher_, channel.transport(), timeout)
+                      : sync_receive(*subscriber_, channel.transport(), 0, timeout);
   }
   AnchorHead head() const override { return {publisher_->version(), publisher_->digest()}; }
   void bring_up(const Storage& weights, const AnchorHead& head) override {
