@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <span>
+#include <vector>
 
 #include "sharded/rank_info.hpp"
 #include "sharded/vote.hpp"
@@ -23,6 +24,15 @@ void require(bool condition) {
 void rank_infos(ConstBytes bytes) {
   const Bytes packed = pack_roles(parse_roles(bytes, "rank 1"));
   require(pack_roles(parse_roles(packed, "rank 1")) == packed);
+  const Bytes joined = join_roles({packed, packed, packed});
+  for (const auto& roles : parse_joined_roles(joined, 3, "all ranks")) require(pack_roles(roles) == packed);
+}
+
+void joined_rank_infos(ConstBytes bytes) {
+  std::vector<Bytes> packed;
+  for (const auto& roles : parse_joined_roles(bytes, 64, "all ranks")) packed.push_back(pack_roles(roles));
+  const auto parsed = parse_joined_roles(join_roles(packed), 64, "all ranks");
+  for (std::size_t r = 0; r < parsed.size(); ++r) require(pack_roles(parsed[r]) == packed[r]);
 }
 
 void vote(ConstBytes bytes) {
@@ -36,7 +46,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const ConstBytes bytes = std::as_bytes(std::span(data + 1, size - 1));
   try {
-    (data[0] & 1) != 0 ? rank_infos(bytes) : vote(bytes);
+    if ((data[0] & 1) == 0) {
+      vote(bytes);
+    } else if ((data[0] & 2) == 0) {
+      rank_infos(bytes);
+    } else {
+      joined_rank_infos(bytes);
+    }
   } catch (const Error&) {
   }
   return 0;

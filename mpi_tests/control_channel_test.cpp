@@ -39,6 +39,19 @@ void control_channel(Case& running) {
       running.expect(all[static_cast<std::size_t>(r)] == blob_of(r, r == last ? bytes : bytes / 2), "the part");
     }
     running.expect(channel->broadcast(blob_of(running.rank(), bytes), in(60s)) == blob_of(0, bytes), "rank 0's bytes");
+    // Each rank's byte, if all parts are whole.
+    const auto combine = [bytes](const std::vector<Bytes>& parts) {
+      Bytes firsts;
+      for (std::size_t r = 0; r < parts.size(); ++r) {
+        const Bytes whole = blob_of(static_cast<int>(r), bytes);
+        if (parts[r] == whole && !whole.empty()) firsts.push_back(whole.front());
+      }
+      return firsts;
+    };
+    std::vector<Bytes> parts;
+    for (int r = 0; r <= last; ++r) parts.push_back(blob_of(r, bytes));
+    running.expect(channel->reduce(blob_of(running.rank(), bytes), combine, in(60s)) == combine(parts),
+                   "the reduction");
   }
   for (int coordinator = 0; coordinator <= last; ++coordinator) {
     running.expect_equal(channel->agree(running.rank(), coordinator, in(60s)), last, "the worst status");

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +33,15 @@ class SPARSECAST_API ControlChannel {
 
   /// Returns every rank's bytes, in the order of ranks, on every rank.
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) = 0;
+  /// Makes one message of all ranks' parts, which are in the order of ranks. It depends on them and on what all ranks
+  /// know alike, because it is not said on which rank it runs.
+  using Combine = std::function<Bytes(const std::vector<Bytes>& parts)>;
+  /// Returns on every rank what `combine` makes of all ranks' bytes. It runs on one rank, so that no other rank gets
+  /// all parts, or on each; an error that it throws ends the call on all ranks, with its code on the rank on which it
+  /// ran. The default combines on each rank what all_gather returns.
+  virtual Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) {
+    return combine(all_gather(own, deadline));
+  }
   /// Returns the bytes of rank 0 on every rank; `own` is ignored on the other ranks.
   virtual Bytes broadcast(std::span<const std::byte> own, Deadline deadline) = 0;
   /// Returns the largest status of all ranks. `coordinator` alone decides: once its call has returned, its decision

@@ -134,6 +134,7 @@ class SPARSECAST_API Rendezvous final : public ControlChannel {
   int size() const noexcept override;
   std::uint64_t max_blob_bytes() const noexcept override;
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override;
+  Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) override;
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override;
   int agree(int status, int coordinator, Deadline deadline) override;
   std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) override;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Everybody says who he is; then the layouts travel, each once, from the first rank that has it; then all see the same
-// groups, and what is wrong with them.
+// Everybody says who he is, and hears of all in one message; then the layouts travel, each once, from the first rank
+// that has it; then all see the same groups, and what is wrong with them.
 
 #include "sharded/rank_info.hpp"
 
@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sparsecast/error.hpp"
+#include "transport/control/blobs.hpp"
 
 namespace sparsecast {
 
@@ -82,8 +83,7 @@ Bytes collect(ControlChannel& world, int provider, std::uint64_t size, ConstByte
   while (out.size() < size) {
     const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, size - out.size()));
     const ConstBytes part = world.rank() == provider ? own.subspan(out.size(), count) : ConstBytes{};
-    const std::vector<Bytes> parts = world.all_gather(part, deadline);
-    const Bytes& arrived = parts[static_cast<std::size_t>(provider)];
+    const Bytes arrived = world.reduce(part, concatenate, deadline);
     if (arrived.size() != count) {
       throw Error(ErrorCode::kCorrupt, fmt::format("{} bytes of a layout came where {} belong", arrived.size(), count),
                   fmt::format("rank {}", provider));
@@ -184,17 +184,17 @@ bool Meeting::seeds(int world_rank) const {
 Meeting meet(ControlChannel& world, std::vector<RankInfo> own, const Layouts& layouts, Deadline deadline) {
   const std::map<Role, Bytes> packed = pack_layouts(own, layouts);
   std::vector<Attendant> all;
-  const std::vector<Bytes> said = world.all_gather(pack_roles(own), deadline);
-  for (std::size_t r = 0; r < said.size(); ++r) {
-    for (RankInfo& rank_info : parse_roles(said[r], fmt::format("world rank {}", r))) {
-      all.push_back({static_cast<int>(r), std::move(rank_info)});
-    }
+  const auto size = static_cast<std::size_t>(world.size());
+  std::vector<std::vector<RankInfo>> said =
+      parse_joined_roles(world.reduce(pack_roles(own), join_roles, deadline), size, "the rank infos of all ranks");
+  for (std::size_t r = 0; r < size; ++r) {
+    for (RankInfo& rank_info : said[r]) all.push_back({static_cast<int>(r), std::move(rank_info)});
   }
   const std::vector<GroupMembers> groups = find_groups(all);
   const Layouts of_groups = exchange_layouts(world, groups, layouts, packed, deadline);
 
   Meeting meeting;
-  meeting.names = name_ranks(all, said.size());
+  meeting.names = name_ranks(all, size);
   const GroupMembers* trainer = nullptr;
   for (const Attendant& attendant : all) {
     const RankInfo& rank_info = attendant.rank_info;
@@ -233,7 +233,13 @@ Meeting meet(ControlChannel& world, std::vector<RankInfo> own, const Layouts& la
 
 namespace {
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
+
+/// Ranks that follow one another in the world, and whose numbers in each role do so too.
+struct Run {
+  std::uint64_t ranks = 1;
+  std::vector<RankInfo> roles;  ///< Of the first of them.
+};
 
 Hash128 hash_from(const nlohmann::json& words) {
   return {words.at(0).get<std::uint64_t>(), words.at(1).get<std::uint64_t>()};
@@ -273,6 +279,45 @@ RankInfo from_json(const nlohmann::json& object) {
   return rank_info;
 }
 
+nlohmann::json to_json(const std::vector<RankInfo>& roles) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const RankInfo& rank_info : roles) list.push_back(to_json(rank_info));
+  return list;
+}
+
+/// Returns the roles of the rank that comes `count` ranks after the one of `roles` in its run.
+std::vector<RankInfo> advanced(std::vector<RankInfo> roles, std::uint64_t count) {
+  for (RankInfo& rank_info : roles) rank_info.rank += static_cast<std::uint32_t>(count);
+  return roles;
+}
+
+Bytes pack_runs(const std::vector<Run>& runs) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Run& run : runs) list.push_back({{"ranks", run.ranks}, {"roles", to_json(run.roles)}});
+  const std::vector<std::uint8_t> packed = nlohmann::json::to_cbor({{"format", kFormat}, {"runs", list}});
+  const auto* const begin = reinterpret_cast<const std::byte*>(packed.data());
+  return {begin, begin + packed.size()};
+}
+
+std::vector<Run> parse_runs(ConstBytes bytes, const std::string& peer) {
+  try {
+    const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    const nlohmann::json object = nlohmann::json::from_cbor(begin, begin + bytes.size());
+    if (object.at("format").get<int>() != kFormat) {
+      throw Error(ErrorCode::kGroupMismatch, "it speaks another version of the meeting", peer);
+    }
+    std::vector<Run> runs;
+    for (const nlohmann::json& item : object.at("runs")) {
+      Run& run = runs.emplace_back();
+      run.ranks = item.at("ranks").get<std::uint64_t>();
+      for (const nlohmann::json& role : item.at("roles")) run.roles.push_back(from_json(role));
+    }
+    return runs;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::kCorrupt, fmt::format("what it says of itself cannot be read: {}", error.what()), peer);
+  }
+}
+
 }  // namespace
 
 void RankInfo::set_layouts(const Layout& current, const Layout* next) {
@@ -280,27 +325,36 @@ void RankInfo::set_layouts(const Layout& current, const Layout* next) {
   if (next != nullptr) next_layout = next->hash();
 }
 
-Bytes pack_roles(const std::vector<RankInfo>& roles) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const RankInfo& rank_info : roles) list.push_back(to_json(rank_info));
-  const std::vector<std::uint8_t> packed = nlohmann::json::to_cbor({{"format", kFormat}, {"roles", list}});
-  const auto* const begin = reinterpret_cast<const std::byte*>(packed.data());
-  return {begin, begin + packed.size()};
-}
+Bytes pack_roles(const std::vector<RankInfo>& roles) { return pack_runs({{1, roles}}); }
 
 std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer) {
-  try {
-    const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
-    const nlohmann::json object = nlohmann::json::from_cbor(begin, begin + bytes.size());
-    if (object.at("format").get<int>() != kFormat) {
-      throw Error(ErrorCode::kGroupMismatch, "it speaks another version of the meeting", peer);
+  return std::move(parse_joined_roles(bytes, 1, peer).front());
+}
+
+Bytes join_roles(const std::vector<Bytes>& packed) {
+  std::vector<Run> runs;
+  for (std::size_t r = 0; r < packed.size(); ++r) {
+    std::vector<RankInfo> roles = parse_roles(packed[r], fmt::format("world rank {}", r));
+    if (!runs.empty() && to_json(roles) == to_json(advanced(runs.back().roles, runs.back().ranks))) {
+      ++runs.back().ranks;
+    } else {
+      runs.push_back({1, std::move(roles)});
     }
-    std::vector<RankInfo> roles;
-    for (const nlohmann::json& role : object.at("roles")) roles.push_back(from_json(role));
-    return roles;
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::kCorrupt, fmt::format("what it says of itself cannot be read: {}", error.what()), peer);
   }
+  return pack_runs(runs);
+}
+
+std::vector<std::vector<RankInfo>> parse_joined_roles(ConstBytes bytes, std::size_t ranks, const std::string& peer) {
+  std::vector<std::vector<RankInfo>> all;
+  const auto require_ranks = [&](bool right) {
+    if (!right) throw Error(ErrorCode::kCorrupt, fmt::format("what it says is not of {} ranks", ranks), peer);
+  };
+  for (const Run& run : parse_runs(bytes, peer)) {
+    require_ranks(run.ranks > 0 && run.ranks <= ranks - all.size());
+    for (std::uint64_t i = 0; i < run.ranks; ++i) all.push_back(advanced(run.roles, i));
+  }
+  require_ranks(all.size() == ranks);
+  return all;
 }
 
 }  // namespace sparsecast

@@ -15,7 +15,7 @@ namespace sparsecast {
 
 enum class Role : std::uint8_t { kTrainer, kEngine };
 
-/// Message of a rank about itself in one role. Its JSON form is sent to all ranks in Meeting's first collective.
+/// Message of a rank about itself in one role; all ranks get to know it by the first collective of meet().
 struct RankInfo {
   Role role = Role::kEngine;
   std::string group;  ///< The engine's name; "trainer".
@@ -33,10 +33,16 @@ struct RankInfo {
   void set_layouts(const Layout& current, const Layout* next);
 };
 
-/// Encodes the roles of a rank, one or two, as a JSON list.
+/// Encodes the roles of a rank, one or two.
 Bytes pack_roles(const std::vector<RankInfo>& roles);
-/// Decodes what pack_roles has encoded. Throws Error{kCorrupt} that names the peer.
+/// Decodes what pack_roles has encoded. Throws Error{kCorrupt} that names the peer, or Error{kGroupMismatch} for
+/// another version of the format.
 std::vector<RankInfo> parse_roles(ConstBytes bytes, const std::string& peer);
+/// Joins the messages of all ranks, in their order, into one. Consecutive ranks that differ in nothing but their rank
+/// numbers, which go up by one, are said once, so its size grows with the number of groups. Throws as parse_roles does.
+Bytes join_roles(const std::vector<Bytes>& packed);
+/// Returns the roles of each of `ranks` ranks from what join_roles has made. Throws as parse_roles does.
+std::vector<std::vector<RankInfo>> parse_joined_roles(ConstBytes bytes, std::size_t ranks, const std::string& peer);
 
 /// Participant of the regroup, the trainer or an engine.
 struct MeetingParticipant {

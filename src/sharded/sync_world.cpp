@@ -76,14 +76,38 @@ void SyncWorld::meet(std::vector<RankInfo> own, const std::vector<std::shared_pt
   meeting_ = sparsecast::meet(*control_, std::move(own), layouts, deadline);
 }
 
-void SyncWorld::agree_on(const FanoutPlan& plan, Deadline deadline) {
-  const std::vector<Bytes> hashes = control_->all_gather(bytes_of(plan.hash()), deadline);
-  for (std::size_t r = 0; r < hashes.size(); ++r) {
-    const std::string who = meeting_.name_of(static_cast<int>(r));
-    if (value_of<Hash128>(hashes[r], who) == plan.hash()) continue;
-    throw Error(ErrorCode::kGroupMismatch,
-                "it made another plan from the same layouts; do all ranks run the same version of sparsecast?", who);
+namespace {
+
+/// The plans that ranks made, as far as they differ.
+struct PlanHashes {
+  Hash128 first;                 ///< Of world rank 0.
+  std::int64_t other_rank = -1;  ///< First rank with another one, or -1.
+};
+
+PlanHashes compare_hashes(const Meeting& meeting, const std::vector<Bytes>& hashes) {
+  PlanHashes out;
+  for (std::size_t r = 0; r < hashes.size() && out.other_rank < 0; ++r) {
+    const int rank = static_cast<int>(r);
+    const auto hash = value_of<Hash128>(hashes[r], meeting.name_of(rank));
+    if (rank == 0) out.first = hash;
+    if (hash != out.first) out.other_rank = rank;
   }
+  return out;
+}
+
+}  // namespace
+
+void SyncWorld::agree_on(const FanoutPlan& plan, Deadline deadline) {
+  const Hash128 own = plan.hash();
+  const auto compare = [this](const std::vector<Bytes>& hashes) {
+    const PlanHashes compared = compare_hashes(meeting_, hashes);
+    return Bytes(bytes_of(compared).begin(), bytes_of(compared).end());
+  };
+  const auto compared = value_of<PlanHashes>(control_->reduce(bytes_of(own), compare, deadline), "the ranks' plans");
+  if (compared.first == own && compared.other_rank < 0) return;
+  throw Error(ErrorCode::kGroupMismatch,
+              "it made another plan from the same layouts; do all ranks run the same version of sparsecast?",
+              meeting_.name_of(compared.first == own ? static_cast<int>(compared.other_rank) : 0));
 }
 
 void SyncWorld::connect(const GroupOpener& open, Deadline deadline) {

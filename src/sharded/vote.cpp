@@ -20,6 +20,13 @@ struct Fixed {
   StateDigest reached;
 };
 
+/// Beginning of the result of a count; the words of a failure follow.
+struct Count {
+  std::int32_t status = 0;  ///< 0, or an ErrorCode.
+  std::uint32_t reserved = 0;
+  StateDigest digest;  ///< Of all tensors, after success.
+};
+
 /// Throws for a failure of others: rather the one that began it than those that only heard of it.
 void require_success(const Meeting& meeting, const std::vector<Vote>& votes) {
   const auto failed = [](const Vote& vote) { return vote.status != 0; };
@@ -46,6 +53,27 @@ std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<
     for (std::size_t e = 0; e < total.size(); ++e) total[e] += vote.promised[e];
   }
   return total;
+}
+
+/// Returns the digest of all tensors; throws as read_count does.
+StateDigest total_digest(const Meeting& meeting, const std::vector<Bytes>& packed) {
+  std::vector<Vote> votes;
+  for (std::size_t r = 0; r < packed.size(); ++r) {
+    votes.push_back(parse_vote(packed[r], meeting.name_of(static_cast<int>(r))));
+  }
+  require_success(meeting, votes);
+  const std::vector<StateDigest> promised = add_promises(meeting, votes);
+  std::string differing;
+  for (std::size_t e = 0; e < meeting.engines.size(); ++e) {
+    const Participant& engine = meeting.engines[e].participant;
+    StateDigest reached;
+    for (const int r : engine.ranks) reached += votes[static_cast<std::size_t>(r)].reached;
+    if (reached == promised[e]) continue;
+    differing += fmt::format("{}engine '{}' holds {}, not {}", differing.empty() ? "" : "; ", engine.name,
+                             to_hex(reached.value), to_hex(promised[e].value));
+  }
+  if (!differing.empty()) throw Error(ErrorCode::kDigestMismatch, differing);
+  return promised.back();
 }
 
 }  // namespace
@@ -81,29 +109,39 @@ Vote parse_vote(ConstBytes bytes, const std::string& peer) {
   return vote;
 }
 
+Bytes count_votes(const Meeting& meeting, const std::vector<Bytes>& packed) {
+  Count count;
+  std::string words;
+  try {
+    count.digest = total_digest(meeting, packed);
+  } catch (const Error& error) {
+    count.status = static_cast<std::int32_t>(error.code());
+    words = error.what();
+  }
+  Bytes out(sizeof(Count) + words.size());
+  std::memcpy(out.data(), &count, sizeof(Count));
+  std::ranges::copy(std::as_bytes(std::span(words)), out.begin() + sizeof(Count));
+  return out;
+}
+
+StateDigest read_count(ConstBytes bytes) {
+  Count count;
+  if (bytes.size() < sizeof(Count)) throw Error(ErrorCode::kCorrupt, "the count of the votes is cut off");
+  std::memcpy(&count, bytes.data(), sizeof(Count));
+  if (count.status == 0) return count.digest;
+  const ConstBytes words = bytes.subspan(sizeof(Count));
+  throw Error(static_cast<ErrorCode>(count.status),
+              std::string(reinterpret_cast<const char*>(words.data()), words.size()));
+}
+
 StateDigest exchange_votes(ControlChannel& world, const Meeting& meeting, Vote vote, const Outcome& own,
                            Deadline deadline) {
   vote.status = own.status();
   vote.text = own.text();
-  const std::vector<Bytes> all = world.all_gather(pack_vote(vote), deadline);
+  const Bytes count = world.reduce(
+      pack_vote(vote), [&](const std::vector<Bytes>& packed) { return count_votes(meeting, packed); }, deadline);
   own.rethrow();
-  std::vector<Vote> votes;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    votes.push_back(parse_vote(all[r], meeting.name_of(static_cast<int>(r))));
-  }
-  require_success(meeting, votes);
-  const std::vector<StateDigest> promised = add_promises(meeting, votes);
-  std::string differing;
-  for (std::size_t e = 0; e < meeting.engines.size(); ++e) {
-    const Participant& engine = meeting.engines[e].participant;
-    StateDigest reached;
-    for (const int r : engine.ranks) reached += votes[static_cast<std::size_t>(r)].reached;
-    if (reached == promised[e]) continue;
-    differing += fmt::format("{}engine '{}' holds {}, not {}", differing.empty() ? "" : "; ", engine.name,
-                             to_hex(reached.value), to_hex(promised[e].value));
-  }
-  if (!differing.empty()) throw Error(ErrorCode::kDigestMismatch, differing);
-  return promised.back();
+  return read_count(count);
 }
 
 }  // namespace sparsecast

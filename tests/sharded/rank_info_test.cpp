@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "sharded/vote.hpp"
 #include "sparsecast/layout_builders.hpp"
 #include "support/random.hpp"
 #include "transport/tcp/meeting.hpp"
@@ -135,6 +134,7 @@ TEST(ShardedMeeting, AnyBytesAreARankInfoOrRefused) {
       bad[random.below(bad.size())] = static_cast<std::byte>(random.next());
     }
     try {
+      parse_joined_roles(bad, 3, "rank 3");
       parse_roles(bad, "rank 3");
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("rank 3"), std::string::npos);
@@ -142,27 +142,70 @@ TEST(ShardedMeeting, AnyBytesAreARankInfoOrRefused) {
   }
 }
 
-TEST(ShardedVote, SurvivesTheWayAndRefusesWhatIsNotOne) {
-  Vote vote;
-  vote.status = 9;
-  vote.text = std::string(1000, 'x');
-  vote.promised = {StateDigest{{1, 2}}, StateDigest{{3, 4}}};
-  vote.reached = StateDigest{{5, 6}};
-  const Bytes bytes = pack_vote(vote);
-  const Vote parsed = parse_vote(bytes, "rank 0");
-  EXPECT_EQ(parsed.status, 9);
-  EXPECT_EQ(parsed.text, std::string(400, 'x')) << "words are cut, so that votes stay small";
-  EXPECT_EQ(parsed.promised, vote.promised);
-  EXPECT_EQ(parsed.reached, vote.reached);
-  for (std::size_t size = 0; size < 56; ++size) {
-    EXPECT_THROW(parse_vote(ConstBytes(bytes).first(size), "rank 0"), Error) << size;
+/// Roles as they are sent, one or two for each rank; ranks that follow one another are often alike.
+std::vector<std::vector<RankInfo>> random_roles(test::Random& random) {
+  std::vector<std::vector<RankInfo>> all;
+  std::uint32_t trainer_rank = static_cast<std::uint32_t>(random.below(3));
+  std::uint32_t engine_rank = 0;
+  std::uint64_t version = 7;
+  std::string name = "a";
+  const std::uint64_t ranks = 1 + random.below(40);
+  while (all.size() < ranks) {
+    if (random.chance(0.1)) name += "b";
+    if (random.chance(0.1)) engine_rank = static_cast<std::uint32_t>(random.below(5));
+    if (random.chance(0.05)) ++version;
+    std::vector<RankInfo> roles;
+    if (random.chance(0.8))
+      roles.push_back(rank_info_of({Role::kTrainer, "trainer", trainer_rank++, kTwo, version, 0}));
+    if (random.chance(0.5)) roles.push_back(rank_info_of({Role::kEngine, name, engine_rank++, kOne, version, 0}));
+    if (!roles.empty() && random.chance(0.1)) roles[0].plan.unsent = {"lm_head.*"};
+    all.push_back(std::move(roles));
   }
-  Bytes huge = bytes;
-  std::fill_n(huge.begin() + 4, 4, std::byte{0xFF});
-  EXPECT_THROW(parse_vote(huge, "rank 0"), Error);
-  huge = bytes;
-  huge.resize(huge.size() + 1000);
-  EXPECT_THROW(parse_vote(huge, "rank 0"), Error);
+  return all;
+}
+
+TEST(ShardedMeeting, TheRankInfosOfAllRanksSurviveInOneMessage) {
+  SCOPED_TRACE(test::seed_note());
+  test::Random random(test::run_seed());
+  for (int i = 0; i < 300; ++i) {
+    std::vector<Bytes> packed;
+    for (const auto& roles : random_roles(random)) packed.push_back(pack_roles(roles));
+    const Bytes joined = join_roles(packed);
+    const auto parsed = parse_joined_roles(joined, packed.size(), "all");
+    ASSERT_EQ(parsed.size(), packed.size());
+    for (std::size_t r = 0; r < parsed.size(); ++r) EXPECT_EQ(pack_roles(parsed[r]), packed[r]) << "world rank " << r;
+    EXPECT_THROW(parse_joined_roles(joined, packed.size() + 1, "all"), Error);
+    EXPECT_THROW(parse_joined_roles(joined, packed.size() - 1, "all"), Error);
+  }
+}
+
+TEST(ShardedMeeting, TheMessageOfAllRanksGrowsWithTheGroupsAndNotWithTheirRanks) {
+  const auto bytes_of_engine = [](std::uint32_t ranks) {
+    std::vector<Bytes> packed;
+    for (std::uint32_t r = 0; r < ranks; ++r)
+      packed.push_back(pack_roles({rank_info_of({Role::kEngine, "e", r, kOne})}));
+    return join_roles(packed).size();
+  };
+  EXPECT_LE(bytes_of_engine(1024), bytes_of_engine(2) + 8);
+}
+
+TEST(ShardedMeeting, ARankWhoseInfoCannotBeReadIsNamedToAll) {
+  test::Meeting place(test::meeting_options(3));
+  place.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    const int rank = channel->rank();
+    if (rank == 2) {
+      test::expect_error(
+          ErrorCode::kPeerFailed,
+          [&] { channel->reduce(test::bytes_from("no rank info"), join_roles, test::in(std::chrono::seconds(20))); },
+          {"world rank 2", "cannot be read"});
+      return;
+    }
+    const Guest guest = rank == 0 ? Guest{Role::kTrainer, "trainer", 0, kOne, 0, 0} : engine("a");
+    test::expect_error(
+        rank == 0 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed,
+        [&] { meet(*channel, {rank_info_of(guest)}, {guest.layout}, test::in(std::chrono::seconds(20))); },
+        {"world rank 2", "cannot be read"});
+  });
 }
 
 }  // namespace

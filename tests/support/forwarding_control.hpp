@@ -19,6 +19,9 @@ class ForwardingControl : public ControlChannel {
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override {
     return inner_->all_gather(own, deadline);
   }
+  Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) override {
+    return inner_->reduce(own, combine, deadline);
+  }
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override {
     return inner_->broadcast(own, deadline);
   }

@@ -30,6 +30,35 @@ Value value_of(const Bytes& body, const std::string& peer) {
   return value;
 }
 
+/// Returns the blobs one after another, without their sizes: for a reduce to which the readers know who contributes.
+inline Bytes concatenate(const std::vector<Bytes>& blobs) {
+  Bytes joined;
+  for (const Bytes& blob : blobs) joined.insert(joined.end(), blob.begin(), blob.end());
+  return joined;
+}
+
+/// Concatenates the blobs of all ranks, each of which is one value or nothing. Throws Error{kCorrupt} that names a rank
+/// with something else.
+template <class Value>
+Bytes join_values(const std::vector<Bytes>& blobs) {
+  for (std::size_t r = 0; r < blobs.size(); ++r) {
+    if (!blobs[r].empty()) value_of<Value>(blobs[r], fmt::format("rank {}", r));
+  }
+  return concatenate(blobs);
+}
+
+/// Splits the message of join_values back into its values. Throws Error{kCorrupt} unless there are `count`.
+template <class Value>
+std::vector<Value> values_of(const Bytes& joined, std::size_t count) {
+  std::vector<Value> values(count);
+  if (joined.size() != count * sizeof(Value)) {
+    throw Error(ErrorCode::kCorrupt, fmt::format("the ranks sent {} bytes where {} values of {} belong", joined.size(),
+                                                 count, sizeof(Value)));
+  }
+  if (count > 0) std::memcpy(values.data(), joined.data(), joined.size());
+  return values;
+}
+
 /// Returns the sizes of all blobs (8 bytes each, little-endian on the machines supported), followed by the blobs.
 inline Bytes join_blobs(const std::vector<Bytes>& blobs) {
   Bytes joined;
@@ -37,7 +66,8 @@ inline Bytes join_blobs(const std::vector<Bytes>& blobs) {
     const std::uint64_t size = blob.size();
     joined.insert(joined.end(), bytes_of(size).begin(), bytes_of(size).end());
   }
-  for (const Bytes& blob : blobs) joined.insert(joined.end(), blob.begin(), blob.end());
+  const Bytes bodies = concatenate(blobs);
+  joined.insert(joined.end(), bodies.begin(), bodies.end());
   return joined;
 }
 

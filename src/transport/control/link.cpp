@@ -30,6 +30,8 @@ const char* to_string(MessageType type) {
       return "abort";
     case MessageType::kLeave:
       return "leave";
+    case MessageType::kReduce:
+      return "reduce";
   }
   return "unknown message";
 }

@@ -22,8 +22,9 @@ enum class MessageType : std::uint32_t {
   kBroadcast = 4,
   kVote = 5,
   kDecision = 6,
-  kAbort = 7,  ///< Either way, at any time: the sender gives up; text says why.
-  kLeave = 8,  ///< Either way: the sender has done its part and closes in good order.
+  kAbort = 7,   ///< Either way, at any time: the sender gives up; text says why.
+  kLeave = 8,   ///< Either way: the sender has done its part and closes in good order.
+  kReduce = 9,  ///< Member: one rank's part of reduce. Hub: what was made of all parts.
 };
 
 const char* to_string(MessageType type);

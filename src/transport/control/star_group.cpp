@@ -16,6 +16,7 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr std::uint64_t kSmallestBound = 4096;
+constexpr std::size_t kMostNamed = 20;  ///< Ranks in one sentence.
 
 struct AgreeVote {
   std::int32_t status = 0;
@@ -148,24 +149,48 @@ std::vector<Bytes> StarGroup::collect(MessageType type, Deadline deadline) {
   }
   if (silent.empty()) return bodies;
   std::string names;
-  for (const int r : silent) names += (names.empty() ? "" : ", ") + members_[static_cast<std::size_t>(r)]->name();
+  for (std::size_t i = 0; i < std::min(silent.size(), kMostNamed); ++i) {
+    names += (i == 0 ? "" : ", ") + members_[static_cast<std::size_t>(silent[i])]->name();
+  }
+  if (silent.size() > kMostNamed) names += fmt::format(" and {} more", silent.size() - kMostNamed);
   throw Error(ErrorCode::kTimeout, fmt::format("silent until the deadline: {}", names));
+}
+
+std::vector<Bytes> StarGroup::collect_blobs(MessageType type, std::span<const std::byte> own, Deadline deadline) {
+  std::vector<Bytes> blobs = collect(type, close_of_step(deadline));
+  blobs[0].assign(own.begin(), own.end());
+  return blobs;
+}
+
+void StarGroup::require_blob(std::span<const std::byte> own) const {
+  if (own.size() <= max_blob_bytes_) return;
+  throw Error(ErrorCode::kUsage,
+              fmt::format("a part of {} bytes; at most {} are possible", own.size(), max_blob_bytes_));
 }
 
 std::vector<Bytes> StarGroup::all_gather(std::span<const std::byte> own, Deadline deadline) {
   return guard("all_gather", [&] {
-    if (own.size() > max_blob_bytes_) {
-      throw Error(ErrorCode::kUsage,
-                  fmt::format("a part of {} bytes; at most {} are possible", own.size(), max_blob_bytes_));
-    }
+    require_blob(own);
     if (rank_ != 0) {
       hub_->send(MessageType::kBlob, own, deadline);
       return cut_blobs(expect(*hub_, MessageType::kGathered, deadline), size_, hub_->name());
     }
-    std::vector<Bytes> blobs = collect(MessageType::kBlob, close_of_step(deadline));
-    blobs[0].assign(own.begin(), own.end());
+    std::vector<Bytes> blobs = collect_blobs(MessageType::kBlob, own, deadline);
     tell_all(MessageType::kGathered, join_blobs(blobs), deadline);
     return blobs;
+  });
+}
+
+Bytes StarGroup::reduce(std::span<const std::byte> own, const ControlChannel::Combine& combine, Deadline deadline) {
+  return guard("reduce", [&] {
+    require_blob(own);
+    if (rank_ != 0) {
+      hub_->send(MessageType::kReduce, own, deadline);
+      return expect(*hub_, MessageType::kReduce, deadline);
+    }
+    Bytes result = combine(collect_blobs(MessageType::kReduce, own, deadline));
+    tell_all(MessageType::kReduce, result, deadline);
+    return result;
   });
 }
 

@@ -6,6 +6,7 @@
 //     open --any failure, or abort() of any thread--> broken (every rank is told, every later call throws)
 //
 //     all_gather   every rank -> hub: blob              hub -> every rank: all blobs
+//     reduce       every rank -> hub: blob              hub -> every rank: what it makes of all blobs
 //     broadcast                                         hub -> every rank
 //     agree        every rank -> hub: vote   hub -> coordinator: worst   coordinator -> hub: decision
 //                                                       hub -> every rank: decision
@@ -79,6 +80,7 @@ class StarGroup {
   // Implement ControlChannel. Any thread may call abort() at any time; the other functions may be called by one thread
   // at a time, and throw Error{kUsage} otherwise.
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline);
+  Bytes reduce(std::span<const std::byte> own, const ControlChannel::Combine& combine, Deadline deadline);
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline);
   int agree(int status, int coordinator, Deadline deadline);
   void abort(const std::string& reason) noexcept;
@@ -110,8 +112,11 @@ class StarGroup {
   /// Ends the call of the token, and handles a cancellation that came meanwhile.
   void leave() noexcept;
   void break_with(const Error& error) noexcept;
-  /// Returns a message of every member. When some are silent, the error names all of them.
+  /// Returns a message of every member. When some are silent, the error names them, at most 20.
   std::vector<Bytes> collect(MessageType type, Deadline deadline);
+  /// Returns the blobs of all ranks on the hub. Throws Error{kUsage} for a blob that is too large.
+  std::vector<Bytes> collect_blobs(MessageType type, std::span<const std::byte> own, Deadline deadline);
+  void require_blob(std::span<const std::byte> own) const;
   void deliver_decision(std::int32_t worst, int decided_by, Deadline deadline);
   int agree_as_hub(int status, int coordinator, Deadline deadline);
   int agree_as_member(int status, int coordinator, Deadline deadline);

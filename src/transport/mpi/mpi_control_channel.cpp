@@ -282,6 +282,9 @@ class MpiControlChannel final : public ControlChannel, public std::enable_shared
   std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override {
     return star_.all_gather(own, deadline);
   }
+  Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) override {
+    return star_.reduce(own, combine, deadline);
+  }
   Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override { return star_.broadcast(own, deadline); }
   int agree(int status, int coordinator, Deadline deadline) override {
     return star_.agree(status, coordinator, deadline);

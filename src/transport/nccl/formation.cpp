@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "sparsecast/hash.hpp"
 
@@ -35,18 +36,16 @@ void check_devices(const std::vector<NcclRankInfo>& rank_infos) {
   const bool may_share = get_text(rank_infos[0].settings).find("NCCL_MULTI_RANK_GPU_ENABLE=1\n") != std::string::npos &&
                          rank_infos[0].nccl_version >= kMultiRankVersion;
   if (may_share) return;
-  for (std::size_t b = 1; b < rank_infos.size(); ++b) {
-    for (std::size_t a = 0; a < b; ++a) {
-      const std::string device = get_text(rank_infos[a].device);
-      if (device != get_text(rank_infos[b].device)) continue;
-      // Processes that call themselves different hosts may share one: for tests, over sockets.
-      if (get_text(rank_infos[a].host_id) != get_text(rank_infos[b].host_id)) continue;
-      throw Error(
-          ErrorCode::kGroupMismatch,
-          fmt::format("ranks {} and {} use the same GPU ({}); give each rank its own, by CUDA_VISIBLE_DEVICES or "
-                      "NcclOptions::device",
-                      a, b, device));
-    }
+  // Processes that call themselves different hosts may share one: for tests, over sockets.
+  std::map<std::pair<std::string, std::string>, std::size_t> users;
+  for (std::size_t r = 0; r < rank_infos.size(); ++r) {
+    const std::string device = get_text(rank_infos[r].device);
+    const auto [user, added] = users.try_emplace({device, get_text(rank_infos[r].host_id)}, r);
+    if (added) continue;
+    throw Error(ErrorCode::kGroupMismatch,
+                fmt::format("ranks {} and {} use the same GPU ({}); give each rank its own, by CUDA_VISIBLE_DEVICES or "
+                            "NcclOptions::device",
+                            user->second, r, device));
   }
 }
 
@@ -90,6 +89,15 @@ bool grows(const std::vector<NcclRankInfo>& rank_infos) {
   }
   return true;
 }
+
+/// Beginning of a packed plan; the lost ranks and the roots follow.
+struct PlanHead {
+  std::uint32_t formation = 0;
+  std::uint32_t registered = 0;
+  std::uint64_t channel = 0;
+  std::uint64_t lost = 0;
+  std::uint64_t roots = 0;
+};
 
 }  // namespace
 
@@ -182,6 +190,43 @@ FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos) {
     plan.formation = Formation::kInitScalable;
     for (int root = kRanksPerRoot; root + kRanksPerRoot <= size; root += kRanksPerRoot) plan.roots.push_back(root);
   }
+  return plan;
+}
+
+Bytes pack_formation(const FormationPlan& plan) {
+  const PlanHead head{static_cast<std::uint32_t>(plan.formation), plan.registered ? 1U : 0U, plan.channel,
+                      plan.lost.size(), plan.roots.size()};
+  const auto lost = std::as_bytes(std::span(plan.lost));
+  const auto roots = std::as_bytes(std::span(plan.roots));
+  Bytes out(sizeof(head) + lost.size() + roots.size());
+  std::memcpy(out.data(), &head, sizeof(head));
+  std::ranges::copy(lost, out.begin() + sizeof(head));
+  std::ranges::copy(roots, out.end() - static_cast<std::ptrdiff_t>(roots.size()));
+  return out;
+}
+
+FormationPlan parse_formation(ConstBytes bytes) {
+  PlanHead head;
+  const auto require = [](bool right) {
+    if (!right) throw Error(ErrorCode::kCorrupt, "the plan of how to form the communicator cannot be read");
+  };
+  require(bytes.size() >= sizeof(head));
+  std::memcpy(&head, bytes.data(), sizeof(head));
+  bytes = bytes.subspan(sizeof(head));
+  const std::uint64_t ranks = bytes.size() / sizeof(int);
+  require(head.formation <= static_cast<std::uint32_t>(Formation::kGrow) && head.registered <= 1);
+  require(head.lost <= ranks && head.roots == ranks - head.lost && bytes.size() % sizeof(int) == 0);
+  FormationPlan plan;
+  plan.formation = static_cast<Formation>(head.formation);
+  plan.registered = head.registered != 0;
+  plan.channel = head.channel;
+  const auto take = [&bytes](std::vector<int>& list, std::uint64_t count) {
+    list.resize(static_cast<std::size_t>(count));
+    std::ranges::copy(bytes.first(list.size() * sizeof(int)), std::as_writable_bytes(std::span(list)).begin());
+    bytes = bytes.subspan(list.size() * sizeof(int));
+  };
+  take(plan.lost, head.lost);
+  take(plan.roots, head.roots);
   return plan;
 }
 

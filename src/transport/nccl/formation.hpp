@@ -75,6 +75,11 @@ std::vector<NcclRankInfo> parse_rank_infos(const std::vector<Bytes>& all);
 void check_rank_infos(const std::vector<NcclRankInfo>& rank_infos);
 FormationPlan plan_formation(const std::vector<NcclRankInfo>& rank_infos);
 
+/// Encodes the plan, which one rank makes for all.
+Bytes pack_formation(const FormationPlan& plan);
+/// Decodes what pack_formation has encoded. Throws Error{kCorrupt}.
+FormationPlan parse_formation(ConstBytes bytes);
+
 template <std::size_t N>
 void set_text(std::array<char, N>& field, const std::string& text) {
   field.fill('\0');

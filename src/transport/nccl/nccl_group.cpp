@@ -177,10 +177,13 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
                                                                    options.staging_bytes, options.register_memory);
     channel->staging_->enter();
     channel->report_.device = channel->staging_->device();
-    const std::vector<Bytes> all = channel->control_->all_gather(bytes_of(channel->rank_info(old)), deadline);
-    const std::vector<NcclRankInfo> rank_infos = parse_rank_infos(all);
-    check_rank_infos(rank_infos);
-    const FormationPlan plan = plan_formation(rank_infos);
+    const auto plan_for_all = [](const std::vector<Bytes>& all) {
+      const std::vector<NcclRankInfo> rank_infos = parse_rank_infos(all);
+      check_rank_infos(rank_infos);
+      return pack_formation(plan_formation(rank_infos));
+    };
+    const FormationPlan plan =
+        parse_formation(channel->control_->reduce(bytes_of(channel->rank_info(old)), plan_for_all, deadline));
     channel->channel_ = plan.channel;
     channel->create(plan, old, deadline);
     channel->register_staging(plan.registered, deadline);
@@ -216,11 +219,9 @@ void NcclTransport::Group::create(const FormationPlan& plan, Group* old, Deadlin
     check(grows ? nccl.comm_get_unique_id(old->communicator_, &own) : nccl.get_unique_id(&own), nullptr,
           "ncclGetUniqueId");
   }
-  const std::vector<Bytes> all = control_->all_gather(is_root ? bytes_of(own) : std::span<const std::byte>{}, deadline);
-  std::vector<ncclUniqueId> ids;
-  for (const int root : plan.roots) {
-    ids.push_back(value_of_rank<ncclUniqueId>(all[static_cast<std::size_t>(root)], static_cast<std::size_t>(root)));
-  }
+  const Bytes all =
+      control_->reduce(is_root ? bytes_of(own) : std::span<const std::byte>{}, join_values<ncclUniqueId>, deadline);
+  std::vector<ncclUniqueId> ids = values_of<ncclUniqueId>(all, plan.roots.size());
   if (grows) {
     const bool joins = old == nullptr;
     check(nccl.comm_grow(joins ? nullptr : old->communicator_, size(), joins || is_root ? ids.data() : nullptr,

@@ -2,6 +2,7 @@
 #include "transport/tcp/group_acceptor.hpp"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 
@@ -34,6 +35,26 @@ void say_why(const std::vector<Connection*>& peers, const Error& error) {
   for (Connection* const peer : peers) peer->linger(soon);
 }
 
+/// Allows this process as many open files as the hub of the group needs: a connection to each rank, and what else the
+/// process has. The usual limit is 1024, which a process may raise by itself up to another one. Throws Error{kIo} when
+/// that one is too low: connections would not be accepted, and their ranks taken for missing.
+void allow_open_files(int size) {
+  constexpr rlim_t kOthers = 1024;
+  const auto ranks = static_cast<rlim_t>(size);
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= ranks + kOthers) return;
+  if (limit.rlim_max < ranks) {
+    throw Error(
+        ErrorCode::kIo,
+        fmt::format("rank 0 has a connection to each of {} ranks, and this process may open only {} files; raise "
+                    "the limit (ulimit -Hn)",
+                    size, limit.rlim_max),
+        "rendezvous, rank 0");
+  }
+  limit.rlim_cur = std::min(limit.rlim_max, ranks + kOthers);
+  setrlimit(RLIMIT_NOFILE, &limit);  // Best effort: what is allowed already may do.
+}
+
 }  // namespace
 
 GroupAcceptor::GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
@@ -41,7 +62,9 @@ GroupAcceptor::GroupAcceptor(const RendezvousOptions& options, const Socket& lis
     : options_(options),
       acceptor_(listener, key, options.size, max_body_bytes),
       size_(options.size),
-      members_(static_cast<std::size_t>(options.size)) {}
+      members_(static_cast<std::size_t>(options.size)) {
+  allow_open_files(size_);
+}
 
 std::vector<int> GroupAcceptor::missing() const {
   std::vector<int> ranks;

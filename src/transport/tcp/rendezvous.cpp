@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "sparsecast/network.hpp"
 #include "sparsecast/rendezvous.hpp"
@@ -121,6 +124,9 @@ std::string Rendezvous::describe() const { return fmt::format("rank {} of {} at 
 std::vector<Bytes> Rendezvous::all_gather(std::span<const std::byte> own, Deadline deadline) {
   return impl_->star.all_gather(own, deadline);
 }
+Bytes Rendezvous::reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) {
+  return impl_->star.reduce(own, combine, deadline);
+}
 Bytes Rendezvous::broadcast(std::span<const std::byte> own, Deadline deadline) {
   return impl_->star.broadcast(own, deadline);
 }
@@ -137,29 +143,32 @@ std::optional<std::string> Rendezvous::aborted() noexcept { return impl_->star.a
 
 namespace {
 
-struct RendezvousMember {
-  SplitChoice choice;
-  char host[64] = {};
-};
-
+/// Message of the rank that leads a part of a group; the others send none.
 struct Invitation {
-  std::uint16_t port = 0;
+  char host[64] = {};
+  std::uint16_t port = 0;  ///< 0: the leader could not open one.
   Nonce secret{};
 };
+
+/// Returns the first rank of each part of the group.
+std::set<int> leaders_of(const std::vector<SplitChoice>& choices) {
+  std::map<int, std::pair<int, int>> first;  ///< By color: key and rank.
+  for (std::size_t r = 0; r < choices.size(); ++r) {
+    if (choices[r].color < 0) continue;
+    const std::pair own{choices[r].key, static_cast<int>(r)};
+    const auto [known, added] = first.try_emplace(choices[r].color, own);
+    if (!added) known->second = std::min(known->second, own);
+  }
+  std::set<int> leaders;
+  for (const auto& [color, leader] : first) leaders.insert(leader.second);
+  return leaders;
+}
 
 }  // namespace
 
 std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline deadline) {
-  RendezvousMember own{{color, key}, {}};
-  impl_->own_host.copy(own.host, sizeof(own.host) - 1);
-  const std::vector<Bytes> all = all_gather(bytes_of(own), deadline);
-  std::vector<RendezvousMember> memberships;
-  std::vector<SplitChoice> choices;
-  for (int r = 0; r < size(); ++r) {
-    memberships.push_back(value_of<RendezvousMember>(all[static_cast<std::size_t>(r)], fmt::format("rank {}", r)));
-    memberships.back().host[sizeof(own.host) - 1] = '\0';
-    choices.push_back(memberships.back().choice);
-  }
+  const std::vector<SplitChoice> choices = values_of<SplitChoice>(
+      reduce(bytes_of(SplitChoice{color, key}), join_values<SplitChoice>, deadline), static_cast<std::size_t>(size()));
   const std::vector<int> group = ranks_of_color(choices, color);
   const bool leads = color >= 0 && group.front() == rank();
   RendezvousOptions options;
@@ -169,23 +178,29 @@ std::shared_ptr<ControlChannel> Rendezvous::split(int color, int key, Deadline d
   std::exception_ptr failure;
   if (leads) {
     try {
-      options.host = own.host;
+      impl_->own_host.copy(invitation.host, sizeof(invitation.host) - 1);
+      options.host = invitation.host;
       listener = std::make_unique<RendezvousListener>(options);
-      invitation = {listener->port(), fresh_nonce()};
+      invitation.port = listener->port();
+      invitation.secret = fresh_nonce();
     } catch (const Error&) {
       failure = std::current_exception();
     }
   }
   // The invitations travel encrypted, so nobody outside the group learns a part's secret.
-  const std::vector<Bytes> invitations = all_gather(bytes_of(invitation), deadline);
+  const std::set<int> leaders = leaders_of(choices);
+  const std::vector<Invitation> invitations = values_of<Invitation>(
+      reduce(leads ? bytes_of(invitation) : std::span<const std::byte>{}, join_values<Invitation>, deadline),
+      leaders.size());
   if (color < 0) return nullptr;
   if (failure) std::rethrow_exception(failure);
   const int leader = group.front();
-  invitation = value_of<Invitation>(invitations[static_cast<std::size_t>(leader)], fmt::format("rank {}", leader));
+  invitation = invitations[static_cast<std::size_t>(std::distance(leaders.begin(), leaders.find(leader)))];
   if (invitation.port == 0) {
     throw Error(ErrorCode::kPeerFailed, fmt::format("rank {} could not open a port for its part of the group", leader));
   }
-  options.host = memberships[static_cast<std::size_t>(leader)].host;
+  invitation.host[sizeof(invitation.host) - 1] = '\0';
+  options.host = invitation.host;
   options.port = invitation.port;
   options.secret = secret_text(invitation.secret);
   options.size = static_cast<int>(group.size());

@@ -66,6 +66,13 @@ TEST_P(AbortFromAnotherThread, EndsAGatherOnEveryRank) {
   wait_and_give_up([](ControlChannel& channel) { channel.all_gather(bytes_from("part"), soon()); });
 }
 
+TEST_P(AbortFromAnotherThread, EndsAReduceOnEveryRank) {
+  wait_and_give_up([](ControlChannel& channel) {
+    channel.reduce(
+        bytes_from("part"), [](const std::vector<Bytes>& parts) { return parts.front(); }, soon());
+  });
+}
+
 TEST_P(AbortFromAnotherThread, EndsAVoteOnEveryRank) {
   wait_and_give_up([](ControlChannel& channel) { channel.agree(0, 0, soon()); });
 }

@@ -3,6 +3,7 @@
 // Rendezvous between real processes: a killed rank closes nothing itself, but the kernel does.
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -65,6 +66,33 @@ TEST_F(RendezvousProcesses, FourProcessesMeetGatherAndAgree) {
   for (int r = 1; r < 4; ++r) children.emplace_back([&, r] { return work(r); });
   EXPECT_EQ(work(0), 0);
   for (Child& child : children) EXPECT_EQ(child.wait(), 0);
+}
+
+/// Meets as rank 0 of 200 in a process that may open `soft` files, and up to `hard` once it asks for them.
+int meet_with_files(rlim_t soft, rlim_t hard, ErrorCode expected, const std::string& words, rlim_t files) {
+  const rlimit before{soft, hard};
+  if (setrlimit(RLIMIT_NOFILE, &before) != 0) return 2;
+  try {
+    Rendezvous::meet(meeting_options(200, 300ms));
+  } catch (const Error& error) {
+    rlimit now{};
+    getrlimit(RLIMIT_NOFILE, &now);
+    const bool says = std::string(error.what()).find(words) != std::string::npos;
+    return error.code() == expected && says && now.rlim_cur == files ? 0 : 1;
+  }
+  return 3;
+}
+
+TEST_F(RendezvousProcesses, TheHubMayOpenAsManyFilesAsItsGroupNeeds) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < 1500) GTEST_SKIP() << "this machine allows a process few files";
+  Child raises([] { return meet_with_files(100, 1500, ErrorCode::kTimeout, "did not come", 1224); });
+  EXPECT_EQ(raises.wait(), 0);
+  Child raises_as_far_as_it_goes([] { return meet_with_files(100, 300, ErrorCode::kTimeout, "did not come", 300); });
+  EXPECT_EQ(raises_as_far_as_it_goes.wait(), 0);
+  Child refused([] { return meet_with_files(100, 150, ErrorCode::kIo, "may open only 150 files", 100); });
+  EXPECT_EQ(refused.wait(), 0);
 }
 
 TEST_F(RendezvousProcesses, AKilledProcessIsNamedByTheOthers) {

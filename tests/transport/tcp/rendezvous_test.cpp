@@ -36,6 +36,58 @@ TEST_F(RendezvousTest, EveryRankGetsEveryPartInTheOrderOfRanks) {
   }
 }
 
+Bytes names_and_sizes(const std::vector<Bytes>& parts) {
+  std::string text;
+  for (const Bytes& part : parts) text += text_from(part).substr(0, 8) + ":" + std::to_string(part.size()) + ";";
+  return bytes_from(text);
+}
+
+TEST_F(RendezvousTest, OneRankCombinesThePartsInTheOrderOfRanks) {
+  for (const int size : {1, 2, 5}) {
+    std::atomic<int> combined = 0;
+    Meeting meeting(meeting_options(size));
+    meeting.run([&](const std::shared_ptr<Rendezvous>& group) {
+      const Bytes own = bytes_from("rank " + std::to_string(group->rank()) + std::string(1000, 'x'));
+      const auto combine = [&](const std::vector<Bytes>& parts) {
+        ++combined;
+        return names_and_sizes(parts);
+      };
+      // What a channel without a reduce of its own does.
+      const Bytes everywhere = group->ControlChannel::reduce(own, names_and_sizes, in(20s));
+      EXPECT_EQ(group->reduce(own, combine, in(20s)), everywhere);
+      EXPECT_THAT(text_from(everywhere), HasSubstr("rank " + std::to_string(size - 1)));
+    });
+    EXPECT_EQ(combined, 1);
+  }
+}
+
+TEST_F(RendezvousTest, WhatCannotBeCombinedIsAnErrorOnAllRanks) {
+  Meeting meeting(meeting_options(3));
+  meeting.run([&](const std::shared_ptr<Rendezvous>& group) {
+    const auto refuse = [](const std::vector<Bytes>&) -> Bytes {
+      throw Error(ErrorCode::kGroupMismatch, "rank 2 has another opinion");
+    };
+    expect_error(ErrorCode::kGroupMismatch, [&] { group->reduce({}, refuse, in(20s)); }, {"another opinion"});
+    expect_error(ErrorCode::kPeerFailed, [&] { group->reduce({}, refuse, in(20s)); }, {"broken"});
+  });
+}
+
+TEST_F(RendezvousTest, AReduceEndsWhenARankIsSilentOrAtAnotherStep) {
+  for (const bool silent : {true, false}) {
+    Meeting meeting(meeting_options(3));
+    meeting.run([&](const std::shared_ptr<Rendezvous>& group) {
+      if (group->rank() == 1 && silent) {
+        std::this_thread::sleep_for(1200ms);
+      } else if (group->rank() == 1) {
+        expect_error(ErrorCode::kGroupMismatch, [&] { group->all_gather({}, in(20s)); });
+      } else {
+        expect_error(silent ? ErrorCode::kTimeout : ErrorCode::kGroupMismatch,
+                     [&] { group->reduce({}, names_and_sizes, silent ? in(600ms) : in(20s)); }, {"rank 1"});
+      }
+    });
+  }
+}
+
 TEST_F(RendezvousTest, LargePartsGoThroughWhole) {
   RendezvousOptions options = meeting_options(3);
   options.max_blob_bytes = 9 << 20;
