@@ -6,7 +6,7 @@
 
 #if defined(SPARSECAST_CUDA_EMULATION) && defined(SPARSECAST_HAVE_NCCL)
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include "support/expect_error.hpp"
 #include "support/fake_groups.hpp"
@@ -125,7 +125,9 @@ class WideRank {
     wide_.weights.train(*layout_, place_, step, host_);
     device_.write(host_);
   }
-  ShardedReport sync() { return trains_ ? publisher_->sync(60s) : subscriber_->sync(60s); }
+  ShardedReport sync(std::chrono::milliseconds timeout = 60s) {
+    return trains_ ? publisher_->sync(timeout) : subscriber_->sync(timeout);
+  }
   std::uint64_t version() const { return trains_ ? publisher_->version() : subscriber_->version(); }
   std::uint64_t wrong(std::uint64_t step) const {
     return wide_.weights.count_wrong(*layout_, place_, step, device_.read());
@@ -295,6 +297,43 @@ TEST(FrameRoundFaults, ACallThatFailsOnceLeavesOneVersionAndTheNextSyncHeals) {
   }
   EXPECT_GT(failures, 10);
   std::cout << failures << " calls failed once\n";
+}
+
+/// Frames are on their way when the round fails, and no abort comes back: what they lie in must stay.
+TEST(FrameRoundFaults, AfterAnAbortThatDoesNotComeBackNoDeviceMemoryIsFreed) {
+  if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
+  const Wide wide(1, 1);
+  FakeGroups fake;
+  Meeting meeting(meeting_options(2, 60s));
+  Meeting again(meeting_options(2, 60s));
+  std::array<std::size_t, 2> held{};
+  int staging = 0;
+  meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
+    const int r = channel->rank();
+    std::optional<WideRank> rank(std::in_place, wide, 1, r);
+    rank->regroup(channel, fake.open(r));
+    rank->train(1);
+    channel->all_gather({}, in(20s));
+    if (r == 0) fake.hang(1024);  // More than the head of the transfer.
+    channel->all_gather({}, in(20s));
+    EXPECT_NE(words_of([&] { rank->sync(1s); }), "");
+    EXPECT_EQ(rank->version(), 0U);
+    const std::shared_ptr<Rendezvous> next = again.meet(r);
+    next->all_gather({}, in(20s));  // Both have given up.
+    if (r == 0) {
+      staging = fake.held_blocks();
+      held[0] = emulation::runtime_counts().live_allocations;
+    }
+    next->all_gather({}, in(20s));
+    // Frames of a new group would lie where the old ones still arrive.
+    EXPECT_THAT(words_of([&] { rank->regroup(next, fake.open(r)); }), testing::HasSubstr("could not be stopped"));
+    rank.reset();
+  });
+  held[1] = emulation::runtime_counts().live_allocations;
+  EXPECT_GE(held[1], held[0]);
+  EXPECT_GT(staging, 0);
+  EXPECT_EQ(fake.held_blocks(), staging);
+  EXPECT_EQ(fake.misuses(), "");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "sparsecast/error.hpp"
 
@@ -81,14 +82,27 @@ void FakeDevice::may_fail() const {
   if (fails_()) throw Error(ErrorCode::kDevice, "the fake device fails");
 }
 
+void FakeDevice::close() {
+  closing_ = true;
+  for (void* const stream : std::exchange(streams_, {})) delete static_cast<Stream*>(stream);
+  for (void* const block : std::exchange(blocks_, {})) delete[] static_cast<std::byte*>(block);
+}
+
 void* FakeDevice::allocate(std::uint64_t bytes) {
   may_fail();
   ++allocated_;
-  return new std::byte[bytes];
+  auto* const block = new std::byte[bytes];
+  const std::lock_guard lock(mutex_);
+  blocks_.insert(block);
+  return block;
 }
 
 void FakeDevice::free(void* pointer) noexcept {
   --allocated_;
+  {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(pointer);
+  }
   delete[] static_cast<std::byte*>(pointer);
 }
 

@@ -23,8 +23,8 @@ class FakeDevice final : public DeviceApi {
 
   /// Behind what the stream does already.
   static void enqueue(void* stream, std::function<void()> task);
-  /// Ends all waits of streams.
-  void close() { closing_ = true; }
+  /// Ends all waits of streams, and frees what was left behind.
+  void close();
   /// Returns the current device of the calling thread.
   static int device_in_use();
 
@@ -59,6 +59,7 @@ class FakeDevice final : public DeviceApi {
   std::atomic<bool> closing_{false};
   std::mutex mutex_;
   std::set<void*> streams_;
+  std::set<void*> blocks_;  ///< Memory that is not freed.
 };
 
 }  // namespace sparsecast::test

@@ -24,6 +24,11 @@ GroupOpener FakeGroups::open(int rank) {
 
 void FakeGroups::fail_call(int rank, int call) { fake_->fail_call(rank, call); }
 bool FakeGroups::call_has_failed() const { return fake_->call_has_failed(); }
+void FakeGroups::hang(std::uint64_t bytes) {
+  fake_->functions.comm_revoke = nullptr;
+  fake_->faults.hanging_bytes = bytes;
+}
+int FakeGroups::held_blocks() const { return fake_->counts.allocated; }
 std::string FakeGroups::misuses() const { return fake_->misuses(); }
 
 }  // namespace sparsecast::test
