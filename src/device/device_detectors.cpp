@@ -223,6 +223,9 @@ class Mask final : public Implementation {
         in_flight_(*table, mask_bytes) {
     device_.stream = context.stream();
     device_.multiprocessors = cuda::multiprocessors();
+    cuda::DeviceStream loader = device_;
+    loader.loads_only = true;
+    cuda::launch_or_words(nullptr, nullptr, 0, loader);
     clear(flags_);
     clear(in_flight_);
   }

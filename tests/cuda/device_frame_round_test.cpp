@@ -180,6 +180,7 @@ void expect_same_cost(const emulation::RuntimeCounts& many, const emulation::Run
   EXPECT_EQ(many.queries, one.queries) << which;
   EXPECT_EQ(many.copies, one.copies) << which;
   EXPECT_EQ(many.late_loads, 0U) << which;
+  EXPECT_EQ(many.pageable_copies, 0U) << which;
   EXPECT_LT(many.bus_bytes, 65536U) << which;
   std::cout << which << ": " << many.launches << " launches, " << many.queries << " waits, " << many.copies
             << " copies, " << many.bus_bytes << " bytes over the bus\n";
