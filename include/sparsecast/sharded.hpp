@@ -50,6 +50,10 @@ struct ShardedOptions {
   /// (rounded as by make_fused_cast), and the snapshot is the only copy of the cast that the rank keeps (a cast
   /// snapshot). Any other difference is Error{kUsage}.
   std::vector<DType> local_dtypes;
+  /// Publisher of tensors in device memory: keeps the snapshot, of masters that of their cast, in pinned host memory,
+  /// for trainers without spare device memory. The kernels read it there, and write to it what has changed: each sync
+  /// brings all its bytes over the bus. Of tensors in host memory it is Error{kUsage}.
+  bool pinned_snapshot = false;
   int threads = 1;                    ///< Subscriber: threads for apply and digests; 0: all cores.
   std::uint32_t audit_versions = 64;  ///< Subscriber: as in SubscriberOptions.
   /// Subscriber: true when the memory holds no version yet; the trainer then seeds it in the next regroup().
@@ -99,14 +103,14 @@ class SPARSECAST_API ShardedPublisher {
   ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorBytes> local,
                    ShardedOptions options);
   /// Makes a publisher of tensors in device memory, aligned to their elements; the pointer of a tensor without elements
-  /// may be null. The snapshot is in device memory as well; records are copied to the host, from which the channels
-  /// send them. All work is enqueued on `device.stream`, or, when that is null, on one stream of the object for all
-  /// routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that
-  /// stream, and the tensors must stay unchanged until the call returns. Several threads enqueue on the stream, so
-  /// cudaStreamPerThread, which differs between threads, is Error{kUsage}. No wait for the device is longer than
-  /// `device.deadline`, and `device.chunk_bytes` applies to each route. Throws Error{kUnsupported} without a device
-  /// backend or a device, or for options.encode.zstd_level other than 0, and Error{kUsage} for pointers that do not
-  /// fit.
+  /// may be null. The snapshot is in device memory as well, unless options.pinned_snapshot; records are copied to the
+  /// host, from which the channels send them. All work is enqueued on `device.stream`, or, when that is null, on one
+  /// stream of the object for all routes. When regroup() or sync() is called, writes to the tensors must be complete or
+  /// enqueued earlier on that stream, and the tensors must stay unchanged until the call returns. Several threads
+  /// enqueue on the stream, so cudaStreamPerThread, which differs between threads, is Error{kUsage}. No wait for the
+  /// device is longer than `device.deadline`, and `device.chunk_bytes` applies to each route. Throws
+  /// Error{kUnsupported} without a device backend or a device, or for options.encode.zstd_level other than 0, and
+  /// Error{kUsage} for pointers that do not fit.
   ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
                    ShardedOptions options, const DeviceOptions& device);
   ~ShardedPublisher();

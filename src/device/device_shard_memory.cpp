@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A rank's local tensors on a device: snapshots, routes and anchors of sharded syncs. Everything is enqueued on one
-// stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces.
+// stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces, unless
+// the snapshot lies there.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <tuple>
 
@@ -178,25 +180,37 @@ class DeviceRegionWriter final : public RegionWriter {
 
 class DeviceShardMemory final : public ShardMemory {
  public:
-  DeviceShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters, const DeviceOptions& options)
-      : ShardMemory(std::move(local), std::move(masters)), context_(options), options_(options) {
+  DeviceShardMemory(std::vector<TensorBytes> local, std::vector<bool> masters, const DeviceOptions& options,
+                    bool pinned_snapshot)
+      : ShardMemory(std::move(local), std::move(masters)),
+        context_(options),
+        options_(options),
+        pinned_snapshot_(pinned_snapshot) {
     options_.device = context_.device();
     options_.stream = context_.stream();
   }
 
   ShardBuffer allocate(std::uint64_t bytes) override {
     const cuda::DeviceGuard guard = context_.enter();
-    const auto memory = std::make_shared<cuda::DeviceMemory>(bytes);
-    return {memory, memory->as()};
+    if (pinned_snapshot_) return owned<cuda::PinnedMemory>(bytes);
+    return owned<cuda::DeviceMemory>(bytes);
   }
 
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
     const cuda::DeviceGuard guard = context_.enter();
+    const bool from_tensor = std::ranges::any_of(local(), [&](const TensorBytes& t) { return t.data() == from; });
+    const bool on_host = pinned_snapshot_ && !from_tensor;  // From one copy to another.
+    if (on_host) context_.wait("fill the snapshot");
     for_each_rectangle(box, [&](const RowRectangle& next) {
       const std::uint64_t at = next.offset * box.element_bytes;
       const std::uint64_t pitch = next.pitch * box.element_bytes;
-      copy_rows({to + at, pitch}, {from + at, pitch}, next.run * box.element_bytes, next.rows, cudaMemcpyDeviceToDevice,
-                context_.stream());
+      const std::uint64_t run = next.run * box.element_bytes;
+      if (!on_host) {
+        copy_rows({to + at, pitch}, {from + at, pitch}, run, next.rows,
+                  pinned_snapshot_ ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice, context_.stream());
+        return;
+      }
+      for (std::uint64_t r = 0; r < next.rows; ++r) std::memcpy(to + at + r * pitch, from + at + r * pitch, run);
     });
   }
 
@@ -225,6 +239,11 @@ class DeviceShardMemory final : public ShardMemory {
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
+    if (pinned_snapshot_) {
+      const cuda::DeviceGuard guard = context_.enter();
+      context_.wait("leave the snapshot to an anchor");
+      return make_host_reader(table, regions);
+    }
     return std::make_unique<DeviceRegionReader>(RegionCopies(table, regions, context_), inbox_);
   }
   std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
@@ -232,8 +251,15 @@ class DeviceShardMemory final : public ShardMemory {
   }
 
  private:
+  template <class Memory>
+  static ShardBuffer owned(std::uint64_t bytes) {
+    const auto memory = std::make_shared<Memory>(bytes);
+    return {memory, memory->template as<>()};
+  }
+
   const DeviceContext context_;
   DeviceOptions options_;  ///< Options for the routes, with the context's device and stream.
+  const bool pinned_snapshot_;
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };
@@ -242,7 +268,7 @@ class DeviceShardMemory final : public ShardMemory {
 
 std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
                                                       const std::vector<void*>& d_local, const DeviceOptions& options,
-                                                      const std::vector<DType>& dtypes) {
+                                                      const std::vector<DType>& dtypes, bool pinned_snapshot) {
   const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, d_local.size());
   if (options.stream == kStreamPerThread) {
     throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
@@ -260,7 +286,7 @@ std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std:
     }
     local.emplace_back(static_cast<std::byte*>(d_local[t]), tensors[t].elements * size);
   }
-  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(masters), options);
+  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(masters), options, pinned_snapshot);
 }
 
 }  // namespace sparsecast

@@ -116,7 +116,7 @@ class HostShardMemory final : public ShardMemory {
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<ShardView>& regions) override {
-    return std::make_unique<HostRegionReader>(table, regions);
+    return make_host_reader(table, regions);
   }
   std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<ShardView>& regions) override {
     return std::make_unique<HostRegionWriter>(table, regions);
@@ -148,6 +148,10 @@ std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::si
         is_master(tensors[t].dtype, dtypes[t], fmt::format("rank {}: local tensor '{}'", rank, tensors[t].name));
   }
   return masters;
+}
+
+std::unique_ptr<RegionReader> make_host_reader(const TensorTable& table, const std::vector<ShardView>& regions) {
+  return std::make_unique<HostRegionReader>(table, regions);
 }
 
 std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,

@@ -107,7 +107,7 @@ class ShardMemory {
                                                           const PublisherOptions& options) = 0;
   virtual std::unique_ptr<JoinedSubscriber> make_subscriber(JoinedTables tables, const std::vector<ShardView>& live,
                                                             const SubscriberOptions& options) = 0;
-  /// One of each at a time is at work; table and memory outlive it.
+  /// One of each at a time is at work; table and memory outlive it. What is read has been returned by allocate().
   virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
                                                     const std::vector<ShardView>& regions) = 0;
   virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table,
@@ -134,9 +134,13 @@ std::vector<bool> local_masters(const std::vector<LocalTensor>& tensors, std::si
 std::shared_ptr<ShardMemory> make_host_shard_memory(const Layout& layout, std::size_t rank,
                                                     std::vector<TensorBytes> local,
                                                     const std::vector<DType>& dtypes = {});
-/// Throws Error{kUnsupported} without the device backend, too.
+/// Returns a reader of regions that lie in host memory, with the rules of ShardMemory::make_reader.
+std::unique_ptr<RegionReader> make_host_reader(const TensorTable& table, const std::vector<ShardView>& regions);
+/// `pinned_snapshot`: what allocate() returns is pinned host memory, which the device reaches. Throws
+/// Error{kUnsupported} without the device backend, too.
 std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout& layout, std::size_t rank,
                                                       const std::vector<void*>& d_local, const DeviceOptions& options,
-                                                      const std::vector<DType>& dtypes = {});
+                                                      const std::vector<DType>& dtypes = {},
+                                                      bool pinned_snapshot = false);
 
 }  // namespace sparsecast

@@ -34,8 +34,11 @@ class Seat {
 
 /// An engine holds what is verified, and no masters of it.
 ShardedOptions for_engine(ShardedOptions options) {
-  if (options.local_dtypes.empty()) return options;
-  throw Error(ErrorCode::kUsage, "local_dtypes are a publisher's: an engine's tensors are of its layout's dtypes");
+  if (!options.local_dtypes.empty()) {
+    throw Error(ErrorCode::kUsage, "local_dtypes are a publisher's: an engine's tensors are of its layout's dtypes");
+  }
+  if (options.pinned_snapshot) throw Error(ErrorCode::kUsage, "a snapshot is a publisher's: an engine has none");
+  return options;
 }
 
 }  // namespace
@@ -47,13 +50,16 @@ struct ShardedPublisher::State {
 
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank,
                                    std::vector<TensorBytes> local, ShardedOptions options) {
+  if (options.pinned_snapshot) {
+    throw Error(ErrorCode::kUsage, "a pinned snapshot is for tensors in device memory");
+  }
   auto memory = make_host_shard_memory(*layout, rank, std::move(local), options.local_dtypes);
   state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
 }
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<void*> d_local,
                                    ShardedOptions options, const DeviceOptions& device) {
   if (options.encode.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
-  auto memory = make_device_shard_memory(*layout, rank, d_local, device, options.local_dtypes);
+  auto memory = make_device_shard_memory(*layout, rank, d_local, device, options.local_dtypes, options.pinned_snapshot);
   state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
 }
 ShardedPublisher::~ShardedPublisher() = default;

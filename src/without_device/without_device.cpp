@@ -74,7 +74,7 @@ void device_quantize_with_amax(const MatrixShard&, const void*, const float*, st
 void device_quantize_blocks(const MatrixShard&, const void*, std::byte*, float*, CUstream_st*) { refuse(); }
 
 std::shared_ptr<ShardMemory> make_device_shard_memory(const Layout&, std::size_t, const std::vector<void*>&,
-                                                      const DeviceOptions&, const std::vector<DType>&) {
+                                                      const DeviceOptions&, const std::vector<DType>&, bool) {
   refuse();
 }
 

@@ -64,12 +64,14 @@ HeldByEnds held_by_ends(const ManyRoutes& routes, const DeviceOptions& device, c
       }
       own.sync = since(emulation::held_memory(), before);
     };
+    ShardedOptions of_engine = options;
+    of_engine.pinned_snapshot = false;
     if (r == 0) {
       ShardedPublisher publisher(layout, 0, weights.pointers(), options, device);
       run(publisher);
       held.trainer = own;
     } else {
-      ShardedSubscriber subscriber("engine " + std::to_string(r), layout, 0, weights.pointers(), options, device);
+      ShardedSubscriber subscriber("engine " + std::to_string(r), layout, 0, weights.pointers(), of_engine, device);
       run(subscriber);
       if (r == 1) held.engine = own;
     }
@@ -127,6 +129,19 @@ TEST(ShardedMemory, IsThatOfTheFormulaWhateverTheNumberOfRoutes) {
     EXPECT_EQ(held.engine.sync.device, held.engine.sync.most_device);
     EXPECT_LE(held.engine.sync.most_pinned, kOfEnd + count * kOfRoute) << which;
   }
+}
+
+TEST(ShardedMemory, OfAPinnedSnapshotIsOnTheHost) {
+  if (!rendezvous_available()) GTEST_SKIP() << "the ranks meet over TCP; built without libsodium";
+  constexpr std::uint64_t kTiles = 16;
+  constexpr std::uint64_t kBytes = kTiles * kTileBytes;
+  ShardedOptions options;
+  options.pinned_snapshot = true;
+  const HeldByEnds ends = held_by_ends(ManyRoutes(4, kTiles * kTileElems), {}, options);
+  print("4 routes sent from a pinned snapshot", ends.trainer);
+  const std::uint64_t formula = encoder_bytes(kBytes, std::uint64_t{1} << 30, ends.trainer.delta);
+  expect_bytes(ends.trainer.sync.most_device, formula, kOfEnd + kTiles * kOfTile + 4 * kOfRoute, "device");
+  expect_bytes(ends.trainer.sync.most_pinned, kBytes, kOfEnd + 4 * kOfRoute, "pinned");
 }
 
 TEST(ShardedMemory, OfRawDeltasHasTheBitsThatTheyReplaced) {
