@@ -23,6 +23,7 @@ using emulation::HeldMemory;
 struct Held {
   HeldMemory built;            ///< After regroup().
   HeldMemory sync;             ///< The most during syncs, and after them.
+  std::uint64_t channels = 0;  ///< Bytes of both kinds that the channels hold besides.
   std::uint64_t delta = 0;     ///< Bytes of the largest delta.
   std::uint64_t replaced = 0;  ///< Bytes of bf16 that it has changed.
 };
@@ -63,6 +64,7 @@ HeldByEnds held_by_ends(const ManyRoutes& routes, const DeviceOptions& device, c
         own.replaced = std::max(own.replaced, 2 * report.applied);
       }
       own.sync = since(emulation::held_memory(), before);
+      own.channels = fake.held_bytes(r);
     };
     ShardedOptions of_engine = options;
     of_engine.pinned_snapshot = false;
@@ -84,7 +86,8 @@ HeldByEnds held_by_ends(const ManyRoutes& routes, const DeviceOptions& device, c
 void print(const std::string& which, const Held& held) {
   std::cout << which << ": built " << held.built.device << " + " << held.built.pinned << ", in syncs "
             << held.sync.most_device << " + " << held.sync.most_pinned << ", after " << held.sync.device << " + "
-            << held.sync.pinned << " bytes of device + pinned memory, delta " << held.delta << '\n';
+            << held.sync.pinned << " bytes of device + pinned memory, channels " << held.channels << ", delta "
+            << held.delta << '\n';
 }
 
 constexpr std::uint64_t kTileBytes = 2 * std::uint64_t{kTileElems};  ///< Of bf16.
@@ -123,6 +126,11 @@ TEST(ShardedMemory, IsThatOfTheFormulaWhateverTheNumberOfRoutes) {
     expect_bytes(held.trainer.sync.most_device, formula, tables, which);
     EXPECT_EQ(held.trainer.sync.device, held.trainer.sync.most_device);
     EXPECT_LE(held.trainer.sync.most_pinned, kOfEnd + count * kOfRoute) << which;
+
+    // Staging and count tables, and the heads of as many transfers as routes.
+    constexpr std::uint64_t kChannels = 4 * FakeGroups::kStagingBytes + 2 * 8192;
+    expect_bytes(held.trainer.channels, kChannels, 2 * 640 * count, which);
+    expect_bytes(held.engine.channels, kChannels, 2 * 640 * count, which);
 
     EXPECT_LE(held.engine.built.device, kOfEnd + count * kOfRoute) << which;
     expect_bytes(held.engine.sync.most_device, held.engine.delta, held.engine.delta / 2 + tables, which);

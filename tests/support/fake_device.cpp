@@ -85,7 +85,7 @@ void FakeDevice::may_fail() const {
 void FakeDevice::close() {
   closing_ = true;
   for (void* const stream : std::exchange(streams_, {})) delete static_cast<Stream*>(stream);
-  for (void* const block : std::exchange(blocks_, {})) delete[] static_cast<std::byte*>(block);
+  for (const auto& [at, block] : std::exchange(blocks_, {})) delete[] static_cast<std::byte*>(at);
 }
 
 void* FakeDevice::allocate(std::uint64_t bytes) {
@@ -93,7 +93,7 @@ void* FakeDevice::allocate(std::uint64_t bytes) {
   ++allocated_;
   auto* const block = new std::byte[bytes];
   const std::lock_guard lock(mutex_);
-  blocks_.insert(block);
+  blocks_[block] = {bytes, device_of_thread};
   return block;
 }
 
@@ -104,6 +104,13 @@ void FakeDevice::free(void* pointer) noexcept {
     blocks_.erase(pointer);
   }
   delete[] static_cast<std::byte*>(pointer);
+}
+
+std::uint64_t FakeDevice::held_bytes(int device) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t total = 0;
+  for (const auto& [at, block] : blocks_) total += block.device == device ? block.bytes : 0;
+  return total;
 }
 
 void* FakeDevice::create_stream() {

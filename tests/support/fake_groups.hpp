@@ -29,6 +29,9 @@ class FakeGroups {
   void hang(std::uint64_t bytes);
   /// Returns the number of blocks of device and pinned memory that the channels have allocated and not freed.
   int held_blocks() const;
+  /// Returns the bytes of those that belong to a rank.
+  std::uint64_t held_bytes(int rank);
+  static constexpr std::uint64_t kStagingBytes = 4096;
   /// Returns the undefined uses of NCCL; tests expect none.
   std::string misuses() const;
 
