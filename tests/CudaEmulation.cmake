@@ -75,7 +75,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     sparsecast_add_emulated_device(sparsecast_watched_device ${cuda_launchers})
     target_compile_options(sparsecast_watched_device PRIVATE ${watch})
 
-    set(first_cases "-Random/*/1:Random/*/2:Random/*/3:Random/*/4:Random/*/5:Order/*/1:DeviceSync.*:CBufferOnDevice.*:*FrameRound*")
+    set(first_cases "-Random/*/1:Random/*/2:Random/*/3:Random/*/4:Random/*/5:Order/*/1:DeviceSync.*:CBufferOnDevice.*:*FrameRound*:ShardedMemory.*")
     # Cases that run the same code again, for longer.
     string(APPEND first_cases ":DeviceShardedMasters.*:*Byraw:*HostToDevice*:*DeviceToHost*:*AFullArena*")
     string(APPEND first_cases ":DeviceApplierGolden.*:*PerfDeviceWeights*:*AnEngineMayMove*:*HasForgottenEverything*")

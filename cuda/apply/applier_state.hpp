@@ -83,7 +83,6 @@ class DeviceApplier::State {
   NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
   TracePayload of_delta_;
-  bool uploaded_ = false;
   bool staged_ = false;
   bool any_raw_ = false;   ///< Of the staged deltas, one at least has raw words.
   bool replaced_ = false;  ///< True while the undo record is that of the last apply.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/apply/applier_state.hpp"
+#include "cuda/common/table_upload.hpp"
 
 namespace sparsecast::cuda {
 
@@ -28,6 +29,7 @@ DeviceApplier::State::State(JoinedTables tables, const std::vector<TensorRef>& t
   received_.control = control_.as<ReceiveControl>();
   received_.digest_changes = changes_.as<std::uint64_t>();
   received_.streams = streams_.as<ReceivedStream>();
+  upload_tables();
   load_kernels();
 }
 
@@ -42,18 +44,15 @@ void DeviceApplier::State::load_kernels() {
     launch_decode_blocks(size, received_, Pass::kForward, loader);
   }
   launch_digest(received_, nullptr, 0, nullptr, loader);
+  NanExpansion::load_kernels(plan_.has_size, loader);
 }
 
 void DeviceApplier::State::upload_tables() {
-  if (uploaded_) return;
-  // Copied in stream order; the tables live as long as this object.
-  const auto upload = [this](const DeviceMemory& to, const void* from) {
-    copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
-  };
-  upload(tensors_, live_.data());
-  upload(views_, plan_.views.data());
-  upload(sections_, plan_.sections.data());
-  uploaded_ = true;
+  TableUpload upload;
+  upload.add(tensors_, live_.data());
+  upload.add(views_, plan_.views.data());
+  upload.add(sections_, plan_.sections.data());
+  upload.finish(host_);
 }
 
 void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
@@ -125,7 +124,6 @@ void DeviceApplier::State::expand(std::size_t tensor, void* d_out, cudaStream_t 
 std::vector<StateDigest> DeviceApplier::State::digests(std::size_t first, std::size_t count, cudaStream_t stream) {
   const TraceRange<"device_digest"> range({.bytes = bytes_of(first, count)});
   device_stream_.stream = stream;
-  upload_tables();
   std::vector<StateDigest> out(count);
   if (count == 0) return out;
   const std::uint32_t begin = plan_.tensors[first].first_section;

@@ -24,6 +24,22 @@ void require_nan_fillable_tensor(const TensorSpec& spec) {
 
 }  // namespace
 
+void NanExpansion::load_kernels(const bool (&sizes)[4], const DeviceStream& loader) {
+  const Received nothing{};
+  launch_find_tensor_blocks(nothing, nullptr, loader);
+  for (unsigned size = 0; size < 4; ++size) {
+    if (!sizes[size]) continue;
+    launch_check_new_values(size, nothing, Pass::kForward, nullptr, loader);
+    launch_fill_elements(size, 0, nullptr, 0, loader);
+    launch_expand_blocks(size, nothing, Pass::kForward, {}, nullptr, loader);
+    MaskedCopyPlan plan;
+    for (const bool contiguous : {true, false}) {
+      plan.contiguous = contiguous;
+      launch_masked_copy(size, plan, nullptr, nullptr, loader);
+    }
+  }
+}
+
 StateDigest NanExpansion::prepare(const TensorTable& table, const Received& received, const bool (&sizes)[4],
                                   Direction direction, const HostWait& host, const DeviceStream& device) {
   prepared_ = false;
@@ -74,9 +90,11 @@ void NanExpansion::read_decision(const TensorTable& table, const Received& recei
 
 void NanExpansion::explain(const TensorTable& table, const Received& received, std::uint64_t input_error,
                            const HostWait& host, const DeviceStream& device) {
-  ReceivedBlock block;
-  copy_async(&block, received.blocks + (input_error >> 24), sizeof block, cudaMemcpyDeviceToHost, device.stream);
+  const PinnedMemory h_block(sizeof(ReceivedBlock));
+  copy_async(h_block.as(), received.blocks + (input_error >> 24), h_block.bytes(), cudaMemcpyDeviceToHost,
+             device.stream);
   host.wait(device.stream, "hand back a block");
+  const ReceivedBlock& block = *h_block.as<ReceivedBlock>();
   const std::uint64_t element = std::uint64_t{block.first_tile} * kTileElems + (input_error & 0xFFFFFF);
   throw Error(ErrorCode::kUnsupported,
               fmt::format("element {} becomes a NaN, which says 'unchanged' in a NaN-masked tensor", element),

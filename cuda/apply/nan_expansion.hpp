@@ -16,6 +16,10 @@ namespace sparsecast::cuda {
 
 class NanExpansion {
  public:
+  /// Loads the kernels of this class, and those with which loaders take its tensors (device_masked_copy), for the
+  /// element sizes of a table; `loader` must only load.
+  static void load_kernels(const bool (&sizes)[4], const DeviceStream& loader);
+
   /// Checks the delta whose validated blocks `received` describes, writes nothing, and waits. Returns the change of the
   /// digest once every tensor has been copied. `sizes` says which element sizes the table has, by their binary
   /// logarithm. Throws as NanMaskedDelta does, and Error{kCorrupt} if the frames have changed since they were

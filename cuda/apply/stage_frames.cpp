@@ -172,10 +172,10 @@ void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const St
   while (frames()[f].first_block > number) --f;
   const StreamFrames& delta = deltas[frames()[f].stream];
   const TensorTable& table = *tables_.table(delta.stream);
-  Bytes record(frames()[f].record_bytes);
-  copy_async(record.data(), frames()[f].record, record.size(), cudaMemcpyDeviceToHost, device_stream_.stream);
+  const PinnedMemory h_record(frames()[f].record_bytes);
+  copy_async(h_record.as(), frames()[f].record, h_record.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
   host_.wait(device_stream_.stream, "hand back a frame");
-  const FrameReader frame(record, *delta.header, table);
+  const FrameReader frame(ConstBytes(h_record.as(), h_record.bytes()), *delta.header, table);
   const BlockRef& block = frame.blocks()[number - frames()[f].first_block];
   ApplyScratch scratch;
   try {
@@ -198,7 +198,6 @@ void DeviceApplier::State::stage(std::span<const StreamFrames> deltas, cudaStrea
   expansion_.forget();
   device_stream_.stream = stream;
   list_streams(deltas);
-  upload_tables();
   if (received_.frame_count != 0) {
     inspect(deltas);
     check_headers(deltas);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Owners of device memory and of pinned host memory.
+// Owners of device memory and of pinned host memory. After work that could not be stopped they leave it behind
+// (core/unstopped_work.hpp).
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+#include "core/unstopped_work.hpp"
 #include "cuda/common/runtime.hpp"
 
 namespace sparsecast::cuda {
@@ -38,7 +40,7 @@ class OwnedMemory {
   }
   ~OwnedMemory() {
     // A failure cannot be handled here, and the next CUDA call reports it again.
-    if (at_ == nullptr) return;
+    if (at_ == nullptr || device_memory_is_kept()) return;
     if constexpr (kKind == MemoryKind::kDevice) {
       static_cast<void>(cudaFree(at_));
     } else {

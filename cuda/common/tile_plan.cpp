@@ -78,10 +78,13 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
     plan.has_size[tensor.element_shift] = true;
   }
   enter_streams(plan, tables, table.size());
+  // A tile has a slot even if it is all of a small tensor: without this, many of those would need more than a chunk.
+  const std::uint64_t most_tiles = chunk_bytes / kTileElems;
   for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
     const SectionEntry& section = plan.sections[s];
     const std::uint64_t worst = worst_bytes(plan.tensors[section.tensor], section);
-    if (plan.chunks.empty() || plan.chunks.back().worst_bytes + worst > chunk_bytes) {
+    if (plan.chunks.empty() || plan.chunks.back().worst_bytes + worst > chunk_bytes ||
+        section.tile_base + section.tiles - plan.chunks.back().tile_begin > most_tiles) {
       Chunk chunk;
       chunk.index = static_cast<std::uint32_t>(plan.chunks.size());
       chunk.section_begin = s;

@@ -26,7 +26,8 @@ struct TilePlan {
   bool has_size[4] = {};          ///< Element sizes that occur, by their binary logarithm.
 };
 
-/// Builds the plan of the joined table. A chunk has `chunk_bytes` bytes of elements, or one section if that is more.
+/// Builds the plan of the joined table. A chunk has at most `chunk_bytes` bytes of elements, and at most one tile for
+/// each 16384 of them; or one section if that is more.
 /// Keys are those of the digest origins with the first element of the origin already added: kernels digest the
 /// row-major index, or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more, and {kUsage} as
 /// digest_index_of does.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/table_upload.hpp"
 #include "sparsecast/codec.hpp"
 
 namespace sparsecast::cuda {
@@ -19,7 +20,7 @@ std::uint64_t section_bytes(const TensorEntry& tensor, const SectionEntry& secti
 
 }  // namespace
 
-SnapshotPrefetch::SnapshotPrefetch(const TilePlan& plan) : plan_(plan) {
+SnapshotPrefetch::SnapshotPrefetch(const TilePlan& plan, const HostWait& host) : plan_(plan) {
   std::uint64_t largest = 0;
   for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) largest = std::max(largest, lay_out(c));
   for (std::size_t b = 0; b < std::min<std::size_t>(2, plan.chunks.size()); ++b) {
@@ -27,6 +28,9 @@ SnapshotPrefetch::SnapshotPrefetch(const TilePlan& plan) : plan_(plan) {
   }
   for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) place(c);
   d_entries_ = DeviceMemory(entries_.size() * sizeof(TensorEntry));
+  TableUpload upload;
+  upload.add(d_entries_, entries_.data());
+  upload.finish(host);
 }
 
 /// Appends the pieces and entries of a chunk and returns the bytes that it needs in a buffer. The `old` of an entry is
@@ -66,10 +70,6 @@ void SnapshotPrefetch::place(std::uint32_t chunk) {
     entry.vectors = reinterpret_cast<std::uintptr_t>(entry.current) % 16 == 0;
     entry.old = reinterpret_cast<std::byte*>(buffer + reinterpret_cast<std::uintptr_t>(entry.old));
   }
-}
-
-void SnapshotPrefetch::upload_tables(cudaStream_t stream) {
-  copy_async(d_entries_.as(), entries_.data(), d_entries_.bytes(), cudaMemcpyHostToDevice, stream);
 }
 
 void SnapshotPrefetch::load(std::uint32_t chunk) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/common/device_memory.hpp"
+#include "cuda/common/device_stream.hpp"
 #include "cuda/common/streams.hpp"
 #include "cuda/common/tile_plan.hpp"
 
@@ -18,11 +19,9 @@ namespace sparsecast::cuda {
 
 class SnapshotPrefetch {
  public:
-  /// `plan` must outlive this object and hold its pointers: `old` are the snapshots on the host.
-  explicit SnapshotPrefetch(const TilePlan& plan);
+  /// Waits for its tables. `plan` must outlive this object and hold its pointers: `old` are the snapshots on the host.
+  SnapshotPrefetch(const TilePlan& plan, const HostWait& host);
 
-  /// Enqueues the upload of the tables; called once, on the stream of the kernels.
-  void upload_tables(cudaStream_t stream);
   /// Starts copying with chunk `first`, after the work that is on `stream` now.
   void begin(std::uint32_t first, cudaStream_t stream);
   /// Makes later work on `stream` wait for the copy of the chunk. Returns the tensor entries that the kernels of the

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <utility>
 
 #include "codec/block.hpp"
 #include "codec/record_layout.hpp"
@@ -13,6 +14,7 @@
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/common/table_upload.hpp"
 #include "cuda/detect/snapshot_prefetch.hpp"
 #include "cuda/encode/encoder_tensors.hpp"
 
@@ -35,7 +37,7 @@ class DeviceEncoder::State {
         const DeviceEncoderOptions& device);
 
   /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
-  void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_); }
+  void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_, host_); }
 
   void start(cudaStream_t stream);
   std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
@@ -73,7 +75,7 @@ class DeviceEncoder::State {
   std::uint64_t table_bytes_ = 0;
   std::uint64_t table_elements_ = 0;
   std::unique_ptr<SnapshotPrefetch> prefetch_;
-  bool uploaded_ = false;
+  bool cleared_ = false;  ///< The count table.
   bool started_ = false;
 
   DeviceMemory tensors_, streams_, sections_, tiles_, views_;
@@ -153,6 +155,7 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table_bytes_ / 16);
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
+  upload_tables();
   load_kernels();
 }
 
@@ -201,28 +204,23 @@ void DeviceEncoder::State::enqueue_counts() {
 }
 
 void DeviceEncoder::State::upload_tables() {
-  // Copied in stream order; the plan lives as long as this object.
-  const auto upload = [this](const DeviceMemory& to, const void* from) {
-    copy_async(to.as(), from, to.bytes(), cudaMemcpyHostToDevice, device_stream_.stream);
-  };
-  upload(tensors_, plan_.tensors.data());
-  upload(streams_, plan_.streams.data());
-  upload(sections_, plan_.sections.data());
-  upload(tiles_, plan_.tiles.data());
-  upload(views_, plan_.views.data());
-  if (prefetch_) prefetch_->upload_tables(device_stream_.stream);
-  // The host reads the whole buffer each time, however many frames there are; memory checkers must find every byte
-  // initialised.
-  check(cudaMemsetAsync(counts_.as(), 0, counts_.bytes(), device_stream_.stream), "cudaMemsetAsync");
-  uploaded_ = true;
+  TableUpload upload;
+  upload.add(tensors_, plan_.tensors.data());
+  upload.add(streams_, plan_.streams.data());
+  upload.add(sections_, plan_.sections.data());
+  upload.add(tiles_, plan_.tiles.data());
+  upload.add(views_, plan_.views.data());
+  upload.finish(host_);
 }
 
 void DeviceEncoder::State::start(cudaStream_t stream) {
   const TraceRange<"device_encode.enqueue"> range({.bytes = table_bytes_});
   device_stream_.stream = stream;
   started_ = true;
-  if (!uploaded_) upload_tables();
-  check(cudaMemsetAsync(counts_.as(), 0, head_bytes(), device_stream_.stream), "cudaMemsetAsync");
+  // The host reads the whole buffer each time, however many frames there are; memory checkers must find every byte
+  // initialised.
+  check(cudaMemsetAsync(counts_.as(), 0, std::exchange(cleared_, true) ? head_bytes() : counts_.bytes(), stream),
+        "cudaMemsetAsync");
   tell("");
   enqueue_chunks(0);
   enqueue_frames();

@@ -95,7 +95,8 @@ class SPARSECAST_API NcclTransport final : public Transport {
  public:
   /// Opens a channel, collectively over `control`, which belongs to the channel from now on. Throws Error:
   /// kGroupMismatch when ranks disagree on versions or settings or share a GPU, kTimeout, kPeerFailed, kDevice,
-  /// kUnsupported (no NCCL). A rank that joins an existing channel calls this while the others call reform().
+  /// kUnsupported (no NCCL); kDevice also after work of an earlier channel that could not be stopped. A rank that joins
+  /// an existing channel calls this while the others call reform().
   static std::unique_ptr<NcclTransport> open(std::shared_ptr<ControlChannel> control, const NcclOptions& options,
                                              Deadline deadline);
   ~NcclTransport() override;
@@ -120,8 +121,8 @@ class SPARSECAST_API NcclTransport final : public Transport {
   /// Second half: one grouped launch of one broadcast for each transfer with bytes, and one wait of the host (more
   /// where pieces lie on the host). `bytes` must be equal on all ranks, as exchange_heads leaves it. A receiver that
   /// names no memory takes part all the same: it receives into memory of the channel, which is kept for the next round.
-  /// Also when it throws, the device no longer uses the memory, unless the device hangs; what was received is undefined
-  /// then.
+  /// Also when it throws, the device no longer uses the memory, and what was received is undefined. Where the device or
+  /// NCCL hangs, it may: then the library frees no device memory any more (docs/nccl.md), and nor may the caller.
   static void broadcast_frames(std::span<FrameTransfer> transfers, Deadline deadline);
 
   /// Splits the channel into one for each color by ncclCommSplit; ranks are ordered by key, then rank. Returns null on

@@ -41,10 +41,14 @@ SPARSECAST_API GroupOpener open_mpi_groups(const void* communicator = nullptr);
 SPARSECAST_API GroupOpener open_nccl_groups(const NcclOptions& options);
 
 struct ShardedOptions {
-  StreamId stream;                    ///< All zero: derived from the tensors. The same on every rank.
-  std::uint64_t version = 0;          ///< Version that the memory holds now.
-  EncodeOptions encode;               ///< Publisher: options of the encoder.
-  PlanOptions plan;                   ///< All ranks use the options of trainer rank 0's publisher.
+  StreamId stream;            ///< All zero: derived from the tensors. The same on every rank.
+  std::uint64_t version = 0;  ///< Version that the memory holds now.
+  EncodeOptions encode;       ///< Publisher: options of the encoder.
+  PlanOptions plan;           ///< All ranks use the options of trainer rank 0's publisher.
+  /// Publisher of tensors in device memory: keeps the snapshot, of masters that of their cast, in pinned host memory,
+  /// for trainers without spare device memory. The kernels read it there, and write to it what has changed: each sync
+  /// brings all its bytes over the bus. Of tensors in host memory it is Error{kUsage}.
+  bool pinned_snapshot = false;
   int threads = 1;                    ///< Subscriber: threads for apply and digests; 0: all cores.
   std::uint32_t audit_versions = 64;  ///< Subscriber: as in SubscriberOptions.
   /// Subscriber: true when the memory holds no version yet; the trainer then seeds it in the next regroup().
@@ -92,7 +96,7 @@ class SPARSECAST_API ShardedPublisher {
   /// where that is bf16, the master of the tensor with the same layout: engines get its cast (as make_detector casts),
   /// and the snapshot is the only copy of the cast that the rank keeps. `layout` is that of the whole trainer, the same
   /// on all its ranks. The first regroup() copies, or casts, the tensors that this rank sends into the snapshot, in the
-  /// same kind of memory; at that time they must hold options.version.
+  /// same kind of memory unless options.pinned_snapshot; at that time they must hold options.version.
   ///
   /// On a device, all work is enqueued on `device.stream`, or, when that is null, on one stream of the object for all
   /// routes. When regroup() or sync() is called, writes to the tensors must be complete or enqueued earlier on that

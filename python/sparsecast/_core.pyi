@@ -548,9 +548,9 @@ class ShardedPublisher:
     Publisher on one rank of many: publishes its own shards. Call regroup(), then sync() any number of times, and regroup() again whenever an engine joins, leaves, fails or changes its layout. Not thread-safe.
     """
 
-    def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, masters: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, masters: bool = False, detector: str = 'snapshot', stream: int = 0, device_timeout: float = 60.0) -> None:
         """
-        `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device. They must keep their addresses, and hold `version` when regroup() is first called, which takes the snapshot. With `masters`, a tensor that is BF16 in the layout may be given as F32: its fp32 master, whose cast engines get (round to nearest, ties to even); the snapshot is then its only copy in BF16. Without, F32 for BF16 is an error. `unsent`: patterns of tensors that need no engine. `stream`: handle of a CUDA stream, on which the tensors are complete when regroup() or sync() is called.
+        `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device. They must keep their addresses, and hold `version` when regroup() is first called, which takes the snapshot. With `masters`, a tensor that is BF16 in the layout may be given as F32: its fp32 master, whose cast engines get (round to nearest, ties to even); the snapshot is then its only copy in BF16. Without, F32 for BF16 is an error. Detectors: 'snapshot' (a copy beside the tensors), 'pinned' (CUDA tensors, the copy in pinned host memory). `unsent`: patterns of tensors that need no engine. `stream`: handle of a CUDA stream, on which the tensors are complete when regroup() or sync() is called.
         """
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:
@@ -574,7 +574,7 @@ class ShardedPublisher:
     @property
     def snapshot_bytes(self) -> int:
         """
-        Bytes of the snapshot, the only copy of the tensors that is kept, in the same kind of memory.
+        Bytes of the snapshot, the only copy of the tensors that is kept, in the same kind of memory unless it is pinned.
         """
 
 class ShardedSubscriber:

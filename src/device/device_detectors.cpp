@@ -35,6 +35,13 @@ void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& 
   }
 }
 
+bool has_masters(const TensorTable& table, const std::vector<TensorRef>& live) {
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (is_master(table[t], live[t].dtype)) return true;
+  }
+  return false;
+}
+
 /// Makes a `Kind` with its device set.
 template <class Kind, class... Pointers>
 std::unique_ptr<Kind> make(std::shared_ptr<const TensorTable> table, const DeviceOptions& options,
@@ -74,7 +81,8 @@ void copy_tensors(const TensorTable& table, const std::vector<TensorRef>& live, 
   context.wait("copy the tensors");
 }
 
-/// A snapshot in device memory, the caller's or the detector's own; of masters, that of their cast.
+/// The caller's snapshot, or one of the detector's own in this kind of memory; of masters, that of their cast.
+template <MemoryKind kKind>
 class DeviceSnapshot final : public DeviceDetector {
  public:
   /// An empty `snapshot` means one of its own.
@@ -82,7 +90,7 @@ class DeviceSnapshot final : public DeviceDetector {
       : DeviceDetector(std::move(origin)), live_(std::move(live)), snapshot_(std::move(snapshot)) {
     if (snapshot_.empty() && table->size() != 0) {
       require_contiguous(*table, live_, "a snapshot that the detector makes");
-      copy_ = cuda::TensorMemory<MemoryKind::kDevice>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
+      copy_ = cuda::TensorMemory<kKind>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
       copy_tensors(*table, live_, context, copy_);
       for (std::size_t t = 0; t < table->size(); ++t) {
         snapshot_.push_back(ref_to((*table)[t], copy_[t], context.device()));
@@ -115,21 +123,16 @@ class DeviceSnapshot final : public DeviceDetector {
 
  private:
   std::vector<TensorRef> live_;
-  cuda::TensorMemory<MemoryKind::kDevice> copy_;
+  cuda::TensorMemory<kKind> copy_;
   std::vector<TensorRef> snapshot_;
 };
 
-/// A snapshot of the detector's own in pinned host memory.
+/// A snapshot of the detector's own in pinned host memory, of tensors without masters, which is prefetched in chunks.
 class PinnedSnapshot final : public DeviceDetector {
  public:
   PinnedSnapshot(DeviceDetector::Origin origin, std::vector<TensorRef> live)
       : DeviceDetector(std::move(origin)), live_(std::move(live)) {
     require_contiguous(*table, live_, "a pinned snapshot");
-    for (std::size_t t = 0; t < table->size(); ++t) {
-      if (!is_master((*table)[t], live_[t].dtype)) continue;
-      throw Error(ErrorCode::kUnsupported, "a pinned snapshot takes no masters",
-                  fmt::format("tensor '{}'", (*table)[t].name));
-    }
     copy_ = cuda::TensorMemory<MemoryKind::kPinnedHost>(*table, [](const TensorSpec& spec) { return spec.bytes(); });
     copy_tensors(*table, live_, context, copy_);
   }
@@ -199,6 +202,9 @@ class Mask final : public DeviceDetector {
     require_contiguous(*table, live_, "a mask");
     device_.stream = context.stream();
     device_.multiprocessors = cuda::multiprocessors();
+    cuda::DeviceStream loader = device_;
+    loader.loads_only = true;
+    cuda::launch_or_words(nullptr, nullptr, 0, loader);
     clear(flags_);
     clear(in_flight_);
   }
@@ -273,8 +279,13 @@ std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable
   switch (options.by) {
     case Detection::kSnapshot:
       check_refs(*table, live, "live", true);
+      if (options.pinned && has_masters(*table, live)) {
+        return make<DeviceSnapshot<MemoryKind::kPinnedHost>>(std::move(table), options.device, std::move(live),
+                                                             std::vector<TensorRef>{});
+      }
       if (options.pinned) return make<PinnedSnapshot>(std::move(table), options.device, std::move(live));
-      return make<DeviceSnapshot>(std::move(table), options.device, std::move(live), std::move(options.held));
+      return make<DeviceSnapshot<MemoryKind::kDevice>>(std::move(table), options.device, std::move(live),
+                                                       std::move(options.held));
     case Detection::kFusedCast:
       return make<DeviceFusedCast>(std::move(table), options.device, std::move(live), std::move(options.held));
     case Detection::kMask:

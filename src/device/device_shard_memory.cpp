@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A rank's local tensors on a device: snapshots, routes and anchors of sharded syncs. Everything is enqueued on one
-// stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces.
+// stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces, unless
+// the snapshot lies there.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <tuple>
 
@@ -172,22 +174,31 @@ class DeviceRegionWriter final : public RegionWriter {
 
 class DeviceShardMemory final : public ShardMemory {
  public:
-  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options)
-      : DeviceShardMemory(std::move(local), std::move(dtypes), options, DeviceContext(options)) {}
+  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options,
+                    bool pinned_snapshot)
+      : DeviceShardMemory(std::move(local), std::move(dtypes), options, pinned_snapshot, DeviceContext(options)) {}
 
   ShardBuffer allocate(std::uint64_t bytes) override {
     const cuda::DeviceGuard guard = context_.enter();
-    const auto memory = std::make_shared<cuda::DeviceMemory>(bytes);
-    return {memory, memory->as()};
+    if (pinned_snapshot_) return owned<cuda::PinnedMemory>(bytes);
+    return owned<cuda::DeviceMemory>(bytes);
   }
 
   void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
     const cuda::DeviceGuard guard = context_.enter();
+    const bool from_tensor = std::ranges::any_of(local(), [&](const TensorRef& t) { return t.data == from; });
+    const bool on_host = pinned_snapshot_ && !from_tensor;  // From one copy to another.
+    if (on_host) context_.wait("fill the snapshot");
     for_each_rectangle(box, [&](const RowRectangle& next) {
       const std::uint64_t at = next.offset * box.element_bytes;
       const std::uint64_t pitch = next.pitch * box.element_bytes;
-      copy_rows({to + at, pitch}, {from + at, pitch}, next.run * box.element_bytes, next.rows, cudaMemcpyDeviceToDevice,
-                context_.stream());
+      const std::uint64_t run = next.run * box.element_bytes;
+      if (!on_host) {
+        copy_rows({to + at, pitch}, {from + at, pitch}, run, next.rows,
+                  pinned_snapshot_ ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice, context_.stream());
+        return;
+      }
+      for (std::uint64_t r = 0; r < next.rows; ++r) std::memcpy(to + at + r * pitch, from + at + r * pitch, run);
     });
   }
 
@@ -201,6 +212,11 @@ class DeviceShardMemory final : public ShardMemory {
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
+    if (pinned_snapshot_) {
+      const cuda::DeviceGuard guard = context_.enter();
+      context_.wait("leave the snapshot to an anchor");
+      return make_host_reader(table, regions);
+    }
     return std::make_unique<DeviceRegionReader>(RegionCopies(table, regions, context_), inbox_);
   }
   std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<TensorRef>& regions) override {
@@ -210,12 +226,20 @@ class DeviceShardMemory final : public ShardMemory {
  private:
   /// The routes work on the context's stream.
   DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, DeviceOptions options,
-                    DeviceContext context)
+                    bool pinned_snapshot, DeviceContext context)
       : ShardMemory(std::move(local), std::move(dtypes),
                     (options.stream = context.stream(), options.device = context.device(), options)),
-        context_(std::move(context)) {}
+        context_(std::move(context)),
+        pinned_snapshot_(pinned_snapshot) {}
+
+  template <class Memory>
+  static ShardBuffer owned(std::uint64_t bytes) {
+    const auto memory = std::make_shared<Memory>(bytes);
+    return {memory, memory->template as<>()};
+  }
 
   const DeviceContext context_;
+  const bool pinned_snapshot_;
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };
@@ -223,12 +247,12 @@ class DeviceShardMemory final : public ShardMemory {
 }  // namespace
 
 std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef> local, std::vector<DType> dtypes,
-                                                      const DeviceOptions& device) {
+                                                      const DeviceOptions& device, bool pinned_snapshot) {
   if (device.stream == kStreamPerThread) {
     throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
                 "DeviceOptions::stream");
   }
-  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(dtypes), device);
+  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(dtypes), device, pinned_snapshot);
 }
 
 }  // namespace sparsecast

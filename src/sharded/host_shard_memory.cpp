@@ -96,7 +96,7 @@ class HostShardMemory final : public ShardMemory {
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
-    return std::make_unique<HostRegionReader>(table, regions);
+    return make_host_reader(table, regions);
   }
   std::unique_ptr<RegionWriter> make_writer(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return std::make_unique<HostRegionWriter>(table, regions);
@@ -104,6 +104,10 @@ class HostShardMemory final : public ShardMemory {
 };
 
 }  // namespace
+
+std::unique_ptr<RegionReader> make_host_reader(const TensorTable& table, const std::vector<TensorRef>& regions) {
+  return std::make_unique<HostRegionReader>(table, regions);
+}
 
 std::uint64_t ShardMemory::wire_bytes(std::size_t local) const {
   return local_[local].bytes() / element_size(local_[local].dtype) * element_size(dtypes_[local]);
@@ -125,7 +129,7 @@ std::unique_ptr<JoinedSubscriber> ShardMemory::make_subscriber(const JoinedTable
 }
 
 std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
-                                               bool masters, const DeviceOptions& device) {
+                                               bool masters, const DeviceOptions& device, bool pinned_snapshot) {
   if (rank >= layout.ranks().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
   }
@@ -155,9 +159,12 @@ std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t
     }
     dtypes.push_back(tensor.dtype);
   }
-  if (place == kHostMemory) return std::make_shared<HostShardMemory>(std::move(local), std::move(dtypes));
+  if (place == kHostMemory) {
+    if (pinned_snapshot) throw Error(ErrorCode::kUsage, "a pinned snapshot is for tensors in device memory");
+    return std::make_shared<HostShardMemory>(std::move(local), std::move(dtypes));
+  }
   try {
-    return make_device_shard_memory(std::move(local), std::move(dtypes), on_device_of(device, place));
+    return make_device_shard_memory(std::move(local), std::move(dtypes), on_device_of(device, place), pinned_snapshot);
   } catch (const Error& error) {
     throw error.within(fmt::format("rank {}", rank));
   }

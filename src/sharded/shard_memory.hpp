@@ -105,7 +105,7 @@ class ShardMemory {
                                                           std::vector<TensorRef> held, const PublisherOptions& options);
   std::unique_ptr<JoinedSubscriber> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
                                                     const SubscriberOptions& options) const;
-  /// One of each at a time is at work; table and memory outlive it.
+  /// One of each at a time is at work; table and memory outlive it. What is read has been returned by allocate().
   virtual std::unique_ptr<RegionReader> make_reader(const TensorTable& table,
                                                     const std::vector<TensorRef>& regions) = 0;
   virtual std::unique_ptr<RegionWriter> make_writer(const TensorTable& table,
@@ -124,12 +124,16 @@ class ShardMemory {
 
 /// Creates the memory of a rank's local tensors, parallel to its layout. `masters`: they may be fp32 where the layout
 /// says bf16. Throws Error{kUsage} that names the tensor when they do not fit the rank of the layout, and
-/// Error{kUnsupported} for a device without the device backend.
+/// Error{kUnsupported} for a device without the device backend. `pinned_snapshot`: what allocate() returns is pinned
+/// host memory, which the device reaches; Error{kUsage} for tensors of the host.
 std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
-                                               bool masters, const DeviceOptions& device);
+                                               bool masters, const DeviceOptions& device = {},
+                                               bool pinned_snapshot = false);
 
 /// Of checked tensors on this device (device/).
 std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef> local, std::vector<DType> dtypes,
-                                                      const DeviceOptions& device);
+                                                      const DeviceOptions& device, bool pinned_snapshot);
+/// Returns a reader of regions that lie in host memory, with the rules of ShardMemory::make_reader.
+std::unique_ptr<RegionReader> make_host_reader(const TensorTable& table, const std::vector<TensorRef>& regions);
 
 }  // namespace sparsecast

@@ -32,6 +32,11 @@ class Seat {
   bool left_ = false;
 };
 
+ShardedOptions for_engine(ShardedOptions options) {
+  if (options.pinned_snapshot) throw Error(ErrorCode::kUsage, "a snapshot is a publisher's: an engine has none");
+  return options;
+}
+
 }  // namespace
 
 struct ShardedPublisher::State {
@@ -41,7 +46,7 @@ struct ShardedPublisher::State {
 
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorRef> local,
                                    ShardedOptions options, const DeviceOptions& device) {
-  auto memory = make_shard_memory(*layout, rank, std::move(local), true, device);
+  auto memory = make_shard_memory(*layout, rank, std::move(local), true, device, options.pinned_snapshot);
   if (memory->device() != kHostMemory && options.encode.zstd_level != 0) {
     throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
   }
@@ -74,7 +79,7 @@ ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const L
                                      std::vector<TensorRef> local, ShardedOptions options, const DeviceOptions& device)
     : state_(new State{SubscriberSide(std::move(engine), layout, rank,
                                       make_shard_memory(*layout, rank, std::move(local), false, device),
-                                      std::move(options))}) {}
+                                      for_engine(std::move(options)))}) {}
 ShardedSubscriber::~ShardedSubscriber() = default;
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;

@@ -43,8 +43,8 @@ void device_quantize_with_amax(const MatrixShard&, const void*, const float*, st
 }
 void device_quantize_blocks(const MatrixShard&, const void*, std::byte*, float*, CUstream_st*) { refuse(); }
 
-std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef>, std::vector<DType>,
-                                                      const DeviceOptions&) {
+std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef>, std::vector<DType>, const DeviceOptions&,
+                                                      bool) {
   refuse();
 }
 // NOLINTEND(performance-unnecessary-value-param)

@@ -58,6 +58,27 @@ TEST_P(DeviceNanLoader, LeadsWhereApplyLeads) {
   EXPECT_EQ(state(), step->state);
 }
 
+#if defined(SPARSECAST_CUDA_EMULATION)
+
+TEST_P(DeviceNanLoader, NoKernelIsLoadedInThePauseAndEveryCopyIsBounded) {
+  step->change(0, 9);
+  step->change(1, 9);
+  const emulation::RuntimeCounts before = emulation::thread_counts();
+  subscriber->stage(step->publisher->publish());
+  subscriber->apply_nan_masked(loader());
+  const emulation::RuntimeCounts cost = emulation::thread_counts().since(before);
+  EXPECT_EQ(state(), step->state);
+  EXPECT_GT(cost.launches, 0U);
+  EXPECT_EQ(cost.late_loads, 0U);
+  step->make_nan(4321);
+  step->publisher->commit(1);
+  subscriber->stage(step->publisher->publish());
+  expect_error(ErrorCode::kUnsupported, [&] { subscriber->apply_nan_masked(loader()); }, {"4321"});
+  EXPECT_EQ(emulation::thread_counts().since(before).pageable_copies, 0U);
+}
+
+#endif
+
 TEST_P(DeviceNanLoader, ARealNanIsRefusedBeforeAnythingIsWritten) {
   step->change(0, 100);
   step->make_nan(4321);

@@ -11,13 +11,15 @@
 namespace sparsecast::test {
 namespace {
 
-/// A rank's local tensors in device memory.
-class DeviceShards {
+/// A rank's local tensors in device memory, and of a trainer the snapshot there or in pinned memory.
+template <bool kPinned>
+class ShardsOnDevice {
  public:
-  explicit DeviceShards(const LocalStorage& tensors) : storage_(tensors) {}
+  explicit ShardsOnDevice(const LocalStorage& tensors) : storage_(tensors) {}
   void write(const LocalStorage& tensors) { storage_.write(tensors); }
   LocalStorage read() const { return storage_.read(); }
   ShardedPublisher publisher(const std::shared_ptr<const Layout>& layout, std::size_t place, ShardedOptions options) {
+    options.pinned_snapshot = kPinned;
     return {layout, place, refs(*layout, place), std::move(options), device()};
   }
   ShardedSubscriber subscriber(const char* engine, const std::shared_ptr<const Layout>& layout, std::size_t place,
@@ -39,6 +41,9 @@ class DeviceShards {
   DeviceStorage storage_;
 };
 
+using DeviceShards = ShardsOnDevice<false>;
+using PinnedShards = ShardsOnDevice<true>;
+
 class DeviceShardedMasters : public testing::Test {
  protected:
   void SetUp() override {
@@ -54,6 +59,27 @@ TEST_F(DeviceShardedMasters, AFailedSyncIsRolledBackAndAnAnchorIsWhatWasCommitte
   for (const ValueCodec values : {ValueCodec::kUlp, ValueCodec::kRaw}) {
     expect_a_failed_sync_is_rolled_back_and_an_anchor_is_what_was_committed<DeviceShards>(values);
   }
+}
+
+TEST_F(DeviceShardedMasters, ACastSnapshotInPinnedMemoryIsTheSame) {
+  expect_every_version_is_the_cast<PinnedShards>(ValueCodec::kUlp);
+  expect_a_failed_sync_is_rolled_back_and_an_anchor_is_what_was_committed<PinnedShards>(ValueCodec::kUlp);
+  expect_a_failed_sync_is_rolled_back_and_an_anchor_is_what_was_committed<PinnedShards>(ValueCodec::kRaw);
+  expect_a_sync_in_doubt_is_settled<PinnedShards>(ValueCodec::kXor);
+  expect_an_engine_of_another_cut_may_join<PinnedShards>(ValueCodec::kXor);
+}
+
+TEST_F(DeviceShardedMasters, APinnedSnapshotIsThatOfAPublisherOnADevice) {
+  const MasterScene scene;
+  LocalStorage host = scene.wire(*scene.engine_a, 0, 0);
+  const DeviceStorage storage(host);
+  ShardedOptions options;
+  options.pinned_snapshot = true;
+  expect_error(ErrorCode::kUsage,
+               [&] { ShardedPublisher(scene.engine_a, 0, refs_of(*scene.engine_a, 0, host), options); }, {"pinned"});
+  const std::vector<TensorRef> served = refs_to(*scene.engine_a, 0, storage.pointers(), 0);
+  expect_error(ErrorCode::kUsage, [&] { ShardedSubscriber("a", scene.engine_a, 0, served, options); },
+               {"an engine has none"});
 }
 
 TEST_F(DeviceShardedMasters, ASyncInDoubtIsSettledByTheNextRegroup) {

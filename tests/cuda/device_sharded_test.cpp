@@ -33,10 +33,12 @@ INSTANTIATE_TEST_SUITE_P(Settings, DeviceSharded,
                          testing::Values(ShardedSetting{true, true, ValueCodec::kXor, false},
                                          ShardedSetting{true, true, ValueCodec::kRaw, true, false},
                                          ShardedSetting{true, false, ValueCodec::kUlp, false, false},
-                                         ShardedSetting{false, true, ValueCodec::kXor, true}),
+                                         ShardedSetting{false, true, ValueCodec::kXor, true},
+                                         ShardedSetting{true, true, ValueCodec::kUlp, false, false, true}),
                          [](const auto& setting) {
                            const ShardedSetting& s = setting.param;
-                           return std::string(s.trainer_on_device ? "Device" : "Host") + "To" +
+                           return std::string(s.pinned_snapshot ? "Pinned" : "") +
+                                  std::string(s.trainer_on_device ? "Device" : "Host") + "To" +
                                   (s.engine_on_device ? "Device" : "Host") + "By" + std::string(to_string(s.values));
                          });
 

@@ -96,6 +96,7 @@ SceneRank::SceneRank(const ShardedScene& scene, int rank)
 void SceneRank::publish() {
   ShardedOptions options;
   options.encode.values = scene_.setting.values;
+  options.pinned_snapshot = scene_.setting.pinned_snapshot;
   if (on_device_) {
     publisher_.emplace(layout_, place_, refs_to(*layout_, place_, device_->pointers(), 0), options, device());
   } else {

@@ -38,6 +38,7 @@ struct ShardedSetting {
   bool stream_of_the_caller = false;
   bool same_cut = true;  ///< Whether both engines shard columns; otherwise the second shards rows, so that the trainer
                          ///< has layers of snapshots.
+  bool pinned_snapshot = false;
 };
 
 /// Two trainer ranks that shard rows, and two engines of two ranks that shard columns, pad rows, and transpose experts,

@@ -5,10 +5,13 @@
 #include "cuda_emulation/races.hpp"
 #include "cuda_emulation/reports.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -21,6 +24,7 @@ struct CUstream_st {
 namespace {
 
 using sparsecast::emulation::DeviceAtWork;
+using sparsecast::emulation::HeldMemory;
 using sparsecast::emulation::MemoryKind;
 using sparsecast::emulation::OnStream;
 using sparsecast::emulation::RuntimeCounts;
@@ -38,6 +42,40 @@ void count(std::size_t RuntimeCounts::*what, std::size_t more = 1) {
   counts.*what += more;
   counts_of_thread.*what += more;
 }
+
+struct Block {
+  std::size_t bytes = 0;
+  MemoryKind kind = MemoryKind::kDevice;
+  std::shared_ptr<HeldMemory> owner;  ///< Account of the thread that has allocated it.
+};
+std::map<std::uintptr_t, Block> blocks;  ///< By address, all that are not freed. Guarded by counts_mutex.
+thread_local const auto held = std::make_shared<HeldMemory>();
+
+void hold(const void* at, std::size_t bytes, MemoryKind kind) {
+  const std::lock_guard lock(counts_mutex);
+  blocks[reinterpret_cast<std::uintptr_t>(at)] = {bytes, kind, held};
+  (kind == MemoryKind::kDevice ? held->device : held->pinned) += bytes;
+  held->most_device = std::max(held->most_device, held->device);
+  held->most_pinned = std::max(held->most_pinned, held->pinned);
+}
+
+void let_go(const void* at) {
+  const std::lock_guard lock(counts_mutex);
+  const auto found = blocks.find(reinterpret_cast<std::uintptr_t>(at));
+  const Block& block = found->second;
+  (block.kind == MemoryKind::kDevice ? block.owner->device : block.owner->pinned) -= block.bytes;
+  blocks.erase(found);
+}
+
+bool is_pinned(const void* at) {
+  const std::lock_guard lock(counts_mutex);
+  const auto address = reinterpret_cast<std::uintptr_t>(at);
+  auto block = blocks.upper_bound(address);
+  if (block == blocks.begin()) return false;
+  --block;
+  return block->second.kind == MemoryKind::kPinnedHost && address - block->first < block->second.bytes;
+}
+
 std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -70,7 +108,10 @@ void enqueue(std::function<void()> copy) {
   deferred.push_back(std::move(unwatched));
 }
 
-void count_copy(std::size_t bytes, cudaMemcpyKind kind) {
+void count_copy(const void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  if (kind != cudaMemcpyDeviceToDevice && !is_pinned(kind == cudaMemcpyHostToDevice ? from : to)) {
+    count(&RuntimeCounts::pageable_copies);
+  }
   count(&RuntimeCounts::copies);
   count(&RuntimeCounts::copied_bytes, bytes);
   if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost) count(&RuntimeCounts::bus_bytes, bytes);
@@ -103,13 +144,17 @@ cudaError_t allocate(void** at, std::size_t bytes, MemoryKind kind) {
   std::memset(*at, 0xC7, bytes);
   count(&RuntimeCounts::allocations);
   count(&RuntimeCounts::live_allocations);
+  hold(*at, bytes, kind);
   return cudaSuccess;
 }
 
 cudaError_t release(void* at) {
   sparsecast::emulation::finish_copies();
   if constexpr (kWatched) orders::host_waits_for_all();
-  if (at != nullptr) count(&RuntimeCounts::live_allocations, ~std::size_t{0});  // One less.
+  if (at != nullptr) {
+    count(&RuntimeCounts::live_allocations, ~std::size_t{0});  // One less.
+    let_go(at);
+  }
   sparsecast::emulation::release_memory(at);
   return cudaSuccess;
 }
@@ -128,7 +173,16 @@ RuntimeCounts RuntimeCounts::since(const RuntimeCounts& before) const {
           objects - before.objects,         copied_bytes - before.copied_bytes,
           queries - before.queries,         copies - before.copies,
           bus_bytes - before.bus_bytes,     launches - before.launches,
-          late_loads - before.late_loads};
+          late_loads - before.late_loads,   pageable_copies - before.pageable_copies};
+}
+HeldMemory held_memory() {
+  const std::lock_guard lock(counts_mutex);
+  return *held;
+}
+void forget_most_memory() {
+  const std::lock_guard lock(counts_mutex);
+  held->most_device = held->device;
+  held->most_pinned = held->pinned;
 }
 void capture_streams(bool capture) { capturing = capture; }
 void count_launch(const void* kernel) {
@@ -191,7 +245,7 @@ cudaError_t cudaFree(void* at) { return release(at); }
 cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kPinnedHost); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  count_copy(bytes, kind);
+  count_copy(to, from, bytes, kind);
   const OnStream on_stream(stream);
   touch(from, bytes, false, __builtin_return_address(0));
   touch(to, bytes, true, __builtin_return_address(0));
@@ -206,7 +260,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
   if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
     return kept(cudaErrorInvalidPitchValue);
   }
-  count_copy(width * height, kind);
+  count_copy(to, from, width * height, kind);
   const OnStream on_stream(stream);
   const std::size_t rows = width != 0 ? height : 0;
   auto* const target = static_cast<std::byte*>(to);

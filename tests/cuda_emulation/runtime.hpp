@@ -115,6 +115,8 @@ struct RuntimeCounts {
   std::size_t bus_bytes = 0;     ///< Bytes that they copied between host and device.
   std::size_t launches = 0;      ///< Launches of kernels.
   std::size_t late_loads = 0;    ///< Launches of kernels that nothing had loaded before.
+  /// Copies between the device and memory of the host that is not pinned: they may block beyond any deadline.
+  std::size_t pageable_copies = 0;
 
   /// Returns what was counted since `before`.
   RuntimeCounts since(const RuntimeCounts& before) const;
@@ -122,6 +124,19 @@ struct RuntimeCounts {
 RuntimeCounts runtime_counts();
 /// Returns what the calling thread has counted.
 RuntimeCounts thread_counts();
+
+/// Bytes that are allocated and not freed, and the most there were at a time.
+struct HeldMemory {
+  std::size_t device = 0;
+  std::size_t pinned = 0;
+  std::size_t most_device = 0;
+  std::size_t most_pinned = 0;
+};
+/// Returns what the calling thread has allocated and any thread has not freed.
+HeldMemory held_memory();
+/// Begins to look for the most again, from what there is now.
+void forget_most_memory();
+
 /// Count a launch of a kernel, and that it was loaded.
 void count_launch(const void* kernel);
 void count_load(const void* kernel);

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "sparsecast/error.hpp"
 
@@ -81,15 +82,35 @@ void FakeDevice::may_fail() const {
   if (fails_()) throw Error(ErrorCode::kDevice, "the fake device fails");
 }
 
+void FakeDevice::close() {
+  closing_ = true;
+  for (void* const stream : std::exchange(streams_, {})) delete static_cast<Stream*>(stream);
+  for (const auto& [at, block] : std::exchange(blocks_, {})) delete[] static_cast<std::byte*>(at);
+}
+
 void* FakeDevice::allocate(std::uint64_t bytes) {
   may_fail();
   ++allocated_;
-  return new std::byte[bytes];
+  auto* const block = new std::byte[bytes];
+  const std::lock_guard lock(mutex_);
+  blocks_[block] = {bytes, device_of_thread};
+  return block;
 }
 
 void FakeDevice::free(void* pointer) noexcept {
   --allocated_;
+  {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(pointer);
+  }
   delete[] static_cast<std::byte*>(pointer);
+}
+
+std::uint64_t FakeDevice::held_bytes(int device) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t total = 0;
+  for (const auto& [at, block] : blocks_) total += block.device == device ? block.bytes : 0;
+  return total;
 }
 
 void* FakeDevice::create_stream() {

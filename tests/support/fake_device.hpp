@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -23,10 +24,12 @@ class FakeDevice final : public DeviceApi {
 
   /// Behind what the stream does already.
   static void enqueue(void* stream, std::function<void()> task);
-  /// Ends all waits of streams.
-  void close() { closing_ = true; }
+  /// Ends all waits of streams, and frees what was left behind.
+  void close();
   /// Returns the current device of the calling thread.
   static int device_in_use();
+  /// Returns the bytes of device and pinned memory that were allocated while `device` was the current one.
+  std::uint64_t held_bytes(int device);
 
   int current_device() override { return device_in_use(); }
   void use_device(int device) override;
@@ -49,6 +52,11 @@ class FakeDevice final : public DeviceApi {
   void copy_on_device(void* to, const void* from, std::uint64_t bytes, void* stream) override;
 
  private:
+  struct Block {
+    std::uint64_t bytes = 0;
+    int device = 0;
+  };
+
   bool knows(void* stream);
   void may_fail() const;
 
@@ -59,6 +67,7 @@ class FakeDevice final : public DeviceApi {
   std::atomic<bool> closing_{false};
   std::mutex mutex_;
   std::set<void*> streams_;
+  std::map<void*, Block> blocks_;  ///< Memory that is not freed.
 };
 
 }  // namespace sparsecast::test

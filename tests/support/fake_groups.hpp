@@ -25,6 +25,13 @@ class FakeGroups {
   /// Lets the call number `call` from now on fail once, of those that move data for this rank.
   void fail_call(int rank, int call);
   bool call_has_failed() const;
+  /// From now on broadcasts of so many bytes never arrive, and no abort of a communicator comes back.
+  void hang(std::uint64_t bytes);
+  /// Returns the number of blocks of device and pinned memory that the channels have allocated and not freed.
+  int held_blocks() const;
+  /// Returns the bytes of those that belong to a rank.
+  std::uint64_t held_bytes(int rank);
+  static constexpr std::uint64_t kStagingBytes = 4096;
   /// Returns the undefined uses of NCCL; tests expect none.
   std::string misuses() const;
 

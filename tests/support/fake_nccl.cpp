@@ -3,6 +3,7 @@
 
 #include "tests/support/fake_nccl.hpp"
 
+#include "core/unstopped_work.hpp"
 #include "tests/support/fake_nccl_state.hpp"
 
 namespace sparsecast::test {
@@ -11,6 +12,15 @@ namespace {
 FakeNccl* current = nullptr;
 
 void misuse(const std::string& what) { current->state().misuse(what); }
+
+/// Ends with the fake.
+ncclResult_t hang() {
+  FakeNccl::State& state = current->state();
+  ++state.hanging;
+  while (!state.closing) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  --state.hanging;
+  return ncclSuccess;
+}
 
 /// The group that the calling thread has begun.
 struct Group {
@@ -115,6 +125,7 @@ void fill_required(NcclFunctions& f) {
   };
   f.comm_abort = [](ncclComm_t communicator) {
     ++current->counts.aborts;
+    if (current->faults.hanging_bytes != 0) return hang();
     current->state().stop(communicator, true);
     return ncclSuccess;
   };
@@ -148,13 +159,16 @@ void fill_required(NcclFunctions& f) {
 
 FakeNccl::FakeNccl(std::unique_ptr<Worlds> worlds) : state_(std::make_unique<State>(*this, std::move(worlds))) {
   current = this;
+  free_device_memory_again();
   fill_required(functions);
   fill_optional(functions);
 }
 
 FakeNccl::~FakeNccl() {
   state_->closing = true;
+  while (state_->hanging != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   state_->device.close();
+  free_device_memory_again();  // No work is left.
   current = nullptr;
 }
 

@@ -29,7 +29,9 @@ struct FakeFaults {
   std::set<int> no_mem_alloc;  ///< Devices on which ncclMemAlloc fails.
   std::set<int> no_register;   ///< Devices... of ranks on which ncclCommRegister fails.
   bool init_hangs = false;
-  bool abort_hangs = false;
+  /// May be set at any time: broadcasts of so many bytes never arrive, and ncclCommAbort comes back with the fake's end
+  /// only. 0: none.
+  std::atomic<std::uint64_t> hanging_bytes{0};
   bool damage_tables = false;                     ///< One bit of every message of a table's size flips.
   std::function<void(CountTable&)> forge_tables;  ///< Changes every message of a table's size.
   std::set<int> same_gpu;                         ///< Devices that report one and the same UUID.

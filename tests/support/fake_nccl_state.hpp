@@ -78,6 +78,7 @@ struct FakeNccl::State {
   std::mutex mutex;
   std::vector<std::unique_ptr<Communicator>> communicators;  ///< Freed ones too: a use of them is noticed.
   std::atomic<bool> closing{false};
+  std::atomic<int> hanging{0};  ///< Threads in an abort that hangs.
 
   std::mutex misuse_mutex;
   std::vector<std::string> misuses;
@@ -108,11 +109,16 @@ struct FakeNccl::State {
     return true;
   }
 
+  bool never_arrives(const Communicator& communicator, const Broadcast& broadcast) const {
+    const std::uint64_t lost = fake.faults.hanging_bytes;
+    return (lost != 0 && broadcast.data.size() >= lost) || fake.faults.never_arrive.count(communicator.rank) != 0;
+  }
+
   /// Runs broadcasts of one communicator, all at once.
   void run(const Communicator& communicator, std::uint64_t launch, const std::vector<Broadcast>& broadcasts) {
     World& world = *communicator.world;
     for (const Broadcast& broadcast : broadcasts) {
-      if (fake.faults.never_arrive.count(communicator.rank) != 0) break;
+      if (never_arrives(communicator, broadcast)) break;
       Bytes sent;
       if (communicator.rank == broadcast.root) sent.assign(broadcast.data.begin(), broadcast.data.end());
       if (sent.size() == sizeof(CountTable)) damage(sent);

@@ -33,7 +33,7 @@ class LiveEnd:
         unsent: list[str],
         report_tensors: bool,
     ) -> None:
-        if detector not in ("auto", "snapshot"):
+        if detector not in ("auto", "snapshot", "pinned"):
             raise UsageError(
                 f"the detector '{detector}' is for a log: ranks of a world keep a snapshot of their shards"
             )
@@ -52,6 +52,7 @@ class LiveEnd:
             unsent=unsent,
             report_tensors=report_tensors,
             masters=any(shards.holds_master(local) for local in range(len(shards.tensors))),
+            detector="pinned" if detector == "pinned" else "snapshot",
             stream=self.order.number,
             **encode,
         )

@@ -39,8 +39,8 @@ class Publisher:
 
     ``detector`` "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to bf16 (the cast is the
     detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on the device of the
-    tensors). Over a world, a snapshot is compared with the cast of fp32 masters while they are read: it is the only
-    bf16 copy.
+    tensors); "pinned" keeps that copy in pinned host memory, for CUDA tensors over a world. Over a world, a snapshot is
+    compared with the cast of fp32 masters while they are read: it is the only bf16 copy.
 
     With an ``optimizer``, its steps are counted, and no step begins while a publication still reads the weights;
     ``publish_every=n`` publishes after every n-th step, without waiting for the engines. The next step, or publish(),

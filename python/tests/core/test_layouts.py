@@ -147,6 +147,10 @@ def test_fp32_for_bf16_is_a_master_only_when_that_is_said() -> None:
     assert sc.ShardedPublisher(layout, 0, weights, masters=True).snapshot_bytes == 0, "before the first regroup()"
     bits = sc.describe(np.zeros(12, np.int16), dtype="BF16")
     sc.ShardedPublisher(layout, 0, [bits, weights[1]], masters=True)
+    with pytest.raises(errors.UsageError, match="a pinned snapshot is for tensors in device memory"):
+        sc.ShardedPublisher(layout, 0, weights, masters=True, detector="pinned")
+    with pytest.raises(errors.UsageError, match="there is no detector 'mask' over shards: snapshot, pinned"):
+        sc.ShardedPublisher(layout, 0, weights, masters=True, detector="mask")
     half = sc.describe(np.zeros(12, np.float16))
     with pytest.raises(errors.UsageError, match="local tensor 'w': it has dtype F16, and the layout says BF16"):
         sc.ShardedPublisher(layout, 0, [half, weights[1]], masters=True)

@@ -21,6 +21,7 @@
 #include <random>
 #include <utility>
 
+#include "core/unstopped_work.hpp"
 #include "transport/control/blobs.hpp"
 
 namespace sparsecast {
@@ -37,7 +38,7 @@ NcclTransport::Group::~Group() {
   for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
   const bool gone = broken_ ? finish_abort(begin_abort(nccl, communicator_), stop_deadline())
                             : destroy_communicator(nccl, communicator_);
-  if (!gone && staging_) staging_->leave_behind();
+  if (!gone) keep_device_memory();
 }
 
 std::string NcclTransport::Group::context(const char* phase) const {
@@ -76,9 +77,10 @@ void NcclTransport::Group::fail(std::span<Group* const> groups, const Error& err
     if (!finish_revoke(*group->runtime_.functions, group->communicator_, deadline)) group->abort_for_good();
   }
   for (Group* const group : groups) stopped = finish_abort(std::exchange(group->aborting_, {}), deadline) && stopped;
-  // The caller gets its memory back with the error: nothing may still use it.
+  // The caller gets its memory back with the error: nothing may still use it. If something may, frames and staging
+  // memory are never freed, and this process forms no further group, whose frames would lie there.
   const std::shared_ptr<Staging>& staging = groups.front()->staging_;
-  if (staging && !(stopped && staging->becomes_idle())) staging->leave_behind();
+  if (!stopped || (staging && !staging->becomes_idle())) keep_device_memory();
 }
 
 std::unique_ptr<NcclTransport::Group> NcclTransport::Group::split(int color, int key, Deadline deadline) {
@@ -172,6 +174,11 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::form(const NcclRunti
   }
   std::unique_ptr<Group> channel(new Group(runtime, std::move(control), options));
   try {
+    if (device_memory_is_kept()) {
+      throw Error(ErrorCode::kDevice,
+                  "work on a device could not be stopped after an earlier failure and may still use the memory of this "
+                  "process; start the process anew");
+    }
     channel->staging_ = old != nullptr ? old->staging_
                                        : std::make_shared<Staging>(*runtime.device, *runtime.functions, options.device,
                                                                    options.staging_bytes, options.register_memory);

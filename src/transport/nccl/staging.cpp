@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "core/unstopped_work.hpp"
 #include "transport/nccl/watchdog.hpp"
 
 namespace sparsecast {
@@ -68,7 +69,7 @@ std::byte* GrowingMemory::reserve(DeviceApi& api, std::uint64_t bytes) {
 }
 
 void GrowingMemory::release(DeviceApi& api) noexcept {
-  if (data_ != nullptr) pinned_ ? api.free_host(data_) : api.free(data_);
+  if (data_ != nullptr && !device_memory_is_kept()) pinned_ ? api.free_host(data_) : api.free(data_);
   data_ = nullptr;
   bytes_ = 0;
 }
@@ -133,7 +134,8 @@ bool Staging::becomes_idle() noexcept {
 }
 
 void Staging::release() noexcept {
-  if (left_behind_ || !becomes_idle()) return;
+  if (device_memory_is_kept()) return;
+  if (!becomes_idle()) return keep_device_memory();
   for (StagingHalf& half : halves_) {
     if (half.d_data != nullptr) {
       if (nccl_memory_) {

@@ -69,8 +69,6 @@ class Staging {
   void enter();
   /// Waits a bounded time for all that is on the streams: before that nobody's memory is safe to touch.
   bool becomes_idle() noexcept;
-  /// A kernel may still use the memory: it is never freed.
-  void leave_behind() noexcept { left_behind_ = true; }
 
   DeviceApi& api() const noexcept { return api_; }
   int device() const noexcept { return device_; }
@@ -98,7 +96,6 @@ class Staging {
   int device_;
   std::uint64_t bytes_;
   bool nccl_memory_;
-  bool left_behind_ = false;
   IssuingThread thread_;
   std::array<StagingHalf, 2> halves_;
 };
