@@ -22,7 +22,7 @@ std::span<const std::byte> bytes_of(const Value& value) {
 
 template <class Value>
 Value value_of(const Bytes& body, const std::string& peer) {
-  Value value;
+  Value value{};
   if (body.size() != sizeof(Value)) {
     throw Error(ErrorCode::kCorrupt, fmt::format("sent {} bytes where {} belong", body.size(), sizeof(Value)), peer);
   }
