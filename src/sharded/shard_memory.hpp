@@ -17,7 +17,7 @@
 
 namespace sparsecast {
 
-/// Memory of the same kind and layout as a local tensor; null where there is none.
+/// Memory of the layout of a local tensor, and of its kind unless snapshots are pinned; null where there is none.
 using ShardBuffer = std::shared_ptr<std::byte>;
 
 /// Box of elements in a local tensor, or in memory that is laid out like it.

@@ -22,7 +22,7 @@ std::vector<Box> subtract(const Box& a, const Box& b);
 /// several routes (engines of different cuts may have their own), there are several copies of it, in layers.
 class ShardSnapshot {
  public:
-  /// Copies lie in the same memory as the rank's tensors.
+  /// Copies lie where memory->allocate() puts them.
   explicit ShardSnapshot(std::shared_ptr<ShardMemory> memory) : memory_(std::move(memory)) {}
 
   /// Prepares the snapshot for the routes that `rank` (of the world) sends under `plan`. Regions that it sends already

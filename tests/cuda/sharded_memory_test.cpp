@@ -54,7 +54,9 @@ HeldByEnds held_by_ends(const ManyRoutes& routes, const DeviceOptions& device, c
     const HeldMemory before = emulation::held_memory();
     Held own;
     const auto run = [&](auto& end) {
+      const emulation::RuntimeCounts unbuilt = emulation::thread_counts();
       end.regroup(channel, fake.open(r), 60s);
+      EXPECT_EQ(emulation::thread_counts().since(unbuilt).pageable_copies, 0U);
       own.built = since(emulation::held_memory(), before);
       emulation::forget_most_memory();
       for (std::uint64_t step = 1; step <= 3; ++step) {
@@ -195,6 +197,7 @@ struct OfPublisher {
 
 template <class MakeDetector>
 OfPublisher of_publisher(const std::shared_ptr<const TensorTable>& table, const MakeDetector& make_detector) {
+  const emulation::RuntimeCounts unbuilt = emulation::thread_counts();
   const HeldMemory before = emulation::held_memory();
   Publisher publisher(table, make_detector(), PublisherOptions{});
   OfPublisher held{since(emulation::held_memory(), before), {}};
@@ -202,6 +205,7 @@ OfPublisher of_publisher(const std::shared_ptr<const TensorTable>& table, const 
   publisher.publish_on_device();
   publisher.commit(1);
   held.used = since(emulation::held_memory(), before);
+  EXPECT_EQ(emulation::thread_counts().since(unbuilt).pageable_copies, 0U);
   return held;
 }
 
