@@ -75,7 +75,8 @@ struct DetectorOptions {
   std::vector<TensorRef> held;
   /// kSnapshot on a device: the detector's own copy lies in pinned host memory, for trainers without spare device
   /// memory. It is transferred in chunks of device.chunk_bytes, double-buffered, so that one chunk is transferred while
-  /// the kernels process the one before. They write changed elements straight back.
+  /// the kernels process the one before; with masters among the tensors, the kernels read it where it is. They write
+  /// changed elements straight back.
   bool pinned = false;
   /// For tensors on a device. Its ordinal, unless negative, must be theirs.
   DeviceOptions device;

@@ -22,7 +22,7 @@ namespace sparsecast {
 SPARSECAST_API bool device_backend_available() noexcept;
 
 struct DeviceOptions {
-  int device = -1;  ///< CUDA ordinal; -1: that of the tensors; where there are none, the thread's current device.
+  int device = -1;  ///< CUDA ordinal; -1: that of the tensors, and the host for an empty table.
   /// Stream on which all work is enqueued. Null: the object creates a stream of its own, which does not wait for the
   /// default stream. The caller's stream must outlive the object.
   CUstream_st* stream = nullptr;

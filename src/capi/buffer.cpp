@@ -24,6 +24,13 @@ std::optional<Error> failure_of(const Step& step) {
   return std::nullopt;
 }
 
+/// Returns the time left until the deadline, at least one millisecond, so that a call that takes a timeout reports the
+/// expiry itself.
+std::chrono::milliseconds time_left(Deadline deadline) {
+  using std::chrono::milliseconds;
+  return std::max(std::chrono::ceil<milliseconds>(deadline - steady_clock::now()), milliseconds(1));
+}
+
 /// Returns whether the error means that the bytes are not what was verified, because somebody else has written into
 /// them.
 bool shows_foreign_writes(ErrorCode code) {
@@ -94,23 +101,41 @@ void BroadcastBuffer::broadcast(int root, CUstream_st* stream) {
 }
 
 void BroadcastBuffer::send_changes(int root, Deadline deadline) {
-  const SyncReport report = comm_->rank() == root ? memory_->send_changes(*publisher_, *comm_, deadline)
-                                                  : memory_->receive_changes(*subscriber_, *comm_, root, deadline);
+  ApplyOrder order;
+  order.after = memory_->ready();
+  const SyncReport report = comm_->rank() == root
+                                ? sync_send(*publisher_, comm_->transport(), time_left(deadline), memory_->ready())
+                                : sync_receive(*subscriber_, comm_->transport(), root, time_left(deadline), order);
   stats_.version = report.version;
   stats_.changed = report.changed;
   stats_.wire_bytes = report.wire_bytes;
 }
 
+/// Its snapshot is a copy of the current tensors.
+void BroadcastBuffer::make_publisher(std::uint64_t version) {
+  memory_->wait_until_ready();
+  PublisherOptions options;
+  options.version = version;
+  options.encode.threads = comm_->config().threads;
+  DetectorOptions detecting;
+  detecting.device = memory_->device();
+  publisher_ =
+      std::make_unique<Publisher>(table_, make_detector(table_, memory_->tensors(), std::move(detecting)), options);
+}
+
+/// Its digest is that of the current tensors.
+void BroadcastBuffer::make_subscriber(std::uint64_t version) {
+  memory_->wait_until_ready();
+  SubscriberOptions options;
+  options.version = version;
+  options.threads = comm_->config().threads;
+  subscriber_ = std::make_unique<Subscriber>(table_, memory_->tensors(), options, memory_->device());
+}
+
 void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline) {
   publisher_.reset();  // Its memory first.
   subscriber_.reset();
-  const auto failure = failure_of([&] {
-    if (comm_->rank() == root) {
-      publisher_ = memory_->make_publisher(version);
-    } else {
-      subscriber_ = memory_->make_subscriber(version);
-    }
-  });
+  const auto failure = failure_of([&] { comm_->rank() == root ? make_publisher(version) : make_subscriber(version); });
   const std::vector<Notice> all =
       comm_->exchange(notice(Notice::kAnchor, root), failure ? &*failure : nullptr, deadline);
   const StateDigest expected = all[static_cast<std::size_t>(root)].digest;
@@ -124,10 +149,10 @@ void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline)
 void BroadcastBuffer::overwrite(int root, const StateDigest& expected, Deadline deadline) {
   std::optional<Error> failure;
   if (comm_->rank() == root) {
-    memory_->send_all(*comm_, deadline);
+    memory_->broadcast_all(*comm_, root, deadline);
   } else {
     stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and verified.
-    memory_->receive_all(*comm_, root, deadline);
+    memory_->broadcast_all(*comm_, root, deadline);
     failure = failure_of([&] { subscriber_->reset(subscriber_->version(), expected); });
     if (!failure) stats_.dirty = 0;
   }

@@ -19,40 +19,44 @@
 
 namespace sparsecast::capi {
 
-// BufferMemory is the memory of a buffer's tensors, on the host or on a device.
-
+/// Memory of a buffer's tensors, on the host or on a device: what a broadcast needs beside publishers, subscribers and
+/// their syncs, which are the same for both.
 class BufferMemory {
  public:
   virtual ~BufferMemory() = default;
 
-  /// Creates the publisher of the root; its snapshot is a copy of the current tensors.
-  virtual std::unique_ptr<Publisher> make_publisher(std::uint64_t version) = 0;
-  /// Creates the subscriber of a receiver; its digest is that of the current tensors.
-  virtual std::unique_ptr<Subscriber> make_subscriber(std::uint64_t version) = 0;
+  const std::shared_ptr<const TensorTable>& table() const noexcept { return table_; }
+  const std::vector<TensorRef>& tensors() const noexcept { return tensors_; }  ///< Parallel to the table.
+  const DeviceOptions& device() const noexcept { return device_; }             ///< For work on them.
 
   /// Makes all later work of this object wait for what is on `stream` now.
   virtual void begin_behind(CUstream_st* stream) = 0;
-  /// Collective: all bytes of all tensors, as they are.
-  virtual void send_all(Communicator& comm, Deadline deadline) = 0;
-  /// Overwrites all tensors. Throws Error{kCorrupt} when other bytes come than belong here.
-  virtual void receive_all(Communicator& comm, int root, Deadline deadline) = 0;
-  /// Collective: what has changed.
-  virtual SyncReport send_changes(Publisher& publisher, Communicator& comm, Deadline deadline) = 0;
-  virtual SyncReport receive_changes(Subscriber& subscriber, Communicator& comm, int root, Deadline deadline) = 0;
+  /// Waits for that: what reads all tensors at once does not wait for events.
+  virtual void wait_until_ready() = 0;
+  /// Returns the event of that; null on the host.
+  virtual CUevent_st* ready() const noexcept = 0;
+  /// Collective: all bytes of all tensors, as the root has them. Throws Error{kCorrupt} when other bytes come than
+  /// belong here.
+  virtual void broadcast_all(Communicator& comm, int root, Deadline deadline) = 0;
+
+ protected:
+  BufferMemory(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> tensors, const DeviceOptions& device)
+      : table_(std::move(table)), tensors_(std::move(tensors)), device_(device) {}
+
+ private:
+  std::shared_ptr<const TensorTable> table_;
+  std::vector<TensorRef> tensors_;
+  DeviceOptions device_;
 };
 
 /// Creates the host memory of a buffer; `data[i]` is table tensor i.
-std::unique_ptr<BufferMemory> make_host_memory(std::shared_ptr<const TensorTable> table, const std::vector<void*>& data,
-                                               const scConfig_t& config);
+std::unique_ptr<BufferMemory> make_host_memory(std::shared_ptr<const TensorTable> table,
+                                               const std::vector<void*>& data);
 
 /// Creates the memory of tensors on the communicator's device; `d_data[i]` is table tensor i. Throws
 /// Error{kUnsupported} without a device backend, or when the communicator's transport is not NCCL.
 std::unique_ptr<BufferMemory> make_device_memory(std::shared_ptr<const TensorTable> table,
                                                  const std::vector<void*>& d_data, Communicator& comm);
-
-/// Returns the time left until the deadline, at least one millisecond, so that a call that takes a timeout reports the
-/// expiry itself.
-std::chrono::milliseconds time_left(Deadline deadline);
 
 class BroadcastBuffer {
  public:
@@ -68,6 +72,8 @@ class BroadcastBuffer {
  private:
   Notice notice(Notice::Kind kind, int root) const;
   void send_changes(int root, Deadline deadline);
+  void make_publisher(std::uint64_t version);
+  void make_subscriber(std::uint64_t version);
   void anchor(int root, std::uint64_t version, Deadline deadline);
   /// Sends the dense bytes and their digest to the ranks whose digests differ.
   void overwrite(int root, const StateDigest& expected, Deadline deadline);

@@ -110,7 +110,7 @@ scResult_t with(Handle handle, const Body& body) noexcept {
 }
 
 std::unique_ptr<BufferMemory> memory_of(const TensorArguments& arguments, scMemory_t kind, Communicator& comm) {
-  if (kind == scMemoryHost) return make_host_memory(arguments.table, arguments.data, comm.config());
+  if (kind == scMemoryHost) return make_host_memory(arguments.table, arguments.data);
   return make_device_memory(arguments.table, arguments.data, comm);
 }
 

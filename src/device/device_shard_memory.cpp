@@ -172,6 +172,13 @@ class DeviceRegionWriter final : public RegionWriter {
   ApplyScratch scratch_;
 };
 
+/// Returns the options for routes, which work on the context's stream.
+DeviceOptions on_stream_of(const DeviceContext& context, DeviceOptions options) {
+  options.device = context.device();
+  options.stream = context.stream();
+  return options;
+}
+
 class DeviceShardMemory final : public ShardMemory {
  public:
   DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options,
@@ -224,11 +231,9 @@ class DeviceShardMemory final : public ShardMemory {
   }
 
  private:
-  /// The routes work on the context's stream.
-  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, DeviceOptions options,
+  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options,
                     bool pinned_snapshot, DeviceContext context)
-      : ShardMemory(std::move(local), std::move(dtypes),
-                    (options.stream = context.stream(), options.device = context.device(), options)),
+      : ShardMemory(std::move(local), std::move(dtypes), on_stream_of(context, options)),
         context_(std::move(context)),
         pinned_snapshot_(pinned_snapshot) {}
 

@@ -216,9 +216,15 @@ std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTabl
 
 std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
                                                            int threads, const DeviceOptions& options) {
-  const int device = common_device(tables.all(), live, "live");
+  const int device = place_of(tables.all(), live, "live", options);
   if (device == kHostMemory) return make_host_subscriber_backend(tables, std::move(live), threads);
   return make_device_subscriber_backend(tables, std::move(live), on_device_of(options, device));
+}
+
+int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
+             const DeviceOptions& options) {
+  const int device = common_device(table, tensors, what);
+  return tensors.empty() && options.device >= 0 ? options.device : device;
 }
 
 DeviceOptions on_device_of(DeviceOptions options, int device) {

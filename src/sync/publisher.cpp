@@ -46,7 +46,7 @@ void Detector::mark(std::size_t, const std::uint64_t*, CUstream_st*) {
 
 std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
                                         DetectorOptions options) {
-  const int device = common_device(*table, live, "live");
+  const int device = place_of(*table, live, "live", options.device);
   if (!options.held.empty() && common_device(*table, options.held, "held") != device) {
     throw Error(ErrorCode::kUsage, "what receivers hold is not on the device of the live tensors");
   }

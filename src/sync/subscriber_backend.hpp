@@ -81,6 +81,9 @@ std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTa
 std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
                                                            int threads, const DeviceOptions& options);
 
+/// Returns the device of all tensors (common_device); of an empty table, that of the options, or kHostMemory.
+int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
+             const DeviceOptions& options);
 /// Returns the options for tensors on this device. Throws Error{kUsage} when they name another.
 DeviceOptions on_device_of(DeviceOptions options, int device);
 

@@ -118,6 +118,32 @@ TEST_P(DeviceCastSnapshot, PublishesWhatTheCpuDoesWhateverBecomesOfTheDeltas) {
   });
 }
 
+TEST_P(DeviceCastSnapshot, OfItsOwnOnTheDeviceOrInPinnedMemoryIsTheHosts) {
+  for_cases(8, [](Random& random) {
+    MasterBoxes boxes(random);
+    const auto& table = boxes.table;
+    ViewedTensors live(boxes.held, boxes.state, random, false);
+    TensorState host_live = boxes.state;
+    DetectorOptions detecting;
+    detecting.pinned = random.chance(0.5);
+    if (random.chance(0.5)) detecting.device.chunk_bytes = random.between(1, 200'000);
+    PublisherOptions options;
+    options.encode = boxes.options;
+    Publisher publisher(table, make_detector(table, live.tensors(), detecting), options);
+    Publisher on_host(table, make_host_detector(table, refs_to(boxes.held, live_views(host_live))), options);
+    EXPECT_EQ(publisher.digest(), on_host.digest());
+    for (std::uint64_t version = 1; version <= 3; ++version) {
+      boxes.train(random);
+      live.write(boxes.state);
+      for (std::size_t t = 0; t < table->size(); ++t) std::ranges::copy(boxes.state[t], host_live[t].begin());
+      EXPECT_EQ(publisher.publish().frames, on_host.publish().frames) << "version " << version;
+      const bool committed = random.chance(0.6);
+      for (Publisher* const one : {&publisher, &on_host}) committed ? one->commit(version) : one->abort(version);
+      EXPECT_EQ(publisher.digest(), on_host.digest());
+    }
+  });
+}
+
 TEST(DeviceCastSnapshotErrors, AreTypedAndNameTheTensor) {
   if (!device_present()) GTEST_SKIP() << "no device";
   const auto table = std::make_shared<const TensorTable>(

@@ -265,6 +265,22 @@ TEST(DevicePublisherErrors, AreTypedAndNameWhatIsWrong) {
   expect_error(ErrorCode::kUsage, [&] { on_host.publish_on_device(); }, {"device"});
 }
 
+TEST(DevicePublisher, OfAnEmptyTableIsWhereTheOptionsSay) {
+  if (!device_present()) GTEST_SKIP() << "no device";
+  const auto table = std::make_shared<const TensorTable>();
+  DetectorOptions on_device;
+  on_device.device.device = 0;
+  Publisher publisher(table, make_detector(table, {}, on_device), {});
+  Subscriber subscriber(table, {}, {}, on_device.device);
+  EXPECT_TRUE(publisher.on_device() && subscriber.on_device());
+  const DeviceDelta& delta = publisher.publish_on_device();
+  subscriber.stage(delta.header);
+  subscriber.stage_frames(delta.frames);
+  subscriber.stage(delta.commit);
+  EXPECT_EQ(subscriber.apply().version, 1U);
+  EXPECT_FALSE(Publisher(table, make_detector(table, {}), {}).on_device());
+}
+
 #if defined(SPARSECAST_CUDA_EMULATION)
 
 TEST(DevicePublisherMemory, TheSteadyStateAllocatesNothingAndWaitsOnce) {

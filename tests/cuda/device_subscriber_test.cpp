@@ -26,7 +26,7 @@ class Engine {
     std::vector<TensorRef> tensors;
     for (std::size_t t = 0; t < tensors_; ++t)
       tensors.push_back(ref_to((*table)[t], live_[t], std::max(device.device, 0)));
-    subscriber.emplace(std::move(table), std::move(tensors), options, device);
+    subscriber.emplace(std::move(table), std::move(tensors), options, with_ordinal(device));
   }
   std::byte* tensor(std::size_t t) { return live_[t]; }
   TensorState state() const {

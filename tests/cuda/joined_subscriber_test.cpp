@@ -107,7 +107,7 @@ TEST_P(JoinedSubscribers, HoldWhatSubscribersOfTheirOwnHold) {
     SubscriberOptions options;
     options.threads = static_cast<int>(random.between(1, 3));
     JoinedSubscriber joined(tables, host_tensors, options);
-    JoinedSubscriber on_device(tables, device_tensors, options, {});
+    JoinedSubscriber on_device(tables, device_tensors, options, with_ordinal({}));
     std::vector<SharedBytes> memory;
 
     for (std::uint64_t version = 1; version <= 3; ++version) {

@@ -18,6 +18,9 @@ namespace sparsecast::test {
 namespace {
 
 using namespace std::chrono_literals;
+
+/// Many ranks and routes take their time on a machine that is busy.
+constexpr std::chrono::milliseconds kPatience = 300s;
 using emulation::HeldMemory;
 
 /// What a rank holds beyond its weights.
@@ -45,7 +48,7 @@ struct HeldByEnds {
 HeldByEnds held_by_ends(const ManyRoutes& routes, const DeviceOptions& device, const ShardedOptions& options = {}) {
   FakeGroups fake;
   HeldByEnds held;
-  Meeting meeting(meeting_options(routes.ranks(), 60s));
+  Meeting meeting(meeting_options(routes.ranks(), kPatience));
   meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
     const int r = channel->rank();
     const std::shared_ptr<const Layout>& layout = routes.layouts[static_cast<std::size_t>(r)];
@@ -55,14 +58,14 @@ HeldByEnds held_by_ends(const ManyRoutes& routes, const DeviceOptions& device, c
     Held own;
     const auto run = [&](auto& end) {
       const emulation::RuntimeCounts unbuilt = emulation::thread_counts();
-      end.regroup(channel, fake.open(r), 60s);
+      end.regroup(channel, fake.open(r), kPatience);
       EXPECT_EQ(emulation::thread_counts().since(unbuilt).pageable_copies, 0U);
       own.built = since(emulation::held_memory(), before);
       emulation::forget_most_memory();
       for (std::uint64_t step = 1; step <= 3; ++step) {
         routes.weights.train(*layout, 0, step, host);
         if (r == 0) weights.write(host);
-        const ShardedReport report = end.sync(60s);
+        const ShardedReport report = end.sync(kPatience);
         own.delta = std::max({own.delta, report.sent_bytes, report.received_bytes});
         own.replaced = std::max(own.replaced, 2 * report.applied);
       }

@@ -56,6 +56,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
+/// Many ranks and routes take their time on a machine that is busy.
+constexpr std::chrono::milliseconds kPatience = 300s;
+
 /// Of all ranks, beyond their weights.
 struct HeldOnHosts {
   std::int64_t built = 0;  ///< After regroup().
@@ -66,14 +69,14 @@ struct HeldOnHosts {
 
 HeldOnHosts held_on_hosts(const ManyRoutes& routes) {
   HeldOnHosts held;
-  Meeting meeting(meeting_options(routes.ranks(), 60s));
+  Meeting meeting(meeting_options(routes.ranks(), kPatience));
   meeting.run([&](const std::shared_ptr<Rendezvous>& channel) {
     const int r = channel->rank();
     const std::shared_ptr<const Layout>& layout = routes.layouts[static_cast<std::size_t>(r)];
     LocalStorage weights = routes.weights.make(*layout, 0, 0);
-    const auto all_are_here = [&] { channel->all_gather({}, in(60s)); };
+    const auto all_are_here = [&] { channel->all_gather({}, in(kPatience)); };
     const auto run = [&](auto& end) {
-      end.regroup(channel, open_control_groups(), 60s);
+      end.regroup(channel, open_control_groups(), kPatience);
       all_are_here();
       if (r == 0) held.built += heap_bytes;
       for (std::uint64_t step = 1; step <= 3; ++step) {
@@ -81,7 +84,7 @@ HeldOnHosts held_on_hosts(const ManyRoutes& routes) {
         all_are_here();
         if (r == 0 && step == 1) most_heap_bytes = heap_bytes.load();
         all_are_here();
-        const ShardedReport report = end.sync(60s);
+        const ShardedReport report = end.sync(kPatience);
         if (r == 0) held.delta = std::max(held.delta, static_cast<std::int64_t>(report.sent_bytes));
       }
       all_are_here();

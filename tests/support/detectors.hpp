@@ -58,6 +58,12 @@ inline std::unique_ptr<TileDetector> host_mask(const TensorTable& table, const s
   return make_host_detector(borrowed(table), refs_to(table, live), std::move(options));
 }
 
+/// Returns the options with an ordinal, which tells where the tensors of an empty table are.
+inline DeviceOptions with_ordinal(DeviceOptions options) {
+  if (options.device < 0) options.device = 0;
+  return options;
+}
+
 /// Returns references to contiguous tensors on options.device, or the first device.
 inline std::vector<TensorRef> device_refs(const TensorTable& table, const std::vector<const void*>& d_tensors,
                                           const DeviceOptions& options = {}) {
@@ -71,7 +77,7 @@ inline std::unique_ptr<Detector> device_snapshot(const std::shared_ptr<const Ten
                                                  const DeviceOptions& device = {}, bool pinned = false) {
   DetectorOptions options;
   options.pinned = pinned;
-  options.device = device;
+  options.device = with_ordinal(device);
   return make_detector(table, device_refs(*table, d_live, device), std::move(options));
 }
 
@@ -86,7 +92,7 @@ inline std::unique_ptr<Detector> device_snapshot_over(const std::shared_ptr<cons
                                                       const DeviceOptions& device = {}) {
   DetectorOptions options;
   options.held = std::move(held);
-  options.device = device;
+  options.device = with_ordinal(device);
   return make_detector(table, std::move(live), std::move(options));
 }
 
@@ -97,7 +103,7 @@ inline std::unique_ptr<Detector> device_fused_cast(const std::shared_ptr<const T
   DetectorOptions options;
   options.by = Detection::kFusedCast;
   options.held = refs_to(*table, d_bf16, ordinal);
-  options.device = device;
+  options.device = with_ordinal(device);
   return make_detector(table, master_refs(*table, d_masters, ordinal), std::move(options));
 }
 
@@ -105,7 +111,7 @@ inline std::unique_ptr<Detector> device_mask(const std::shared_ptr<const TensorT
                                              const std::vector<const void*>& d_live, const DeviceOptions& device = {}) {
   DetectorOptions options;
   options.by = Detection::kMask;
-  options.device = device;
+  options.device = with_ordinal(device);
   return make_detector(table, device_refs(*table, d_live, device), std::move(options));
 }
 

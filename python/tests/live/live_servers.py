@@ -169,7 +169,10 @@ class LiveServer:
         return self._log.read_text(errors="replace")[-characters:]
 
     def kill(self) -> None:
-        """Kills all its processes."""
+        """Kills all its processes; one that has ended by itself is shown with the end of its log."""
+        ended = self._process.poll()
+        if ended not in (None, -signal.SIGKILL):
+            print(f"the server on port {self.port} had ended with {ended}:\n{self.log()}")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)

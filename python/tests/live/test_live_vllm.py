@@ -92,7 +92,8 @@ def test_every_version_is_what_vllm_itself_would_have_loaded_and_no_request_fail
     assert report.endpoints[0].lease is True and not report.endpoints[0].left_paused
     assert set(report.endpoints[0].calls) == {"pause", "apply", "finish", "flush", "resume"}
     assert not load.failures and load.requests >= IN_FLIGHT
-    assert set(load.reasons) <= ({"length", "abort"} if pause == "abort" else {"length"})
+    # vLLM ends the stream of a request that it aborts before the first token without a reason.
+    assert set(load.reasons) <= ({"length", "abort", "none"} if pause == "abort" else {"length"})
     assert scene.first.version() == str(report.version)
     now = probe(scene.first)
     assert now != before and now == scene.expected()
