@@ -5,8 +5,8 @@
 //
 // A world is what one regroup makes: every rank says who it is, doubts are settled, engines without a version are
 // seeded, bases are compared, and one sync follows. In worlds below CALM every wait may end by its deadline (a message
-// that is lost is one that came after it), KILLS ranks die at any wait, and SPOILS applies fail. In later worlds nothing
-// fails, so all must be well by world WORLDS: no rank may need another one, and the last state is checked.
+// that is lost is one that came after it), KILLS ranks die at any wait, and SPOILS applies fail. In later worlds
+// nothing fails, so all must be well by world WORLDS: no rank may need another one, and the last state is checked.
 // BUG_...: one of the mistakes that the model must find.
 
 #ifndef ENGINES
