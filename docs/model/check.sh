@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 
-# docs/model/check.sh [small|large]: the model of the delta log, checked by spin (README.md). small: every property at a
-# small size, and that every seeded mistake is found; well under a minute. large: for as long as SECONDS_EACH (900) and
-# MEGABYTES (12000) go. Leaves its files in a temporary directory. Exit status 77: spin or gcc is absent.
+# docs/model/check.sh [small|large]: the models of the delta log and of the sync, checked by spin (README.md). small:
+# every property at a small size, and that every seeded mistake is found; well under a minute. large: for as long as
+# SECONDS_EACH (900) and MEGABYTES (12000) go. Leaves its files in a temporary directory. Exit status 77: spin or gcc is
+# absent.
 set -euo pipefail
 
 size=${1:-small}
@@ -22,11 +23,13 @@ trap 'rm -rf "$work"' EXIT
 cp "$model"/*.pml "$work"
 cd "$work"
 
+checked=delta_log.pml  # The model that build() takes.
+
 # build COMPILER_FLAGS DEFINES...: makes ./pan.
 build() {
   local flags=$1
   shift
-  spin -a "$@" delta_log.pml >spin.log || { cat spin.log; exit 2; }
+  spin -a "$@" "$checked" >spin.log || { cat spin.log; exit 2; }
   # shellcheck disable=SC2086
   gcc -w $flags -DMEMLIM="$megabytes" -o pan pan.c
 }
@@ -103,6 +106,15 @@ case $size in
       finds "BUG_$bug" "${following[@]}"
     done
     finds BUG_FOUND_AND_NOT_RECORDED -DVERSIONS=3 "${following[@]:1}"
+    checked=sync.pml
+    holds "sync, two engines, one dies" "-O2 -DSAFETY" -m200000 -DSPOILS=0
+    holds "sync, two engines, one apply fails" "-O2 -DSAFETY" -m200000 -DKILLS=0
+    holds "sync, one engine, both" "-O2 -DSAFETY" -m200000 -DENGINES=1
+    for bug in VOTE_BEFORE_APPLY STAGED_SKIPPED DIGEST_NOT_COMPARED UNDO_FORGOTTEN NO_ABORT DECISION_EARLY \
+      DECIDES_BY_DEADLINE COMMIT_WITHOUT_DECISION DOUBT_IS_NO DOUBT_IS_YES DOUBT_FORGOTTEN ATTEMPT_REUSED \
+      BASE_NOT_COMPARED; do
+      finds "BUG_$bug" -DENGINES=1
+    done
     ;;
   large)
     holds "two publishers, three versions" "-O2 -DSAFETY -DCOLLAPSE" -m200000 -DVERSIONS=3 -DFOLLOWERS=0 -DKEEPERS=0
@@ -113,6 +125,9 @@ case $size in
     # Too large for all states: two bits a state in a table of 4 GiB.
     holds "all at once (hashed states)" "-O3 -DSAFETY -DBITSTATE" "-m4000000 -w35" -DVERSIONS=2
     holds "two followers (hashed states)" "-O3 -DSAFETY -DBITSTATE" "-m4000000 -w35" -DVERSIONS=3 -DFOLLOWERS=2
+    checked=sync.pml
+    holds "sync, one engine, three faulty worlds" "-O2 -DSAFETY -DCOLLAPSE" -m2000000 -DENGINES=1 -DCALM=3 -DKILLS=2
+    holds "sync, two engines, all faults" "-O2 -DSAFETY -DCOLLAPSE" -m2000000 -DKILLS=2
     ;;
   *)
     echo "usage: docs/model/check.sh [small|large]" >&2
