@@ -7,6 +7,7 @@
 
 #include "core/outcome.hpp"
 #include "sparsecast/rendezvous.hpp"
+#include "tests/support/forwarding_control.hpp"
 #include "transport/control/blobs.hpp"
 
 namespace sparsecast::bench {
@@ -15,30 +16,13 @@ namespace {
 using std::chrono::steady_clock;
 
 /// A control channel without a reduce of its own.
-class GatheringControl final : public ControlChannel {
+class GatheringControl final : public test::ForwardingControl {
  public:
-  explicit GatheringControl(std::shared_ptr<ControlChannel> inner) : inner_(std::move(inner)) {}
+  using ForwardingControl::ForwardingControl;
 
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  std::uint64_t max_blob_bytes() const noexcept override { return inner_->max_blob_bytes(); }
-  std::vector<Bytes> all_gather(std::span<const std::byte> own, Deadline deadline) override {
-    return inner_->all_gather(own, deadline);
+  Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) override {
+    return ControlChannel::reduce(own, combine, deadline);
   }
-  Bytes broadcast(std::span<const std::byte> own, Deadline deadline) override {
-    return inner_->broadcast(own, deadline);
-  }
-  int agree(int status, int coordinator, Deadline deadline) override {
-    return inner_->agree(status, coordinator, deadline);
-  }
-  std::shared_ptr<ControlChannel> split(int color, int key, Deadline deadline) override {
-    return inner_->split(color, key, deadline);
-  }
-  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-  std::optional<std::string> aborted() noexcept override { return inner_->aborted(); }
-
- private:
-  std::shared_ptr<ControlChannel> inner_;
 };
 
 class Rank {

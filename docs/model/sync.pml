@@ -32,7 +32,7 @@
 #define TORN 255
 #define HAS(set, i) (((set) >> (i)) & 1)
 
-// What the ranks of a world say, in this order: who they are; that their bases are equal; that the group is formed;
+// Messages of the ranks of a world, in this order: who they are; that their bases are equal; that the group is formed;
 // that all is staged; that it is applied, with digests; and their wait for the decision.
 #define MEET 0
 #define BASES 1
@@ -99,7 +99,7 @@ inline say(phase, good) {
 #define ANSWER(phase) (HAS(against[world], phase) == 0)
 
 // ---- Meeting ----
-// What each rank said last. A rank that dies after it has said it says nothing else in this world.
+// Last rank info of each rank. A rank that dies after it has sent it sends nothing else in this world.
 byte said_version[MOST_RANKS];
 byte said_attempt[MOST_RANKS];
 bool said_doubt[MOST_RANKS];
@@ -139,7 +139,7 @@ inline settle(yes) {
   doubt[me] = false
 }
 
-// An engine of which something was written that cannot be taken back, or a new one.
+// Makes the memory of engine `me` undefined: it was written in part, and cannot be rolled back; or the engine is new.
 inline lose_memory() {
   held0[me] = TORN;
   held1[me] = TORN;

@@ -43,11 +43,12 @@ struct TileWorkspace {
 class SPARSECAST_API Detector {
  public:
   virtual ~Detector() = default;
-  /// Of Detection::kMask: ORs one bit an element of `tensor`, least significant first, into its flags. `words` are
-  /// ceil(elements / 64) of them, where the tensors are. On the host, bits beyond the last element are Error{kUsage}.
-  /// On a device the words are 8-byte aligned, such bits are ignored, and the work is enqueued on `stream` (null: the
-  /// default stream): the next publish waits for it, and work that is enqueued later on `stream` may change the words.
-  /// Must not be called during a publish. Error{kUsage} for any other detector.
+  /// Flags elements of `tensor` as changed: ORs ceil(elements / 64) words, one bit an element, least significant first,
+  /// into the flags of a detector by mask (Detection::kMask); any other one throws Error{kUsage}. The words lie where
+  /// the tensors are. On the host, bits beyond the last element are Error{kUsage}. On a device the words are 8-byte
+  /// aligned, such bits are ignored, and the work is enqueued on `stream` (null: the default stream): the next publish
+  /// waits for it, and work that is enqueued later on `stream` may change the words. Must not be called during a
+  /// publish.
   virtual void mark(std::size_t tensor, const std::uint64_t* words, CUstream_st* stream = nullptr);
 };
 
@@ -68,7 +69,7 @@ enum class Detection {
 
 struct DetectorOptions {
   Detection by = Detection::kSnapshot;
-  /// What receivers hold, parallel to the table, of its dtypes and on the device of the live tensors. kSnapshot: a
+  /// Tensors that receivers hold, parallel to the table, of its dtypes and on the device of the live ones. kSnapshot: a
   /// snapshot in the caller's memory, whose elements must not overlap and to which only the detector writes; empty: the
   /// detector takes the live tensors now for what receivers hold, and keeps a copy of its own. kFusedCast: the bf16
   /// tensors, contiguous, which it overwrites. kMask: empty.

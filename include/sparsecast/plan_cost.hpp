@@ -73,8 +73,9 @@ struct CostModel {
   EndCost ends = kDeviceEnds;                ///< Work of every rank.
   /// Latency of a step of the votes, assumed to be that of a transfer.
   double vote_seconds = 50e-6;
-  /// What the coordinator of a star over TCP needs for a message from and to one rank, measured with 4 to 64 ranks on
-  /// the two cores of one machine, so that ranks with cores of their own cost less (bench/results/2026-11-23-plan.md).
+  /// Time that the coordinator of a star over TCP needs for a message from and to one rank, measured with 4 to 64 ranks
+  /// on the two cores of one machine, so that ranks with cores of their own cost less
+  /// (bench/results/2026-11-23-plan.md).
   double vote_seconds_per_rank = 28e-6;
 };
 

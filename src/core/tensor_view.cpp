@@ -124,6 +124,13 @@ void check_cast_masters(const TensorTable& table, const std::vector<TensorRef>& 
   }
 }
 
+void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what) {
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (tensors[t].data == nullptr || is_contiguous(view_of_tensor(table[t], tensors[t].strides))) continue;
+    throw Error(ErrorCode::kUnsupported, fmt::format("{} takes no views", what), name_of(table[t]));
+  }
+}
+
 int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what) {
   require_count(table, tensors.size(), what);
   std::size_t first = tensors.size();

@@ -63,6 +63,8 @@ void check_refs(const TensorTable& table, const std::vector<TensorRef>& tensors,
 /// Throws Error{kUsage} that names the tensor unless there is one reference for each tensor of the table, each to fp32
 /// masters of a bf16 tensor, or without data.
 void check_cast_masters(const TensorTable& table, const std::vector<TensorRef>& masters);
+/// Throws Error{kUnsupported} that names the tensor, and `what` takes no views, when one with data is not contiguous.
+void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);
 /// Returns the device of all of them, kHostMemory when there are none. Throws Error{kUsage} unless there is one for
 /// each tensor of the table, and naming the tensor when one is elsewhere; those without data are nowhere.
 int common_device(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what);

@@ -26,15 +26,6 @@ cuda::DeviceEncoderOptions DeviceDetector::encoder_options() const {
 
 namespace {
 
-/// Throws Error{kUnsupported} that names a tensor that is not contiguous.
-void require_contiguous(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what) {
-  for (std::size_t t = 0; t < table.size(); ++t) {
-    if (tensors[t].data == nullptr || is_contiguous(view_of_tensor(table[t], tensors[t].strides))) continue;
-    throw Error(ErrorCode::kUnsupported, fmt::format("{} takes no views", what),
-                fmt::format("tensor '{}'", table[t].name));
-  }
-}
-
 bool has_masters(const TensorTable& table, const std::vector<TensorRef>& live) {
   for (std::size_t t = 0; t < table.size(); ++t) {
     if (is_master(table[t], live[t].dtype)) return true;

@@ -10,6 +10,7 @@
 
 #include "core/utf8.hpp"
 #include "layout/layout_bytes.hpp"
+#include "layout/local_tensors.hpp"
 #include "layout/memory_view.hpp"
 #include "sparsecast/error.hpp"
 
@@ -289,12 +290,7 @@ Bytes Layout::serialize() const { return compress_layout(pack_layout(*this)); }
 
 Layout Layout::parse(ConstBytes bytes) { return unpack_layout(decompress_layout(bytes)); }
 
-namespace {
-
-/// data_of(i) returns the address of local tensor i.
-template <class DataOf>
-std::vector<TensorRef> local_refs(const Layout& layout, std::size_t rank, std::size_t given, int device,
-                                  const DataOf& data_of) {
+const std::vector<LocalTensor>& local_tensors(const Layout& layout, std::size_t rank, std::size_t given) {
   if (rank >= layout.ranks().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
   }
@@ -303,6 +299,16 @@ std::vector<TensorRef> local_refs(const Layout& layout, std::size_t rank, std::s
     throw Error(ErrorCode::kUsage, fmt::format("{} local tensors for a layout of {}", given, tensors.size()),
                 fmt::format("rank {}", rank));
   }
+  return tensors;
+}
+
+namespace {
+
+/// data_of(i) returns the address of local tensor i.
+template <class DataOf>
+std::vector<TensorRef> local_refs(const Layout& layout, std::size_t rank, std::size_t given, int device,
+                                  const DataOf& data_of) {
+  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, given);
   std::vector<TensorRef> refs;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     refs.push_back({data_of(t), tensors[t].dtype, {tensors[t].elements}, {}, device});

@@ -9,6 +9,7 @@
 #include "core/strided_view.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
+#include "layout/local_tensors.hpp"
 #include "sharded/shard_memory.hpp"
 #include "sync/subscriber_backend.hpp"
 
@@ -130,14 +131,7 @@ std::unique_ptr<JoinedSubscriber> ShardMemory::make_subscriber(const JoinedTable
 
 std::shared_ptr<ShardMemory> make_shard_memory(const Layout& layout, std::size_t rank, std::vector<TensorRef> local,
                                                bool masters, const DeviceOptions& device, bool pinned_snapshot) {
-  if (rank >= layout.ranks().size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("rank {} of a layout of {}", rank, layout.ranks().size()));
-  }
-  const std::vector<LocalTensor>& tensors = layout.ranks()[rank].tensors;
-  if (local.size() != tensors.size()) {
-    throw Error(ErrorCode::kUsage, fmt::format("{} local tensors for a layout of {}", local.size(), tensors.size()),
-                fmt::format("rank {}", rank));
-  }
+  const std::vector<LocalTensor>& tensors = local_tensors(layout, rank, local.size());
   int place = kHostMemory;
   std::vector<DType> dtypes;
   for (std::size_t t = 0; t < tensors.size(); ++t) {

@@ -11,10 +11,33 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/tensor_view.hpp"
 #include "core/trace.hpp"
 #include "sync/encoder.hpp"
 
 namespace sparsecast {
+
+std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                           int threads, const DeviceOptions& options) {
+  const int device = place_of(tables.all(), live, "live", options);
+  if (device == kHostMemory) return make_host_subscriber_backend(tables, std::move(live), threads);
+  return make_device_subscriber_backend(tables, std::move(live), on_device_of(options, device));
+}
+
+int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
+             const DeviceOptions& options) {
+  const int device = common_device(table, tensors, what);
+  return tensors.empty() && options.device >= 0 ? options.device : device;
+}
+
+DeviceOptions on_device_of(DeviceOptions options, int device) {
+  if (options.device >= 0 && options.device != device) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the tensors are on device {}, the options name device {}", device, options.device));
+  }
+  options.device = device;
+  return options;
+}
 
 JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::unique_ptr<SubscriberBackend> backend,
                                    const SubscriberOptions& options)
