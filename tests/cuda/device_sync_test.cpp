@@ -183,23 +183,23 @@ TEST(DeviceSync, IsTwoGroupsAndTwoWaitsOnEveryRank) {
   group.run(fake, [&](int rank, NcclTransport& transport) {
     for (std::uint64_t version = 1; version <= 3; ++version) {
       if (rank == 0) group.train(version);
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
       const int groups = fake.counts.groups;
       const int broadcasts = fake.counts.broadcasts;
       const int waits = fake.counts.host_waits;
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
       if (rank == 0) {
         sync_send(*group.publisher, transport, 20s);
       } else {
         sync_receive(group.subscriber(rank), transport, 0, 20s);
       }
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
       if (rank == 0) {
         EXPECT_EQ(fake.counts.groups - groups, 2 * kRanks);
         EXPECT_EQ(fake.counts.broadcasts - broadcasts, 2 * kRanks);
         EXPECT_EQ(fake.counts.host_waits - waits, 2 * kRanks);
       }
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
     }
   });
 }
@@ -225,7 +225,7 @@ TEST(DeviceSync, OtherBytesThanWereAnnouncedAreNotWrittenAnywhere) {
       transfer.d_frames = const_cast<std::byte*>(delta.frames[0].d_record);
       NcclTransport::exchange_heads({&transfer, 1}, in(20s));
       NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
-      EXPECT_EQ(transport.agree(0, in(20s)), static_cast<int>(ErrorCode::kCorrupt));
+      EXPECT_EQ(transport.control().agree(0, 0, in(20s)), static_cast<int>(ErrorCode::kCorrupt));
       group.publisher->abort(1);
     } else {
       expect_error(ErrorCode::kCorrupt, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s); },
