@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "sync/attempt.hpp"
 #include "sync/transfers.hpp"
 

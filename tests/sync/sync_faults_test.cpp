@@ -80,8 +80,8 @@ TEST(SyncFaults, AnyAlteredLostOrRepeatedRecordIsRefusedAndTheSameChangesArriveN
     SCOPED_TRACE(name);
     SyncGroup group({});
     group.model.train();
-    group.use_channel({.receive = [&](int rank, std::vector<Bytes>& records) {
-      if (rank == 1) alter(records);
+    group.use_channel({.receive = [&change = alter](int rank, std::vector<Bytes>& records) {
+      if (rank == 1) change(records);
     }});
     const auto results = group.sync();
     for (const RankResult& result : results) EXPECT_TRUE(result.error) << result.text();

@@ -58,7 +58,7 @@ class Scene {
       sent.emplace_back(number_of(transfer), records.size());
       if (transfer.own) records.clear();  // As a transport does that owns what it sends.
     };
-    steps.stage = [this](const SyncTransfer& transfer, std::vector<Bytes> records) {
+    steps.stage = [this](const SyncTransfer& transfer, const std::vector<Bytes>& records) {
       at_stage(number_of(transfer));
       const std::lock_guard<std::mutex> lock(mutex_);
       threads.insert(std::this_thread::get_id());

@@ -43,7 +43,7 @@ class NcclTransport::Group {
   void broadcast(std::vector<Bytes>&, int, Deadline) {}
   ControlChannel& control() const noexcept { std::terminate(); }  // There is no object of this class.
   std::unique_ptr<Group> split(int, int, Deadline) { return nullptr; }
-  std::unique_ptr<Group> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
+  std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel>&&, Deadline) { return nullptr; }
   void abort(const std::string&) noexcept {}
   const NcclChannelReport& report() const noexcept { return report_; }
 
@@ -64,6 +64,7 @@ NcclLibraryInfo nccl_library() {
   throw Error(ErrorCode::kUnsupported, "this build of the library has no NCCL transport: it was made without nccl.h");
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is that of the NCCL transport.
 std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions&,
                                                    Deadline) {
   const Error error(ErrorCode::kUnsupported,
