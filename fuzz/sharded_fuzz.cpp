@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "sharded/rank_info.hpp"
-#include "sharded/vote.hpp"
 #include "sparsecast/error.hpp"
+#include "sync/vote.hpp"
 
 namespace {
 

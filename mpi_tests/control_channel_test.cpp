@@ -90,7 +90,7 @@ void records_over_control(Case& running) {
     std::vector<Bytes> records = running.rank() == source ? expected : std::vector<Bytes>{};
     transport->broadcast(records, source, in(60s));
     running.expect(records == expected, "the records");
-    running.expect_equal(transport->agree(running.rank(), in(60s)), running.size() - 1, "agree");
+    running.expect_equal(transport->control().agree(running.rank(), 0, in(60s)), running.size() - 1, "agree");
   }
 }
 const Registration kRecords{"records_over_control", records_over_control};

@@ -49,7 +49,9 @@ void lose_receiver(Case& running, const MemberOptions& options) {
   const int dead = member.last();
   if (member.is_source()) member.model().jump();
   survive(running, member, finished, dead, [&](const Outcome& outcome) {
-    running.expect_error(outcome, ErrorCode::kTimeout, fmt::format("rank {}", dead), "sync");
+    // The source waits in vain, and tells the others whom it has waited for.
+    running.expect_error(outcome, member.is_source() ? ErrorCode::kTimeout : ErrorCode::kPeerFailed,
+                         fmt::format("rank {}", dead), "sync");
   });
   // One attempt on the channel that failed, one on the channel that was broken.
   expect_recovery(running, member, 0, 3);

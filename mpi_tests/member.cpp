@@ -1,17 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "member.hpp"
 
+#include "support/forwarding_control.hpp"
+
 namespace sparsecast::mpi_test {
+
+/// The control channel of the transport, with a hook before each vote.
+class FaultyTransport::Votes final : public test::ForwardingControl {
+ public:
+  Votes(std::shared_ptr<ControlChannel> inner, std::function<void(int vote)> before)
+      : ForwardingControl(std::move(inner)), before_(std::move(before)) {}
+
+  Bytes reduce(std::span<const std::byte> own, const Combine& combine, Deadline deadline) override {
+    begin();
+    return ForwardingControl::reduce(own, combine, deadline);
+  }
+  int agree(int status, int coordinator, Deadline deadline) override {
+    begin();
+    return ForwardingControl::agree(status, coordinator, deadline);
+  }
+
+ private:
+  void begin() {
+    ++votes_;
+    if (before_) before_(votes_);
+  }
+
+  std::function<void(int vote)> before_;
+  int votes_ = 0;
+};
+
+FaultyTransport::FaultyTransport(const void* communicator, const WireLimits& limits, Faults faults)
+    : faults_(std::move(faults)) {
+  auto control = make_mpi_control_channel(communicator);
+  inner_ = make_mpi_transport(control, limits);
+  votes_ = std::make_unique<Votes>(std::move(control), faults_.before_vote);
+}
+FaultyTransport::~FaultyTransport() = default;
+
+ControlChannel& FaultyTransport::control() const noexcept { return *votes_; }
 
 void FaultyTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
   inner_->broadcast(records, source, deadline);
   if (faults_.receive && inner_->rank() != source) faults_.receive(records);
-}
-
-int FaultyTransport::agree(int status, Deadline deadline) {
-  ++votes_;
-  if (faults_.before_vote) faults_.before_vote(votes_);
-  return inner_->agree(status, deadline);
 }
 
 Member::Member(const Case& running, const MemberOptions& options)
@@ -35,8 +66,7 @@ void Member::subscribe() {
 
 void Member::open(Faults faults) {
   transport_.reset();
-  transport_ =
-      std::make_unique<FaultyTransport>(make_mpi_transport(&options_.communicator, options_.limits), std::move(faults));
+  transport_ = std::make_unique<FaultyTransport>(&options_.communicator, options_.limits, std::move(faults));
 }
 
 Outcome Member::sync(std::chrono::milliseconds timeout) {

@@ -23,18 +23,18 @@ struct Faults {
 /// A transport with injected faults.
 class FaultyTransport final : public Transport {
  public:
-  FaultyTransport(std::unique_ptr<Transport> inner, Faults faults)
-      : inner_(std::move(inner)), faults_(std::move(faults)) {}
+  FaultyTransport(const void* communicator, const WireLimits& limits, Faults faults);
+  ~FaultyTransport() override;
 
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
-  int agree(int status, Deadline deadline) override;
+  ControlChannel& control() const noexcept override;
 
  private:
-  std::unique_ptr<Transport> inner_;
+  class Votes;
+
   Faults faults_;
-  int votes_ = 0;
+  std::unique_ptr<Transport> inner_;
+  std::unique_ptr<Votes> votes_;
 };
 
 struct MemberOptions {

@@ -103,7 +103,7 @@ std::vector<Bytes> known_records(std::uint64_t seed, std::size_t count) {
 }
 
 void many_records(Case& running) {
-  const auto transport = make_mpi_transport(nullptr, WireLimits{});
+  const auto transport = make_mpi_transport();
   for (const std::size_t count :
        {std::size_t{0}, std::size_t{1}, kOpeningSizes, kOpeningSizes + 1, std::size_t{1000}}) {
     const int source = static_cast<int>(count) % running.size();
@@ -112,7 +112,7 @@ void many_records(Case& running) {
     const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     transport->broadcast(records, source, deadline);
     running.expect(records == expected, fmt::format("{} records arrive as they were", count));
-    running.expect_equal(transport->agree(running.rank(), deadline), running.size() - 1, "worst status");
+    running.expect_equal(transport->control().agree(running.rank(), 0, deadline), running.size() - 1, "worst status");
   }
 }
 const Registration kManyRecords{"many_records", many_records};

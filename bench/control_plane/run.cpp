@@ -43,7 +43,8 @@ class Rank {
       meeting = meet(*channel, {world_.rank_infos[static_cast<std::size_t>(r)]}, {world_.layout_of(r)}, deadline);
     });
     channel->agree(0, 0, deadline);
-    measure("votes", repeats_, [&] { exchange_votes(*channel, meeting, world_.vote_of(r), {}, deadline); });
+    measure("votes", repeats_,
+            [&] { exchange_votes(voters_of(meeting, channel.get()), world_.vote_of(r), {}, deadline); });
     channel->agree(0, 0, deadline);
     measure("agree", repeats_, [&] { channel->agree(0, 0, deadline); });
     channel->agree(0, 0, deadline);

@@ -106,7 +106,7 @@ Step votes_step(const World& world) {
   Step step{"votes", sizes_of(packed)};
   step.gathered = gathered_of(step.parts);
   Bytes count;
-  step.combine_seconds = seconds_of([&] { count = count_votes(world.meeting, packed); });
+  step.combine_seconds = seconds_of([&] { count = count_votes(voters_of(world.meeting), packed); });
   step.reduced = count.size();
   step.read_seconds = seconds_of([&] { read_count(count); });
   step.all_seconds = step.combine_seconds;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "sharded/rank_info.hpp"
-#include "sharded/vote.hpp"
+#include "sharded/sync_world.hpp"
 
 namespace sparsecast::bench {
 

@@ -117,7 +117,7 @@ struct Bench {
 };
 
 LayoutFigures measure_ours(Bench& bench) {
-  const std::string path = bench.directory + "/delta.scd";
+  std::string path = bench.directory + "/delta.scd";
   const auto encode = [&] {
     const auto detector = make_compare_detector(bench.table, views(bench.after), views(bench.before));
     AtomicFile file(bench.fs, path);
@@ -150,7 +150,7 @@ LayoutFigures measure_ours(Bench& bench) {
 LayoutFigures measure_foreign(Bench& bench, ForeignFormat format) {
   ForeignWriteOptions options;
   options.format = format;
-  const std::string out = bench.directory + "/out";
+  std::string out = bench.directory + "/out";
   WorkDirectory scratch(bench.fs, out);
   const bool slime = format == ForeignFormat::kSlimeXor || format == ForeignFormat::kSlimeOverwrite;
   const auto encode = [&]() -> std::string {

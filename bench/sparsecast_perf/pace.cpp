@@ -35,13 +35,11 @@ class PacedTransport final : public Transport {
   PacedTransport(std::unique_ptr<Transport> transport, std::shared_ptr<PacedLink> link, Payment payment)
       : owned_(std::move(transport)), transport_(*owned_), link_(std::move(link)), payment_(payment) {}
 
-  int rank() const noexcept override { return transport_.rank(); }
-  int size() const noexcept override { return transport_.size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override {
     if (rank() != source) return transport_.broadcast(records, source, deadline);
     pass(*link_, bytes_of(records), payment_, deadline, [&] { transport_.broadcast(records, source, deadline); });
   }
-  int agree(int status, Deadline deadline) override { return transport_.agree(status, deadline); }
+  ControlChannel& control() const noexcept override { return transport_.control(); }
 
  private:
   std::unique_ptr<Transport> owned_;  ///< Null where somebody else owns it.

@@ -18,6 +18,9 @@ SPARSECAST_API bool mpi_available() noexcept;
 /// pieces. Throws Error{kUnsupported} without MPI. A broken channel leaves outstanding requests behind: the job can
 /// continue without it, but cannot call MPI_Finalize and must end with MPI_Abort, as docs/errors.md explains.
 SPARSECAST_API std::unique_ptr<Transport> make_mpi_transport(const void* communicator = nullptr);
+/// Makes the channel over the communicator of a control channel that make_mpi_control_channel() has made and that was
+/// not split off another one; at most once for each. Throws Error{kUsage} for another control channel.
+SPARSECAST_API std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel> control);
 
 /// Makes a control channel over the ranks of an MPI communicator, for example for NcclTransport::open. Its argument and
 /// its rule after a failure are those of make_mpi_transport(). It is a star over rank 0, by point-to-point messages.

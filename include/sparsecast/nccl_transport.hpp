@@ -103,15 +103,12 @@ class SPARSECAST_API NcclTransport final : public Transport {
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
 
-  int rank() const noexcept override;
-  int size() const noexcept override;
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
-  int agree(int status, Deadline deadline) override;
+  ControlChannel& control() const noexcept override;
 
   // A round brings the transfers of one or several channels, which were split from one another, from the memory of
   // their sources to that of all other ranks. Every rank of a channel names all transfers of that channel, in the same
-  // order, those that it does not need included. A failure breaks all channels of the round. agree() is decided by the
-  // source of a channel's last transfer.
+  // order, those that it does not need included. A failure breaks all channels of the round.
 
   /// First half of a round: one grouped launch of one small broadcast a transfer (and a second one where heads are
   /// long), and one wait of the host for each. Sources set `error`, or `head` and `bytes`; the others get them, checked

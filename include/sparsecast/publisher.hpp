@@ -14,6 +14,8 @@
 
 namespace sparsecast {
 
+class JoinedPublisher;
+
 struct PublisherOptions {
   StreamId stream;            ///< All zero: derived from the table's hash.
   std::uint64_t version = 0;  ///< The version that receivers hold when the publisher is made.
@@ -70,6 +72,7 @@ class SPARSECAST_API Publisher {
   bool on_device() const noexcept;  ///< Returns whether the weights are on a device.
   /// Returns the detector that the publisher was made with.
   Detector& detector() noexcept;
+  JoinedPublisher& joined() noexcept;  ///< Internal.
 
  private:
   struct State;

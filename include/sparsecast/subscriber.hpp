@@ -15,6 +15,8 @@
 
 namespace sparsecast {
 
+class JoinedSubscriber;
+
 struct SubscriberOptions {
   StreamId stream;            ///< All zero: derived from the table's hash.
   std::uint64_t version = 0;  ///< The version that the live tensors hold now.
@@ -122,7 +124,8 @@ class SPARSECAST_API Subscriber {
   std::uint64_t version() const noexcept;
   const StateDigest& digest() const noexcept;
   bool dirty() const noexcept;
-  bool on_device() const noexcept;  ///< Returns whether the tensors are on a device.
+  bool on_device() const noexcept;      ///< Returns whether the tensors are on a device.
+  JoinedSubscriber& joined() noexcept;  ///< Internal.
 
  private:
   struct State;

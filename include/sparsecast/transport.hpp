@@ -15,18 +15,20 @@
 
 namespace sparsecast {
 
-/// A channel between a source and the receivers that get the same tensors. Every call is collective over the channel
-/// and ends by `deadline` with the result or with Error{kTimeout | kPeerFailed}. After an error the channel is broken:
-/// every later call throws at once, and the owner must make a new channel.
+/// A channel between a source and the receivers that get the same tensors. It moves bytes and nothing else: what the
+/// ranks say of them goes over its control channel. After an error both are broken: the other ranks learn of it, every
+/// later call throws at once, and the owner must make a new channel.
 class SPARSECAST_API Transport {
  public:
   virtual ~Transport() = default;
-  virtual int rank() const noexcept = 0;
-  virtual int size() const noexcept = 0;
-  /// Brings the source's records to every rank, in order. On the source `records` is input; elsewhere it is output.
+  /// Collective. Brings the source's records to every rank, in order. On the source `records` is input; elsewhere it is
+  /// output. Ends by `deadline` with the result or with Error{kTimeout | kPeerFailed}.
   virtual void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) = 0;
-  /// Returns the largest (worst) of all ranks' statuses, on every rank.
-  virtual int agree(int status, Deadline deadline) = 0;
+  /// Returns the control channel of the same ranks, which lives as long as the transport.
+  virtual ControlChannel& control() const noexcept = 0;
+
+  int rank() const noexcept { return control().rank(); }
+  int size() const noexcept { return control().size(); }
 };
 
 /// Statistics of one sync on this rank.

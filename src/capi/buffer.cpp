@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "sync/vote.hpp"
+
 namespace sparsecast::capi {
 namespace {
 
@@ -147,21 +149,16 @@ void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline)
 }
 
 void BroadcastBuffer::overwrite(int root, const StateDigest& expected, Deadline deadline) {
-  std::optional<Error> failure;
+  Outcome verified;
   if (comm_->rank() == root) {
     memory_->broadcast_all(*comm_, root, deadline);
   } else {
     stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and verified.
     memory_->broadcast_all(*comm_, root, deadline);
-    failure = failure_of([&] { subscriber_->reset(subscriber_->version(), expected); });
-    if (!failure) stats_.dirty = 0;
+    verified.then([&] { subscriber_->reset(subscriber_->version(), expected); });
+    if (verified.ok()) stats_.dirty = 0;
   }
-  const int worst = comm_->transport().agree(failure ? static_cast<int>(failure->code()) : 0, deadline);
-  if (failure) throw Error(*failure);
-  if (worst != 0) {
-    throw Error(ErrorCode::kPeerFailed,
-                fmt::format("another rank could not verify the anchor: {}", to_string(static_cast<ErrorCode>(worst))));
-  }
+  require_all(ranks_of(comm_->transport().control(), root), verified, deadline);
 }
 
 void BroadcastBuffer::audit() {

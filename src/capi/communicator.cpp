@@ -46,38 +46,6 @@ std::string nccl_device(int wanted) {
   return {};
 }
 
-/// A transport whose own failures do not reach the control channel by themselves.
-class ReportingTransport final : public Transport {
- public:
-  ReportingTransport(std::unique_ptr<Transport> inner, std::shared_ptr<ControlChannel> control)
-      : inner_(std::move(inner)), control_(std::move(control)) {}
-
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override {
-    report([&] { inner_->broadcast(records, source, deadline); });
-  }
-  int agree(int status, Deadline deadline) override {
-    int worst = 0;
-    report([&] { worst = inner_->agree(status, deadline); });
-    return worst;
-  }
-
- private:
-  template <class Body>
-  void report(const Body& body) {
-    try {
-      body();
-    } catch (const std::exception& error) {
-      control_->abort(error.what());
-      throw;
-    }
-  }
-
-  std::unique_ptr<Transport> inner_;
-  std::shared_ptr<ControlChannel> control_;
-};
-
 const char* name_of(std::uint32_t kind) {
   switch (kind) {
     case Notice::kRegister:
@@ -121,19 +89,19 @@ std::shared_ptr<Communicator> Communicator::over_tcp(const UniqueId& id, int ran
   const Deadline deadline = steady_clock::now() + milliseconds(config.timeout_ms);
   auto control = Rendezvous::meet(id, rank, size, milliseconds(config.timeout_ms));
   auto comm = std::make_shared<Communicator>(std::move(control), config);
-  comm->choose_transport(false, nullptr, deadline);
+  comm->choose_transport(false, deadline);
   return comm;
 }
 
 std::shared_ptr<Communicator> Communicator::over_mpi(const void* communicator, const scConfig_t& config) {
   auto comm = std::make_shared<Communicator>(make_mpi_control_channel(communicator), config);
-  comm->choose_transport(true, communicator, comm->deadline());
+  comm->choose_transport(true, comm->deadline());
   return comm;
 }
 
 Deadline Communicator::deadline() const { return steady_clock::now() + milliseconds(config_.timeout_ms); }
 
-void Communicator::choose_transport(bool over_mpi, const void* communicator, Deadline deadline) {
+void Communicator::choose_transport(bool over_mpi, Deadline deadline) {
   Ability own;
   own.wanted = config_.transport;
   own.timeout_ms = config_.timeout_ms;
@@ -167,7 +135,7 @@ void Communicator::choose_transport(bool over_mpi, const void* communicator, Dea
     device_ = &cuda_device_api();
 #endif
   } else if (kind_ == scTransportMpi) {
-    transport_ = std::make_unique<ReportingTransport>(make_mpi_transport(communicator), control_);
+    transport_ = make_mpi_transport(control_);
   } else {
     transport_ = make_tcp_transport(control_);
   }

@@ -75,7 +75,7 @@ class Communicator {
   std::string last_error;  ///< The sentence of the last failure.
 
  private:
-  void choose_transport(bool over_mpi, const void* communicator, Deadline deadline);
+  void choose_transport(bool over_mpi, Deadline deadline);
 
   std::shared_ptr<ControlChannel> control_;
   scConfig_t config_;

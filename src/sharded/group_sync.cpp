@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// One sync of a trainer and its engines, all routes of all ranks. A rank may be both, and does then both columns.
-//
-//     trainer rank                                    engine rank
-//     publish own routes, in that order                idle(v-1)
-//        |------- transfers, in the order of the plan: each rank those of its groups ------|
-//        |                                            stage own routes, in that order
-//        |------- agree: all have published, sent and staged ------------------------------|
-//        |                                            apply every own route, each verifies its digest
-//        |------- votes: why not, if not; digests; every engine's must add up -------------|
-//        |------- decision of the coordinator (trainer rank 0) ----------------------------|
-//     commit: idle, base v                            idle(v)
-//
-// Routes are published while transfers pass, and staged while the next ones do (transfer_pipeline.hpp).
+// A regroup and a sync of a trainer and its engines. A sync is that of attempt.cpp, with all routes of all ranks in the
+// transfers of the plan, and every engine's digests in the votes; trainer rank 0 decides.
 //
 // Whatever fails before the decision: publishers abort, subscribers undo, v-1 stands everywhere, and the group is
 // broken until the next regroup. A rank that has given its vote for v and does not hear the decision is in doubt: it
-// keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. The coordinator is
-// never in doubt, because it decides. Every attempt has a number of its own, the same in all routes.
+// keeps what it needs to go either way, and the next regroup settles it by the coordinator's word. Every attempt has a
+// number of its own, the same in all routes.
 //
 // A regroup: meet -> settle doubts -> plan, agreed on -> groups -> anchors for engines without a version -> every
 // destination compares its digest with its source's -> votes -> decision. Whether the new plan is in force (which ranks
@@ -28,7 +17,6 @@
 #include <fmt/format.h>
 
 #include "core/trace.hpp"
-#include "sharded/frame_round.hpp"
 
 namespace sparsecast {
 
@@ -57,17 +45,6 @@ void settle(const Roles& roles, bool committed) {
   if (roles.subscriber != nullptr) roles.subscriber->settle(committed);
 }
 
-/// Runs a step of a group; when it throws, the other ranks learn of it at once.
-template <class Step>
-void or_abort(ControlChannel& control, const Step& step) {
-  try {
-    step();
-  } catch (const std::exception& error) {
-    control.abort(error.what());
-    throw;
-  }
-}
-
 std::uint64_t last_attempt(const Roles& roles) {
   return roles.publisher != nullptr ? roles.publisher->last_attempt() : roles.subscriber->last_attempt();
 }
@@ -84,6 +61,8 @@ Membership::Membership(const Roles& roles, std::shared_ptr<ControlChannel> contr
   });
 }
 
+Membership::~Membership() = default;
+
 void Membership::form(const Roles& roles, const GroupOpener& open, Deadline deadline) {
   if (roles.publisher != nullptr) roles.publisher->met(world_.meeting());
   if (roles.subscriber != nullptr) roles.subscriber->met(world_.meeting(), world_.rank());
@@ -91,11 +70,12 @@ void Membership::form(const Roles& roles, const GroupOpener& open, Deadline dead
   if (roles.publisher != nullptr) roles.publisher->build(world_.plan(), world_.rank());
   seed(roles, open, deadline);
   if (roles.subscriber != nullptr) roles.subscriber->build(world_.plan(), world_.rank(), world_.meeting());
+  find_streams(roles);
   compare_bases(roles, deadline);
   if (roles.subscriber != nullptr) roles.subscriber->accept_base();
   if (roles.publisher != nullptr) roles.publisher->propose(world_.marked_layout());
   try {
-    world_.decide(deadline);
+    decide(world_.voters(), deadline);
   } catch (...) {
     if (world_.coordinates()) roles.publisher->forget_plan();
     throw;
@@ -120,7 +100,21 @@ void Membership::seed(const Roles& roles, const GroupOpener& open, Deadline dead
     const TraceRange<"anchor"> range({.version = world_.meeting().version});
     exchange_anchor(wire, anchor, world_.meeting().version, options, deadline);
   });
-  world_.require_all(outcome, deadline);
+  require_all(world_.voters(), outcome, deadline);
+}
+
+/// Finds the streams of this rank's publisher and subscriber in the transfers.
+void Membership::find_streams(const Roles& roles) {
+  transfers_ = world_.wire().sync_transfers(world_.meeting());
+  for (SyncTransfer& transfer : transfers_) {
+    for (TransferRoute& route : transfer.routes) {
+      if (transfer.own) route.stream = roles.publisher->routes().stream_of(route.number);
+      if (roles.subscriber == nullptr) continue;
+      const auto [begin, end] = roles.subscriber->routes().streams_of(route.number);
+      route.first = begin;
+      route.last = end;
+    }
+  }
 }
 
 void Membership::compare_bases(const Roles& roles, Deadline deadline) {
@@ -139,79 +133,65 @@ void Membership::compare_bases(const Roles& roles, Deadline deadline) {
   Vote vote;
   if (roles.publisher != nullptr) vote.promised = roles.publisher->base_digests(world_.plan());
   if (roles.subscriber != nullptr) vote.reached = roles.subscriber->digest();
-  const StateDigest digest = world_.exchange(std::move(vote), outcome, deadline);
+  const StateDigest digest = exchange_votes(world_.voters(), std::move(vote), outcome, deadline);
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
 }
 
-/// Returns the steps of this rank in the transfers. Staging runs on a thread of its own, so it is counted in a report
-/// of its own (`staged`).
-TransferSteps Membership::steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline) {
-  TransferSteps steps;
-  if (roles.publisher != nullptr) {
-    steps.publish = [&side = *roles.publisher](const std::function<void()>& published) {
-      const TraceRange<"sync.publish"> range({.version = side.last_attempt()});
-      side.publish(published);
-    };
-    steps.records = [&side = *roles.publisher, &report](const Transfer& transfer) {
-      return side.records(transfer, report);
-    };
+/// A sync over the plan.
+class Membership::Attempt final : public SyncAttempt {
+ public:
+  Attempt(Membership& group, const Roles& roles) : group_(group), roles_(roles) {
+    if (roles.publisher != nullptr) roles.publisher->begin_attempt();
+    if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
   }
-  steps.broadcast = [this, roles, &report, deadline](const Transfer& transfer, std::vector<Bytes>& records) {
-    const TraceRange<"sync.wire"> range({.version = last_attempt(roles)});
-    world_.wire().broadcast(transfer, records, deadline);
-    if (roles.subscriber != nullptr || world_.wire().is_source(transfer)) return;
-    for (const Bytes& record : records) report.foreign_bytes += record.size();
-  };
-  if (roles.subscriber == nullptr) return steps;
-  steps.stage = [this, roles, &staged](const Transfer& transfer, std::vector<Bytes> records) {
-    const TraceRange<"sync.stage"> range({.version = last_attempt(roles)});
-    const std::uint64_t foreign = staged.foreign_bytes;
-    roles.subscriber->stage(transfer, std::move(records), world_.meeting().name_of(transfer.source), staged);
-    // The source does not receive its own records, so they do not count as foreign bytes.
-    if (world_.wire().is_source(transfer)) staged.foreign_bytes = foreign;
-  };
-  return steps;
-}
 
-/// Runs the sync up to the vote: everything is published, sent and staged.
-void Membership::bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline) {
-  pipeline.run(deadline);
-  report.encode_seconds = pipeline.encode_seconds();
-  report.wire_seconds = pipeline.wire_seconds();
-  report.stage_seconds = pipeline.stage_seconds();
-  Outcome staged = pipeline.staged();
-  if (roles.subscriber != nullptr) staged.then([&] { roles.subscriber->require_staged(); });
-  agree_staged(roles, pipeline.published(), staged, report, deadline);
-}
+  std::uint64_t version() const noexcept override { return last_attempt(roles_); }
 
-/// Does it by a round of frames.
-void Membership::bring_frames(const Roles& roles, ShardedReport& report, Deadline deadline) {
-  FrameRound round(world_.wire(), roles, world_.meeting());
-  round.run(report, deadline);
-  agree_staged(roles, round.published(), round.staged(), report, deadline);
-}
-
-void Membership::agree_staged(const Roles& roles, Outcome published, const Outcome& staged, ShardedReport& report,
-                              Deadline deadline) {
-  if (roles.publisher != nullptr) published.then([&] { roles.publisher->describe(world_.plan(), report); });
-  published.then([&] { staged.rethrow(); });
-  const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
-  world_.require_all(published, deadline);
-}
-
-/// Runs the sync from the vote to the decision. Returns the digest of all tensors at the new version.
-StateDigest Membership::verify(const Roles& roles, ShardedReport& report, Deadline deadline) {
-  Outcome outcome;
-  Vote vote;
-  if (roles.subscriber != nullptr) {
-    Stopwatch watch;
-    outcome.then([&] { roles.subscriber->apply(report); });
-    vote.reached = roles.subscriber->digest();
-    report.apply_seconds = watch.lap();
+  Outcome bring(Deadline deadline) override {
+    SyncEnds ends;
+    ends.version = version();
+    if (roles_.publisher != nullptr) ends.publisher = roles_.publisher->routes().publisher.get();
+    if (roles_.subscriber != nullptr) ends.subscriber = roles_.subscriber->routes().subscriber.get();
+    const TransferReport came = run_transfers(group_.transfers_, ends, group_.world_.control(), deadline);
+    report.changed = came.changed;
+    report.sent_bytes = came.sent_bytes;
+    report.received_bytes = came.received_bytes;
+    report.foreign_bytes = came.foreign_bytes;
+    report.encode_seconds = came.encode_seconds;
+    report.wire_seconds = came.wire_seconds;
+    report.stage_seconds = came.stage_seconds;
+    Outcome own = came.published;
+    if (roles_.publisher != nullptr) own.then([&] { roles_.publisher->describe(group_.plan(), report); });
+    own.then([&] { came.staged.rethrow(); });
+    return own;
   }
-  if (roles.publisher != nullptr) vote.promised = roles.publisher->result_digests(world_.plan());
-  return world_.exchange(std::move(vote), outcome, deadline);
-}
+
+  void apply() override {
+    const Stopwatch watch;
+    if (roles_.subscriber != nullptr) roles_.subscriber->apply(report);
+    report.apply_seconds = watch.total();
+  }
+
+  Vote vote() override {
+    Vote vote;
+    if (roles_.subscriber != nullptr) vote.reached = roles_.subscriber->digest();
+    if (roles_.publisher != nullptr) vote.promised = roles_.publisher->result_digests(group_.plan());
+    return vote;
+  }
+
+  void settle(bool committed) override { sparsecast::settle(roles_, committed); }
+
+  void doubt() override {
+    if (roles_.publisher != nullptr) roles_.publisher->doubt();
+    if (roles_.subscriber != nullptr) roles_.subscriber->doubt();
+  }
+
+  ShardedReport report;
+
+ private:
+  Membership& group_;
+  const Roles roles_;
+};
 
 ShardedReport Membership::sync(const Roles& roles, std::chrono::milliseconds timeout) {
   const Deadline deadline = steady_clock::now() + timeout;
@@ -224,60 +204,22 @@ void Membership::begin(const Roles& roles, Deadline deadline) {
   if (broken_) throw Error(ErrorCode::kPeerFailed, "the group is broken since an earlier failure: call regroup()");
   broken_ = true;
   const Stopwatch watch;
-  ShardedReport report;
-  ShardedReport staged;
-  try {
-    std::size_t routes = 0;
-    if (roles.subscriber != nullptr) roles.subscriber->begin_attempt();
-    if (roles.publisher != nullptr) routes = roles.publisher->begin_attempt();
-    if (world_.wire().has_rounds()) {
-      or_abort(world_.control(), [&] { bring_frames(roles, report, deadline); });
-      report.total_seconds = watch.total();
-      staged_ = std::move(report);
-      return;
-    }
-    // Its threads end when the others have learned of a failure, and before the attempt is settled.
-    TransferPipeline pipeline(world_.wire().transfers(), world_.rank(), routes, steps(roles, report, staged, deadline));
-    or_abort(world_.control(), [&] { bring(roles, pipeline, report, deadline); });
-  } catch (...) {
-    settle(roles, false);
-    throw;
-  }
-  report.received_bytes = staged.received_bytes;
-  report.foreign_bytes += staged.foreign_bytes;
-  report.total_seconds = watch.total();
-  staged_ = std::move(report);
+  auto attempt = std::make_unique<Attempt>(*this, roles);
+  stage_everywhere(*attempt, world_.voters(), deadline);
+  attempt->report.total_seconds = watch.total();
+  staged_ = std::move(attempt);
 }
 
 ShardedReport Membership::finish(const Roles& roles, Deadline deadline) {
   if (!staged_) throw Error(ErrorCode::kUsage, "no version is staged: call receive() first");
-  ShardedReport report = *std::exchange(staged_, std::nullopt);
+  const std::unique_ptr<Attempt> attempt = std::move(staged_);
   const Stopwatch watch;
-  StateDigest digest;
-  try {
-    or_abort(world_.control(), [&] { digest = verify(roles, report, deadline); });
-  } catch (...) {
-    settle(roles, false);
-    throw;
-  }
-  try {
-    const TraceRange<"sync.vote"> range({.version = last_attempt(roles)});
-    world_.decide(deadline);
-  } catch (const Error& error) {
-    if (world_.coordinates()) {
-      settle(roles, false);
-      throw;
-    }
-    if (roles.publisher != nullptr) roles.publisher->doubt();
-    if (roles.subscriber != nullptr) roles.subscriber->doubt();
-    throw error.within(fmt::format("whether version {} was committed is not known", last_attempt(roles)));
-  }
-  settle(roles, true);
+  const StateDigest digest = apply_everywhere(*attempt, world_.voters(), deadline);
   if (roles.publisher != nullptr) roles.publisher->digest = digest;
   broken_ = false;
-  report.version = last_attempt(roles);
-  report.total_seconds += watch.total();
-  return report;
+  attempt->report.version = attempt->version();
+  attempt->report.total_seconds += watch.total();
+  return std::move(attempt->report);
 }
 
 }  // namespace sparsecast

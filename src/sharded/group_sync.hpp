@@ -12,8 +12,7 @@
 #include "sharded/route_endpoints.hpp"
 #include "sharded/snapshot.hpp"
 #include "sharded/sync_world.hpp"
-#include "sharded/transfer_pipeline.hpp"
-#include "sync/frame_head.hpp"
+#include "sync/attempt.hpp"
 
 namespace sparsecast {
 
@@ -51,14 +50,8 @@ class SubscriberSide {
   /// Records that this engine holds the committed version, which the digests have verified.
   void accept_base() noexcept { needs_anchor_ = false; }
 
-  void begin_attempt() noexcept { ++last_attempt_; }
-  /// Verifies and keeps what is its own of a transfer's records: its routes' one after another, each beginning with its
-  /// header.
-  void stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source, ShardedReport& report);
-  /// Verifies what is left to verify of all routes. Throws unless all of them are here.
-  void require_staged();
   const DestinationRoutes& routes() const noexcept { return routes_; }
-  bool on_device() const noexcept { return routes_.subscriber && routes_.subscriber->on_device(); }
+  void begin_attempt() noexcept { ++last_attempt_; }
   void apply(ShardedReport& report);
   StateDigest digest() const { return routes_.digest(); }
   /// Commits or rolls back the attempt.
@@ -121,25 +114,11 @@ class PublisherSide {
   /// Returns the digests of this rank's routes at the committed version, for the vote.
   std::vector<StateDigest> base_digests(const FanoutPlan& plan) const;
 
-  /// Begins a new attempt and returns the number of routes to publish for it.
-  std::size_t begin_attempt();
-  /// Detects and encodes all routes of the attempt in one pass, in the order in which the transfers take them, and
-  /// calls published() after each. Meanwhile another thread may call records() for routes that are published, and
-  /// nothing else. When it throws, the snapshot is lost.
-  void publish(const std::function<void()>& published);
-  /// Does the same, and leaves the frames in the memory in which they are made.
-  void publish_frames();
-  /// Returns whether that is device memory.
-  bool on_device() const noexcept { return routes_.publisher && routes_.publisher->on_device(); }
-  /// Names the frames of a transfer's routes, which have been published, and their memory.
-  FrameHead offer(const Transfer& own, FrameTransfer& transfer, ShardedReport& report) const;
-  /// Return the frames of a transfer's routes, by route.
-  std::vector<std::vector<DeviceRecord>> frames_on_device(const Transfer& transfer) const;
-  std::vector<std::vector<Bytes>> frames_on_host(const Transfer& transfer);
-  /// Fills `report` with the changes found in each tensor, over all routes, when options.report_tensors is set.
+  const SourceRoutes& routes() const noexcept { return routes_; }
+  void begin_attempt() noexcept { ++last_attempt_; }
+  /// Checks what was published, and fills `report` with the changes found in each tensor, over all routes, when
+  /// options.report_tensors is set.
   void describe(const FanoutPlan& plan, ShardedReport& report);
-  /// Returns the records of a transfer's routes, which have been published.
-  std::vector<Bytes> records(const Transfer& transfer, ShardedReport& report);
   /// Returns the digests of this rank's routes after the current attempt, for the vote.
   std::vector<StateDigest> result_digests(const FanoutPlan& plan) const;
   /// Commits or rolls back the attempt.
@@ -161,9 +140,8 @@ class PublisherSide {
   std::uint64_t version_;
   std::uint64_t last_attempt_;  ///< Number of the last attempt, which is that of the pending deltas if there are any.
   bool in_doubt_ = false;       ///< They are pending for want of the decision.
-  bool snapshot_lost_ = false;  ///< Something failed half-way through the snapshot.
+  bool snapshot_lost_ = false;  ///< A commit or an abort failed half-way through the snapshot.
   SourceRoutes routes_;
-  std::vector<const Delta*> deltas_;  ///< Deltas of the attempt, one a stream; null until published.
 };
 
 /// Roles of a rank; at least one pointer is not null.
@@ -178,6 +156,9 @@ class Membership {
   /// Collective; see ShardedPublisher::regroup.
   Membership(const Roles& roles, std::shared_ptr<ControlChannel> control, const GroupOpener& open,
              std::chrono::milliseconds timeout);
+  ~Membership();
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
   /// Collective; see ShardedPublisher::sync.
   ShardedReport sync(const Roles& roles, std::chrono::milliseconds timeout);
   /// Run the two halves of a sync, before and after the vote that everything is staged; see ShardedSubscriber::receive
@@ -190,16 +171,14 @@ class Membership {
   void form(const Roles& roles, const GroupOpener& open, Deadline deadline);
   void seed(const Roles& roles, const GroupOpener& open, Deadline deadline);
   void compare_bases(const Roles& roles, Deadline deadline);
-  TransferSteps steps(const Roles& roles, ShardedReport& report, ShardedReport& staged, Deadline deadline);
-  void bring(const Roles& roles, TransferPipeline& pipeline, ShardedReport& report, Deadline deadline);
-  void bring_frames(const Roles& roles, ShardedReport& report, Deadline deadline);
-  void agree_staged(const Roles& roles, Outcome published, const Outcome& staged, ShardedReport& report,
-                    Deadline deadline);
-  StateDigest verify(const Roles& roles, ShardedReport& report, Deadline deadline);
+  void find_streams(const Roles& roles);
+
+  class Attempt;
 
   SyncWorld world_;
-  bool broken_ = false;                  ///< Also while a sync is under way.
-  std::optional<ShardedReport> staged_;  ///< Between the two halves of one.
+  std::vector<SyncTransfer> transfers_;
+  bool broken_ = false;              ///< Also while a sync is under way.
+  std::unique_ptr<Attempt> staged_;  ///< Between the two halves of one.
 };
 
 }  // namespace sparsecast

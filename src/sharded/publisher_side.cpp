@@ -19,7 +19,7 @@ PublisherSide::PublisherSide(std::shared_ptr<const Layout> layout, std::size_t r
       last_attempt_(options_.version) {}
 
 RankInfo PublisherSide::rank_info() const {
-  if (snapshot_lost_) {
+  if (snapshot_lost_ || (routes_.publisher && routes_.publisher->broken())) {
     throw Error(
         ErrorCode::kDirty,
         "an earlier publish, commit or abort failed half-way: what receivers hold is not known any more. Make new "
@@ -45,7 +45,6 @@ void PublisherSide::met(const Meeting& meeting) {
 }
 
 void PublisherSide::build(const FanoutPlan& plan, int world_rank) {
-  deltas_.clear();
   routes_ = {};
   PublisherOptions publishing{options_.stream, version_, options_.encode, last_attempt_};
   routes_ = make_source_routes(plan, world_rank, snapshot_, publishing);
@@ -70,85 +69,14 @@ std::vector<StateDigest> PublisherSide::base_digests(const FanoutPlan& plan) con
   return source_digests(plan, routes_, routes_.base_digests());
 }
 
-std::size_t PublisherSide::begin_attempt() {
-  ++last_attempt_;
-  deltas_.assign(routes_.numbers.size(), nullptr);
-  return routes_.numbers.size();
-}
-
-void PublisherSide::publish(const std::function<void()>& published) {
-  snapshot_lost_ = true;  // Until it is through.
-  routes_.publisher->publish(nullptr, [&](std::size_t stream, const Delta& delta) {
-    if (delta.info.version != last_attempt_) {
-      throw Error(ErrorCode::kUsage, fmt::format("route {} made version {}, not {}", routes_.numbers[stream],
-                                                 delta.info.version, last_attempt_));
-    }
-    deltas_[stream] = &delta;
-    published();
-  });
-  snapshot_lost_ = false;
-}
-
-void PublisherSide::publish_frames() {
-  if (!routes_.publisher) return;
-  snapshot_lost_ = true;  // Until it is through.
-  on_device() ? static_cast<void>(routes_.publisher->publish_on_device())
-              : static_cast<void>(routes_.publisher->publish());
-  for (std::size_t s = 0; s < deltas_.size(); ++s) deltas_[s] = &routes_.publisher->deltas()[s];
-  snapshot_lost_ = false;
-}
-
-FrameHead PublisherSide::offer(const Transfer& own, FrameTransfer& transfer, ShardedReport& report) const {
-  FrameHead head;
-  std::vector<const DeviceDelta*> on_device;
-  for (const std::uint32_t route : own.routes) {
-    const std::size_t s = routes_.stream_of(route);
-    report.changed += deltas_[s]->result.changed;
-    if (this->on_device()) {
-      const DeviceDelta& delta = *on_device.emplace_back(&routes_.publisher->on_device_deltas()[s]);
-      head.add(delta);
-      report.sent_bytes += delta.wire_bytes();
-      transfer.stream = delta.stream;
-    } else {
-      head.add(*deltas_[s]);
-      report.sent_bytes += deltas_[s]->wire_bytes();
-    }
-  }
-  transfer.head = head.pack();
-  transfer.bytes = head.bytes;
-  // The transport only reads a source's memory.
-  transfer.d_frames = const_cast<std::byte*>(range_of_frames(head, on_device));
-  if (transfer.d_frames != nullptr) return head;
-  for (std::size_t i = 0; i < own.routes.size(); ++i) {
-    const std::size_t s = routes_.stream_of(own.routes[i]);
-    const std::vector<std::uint64_t>& offsets = head.streams[i].offsets;
-    for (std::size_t f = 0; f < offsets.size(); ++f) {
-      const std::byte* const data = this->on_device() ? on_device[i]->frames[f].d_record : deltas_[s]->frames[f].data();
-      transfer.pieces.push_back(
-          {const_cast<std::byte*>(data), offsets[f], head.streams[i].sizes[f], this->on_device()});
-    }
-  }
-  return head;
-}
-
-std::vector<std::vector<DeviceRecord>> PublisherSide::frames_on_device(const Transfer& transfer) const {
-  std::vector<std::vector<DeviceRecord>> frames;
-  for (const std::uint32_t route : transfer.routes) {
-    frames.push_back(routes_.publisher->on_device_deltas()[routes_.stream_of(route)].frames);
-  }
-  return frames;
-}
-
-std::vector<std::vector<Bytes>> PublisherSide::frames_on_host(const Transfer& transfer) {
-  routes_.publisher->take_frames();
-  std::vector<std::vector<Bytes>> frames;
-  for (const std::uint32_t route : transfer.routes) frames.push_back(deltas_[routes_.stream_of(route)]->frames);
-  return frames;
-}
-
 void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) {
+  if (!routes_.publisher) return;
+  if (routes_.publisher->attempt() != last_attempt_) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("version {} was made, not {}", routes_.publisher->attempt(), last_attempt_));
+  }
   if (!options_.report_tensors) return;
-  if (routes_.publisher) routes_.publisher->take_frames();
+  routes_.publisher->take_frames();
   std::map<std::uint32_t, SentTensor> tensors;  // By the plan's tensor.
   for (std::size_t i = 0; i < routes_.numbers.size(); ++i) {
     const std::vector<Region>& regions = plan.routes()[routes_.numbers[i]].regions;
@@ -157,7 +85,7 @@ void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) {
       sent.name = plan.table()[region.tensor].name;
       sent.elements += region.box.elements();
     }
-    const DeltaReport found = report_of(*deltas_[i], *routes_.publisher->tables().table(i));
+    const DeltaReport found = report_of(routes_.publisher->deltas()[i], *routes_.publisher->tables().table(i));
     for (std::size_t codec = 0; codec < std::size(found.blocks_by_codec); ++codec) {
       report.blocks_by_codec[codec] += found.blocks_by_codec[codec];
     }
@@ -172,28 +100,15 @@ void PublisherSide::describe(const FanoutPlan& plan, ShardedReport& report) {
   for (auto& [index, sent] : tensors) report.tensors.push_back(std::move(sent));
 }
 
-std::vector<Bytes> PublisherSide::records(const Transfer& transfer, ShardedReport& report) {
-  std::vector<Bytes> records;
-  for (const std::uint32_t route : transfer.routes) {
-    const Delta& delta = *deltas_[routes_.stream_of(route)];
-    // Copies: a transport must own what it sends, because after a failure it may go on reading it.
-    records.push_back(delta.header);
-    records.insert(records.end(), delta.frames.begin(), delta.frames.end());
-    records.push_back(delta.commit);
-    report.sent_bytes += delta.wire_bytes();
-    report.changed += delta.result.changed;
-  }
-  return records;
-}
-
 std::vector<StateDigest> PublisherSide::result_digests(const FanoutPlan& plan) const {
   std::vector<StateDigest> results;
-  for (const Delta* delta : deltas_) results.push_back(delta->result.result_digest);
+  if (routes_.publisher) {
+    for (const Delta& delta : routes_.publisher->deltas()) results.push_back(delta.result.result_digest);
+  }
   return source_digests(plan, routes_, results);
 }
 
 void PublisherSide::settle(bool committed) {
-  deltas_.clear();
   if (routes_.publisher && routes_.publisher->pending()) {
     const bool lost = snapshot_lost_;
     snapshot_lost_ = true;

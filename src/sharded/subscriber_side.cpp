@@ -70,39 +70,6 @@ void SubscriberSide::check_bases(const Transfer& transfer, const std::vector<Byt
   }
 }
 
-void SubscriberSide::stage(const Transfer& transfer, std::vector<Bytes> records, const std::string& source,
-                           ShardedReport& report) {
-  if (records.empty()) throw Error(ErrorCode::kPeerFailed, "it had nothing to send", source);
-  std::size_t headers = 0;
-  DestinationRoutes::Streams streams;
-  for (Bytes& record : records) {
-    if (peek_record(record).kind == RecordKind::kHeader) {
-      if (headers == transfer.routes.size()) {
-        throw Error(ErrorCode::kCorrupt, fmt::format("more than {} deltas came", headers), source);
-      }
-      streams = routes_.streams_of(transfer.routes[headers++]);
-    } else if (headers == 0) {
-      throw Error(ErrorCode::kCorrupt, "the first record is not a header", source);
-    }
-    (streams.begin == streams.end ? report.foreign_bytes : report.received_bytes) += record.size();
-    try {
-      for (std::size_t s = streams.begin; s < streams.end; ++s) routes_.subscriber->stage(s, record);
-    } catch (const Error& error) {
-      throw error.within(fmt::format("route {} of {}", transfer.routes[headers - 1], source));
-    }
-    Bytes().swap(record);
-  }
-}
-
-void SubscriberSide::require_staged() {
-  for (std::size_t s = 0; s < routes_.places.size(); ++s) {
-    if (routes_.subscriber->complete(s)) continue;
-    throw Error(ErrorCode::kIncomplete, "records of the delta are missing",
-                fmt::format("route {}", routes_.places[s].route));
-  }
-  if (routes_.subscriber) routes_.subscriber->verify();
-}
-
 void SubscriberSide::apply(ShardedReport& report) {
   if (!routes_.subscriber) return;
   for (const ApplyReport& applied : routes_.subscriber->apply()) report.applied += applied.changed;

@@ -5,11 +5,12 @@
 
 #include <algorithm>
 
+#include "codec/block.hpp"
 #include "core/trace.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/sharded.hpp"
 #include "sparsecast/tcp_transport.hpp"
-#include "sync/frame_head.hpp"
+#include "sync/delta_staging.hpp"
 #include "transport/control/blobs.hpp"
 
 namespace sparsecast {
@@ -31,23 +32,37 @@ GroupTransports::GroupTransports(ControlChannel& world, const FanoutPlan& plan, 
   }
 }
 
+namespace {
+
+/// Returns the most bytes that the frames of a transfer may take, by what the plan says of its routes.
+std::uint64_t most_bytes(const FanoutPlan& plan, const Transfer& transfer) {
+  std::uint64_t most = 0;
+  for (const std::uint32_t number : transfer.routes) {
+    const Route& route = plan.routes()[number];
+    most += most_delta_bytes(route.bytes, route.elements / kTileElems + route.regions.size());
+  }
+  return most;
+}
+
+}  // namespace
+
 int GroupTransports::source_of(const Transfer& transfer) const {
   const std::vector<int>& members = plan_.groups()[transfer.group].members;
   return static_cast<int>(std::ranges::lower_bound(members, transfer.source) - members.begin());
 }
 
-bool GroupTransports::has_rounds() const {
-  return !transfers_.empty() && std::ranges::all_of(transfers_, [this](const Transfer* transfer) {
-    return dynamic_cast<NcclTransport*>(groups_[transfer->group].get()) != nullptr;
-  });
-}
-
-FrameTransfer GroupTransports::frame_transfer(const Transfer& transfer) {
-  FrameTransfer out;
-  out.channel = dynamic_cast<NcclTransport*>(groups_[transfer.group].get());
-  out.source = source_of(transfer);
-  out.head_room = static_cast<std::uint32_t>(
-      std::min<std::size_t>(expected_head_bytes(transfer.routes.size()), FrameTransfer::kMostHeadRoom));
+std::vector<SyncTransfer> GroupTransports::sync_transfers(const Meeting& meeting) const {
+  std::vector<SyncTransfer> out;
+  for (const Transfer* const transfer : transfers_) {
+    SyncTransfer& made = out.emplace_back();
+    made.channel = groups_[transfer->group].get();
+    made.group = transfer->group;
+    made.source = source_of(*transfer);
+    made.own = is_source(*transfer);
+    made.from = meeting.name_of(transfer->source);
+    made.most_bytes = most_bytes(plan_, *transfer);
+    for (const std::uint32_t route : transfer->routes) made.routes.push_back({route});
+  }
   return out;
 }
 
@@ -137,22 +152,44 @@ std::unique_ptr<FanoutPlan> SyncWorld::plan_of_anchor(Deadline deadline) {
   return plan;
 }
 
-void SyncWorld::require_all(const Outcome& own, Deadline deadline) {
-  const int worst = control_->agree(own.status(), meeting_.coordinator, deadline);
-  if (worst == 0) return;
-  Vote vote;
-  vote.promised.resize(meeting_.engines.size() + 1);
-  exchange(std::move(vote), own, deadline);
-  throw Error(ErrorCode::kPeerFailed,
-              fmt::format("a rank failed, and does not say why: {}", to_string(static_cast<ErrorCode>(worst))));
+namespace {
+
+/// Adds up the promised digests of all votes: one sum per engine, then that of all tensors.
+std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<Vote>& votes) {
+  std::vector<StateDigest> total(meeting.engines.size() + 1);
+  for (const int r : meeting.trainer.participant.ranks) {
+    const Vote& vote = votes[static_cast<std::size_t>(r)];
+    if (vote.promised.size() != total.size()) {
+      throw Error(ErrorCode::kCorrupt, fmt::format("{} digests where {} belong", vote.promised.size(), total.size()),
+                  meeting.name_of(r));
+    }
+    for (std::size_t e = 0; e < total.size(); ++e) total[e] += vote.promised[e];
+  }
+  return total;
 }
 
-void SyncWorld::decide(Deadline deadline) {
-  const int decision = control_->agree(0, meeting_.coordinator, deadline);
-  if (decision != 0) {
-    throw Error(ErrorCode::kPeerFailed,
-                fmt::format("a rank voted against: {}", to_string(static_cast<ErrorCode>(decision))));
+/// Returns the digest of all tensors. Throws Error{kCorrupt} for a vote that has not a digest for each engine, and
+/// Error{kDigestMismatch} that names each engine whose parts do not add up to what the trainer says.
+StateDigest add_up(const Meeting& meeting, const std::vector<Vote>& votes) {
+  const std::vector<StateDigest> promised = add_promises(meeting, votes);
+  std::string differing;
+  for (std::size_t e = 0; e < meeting.engines.size(); ++e) {
+    const Participant& engine = meeting.engines[e].participant;
+    StateDigest reached;
+    for (const int r : engine.ranks) reached += votes[static_cast<std::size_t>(r)].reached;
+    if (reached == promised[e]) continue;
+    differing += fmt::format("{}engine '{}' holds {}, not {}", differing.empty() ? "" : "; ", engine.name,
+                             to_hex(reached.value), to_hex(promised[e].value));
   }
+  if (!differing.empty()) throw Error(ErrorCode::kDigestMismatch, differing);
+  return promised.back();
+}
+
+}  // namespace
+
+Voters voters_of(const Meeting& meeting, ControlChannel* control) {
+  return {control, meeting.coordinator, [&meeting](int rank) { return meeting.name_of(rank); },
+          [&meeting](const std::vector<Vote>& votes) { return add_up(meeting, votes); }};
 }
 
 namespace {

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "sharded/rank_info.hpp"
-#include "sharded/vote.hpp"
 #include "sparsecast/nccl_transport.hpp"
 #include "sparsecast/sharded.hpp"
+#include "sync/transfers.hpp"
+#include "sync/vote.hpp"
 
 namespace sparsecast {
 
@@ -32,18 +33,8 @@ class GroupTransports {
   /// Returns the transfers that this rank takes part in, in the agreed order.
   const std::vector<const Transfer*>& transfers() const noexcept { return transfers_; }
   bool is_source(const Transfer& transfer) const noexcept { return transfer.source == rank_; }
-  /// Returns whether the groups of this rank have rounds of transfers, which bring frames from the memory of their
-  /// source to that of their receivers: whether they are NCCL's. It is so on all ranks that have transfers, or on none.
-  bool has_rounds() const;
-  /// Returns the transfer as one of a round, with nothing in it yet.
-  FrameTransfer frame_transfer(const Transfer& transfer);
-  /// Run the halves of a round of all own transfers (NcclTransport).
-  void exchange_heads(std::span<FrameTransfer> round, Deadline deadline) {
-    NcclTransport::exchange_heads(round, deadline);
-  }
-  void broadcast_frames(std::span<FrameTransfer> round, Deadline deadline) {
-    NcclTransport::broadcast_frames(round, deadline);
-  }
+  /// Returns the same transfers for a sync; `meeting` names their sources. Their routes have no streams yet.
+  std::vector<SyncTransfer> sync_transfers(const Meeting& meeting) const;
   /// Runs one broadcast of the transfer's group, from its source.
   void broadcast(const Transfer& transfer, std::vector<Bytes>& records, Deadline deadline);
 
@@ -55,6 +46,10 @@ class GroupTransports {
   std::vector<std::unique_ptr<Transport>> groups_;
   std::vector<const Transfer*> transfers_;
 };
+
+/// Returns the ranks of a meeting as those that vote over `control`: their digests must add up for every engine. Both
+/// arguments outlive it. Without a channel, votes can only be counted.
+Voters voters_of(const Meeting& meeting, ControlChannel* control = nullptr);
 
 class SyncWorld {
  public:
@@ -78,16 +73,7 @@ class SyncWorld {
   /// all ranks have agreed on it. Null when every engine has a version.
   std::unique_ptr<FanoutPlan> plan_of_anchor(Deadline deadline);
 
-  /// Returns when all ranks have done this step. Throws this rank's own error otherwise, or one that names the rank
-  /// that failed and its reason.
-  void require_all(const Outcome& own, Deadline deadline);
-  /// Exchanges votes as exchange_votes does (vote.hpp).
-  StateDigest exchange(Vote vote, const Outcome& own, Deadline deadline) {
-    return exchange_votes(*control_, meeting_, std::move(vote), own, deadline);
-  }
-  /// Waits for the coordinator's decision on what all ranks have verified. When this throws on the coordinator, the
-  /// decision is no; on any other rank the decision is unknown.
-  void decide(Deadline deadline);
+  Voters voters() { return voters_of(meeting_, control_.get()); }
 
  private:
   void agree_on(const FanoutPlan& plan, Deadline deadline);

@@ -44,6 +44,10 @@ class JoinedPublisher {
   std::uint64_t version() const noexcept { return version_; }
   const std::vector<StateDigest>& digests() const noexcept { return digests_; }
   bool pending() const noexcept { return pending_; }
+  /// Returns the highest version number that was ever given to a delta; the pending delta's, if there is one.
+  std::uint64_t attempt() const noexcept { return last_attempt_; }
+  /// Returns whether a step failed half-way, so that what the detector holds is not known any more.
+  bool broken() const noexcept { return broken_; }
   bool on_device() const noexcept { return backend_->on_device(); }
   Detector& detector() noexcept { return *detector_; }
 

@@ -39,6 +39,7 @@ const StateDigest& Publisher::digest() const noexcept { return state_->all.diges
 bool Publisher::pending() const noexcept { return state_->all.pending(); }
 bool Publisher::on_device() const noexcept { return state_->all.on_device(); }
 Detector& Publisher::detector() noexcept { return state_->all.detector(); }
+JoinedPublisher& Publisher::joined() noexcept { return state_->all; }
 
 void Detector::mark(std::size_t, const std::uint64_t*, CUstream_st*) {
   throw Error(ErrorCode::kUsage, "only a detector by mask takes marks");

@@ -51,5 +51,6 @@ std::uint64_t Subscriber::version() const noexcept { return state_->all.version(
 const StateDigest& Subscriber::digest() const noexcept { return state_->all.digest(0); }
 bool Subscriber::dirty() const noexcept { return state_->all.dirty(); }
 bool Subscriber::on_device() const noexcept { return state_->all.on_device(); }
+JoinedSubscriber& Subscriber::joined() noexcept { return state_->all; }
 
 }  // namespace sparsecast

@@ -1,167 +1,157 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// One sync: every rank of a group ends at version v, or every rank stays at v-1 and says why.
+// A sync of one table: the protocol is that of attempt.cpp, with one transfer of one route, and the source decides.
 //
-//            source                                      receiver
-//     idle --publish--> encoded                   idle(v-1)
-//             | broadcast: header, frames, commit     | broadcast
-//          published                               received --stage--> staged
-//             |---------- vote 1: "staged" (0), or why not (an ErrorCode) ---------|
-//          | any error: abort -> idle, base v-1      | any error: discard -> idle(v-1)
-//          waiting                                  applying --apply--> verified(v)
-//             |---------- vote 2: "verified" (0), or why not ------------------------|
-//          | any error: abort -> idle, base v-1      | any error: undo -> idle(v-1)
-//          commit -> idle, base v                    idle(v)
-//
-// A source that cannot publish broadcasts no records and votes against, so that nobody waits for it in vain. After an
-// error the failing rank throws its own error, the others kPeerFailed that names its code. A receiver that already
-// holds v with exactly the promised digest votes for it and applies nothing: a duplicate.
-//
-// One deadline bounds all phases. Where a rank is when it passes decides what is known:
-//   - before its vote 1, or waiting for that decision: nothing was written anywhere by this rank; discard.
-//   - before its vote 2: it has not consented, so v cannot have been committed; undo.
-//   - after its vote 2, before the decision: in doubt. No protocol can exclude this (the last message may be the lost
-//     one). The receiver undoes and reports; it never claims v. If the source had decided for v, the next delta starts
-//     from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or
-//     by receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
-// The source decides alone: vote 2 is counted at the source, and a decision that it has reached stands even if it
-// cannot be delivered. Receivers should not be given a shorter timeout than the source, or they fall into doubt
-// needlessly. The publisher numbers every attempt anew, so what was undone or left in doubt is never taken for its
-// successor.
+// A receiver that already holds v with exactly the promised digest votes for it and applies nothing: a duplicate. A
+// receiver in doubt rolls back and reports; it never claims v. If the source had decided for v, the next delta starts
+// from v: this receiver refuses it with kVersionGap, no rank applies it, and the rank joins again by an anchor (or by
+// receiving v once more). If the source had not, all are at v-1 and the next sync is an ordinary one.
 
 #include <fmt/format.h>
 
-#include <optional>
+#include <utility>
 
-#include "core/outcome.hpp"
-#include "core/trace.hpp"
-#include "sync/sync_steps.hpp"
+#include "sync/attempt.hpp"
+#include "sync/transfers.hpp"
 
 namespace sparsecast {
 namespace {
 
 using std::chrono::steady_clock;
 
-int vote(Transport& transport, int status, Deadline deadline) {
-  const TraceRange<"sync.vote"> range;
-  return transport.agree(status, deadline);
-}
-
-/// Throws this rank's own error, or that of the others, unless all agreed.
-void require_consent(const Outcome& own, int worst, const char* verb) {
-  own.rethrow();
-  if (worst == 0) return;
-  throw Error(ErrorCode::kPeerFailed,
-              fmt::format("another rank could not {} the delta: {}", verb, to_string(static_cast<ErrorCode>(worst))));
-}
-
-/// Returns whether the subscriber already holds the version that these records lead to, with the same digest.
-bool already_held(const Subscriber& subscriber, const ReceiverSteps& steps) {
-  if (subscriber.dirty() || steps.header().empty() || steps.commit().empty()) return false;
-  const DeltaHeader header = parse_header(steps.header());
-  const CommitRecord commit = parse_commit(steps.commit());
-  return commit.delta_id == header.delta_id && commit.version == subscriber.version() &&
-         commit.result_digest == subscriber.digest();
-}
-
-/// Stages the received records. Returns false when they are a duplicate.
-bool stage_all(Subscriber& subscriber, ReceiverSteps& steps) {
-  try {
-    steps.stage(subscriber);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kStaleVersion && already_held(subscriber, steps)) return false;
-    throw;
+/// What both ends do alike. A rank has one route, as its only stream.
+class FlatAttempt : public SyncAttempt {
+ public:
+  FlatAttempt(Transport& transport, int source) : transport_(transport) {
+    SyncTransfer& transfer = transfers_.emplace_back();
+    transfer.channel = &transport;
+    transfer.source = source;
+    transfer.own = transport.rank() == source;
+    transfer.from = fmt::format("rank {}", source);
+    transfer.routes = {{0, 0, 0, transfer.own ? std::size_t{0} : std::size_t{1}}};
   }
-  if (!subscriber.ready()) throw Error(ErrorCode::kIncomplete, "records of the delta are missing");
-  return true;
-}
 
-/// Rolls the applied delta back because of `reason`, and throws it; or throws the error of the rollback, which is
-/// worse.
-[[noreturn]] void undo_and_throw(Subscriber& subscriber, const Error& reason) {
-  const std::uint64_t applied = subscriber.version();
-  try {
-    subscriber.undo_last();
-  } catch (const Error& error) {
-    throw error.within(fmt::format("taking version {} back after '{}'", applied, reason.what()));
+  Outcome bring(Deadline deadline) override {
+    came_ = run_transfers(transfers_, ends_, transport_.control(), deadline);
+    return came_.outcome();
   }
-  throw reason.within(fmt::format("version {} was applied and rolled back, {} stands", applied, subscriber.version()));
-}
+  Vote vote() override { return {}; }
+  void doubt() override { settle(false); }
+
+  void report(SyncReport& report) const {
+    report.encode_seconds = came_.encode_seconds;
+    report.wire_seconds = came_.wire_seconds;
+    report.stage_seconds = came_.stage_seconds;
+    report.wire_bytes = came_.sent_bytes + came_.received_bytes;
+  }
+
+ protected:
+  SyncEnds ends_;
+  TransferReport came_;
+
+ private:
+  Transport& transport_;
+  std::vector<SyncTransfer> transfers_;
+};
+
+class SourceAttempt final : public FlatAttempt {
+ public:
+  SourceAttempt(JoinedPublisher& publisher, Transport& transport, CUevent_st* weights_ready)
+      : FlatAttempt(transport, transport.rank()), publisher_(publisher), pending_before_(publisher.pending()) {
+    ends_.publisher = &publisher;
+    ends_.weights_ready = weights_ready;
+  }
+
+  std::uint64_t version() const noexcept override { return is_pending() ? publisher_.attempt() : publisher_.version(); }
+  void apply() override {}
+  void settle(bool committed) override {
+    if (!is_pending()) return;
+    committed ? publisher_.commit(publisher_.attempt()) : publisher_.abort(publisher_.attempt());
+  }
+
+ private:
+  /// A delta that the caller has left pending is not this attempt's.
+  bool is_pending() const noexcept { return publisher_.pending() && !pending_before_; }
+
+  JoinedPublisher& publisher_;
+  const bool pending_before_;
+};
+
+class ReceiverAttempt final : public FlatAttempt {
+ public:
+  ReceiverAttempt(JoinedSubscriber& subscriber, Transport& transport, int source, const ApplyOrder& order)
+      : FlatAttempt(transport, source), subscriber_(subscriber), order_(order) {
+    ends_.subscriber = &subscriber;
+  }
+
+  std::uint64_t version() const noexcept override { return subscriber_.version(); }
+  void apply() override {
+    if (came_.held_already) return;
+    const Stopwatch watch;
+    changed = subscriber_.apply(order_).front().changed;
+    apply_seconds = watch.total();
+    applied_ = true;
+  }
+  /// Throws the error of the rollback, which is worse than what led to it.
+  void settle(bool committed) override {
+    if (committed) return;
+    subscriber_.discard();
+    if (!std::exchange(applied_, false)) return;
+    const std::uint64_t applied = subscriber_.version();
+    try {
+      subscriber_.undo_last();
+    } catch (const Error& error) {
+      throw error.within(fmt::format("rolling version {} back", applied));
+    }
+    rolled_back = applied;
+  }
+
+  std::uint64_t changed = 0;
+  double apply_seconds = 0;
+  std::uint64_t rolled_back = 0;  ///< The version that was applied; 0: none was.
+
+ private:
+  JoinedSubscriber& subscriber_;
+  ApplyOrder order_;
+  bool applied_ = false;
+};
 
 }  // namespace
 
-SyncReport run_source(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
-                      SourceSteps& steps) {
+SyncReport sync_send(Publisher& publisher, Transport& transport, std::chrono::milliseconds timeout,
+                     CUevent_st* weights_ready) {
   const Deadline deadline = steady_clock::now() + timeout;
-  Stopwatch watch;
+  const Stopwatch watch;
+  SourceAttempt attempt(publisher.joined(), transport, weights_ready);
+  const Voters voters = ranks_of(transport.control(), transport.rank());
+  stage_everywhere(attempt, voters, deadline);
   SyncReport report;
-  std::optional<std::uint64_t> version;
-  const Outcome encoded = Outcome::of([&] {
-    const TraceRange<"sync.publish"> range;
-    const SourceSteps::Published published = steps.publish(publisher);
-    version = published.version;
-    report.changed = published.changed;
-    report.wire_bytes = published.wire_bytes;
-  });
-  report.encode_seconds = watch.lap();
-  try {
-    {
-      const TraceRange<"sync.wire"> range({.version = version.value_or(0), .bytes = report.wire_bytes});
-      steps.send(encoded.status(), deadline);
-    }
-    report.wire_seconds = watch.lap();
-    require_consent(encoded, vote(transport, encoded.status(), deadline), "stage");
-    require_consent(encoded, vote(transport, 0, deadline), "apply");
-  } catch (...) {
-    if (version) publisher.abort(*version);
-    encoded.rethrow();
-    throw;
-  }
-  publisher.commit(*version);
-  report.version = *version;
+  attempt.report(report);
+  report.changed = publisher.joined().deltas().front().result.changed;
+  apply_everywhere(attempt, voters, deadline);
+  report.version = publisher.version();
   report.total_seconds = watch.total();
   return report;
 }
 
-SyncReport run_receiver(Subscriber& subscriber, Transport& transport, std::chrono::milliseconds timeout,
-                        const ApplyOrder& order, ReceiverSteps& steps) {
+SyncReport sync_receive(Subscriber& subscriber, Transport& transport, int source, std::chrono::milliseconds timeout,
+                        const ApplyOrder& order) {
   const Deadline deadline = steady_clock::now() + timeout;
-  Stopwatch watch;
-  SyncReport report;
-  bool staged = false;
-  bool applied = false;
+  const Stopwatch watch;
+  ReceiverAttempt attempt(subscriber.joined(), transport, source, order);
+  const Voters voters = ranks_of(transport.control(), source);
   try {
-    {
-      const TraceRange<"sync.wire"> range;
-      report.wire_bytes = steps.receive(subscriber, deadline);
-      range.mark({.bytes = report.wire_bytes});
-    }
-    report.wire_seconds = watch.lap();
-    const Outcome staging = Outcome::of([&] {
-      const TraceRange<"sync.stage"> range({.bytes = report.wire_bytes});
-      staged = stage_all(subscriber, steps);
-    });
-    steps.forget();
-    report.stage_seconds = watch.lap();
-    require_consent(staging, vote(transport, staging.status(), deadline), "stage");
-
-    watch.lap();
-    const Outcome applying = Outcome::of([&] {
-      if (!staged) return;
-      report.changed = subscriber.apply(order).changed;
-      applied = true;
-    });
-    report.apply_seconds = watch.lap();
-    require_consent(applying, vote(transport, applying.status(), deadline), "apply");
+    stage_everywhere(attempt, voters, deadline);
+    apply_everywhere(attempt, voters, deadline);
   } catch (const Error& error) {
-    subscriber.discard();
-    if (applied) undo_and_throw(subscriber, error);
-    throw;
-  } catch (const std::exception& error) {
-    subscriber.discard();
-    if (applied) undo_and_throw(subscriber, Error(ErrorCode::kPeerFailed, error.what()));
-    throw;
+    if (attempt.rolled_back == 0) throw;
+    throw error.within(
+        fmt::format("version {} was applied and rolled back, {} stands", attempt.rolled_back, subscriber.version()));
   }
+  SyncReport report;
+  attempt.report(report);
+  report.changed = attempt.changed;
+  report.apply_seconds = attempt.apply_seconds;
   report.version = subscriber.version();
   report.total_seconds = watch.total();
   return report;

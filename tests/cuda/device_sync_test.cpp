@@ -13,6 +13,7 @@
 #include "support/fake_nccl.hpp"
 #include "support/random_delta.hpp"
 #include "sync/frame_head.hpp"
+#include "sync/vote.hpp"
 #include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
@@ -183,23 +184,23 @@ TEST(DeviceSync, IsTwoGroupsAndTwoWaitsOnEveryRank) {
   group.run(fake, [&](int rank, NcclTransport& transport) {
     for (std::uint64_t version = 1; version <= 3; ++version) {
       if (rank == 0) group.train(version);
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
       const int groups = fake.counts.groups;
       const int broadcasts = fake.counts.broadcasts;
       const int waits = fake.counts.host_waits;
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
       if (rank == 0) {
         sync_send(*group.publisher, transport, 20s);
       } else {
         sync_receive(group.subscriber(rank), transport, 0, 20s);
       }
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
       if (rank == 0) {
         EXPECT_EQ(fake.counts.groups - groups, 2 * kRanks);
         EXPECT_EQ(fake.counts.broadcasts - broadcasts, 2 * kRanks);
         EXPECT_EQ(fake.counts.host_waits - waits, 2 * kRanks);
       }
-      transport.agree(0, in(20s));
+      transport.control().agree(0, 0, in(20s));
     }
   });
 }
@@ -225,7 +226,8 @@ TEST(DeviceSync, OtherBytesThanWereAnnouncedAreNotWrittenAnywhere) {
       transfer.d_frames = const_cast<std::byte*>(delta.frames[0].d_record);
       NcclTransport::exchange_heads({&transfer, 1}, in(20s));
       NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
-      EXPECT_EQ(transport.agree(0, in(20s)), static_cast<int>(ErrorCode::kCorrupt));
+      expect_error(ErrorCode::kPeerFailed, [&] { require_all(ranks_of(transport.control(), 0), {}, in(20s)); },
+                   {"rank 1 failed", "frames of 64 bytes were announced as", "[corrupt]"});
       group.publisher->abort(1);
     } else {
       expect_error(ErrorCode::kCorrupt, [&] { sync_receive(group.subscriber(rank), transport, 0, 20s); },

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tests/support/expect_error.hpp"
+#include "tests/support/loopback_transport.hpp"
 
 namespace sparsecast::perf {
 namespace {
@@ -67,19 +68,18 @@ TEST(TokenBucket, RefusesALinkThatNeverSends) {
   expect_error(ErrorCode::kUsage, [&] { TokenBucket(1, -1, kStart); });
 }
 
-/// Remembers what was sent, and whether the link had passed it by then.
+/// Remembers what was sent.
 class RecordingTransport final : public Transport {
  public:
-  explicit RecordingTransport(int rank) : rank_(rank) {}
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return 2; }
+  explicit RecordingTransport(int rank) : endpoint_(hub_.endpoint(rank)) {}
   void broadcast(std::vector<Bytes>& records, int, Deadline) override { sent.push_back(records.size()); }
-  int agree(int status, Deadline) override { return status + 1; }
+  ControlChannel& control() const noexcept override { return endpoint_->control(); }
 
   std::vector<std::size_t> sent;
 
  private:
-  int rank_;
+  test::LoopbackHub hub_{2};
+  std::unique_ptr<Transport> endpoint_;
 };
 
 struct Paced {
@@ -96,7 +96,7 @@ TEST(PacedTransport, PassesOnWhatItIsAsked) {
   const Paced paced(1, 100, Payment::kBefore);
   EXPECT_EQ(paced.transport->rank(), 1);
   EXPECT_EQ(paced.transport->size(), 2);
-  EXPECT_EQ(paced.transport->agree(41, Deadline::max()), 42);
+  EXPECT_EQ(&paced.transport->control(), &paced.inner->control());
   std::vector<Bytes> records(3, Bytes(100));
   paced.transport->broadcast(records, 1, Deadline::max());
   EXPECT_THAT(paced.inner->sent, testing::ElementsAre(3));

@@ -102,13 +102,11 @@ class WatchedTransport final : public Transport {
  public:
   WatchedTransport(std::unique_ptr<Transport> inner, std::function<void()> at_broadcast)
       : inner_(std::move(inner)), at_broadcast_(std::move(at_broadcast)) {}
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override {
     at_broadcast_();
     inner_->broadcast(records, source, deadline);
   }
-  int agree(int status, Deadline deadline) override { return inner_->agree(status, deadline); }
+  ControlChannel& control() const noexcept override { return inner_->control(); }
 
  private:
   std::unique_ptr<Transport> inner_;

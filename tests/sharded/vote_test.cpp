@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sharded/vote.hpp"
+#include "sync/vote.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 
+#include "sharded/sync_world.hpp"
 #include "sparsecast/error.hpp"
 #include "support/random.hpp"
 #include "transport/tcp/meeting.hpp"
@@ -149,7 +150,7 @@ Expected expected_of(const Scene& scene) {
 
 void expect_count(const Scene& scene) {
   const Expected expected = expected_of(scene);
-  const Bytes count = count_votes(scene.meeting, scene.packed());
+  const Bytes count = count_votes(voters_of(scene.meeting), scene.packed());
   try {
     const StateDigest digest = read_count(count);
     EXPECT_FALSE(expected.code) << expected.words.front();
@@ -202,7 +203,7 @@ TEST(ShardedVote, AVoteThatCannotBeReadIsCountedAsAnErrorThatNamesItsRank) {
     std::vector<Bytes> packed = scene.packed();
     const std::size_t bad = random.below(packed.size());
     packed[bad].resize(random.below(24));
-    const Bytes count = count_votes(scene.meeting, packed);
+    const Bytes count = count_votes(voters_of(scene.meeting), packed);
     test::expect_error(ErrorCode::kCorrupt, [&] { read_count(count); }, {"rank " + std::to_string(bad), "is cut off"});
     test::expect_error(ErrorCode::kCorrupt, [&] { read_count(ConstBytes(count).first(5)); }, {"cut off"});
   }
@@ -225,7 +226,8 @@ TEST(ShardedVote, EveryRankHearsTheSameCountAndTheOneThatFailedItsOwnError) {
       return vote;
     };
     const auto exchange = [&](std::uint64_t reached, const Outcome& own) {
-      return exchange_votes(*channel, meeting, vote_of(reached), own, test::in(std::chrono::seconds(20)));
+      return exchange_votes(voters_of(meeting, channel.get()), vote_of(reached), own,
+                            test::in(std::chrono::seconds(20)));
     };
     EXPECT_EQ(exchange(5, {}), (StateDigest{{100, 2}}));
     test::expect_error(ErrorCode::kDigestMismatch, [&] { exchange(6, {}); }, {"engine 'a' holds"});

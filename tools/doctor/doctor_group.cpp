@@ -146,7 +146,8 @@ void smoke_test(const std::shared_ptr<Rendezvous>& group, const DoctorFlags& fla
       const double seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
       best = std::max(best, static_cast<double>(kSmokeBytes) / seconds);
       const bool right = records.size() == 1 && records[0] == Bytes(kSmokeBytes, static_cast<std::byte>(round + 1));
-      if (channel->agree(right ? 0 : 1, deadline) != 0) throw Error(ErrorCode::kCorrupt, "bytes arrived altered");
+      if (channel->control().agree(right ? 0 : 1, 0, deadline) != 0)
+        throw Error(ErrorCode::kCorrupt, "bytes arrived altered");
     }
     checks.push_back(
         {"smoke_broadcast", CheckResult::kGood,

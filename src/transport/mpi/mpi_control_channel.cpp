@@ -38,34 +38,6 @@ struct MpiMessageHeader {
   std::uint32_t reserved = 0;
 };
 
-struct LinkOperation final : MpiOperation {
-  MPI_Comm communicator = MPI_COMM_NULL;
-};
-
-/// A communicator of our own, shared by a control channel and its parts. Each of them has its own tag.
-class MpiCommunicator {
- public:
-  /// Collective over `parent`. Throws Error{kTimeout | kPeerFailed}.
-  MpiCommunicator(MPI_Comm parent, Deadline deadline);
-  ~MpiCommunicator();
-  MpiCommunicator(const MpiCommunicator&) = delete;
-  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
-
-  MPI_Comm handle() const noexcept { return communicator_; }
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
-  /// Keeps the communicator from being freed, because operations on it are still running.
-  void leave_behind() noexcept { left_ = true; }
-
-  int next_tag = 1;  ///< The first that this rank has not used; a new part takes the largest of its ranks'.
-
- private:
-  MPI_Comm communicator_ = MPI_COMM_NULL;
-  int rank_ = 0;
-  int size_ = 1;
-  bool left_ = false;
-};
-
 class MpiLink final : public Link {
  public:
   /// Creates a link to `peer`, a rank of the communicator; errors call it `name`.
@@ -102,25 +74,6 @@ struct MpiLink::Arrival final : MpiOperation {
 struct MpiLink::Departure final : MpiOperation {
   Bytes message;
 };
-
-MpiCommunicator::MpiCommunicator(MPI_Comm parent, Deadline deadline) {
-  auto operation = std::make_unique<LinkOperation>();
-  check_mpi(MPI_Comm_idup(parent, &operation->communicator, operation->add()), "MPI_Comm_idup");
-  if (!wait_all(*operation, deadline, Pace::kIdle)) {
-    abandon(std::move(operation));
-    throw Error(ErrorCode::kTimeout, "not every rank has opened the channel until the deadline");
-  }
-  communicator_ = operation->communicator;
-  check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
-}
-
-MpiCommunicator::~MpiCommunicator() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (!left_ && finalized == 0) MPI_Comm_free(&communicator_);
-}
 
 MpiLink::MpiLink(std::shared_ptr<MpiCommunicator> communicator, int peer, int tag, std::string name,
                  std::uint64_t max_body_bytes)
@@ -296,6 +249,8 @@ class MpiControlChannel final : public ControlChannel, public std::enable_shared
   }
   std::optional<std::string> aborted() noexcept override { return star_.aborted(); }
 
+  const std::shared_ptr<MpiCommunicator>& communicator() const noexcept { return communicator_; }
+
  private:
   int own_rank() const {
     return static_cast<int>(std::find(ranks_.begin(), ranks_.end(), communicator_->rank()) - ranks_.begin());
@@ -338,6 +293,11 @@ std::shared_ptr<ControlChannel> MpiControlChannel::split(int color, int key, Dea
 }
 
 }  // namespace
+
+std::shared_ptr<MpiCommunicator> communicator_of(const ControlChannel& control) {
+  const auto* const channel = dynamic_cast<const MpiControlChannel*>(&control);
+  return channel != nullptr && channel->size() == channel->communicator()->size() ? channel->communicator() : nullptr;
+}
 
 std::shared_ptr<ControlChannel> make_mpi_control_channel(const void* communicator) {
   require_running_mpi(kWho);

@@ -33,6 +33,33 @@ void Backoff::pause() {
   std::this_thread::sleep_for(sleep_);
 }
 
+namespace {
+
+struct CommunicatorOperation final : MpiOperation {
+  MPI_Comm communicator = MPI_COMM_NULL;
+};
+
+}  // namespace
+
+MpiCommunicator::MpiCommunicator(MPI_Comm parent, Deadline deadline) {
+  auto operation = std::make_unique<CommunicatorOperation>();
+  check_mpi(MPI_Comm_idup(parent, &operation->communicator, operation->add()), "MPI_Comm_idup");
+  if (!wait_all(*operation, deadline, Pace::kIdle)) {
+    abandon(std::move(operation));
+    throw Error(ErrorCode::kTimeout, "not every rank has opened the channel until the deadline");
+  }
+  communicator_ = operation->communicator;
+  check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (!left_ && finalized == 0) MPI_Comm_free(&communicator_);
+}
+
 void require_running_mpi(const char* who) {
   int initialized = 0;
   int finalized = 0;

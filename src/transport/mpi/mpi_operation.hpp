@@ -63,7 +63,36 @@ void check_mpi(int code, const char* call);
 /// Keeps an operation whose requests may still be running for the life of the process.
 void abandon(std::unique_ptr<MpiOperation> operation) noexcept;
 
+/// A communicator of our own, shared by a control channel, its parts, and the transport over it. Each control channel
+/// has a tag of its own.
+class MpiCommunicator {
+ public:
+  /// Collective over `parent`. Throws Error{kTimeout | kPeerFailed}.
+  MpiCommunicator(MPI_Comm parent, Deadline deadline);
+  ~MpiCommunicator();
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
+  MPI_Comm handle() const noexcept { return communicator_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  /// Keeps the communicator from being freed, because operations on it are still running.
+  void leave_behind() noexcept { left_ = true; }
+
+  static constexpr int kTransportTag = 0;
+  int next_tag = 1;  ///< The first that this rank has not used; a new part takes the largest of its ranks'.
+
+ private:
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+  bool left_ = false;
+};
+
+/// Returns the communicator of a control channel over all of its ranks; null for any other channel.
+std::shared_ptr<MpiCommunicator> communicator_of(const ControlChannel& control);
+
 /// Creates an MPI transport with other limits than the default; every rank must give the same `piece_bytes`.
-std::unique_ptr<Transport> make_mpi_transport(const void* communicator, const WireLimits& limits);
+std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel> control, const WireLimits& limits);
 
 }  // namespace sparsecast

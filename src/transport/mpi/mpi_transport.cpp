@@ -2,18 +2,17 @@
 
 // Transport over MPI.
 //
-//     broadcast:  opening (512 bytes: count and sizes) -> more sizes, if any -> messages, in batches
-//     agree:      every rank sends its vote to the coordinator -> the coordinator sends the decision to every rank
+//     opening (512 bytes: count and sizes) -> more sizes, if any -> messages, in batches
+//     every receiver -> source: taken
 //
-// The records travel by MPI_Ibcast, votes and decisions by plain messages (mpi_voting.hpp). The coordinator is the
-// source of the last broadcast: so the publisher itself takes the decision on which it commits.
+// The records travel by MPI_Ibcast, on the communicator of the control channel. A collective does not say who is
+// missing; so each receiver tells the source when it has all records, by a plain message, and a source that waits in
+// vain can name the silent ranks. It ends its wait a little before its deadline, so that its words reach ranks that
+// started at the same time before theirs.
 //
-// The coordinator closes the vote a little before its deadline, so that its decision ("rank 2 is silent") reaches ranks
-// that started at the same time before theirs. After the decision is decided it is final: if it cannot be delivered to
-// some rank, the call succeeds all the same, and the next one fails.
-//
-// Any failure breaks the transport: requests that are still running, their buffers and the communicator are left behind
-// for good (see abandon), because neither can MPI take a collective back, nor will a silent peer ever complete it.
+// Any failure breaks the transport and its control channel: requests that are still running, their buffers and the
+// communicator are left behind for good (see abandon), because neither can MPI take a collective back, nor will a
+// silent peer ever complete it.
 
 #include "sparsecast/mpi_transport.hpp"
 
@@ -22,21 +21,23 @@
 #ifdef SPARSECAST_HAVE_MPI
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
 
-#include "transport/mpi/mpi_voting.hpp"
+#include "transport/control/star_group.hpp"
 
 namespace sparsecast {
 namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kSetupTime{60};
 constexpr std::uint64_t kMaxPieceBytes = std::uint64_t{1} << 30;
+/// Interval at which a rank that waits in MPI asks whether another one has given up.
+constexpr std::chrono::milliseconds kLookInterval{20};
 
 struct BroadcastOperation final : MpiOperation {
   Opening opening{};
@@ -45,117 +46,111 @@ struct BroadcastOperation final : MpiOperation {
   std::vector<Bytes> joined;  ///< One buffer per message of the batch; empty for a message of one piece.
 };
 
-struct CommunicatorOperation final : MpiOperation {
-  MPI_Comm communicator = MPI_COMM_NULL;
-};
-
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(MPI_Comm parent, const WireLimits& limits);
-  ~MpiTransport() override;
+  MpiTransport(std::shared_ptr<ControlChannel> control, const WireLimits& limits);
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
 
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return size_; }
+  ControlChannel& control() const noexcept override { return *control_; }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
-  int agree(int status, Deadline deadline) override;
 
  private:
-  template <class Operation, class Body>
-  auto guard(const char* phase, std::unique_ptr<Operation> operation, const Body& body);
-  void require_usable(const char* phase) const;
+  void run(BroadcastOperation& operation, int source, Deadline deadline);
   void ibcast(MpiOperation& operation, void* data, std::uint64_t bytes, int source);
+  bool wait(MpiOperation& operation, Deadline deadline, Pace pace);
   void wait_broadcast(BroadcastOperation& operation, int source, Deadline deadline, Pace pace, const std::string& what);
   void exchange_sizes(BroadcastOperation& operation, int source, Deadline deadline);
   void exchange_records(BroadcastOperation& operation, int source, Deadline deadline);
   void exchange_batch(BroadcastOperation& operation, const std::vector<Message>& batch, int source, Deadline deadline);
+  void confirm(BroadcastOperation& operation, int source, Deadline deadline);
 
-  MPI_Comm communicator_ = MPI_COMM_NULL;
+  std::shared_ptr<ControlChannel> control_;
+  std::shared_ptr<MpiCommunicator> communicator_;
   WireLimits limits_;
-  int rank_ = 0;
-  int size_ = 1;
-  int coordinator_ = 0;
-  MpiVoting voting_;
   std::optional<std::string> broken_;
 };
 
-MpiTransport::MpiTransport(MPI_Comm parent, const WireLimits& limits) : limits_(limits) {
+MpiTransport::MpiTransport(std::shared_ptr<ControlChannel> control, const WireLimits& limits)
+    : control_(std::move(control)), communicator_(communicator_of(*control_)), limits_(limits) {
+  if (!communicator_) throw Error(ErrorCode::kUsage, "its control channel is not one over MPI", "mpi channel");
   if (limits_.piece_bytes == 0 || limits_.piece_bytes > kMaxPieceBytes) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("pieces of {} bytes; 1 to {} are possible", limits_.piece_bytes, kMaxPieceBytes),
                 "mpi channel");
   }
-  auto operation = std::make_unique<CommunicatorOperation>();
-  check_mpi(MPI_Comm_idup(parent, &operation->communicator, operation->add()), "MPI_Comm_idup");
-  if (!wait_all(*operation, steady_clock::now() + kSetupTime, Pace::kIdle)) {
-    abandon(std::move(operation));
-    throw Error(ErrorCode::kTimeout,
-                fmt::format("not every rank has opened the channel within {} s", kSetupTime.count()), "mpi channel");
-  }
-  communicator_ = operation->communicator;
-  check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
-  voting_.open(communicator_, rank_, size_);
-}
-
-MpiTransport::~MpiTransport() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  // Freeing a communicator with requests on it may wait for them: a broken transport keeps it.
-  if (!broken_ && finalized == 0) MPI_Comm_free(&communicator_);
-}
-
-void MpiTransport::require_usable(const char* phase) const {
-  if (!broken_) return;
-  throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *broken_),
-              fmt::format("mpi channel, rank {} of {}: {}", rank_, size_, phase));
-}
-
-/// Runs `body` on the operation; an exception from it breaks the transport, and the operation's memory stays for MPI.
-template <class Operation, class Body>
-auto MpiTransport::guard(const char* phase, std::unique_ptr<Operation> operation, const Body& body) {
-  try {
-    return body(*operation);
-  } catch (const Error& error) {
-    broken_ = error.message();
-    abandon(std::move(operation));
-    throw error.within(fmt::format("mpi channel, rank {} of {}: {}", rank_, size_, phase));
-  } catch (const std::exception& error) {
-    broken_ = error.what();
-    abandon(std::move(operation));
-    throw;
-  }
 }
 
 void MpiTransport::ibcast(MpiOperation& operation, void* data, std::uint64_t bytes, int source) {
-  check_mpi(MPI_Ibcast(data, static_cast<int>(bytes), MPI_BYTE, source, communicator_, operation.add()), "MPI_Ibcast");
+  check_mpi(MPI_Ibcast(data, static_cast<int>(bytes), MPI_BYTE, source, communicator_->handle(), operation.add()),
+            "MPI_Ibcast");
+}
+
+/// Waits as wait_all does. Throws Error{kPeerFailed} when another rank gives up meanwhile.
+bool MpiTransport::wait(MpiOperation& operation, Deadline deadline, Pace pace) {
+  Deadline look = steady_clock::now() + kLookInterval;
+  return wait_all(operation, deadline, pace, [&] {
+    if (steady_clock::now() < look) return;
+    if (const auto why = control_->aborted()) throw Error(ErrorCode::kPeerFailed, *why);
+    look = steady_clock::now() + kLookInterval;
+  });
+}
+
+[[noreturn]] void fail_untaken(const std::string& what, const std::vector<int>& silent) {
+  throw Error(ErrorCode::kTimeout,
+              fmt::format("{} not taken until the deadline by {} {}", what,
+                          silent.size() > 1 ? "at least one of ranks" : "rank", fmt::join(silent, ", ")));
 }
 
 void MpiTransport::wait_broadcast(BroadcastOperation& operation, int source, Deadline deadline, Pace pace,
                                   const std::string& what) {
-  if (rank_ != source) {
-    if (wait_all(operation, deadline, pace)) return;
+  if (wait(operation, rank() == source ? close_of_step(deadline) : deadline, pace)) return;
+  if (rank() != source) {
     throw Error(ErrorCode::kTimeout, fmt::format("waited for {} from rank {} until the deadline", what, source));
   }
-  if (wait_all(operation, close_of_vote(deadline), pace)) return;
-  // A collective does not say who is missing, but whoever has all records has sent its vote already.
-  const std::vector<int> silent = voting_.silent_ranks();
-  voting_.announce_silence(silent, deadline);
-  throw Error(ErrorCode::kTimeout, fmt::format("{} not taken until the deadline by {}{}", what,
-                                               silent.size() > 1 ? "at least one of " : "", name_ranks(silent)));
+  // A rank that has all records has said so already.
+  std::vector<int> silent;
+  for (int r = 0; r < size(); ++r) {
+    int taken = 0;
+    if (r == rank()) continue;
+    check_mpi(MPI_Iprobe(r, MpiCommunicator::kTransportTag, communicator_->handle(), &taken, MPI_STATUS_IGNORE),
+              "MPI_Iprobe");
+    if (taken == 0) silent.push_back(r);
+  }
+  fail_untaken(what, silent);
+}
+
+/// Tells the source that this rank has everything; on the source, waits until every rank has told so.
+void MpiTransport::confirm(BroadcastOperation& operation, int source, Deadline deadline) {
+  constexpr int kTag = MpiCommunicator::kTransportTag;
+  if (rank() != source) {
+    check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, source, kTag, communicator_->handle(), operation.add()), "MPI_Isend");
+    wait_broadcast(operation, source, deadline, Pace::kIdle, "a word");
+    return;
+  }
+  std::vector<int> others;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    others.push_back(r);
+    check_mpi(MPI_Irecv(nullptr, 0, MPI_BYTE, r, kTag, communicator_->handle(), operation.add()), "MPI_Irecv");
+  }
+  if (wait(operation, close_of_step(deadline), Pace::kIdle)) return;
+  std::vector<int> silent;
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    if (!test_one(operation, i)) silent.push_back(others[i]);
+  }
+  if (!silent.empty()) fail_untaken("the records", silent);
 }
 
 /// Broadcasts the sizes. The source does not wait here: it knows the table, and a late receiver must not hold up the
 /// others.
 void MpiTransport::exchange_sizes(BroadcastOperation& operation, int source, Deadline deadline) {
-  if (rank_ == source) {
+  if (rank() == source) {
     for (const Bytes& record : operation.records) operation.sizes.push_back(record.size());
     operation.opening = pack_opening(operation.sizes);
   }
   ibcast(operation, operation.opening.data(), sizeof(Opening), source);
-  if (rank_ != source) {
+  if (rank() != source) {
     wait_broadcast(operation, source, deadline, Pace::kIdle, "the size table");
     operation.sizes = parse_opening(operation.opening, limits_);
   }
@@ -164,9 +159,9 @@ void MpiTransport::exchange_sizes(BroadcastOperation& operation, int source, Dea
     for (std::uint64_t begin = 0; begin < rest.size(); begin += limits_.piece_bytes) {
       ibcast(operation, rest.data() + begin, std::min<std::uint64_t>(limits_.piece_bytes, rest.size() - begin), source);
     }
-    if (rank_ != source) wait_broadcast(operation, source, deadline, Pace::kMoving, "the size table");
+    if (rank() != source) wait_broadcast(operation, source, deadline, Pace::kMoving, "the size table");
   }
-  if (rank_ != source) {
+  if (rank() != source) {
     check_sizes(operation.opening, operation.sizes);
     operation.records.resize(operation.sizes.size());
   }
@@ -180,7 +175,7 @@ void MpiTransport::exchange_batch(BroadcastOperation& operation, const std::vect
   for (std::size_t m = 0; m < batch.size(); ++m) {
     bytes += batch[m].bytes;
     if (batch[m].pieces.size() > 1) operation.joined[m].resize(batch[m].bytes);
-    if (rank_ == source) continue;
+    if (rank() == source) continue;
     for (const RecordPiece& piece : batch[m].pieces) operation.records[piece.record].resize(piece.offset + piece.bytes);
   }
   const auto copy_joined = [&](bool out) {
@@ -194,7 +189,7 @@ void MpiTransport::exchange_batch(BroadcastOperation& operation, const std::vect
       }
     }
   };
-  if (rank_ == source) copy_joined(false);
+  if (rank() == source) copy_joined(false);
   for (std::size_t m = 0; m < batch.size(); ++m) {
     const RecordPiece& first = batch[m].pieces.front();
     std::byte* const direct = operation.records[first.record].data() + first.offset;
@@ -203,7 +198,7 @@ void MpiTransport::exchange_batch(BroadcastOperation& operation, const std::vect
   wait_broadcast(operation, source, deadline, Pace::kMoving,
                  fmt::format("{} bytes of records {} to {}", bytes, batch.front().pieces.front().record,
                              batch.back().pieces.back().record));
-  if (rank_ != source) copy_joined(true);
+  if (rank() != source) copy_joined(true);
 }
 
 void MpiTransport::exchange_records(BroadcastOperation& operation, int source, Deadline deadline) {
@@ -211,44 +206,55 @@ void MpiTransport::exchange_records(BroadcastOperation& operation, int source, D
   for (auto batch = cutter.next_batch(); !batch.empty(); batch = cutter.next_batch()) {
     exchange_batch(operation, batch, source, deadline);
   }
-  if (rank_ == source) wait_broadcast(operation, source, deadline, Pace::kIdle, "the size table");
+  if (rank() == source) wait_broadcast(operation, source, deadline, Pace::kIdle, "the size table");
+}
+
+void MpiTransport::run(BroadcastOperation& operation, int source, Deadline deadline) {
+  if (const auto why = broken_ ? broken_ : control_->aborted()) {
+    throw Error(ErrorCode::kPeerFailed, fmt::format("the channel is broken since an earlier failure ({})", *why));
+  }
+  exchange_sizes(operation, source, deadline);
+  exchange_records(operation, source, deadline);
+  confirm(operation, source, deadline);
 }
 
 void MpiTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
-  require_usable("broadcast");
-  if (source < 0 || source >= size_) {
-    throw Error(ErrorCode::kUsage, fmt::format("source {} of {} ranks", source, size_), "mpi channel: broadcast");
+  if (source < 0 || source >= size()) {
+    throw Error(ErrorCode::kUsage, fmt::format("source {} of {} ranks", source, size()), "mpi channel: broadcast");
   }
-  coordinator_ = source;
-  if (size_ == 1) return;
+  if (size() == 1) return;
   auto operation = std::make_unique<BroadcastOperation>();
   // The operation owns what it sends, because a failure leaves requests behind that go on reading it.
-  if (rank_ == source) operation->records.swap(records);
-  guard("broadcast", std::move(operation), [&](BroadcastOperation& running) {
-    exchange_sizes(running, source, deadline);
-    exchange_records(running, source, deadline);
-    records.swap(running.records);
-  });
-}
-
-int MpiTransport::agree(int status, Deadline deadline) {
-  require_usable("agree");
-  if (size_ == 1) return status;
-  const int worst = guard("agree", std::make_unique<VoteOperation>(), [&](VoteOperation& operation) {
-    return voting_.agree(operation, status, coordinator_, deadline);
-  });
-  broken_ = voting_.undelivered();
-  return worst;
+  if (rank() == source) operation->records.swap(records);
+  try {
+    run(*operation, source, deadline);
+    records.swap(operation->records);
+  } catch (const std::exception& error) {
+    if (!broken_) broken_ = error.what();
+    communicator_->leave_behind();
+    abandon(std::move(operation));
+    control_->abort(error.what());
+    control_->aborted();  // Where only this thread may call MPI, the others are told now.
+    const auto* const own = dynamic_cast<const Error*>(&error);
+    if (own == nullptr) throw;
+    throw own->within(fmt::format("mpi channel, rank {} of {}: broadcast", rank(), size()));
+  }
 }
 
 }  // namespace
 
 bool mpi_available() noexcept { return true; }
 
-std::unique_ptr<Transport> make_mpi_transport(const void* communicator, const WireLimits& limits) {
-  require_running_mpi("mpi channel");
-  return std::make_unique<MpiTransport>(
-      communicator == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(communicator), limits);
+std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel> control, const WireLimits& limits) {
+  return std::make_unique<MpiTransport>(std::move(control), limits);
+}
+
+std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel> control) {
+  return make_mpi_transport(std::move(control), WireLimits{});
+}
+
+std::unique_ptr<Transport> make_mpi_transport(const void* communicator) {
+  return make_mpi_transport(make_mpi_control_channel(communicator));
 }
 
 }  // namespace sparsecast
@@ -259,18 +265,12 @@ namespace sparsecast {
 
 bool mpi_available() noexcept { return false; }
 
-std::unique_ptr<Transport> make_mpi_transport(const void*, const WireLimits&) {
+std::unique_ptr<Transport> make_mpi_transport(const void*) {
   throw Error(ErrorCode::kUnsupported, "this build of the library has no MPI transport");
 }
+
+std::unique_ptr<Transport> make_mpi_transport(std::shared_ptr<ControlChannel>) { return make_mpi_transport(); }
 
 }  // namespace sparsecast
 
 #endif
-
-namespace sparsecast {
-
-std::unique_ptr<Transport> make_mpi_transport(const void* communicator) {
-  return make_mpi_transport(communicator, WireLimits{});
-}
-
-}  // namespace sparsecast

@@ -139,7 +139,6 @@ void NcclTransport::Group::broadcast(std::vector<Bytes>& records, int source, De
   check_source(source, "broadcast");
   guard("broadcast", [&] {
     const bool sends = rank() == source;
-    coordinator_ = source;
     if (size() == 1) return;
     std::vector<std::uint64_t> sizes;
     if (sends) {

@@ -36,8 +36,8 @@ NcclTransport::Group::~Group() {
   if (communicator_ == nullptr) return;
   const NcclFunctions& nccl = *runtime_.functions;
   for (void* const handle : registrations_) nccl.comm_deregister(communicator_, handle);
-  const bool gone = broken_ ? finish_abort(begin_abort(nccl, communicator_), stop_deadline())
-                            : destroy_communicator(nccl, communicator_);
+  const bool gone = broken_ || control_->aborted() ? finish_abort(begin_abort(nccl, communicator_), stop_deadline())
+                                                   : destroy_communicator(nccl, communicator_);
   if (!gone) keep_device_memory();
 }
 
@@ -120,10 +120,6 @@ std::unique_ptr<NcclTransport::Group> NcclTransport::Group::reform(std::shared_p
   // Used up: a later call says so, and the destructor stops what is left of it.
   if (!broken_) broken_ = "it was formed anew";
   return channel;
-}
-
-int NcclTransport::Group::agree(int status, Deadline deadline) {
-  return guard("agree", [&] { return control_->agree(status, coordinator_, deadline); });
 }
 
 void NcclTransport::Group::abort(const std::string& reason) noexcept {

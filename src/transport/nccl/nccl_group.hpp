@@ -36,7 +36,7 @@ class NcclTransport::Group {
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline);
-  int agree(int status, Deadline deadline);
+  ControlChannel& control() const noexcept { return *control_; }
   std::unique_ptr<Group> split(int color, int key, Deadline deadline);
   std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel> members, Deadline deadline);
   void abort(const std::string& reason) noexcept;
@@ -89,7 +89,6 @@ class NcclTransport::Group {
   NcclChannelReport report_;
   std::uint64_t channel_ = 0;
   std::uint64_t sequence_ = 0;
-  int coordinator_ = 0;
   bool open_ = false;  ///< Formed: there is something that a shrink could start from.
   std::optional<std::string> broken_;
   std::future<void> aborting_;  ///< Not valid unless fail() is stopping the communicator for good.

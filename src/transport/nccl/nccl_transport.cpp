@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <exception>
+
 #ifdef SPARSECAST_HAVE_NCCL
 #include "transport/nccl/nccl_group.hpp"
 #include "transport/nccl/nccl_library.hpp"
@@ -38,12 +40,10 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
 
 class NcclTransport::Group {
  public:
-  int rank() const noexcept { return 0; }
-  int size() const noexcept { return 1; }
   void broadcast(std::vector<Bytes>&, int, Deadline) {}
-  int agree(int status, Deadline) { return status; }
+  ControlChannel& control() const noexcept { std::terminate(); }  // There is no object of this class.
   std::unique_ptr<Group> split(int, int, Deadline) { return nullptr; }
-  std::unique_ptr<Group> reform(const std::shared_ptr<ControlChannel>&, Deadline) { return nullptr; }
+  std::unique_ptr<Group> reform(std::shared_ptr<ControlChannel>&&, Deadline) { return nullptr; }
   void abort(const std::string&) noexcept {}
   const NcclChannelReport& report() const noexcept { return report_; }
 
@@ -64,6 +64,7 @@ NcclLibraryInfo nccl_library() {
   throw Error(ErrorCode::kUnsupported, "this build of the library has no NCCL transport: it was made without nccl.h");
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is that of the NCCL transport.
 std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChannel> control, const NcclOptions&,
                                                    Deadline) {
   const Error error(ErrorCode::kUnsupported,
@@ -76,14 +77,11 @@ std::unique_ptr<NcclTransport> NcclTransport::open(std::shared_ptr<ControlChanne
 
 NcclTransport::NcclTransport(std::unique_ptr<Group> channel) : channel_(std::move(channel)) {}
 NcclTransport::~NcclTransport() = default;
-int NcclTransport::rank() const noexcept { return channel_->rank(); }
-int NcclTransport::size() const noexcept { return channel_->size(); }
+ControlChannel& NcclTransport::control() const noexcept { return channel_->control(); }
 
 void NcclTransport::broadcast(std::vector<Bytes>& records, int source, Deadline deadline) {
   channel_->broadcast(records, source, deadline);
 }
-
-int NcclTransport::agree(int status, Deadline deadline) { return channel_->agree(status, deadline); }
 
 void NcclTransport::exchange_heads(std::span<FrameTransfer> transfers, Deadline deadline) {
   Round(transfers, "exchange_heads", deadline).exchange_heads();

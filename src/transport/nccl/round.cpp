@@ -135,7 +135,6 @@ void NcclTransport::Round::exchange_heads() {
         part.group->context(phase_));
   }
   Group::guard(groups_, phase_, [&] {
-    for (const Part& part : parts_) part.group->coordinator_ = part.transfer->source;
     if (parts_.empty()) return;
     send_tables();
     take_tables();

@@ -28,10 +28,8 @@ class ControlTransport final : public Transport {
     limits_.max_bytes = options.max_bytes;
   }
 
-  int rank() const noexcept override { return control_->rank(); }
-  int size() const noexcept override { return control_->size(); }
   void broadcast(std::vector<Bytes>& records, int source, Deadline deadline) override;
-  int agree(int status, Deadline deadline) override;
+  ControlChannel& control() const noexcept override { return *control_; }
 
  private:
   template <class Body>
@@ -43,7 +41,6 @@ class ControlTransport final : public Transport {
 
   std::shared_ptr<ControlChannel> control_;
   WireLimits limits_;
-  int coordinator_ = 0;
   std::optional<std::string> broken_;
 };
 
@@ -165,7 +162,6 @@ void ControlTransport::broadcast(std::vector<Bytes>& records, int source, Deadli
     throw Error(ErrorCode::kUsage, fmt::format("source {} of {} ranks", source, size()), "tcp channel: broadcast");
   }
   guard("broadcast", [&] {
-    coordinator_ = source;
     if (size() == 1) return;
     if (rank() == source) {
       send(records, source, deadline);
@@ -174,10 +170,6 @@ void ControlTransport::broadcast(std::vector<Bytes>& records, int source, Deadli
       records.swap(arriving);
     }
   });
-}
-
-int ControlTransport::agree(int status, Deadline deadline) {
-  return guard("agree", [&] { return control_->agree(status, coordinator_, deadline); });
 }
 
 }  // namespace

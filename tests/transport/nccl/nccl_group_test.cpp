@@ -69,7 +69,7 @@ TEST_F(NcclChannel, RecordsOfAnySizeArriveFromAnySource) {
         std::vector<Bytes> records = channel.rank() == source ? expected : std::vector<Bytes>(2, Bytes(3));
         channel.broadcast(records, source, in(20s));
         EXPECT_EQ(records, expected) << count << ' ' << longest;
-        EXPECT_EQ(channel.agree(channel.rank(), in(20s)), 2);
+        EXPECT_EQ(channel.control().agree(channel.rank(), 0, in(20s)), 2);
       }
     }
     EXPECT_TRUE(channel.report().registered);
@@ -94,7 +94,7 @@ TEST_F(NcclChannel, ADeadPeerEndsTheBroadcastOfEveryRankByTheDeadline) {
       EXPECT_THAT(error.what(), HasSubstr("nccl channel, rank "));
     }
     expect_error(ErrorCode::kPeerFailed, [&] { channel.broadcast(records, 0, in(20s)); }, {"broken"});
-    expect_error(ErrorCode::kPeerFailed, [&] { channel.agree(0, in(20s)); }, {"broken"});
+    expect_error(ErrorCode::kPeerFailed, [&] { channel.control().agree(0, 0, in(20s)); }, {"broken"});
   });
   EXPECT_EQ(fake_.counts.revokes, 3);
   EXPECT_EQ(fake_.counts.aborts, 3);  // What was kept for a shrink is stopped for good at the end.
@@ -225,7 +225,7 @@ TEST_F(NcclChannel, AnotherThreadIsRefused) {
       std::vector<Bytes> records;
       expect_error(ErrorCode::kUsage, [&] { channel.broadcast(records, 0, in(1s)); }, {"another thread"});
     }).join();
-    EXPECT_EQ(channel.agree(3, in(1s)), 3);
+    EXPECT_EQ(channel.control().agree(3, 0, in(1s)), 3);
   });
 }
 

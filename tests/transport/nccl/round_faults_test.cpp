@@ -33,7 +33,7 @@ void run_round(RoundChannels& channels, Deadline deadline) {
 void expect_broken(RoundChannels& channels) {
   for (const auto& channel : channels) {
     if (channel->size() == 1) continue;
-    expect_error(ErrorCode::kPeerFailed, [&] { channel->agree(0, in(20s)); });
+    expect_error(ErrorCode::kPeerFailed, [&] { channel->control().agree(0, 0, in(20s)); });
   }
 }
 
@@ -48,14 +48,14 @@ TEST_F(NcclRound, EachCallThatFailsOnceBreaksTheRoundOfEveryRank) {
     failed = false;
     std::atomic<int> errors = 0;
     run_channels(3, [&](int rank, RoundChannels& channels) {
-      channels[0]->agree(0, in(20s));
+      channels[0]->control().agree(0, 0, in(20s));
       if (rank == 1) fake_.fail_call(1, call);
-      channels[0]->agree(0, in(20s));
+      channels[0]->control().agree(0, 0, in(20s));
       bool done = false;
       try {
         run_round(channels, in(20s));
         done = true;
-        channels[0]->agree(0, in(20s));  // The others may be done before the one that fails.
+        channels[0]->control().agree(0, 0, in(20s));  // The others may be done before the one that fails.
       } catch (const Error&) {
         ++errors;
         if (!done) expect_broken(channels);
@@ -148,10 +148,10 @@ TEST_F(NcclRound, TablesThatCannotBeBelievedAreRefused) {
       round.add(channel, 0, 1, kTableHeadBytes + 100, 1000);
       const auto call = [&] {
         round.run(in(20s));
-        channel.agree(0, in(20s));
+        channel.control().agree(0, 0, in(20s));
       };
       expect_error(channel.rank() == 1 ? code : ErrorCode::kPeerFailed, call);
-      expect_error(ErrorCode::kPeerFailed, [&] { channel.agree(0, in(20s)); }, {"broken"});
+      expect_error(ErrorCode::kPeerFailed, [&] { channel.control().agree(0, 0, in(20s)); }, {"broken"});
     });
   }
 }
@@ -164,7 +164,7 @@ TEST_F(NcclRound, MoreThanAReceiverTakesIsRefusedBeforeItAllocates) {
     round.add(*channel, 0, 1, 10, 1000);
     const auto call = [&] {
       round.run(in(20s));
-      channel->agree(0, in(20s));
+      channel->control().agree(0, 0, in(20s));
     };
     expect_error(channel->rank() == 1 ? ErrorCode::kCorrupt : ErrorCode::kPeerFailed, call, {"1000 bytes", "999"});
   });
@@ -196,7 +196,7 @@ TEST_F(NcclRound, WhatCannotBeOneRoundIsUsage) {
     transfers[1] = transfers[0];
     transfers[1].source = 2;
     expect_error(ErrorCode::kUsage, call, {"source 2 of 2"});
-    EXPECT_EQ(channel.agree(0, in(20s)), 0);
+    EXPECT_EQ(channel.control().agree(0, 0, in(20s)), 0);
     transfers[1].source = 0;
     transfers[1].bytes = 10;
     transfers[1].pieces = {{nullptr, 5, 6, true}};

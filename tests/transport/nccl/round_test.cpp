@@ -20,7 +20,7 @@ TEST_F(NcclRound, HeadsAndFramesOfAnySizeArriveFromAnySource) {
           round.add(channel, source, seed, head, bytes);
           round.run(in(20s));
           round.expect_all();
-          EXPECT_EQ(channel.agree(channel.rank(), in(20s)), 2);
+          EXPECT_EQ(channel.control().agree(channel.rank(), 0, in(20s)), 2);
         }
       }
     }
@@ -33,11 +33,11 @@ TEST_F(NcclRound, AnyNumberOfTransfersIsTwoGroupsAndTwoWaits) {
     std::uint64_t seed = 1;
     for (const int count : {1, 4, 16}) {
       NcclTransport& all = *channels[0];
-      all.agree(0, in(20s));
+      all.control().agree(0, 0, in(20s));
       const int groups = fake_.counts.groups;
       const int broadcasts = fake_.counts.broadcasts;
       const int waits = fake_.counts.host_waits;
-      all.agree(0, in(20s));
+      all.control().agree(0, 0, in(20s));
       RoundOfRank round;
       for (int i = 0; i < count; ++i, seed += 2) {
         NcclTransport& channel = *channels[static_cast<std::size_t>(i % 3)];
@@ -45,13 +45,13 @@ TEST_F(NcclRound, AnyNumberOfTransfersIsTwoGroupsAndTwoWaits) {
       }
       round.run(in(20s));
       round.expect_all();
-      all.agree(0, in(20s));
+      all.control().agree(0, 0, in(20s));
       if (rank == 0) {
         EXPECT_EQ(fake_.counts.groups - groups, 2 * kRanks);
         EXPECT_EQ(fake_.counts.broadcasts - broadcasts, 2 * count * kRanks);
         EXPECT_EQ(fake_.counts.host_waits - waits, 2 * kRanks);
       }
-      all.agree(0, in(20s));
+      all.control().agree(0, 0, in(20s));
     }
   });
 }
@@ -60,18 +60,18 @@ TEST_F(NcclRound, LongHeadsTakeOneGroupMoreForAll) {
   run_channels(2, [&](int rank, RoundChannels& channels) {
     NcclTransport& all = *channels[0];
     const int groups = fake_.counts.groups;
-    all.agree(0, in(20s));
+    all.control().agree(0, 0, in(20s));
     RoundOfRank round;
     round.add(all, 0, 1, 30000, 100);
     round.add(all, 1, 3, 10, 200);
     round.add(all, 1, 5, 50000, 0);
     round.run(in(20s));
     round.expect_all();
-    all.agree(0, in(20s));
+    all.control().agree(0, 0, in(20s));
     if (rank == 0) {
       EXPECT_EQ(fake_.counts.groups - groups, 2 * 3);
     }
-    all.agree(0, in(20s));
+    all.control().agree(0, 0, in(20s));
   });
 }
 
@@ -89,10 +89,10 @@ TEST_F(NcclRound, ARankThatNamesNoMemoryTakesPartAllTheSame) {
         round.broadcast(in(20s));
         round.expect_all();
       }
-      channel.agree(0, in(20s));
+      channel.control().agree(0, 0, in(20s));
       if (turn == 0) allocated = fake_.counts.allocated;
       EXPECT_EQ(fake_.counts.allocated, allocated);  // It is kept.
-      channel.agree(0, in(20s));
+      channel.control().agree(0, 0, in(20s));
     }
   });
 }
@@ -111,7 +111,7 @@ TEST_F(NcclRound, ASourceWithAnErrorTellsItAndTheOthersGoOn) {
     RoundOfRank expected;
     expected.add(channel, channel.rank(), 3, 50, 4000);
     EXPECT_EQ(round.transfers[1].head, expected.transfers[0].head);
-    EXPECT_EQ(channel.agree(0, in(20s)), 0);
+    EXPECT_EQ(channel.control().agree(0, 0, in(20s)), 0);
   });
 }
 
@@ -127,7 +127,7 @@ TEST_F(NcclRound, AHeadThatIsTooLongIsTheSourcesErrorAndTheChannelLives) {
     }
     EXPECT_EQ(transfer.error, static_cast<int>(ErrorCode::kUsage));
     NcclTransport::broadcast_frames({&transfer, 1}, in(20s));
-    EXPECT_EQ(channel.agree(4, in(20s)), 4);
+    EXPECT_EQ(channel.control().agree(4, 0, in(20s)), 4);
   });
   EXPECT_EQ(fake_.counts.aborts + fake_.counts.revokes, 0);
 }
@@ -161,7 +161,7 @@ TEST_F(NcclRound, PiecesOnHostAndDeviceAreGatheredAndHandedOver) {
       for (const FramePiece& piece : transfer.pieces) {
         EXPECT_TRUE(std::equal(piece.data, piece.data + piece.bytes, range.data() + piece.offset)) << piece.offset;
       }
-      channel.agree(0, in(20s));  // Nobody's memory goes while others receive.
+      channel.control().agree(0, 0, in(20s));  // Nobody's memory goes while others receive.
     });
   }
 }
@@ -188,7 +188,7 @@ TEST_F(NcclRound, FramesFollowTheirProducersStreamAndGoBeforeTheConsumers) {
     if (channel.rank() == 1) {
       EXPECT_EQ(consumed, Bytes(sent.size()));
     }
-    channel.agree(0, in(20s));
+    channel.control().agree(0, 0, in(20s));
     device.destroy_stream(stream);
   });
 }
@@ -204,7 +204,7 @@ TEST_F(NcclRound, AHeadTravelsWhateverTheRoomForIt) {
         if (channel.rank() == 0) transfer.head = head;
         NcclTransport::exchange_heads({&transfer, 1}, in(20s));
         EXPECT_EQ(transfer.head, head) << "room " << room << ", head " << length;
-        channel.agree(0, in(20s));
+        channel.control().agree(0, 0, in(20s));
       });
     }
   }

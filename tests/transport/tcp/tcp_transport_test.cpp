@@ -72,7 +72,7 @@ TEST_F(TcpTransportTest, RecordsOfAnySizeArriveFromAnySource) {
         std::vector<Bytes> records = transport.rank() == source ? expected : std::vector<Bytes>(2, Bytes(3));
         transport.broadcast(records, source, in(20s));
         EXPECT_EQ(records, expected) << count << ' ' << longest;
-        EXPECT_EQ(transport.agree(transport.rank(), in(20s)), 2);
+        EXPECT_EQ(transport.control().agree(transport.rank(), 0, in(20s)), 2);
       }
     }
   });
@@ -83,7 +83,7 @@ TEST_F(TcpTransportTest, AloneItKeepsWhatItHas) {
     std::vector<Bytes> records = {Bytes(5)};
     transport.broadcast(records, 0, in(1s));
     EXPECT_EQ(records, std::vector<Bytes>{Bytes(5)});
-    EXPECT_EQ(transport.agree(4, in(1s)), 4);
+    EXPECT_EQ(transport.control().agree(4, 0, in(1s)), 4);
   });
 }
 
@@ -146,7 +146,8 @@ TEST_F(TcpTransportTest, OverTheLimitsIsRefusedBeforeMemoryIsTaken) {
     std::vector<Bytes> records = {Bytes(100)};
     if (group->rank() == 0) {
       transport->broadcast(records, 0, in(20s));
-      expect_error(ErrorCode::kPeerFailed, [&] { transport->agree(0, in(20s)); }, {"over the limit of 99"});
+      expect_error(ErrorCode::kPeerFailed, [&] { transport->control().agree(0, 0, in(20s)); },
+                   {"over the limit of 99"});
     } else {
       expect_error(ErrorCode::kCorrupt, [&] { transport->broadcast(records, 0, in(20s)); }, {"over the limit of 99"});
       EXPECT_EQ(records, std::vector<Bytes>{Bytes(100)});
@@ -163,7 +164,7 @@ TEST_F(TcpTransportTest, AlteredTablesAndPiecesAreCorruptAndEveryRankLearnsIt) {
       std::vector<Bytes> records(100, Bytes(10));
       if (group->rank() == 0) {
         transport->broadcast(records, 0, in(20s));
-        expect_error(ErrorCode::kPeerFailed, [&] { transport->agree(0, in(20s)); });
+        expect_error(ErrorCode::kPeerFailed, [&] { transport->control().agree(0, 0, in(20s)); });
       } else {
         expect_error(ErrorCode::kCorrupt, [&] { transport->broadcast(records, 0, in(20s)); }, {words});
       }

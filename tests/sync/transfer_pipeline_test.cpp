@@ -2,7 +2,7 @@
 
 // The transfers of a sync as one rank takes part in them: what overlaps, in which order, and what a failure leaves.
 
-#include "sharded/transfer_pipeline.hpp"
+#include "sync/transfer_pipeline.hpp"
 
 #include <gtest/gtest.h>
 
@@ -21,16 +21,13 @@ using test::Gate;
 using test::soon;
 using test::Tryst;
 
-constexpr int kOwn = 3;
-constexpr int kOther = 5;
-
 /// Transfers of a rank that is a trainer's and an engine's; what happened is written down.
 class Scene {
  public:
   using Routes = std::vector<std::uint32_t>;
 
-  void own(Routes routes) { add(kOwn, std::move(routes)); }
-  void foreign(Routes routes) { add(kOther, std::move(routes)); }
+  void own(const Routes& routes) { add(true, routes); }
+  void foreign(const Routes& routes) { add(false, routes); }
 
   // Hooks of a test at each step, by route or by number of the transfer.
   std::function<void(std::uint32_t route)> at_publish = [](std::uint32_t) {};
@@ -39,8 +36,6 @@ class Scene {
 
   /// A pipeline over the transfers.
   TransferPipeline& make() {
-    pointers_.clear();
-    for (const Transfer& transfer : transfers_) pointers_.push_back(&transfer);
     TransferSteps steps;
     steps.publish = [this](const std::function<void()>& done) {
       for (const std::uint32_t route : own_) {
@@ -53,23 +48,23 @@ class Scene {
         done();
       }
     };
-    steps.records = [](const Transfer& transfer) {
-      return std::vector<Bytes>(transfer.routes.size(), Bytes(1, std::byte(transfer.routes.front())));
+    steps.records = [](const SyncTransfer& transfer) {
+      return std::vector<Bytes>(transfer.routes.size(), Bytes(1, std::byte(transfer.routes.front().number)));
     };
-    steps.broadcast = [this](const Transfer& transfer, std::vector<Bytes>& records) {
+    steps.broadcast = [this](const SyncTransfer& transfer, std::vector<Bytes>& records) {
       at_wire(number_of(transfer));
-      if (transfer.source == kOther) records.assign(transfer.routes.size(), Bytes(2));
+      if (!transfer.own) records.assign(transfer.routes.size(), Bytes(2));
       const std::lock_guard<std::mutex> lock(mutex_);
       sent.emplace_back(number_of(transfer), records.size());
-      if (transfer.source == kOwn) records.clear();  // As a transport does that owns what it sends.
+      if (transfer.own) records.clear();  // As a transport does that owns what it sends.
     };
-    steps.stage = [this](const Transfer& transfer, std::vector<Bytes> records) {
+    steps.stage = [this](const SyncTransfer& transfer, const std::vector<Bytes>& records) {
       at_stage(number_of(transfer));
       const std::lock_guard<std::mutex> lock(mutex_);
       threads.insert(std::this_thread::get_id());
       staged.emplace_back(number_of(transfer), records.size());
     };
-    return pipeline_.emplace(pointers_, kOwn, own_.size(), std::move(steps));
+    return pipeline_.emplace(transfers_, std::move(steps));
   }
   void forget() { pipeline_.reset(); }
 
@@ -79,17 +74,18 @@ class Scene {
   std::set<std::thread::id> threads;                        ///< Threads that published or staged.
 
  private:
-  void add(int source, Routes routes) {
-    if (source == kOwn) own_.insert(own_.end(), routes.begin(), routes.end());
-    transfers_.push_back({0, source, std::move(routes)});
+  void add(bool own, const Routes& routes) {
+    SyncTransfer& transfer = transfers_.emplace_back();
+    transfer.own = own;
+    for (const std::uint32_t route : routes) transfer.routes.push_back({route});
+    if (own) own_.insert(own_.end(), routes.begin(), routes.end());
   }
-  std::size_t number_of(const Transfer& transfer) const {
+  std::size_t number_of(const SyncTransfer& transfer) const {
     return static_cast<std::size_t>(&transfer - transfers_.data());
   }
 
   std::mutex mutex_;
-  std::vector<Transfer> transfers_;
-  std::vector<const Transfer*> pointers_;
+  std::vector<SyncTransfer> transfers_;
   Routes own_;  ///< In the order of the transfers.
   std::optional<TransferPipeline> pipeline_;
 };

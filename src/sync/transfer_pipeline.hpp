@@ -23,8 +23,7 @@
 #include <vector>
 
 #include "core/outcome.hpp"
-#include "sparsecast/control_channel.hpp"
-#include "sparsecast/fanout_plan.hpp"
+#include "sync/transfers.hpp"
 
 namespace sparsecast {
 
@@ -88,11 +87,11 @@ struct TransferSteps {
   /// calls published() after each.
   std::function<void(const std::function<void()>& published)> publish;
   /// Returns the records of an own transfer, on the calling thread, once all its routes have been published.
-  std::function<std::vector<Bytes>(const Transfer& transfer)> records;
-  /// Runs GroupTransports::broadcast on the calling thread: the source passes its records, the others receive them.
-  std::function<void(const Transfer& transfer, std::vector<Bytes>& records)> broadcast;
-  /// Stages the records of each transfer in order, on the stager's thread. Null on a rank that is not an engine's.
-  std::function<void(const Transfer& transfer, std::vector<Bytes> records)> stage;
+  std::function<std::vector<Bytes>(const SyncTransfer& transfer)> records;
+  /// Runs Transport::broadcast on the calling thread: the source passes its records, the others receive them.
+  std::function<void(const SyncTransfer& transfer, std::vector<Bytes>& records)> broadcast;
+  /// Stages the records of each transfer in order, on the stager's thread. Null on a rank that receives nothing.
+  std::function<void(const SyncTransfer& transfer, std::vector<Bytes> records)> stage;
 };
 
 class TransferPipeline {
@@ -101,9 +100,8 @@ class TransferPipeline {
   /// records of three. One is enough to keep the stager at work while the next is received.
   static constexpr std::size_t kMostUnstaged = 1;
 
-  /// Takes the transfers of this rank in the plan's order, which must outlive the pipeline, and the number of routes
-  /// that it sends.
-  TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes, TransferSteps steps);
+  /// Takes the transfers of this rank in their order, which must outlive the pipeline.
+  TransferPipeline(const std::vector<SyncTransfer>& transfers, TransferSteps steps);
   /// Waits for the pass and the transfer at work, drops the others, and ends the threads.
   ~TransferPipeline() = default;
 
@@ -114,17 +112,16 @@ class TransferPipeline {
   const Outcome& published() const noexcept { return published_; }
   const Outcome& staged() const noexcept { return staged_; }
 
-  /// Returns the seconds that ShardedReport names; valid after run().
+  /// Return the seconds that TransferReport names; valid after run().
   double encode_seconds() const noexcept { return producer_.busy_seconds(); }
   double wire_seconds() const noexcept { return wire_seconds_; }
   double stage_seconds() const noexcept { return stager_.busy_seconds(); }
 
  private:
-  void pass(const Transfer& transfer, Deadline deadline);
+  void pass(const SyncTransfer& transfer, Deadline deadline);
 
-  const std::vector<const Transfer*>& transfers_;
-  const int rank_;
-  const std::size_t routes_;
+  const std::vector<SyncTransfer>& transfers_;
+  const std::size_t routes_;  ///< Number of own routes.
   TransferSteps steps_;
   std::size_t routes_due_ = 0;  ///< Number of own routes that must be published by the end of the current transfer.
   double wire_seconds_ = 0;

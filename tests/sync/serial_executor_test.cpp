@@ -3,7 +3,7 @@
 // Tasks beside the thread that gives them: order, room, failures and deadlines. No test depends on how long anything
 // takes; deadlines that must not pass are far away, and those that must have passed already or pass for certain.
 
-#include "sharded/transfer_pipeline.hpp"
+#include "sync/transfer_pipeline.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sharded/vote.hpp"
+#include "sync/vote.hpp"
 
 #include <fmt/format.h>
 
@@ -28,7 +28,7 @@ struct Count {
 };
 
 /// Throws for a failure of others: rather the one that began it than those that only heard of it.
-void require_success(const Meeting& meeting, const std::vector<Vote>& votes) {
+void require_success(const Voters& voters, const std::vector<Vote>& votes) {
   const auto failed = [](const Vote& vote) { return vote.status != 0; };
   const auto began = [](const Vote& vote) {
     return vote.status != 0 && vote.status != static_cast<int>(ErrorCode::kPeerFailed);
@@ -37,43 +37,18 @@ void require_success(const Meeting& meeting, const std::vector<Vote>& votes) {
   if (found == votes.end()) found = std::ranges::find_if(votes, failed);
   if (found == votes.end()) return;
   throw Error(ErrorCode::kPeerFailed,
-              fmt::format("{} failed: {} [{}]", meeting.name_of(static_cast<int>(found - votes.begin())), found->text,
+              fmt::format("{} failed: {} [{}]", voters.name_of(static_cast<int>(found - votes.begin())), found->text,
                           to_string(static_cast<ErrorCode>(found->status))));
 }
 
-/// Adds up the promised digests of all votes: one sum per engine, then that of all tensors.
-std::vector<StateDigest> add_promises(const Meeting& meeting, const std::vector<Vote>& votes) {
-  std::vector<StateDigest> total(meeting.engines.size() + 1);
-  for (const int r : meeting.trainer.participant.ranks) {
-    const Vote& vote = votes[static_cast<std::size_t>(r)];
-    if (vote.promised.size() != total.size()) {
-      throw Error(ErrorCode::kCorrupt, fmt::format("{} digests where {} belong", vote.promised.size(), total.size()),
-                  meeting.name_of(r));
-    }
-    for (std::size_t e = 0; e < total.size(); ++e) total[e] += vote.promised[e];
-  }
-  return total;
-}
-
 /// Returns the digest of all tensors; throws as read_count does.
-StateDigest total_digest(const Meeting& meeting, const std::vector<Bytes>& packed) {
+StateDigest total_digest(const Voters& voters, const std::vector<Bytes>& packed) {
   std::vector<Vote> votes;
   for (std::size_t r = 0; r < packed.size(); ++r) {
-    votes.push_back(parse_vote(packed[r], meeting.name_of(static_cast<int>(r))));
+    votes.push_back(parse_vote(packed[r], voters.name_of(static_cast<int>(r))));
   }
-  require_success(meeting, votes);
-  const std::vector<StateDigest> promised = add_promises(meeting, votes);
-  std::string differing;
-  for (std::size_t e = 0; e < meeting.engines.size(); ++e) {
-    const Participant& engine = meeting.engines[e].participant;
-    StateDigest reached;
-    for (const int r : engine.ranks) reached += votes[static_cast<std::size_t>(r)].reached;
-    if (reached == promised[e]) continue;
-    differing += fmt::format("{}engine '{}' holds {}, not {}", differing.empty() ? "" : "; ", engine.name,
-                             to_hex(reached.value), to_hex(promised[e].value));
-  }
-  if (!differing.empty()) throw Error(ErrorCode::kDigestMismatch, differing);
-  return promised.back();
+  require_success(voters, votes);
+  return voters.add_up ? voters.add_up(votes) : StateDigest{};
 }
 
 }  // namespace
@@ -109,11 +84,15 @@ Vote parse_vote(ConstBytes bytes, const std::string& peer) {
   return vote;
 }
 
-Bytes count_votes(const Meeting& meeting, const std::vector<Bytes>& packed) {
+Voters ranks_of(ControlChannel& control, int coordinator) {
+  return {&control, coordinator, [](int rank) { return fmt::format("rank {}", rank); }, nullptr};
+}
+
+Bytes count_votes(const Voters& voters, const std::vector<Bytes>& packed) {
   Count count;
   std::string words;
   try {
-    count.digest = total_digest(meeting, packed);
+    count.digest = total_digest(voters, packed);
   } catch (const Error& error) {
     count.status = static_cast<std::int32_t>(error.code());
     words = error.what();
@@ -134,14 +113,28 @@ StateDigest read_count(ConstBytes bytes) {
               std::string(reinterpret_cast<const char*>(words.data()), words.size()));
 }
 
-StateDigest exchange_votes(ControlChannel& world, const Meeting& meeting, Vote vote, const Outcome& own,
-                           Deadline deadline) {
+void require_all(const Voters& voters, const Outcome& own, Deadline deadline) {
+  const int worst = voters.control->agree(own.status(), voters.coordinator, deadline);
+  if (worst == 0) return;
+  exchange_votes(voters, {}, own, deadline);
+  throw Error(ErrorCode::kPeerFailed,
+              fmt::format("a rank failed, and does not say why: {}", to_string(static_cast<ErrorCode>(worst))));
+}
+
+StateDigest exchange_votes(const Voters& voters, Vote vote, const Outcome& own, Deadline deadline) {
   vote.status = own.status();
   vote.text = own.text();
-  const Bytes count = world.reduce(
-      pack_vote(vote), [&](const std::vector<Bytes>& packed) { return count_votes(meeting, packed); }, deadline);
+  const Bytes count = voters.control->reduce(
+      pack_vote(vote), [&](const std::vector<Bytes>& packed) { return count_votes(voters, packed); }, deadline);
   own.rethrow();
   return read_count(count);
+}
+
+void decide(const Voters& voters, Deadline deadline) {
+  const int decision = voters.control->agree(0, voters.coordinator, deadline);
+  if (decision == 0) return;
+  throw Error(ErrorCode::kPeerFailed,
+              fmt::format("a rank voted against: {}", to_string(static_cast<ErrorCode>(decision))));
 }
 
 }  // namespace sparsecast

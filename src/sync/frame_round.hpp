@@ -8,22 +8,21 @@
 
 #include <vector>
 
-#include "core/outcome.hpp"
-#include "sharded/group_sync.hpp"
+#include "sparsecast/nccl_transport.hpp"
 #include "sync/frame_head.hpp"
+#include "sync/transfers.hpp"
 
 namespace sparsecast {
 
 class FrameRound {
  public:
-  /// `wire` must have rounds (GroupTransports::has_rounds). All arguments outlive the round.
-  FrameRound(GroupTransports& wire, const Roles& roles, const Meeting& meeting);
+  /// Returns whether all channels are NCCL's, so that there is a round; false without transfers.
+  static bool is_for(const std::vector<SyncTransfer>& transfers);
 
-  /// All of it. What cannot be published or staged stops none of the transfers, so that no rank is missed in them; why
-  /// is in published() and staged(). Throws what the transport throws.
-  void run(ShardedReport& report, Deadline deadline);
-  const Outcome& published() const noexcept { return published_; }
-  const Outcome& staged() const noexcept { return staged_; }
+  /// All arguments outlive the round.
+  FrameRound(const std::vector<SyncTransfer>& transfers, const SyncEnds& ends);
+  /// All of it; see run_transfers. Throws what the transport throws.
+  TransferReport run(Deadline deadline);
 
  private:
   /// What this rank receives, or has itself, of a transfer.
@@ -34,26 +33,25 @@ class FrameRound {
     std::vector<std::vector<DeviceRecord>> d_frames;  ///< The same when they stay on the device.
   };
 
-  std::vector<FrameTransfer> open_transfers(ShardedReport& report);
-  void prepare(std::vector<FrameTransfer>& round, ShardedReport& report);
+  void publish();
+  std::vector<FrameTransfer> open_transfers();
+  void offer(const SyncTransfer& own, FrameHead& head, FrameTransfer& transfer);
+  void prepare(std::vector<FrameTransfer>& round);
   void check_head(std::size_t t, const FrameTransfer& arrived);
   void receive_on_host(std::size_t t, FrameTransfer& transfer);
   void reserve_on_device(std::vector<FrameTransfer>& round);
   void take_own(std::size_t t);
   std::uint64_t own_bytes(std::size_t t) const;
-  void count(std::size_t t, const FrameTransfer& arrived, ShardedReport& report) const;
+  void count(std::size_t t, const FrameTransfer& arrived);
   template <class Take>
   void for_each_place(const Take& take);
   void stage();
-  bool is_own(std::size_t t) const { return wire_.is_source(*wire_.transfers()[t]); }
 
-  GroupTransports& wire_;
-  const Roles roles_;
-  const Meeting& meeting_;
+  const std::vector<SyncTransfer>& transfers_;
+  const SyncEnds& ends_;
   bool on_device_ = false;          ///< Received frames stay on the device.
   std::vector<Received> received_;  ///< Parallel to the transfers.
-  Outcome published_;
-  Outcome staged_;
+  TransferReport report_;
 };
 
 }  // namespace sparsecast

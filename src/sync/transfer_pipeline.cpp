@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sharded/transfer_pipeline.hpp"
+#include "sync/transfer_pipeline.hpp"
 
 #include <fmt/format.h>
 
@@ -96,46 +96,49 @@ void SerialExecutor::run_task(const Task& task) {
 
 namespace {
 
+std::size_t own_routes(const std::vector<SyncTransfer>& transfers) {
+  std::size_t routes = 0;
+  for (const SyncTransfer& transfer : transfers) routes += transfer.own ? transfer.routes.size() : 0;
+  return routes;
+}
+
 /// Returns the room for the pass that publishes: none where the first transfer takes all that it makes.
-std::size_t room_for_pass(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes) {
+std::size_t room_for_pass(const std::vector<SyncTransfer>& transfers) {
   if (transfers.empty()) return SerialExecutor::kInline;
-  const Transfer& first = *transfers.front();
-  return first.source == rank && first.routes.size() == routes ? SerialExecutor::kInline : 1;
+  const SyncTransfer& first = transfers.front();
+  return first.own && first.routes.size() == own_routes(transfers) ? SerialExecutor::kInline : 1;
 }
 
 }  // namespace
 
-TransferPipeline::TransferPipeline(const std::vector<const Transfer*>& transfers, int rank, std::size_t routes,
-                                   TransferSteps steps)
+TransferPipeline::TransferPipeline(const std::vector<SyncTransfer>& transfers, TransferSteps steps)
     : transfers_(transfers),
-      rank_(rank),
-      routes_(routes),
+      routes_(own_routes(transfers)),
       steps_(std::move(steps)),
-      producer_("encoding of routes", room_for_pass(transfers, rank, routes)),
+      producer_("encoding of routes", room_for_pass(transfers)),
       stager_("staging of transfers", transfers.size() > 1 ? kMostUnstaged : SerialExecutor::kInline) {}
 
 void TransferPipeline::run(Deadline deadline) {
   if (routes_ != 0) {
     producer_.submit([this] { steps_.publish([this] { producer_.advance(); }); }, deadline, routes_);
   }
-  for (const Transfer* const transfer : transfers_) pass(*transfer, deadline);
+  for (const SyncTransfer& transfer : transfers_) pass(transfer, deadline);
   published_ = producer_.wait_all(deadline);
   staged_ = stager_.wait_all(deadline);
 }
 
-void TransferPipeline::pass(const Transfer& transfer, Deadline deadline) {
-  const bool own = transfer.source == rank_;
+void TransferPipeline::pass(const SyncTransfer& transfer, Deadline deadline) {
   bool ready = false;
-  if (own) ready = producer_.wait_for(routes_due_ += transfer.routes.size(), deadline);
+  if (transfer.own) ready = producer_.wait_for(routes_due_ += transfer.routes.size(), deadline);
   Stopwatch watch;
   std::vector<Bytes> records;
   if (ready) records = steps_.records(transfer);
   std::vector<Bytes> kept;  // The transport takes what it sends.
-  if (own && steps_.stage) kept = records;
+  if (transfer.own && steps_.stage) kept = records;
   steps_.broadcast(transfer, records);
   wire_seconds_ += watch.lap();
   if (!steps_.stage) return;
-  if (own) records = std::move(kept);
+  if (transfer.own) records = std::move(kept);
   stager_.submit(
       [this, &transfer, records = std::move(records)]() mutable { steps_.stage(transfer, std::move(records)); },
       deadline);
