@@ -47,7 +47,7 @@ struct ShardedPublisher::State {
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorRef> local,
                                    ShardedOptions options, const DeviceOptions& device) {
   auto memory = make_shard_memory(*layout, rank, std::move(local), true, device, options.pinned_snapshot);
-  if (memory->device() != kHostMemory && options.encode.zstd_level != 0) {
+  if (memory->memory().device() != kHostMemory && options.encode.zstd_level != 0) {
     throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
   }
   state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
