@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/apply.hpp"
+#include "codec/codec_common.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "sync/memory_backend.hpp"
