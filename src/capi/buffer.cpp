@@ -42,12 +42,12 @@ bool shows_foreign_writes(ErrorCode code) {
 }  // namespace
 
 BroadcastBuffer::BroadcastBuffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table,
-                                 scMemory_t kind, std::unique_ptr<BufferMemory> memory, const Error* failure)
+                                 scMemory_t kind, std::unique_ptr<BufferTensors> tensors, const Error* failure)
     : comm_(std::move(comm)),
       number_(comm_->next_buffer()),
       table_(std::move(table)),
       kind_(kind),
-      memory_(std::move(memory)) {
+      tensors_(std::move(tensors)) {
   comm_->exchange(notice(Notice::kRegister, -1), failure, comm_->deadline());
   stats_.dense_bytes = table_->bytes();
 }
@@ -73,7 +73,7 @@ void BroadcastBuffer::broadcast(int root, CUstream_st* stream) {
     if (root < 0 || root >= comm_->size()) {
       throw Error(ErrorCode::kUsage, fmt::format("root {} of {} ranks", root, comm_->size()), "scBroadcast");
     }
-    memory_->begin_behind(stream);
+    tensors_->begin_behind(stream);
   });
   const std::vector<Notice> all =
       comm_->exchange(notice(Notice::kBroadcast, root), failure ? &*failure : nullptr, deadline);
@@ -104,9 +104,9 @@ void BroadcastBuffer::broadcast(int root, CUstream_st* stream) {
 
 void BroadcastBuffer::send_changes(int root, Deadline deadline) {
   ApplyOrder order;
-  order.after = memory_->ready();
+  order.after = tensors_->ready();
   const SyncReport report = comm_->rank() == root
-                                ? sync_send(*publisher_, comm_->transport(), time_left(deadline), memory_->ready())
+                                ? sync_send(*publisher_, comm_->transport(), time_left(deadline), tensors_->ready())
                                 : sync_receive(*subscriber_, comm_->transport(), root, time_left(deadline), order);
   stats_.version = report.version;
   stats_.changed = report.changed;
@@ -115,23 +115,23 @@ void BroadcastBuffer::send_changes(int root, Deadline deadline) {
 
 /// Its snapshot is a copy of the current tensors.
 void BroadcastBuffer::make_publisher(std::uint64_t version) {
-  memory_->wait_until_ready();
+  tensors_->wait_until_ready();
   PublisherOptions options;
   options.version = version;
   options.encode.threads = comm_->config().threads;
   DetectorOptions detecting;
-  detecting.device = memory_->device();
+  detecting.device = tensors_->device();
   publisher_ =
-      std::make_unique<Publisher>(table_, make_detector(table_, memory_->tensors(), std::move(detecting)), options);
+      std::make_unique<Publisher>(table_, make_detector(table_, tensors_->refs(), std::move(detecting)), options);
 }
 
 /// Its digest is that of the current tensors.
 void BroadcastBuffer::make_subscriber(std::uint64_t version) {
-  memory_->wait_until_ready();
+  tensors_->wait_until_ready();
   SubscriberOptions options;
   options.version = version;
   options.threads = comm_->config().threads;
-  subscriber_ = std::make_unique<Subscriber>(table_, memory_->tensors(), options, memory_->device());
+  subscriber_ = std::make_unique<Subscriber>(table_, tensors_->refs(), options, tensors_->device());
 }
 
 void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline) {
@@ -151,10 +151,10 @@ void BroadcastBuffer::anchor(int root, std::uint64_t version, Deadline deadline)
 void BroadcastBuffer::overwrite(int root, const StateDigest& expected, Deadline deadline) {
   Outcome verified;
   if (comm_->rank() == root) {
-    memory_->broadcast_all(*comm_, root, deadline);
+    tensors_->broadcast_all(*comm_, root, deadline);
   } else {
     stats_.dirty = 1;  // Neither the old bytes nor the new ones, until all of them are here and verified.
-    memory_->broadcast_all(*comm_, root, deadline);
+    tensors_->broadcast_all(*comm_, root, deadline);
     verified.then([&] { subscriber_->reset(subscriber_->version(), expected); });
     if (verified.ok()) stats_.dirty = 0;
   }

@@ -13,56 +13,17 @@
 #include <memory>
 #include <vector>
 
-#include "capi/communicator.hpp"
+#include "capi/buffer_tensors.hpp"
 #include "sparsecast/publisher.hpp"
 #include "sparsecast/subscriber.hpp"
 
 namespace sparsecast::capi {
 
-/// Memory of a buffer's tensors, on the host or on a device: what a broadcast needs beside publishers, subscribers and
-/// their syncs, which are the same for both.
-class BufferMemory {
- public:
-  virtual ~BufferMemory() = default;
-
-  const std::shared_ptr<const TensorTable>& table() const noexcept { return table_; }
-  const std::vector<TensorRef>& tensors() const noexcept { return tensors_; }  ///< Parallel to the table.
-  const DeviceOptions& device() const noexcept { return device_; }             ///< For work on them.
-
-  /// Makes all later work of this object wait for what is on `stream` now.
-  virtual void begin_behind(CUstream_st* stream) = 0;
-  /// Waits for that: what reads all tensors at once does not wait for events.
-  virtual void wait_until_ready() = 0;
-  /// Returns the event of that; null on the host.
-  virtual CUevent_st* ready() const noexcept = 0;
-  /// Collective: all bytes of all tensors, as the root has them. Throws Error{kCorrupt} when other bytes come than
-  /// belong here.
-  virtual void broadcast_all(Communicator& comm, int root, Deadline deadline) = 0;
-
- protected:
-  BufferMemory(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> tensors, const DeviceOptions& device)
-      : table_(std::move(table)), tensors_(std::move(tensors)), device_(device) {}
-
- private:
-  std::shared_ptr<const TensorTable> table_;
-  std::vector<TensorRef> tensors_;
-  DeviceOptions device_;
-};
-
-/// Creates the host memory of a buffer; `data[i]` is table tensor i.
-std::unique_ptr<BufferMemory> make_host_memory(std::shared_ptr<const TensorTable> table,
-                                               const std::vector<void*>& data);
-
-/// Creates the memory of tensors on the communicator's device; `d_data[i]` is table tensor i. Throws
-/// Error{kUnsupported} without a device backend, or when the communicator's transport is not NCCL.
-std::unique_ptr<BufferMemory> make_device_memory(std::shared_ptr<const TensorTable> table,
-                                                 const std::vector<void*>& d_data, Communicator& comm);
-
 class BroadcastBuffer {
  public:
-  /// Collective. `failure`: this rank cannot register, and tells the others; `table` and `memory` may be null then.
+  /// Collective. `failure`: this rank cannot register, and tells the others; `table` and `tensors` may be null then.
   BroadcastBuffer(std::shared_ptr<Communicator> comm, std::shared_ptr<const TensorTable> table, scMemory_t kind,
-                  std::unique_ptr<BufferMemory> memory, const Error* failure);
+                  std::unique_ptr<BufferTensors> tensors, const Error* failure);
 
   Communicator& comm() noexcept { return *comm_; }
   void broadcast(int root, CUstream_st* stream);
@@ -82,7 +43,7 @@ class BroadcastBuffer {
   std::uint64_t number_;
   std::shared_ptr<const TensorTable> table_;
   scMemory_t kind_;
-  std::unique_ptr<BufferMemory> memory_;
+  std::unique_ptr<BufferTensors> tensors_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<Subscriber> subscriber_;
   int base_root_ = -1;  ///< Whose deltas fit what is here; -1: an anchor is needed.

@@ -109,31 +109,26 @@ scResult_t with(Handle handle, const Body& body) noexcept {
   });
 }
 
-std::unique_ptr<BufferMemory> memory_of(const TensorArguments& arguments, scMemory_t kind, Communicator& comm) {
-  if (kind == scMemoryHost) return make_host_memory(arguments.table, arguments.data);
-  return make_device_memory(arguments.table, arguments.data, comm);
-}
-
 /// Collective whatever the arguments are: so a wrong one on this rank is an error on the others, not a silence.
 scResult_t register_tensors(scComm_t handle, const scTensor_t* tensors, int count, scMemory_t kind,
                             scBuffer_t* result) noexcept {
   if (result != nullptr) *result = nullptr;
   return with(handle, [&](const std::shared_ptr<Communicator>& comm) {
     TensorArguments arguments;
-    std::unique_ptr<BufferMemory> memory;
+    std::unique_ptr<BufferTensors> own;
     std::optional<Error> failure;
     try {
       require_usage(result != nullptr, "no place for the buffer's handle");
       arguments = checked(tensors, count, kind);
-      memory = memory_of(arguments, kind, *comm);
+      own = std::make_unique<BufferTensors>(*arguments.table, arguments.data, kind, *comm);
     } catch (const Error& error) {
       failure = error.within("scRegister");
     } catch (const std::exception& error) {
       failure = Error(ErrorCode::kPeerFailed, error.what(), "scRegister");
     }
     const scMemory_t known = failure ? scMemoryHost : kind;
-    auto buffer = std::make_shared<BroadcastBuffer>(comm, arguments.table, known, std::move(memory),
-                                                    failure ? &*failure : nullptr);
+    auto buffer =
+        std::make_shared<BroadcastBuffer>(comm, arguments.table, known, std::move(own), failure ? &*failure : nullptr);
     *result = Buffers::instance().add(std::move(buffer));
   });
 }

@@ -28,9 +28,18 @@ class DeviceContext {
     const cuda::DeviceGuard guard(device_);
     host_ = std::make_unique<cuda::HostWait>(options.deadline);
     if (stream_ != nullptr) return;
-    own_stream_ = std::make_unique<cuda::Stream>();
+    own_stream_ = std::make_shared<cuda::Stream>();
     stream_ = own_stream_->get();
   }
+  /// Copies share the stream, also one of its own; each has waits of its own.
+  DeviceContext(const DeviceContext& other)
+      : device_(other.device_), options_(other.options_), stream_(other.stream_), own_stream_(other.own_stream_) {
+    const cuda::DeviceGuard guard(device_);
+    host_ = std::make_unique<cuda::HostWait>(options_.deadline);
+  }
+  DeviceContext(DeviceContext&&) = default;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+  ~DeviceContext() = default;
 
   /// Makes the device current until the guard is destroyed; every public call that uses the device holds one. Throws
   /// Error{kUsage} while the stream is being captured.
@@ -47,7 +56,7 @@ class DeviceContext {
   int device_ = 0;
   DeviceOptions options_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<cuda::Stream> own_stream_;
+  std::shared_ptr<cuda::Stream> own_stream_;
   std::unique_ptr<cuda::HostWait> host_;
 };
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A detector of tensors in device memory (make_device_detector).
+// A detector of tensors in device memory, and what else DeviceMemoryBackend is made of.
 
 #include "cuda/common/device_memory.hpp"
 #include "cuda/encode/device_encoder.hpp"
 #include "device/device_context.hpp"
 #include "sync/publisher_backend.hpp"
+#include "sync/subscriber_backend.hpp"
 
 namespace sparsecast {
 
-class DeviceDetector : public Detector {
+class DeviceDetector : public Detector, public PublishingDetector {
  public:
   struct Origin {
     std::shared_ptr<const TensorTable> table;
@@ -23,6 +24,7 @@ class DeviceDetector : public Detector {
   DeviceDetector(const DeviceDetector&) = delete;
   DeviceDetector& operator=(const DeviceDetector&) = delete;
 
+  std::unique_ptr<PublisherBackend> make_publisher(const JoinedTables& tables, const EncodeOptions& options) override;
   virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
   /// Makes an encoder of the streams that `tables` joins to this detector's table.
   virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
@@ -43,5 +45,13 @@ class DeviceDetector : public Detector {
  private:
   std::uint64_t chunk_bytes_;
 };
+
+/// The two parts of DeviceMemoryBackend that are files of their own; both work on the stream of `context`.
+std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                               DetectorOptions options, const DeviceContext& context,
+                                               std::uint64_t chunk_bytes);
+std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
+                                                                  std::vector<TensorRef> live,
+                                                                  const DeviceContext& context);
 
 }  // namespace sparsecast

@@ -33,11 +33,9 @@ bool has_masters(const TensorTable& table, const std::vector<TensorRef>& live) {
   return false;
 }
 
-/// Makes a `Kind` with its device set.
+/// Makes a `Kind` with its device current.
 template <class Kind, class... Pointers>
-std::unique_ptr<Kind> make(std::shared_ptr<const TensorTable> table, const DeviceOptions& options,
-                           Pointers&&... pointers) {
-  DeviceDetector::Origin origin{std::move(table), DeviceContext(options), options.chunk_bytes};
+std::unique_ptr<Kind> make(DeviceDetector::Origin origin, Pointers&&... pointers) {
   const cuda::DeviceGuard guard = origin.context.enter();
   return std::make_unique<Kind>(std::move(origin), std::forward<Pointers>(pointers)...);
 }
@@ -262,7 +260,9 @@ class Mask final : public DeviceDetector {
 bool device_backend_available() noexcept { return true; }
 
 std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
-                                               DetectorOptions options) {
+                                               DetectorOptions options, const DeviceContext& context,
+                                               std::uint64_t chunk_bytes) {
+  DeviceDetector::Origin origin{table, context, chunk_bytes};
   const auto refuse = [](const char* what) { throw Error(ErrorCode::kUsage, what); };
   if (options.pinned && (options.by != Detection::kSnapshot || !options.held.empty())) {
     refuse("a pinned snapshot is one that the detector makes");
@@ -271,17 +271,16 @@ std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable
     case Detection::kSnapshot:
       check_refs(*table, live, "live", true);
       if (options.pinned && has_masters(*table, live)) {
-        return make<DeviceSnapshot<MemoryKind::kPinnedHost>>(std::move(table), options.device, std::move(live),
+        return make<DeviceSnapshot<MemoryKind::kPinnedHost>>(std::move(origin), std::move(live),
                                                              std::vector<TensorRef>{});
       }
-      if (options.pinned) return make<PinnedSnapshot>(std::move(table), options.device, std::move(live));
-      return make<DeviceSnapshot<MemoryKind::kDevice>>(std::move(table), options.device, std::move(live),
-                                                       std::move(options.held));
+      if (options.pinned) return make<PinnedSnapshot>(std::move(origin), std::move(live));
+      return make<DeviceSnapshot<MemoryKind::kDevice>>(std::move(origin), std::move(live), std::move(options.held));
     case Detection::kFusedCast:
-      return make<DeviceFusedCast>(std::move(table), options.device, std::move(live), std::move(options.held));
+      return make<DeviceFusedCast>(std::move(origin), std::move(live), std::move(options.held));
     case Detection::kMask:
       if (!options.held.empty()) refuse("a mask has no snapshot");
-      return make<Mask>(std::move(table), options.device, std::move(live));
+      return make<Mask>(std::move(origin), std::move(live));
   }
   throw Error(ErrorCode::kUsage, "there is no such way to detect changes");
 }

@@ -143,19 +143,17 @@ bool have_same_origins(const TensorTable& a, const TensorTable& b) {
 
 }  // namespace
 
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables& tables, Detector& any,
-                                                                const EncodeOptions& options) {
-  auto* const detector = dynamic_cast<DeviceDetector*>(&any);
-  if (detector == nullptr) throw Error(ErrorCode::kUsage, "the detector is neither a TileDetector nor a device's");
-  check_encode_options(options, detector->abilities(options).knows_old);
-  if (detector->table->hash() != tables.all().hash()) {
+std::unique_ptr<PublisherBackend> DeviceDetector::make_publisher(const JoinedTables& tables,
+                                                                 const EncodeOptions& options) {
+  check_encode_options(options, abilities(options).knows_old);
+  if (table->hash() != tables.all().hash()) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for another tensor table");
   }
-  if (!have_same_origins(*detector->table, tables.all())) {
+  if (!have_same_origins(*table, tables.all())) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for a table with other digest origins");
   }
-  const cuda::DeviceGuard guard = detector->context.enter();
-  return std::make_unique<DevicePublisherBackend>(tables, *detector, options);
+  const cuda::DeviceGuard guard = context.enter();
+  return std::make_unique<DevicePublisherBackend>(tables, *this, options);
 }
 
 }  // namespace sparsecast

@@ -10,7 +10,7 @@
 #include "codec/record_layout.hpp"
 #include "cuda/apply/device_applier.hpp"
 #include "cuda/common/device_memory.hpp"
-#include "device/device_context.hpp"
+#include "device/device_detector.hpp"
 #include "sparsecast/device.hpp"
 #include "sync/subscriber_backend.hpp"
 
@@ -223,10 +223,9 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 
 std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
                                                                   std::vector<TensorRef> live,
-                                                                  const DeviceOptions& options) {
-  DeviceContext context(options);
+                                                                  const DeviceContext& context) {
   const cuda::DeviceGuard guard = context.enter();
-  return std::make_unique<DeviceSubscriberBackend>(tables, live, std::move(context));
+  return std::make_unique<DeviceSubscriberBackend>(tables, live, context);
 }
 
 }  // namespace sparsecast

@@ -51,7 +51,7 @@ class RouteWriter {
     const std::vector<Destination> destinations = own_destinations(plan.routes()[route], rank);
     if (!destinations.empty()) table_ = plan.route_table(route);
     for (const Destination& destination : destinations) {
-      places_.push_back(memory->make_writer(table_, destination_tensors(plan, route, destination, *memory)));
+      places_.push_back(memory->memory().make_writer(table_, destination_tensors(plan, route, destination, *memory)));
     }
   }
 
@@ -127,10 +127,10 @@ void exchange_anchor(GroupTransports& wire, const AnchorRoles& roles, std::uint6
     for (const std::uint32_t route : transfer->routes) {
       RouteWriter writer(plan, route, wire.rank(), roles.receives);
       if (wire.is_source(*transfer)) {
-        std::vector<ShardBuffer> scratch;
+        std::vector<Allocation> scratch;
         const TensorTable table = plan.route_table(route);
         const auto reader =
-            roles.sends->memory().make_reader(table, roles.sends->held_for_anchor(plan, route, scratch));
+            roles.sends->memory().memory().make_reader(table, roles.sends->held_for_anchor(plan, route, scratch));
         make_records(table, *reader, version, options, [&](Bytes&& record) {
           writer.take(record, version);
           std::vector<Bytes> records;

@@ -47,10 +47,11 @@ struct ShardedPublisher::State {
 ShardedPublisher::ShardedPublisher(std::shared_ptr<const Layout> layout, std::size_t rank, std::vector<TensorRef> local,
                                    ShardedOptions options, const DeviceOptions& device) {
   auto memory = make_shard_memory(*layout, rank, std::move(local), true, device, options.pinned_snapshot);
-  if (memory->device() != kHostMemory && options.encode.zstd_level != 0) {
+  if (memory->memory().device() != kHostMemory && options.encode.zstd_level != 0) {
     throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
   }
-  state_.reset(new State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
+  state_ =
+      std::make_unique<State>(State{PublisherSide(std::move(layout), rank, std::move(memory), std::move(options))});
 }
 ShardedPublisher::~ShardedPublisher() = default;
 ShardedPublisher::ShardedPublisher(ShardedPublisher&&) noexcept = default;
@@ -76,10 +77,12 @@ struct ShardedSubscriber::State {
 };
 
 ShardedSubscriber::ShardedSubscriber(std::string engine, std::shared_ptr<const Layout> layout, std::size_t rank,
-                                     std::vector<TensorRef> local, ShardedOptions options, const DeviceOptions& device)
-    : state_(new State{SubscriberSide(std::move(engine), layout, rank,
-                                      make_shard_memory(*layout, rank, std::move(local), false, device),
-                                      for_engine(std::move(options)))}) {}
+                                     std::vector<TensorRef> local, ShardedOptions options,
+                                     const DeviceOptions& device) {
+  auto memory = make_shard_memory(*layout, rank, std::move(local), false, device);
+  state_ = std::make_unique<State>(State{
+      SubscriberSide(std::move(engine), std::move(layout), rank, std::move(memory), for_engine(std::move(options)))});
+}
 ShardedSubscriber::~ShardedSubscriber() = default;
 ShardedSubscriber::ShardedSubscriber(ShardedSubscriber&&) noexcept = default;
 ShardedSubscriber& ShardedSubscriber::operator=(ShardedSubscriber&&) noexcept = default;

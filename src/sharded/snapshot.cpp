@@ -17,8 +17,8 @@ std::vector<Box> without(std::vector<Box> missing, const std::vector<Box>& other
 }
 
 /// Returns the place of `box`, which lies in `region`, in memory that is laid out like the region's local tensor.
-ShardBox place_of(const Region& region, const RegionView& view, const Box& box, std::size_t element_bytes) {
-  ShardBox shard{view.first, {}, view.strides, element_bytes};
+MemoryBox place_of(const Region& region, const RegionView& view, const Box& box, std::size_t element_bytes) {
+  MemoryBox shard{view.first, {}, view.strides, element_bytes};
   for (std::size_t i = 0; i < region.order.size(); ++i) {
     const std::size_t d = region.order[i];
     shard.first += (box.offset[d] - region.box.offset[d]) * static_cast<std::uint64_t>(view.strides[i]);
@@ -77,14 +77,14 @@ std::size_t ShardSnapshot::layer_for(const FanoutPlan& plan, const Route& route,
 void ShardSnapshot::take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view) {
   const TensorSpec& spec = plan.table()[region.tensor];
   const std::size_t size = element_size(spec.dtype);
-  ShardBuffer& copy = layers_[layer].copies[view.local];
-  if (!copy) copy = memory_->allocate(memory_->wire_bytes(view.local));
+  Allocation& copy = layers_[layer].copies[view.local];
+  if (!copy) copy = memory_->memory().allocate(memory_->wire_bytes(view.local));
   std::vector<Box> missing{region.box};
   const auto take_out = [&](const std::vector<Box>& boxes, const std::byte* from) {
     for (const Box& piece : missing) {
       for (const Box& box : boxes) {
         const std::optional<Box> shared = from != nullptr ? intersect(piece, box) : std::nullopt;
-        if (shared) memory_->copy(place_of(region, view, *shared, size), from, copy.get());
+        if (shared) memory_->memory().copy(place_of(region, view, *shared, size), from, copy.get(), false);
       }
     }
     missing = without(std::move(missing), boxes);
@@ -136,7 +136,7 @@ TensorRef ShardSnapshot::copy_at(std::uint32_t local, std::byte* data) const {
   TensorRef copy;
   copy.data = data;
   copy.dtype = memory_->wire_dtype(local);
-  copy.device = memory_->device();
+  copy.device = memory_->memory().device();
   return copy;
 }
 
@@ -148,22 +148,22 @@ std::byte* ShardSnapshot::find_whole(const std::string& tensor, const Box& box, 
   return nullptr;
 }
 
-ShardBuffer ShardSnapshot::put_together(const FanoutPlan& plan, const Region& region, const RegionView& view) {
+Allocation ShardSnapshot::put_together(const FanoutPlan& plan, const Region& region, const RegionView& view) {
   const TensorSpec& spec = plan.table()[region.tensor];
-  ShardBuffer out = memory_->allocate(memory_->wire_bytes(view.local));
+  Allocation out = memory_->memory().allocate(memory_->wire_bytes(view.local));
   for (SnapshotLayer& layer : layers_) {
     for (const Box& box : layer.covered[{spec.name, view.local}]) {
       const std::optional<Box> shared = intersect(region.box, box);
       if (!shared) continue;
-      memory_->copy(place_of(region, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(),
-                    out.get());
+      memory_->memory().copy(place_of(region, view, *shared, element_size(spec.dtype)), layer.copies[view.local].get(),
+                             out.get(), false);
     }
   }
   return out;
 }
 
 std::vector<TensorRef> ShardSnapshot::held_for_anchor(const FanoutPlan& plan, std::size_t route,
-                                                      std::vector<ShardBuffer>& scratch) {
+                                                      std::vector<Allocation>& scratch) {
   const std::vector<RegionView> views = plan.source_views(route);
   return refs_in(plan, route, views, [&](std::size_t p, std::uint32_t local) {
     const Region& region = plan.routes()[route].regions[p];

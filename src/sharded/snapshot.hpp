@@ -38,7 +38,7 @@ class ShardSnapshot {
   std::vector<TensorRef> held(const FanoutPlan& plan, std::size_t route) const;
   /// Returns views of the held regions of a route of an anchor's plan, which sends nothing that the covered plan does
   /// not. Regions that no layer holds alone are put together in `scratch`.
-  std::vector<TensorRef> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<ShardBuffer>& scratch);
+  std::vector<TensorRef> held_for_anchor(const FanoutPlan& plan, std::size_t route, std::vector<Allocation>& scratch);
 
   ShardMemory& memory() const noexcept { return *memory_; }
   std::uint64_t bytes() const noexcept;
@@ -48,9 +48,9 @@ class ShardSnapshot {
   using Boxes = std::map<std::pair<std::string, std::uint32_t>, std::vector<Box>>;
 
   struct SnapshotLayer {
-    std::vector<ShardBuffer> copies;  ///< Parallel to the local tensors; null where nothing is sent.
-    Boxes sent;                       ///< Under the plan in force.
-    Boxes covered;                    ///< Under the one that may come to be.
+    std::vector<Allocation> copies;  ///< Parallel to the local tensors; null where nothing is sent.
+    Boxes sent;                      ///< Under the plan in force.
+    Boxes covered;                   ///< Under the one that may come to be.
   };
 
   struct CoveredRoute {
@@ -62,7 +62,7 @@ class ShardSnapshot {
   void take(std::size_t layer, const FanoutPlan& plan, const Region& region, const RegionView& view);
   std::byte* find_whole(const std::string& tensor, const Box& box, std::uint32_t local);
   TensorRef copy_at(std::uint32_t local, std::byte* data) const;
-  ShardBuffer put_together(const FanoutPlan& plan, const Region& region, const RegionView& view);
+  Allocation put_together(const FanoutPlan& plan, const Region& region, const RegionView& view);
 
   std::shared_ptr<ShardMemory> memory_;
   std::vector<SnapshotLayer> layers_;

@@ -67,8 +67,12 @@ JoinedPublisher::JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> 
       last_attempt_(std::max(options.version, options.last_attempt)) {
   if (detector_ == nullptr) throw Error(ErrorCode::kUsage, "a publisher needs a detector");
   auto* const tiles = dynamic_cast<TileDetector*>(detector_.get());
+  auto* const publishing = dynamic_cast<PublishingDetector*>(detector_.get());
+  if (tiles == nullptr && publishing == nullptr) {
+    throw Error(ErrorCode::kUsage, "the detector is neither a TileDetector nor made by make_detector");
+  }
   backend_ = tiles != nullptr ? make_host_publisher_backend(tables_, *tiles, options_.encode)
-                              : make_device_publisher_backend(tables_, *detector_, options_.encode);
+                              : publishing->make_publisher(tables_, options_.encode);
   digests_ = base_digests.empty() ? backend_->digests() : std::move(base_digests);
 }
 

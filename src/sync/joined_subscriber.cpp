@@ -17,28 +17,6 @@
 
 namespace sparsecast {
 
-std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
-                                                           int threads, const DeviceOptions& options) {
-  const int device = place_of(tables.all(), live, "live", options);
-  if (device == kHostMemory) return make_host_subscriber_backend(tables, std::move(live), threads);
-  return make_device_subscriber_backend(tables, std::move(live), on_device_of(options, device));
-}
-
-int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
-             const DeviceOptions& options) {
-  const int device = common_device(table, tensors, what);
-  return tensors.empty() && options.device >= 0 ? options.device : device;
-}
-
-DeviceOptions on_device_of(DeviceOptions options, int device) {
-  if (options.device >= 0 && options.device != device) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("the tensors are on device {}, the options name device {}", device, options.device));
-  }
-  options.device = device;
-  return options;
-}
-
 JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::unique_ptr<SubscriberBackend> backend,
                                    const SubscriberOptions& options)
     : tables_(std::move(tables)), backend_(std::move(backend)), options_(options) {
@@ -51,8 +29,12 @@ JoinedSubscriber::JoinedSubscriber(JoinedTables tables, std::unique_ptr<Subscrib
 }
 
 JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                   const SubscriberOptions& options, const MemoryBackend& memory)
+    : JoinedSubscriber(tables, memory.make_subscriber(tables, std::move(live), options.threads), options) {}
+
+JoinedSubscriber::JoinedSubscriber(const JoinedTables& tables, const std::vector<TensorRef>& live,
                                    const SubscriberOptions& options, const DeviceOptions& device)
-    : JoinedSubscriber(tables, make_subscriber_backend(tables, std::move(live), options.threads, device), options) {}
+    : JoinedSubscriber(tables, live, options, *memory_at(place_of(tables.all(), live, "live", device), device)) {}
 
 void JoinedSubscriber::set_digests(std::vector<StateDigest> of_tensors) {
   tensor_digests_ = std::move(of_tensors);

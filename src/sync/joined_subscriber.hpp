@@ -12,15 +12,19 @@
 
 #include "core/joined_tables.hpp"
 #include "sync/delta_staging.hpp"
+#include "sync/memory_backend.hpp"
 
 namespace sparsecast {
 
 /// All streams hold the same version at all times. Throws as Subscriber does. Not thread-safe.
 class JoinedSubscriber {
  public:
-  /// `live` is parallel to the joined table. Reads all of it once, for the digests. `options.stream`, unless it is
-  /// zero, is that of every stream.
+  /// `live` is parallel to the joined table, and in this memory. Reads all of it once, for the digests.
+  /// `options.stream`, unless it is zero, is that of every stream.
   JoinedSubscriber(const JoinedTables& tables, std::vector<TensorRef> live, const SubscriberOptions& options,
+                   const MemoryBackend& memory);
+  /// In the memory where they are.
+  JoinedSubscriber(const JoinedTables& tables, const std::vector<TensorRef>& live, const SubscriberOptions& options,
                    const DeviceOptions& device = {});
   JoinedSubscriber(const JoinedSubscriber&) = delete;
   JoinedSubscriber& operator=(const JoinedSubscriber&) = delete;

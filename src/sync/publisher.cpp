@@ -4,7 +4,7 @@
 
 #include "sparsecast/publisher.hpp"
 #include "sync/joined_publisher.hpp"
-#include "sync/subscriber_backend.hpp"
+#include "sync/memory_backend.hpp"
 
 namespace sparsecast {
 
@@ -51,9 +51,8 @@ std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table
   if (!options.held.empty() && common_device(*table, options.held, "held") != device) {
     throw Error(ErrorCode::kUsage, "what receivers hold is not on the device of the live tensors");
   }
-  if (device == kHostMemory) return make_host_detector(table, std::move(live), std::move(options));
-  options.device = on_device_of(options.device, device);
-  return make_device_detector(std::move(table), std::move(live), std::move(options));
+  const auto memory = memory_at(device, options.device);
+  return memory->make_detector(std::move(table), std::move(live), std::move(options));
 }
 
 namespace {

@@ -59,15 +59,17 @@ class PublisherBackend {
 /// Creates the backend for weights on the host; `tables` and `detector` must outlive it.
 std::unique_ptr<PublisherBackend> make_host_publisher_backend(const JoinedTables& tables, TileDetector& detector,
                                                               const EncodeOptions& options);
-/// Creates the backend for weights on a device (device/), whose detector make_device_detector has made. Throws
-/// Error{kUsage} for any other detector, and Error{kUnsupported} in a build without CUDA.
-std::unique_ptr<PublisherBackend> make_device_publisher_backend(const JoinedTables& tables, Detector& detector,
-                                                                const EncodeOptions& options);
+/// A detector that is not one of tiles, because its tensors are not on the host: it makes the backend.
+class PublishingDetector {
+ public:
+  virtual ~PublishingDetector() = default;
+  /// `tables` and the detector must outlive the backend. Throws Error{kUsage | kTableMismatch}.
+  virtual std::unique_ptr<PublisherBackend> make_publisher(const JoinedTables& tables,
+                                                           const EncodeOptions& options) = 0;
+};
 
-/// The two halves of make_detector.
+/// make_detector for tensors of the host.
 std::unique_ptr<TileDetector> make_host_detector(const std::shared_ptr<const TensorTable>& table,
                                                  std::vector<TensorRef> live, DetectorOptions options = {});
-std::unique_ptr<Detector> make_device_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
-                                               DetectorOptions options);
 
 }  // namespace sparsecast

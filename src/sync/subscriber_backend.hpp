@@ -72,19 +72,5 @@ class SubscriberBackend {
 /// it.
 std::unique_ptr<SubscriberBackend> make_host_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
                                                                 int threads);
-/// Creates the backend for tensors on a device (device/), with the same checks. Throws Error{kUnsupported} in a build
-/// without CUDA.
-std::unique_ptr<SubscriberBackend> make_device_subscriber_backend(const JoinedTables& tables,
-                                                                  std::vector<TensorRef> live,
-                                                                  const DeviceOptions& options);
-/// Creates the one for where the tensors are.
-std::unique_ptr<SubscriberBackend> make_subscriber_backend(const JoinedTables& tables, std::vector<TensorRef> live,
-                                                           int threads, const DeviceOptions& options);
-
-/// Returns the device of all tensors (common_device); of an empty table, that of the options, or kHostMemory.
-int place_of(const TensorTable& table, const std::vector<TensorRef>& tensors, const char* what,
-             const DeviceOptions& options);
-/// Returns the options for tensors on this device. Throws Error{kUsage} when they name another.
-DeviceOptions on_device_of(DeviceOptions options, int device);
 
 }  // namespace sparsecast

@@ -78,7 +78,8 @@ class MixedDevice final : public DeviceApi {
 /// The buffer of `weights` in device memory.
 BroadcastBuffer register_weights(const std::shared_ptr<Communicator>& comm, Weights& weights) {
   auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"buffer", DType::kBF16, {weights.size()}}});
-  auto memory = capi::make_device_memory(table, {weights.data()}, *comm);
+  auto memory =
+      std::make_unique<capi::BufferTensors>(*table, std::vector<void*>{weights.data()}, scMemoryDevice, *comm);
   return BroadcastBuffer(comm, table, scMemoryDevice, std::move(memory), nullptr);
 }
 

@@ -107,7 +107,7 @@ TEST_F(DeviceShardMemory, ReadsPartsTileByTileAndInAnyOrder) {
   for (const auto& place : places(random_)) {
     const TensorTable table = place->part.table();
     const Bytes expected = place->part.gather(place->host);
-    const auto reader = place->memory->make_reader(table, place->views());
+    const auto reader = place->memory->memory().make_reader(table, place->views());
     const std::uint64_t tiles = (place->part.elements() + kTileElems - 1) / kTileElems;
     const auto check = [&](std::uint64_t tile) {
       const std::uint64_t first = tile * kTileElems;
@@ -142,7 +142,7 @@ TEST_F(DeviceShardMemory, WritesTheBlocksOfAnAnchorAndNothingBesideThem) {
     const Bytes elements = random_storage(random_, place->part.elements())[0];
     DeltaHeader header;
     const std::vector<Bytes> frames = frames_of(table, elements, true, header);
-    const auto writer = place->memory->make_writer(table, place->views());
+    const auto writer = place->memory->memory().make_writer(table, place->views());
     for (const Bytes& record : frames) {
       const FrameReader frame(record, header, table);
       for (const BlockRef& block : frame.blocks()) writer->write(block);
@@ -162,7 +162,7 @@ TEST_F(DeviceShardMemory, RefusesABlockOfAnAnchorThatLeavesElementsOut) {
   DeltaHeader header;
   const std::vector<Bytes> frames = frames_of(table, elements, false, header);
   const FrameReader frame(frames.at(0), header, table);
-  const auto writer = place->memory->make_writer(table, place->views());
+  const auto writer = place->memory->memory().make_writer(table, place->views());
   expect_error(ErrorCode::kCorrupt, [&] { writer->write(frame.blocks().at(0)); }, {"of its 2400 elements"});
   EXPECT_TRUE(place->device.read() == place->host) << "nothing was written";
 }
@@ -174,11 +174,10 @@ TEST_F(DeviceShardMemory, CopiesABoxToASnapshotAndNothingBesideIt) {
     LocalStorage expected = random_storage(random_, place->host[0].size() / kElementBytes);
     const DeviceStorage copy(expected);
     auto* const d_copy = static_cast<std::byte*>(copy.pointers()[0]);
-    place->memory->copy({part.first, {part.rows, part.columns}, part.strides, kElementBytes},
-                        place->memory->local()[0].data, d_copy);
+    place->memory->take(0, {part.first, {part.rows, part.columns}, part.strides, kElementBytes}, d_copy);
     // A read waits for the stream.
     const TensorTable table = part.table();
-    const auto reader = place->memory->make_reader(table, place->views());
+    const auto reader = place->memory->memory().make_reader(table, place->views());
     reader->read(0, 0, 1, nullptr);
     part.scatter(part.gather(place->host), expected);
     EXPECT_TRUE(copy.read() == expected);
@@ -189,9 +188,9 @@ TEST_F(DeviceShardMemory, ASnapshotThatThereIsNoMemoryForIsUnsupported) {
 #if defined(SPARSECAST_CUDA_EMULATION)
   const auto place = std::move(places(random_).back());
   emulation::fail_allocation_after(0);
-  expect_error(ErrorCode::kUnsupported, [&] { place->memory->allocate(1000); }, {"cudaMalloc"});
+  expect_error(ErrorCode::kUnsupported, [&] { place->memory->memory().allocate(1000); }, {"cudaMalloc"});
   emulation::fail_allocation_after(-1);
-  EXPECT_NE(place->memory->allocate(1000), nullptr);
+  EXPECT_NE(place->memory->memory().allocate(1000), nullptr);
 #endif
 }
 

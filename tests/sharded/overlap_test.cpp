@@ -61,23 +61,27 @@ class WatchedDetector final : public TileDetector {
   AtPublish at_detect_;
 };
 
-/// Host memory whose publisher can be watched.
-class WatchedMemory final : public ShardMemory {
+/// Host memory whose detectors can be watched.
+class WatchedMemory final : public MemoryBackend {
  public:
-  WatchedMemory(std::shared_ptr<ShardMemory> inner, AtPublish at_publish)
-      : ShardMemory(inner->local(), dtypes_of(*inner), DeviceOptions{}),
-        inner_(std::move(inner)),
-        at_publish_(std::move(at_publish)) {}
+  explicit WatchedMemory(AtPublish at_publish) : at_publish_(std::move(at_publish)) {}
 
-  ShardBuffer allocate(std::uint64_t bytes) override { return inner_->allocate(bytes); }
-  void copy(const ShardBox& box, const std::byte* from, std::byte* to) override { inner_->copy(box, from, to); }
-  void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override { inner_->cast(box, masters, to); }
-  std::unique_ptr<JoinedPublisher> make_publisher(JoinedTables tables, std::vector<TensorRef> live,
-                                                  std::vector<TensorRef> held,
-                                                  const PublisherOptions& options) override {
-    auto inner = test::host_snapshot_over(tables.all(), std::move(live), std::move(held));
-    auto watched = std::make_unique<WatchedDetector>(std::move(inner), at_publish_);
-    return std::make_unique<JoinedPublisher>(std::move(tables), std::move(watched), options);
+  int device() const noexcept override { return inner_->device(); }
+  std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                          DetectorOptions options) const override {
+    return std::make_unique<WatchedDetector>(make_host_detector(table, std::move(live), std::move(options)),
+                                             at_publish_);
+  }
+  std::unique_ptr<SubscriberBackend> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                     int threads) const override {
+    return inner_->make_subscriber(tables, std::move(live), threads);
+  }
+  Allocation allocate(std::uint64_t bytes) const override { return inner_->allocate(bytes); }
+  void copy(const MemoryBox& box, const std::byte* from, std::byte* to, bool from_tensor) const override {
+    inner_->copy(box, from, to, from_tensor);
+  }
+  void cast(const MemoryBox& box, const std::byte* masters, std::byte* to) const override {
+    inner_->cast(box, masters, to);
   }
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
     return inner_->make_reader(table, regions);
@@ -87,13 +91,7 @@ class WatchedMemory final : public ShardMemory {
   }
 
  private:
-  static std::vector<DType> dtypes_of(const ShardMemory& memory) {
-    std::vector<DType> dtypes;
-    for (std::size_t t = 0; t < memory.local().size(); ++t) dtypes.push_back(memory.wire_dtype(t));
-    return dtypes;
-  }
-
-  std::shared_ptr<ShardMemory> inner_;
+  std::shared_ptr<MemoryBackend> inner_ = make_host_memory();
   AtPublish at_publish_;
 };
 
@@ -148,11 +146,10 @@ class Sender {
   explicit Sender(const Trio& trio)
       : trio_(trio),
         storage_(trio.weights.make(*trio.trainer, 0, 0)),
-        memory_(std::make_shared<WatchedMemory>(
-            make_shard_memory(*trio.trainer, 0, test::refs_of(*trio.trainer, 0, storage_), true, {}),
-            [this](std::size_t route) {
-              if (watching_) trio_.at_publish(route);
-            })),
+        memory_(std::make_shared<ShardMemory>(test::refs_of(*trio.trainer, 0, storage_), std::vector{DType::kBF16},
+                                              std::make_shared<WatchedMemory>([this](std::size_t route) {
+                                                if (watching_) trio_.at_publish(route);
+                                              }))),
         side_(trio.trainer, 0, memory_, {}) {}
 
   void regroup(std::shared_ptr<ControlChannel> control) {
@@ -185,7 +182,7 @@ class Sender {
 
   const Trio& trio_;
   LocalStorage storage_;
-  std::shared_ptr<WatchedMemory> memory_;
+  std::shared_ptr<ShardMemory> memory_;
   PublisherSide side_;
   std::optional<Membership> group_;
   bool watching_ = false;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A rank's local tensors on a device: snapshots, routes and anchors of sharded syncs. Everything is enqueued on one
-// stream, so that copies are before what the routes do with them; anchors pass through pinned memory in pieces, unless
-// the snapshot lies there.
+// Tensors on a device. Everything is enqueued on one stream, so that copies are before what detectors and subscribers
+// do with them; anchors pass through pinned memory in pieces, unless the snapshot lies there.
 
 #include <fmt/format.h>
 
@@ -16,15 +15,13 @@
 #include "core/tensor_view.hpp"
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/encode_launchers.hpp"
-#include "device/device_context.hpp"
-#include "sharded/shard_memory.hpp"
+#include "device/device_detector.hpp"
+#include "sync/memory_backend.hpp"
 
 namespace sparsecast {
 namespace {
 
 constexpr std::uint64_t kStagingBytes = std::uint64_t{8} << 20;
-/// cudaStreamPerThread, which CUDA's headers have as a cast that no constant can be made of.
-const auto kStreamPerThread = reinterpret_cast<cudaStream_t>(std::uintptr_t{2});
 /// Largest row pitch, in bytes, that every device accepts in a 2D copy.
 constexpr std::uint64_t kMostPitch = std::numeric_limits<std::int32_t>::max();
 
@@ -172,29 +169,31 @@ class DeviceRegionWriter final : public RegionWriter {
   ApplyScratch scratch_;
 };
 
-/// Returns the options for routes, which work on the context's stream.
-DeviceOptions on_stream_of(const DeviceContext& context, DeviceOptions options) {
-  options.device = context.device();
-  options.stream = context.stream();
-  return options;
-}
-
-class DeviceShardMemory final : public ShardMemory {
+class DeviceMemoryBackend final : public MemoryBackend {
  public:
-  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options,
-                    bool pinned_snapshot)
-      : DeviceShardMemory(std::move(local), std::move(dtypes), options, pinned_snapshot, DeviceContext(options)) {}
+  DeviceMemoryBackend(const DeviceOptions& options, bool pinned_copies)
+      : options_(options), context_(options), pinned_copies_(pinned_copies) {}
 
-  ShardBuffer allocate(std::uint64_t bytes) override {
+  int device() const noexcept override { return context_.device(); }
+
+  std::unique_ptr<Detector> make_detector(std::shared_ptr<const TensorTable> table, std::vector<TensorRef> live,
+                                          DetectorOptions options) const override {
+    return make_device_detector(std::move(table), std::move(live), std::move(options), context_, options_.chunk_bytes);
+  }
+  std::unique_ptr<SubscriberBackend> make_subscriber(const JoinedTables& tables, std::vector<TensorRef> live,
+                                                     int) const override {
+    return make_device_subscriber_backend(tables, std::move(live), context_);
+  }
+
+  Allocation allocate(std::uint64_t bytes) const override {
     const cuda::DeviceGuard guard = context_.enter();
-    if (pinned_snapshot_) return owned<cuda::PinnedMemory>(bytes);
+    if (pinned_copies_) return owned<cuda::PinnedMemory>(bytes);
     return owned<cuda::DeviceMemory>(bytes);
   }
 
-  void copy(const ShardBox& box, const std::byte* from, std::byte* to) override {
+  void copy(const MemoryBox& box, const std::byte* from, std::byte* to, bool from_tensor) const override {
     const cuda::DeviceGuard guard = context_.enter();
-    const bool from_tensor = std::ranges::any_of(local(), [&](const TensorRef& t) { return t.data == from; });
-    const bool on_host = pinned_snapshot_ && !from_tensor;  // From one copy to another.
+    const bool on_host = pinned_copies_ && !from_tensor;  // From one copy to another.
     if (on_host) context_.wait("fill the snapshot");
     for_each_rectangle(box, [&](const RowRectangle& next) {
       const std::uint64_t at = next.offset * box.element_bytes;
@@ -202,16 +201,16 @@ class DeviceShardMemory final : public ShardMemory {
       const std::uint64_t run = next.run * box.element_bytes;
       if (!on_host) {
         copy_rows({to + at, pitch}, {from + at, pitch}, run, next.rows,
-                  pinned_snapshot_ ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice, context_.stream());
+                  pinned_copies_ ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice, context_.stream());
         return;
       }
       for (std::uint64_t r = 0; r < next.rows; ++r) std::memcpy(to + at + r * pitch, from + at + r * pitch, run);
     });
   }
 
-  void cast(const ShardBox& box, const std::byte* masters, std::byte* to) override {
+  void cast(const MemoryBox& box, const std::byte* masters, std::byte* to) const override {
     const cuda::DeviceGuard guard = context_.enter();
-    const std::uint64_t elements = Box{{}, box.extents}.elements();
+    const std::uint64_t elements = box.elements();
     if (elements == 0) return;
     cuda::launch_cast_masters(
         reinterpret_cast<const std::uint32_t*>(masters) + box.first, reinterpret_cast<std::uint16_t*>(to) + box.first,
@@ -219,7 +218,7 @@ class DeviceShardMemory final : public ShardMemory {
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {
-    if (pinned_snapshot_) {
+    if (pinned_copies_) {
       const cuda::DeviceGuard guard = context_.enter();
       context_.wait("leave the snapshot to an anchor");
       return make_host_reader(table, regions);
@@ -231,33 +230,23 @@ class DeviceShardMemory final : public ShardMemory {
   }
 
  private:
-  DeviceShardMemory(std::vector<TensorRef> local, std::vector<DType> dtypes, const DeviceOptions& options,
-                    bool pinned_snapshot, DeviceContext context)
-      : ShardMemory(std::move(local), std::move(dtypes), on_stream_of(context, options)),
-        context_(std::move(context)),
-        pinned_snapshot_(pinned_snapshot) {}
-
   template <class Memory>
-  static ShardBuffer owned(std::uint64_t bytes) {
+  static Allocation owned(std::uint64_t bytes) {
     const auto memory = std::make_shared<Memory>(bytes);
     return {memory, memory->template as<>()};
   }
 
+  const DeviceOptions options_;
   const DeviceContext context_;
-  const bool pinned_snapshot_;
+  const bool pinned_copies_;
   cuda::PinnedMemory inbox_;
   Outbox outbox_;
 };
 
 }  // namespace
 
-std::shared_ptr<ShardMemory> make_device_shard_memory(std::vector<TensorRef> local, std::vector<DType> dtypes,
-                                                      const DeviceOptions& device, bool pinned_snapshot) {
-  if (device.stream == kStreamPerThread) {
-    throw Error(ErrorCode::kUsage, "cudaStreamPerThread is another stream on each of the threads that a sync has",
-                "DeviceOptions::stream");
-  }
-  return std::make_shared<DeviceShardMemory>(std::move(local), std::move(dtypes), device, pinned_snapshot);
+std::shared_ptr<MemoryBackend> make_device_memory(const DeviceOptions& options, bool pinned_copies) {
+  return std::make_shared<DeviceMemoryBackend>(options, pinned_copies);
 }
 
 }  // namespace sparsecast

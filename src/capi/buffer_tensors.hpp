@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The tensors of a buffer: what a broadcast needs beside publishers, subscribers and their syncs.
+
+#include <memory>
+#include <vector>
+
+#include "capi/communicator.hpp"
+#include "sparsecast/device.hpp"
+#include "sparsecast/tensor_ref.hpp"
+
+namespace sparsecast::capi {
+
+class BufferTensors {
+ public:
+  /// `data[i]` is table tensor i, in host memory, or on the communicator's device. Throws Error{kUnsupported} for a
+  /// device without the device backend, or when the communicator's transport is not NCCL, and Error{kUsage} for memory
+  /// that is not on it.
+  BufferTensors(const TensorTable& table, const std::vector<void*>& data, scMemory_t kind, Communicator& comm);
+  ~BufferTensors();
+  BufferTensors(const BufferTensors&) = delete;
+  BufferTensors& operator=(const BufferTensors&) = delete;
+
+  const std::vector<TensorRef>& refs() const noexcept { return refs_; }  ///< Parallel to the table.
+  const DeviceOptions& device() const noexcept { return device_; }       ///< For work on them.
+
+  /// Makes all later work on them wait for what is on `stream` now. On the host, nothing does.
+  void begin_behind(CUstream_st* stream);
+  /// Waits for that: what reads all tensors at once does not wait for events.
+  void wait_until_ready() const;
+  /// Returns the event of that; null on the host.
+  CUevent_st* ready() const noexcept { return static_cast<CUevent_st*>(ready_); }
+  /// Collective: all bytes of all tensors, as the root has them. Throws Error{kCorrupt} when other bytes come than
+  /// belong here.
+  void broadcast_all(Communicator& comm, int root, Deadline deadline) const;
+
+ private:
+  std::vector<TensorRef> refs_;
+  DeviceOptions device_;
+  DeviceApi* api_ = nullptr;  ///< Null on the host.
+  void* ready_ = nullptr;     ///< Event recorded on the caller's stream when the call began.
+};
+
+}  // namespace sparsecast::capi
