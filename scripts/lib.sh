@@ -101,13 +101,13 @@ install_packages() {
   fi
 }
 
-# Prints the files that say what .venv holds: for the Python package and its tests, those of other parts, and NCCL's
-# headers and library where device code can be compiled.
+# Prints the files that say what .venv holds: for the Python package and its tests, those of other parts, and, where
+# device code can be compiled, NCCL's headers and library and what reads the code.
 python_requirements() {
   printf '%s\n' tests/requirements.txt python/tests/requirements.txt python/tests/requirements-control.txt \
     python/tests/requirements-megatron.txt
   if command -v nvcc >/dev/null; then
-    echo tests/requirements-nccl.txt
+    printf '%s\n' tests/requirements-nccl.txt tests/requirements-cuda.txt
   fi
 }
 
@@ -134,7 +134,7 @@ fill_python_environment() {
   rm -rf "$target" && python3 -m venv "$target" &&
     "${pip[@]}" -r tests/requirements.txt -r python/tests/requirements.txt &&
     "${pip[@]}" --no-deps -r python/tests/requirements-megatron.txt &&
-    { ! command -v nvcc >/dev/null || "${pip[@]}" -r tests/requirements-nccl.txt; } &&
+    { ! command -v nvcc >/dev/null || "${pip[@]}" -r tests/requirements-nccl.txt -r tests/requirements-cuda.txt; } &&
     touch .venv/complete
 }
 

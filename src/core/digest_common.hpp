@@ -51,21 +51,19 @@ SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t a, std::uint64_t b) 
   sum.hi += hi + (sum.lo < lo ? 1 : 0);
 }
 
-SPARSECAST_HD void digest_subtract(DigestSum& sum, std::uint64_t a, std::uint64_t b) {
-  std::uint64_t lo;
-  std::uint64_t hi;
-  multiply_wide(a, b, lo, hi);
-  const std::uint64_t borrow = sum.lo < lo ? 1 : 0;
-  sum.lo -= lo;
-  sum.hi -= hi + borrow;
-}
-
-/// Returns the change of the digest when element `index` changes from `old_bits` to `new_bits`.
+/// Adds the change of the digest when element `index` changes from `old_bits` to `new_bits`. One product serves both
+/// terms: with multiplicands n and o, a n - a o = a ((n - o) mod 2^64) - (n < o ? 2^64 a : 0).
 SPARSECAST_HD void digest_replace(DigestSum& sum, std::uint64_t key_lo, std::uint64_t key_hi, std::uint64_t index,
                                   std::uint64_t old_bits, std::uint64_t new_bits) {
   const std::uint64_t a = digest_multiplier(key_lo, index);
-  digest_add(sum, a, digest_multiplicand(key_hi, new_bits));
-  digest_subtract(sum, a, digest_multiplicand(key_hi, old_bits));
+  const std::uint64_t new_word = digest_multiplicand(key_hi, new_bits);
+  const std::uint64_t old_word = digest_multiplicand(key_hi, old_bits);
+  std::uint64_t lo;
+  std::uint64_t hi;
+  multiply_wide(a, new_word - old_word, lo, hi);
+  hi -= new_word < old_word ? a : 0;
+  sum.lo += lo;
+  sum.hi += hi + (sum.lo < lo ? 1 : 0);
 }
 
 }  // namespace sparsecast
