@@ -16,8 +16,6 @@
 
 #include "sparsecast/mpi_transport.hpp"
 
-#include "transport/mpi/mpi_operation.hpp"
-
 #ifdef SPARSECAST_HAVE_MPI
 
 #include <fmt/format.h>
@@ -29,6 +27,7 @@
 #include <string>
 
 #include "transport/control/star_group.hpp"
+#include "transport/mpi/mpi_operation.hpp"
 
 namespace sparsecast {
 namespace {
