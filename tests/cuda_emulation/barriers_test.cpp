@@ -35,11 +35,17 @@ void step(Random& random, TensorState& state, const std::vector<std::size_t>& el
   }
 }
 
-/// Version 1 and 2 from a trainer on the device to an engine on the device; the reports.
-std::vector<std::string> two_versions(std::uint64_t seed, std::uint64_t most_elements) {
+/// Changes whole elements at random, which makes blocks dense.
+void scatter(Random& random, TensorState& state) {
+  for (std::vector<std::byte>& tensor : state) {
+    for (std::byte& byte : tensor) byte = static_cast<std::byte>(random.below(256));
+  }
+}
+
+/// Three versions from a trainer on the device to an engine on the device; the reports.
+std::vector<std::string> three_versions(std::uint64_t seed, const RandomLimits& limits) {
   Random random(seed);
-  const RandomDelta delta =
-      random_delta(random, {.max_elements = most_elements, .large_chance = most_elements > 30'000 ? 0.5 : 0.2});
+  const RandomDelta delta = random_delta(random, limits);
   const std::vector<std::size_t> sizes = element_sizes(*delta.table);
   TensorState state = delta.old_state;
   DeviceState trained(sizes, state, 0);
@@ -56,8 +62,12 @@ std::vector<std::string> two_versions(std::uint64_t seed, std::uint64_t most_ele
   options.encode.values = ValueCodec::kUlp;
   Publisher publisher(delta.table, device_snapshot(delta.table, d_trained), options);
   Subscriber subscriber(delta.table, d_generating, {});
-  for (std::uint64_t version = 1; version <= 2; ++version) {
-    step(random, state, sizes, version == 1 ? 0.02 : 0.3);
+  for (std::uint64_t version = 1; version <= 3; ++version) {
+    if (version == 3) {
+      scatter(random, state);
+    } else {
+      step(random, state, sizes, version == 1 ? 0.02 : 0.3);
+    }
     for (std::size_t t = 0; t < sizes.size(); ++t) std::ranges::copy(state[t], trained[t]);
     subscriber.stage(publisher.publish());
     subscriber.apply();
@@ -69,10 +79,16 @@ std::vector<std::string> two_versions(std::uint64_t seed, std::uint64_t most_ele
 
 /// Returns the reports of the first random step with any, with codecs of all kinds.
 std::vector<std::string> reports_of_kernels() {
-  constexpr std::pair<std::uint64_t, std::uint64_t> kSteps[] = {{1, 30'000}, {2, 30'000}, {3, 30'000}, {4, 30'000},
-                                                                {1, 90'000}, {2, 90'000}, {3, 90'000}};
-  for (const auto& [seed, most_elements] : kSteps) {
-    std::vector<std::string> reports = two_versions(seed, most_elements);
+  constexpr RandomLimits kSmall{.max_elements = 30'000, .large_chance = 0.2};
+  constexpr RandomLimits kLarge{.max_elements = 90'000, .large_chance = 0.5};
+  // More blocks than CTAs, and than warps.
+  constexpr RandomLimits kMany{.max_tensors = 80, .max_elements = 600, .large_chance = 0};
+  constexpr RandomLimits kMost{.max_tensors = 800, .max_elements = 600, .large_chance = 0};
+  const std::pair<std::uint64_t, RandomLimits> steps[] = {{1, kSmall}, {2, kSmall}, {3, kSmall}, {4, kSmall},
+                                                          {1, kLarge}, {2, kLarge}, {3, kLarge}, {1, kMany},
+                                                          {2, kMost},  {3, kMost}};
+  for (const auto& [seed, limits] : steps) {
+    std::vector<std::string> reports = three_versions(seed, limits);
     if (!reports.empty()) return reports;
   }
   return {};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Scan and reduction over a CTA, as far as the kernels use them, with the interface of CUB, over the emulated barriers.
-// As with CUB, temporary storage may be used again only after a barrier, and the barriers inside a collective order
-// nothing else.
+// Scan and reduction over a CTA or a warp, as far as the kernels use them, with the interface of CUB, over the emulated
+// barriers. As with CUB, temporary storage may be used again only after a barrier, and the barriers inside a collective
+// order nothing else.
 
 #include <optional>
 #include <source_location>
@@ -54,6 +54,25 @@ class BlockScan {
 
  private:
   TempStorage& storage_;
+  std::source_location where_;
+};
+
+template <class T>
+class WarpScan {
+ public:
+  struct TempStorage {};
+  explicit WarpScan(TempStorage&, const std::source_location& where = std::source_location::current())
+      : where_(where) {}
+
+  void InclusiveSum(T input, T& output) {
+    sparsecast::emulation::put_value(input);
+    sparsecast::emulation::warp_barrier(~0U, sparsecast::emulation::Order::kNothing, where_);
+    output = 0;
+    const unsigned first = threadIdx.x / 32 * 32;
+    for (unsigned t = first; t <= threadIdx.x; ++t) output += static_cast<T>(sparsecast::emulation::value_of(t));
+  }
+
+ private:
   std::source_location where_;
 };
 

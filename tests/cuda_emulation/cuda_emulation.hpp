@@ -19,6 +19,9 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -39,6 +42,7 @@ inline int __syncthreads_or(int predicate, const std::source_location& where = s
 inline void __syncwarp(unsigned lanes = ~0U, const std::source_location& where = std::source_location::current()) {
   sparsecast::emulation::warp_barrier(lanes, sparsecast::emulation::Order::kMemory, where);
 }
+inline void __syncwarp(const std::source_location& where) { __syncwarp(~0U, where); }
 
 namespace sparsecast::emulation {
 
@@ -95,9 +99,32 @@ inline unsigned __ballot_sync(unsigned lanes, int predicate,
   }
   return bits;
 }
+inline unsigned __reduce_add_sync(unsigned lanes, unsigned value,
+                                  const std::source_location& where = std::source_location::current()) {
+  sparsecast::emulation::put_value(value);
+  sparsecast::emulation::warp_barrier(lanes, sparsecast::emulation::Order::kNothing, where);
+  const unsigned base = threadIdx.x / 32 * 32;
+  unsigned sum = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if ((lanes >> lane & 1) != 0) sum += static_cast<unsigned>(sparsecast::emulation::value_of(base + lane));
+  }
+  return sum;
+}
 inline int __any_sync(unsigned lanes, int predicate,
                       const std::source_location& where = std::source_location::current()) {
   return __ballot_sync(lanes, predicate, where) != 0 ? 1 : 0;
+}
+
+/// Byte i of the result is the byte of `high` and `low` that the i-th hexadecimal digit of `selector` (0 to 7) names.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const std::uint64_t both = std::uint64_t{high} << 32 | low;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) result |= (both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return result;
+}
+
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (shift & 31));
 }
 
 inline int __popc(unsigned x) { return std::popcount(x); }

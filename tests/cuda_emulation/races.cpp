@@ -166,6 +166,11 @@ void order_block_at(const std::string& barrier) {
 std::set<std::string> barriers() { return met_barriers; }
 void doubt(const std::string& barrier) { doubted_barrier = barrier; }
 
+void order_lanes_at(const std::string& barrier, unsigned first, std::uint32_t lanes) {
+  met_barriers.insert(barrier);
+  if (barrier != doubted_barrier) order_lanes(first, lanes);
+}
+
 void order_lanes(unsigned first, std::uint32_t lanes) {
   Warp& warp = warps[first / kWarp];
   std::array<std::uint16_t, kWarp> all{};

@@ -33,6 +33,7 @@ void stop_thread();
 void order_block();
 void order_block_at(const std::string& barrier);
 void order_lanes(unsigned first, std::uint32_t lanes);
+void order_lanes_at(const std::string& barrier, unsigned first, std::uint32_t lanes);
 
 enum class Access : std::uint8_t { kRead, kWrite, kAtomic };
 

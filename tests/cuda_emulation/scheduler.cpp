@@ -5,6 +5,7 @@
 #include "cuda_emulation/reports.hpp"
 #include "cuda_emulation/runtime.hpp"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -24,8 +25,33 @@ constexpr unsigned kWarp = 32;
 
 enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
 
-struct Fiber {
+/// A place to go on from. swapcontext() asks the system to exchange signal masks each time, which takes longer than
+/// most fibers run, so that it only enters a fiber; jumps between started ones leave the masks alone. AddressSanitizer
+/// takes a jump to another stack for one that unwinds its own.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kJumps = false;
+#else
+constexpr bool kJumps = true;
+#endif
+struct Place {
   ucontext_t context;
+  jmp_buf jump;
+  bool started = false;  ///< `jump` is set.
+};
+
+/// Goes on at `to`; returns when something goes on at `from`.
+void go(Place& from, Place& to) {
+  if constexpr (!kJumps) {
+    swapcontext(&from.context, &to.context);
+  } else if (_setjmp(from.jump) == 0) {
+    from.started = true;
+    if (to.started) _longjmp(to.jump, 1);
+    setcontext(&to.context);
+  }
+}
+
+struct Fiber {
+  Place place;
   std::unique_ptr<std::byte[]> stack;
   State state = State::kDone;
   std::uint32_t lanes = 0;  ///< At a warp barrier: the set that it waits for.
@@ -36,7 +62,7 @@ struct Fiber {
 };
 
 struct Block {
-  ucontext_t scheduler;
+  Place scheduler;
   std::vector<std::unique_ptr<Fiber>> fibers;
   unsigned threads = 0;
   unsigned running = 0;
@@ -66,7 +92,7 @@ std::string describe(const Fiber& fiber) {
   return std::string(fiber.where.file_name()) + ":" + std::to_string(fiber.where.line());
 }
 
-void switch_to_scheduler(Fiber& fiber) { swapcontext(&fiber.context, &block.scheduler); }
+void switch_to_scheduler(Fiber& fiber) { go(fiber.place, block.scheduler); }
 
 void run_fiber() {
   Fiber& fiber = *block.fibers[block.running];
@@ -102,11 +128,13 @@ void start_fibers() {
   }
   for (unsigned t = 0; t < block.threads; ++t) {
     Fiber& fiber = *block.fibers[t];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, run_fiber, 0);
+    ucontext_t& context = fiber.place.context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack.get();
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, run_fiber, 0);
+    fiber.place.started = false;
     fiber.state = State::kReady;
   }
 }
@@ -119,7 +147,7 @@ void run_ready(std::vector<unsigned>& ready) {
     block.running = t;
     threadIdx = {t, 0, 0};
     if constexpr (races::kWatched) races::run_thread(t, block.fibers[t]->stack.get(), kStackBytes);
-    swapcontext(&block.scheduler, &block.fibers[t]->context);
+    go(block.scheduler, block.fibers[t]->place);
     if constexpr (races::kWatched) races::stop_thread();
     if (block.failure) std::rethrow_exception(block.failure);
   }
@@ -143,7 +171,7 @@ bool release_warps() {
                    other.where.line() == first.where.line();
       }
       if (!complete) continue;
-      if (races::kWatched && first.order == Order::kMemory) races::order_lanes(base, lanes);
+      if (races::kWatched && first.order == Order::kMemory) races::order_lanes_at(describe(first), base, lanes);
       for (unsigned lane = 0; lane < kWarp; ++lane) {
         if ((lanes >> lane & 1) != 0) release(*block.fibers[base + lane]);
       }
