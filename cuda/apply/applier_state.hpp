@@ -88,7 +88,7 @@ class DeviceApplier::State {
   bool replaced_ = false;  ///< True while the undo record is that of the last apply.
 
   DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
-  DeviceMemory streams_, frames_, inspections_, frame_undo_, group_begins_, blocks_, undo_;
+  DeviceMemory streams_, frames_, inspections_, frame_undo_, group_begins_, blocks_, cta_blocks_, undo_;
   PinnedMemory h_streams_, h_frames_, h_inspections_, h_control_, h_sums_, h_changes_;
 };
 

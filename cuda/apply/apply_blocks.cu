@@ -11,11 +11,15 @@ constexpr unsigned kCtas = 8;
 
 template <class T>
 void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
+  // What a warp cannot decode, or what it finds wrong, is left to decode_blocks.
+  const unsigned runs = grid_for((received.block_count + kDecodeWarps<T> - 1) / kDecodeWarps<T>, kDecodeCtas, device);
   if (pass == Pass::kValidate) {
+    launch(decode_runs<T, false>, runs, 32 * kDecodeWarps<T>, device, received, pass);
     launch(decode_blocks<T, false>, grid_for(received.block_count, kValidateCtas, device), kThreads, device, received,
            pass);
   } else {
-    launch(decode_blocks<T, true>, grid_for(received.block_count, kApplyCtas, device), kThreads, device, received,
+    launch(decode_runs<T, true>, runs, 32 * kDecodeWarps<T>, device, received, pass);
+    launch(decode_blocks<T, true>, grid_for(received.block_count, kApplyCtas<T>, device), kThreads, device, received,
            pass);
   }
 }

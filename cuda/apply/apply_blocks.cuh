@@ -1,20 +1,153 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// decode_blocks decodes the blocks of a delta and either validates them or writes them to the live tensors. Validation
-// reads the payloads once. Apply reads them again, reads and writes the changed elements, and sums the change of the
-// state digest in the same pass. It writes nothing if validation found any error in the delta. digest_live reads live
-// tensors in full. Grid: a few CTAs on each multiprocessor; each CTA takes one block of its element size after another.
+// decode_runs and decode_blocks decode the blocks of a delta and either validate them or write them to the live
+// tensors: decode_runs one by a warp, decode_blocks one by a CTA, where a warp cannot. Validation reads the payloads
+// once. Apply reads them again, reads and writes the changed elements, and sums the change of the state digest in the
+// same pass. It writes nothing if validation found any error in the delta. digest_live reads live tensors in full.
+// Grids: a few CTAs on each multiprocessor; each takes one block of its element size after another.
 
 #include "cuda/apply/decode_blocks.cuh"
+#include "cuda/apply/decode_runs.cuh"
 #include "cuda/apply/directories.cuh"
 
 namespace sparsecast::cuda {
 
-/// CTAs on a multiprocessor, as many as the registers allow. Decoding waits at barriers often, and several resident
-/// CTAs hide each other's waits.
+/// CTAs of decode_blocks on a multiprocessor, as many as the registers allow. Decoding waits at barriers often, and
+/// several resident CTAs hide each other's waits.
 inline constexpr unsigned kValidateCtas = 4;
-inline constexpr unsigned kApplyCtas = 3;
+template <class T>
+inline constexpr unsigned kApplyCtas = sizeof(T) < 4 ? 3 : 2;
+/// Warps in a CTA of decode_runs, and CTAs, as many as the shared memory allows.
+template <class T>
+inline constexpr unsigned kDecodeWarps = sizeof(T) <= 2   ? 4
+                                         : sizeof(T) == 4 ? 3
+                                                          : 2;
+inline constexpr unsigned kDecodeCtas = 5;
+
+inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
+
+/// Returns whether an error that an earlier pass has found forbids this one.
+template <bool kWrite>
+__device__ bool is_refused(const ReceiveControl& control) {
+  return control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
+}
+
+/// Changes of a block that are written together: where their words and their undo records are, and how to use them.
+template <class T>
+struct Changes {
+  const std::uint32_t* positions = nullptr;  ///< All inside the block.
+  const T* words = nullptr;
+  T* undo = nullptr;  ///< Takes the bits that are replaced; null if these are not kept.
+  std::uint32_t count = 0;
+  ValueCodec codec = ValueCodec::kUlp;
+  bool inverse = false;
+};
+
+/// Writes changes of a tensor. Changed element `position` is place(position), and counts as index(position) in the sum
+/// of the digest. Each thread has kInFlight elements in flight: the loads miss every cache and would otherwise wait for
+/// one another.
+template <class Threads, std::uint32_t kInFlight, class T, class Place, class Index>
+__device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& tensor, std::uint64_t key_lo,
+                                 const Place& place, const Index& index, DigestSum& sum) {
+  for (std::uint32_t begin = Threads::rank(); begin < changes.count; begin += kInFlight * Threads::kCount) {
+    std::uint32_t position[kInFlight];
+    T old_bits[kInFlight];
+    SPARSECAST_UNROLL
+    for (std::uint32_t e = 0; e < kInFlight; ++e) {
+      const std::uint32_t i = begin + e * Threads::kCount;
+      // Past the end the first one is read again; no other thread writes it.
+      position[e] = changes.positions[i < changes.count ? i : begin];
+      old_bits[e] = *place(position[e]);
+    }
+    SPARSECAST_UNROLL
+    for (std::uint32_t e = 0; e < kInFlight; ++e) {
+      const std::uint32_t i = begin + e * Threads::kCount;
+      if (i >= changes.count) break;
+      const T new_bits = changed_bits(old_bits[e], changes.words[i], changes.codec, tensor.floating, changes.inverse);
+      *place(position[e]) = new_bits;
+      digest_replace(sum, key_lo, tensor.key_hi, index(position[e]), old_bits[e], new_bits);
+      if (changes.undo != nullptr) changes.undo[i] = old_bits[e];
+    }
+  }
+}
+
+/// Writes `entries` changes of a block, number `first` and up, and adds the change of the digest to `sum`.
+template <class Threads, std::uint32_t kInFlight, class T>
+__device__ void write_changes(const Received& received, const ReceivedBlock& block, Pass pass,
+                              const std::uint32_t* positions, const T* coded, std::uint32_t first,
+                              std::uint32_t entries, DigestSum& sum) {
+  // A copy: stores to elements could change the original, as far as the compiler knows.
+  const LiveTensor tensor = received.tensors[block.tensor];
+  T* const undo = received.undo == nullptr
+                      ? nullptr
+                      : reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo) + first;
+  Changes<T> changes{positions, coded, undo, entries, values_of(block), pass == Pass::kInverse};
+  if (pass == Pass::kRestore) {
+    changes.words = undo;
+    changes.undo = nullptr;
+    changes.codec = ValueCodec::kRaw;
+  }
+  const std::uint64_t first_element = std::uint64_t{block.first_tile} * kTileElems;
+  const StridedView* const view = view_at(received.views, tensor.view);
+  const StridedView* const digest_view = view_at(received.views, tensor.digest_view);
+  T* const data = in_global(reinterpret_cast<T*>(tensor.data));
+  if (view == nullptr && digest_view == nullptr) {
+    T* const begin = data + first_element;
+    write_changes_at<Threads, kInFlight>(
+        changes, tensor, tensor.key_lo + first_element * kDigestStep,
+        [begin](std::uint32_t position) { return in_global(begin + position); },
+        [](std::uint32_t position) { return std::uint64_t{position}; }, sum);
+  } else {
+    write_changes_at<Threads, 1>(
+        changes, tensor, tensor.key_lo,
+        [&](std::uint32_t position) { return in_global(data + place_of(view, first_element + position)); },
+        [&](std::uint32_t position) { return digest_place(digest_view, first_element + position); }, sum);
+  }
+}
+
+template <class T>
+struct DecodeRunsShared {
+  RunDecoded<T> warps[kDecodeWarps<T>];
+};
+
+template <class T, bool kWrite>
+__global__ void __launch_bounds__(32 * kDecodeWarps<T>, kDecodeCtas) decode_runs(Received received, Pass pass) {
+  SPARSECAST_SHARED(DecodeRunsShared<T>, shared);
+  // All lanes must take the same branch, although another CTA may report an error while they read the control.
+  if (WarpThreads::any(is_refused<kWrite>(*received.control))) return;
+  RunDecoded<T>& run = shared.warps[threadIdx.x / 32];
+  const auto pass_sum_on = [&](const DigestSum& sum, std::uint32_t tensor) {
+    std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{tensor};
+    add_lanes_to_digest(sum, words, words + 1);
+  };
+  DigestSum sum;
+  std::uint32_t summed = kNoTensor;
+  for (std::uint32_t b = blockIdx.x * kDecodeWarps<T> + threadIdx.x / 32; b < received.block_count;
+       b += gridDim.x * kDecodeWarps<T>) {
+    ReceivedBlock& block = received.blocks[b];
+    if (block.element_shift != kShiftOf<T> || block.for_cta) continue;
+    if (!decode_run(block, run)) {
+      // Validation leaves it to a CTA, to tell why. Later it can only have changed since.
+      if (WarpThreads::rank() == 0) {
+        if (kWrite) {
+          refuse_block(&received.control->block_input_error, b, InputError::kLength);
+        } else {
+          list_for_cta(received, b, block);
+        }
+      }
+    } else if constexpr (kWrite) {
+      if (block.tensor != summed) {
+        if (summed != kNoTensor) pass_sum_on(sum, summed);
+        sum = {};
+        summed = block.tensor;
+      }
+      write_changes<WarpThreads, sizeof(T) < 8 ? 4 : 2>(received, block, pass, run.positions, run.coded, 0,
+                                                        block.changed, sum);
+    }
+  }
+  if (kWrite && summed != kNoTensor) pass_sum_on(sum, summed);
+}
 
 template <class T>
 struct ApplyShared {
@@ -22,74 +155,41 @@ struct ApplyShared {
     DecodeShared<T> decode;
     CtaDigest::TempStorage digest;
   };
-  std::uint32_t summed;  ///< Index of the tensor whose digest change is being summed, or kNoTensor.
+  DigestSum sums[kThreads];  ///< Of each thread: in registers they would take those of decoding.
+  std::uint32_t summed;      ///< Index of the tensor whose digest change is being summed, or kNoTensor.
 };
 
-inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
-
 template <class T, bool kWrite>
-__global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas : kValidateCtas))
+__global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas<T> : kValidateCtas))
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
-  ReceiveControl& control = *received.control;
   if (threadIdx.x == 0) shared.summed = kNoTensor;
-  // All threads must take the same branch, although another CTA may report an error while they read the control.
-  const bool refused =
-      control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
-  if (__syncthreads_or(refused ? 1 : 0) != 0) return;
-  DigestSum sum;
+  // As in decode_runs.
+  if (__syncthreads_or(is_refused<kWrite>(*received.control) ? 1 : 0) != 0) return;
+  shared.sums[threadIdx.x] = {};
   const auto pass_sum_on = [&] {
     if (shared.summed == kNoTensor) return;
     std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{shared.summed};
-    add_to_digest(shared.digest, sum, words, words + 1);
+    add_to_digest(shared.digest, shared.sums[threadIdx.x], words, words + 1);
   };
   const auto enter = [&](const ReceivedBlock& block) {
     if (!kWrite || block.tensor == shared.summed) return;
     pass_sum_on();
-    sum = {};
+    shared.sums[threadIdx.x] = {};
     __syncthreads();
     // Other threads read it after the barrier at the end of the block.
     if (threadIdx.x == 0) shared.summed = block.tensor;
   };
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {
-      const LiveTensor& tensor = received.tensors[block.tensor];
-      const std::uint64_t first_element = std::uint64_t{block.first_tile} * kTileElems;
-      // Computed again for each element: kept in a register, it would take the place of a load in flight.
-      const auto undo = [&](std::uint32_t i) -> T& {
-        return reinterpret_cast<T*>(received.undo + received.frame_undo[block.frame] + block.undo)[first + i];
-      };
-      // Loads two elements before it writes the first: the loads miss every cache and would otherwise wait for one
-      // another. Registers do not suffice for four, or for two of 8 bytes.
-      constexpr std::uint32_t kInFlight = sizeof(T) < 8 ? 2 : 1;
-      for (std::uint32_t begin = threadIdx.x; begin < entries; begin += kInFlight * kThreads) {
-        T* at[kInFlight] = {};
-        T old_bits[kInFlight] = {};
-        SPARSECAST_UNROLL
-        for (std::uint32_t e = 0; e < kInFlight; ++e) {
-          const std::uint32_t i = begin + e * kThreads;
-          if (i >= entries || shared.decode.positions[i] >= block.span) continue;
-          at[e] = &live_element<T>(received, tensor, first_element + shared.decode.positions[i]);
-          old_bits[e] = *at[e];
-        }
-        SPARSECAST_UNROLL
-        for (std::uint32_t e = 0; e < kInFlight; ++e) {
-          if (at[e] == nullptr) continue;
-          const std::uint32_t i = begin + e * kThreads;
-          const T coded = pass == Pass::kRestore ? undo(i) : shared.decode.coded[i];
-          const T new_bits =
-              changed_bits(old_bits[e], coded, pass == Pass::kRestore ? ValueCodec::kRaw : values_of(block),
-                           tensor.floating, pass == Pass::kInverse);
-          *at[e] = new_bits;
-          digest_replace(sum, tensor.key_lo, tensor.key_hi,
-                         digest_index(received, tensor, first_element + shared.decode.positions[i]), old_bits[e],
-                         new_bits);
-          if (received.undo != nullptr && pass != Pass::kRestore) undo(i) = old_bits[e];
-        }
-      }
+      DigestSum sum = shared.sums[threadIdx.x];
+      // Registers do not suffice for four elements in flight, or for two of 8 bytes.
+      write_changes<CtaThreads, sizeof(T) < 8 ? 2 : 1>(received, block, pass, shared.decode.positions,
+                                                       shared.decode.coded, first, entries, sum);
+      shared.sums[threadIdx.x] = sum;
     }
   };
-  decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, enter, sink);
+  decode_listed<T>(received, shared.decode, enter, sink);
   if constexpr (kWrite) pass_sum_on();
 }
 

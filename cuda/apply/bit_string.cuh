@@ -44,7 +44,7 @@ __device__ inline std::uint32_t find_ones(const BitString& bits, std::uint32_t f
     const std::uint32_t w = first + threadIdx.x;
     std::uint32_t word = bits.word(w);
     if (w == from / 32) word &= ~0U << from % 32;
-    const Scanned scanned = cta_scan(scan, static_cast<std::uint32_t>(__popc(word)));
+    const auto scanned = cta_scan(scan, static_cast<std::uint32_t>(__popc(word)));
     for (std::uint32_t rank = found + static_cast<std::uint32_t>(scanned.before); word != 0 && rank < wanted; ++rank) {
       ones[rank] = 32 * w + static_cast<std::uint32_t>(__ffs(static_cast<int>(word))) - 1;
       word &= word - 1;

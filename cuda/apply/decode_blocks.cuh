@@ -46,24 +46,36 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
   return found.input_error;
 }
 
-/// Decodes the blocks of elements of T in [at, end); CTA n takes every gridDim.x-th block from the n-th on. Calls
-/// enter(block) while `shared` is free for other uses, then sink(block, first, entries) for each chunk as decode_block
-/// does. An input error is recorded in the error word of the control.
+/// Decodes a block, unless its elements are not of T. Calls enter(block) while `shared` is free for other uses, then
+/// sink(block, first, entries) for each chunk as decode_block does. An input error is recorded in the error word of the
+/// control.
+template <class T, class Enter, class Sink>
+__device__ void decode_one(const Received& received, const ReceivedBlock& block, DecodeShared<T>& shared,
+                           const Enter& enter, const Sink& sink) {
+  if (block.element_shift != kShiftOf<T>) return;
+  enter(block);
+  const InputError input_error =
+      decode_block<T>(block, shared, [&](std::uint32_t first, std::uint32_t entries) { sink(block, first, entries); });
+  if (input_error != InputError::kNone) {
+    const auto number = static_cast<std::uint32_t>(&block - received.blocks);
+    refuse_block(&received.control->block_input_error, number, input_error);
+  }
+  __syncthreads();
+}
+
+/// Decodes the blocks of elements of T in [at, end) so; CTA n takes every gridDim.x-th block from the n-th on.
 template <class T, class Enter, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
                              DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
-  constexpr std::uint32_t kShift = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
-  // Iterates by pointer alone: an index beside it would take one register too many.
-  for (at += blockIdx.x; at < end; at += gridDim.x) {
-    const ReceivedBlock& block = *at;
-    if (block.element_shift != kShift) continue;
-    enter(block);
-    const InputError input_error = decode_block<T>(
-        block, shared, [&](std::uint32_t first, std::uint32_t entries) { sink(block, first, entries); });
-    if (input_error != InputError::kNone) {
-      refuse_block(&received.control->block_input_error, static_cast<std::uint32_t>(at - received.blocks), input_error);
-    }
-    __syncthreads();
+  for (at += blockIdx.x; at < end; at += gridDim.x) decode_one<T>(received, *at, shared, enter, sink);
+}
+
+/// Decodes the blocks of elements of T that are listed for a CTA so.
+template <class T, class Enter, class Sink>
+__device__ void decode_listed(const Received& received, DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
+  const std::uint32_t count = received.control->cta_blocks;
+  for (std::uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
+    decode_one<T>(received, received.blocks[received.cta_blocks[i]], shared, enter, sink);
   }
 }
 

@@ -156,7 +156,7 @@ class PositionDecoder {
     std::uint64_t sum = 0;
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) sum += steps[e];
-    const Scanned scanned = cta_scan(shared_.scan, sum);
+    const auto scanned = cta_scan(shared_.scan, sum);
     std::uint64_t next = begin + scanned.before;
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {
@@ -186,7 +186,7 @@ class PositionDecoder {
       if (zeros[e] > kEscape) tails += zeros[e] - kEscape;
     }
     const std::uint32_t ones_end = shared_.positions[entries - 1] + 1;
-    const Scanned scanned = cta_scan(shared_.scan, tails);
+    const auto scanned = cta_scan(shared_.scan, tails);
     std::uint32_t tail_bit = at.tail_bit + static_cast<std::uint32_t>(scanned.before);
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {

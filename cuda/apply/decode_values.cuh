@@ -216,7 +216,7 @@ class ValueDecoder {
       if (own + e < entries) lengths[e] = values_.get(count_ + (first + own + e) * kField, kField);
       if (lengths[e] > 1) bits += lengths[e] - 1;
     }
-    const Scanned scanned = cta_scan(shared_.scan, bits);
+    const auto scanned = cta_scan(shared_.scan, bits);
     std::uint32_t at = begin + static_cast<std::uint32_t>(scanned.before);
     SPARSECAST_UNROLL
     for (std::uint32_t e = 0; e < kEachDecoded; ++e) {

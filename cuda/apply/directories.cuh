@@ -6,6 +6,7 @@
 // and writes 56.
 
 #include "codec/block.hpp"
+#include "cuda/apply/decode_runs.cuh"
 #include "cuda/apply/input_error.cuh"
 #include "cuda/apply/received.hpp"
 #include "cuda/common/cta_primitives.cuh"
@@ -65,7 +66,7 @@ __device__ inline bool read_groups(const Received& received, const ReceivedFrame
       blocks = groups[2 * g + 1];
       holds = holds && blocks != 0 && groups[2 * g] < tensor_count && (g == 0 || groups[2 * g] > groups[2 * g - 2]);
     }
-    const Scanned scanned = cta_scan(shared.scan, blocks);
+    const auto scanned = cta_scan(shared.scan, std::uint64_t{blocks});
     if (g < frame.groups) begins[g] = static_cast<std::uint32_t>(before + scanned.before);
     before += scanned.total;
   }
@@ -85,6 +86,12 @@ __device__ inline std::uint32_t group_of(const std::uint32_t* begins, std::uint3
     }
   }
   return low;
+}
+
+/// Lists block `number` among those that a CTA decodes.
+__device__ inline void list_for_cta(const Received& received, std::uint32_t number, ReceivedBlock& block) {
+  block.for_cta = true;
+  received.cta_blocks[atomicAdd(&received.control->cta_blocks, 1U)] = number;
 }
 
 /// Checks one block entry by itself and fills in the fields that do not depend on other entries.
@@ -154,12 +161,13 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       } else {
         block.payload = payload + begin / 4;
         block.payload_words = (end - begin) / 4;
+        if (!warp_decodes(block)) list_for_cta(received, frame.first_block + b, block);
         const bool dense = Coding::unpack(block.coding).positions == PositionCodec::kDense;
         undo_bytes = ((std::uint64_t{dense ? block.span : block.changed} << block.element_shift) + 7) / 8 * 8;
       }
     }
-    const Scanned scanned = cta_scan(shared.scan, undo_bytes);
-    changed += cta_sum(shared.scan, b < frame.blocks ? block.changed : 0);
+    const auto scanned = cta_scan(shared.scan, undo_bytes);
+    changed += cta_sum(shared.scan, std::uint64_t{b < frame.blocks ? block.changed : 0});
     block.undo = undo + scanned.before;
     undo += scanned.total;
     if (b < frame.blocks) received.blocks[frame.first_block + b] = block;
@@ -185,7 +193,7 @@ static __global__ void __launch_bounds__(kThreads) place_undo(Received received)
   std::uint64_t before = 0;
   for (std::uint32_t first = 0; first < received.frame_count; first += kThreads) {
     const std::uint32_t f = first + threadIdx.x;
-    const Scanned scanned = cta_scan(shared.scan, f < received.frame_count ? received.frame_undo[f] : 0);
+    const auto scanned = cta_scan(shared.scan, f < received.frame_count ? received.frame_undo[f] : 0);
     if (f < received.frame_count) received.frame_undo[f] = before + scanned.before;
     before += scanned.total;
   }

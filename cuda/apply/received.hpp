@@ -93,13 +93,16 @@ struct ReceivedBlock {
   std::uint32_t changed = 0;
   std::uint32_t coding = 0;
   std::uint32_t frame = 0;
-  std::uint32_t element_shift = 0;
+  std::uint16_t element_shift = 0;
+  bool for_cta = false;  ///< Listed in cta_blocks; all others are decoded by a warp (decode_runs.cuh).
 };
 
 struct ReceiveControl {
   std::uint64_t directory_input_error = kNoInputError;
   std::uint64_t block_input_error = kNoInputError;
   std::uint64_t undo_bytes = 0;
+  std::uint32_t cta_blocks = 0;  ///< Number of blocks listed in cta_blocks.
+  std::uint32_t reserved = 0;
 };
 
 /// Common argument of the kernels. All pointers are device memory.
@@ -112,6 +115,7 @@ struct Received {
   std::uint32_t* group_begins =
       nullptr;  ///< Entries of a frame start at its first_block, since it has no more groups than blocks.
   ReceivedBlock* blocks = nullptr;
+  std::uint32_t* cta_blocks = nullptr;      ///< Numbers of the blocks that a CTA decodes, in no order.
   std::uint64_t* frame_undo = nullptr;      ///< Undo bytes of each frame; after place_undo the offset of its record.
   std::byte* undo = nullptr;                ///< Undo records; null if replaced bits are not kept.
   std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.

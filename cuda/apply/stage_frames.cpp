@@ -146,8 +146,10 @@ void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   const TraceRange<"device_stage.validate"> range;
   reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
+  reserve(cta_blocks_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   received_.group_begins = group_begins_.as<std::uint32_t>();
   received_.blocks = blocks_.as<ReceivedBlock>();
+  received_.cta_blocks = cta_blocks_.as<std::uint32_t>();
   upload_frames();
   *h_control_.as<ReceiveControl>() = ReceiveControl{};
   copy_async(control_.as(), h_control_.as(), sizeof(ReceiveControl), cudaMemcpyHostToDevice, device_stream_.stream);

@@ -10,29 +10,39 @@
 namespace sparsecast::cuda {
 
 // Warp scans need fewer barriers than raking, and the kernels spend more time at barriers than on additions.
-using CtaScan64 = cub::BlockScan<std::uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+template <class T>
+using CtaScan = cub::BlockScan<T, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
 /// Shared memory of cta_scan and cta_sum. Both end with a barrier, so that it can be used again at once.
-struct ScanShared {
-  CtaScan64::TempStorage scan;
+union ScanShared {
+  typename CtaScan<std::uint32_t>::TempStorage narrow;
+  typename CtaScan<std::uint64_t>::TempStorage wide;
 };
 
+/// Sums over the threads of lower index, and over all threads.
+template <class T>
 struct Scanned {
-  std::uint64_t before = 0;  ///< Sum over the threads of lower index.
-  std::uint64_t total = 0;   ///< Sum over all threads.
+  T before = 0;
+  T total = 0;
 };
 
 /// Returns the exclusive prefix sum and the total of `value` over the CTA. Several small numbers may be packed into one
-/// `value`. Callers need no barrier around the call.
-__device__ inline Scanned cta_scan(ScanShared& shared, std::uint64_t value) {
-  Scanned result;
-  CtaScan64(shared.scan).ExclusiveSum(value, result.before, result.total);
+/// `value`; one of 64 bits costs twice as much as one of 32. Callers need no barrier around the call.
+template <class T>
+__device__ Scanned<T> cta_scan(ScanShared& shared, T value) {
+  Scanned<T> result;
+  if constexpr (sizeof(T) == 8) {
+    CtaScan<T>(shared.wide).ExclusiveSum(value, result.before, result.total);
+  } else {
+    CtaScan<T>(shared.narrow).ExclusiveSum(value, result.before, result.total);
+  }
   __syncthreads();
   return result;
 }
 
 /// Returns the sum of `value` over the CTA.
-__device__ inline std::uint64_t cta_sum(ScanShared& shared, std::uint64_t value) {
+template <class T>
+__device__ T cta_sum(ScanShared& shared, T value) {
   return cta_scan(shared, value).total;
 }
 
@@ -46,17 +56,29 @@ struct AddDigests {
 
 using CtaDigest = cub::BlockReduce<DigestSum, kThreads>;
 
-/// Adds the sums of all threads to the 128-bit number at `lo` and `hi`. Exactly the addition that overflows sees the
-/// carry, so the result does not depend on the order of CTAs.
+/// Adds to the 128-bit number at `lo` and `hi`. Exactly the addition that overflows sees the carry, so the result does
+/// not depend on the order.
+__device__ inline void add_digest(const DigestSum& sum, std::uint64_t* lo, std::uint64_t* hi) {
+  const std::uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(lo), sum.lo);
+  const std::uint64_t carry = before + sum.lo < before ? 1 : 0;
+  atomicAdd(reinterpret_cast<unsigned long long*>(hi), sum.hi + carry);
+}
+
+/// Adds the sums of all threads of a CTA to such a number.
 __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const DigestSum& sum, std::uint64_t* lo,
                                      std::uint64_t* hi) {
   const DigestSum total = CtaDigest(storage).Reduce(sum, AddDigests{});
-  if (threadIdx.x == 0) {
-    const std::uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(lo), total.lo);
-    const std::uint64_t carry = before + total.lo < before ? 1 : 0;
-    atomicAdd(reinterpret_cast<unsigned long long*>(hi), total.hi + carry);
-  }
+  if (threadIdx.x == 0) add_digest(total, lo, hi);
   __syncthreads();
+}
+
+/// Adds the sums of the lanes of a warp to the 128-bit number at `lo` and `hi`, in the same way.
+__device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std::uint64_t* hi) {
+  SPARSECAST_UNROLL
+  for (unsigned distance = 16; distance != 0; distance /= 2) {
+    sum = AddDigests{}(sum, {__shfl_down_sync(~0U, sum.lo, distance), __shfl_down_sync(~0U, sum.hi, distance)});
+  }
+  if (threadIdx.x % 32 == 0) add_digest(sum, lo, hi);
 }
 
 /// Sum of a thread over the changes of one stream after another.
@@ -76,16 +98,5 @@ struct StreamDigest {
     *this = {DigestSum{}, next};
   }
 };
-
-/// Share of `count` entries that this thread takes: consecutive entries, so that their bits are consecutive as well.
-struct Share {
-  std::uint32_t begin = 0;
-  std::uint32_t end = 0;
-};
-__device__ inline Share share_of(std::uint32_t count) {
-  const std::uint32_t each = (count + kThreads - 1) / kThreads;
-  const std::uint32_t begin = each * threadIdx.x;
-  return {begin < count ? begin : count, begin + each < count ? begin + each : count};
-}
 
 }  // namespace sparsecast::cuda

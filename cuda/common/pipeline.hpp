@@ -3,7 +3,8 @@
 
 // Tables in device memory that the kernels of detect and encode share with their launchers.
 //
-//   tiles  --detect-->  slots  --form_blocks-->  block records, work items  --encode_blocks-->  payloads in the arena
+//   tiles  --detect-->  slots  --form_blocks-->  block records, work items
+//   work items  --encode_runs, encode_blocks-->  payloads in the arena
 //   (all chunks of a delta, one after another)
 //   records  --order_blocks-->  order and sums  --cut_frames-->  frames  --assemble_frames, sum_frames-->  records
 //
@@ -11,6 +12,7 @@
 // uses its slots again. The block records of a section are stored at the numbers of its tiles, since it has no more
 // blocks than tiles.
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +25,10 @@ namespace sparsecast::cuda {
 inline constexpr std::uint32_t kFrameHeaderBytes = kFramePrefix;
 
 inline constexpr unsigned kThreads = 256;
+
+/// Binary logarithm of the size of T in bytes.
+template <class T>
+inline constexpr std::uint32_t kShiftOf = std::countr_zero(sizeof(T));
 
 /// Returns the `minBlocksPerMultiprocessor` for __launch_bounds__ of a kernel that is launched with `ctas` CTAs on each
 /// multiprocessor: it limits registers so that all are resident. For sm_100, where ptxas spills with three, it is two.
@@ -109,7 +115,7 @@ struct BlockRecord {
   std::uint64_t payload = 0;  ///< Offset of the payload in the arena.
 };
 
-/// A block for encode_blocks.
+/// A block for encode_runs or encode_blocks.
 struct WorkItem {
   std::uint32_t record = 0;
   std::uint32_t first_tile = 0;  ///< Number in the list of all tiles.
@@ -157,7 +163,8 @@ struct StreamSums {
 struct Control {
   std::uint64_t arena_used = 0;
   std::uint64_t frames_bytes = 0;  ///< Bytes of memory that the frames need.
-  std::uint32_t items[4] = {};     ///< Number of work items of the chunk, by log2 of the element size.
+  std::uint32_t runs[4] = {};      ///< Number of the chunk's runs, by log2 of the element size.
+  std::uint32_t items[4] = {};     ///< Number of its other work items.
   std::uint32_t blocks = 0;
   std::uint32_t frames = 0;
   std::uint32_t next_chunk = 0;  ///< The first chunk that has not run.
@@ -177,7 +184,8 @@ struct Pipeline {
   std::uint16_t* slot_positions = nullptr;
   std::byte* slot_words = nullptr;
   std::uint32_t slot_word_bytes = 0;  ///< Distance between the words of two slots in bytes.
-  WorkItem* items[4] = {};            ///< Work items by log2 of the element size.
+  WorkItem* runs[4] = {};             ///< Runs of tiles, by log2 of the element size, for encode_runs.
+  WorkItem* items[4] = {};            ///< Other blocks, and runs that encode_runs leaves to encode_blocks.
   // Indexed by tile of the table.
   BlockRecord* records = nullptr;
   OrderedBlock* order = nullptr;

@@ -11,11 +11,13 @@
 namespace sparsecast::cuda {
 
 /// Resident CTAs on a multiprocessor, limited by registers.
-inline constexpr unsigned kDetectCtas = 4;
+template <DetectSource kSource>
+inline constexpr unsigned kDetectCtas = has_views(kSource) ? 3 : 4;
 
 struct DetectShared {
-  std::uint32_t mask[kMaskWords];
+  ChangeMask mask;
   std::uint16_t positions[kSlotEntries];
+  StreamDigest digests[kThreads];  ///< Of each thread: in registers they would take those of loads in flight.
   union {
     ScanShared scan;
     CtaDigest::TempStorage digest;
@@ -33,42 +35,52 @@ __device__ void fill_slot(const Pipeline& pipeline, const DeviceTile& tile, std:
   }
 }
 
+/// Finds the changes of a tile of elements of T, number `slot` of the chunk.
+template <DetectSource kSource, class T>
+__device__ void detect_tile(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t slot,
+                            DetectShared& shared) {
+  find_changes<kSource, T>(pipeline, tile, shared.mask);
+  const auto own = cta_scan(shared.scan, count_own_changes(shared.mask));
+  const std::uint32_t changed = own.total;
+  if (threadIdx.x == 0) pipeline.tile_counts[slot] = changed;
+  if (changed == 0 || changed >= kBlockChanges) return;
+  list_own_changes(shared.mask, shared.positions + own.before);
+  __syncthreads();
+  StreamDigest digest = shared.digests[threadIdx.x];
+  digest.enter(tile.tensor->stream, shared.digest, pipeline);
+  fill_slot<kSource, T>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+  shared.digests[threadIdx.x] = digest;
+  // The positions of the next tile are written only after barriers, so no barrier is needed here.
+}
+
 template <DetectSource kSource>
-__global__ void __launch_bounds__(kThreads, kDetectCtas) detect(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, kDetectCtas<kSource>) detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
   if (pipeline.control->stopped != 0) return;
-  StreamDigest digest;
+  shared.digests[threadIdx.x] = {};
   for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
     const DeviceTile tile = open_tile<kSource>(pipeline, index);
     const std::uint32_t slot = index - chunk.tile_begin;
-    find_changes<kSource>(pipeline, tile, shared.mask);
-    const Scanned own = cta_scan(shared.scan, count_own_changes(shared.mask));
-    const auto changed = static_cast<std::uint32_t>(own.total);
-    if (threadIdx.x == 0) pipeline.tile_counts[slot] = changed;
-    if (changed == 0 || changed >= kBlockChanges) continue;
-    list_own_changes(shared.mask, shared.positions + own.before);
-    __syncthreads();
-    digest.enter(tile.stream, shared.digest, pipeline);
     if constexpr (kSource == DetectSource::kFusedCast) {
-      fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+      // Only bf16 tensors have masters; the others have no elements here.
+      detect_tile<kSource, std::uint16_t>(pipeline, tile, slot, shared);
     } else {
       switch (tile.element_shift) {
         case 0:
-          fill_slot<kSource, std::uint8_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+          detect_tile<kSource, std::uint8_t>(pipeline, tile, slot, shared);
           break;
         case 1:
-          fill_slot<kSource, std::uint16_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+          detect_tile<kSource, std::uint16_t>(pipeline, tile, slot, shared);
           break;
         case 2:
-          fill_slot<kSource, std::uint32_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+          detect_tile<kSource, std::uint32_t>(pipeline, tile, slot, shared);
           break;
         default:
-          fill_slot<kSource, std::uint64_t>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+          detect_tile<kSource, std::uint64_t>(pipeline, tile, slot, shared);
       }
     }
-    // The positions of the next tile are written only after barriers, so no barrier is needed here.
   }
-  digest.end(shared.digest, pipeline);
+  shared.digests[threadIdx.x].end(shared.digest, pipeline);
 }
 
 }  // namespace sparsecast::cuda

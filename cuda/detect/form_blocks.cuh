@@ -20,6 +20,7 @@ static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
     return;
   }
   control.next_chunk = chunk.index + 1;
+  for (std::uint32_t& runs : control.runs) runs = 0;
   for (std::uint32_t& items : control.items) items = 0;
 }
 
@@ -31,6 +32,8 @@ struct FormShared {
   std::uint32_t count[kTilesPerSection];
   // First of these tiles in each block.
   std::uint32_t first[kTilesPerSection];
+  // Places of the section's work items among those of the chunk.
+  std::uint32_t runs_begin;
   std::uint32_t items_begin;
 };
 
@@ -45,7 +48,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   const SectionEntry section = pipeline.sections[index];
   const std::uint32_t slot = section.tile_base - chunk.tile_begin + threadIdx.x;
   const std::uint32_t count = threadIdx.x < section.tiles ? pipeline.tile_counts[slot] : 0;
-  const Scanned sums = cta_scan(shared.scan, (count != 0 ? std::uint64_t{1} << 32 : 0) | count);
+  const auto sums = cta_scan(shared.scan, (count != 0 ? std::uint64_t{1} << 32 : 0) | count);
   const auto before = static_cast<std::uint32_t>(sums.before);
   const auto changed_tiles = static_cast<std::uint32_t>(sums.total >> 32);
   if (threadIdx.x < section.tiles) pipeline.tile_offsets[slot] = before;
@@ -57,26 +60,36 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   }
   __syncthreads();
   const bool starts = threadIdx.x < changed_tiles && starts_block(shared, threadIdx.x);
-  const Scanned numbers = cta_scan(shared.scan, starts ? 1 : 0);
-  const auto blocks = static_cast<std::uint32_t>(numbers.total);
-  if (starts) shared.first[numbers.before] = threadIdx.x;
+  // Only a tile with so many changes, which is a block of its own, has no slot.
+  const bool whole_tile = starts && shared.count[threadIdx.x] >= kBlockChanges;
+  const auto numbers = cta_scan(shared.scan, (whole_tile ? 1U << 16 : 0) | (starts ? 1U : 0));
+  const std::uint32_t blocks = numbers.total & 0xFFFF;
+  const std::uint32_t whole_tiles = numbers.total >> 16;
   const std::uint32_t size = pipeline.tensors[section.tensor].element_shift;
   if (threadIdx.x == 0) {
     pipeline.section_blocks[index] = blocks;
-    shared.items_begin = blocks == 0 ? 0 : atomicAdd(&pipeline.control->items[size], blocks);
+    if (blocks != whole_tiles) shared.runs_begin = atomicAdd(&pipeline.control->runs[size], blocks - whole_tiles);
+    if (whole_tiles != 0) shared.items_begin = atomicAdd(&pipeline.control->items[size], whole_tiles);
   }
+  const std::uint32_t number = numbers.before & 0xFFFF;
+  if (starts) shared.first[number] = threadIdx.x;
   __syncthreads();
-  if (threadIdx.x < blocks) {
-    const std::uint32_t first = shared.first[threadIdx.x];
-    const std::uint32_t last = (threadIdx.x + 1 < blocks ? shared.first[threadIdx.x + 1] : changed_tiles) - 1;
+  if (starts) {
+    const std::uint32_t first = threadIdx.x;
+    const std::uint32_t last = (number + 1 < blocks ? shared.first[number + 1] : changed_tiles) - 1;
     const std::uint32_t changed = shared.before[last] + shared.count[last] - shared.before[first];
     const std::uint32_t tiles = shared.tile[last] - shared.tile[first] + 1;
     BlockRecord record;
     record.first_tile = section.first_tile + shared.tile[first];
     record.extent = changed | (tiles - 1) << 24;
-    pipeline.records[section.tile_base + threadIdx.x] = record;
-    pipeline.items[size][shared.items_begin + threadIdx.x] = {section.tile_base + threadIdx.x,
-                                                              section.tile_base + shared.tile[first]};
+    pipeline.records[section.tile_base + number] = record;
+    const WorkItem item{section.tile_base + number, section.tile_base + shared.tile[first]};
+    const std::uint32_t whole_before = numbers.before >> 16;
+    if (whole_tile) {
+      pipeline.items[size][shared.items_begin + whole_before] = item;
+    } else {
+      pipeline.runs[size][shared.runs_begin + number - whole_before] = item;
+    }
   }
   // The scan of the next section has barriers before anything shared is written.
 }

@@ -9,62 +9,57 @@
 // code_change (changes.cuh) then reads both again, from cache, and writes 2 bytes of bf16 in place; fill_slot
 // (detect.cuh) writes 2 bytes of position and 2 of coded word. Elements that did not change are not written.
 
+#include "cuda/detect/change_mask.cuh"
 #include "cuda/detect/device_tile.cuh"
 
 namespace sparsecast::cuda {
 
-/// Returns two masters cast to bf16, in one word.
-__device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high) {
-  return bf16_from_f32_bits(low) | std::uint32_t{bf16_from_f32_bits(high)} << 16;
+/// Four masters, and the bf16 that they are compared with.
+struct MasterPiece {
+  uint4 masters;
+  uint2 old;
+};
+
+__device__ inline bool is_nan(std::uint32_t f32_bits) { return (f32_bits & 0x7FFFFFFFU) > 0x7F800000U; }
+
+/// Returns two masters cast to bf16, in one word. With `exact` false neither may be a NaN.
+__device__ inline std::uint32_t cast_pair(std::uint32_t low, std::uint32_t high, bool exact) {
+  if (exact) return bf16_from_f32_bits(low) | std::uint32_t{bf16_from_f32_bits(high)} << 16;
+  const auto rounded = [](std::uint32_t bits) { return bits + 0x7FFFU + (bits >> 16 & 1U); };
+  return __byte_perm(rounded(low), rounded(high), 0x7632);
 }
 
-/// Compares the cast of the first `vectors` vectors with the old bits and marks differences in `mask`. load(at, low,
-/// high, old) reads 32 bytes of masters and the 16 bytes of bf16 that they belong to. Each thread has kInFlight such
-/// loads in flight; past the end it compares the last vector again, which changes nothing.
-template <std::uint32_t kInFlight, class Load>
-__device__ void cast_loaded(std::uint32_t vectors, std::uint32_t* mask, const Load& load) {
-  for (std::uint32_t begin = threadIdx.x; begin < vectors; begin += kInFlight * kThreads) {
-    uint4 a[2 * kInFlight];
-    uint4 b[kInFlight];
-    std::uint32_t at[kInFlight];
-    SPARSECAST_UNROLL
-    for (std::uint32_t j = 0; j < kInFlight; ++j) {
-      const std::uint32_t wanted = begin + j * kThreads;
-      at[j] = wanted < vectors ? wanted : vectors - 1;
-      load(at[j], a[2 * j], a[2 * j + 1], b[j]);
-    }
-    SPARSECAST_UNROLL
-    for (std::uint32_t j = 0; j < kInFlight; ++j) {
-      const uint4& low = a[2 * j];
-      const uint4& high = a[2 * j + 1];
-      const uint4 cast{cast_pair(low.x, low.y), cast_pair(low.z, low.w), cast_pair(high.x, high.y),
-                       cast_pair(high.z, high.w)};
-      const uint4 difference = exclusive_or(cast, b[j]);
-      if (any_bit(difference)) mark_vector(mask, at[j], difference, 1);
-    }
-  }
+/// Returns a bit for each element whose cast differs from the old bits.
+__device__ inline std::uint32_t different_casts(const MasterPiece& piece) {
+  const uint4& masters = piece.masters;
+  const bool exact = is_nan(masters.x) || is_nan(masters.y) || is_nan(masters.z) || is_nan(masters.w);
+  return four_different_halves(cast_pair(masters.x, masters.y, exact), cast_pair(masters.z, masters.w, exact),
+                               piece.old.x, piece.old.y);
 }
 
-/// Compares contiguous masters with contiguous bf16.
-__device__ inline void cast_vectors(const DeviceTile& tile, std::uint32_t vectors, std::uint32_t* mask) {
-  const auto* master = reinterpret_cast<const uint4*>(tile.current);
-  const auto* old = reinterpret_cast<const uint4*>(tile.old);
-  cast_loaded<2>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
-    low = master[2 * at];
-    high = master[2 * at + 1];
-    b = old[at];
-  });
+/// Compares the cast of contiguous masters with contiguous bf16, for `elements` elements. Neighbouring lanes read
+/// neighbouring masters, so that a load of the warp takes as few sectors as it can.
+__device__ inline void cast_vectors(const DeviceTile& tile, std::uint32_t elements, ChangeMask& mask) {
+  const auto* masters = in_global(reinterpret_cast<const uint4*>(tile.current));
+  const auto* old = in_global(reinterpret_cast<const uint2*>(tile.old));
+  mark_pieces<4, 4>(
+      elements / 4, mask,
+      [&](std::uint32_t at) {
+        return MasterPiece{masters[at], old[at]};
+      },
+      different_casts);
 }
 
 /// Compares where the masters or the bf16 are a strided view.
-__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t vectors,
-                                            std::uint32_t* mask) {
-  cast_loaded<1>(vectors, mask, [&](std::uint32_t at, uint4& low, uint4& high, uint4& b) {
-    const uint4* const master = vector_at(pipeline, tile, tile.current, tile.current_view, at << 3, 2);
-    low = master[0];
-    high = master[1];
-    b = *vector_at(pipeline, tile, tile.old, tile.old_view, at << 3, 1);
-  });
+__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t elements,
+                                            ChangeMask& mask) {
+  mark_pieces<2, 4>(
+      elements / 4, mask,
+      [&](std::uint32_t at) {
+        return MasterPiece{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << 2, 2),
+                           *piece_at<uint2>(pipeline, tile, tile.old, tile.old_view, at << 2, 1)};
+      },
+      different_casts);
 }
 
 }  // namespace sparsecast::cuda

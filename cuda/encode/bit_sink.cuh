@@ -9,12 +9,21 @@
 
 namespace sparsecast::cuda {
 
+/// Sets bit number `bit` of `words`.
+__device__ inline void set_bit(std::uint32_t* words, std::uint32_t bit) { atomicOr(&words[bit / 32], 1U << bit % 32); }
+
+/// Writes the low `width` bits (at most 32) of `value`, whose higher bits must be zero, from bit number `bit` on.
+__device__ inline void put_bits(std::uint32_t* words, std::uint32_t bit, std::uint32_t value, std::uint32_t width) {
+  const std::uint64_t both = std::uint64_t{value} << bit % 32;
+  atomicOr(&words[bit / 32], static_cast<std::uint32_t>(both));
+  if (bit % 32 + width > 32) atomicOr(&words[bit / 32 + 1], static_cast<std::uint32_t>(both >> 32));
+}
+
 /// Writes consecutive fields into words that must be zero before. Several threads may write parts of one word. The
 /// fields are complete in memory after flush().
 class BitSink {
  public:
-  __device__ BitSink(std::uint32_t* words, std::uint64_t bit)
-      : word_(words + bit / 32), used_(static_cast<std::uint32_t>(bit % 32)) {}
+  __device__ BitSink(std::uint32_t* words, std::uint32_t bit) : word_(words + bit / 32), used_(bit % 32) {}
 
   /// Appends the low `width` bits (0 to 32) of `value`, whose higher bits must be zero.
   __device__ void put(std::uint32_t value, std::uint32_t width) {

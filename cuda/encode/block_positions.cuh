@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The position part of a block (docs/wire-format.md §4.1, §5.2, §5.4), coded by all threads of a CTA together.
+// The position part of a block (docs/wire-format.md §4.1, §5.2, §5.4), coded by the threads of a CTA or a warp
+// together.
 
 #include "codec/codec_common.hpp"
-#include "cuda/common/cta_primitives.cuh"
+#include "cuda/common/coding_threads.cuh"
 #include "cuda/encode/bit_sink.cuh"
 
 namespace sparsecast::cuda {
@@ -28,77 +29,84 @@ struct PositionPlan {
   std::uint32_t tail_bit = 0;      ///< packed: bit at which their tails start.
 };
 
-inline constexpr std::uint32_t kSumBits = 21;  ///< Enough for the bits of all quotients of a block.
+/// Sums over the quotients of the share of a thread, or of all of them.
+struct QuotientSums {
+  ThreeSums bits;   ///< Bits of the codes without their ones, for k, k - 1 and k - 2.
+  ThreeSums tails;  ///< Those of them that are tails.
+};
 
-/// Returns the numbers of bits of all quotients (without their ones) for k, k - 1 and k - 2, packed into one word.
-__device__ inline std::uint64_t three_quotient_sums(const PositionList& list, std::uint32_t k, ScanShared& shared) {
-  const Share share = share_of(list.count);
-  std::uint64_t sums = 0;
+template <class Threads>
+__device__ QuotientSums sum_own_quotients(const PositionList& list, std::uint32_t k) {
+  const Share share = Threads::share(list.count);
+  QuotientSums sums;
+  std::uint32_t next = share.begin == 0 ? 0 : list.positions[share.begin - 1] + 1;
+  SPARSECAST_UNROLL_FOR(Threads)
   for (std::uint32_t i = share.begin; i < share.end; ++i) {
-    const std::uint32_t gap = list.gap(i);
-    for (std::uint32_t down = 0; down < 3 && down <= k; ++down) {
-      const std::uint32_t quotient = gap >> (k - down);
-      sums += std::uint64_t{quotient_zeros(quotient) + quotient_tail_bits(quotient)} << down * kSumBits;
+    const std::uint32_t position = list.positions[i];
+    const std::uint32_t gap = position - next;
+    next = position + 1;
+    SPARSECAST_UNROLL
+    for (std::uint32_t down = 0; down < 3; ++down) {
+      // Parameters below 0 are not looked at.
+      const std::uint32_t quotient = gap >> (k < down ? 0 : k - down);
+      const std::uint32_t tail = quotient_tail_bits(quotient);
+      sums.tails.of[down] += tail;
+      sums.bits.of[down] += (quotient < kEscape ? quotient : kEscape) + 2 * tail;
     }
   }
-  return cta_sum(shared, sums);
+  return sums;
 }
 
-/// Returns the Rice parameter of docs/wire-format.md §5.2.
-__device__ inline std::uint32_t choose_kp(const PositionList& list, ScanShared& shared) {
+/// Chooses the Rice parameter by docs/wire-format.md §5.2 and places the parts of this thread.
+template <class Threads>
+__device__ PositionPlan plan_packed(const PositionList& list, const Threads& threads) {
   std::uint32_t k = rice_parameter(list.positions[list.count - 1] + 1 - list.count, list.count);
-  if (k == 0) return 0;
-  std::uint64_t sums = three_quotient_sums(list, k, shared);
-  std::uint32_t down = 0;
-  const auto bits = [&](std::uint32_t parameter) {
-    return std::uint64_t{list.count} * (parameter + 1) + (sums >> down * kSumBits & ((1U << kSumBits) - 1));
-  };
-  std::uint64_t best = bits(k);
-  while (k > 0) {
-    if (++down == 3) {
-      sums = three_quotient_sums(list, k - 1, shared);
-      down = 0;
-    }
-    const std::uint64_t lower = bits(k - 1);
-    if (lower >= best) break;
-    best = lower;
-    --k;
-  }
-  return k;
-}
-
-__device__ inline PositionPlan plan_packed(const PositionList& list, ScanShared& shared) {
   PositionPlan plan;
-  plan.kp = choose_kp(list, shared);
-  const Share share = share_of(list.count);
-  std::uint64_t own = 0;  // Bits of the quotients with their ones, and bits of the tails.
-  for (std::uint32_t i = share.begin; i < share.end; ++i) {
-    const std::uint32_t quotient = list.gap(i) >> plan.kp;
-    own += std::uint64_t{quotient_zeros(quotient) + 1} << 32 | quotient_tail_bits(quotient);
+  TwoSums own;  // Bits of the quotients with their ones, and bits of the tails.
+  std::uint64_t best = ~std::uint64_t{0};
+  bool lower = true;
+  while (lower) {
+    const QuotientSums sums = sum_own_quotients<Threads>(list, k);
+    const ThreeSums all = threads.sum(sums.bits);
+    const Share share = Threads::share(list.count);
+    SPARSECAST_UNROLL
+    for (std::uint32_t down = 0; down < 3; ++down) {
+      if (!lower || k < down) break;
+      const std::uint64_t bits = std::uint64_t{list.count} * (k - down + 1) + all.of[down];
+      lower = bits < best;
+      if (!lower) break;
+      best = bits;
+      plan.kp = k - down;
+      own = {sums.bits.of[down] - sums.tails.of[down] + share.end - share.begin, sums.tails.of[down]};
+    }
+    // The next three, if the last was the best so far.
+    lower = lower && k >= 3;
+    k -= 3;
   }
-  const Scanned scanned = cta_scan(shared, own);
+  const TwoScans scanned = threads.scan(own);
   const std::uint32_t remainders = list.count * plan.kp;
-  const auto quotients = static_cast<std::uint32_t>(scanned.total >> 32);
-  plan.quotient_bit = remainders + static_cast<std::uint32_t>(scanned.before >> 32);
-  plan.tail_bit = remainders + quotients + static_cast<std::uint32_t>(scanned.before);
-  plan.bytes = static_cast<std::uint32_t>(
-      padded_bytes(std::uint64_t{remainders} + quotients + static_cast<std::uint32_t>(scanned.total)));
+  plan.quotient_bit = remainders + scanned.before.first;
+  plan.tail_bit = remainders + scanned.total.first + scanned.before.second;
+  plan.bytes = static_cast<std::uint32_t>(padded_bytes(best));
   return plan;
 }
 
-__device__ inline PositionPlan plan_gap16(const PositionList& list) {
-  const Share share = share_of(list.count);
+template <class Threads>
+__device__ PositionPlan plan_gap16(const PositionList& list, const Threads& threads) {
+  const Share share = Threads::share(list.count);
   bool wide = false;
+  SPARSECAST_UNROLL_FOR(Threads)
   for (std::uint32_t i = share.begin; i < share.end; ++i) wide = wide || list.gap(i) > 0xFFFF;
   PositionPlan plan;
   plan.codec = PositionCodec::kGap16;
-  plan.kp = __syncthreads_or(wide ? 1 : 0) != 0 ? 1 : 0;
+  plan.kp = threads.any(wide) ? 1 : 0;
   plan.bytes = static_cast<std::uint32_t>(padded_bytes(std::uint64_t{list.count} * (plan.kp != 0 ? 32 : 16)));
   return plan;
 }
 
 /// Chooses the position coding by docs/wire-format.md §5.4, before dense is considered.
-__device__ inline PositionPlan plan_positions(const PositionList& list, PositionMode mode, ScanShared& shared) {
+template <class Threads>
+__device__ PositionPlan plan_positions(const PositionList& list, PositionMode mode, const Threads& threads) {
   PositionPlan bitmap;
   bitmap.codec = PositionCodec::kBitmap;
   bitmap.bytes = static_cast<std::uint32_t>(padded_bytes(list.span));
@@ -110,55 +118,62 @@ __device__ inline PositionPlan plan_positions(const PositionList& list, Position
       return plan;
     }
     case PositionMode::kGap16:
-      return plan_gap16(list);
+      return plan_gap16(list, threads);
     case PositionMode::kBitmap:
       return bitmap;
     default: {
-      const PositionPlan packed = plan_packed(list, shared);
+      const PositionPlan packed = plan_packed(list, threads);
       return mode == PositionMode::kAuto && bitmap.bytes < packed.bytes ? bitmap : packed;
     }
   }
 }
 
-__device__ inline void write_packed(const PositionList& list, const PositionPlan& plan, const Share& share,
-                                    std::uint32_t* words) {
-  BitSink remainders(words, std::uint64_t{share.begin} * plan.kp);
-  BitSink quotients(words, plan.quotient_bit);
-  BitSink tails(words, plan.tail_bit);
+template <class Threads>
+__device__ void write_packed(const PositionList& list, const PositionPlan& plan, std::uint32_t* words) {
+  const Share share = Threads::share(list.count);
+  BitSink remainders(words, share.begin * plan.kp);
+  std::uint32_t quotient_bit = plan.quotient_bit;
+  std::uint32_t tail_bit = plan.tail_bit;
+  std::uint32_t next = share.begin == 0 ? 0 : list.positions[share.begin - 1] + 1;
+  SPARSECAST_UNROLL_FOR(Threads)
   for (std::uint32_t i = share.begin; i < share.end; ++i) {
-    const std::uint32_t gap = list.gap(i);
-    const std::uint32_t quotient = gap >> plan.kp;
-    const std::uint32_t zeros = quotient_zeros(quotient);
+    const std::uint32_t position = list.positions[i];
+    const std::uint32_t gap = position - next;
+    next = position + 1;
     remainders.put(gap & ((1U << plan.kp) - 1), plan.kp);
-    quotients.put_unary(zeros);
-    tails.put(quotient - quotient_of_zeros(zeros), quotient_tail_bits(quotient));
+    const std::uint32_t quotient = gap >> plan.kp;
+    const std::uint32_t tail_bits = quotient_tail_bits(quotient);
+    quotient_bit += (quotient < kEscape ? quotient : kEscape) + tail_bits;
+    set_bit(words, quotient_bit++);
+    if (tail_bits != 0) {
+      put_bits(words, tail_bit, quotient - quotient_of_zeros(kEscape + tail_bits), tail_bits);
+      tail_bit += tail_bits;
+    }
   }
   remainders.flush();
-  quotients.flush();
-  tails.flush();
 }
 
 /// Writes the position part to `words`, which must be zero. Callers provide the barriers.
-__device__ inline void write_positions(const PositionList& list, const PositionPlan& plan, std::uint32_t* words) {
-  const Share share = share_of(list.count);
+template <class Threads>
+__device__ void write_positions(const PositionList& list, const PositionPlan& plan, std::uint32_t* words) {
+  const Share share = Threads::share(list.count);
   switch (plan.codec) {
     case PositionCodec::kIndex32:
-      for (std::uint32_t i = threadIdx.x; i < list.count; i += kThreads) words[i] = list.positions[i];
+      for (std::uint32_t i = Threads::rank(); i < list.count; i += Threads::kCount) words[i] = list.positions[i];
       break;
     case PositionCodec::kGap16: {
       const std::uint32_t width = plan.kp != 0 ? 32 : 16;
-      BitSink gaps(words, std::uint64_t{share.begin} * width);
+      BitSink gaps(words, share.begin * width);
+      SPARSECAST_UNROLL_FOR(Threads)
       for (std::uint32_t i = share.begin; i < share.end; ++i) gaps.put(list.gap(i), width);
       gaps.flush();
       break;
     }
     case PositionCodec::kBitmap:
-      for (std::uint32_t i = threadIdx.x; i < list.count; i += kThreads) {
-        atomicOr(&words[list.positions[i] / 32], 1U << list.positions[i] % 32);
-      }
+      for (std::uint32_t i = Threads::rank(); i < list.count; i += Threads::kCount) set_bit(words, list.positions[i]);
       break;
     default:
-      write_packed(list, plan, share, words);
+      write_packed<Threads>(list, plan, words);
   }
 }
 

@@ -80,7 +80,7 @@ class DeviceEncoder::State {
 
   DeviceMemory tensors_, streams_, sections_, tiles_, views_;
   DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
-  std::array<DeviceMemory, 4> items_;
+  std::array<DeviceMemory, 4> runs_, items_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
   DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
   DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
@@ -120,7 +120,11 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.scratch_stride = scratch_bytes(plan_.widest);
   scratch_ = DeviceMemory(encode_grid(slots, device_stream_) * pipeline_.scratch_stride);
   for (unsigned size = 0; size < 4; ++size) {
-    if (plan_.has_size[size]) items_[size] = DeviceMemory(slots * sizeof(WorkItem));
+    if (plan_.has_size[size]) {
+      runs_[size] = DeviceMemory(slots * sizeof(WorkItem));
+      items_[size] = DeviceMemory(slots * sizeof(WorkItem));
+    }
+    pipeline_.runs[size] = runs_[size].as<WorkItem>();
     pipeline_.items[size] = items_[size].as<WorkItem>();
   }
   pipeline_.tile_counts = tile_counts_.as<std::uint32_t>();

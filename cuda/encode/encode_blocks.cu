@@ -9,6 +9,10 @@ namespace {
 
 template <DetectSource kSource, class T>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
+  // The second takes what the first leaves.
+  launch(encode_runs<T>,
+         grid_for((chunk.tile_end - chunk.tile_begin + kRunWarps<T> - 1) / kRunWarps<T>, kRunCtas, device),
+         32 * kRunWarps<T>, device, pipeline, chunk);
   launch(encode_blocks<kSource, T>, encode_grid(chunk.tile_end - chunk.tile_begin, device), kThreads, device, pipeline,
          chunk);
 }

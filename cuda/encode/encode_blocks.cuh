@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// encode_blocks: encodes the blocks of a chunk. A run of tiles with less than kRunChanges changes is gathered from its
-// slots into shared memory; a tile with many changes is compared again, into scratch memory of the CTA. Reads about 4
-// bytes a change for bf16 and writes its payload, about 1.2; a tile that is compared again costs what it cost detect.
-// Grid: a few CTAs on each multiprocessor, bounded by the scratch; each takes one work item after another.
+// The kernels that encode the blocks of a chunk. encode_runs takes the runs of tiles with less than kRunChanges
+// changes: a warp gathers those of a block from their slots into shared memory and codes them, without a barrier of the
+// CTA. encode_blocks takes all others with a CTA for each: a tile with many changes is compared again, into scratch
+// memory of the CTA. Both read about 4 bytes a change for bf16 and write its payload, about 1.2; a tile that is
+// compared again costs what it cost detect. Grids: a few CTAs on each multiprocessor; each takes one work item after
+// another.
 
 #include "codec/block.hpp"
 #include "cuda/detect/changes.cuh"
@@ -13,26 +15,39 @@
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs on a multiprocessor, limited by registers; each has scratch memory.
+/// Resident CTAs of encode_blocks on a multiprocessor, limited by registers; each has scratch memory.
 inline constexpr unsigned kEncodeCtas = 3;
-/// Largest payload in bytes that is assembled in shared memory.
-inline constexpr std::uint32_t kStageBytes = 8192;
-
+/// Warps in a CTA of encode_runs, and resident CTAs, limited by shared memory.
 template <class T>
-struct EncodeShared {
-  ScanShared scan;
+inline constexpr unsigned kRunWarps = sizeof(T) <= 2 ? 4 : 2;
+inline constexpr unsigned kRunCtas = 5;
+/// Largest payload in bytes that is assembled in shared memory, by a CTA and by a warp.
+inline constexpr std::uint32_t kStageBytes = 8192;
+inline constexpr std::uint32_t kRunStageBytes = 3072;
+
+/// Shared memory of a warp that encodes a run.
+template <class T>
+struct RunShared {
   ValuesShared values;
-  std::uint64_t payload;
+  T words[kRunChanges];
+  std::uint32_t positions[kRunChanges];
+  std::uint16_t exceptions[kRunChanges];
+  std::uint32_t stage[kRunStageBytes / 4];
+};
+template <class T>
+struct RunsShared {
+  RunShared<T> warps[kRunWarps<T>];
+};
+
+struct EncodeShared {
+  CtaThreads::Shared threads;
+  ValuesShared values;
   union {
-    struct {
-      T words[kRunChanges];
-      std::uint32_t positions[kRunChanges];
-      std::uint16_t exceptions[kRunChanges];
-    } run;
-    std::uint32_t mask[kMaskWords];
+    ChangeMask mask;
     CtaDigest::TempStorage digest;
   };
   std::uint32_t stage[kStageBytes / 4];
+  StreamDigest digests[kThreads];  ///< Of each thread: in registers they would take those of the plan.
 };
 
 /// Positions, coded words and exception indices of the changes of one block.
@@ -44,12 +59,12 @@ struct Entries {
 };
 
 /// Gathers the entries of a run of tiles; each warp takes one tile at a time.
-template <class T>
+template <class T, class Threads>
 __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile, std::uint32_t tiles,
                            const Entries<T>& entries) {
   const std::uint32_t first_slot = first_tile - chunk.tile_begin;
   const std::uint32_t begin = pipeline.tile_offsets[first_slot];
-  for (std::uint32_t t = threadIdx.x / 32; t < tiles; t += kThreads / 32) {
+  for (std::uint32_t t = Threads::rank() / 32; t < tiles; t += Threads::kCount / 32) {
     const std::uint32_t slot = first_slot + t;
     const std::uint32_t count = pipeline.tile_counts[slot];
     const std::uint32_t at = pipeline.tile_offsets[slot] - begin;
@@ -60,15 +75,15 @@ __device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::ui
       entries.words[at + i] = words[i];
     }
   }
-  __syncthreads();
+  Threads::sync();
 }
 
 /// Finds the changes of a tile again and writes its entries.
 template <DetectSource kSource, class T>
 __device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t count,
-                                const Entries<T>& entries, EncodeShared<T>& shared, DigestSum& sum) {
-  find_changes<kSource>(pipeline, tile, shared.mask);
-  const Scanned own = cta_scan(shared.scan, count_own_changes(shared.mask));
+                                const Entries<T>& entries, EncodeShared& shared, DigestSum& sum) {
+  find_changes<kSource, T>(pipeline, tile, shared.mask);
+  const auto own = cta_scan(shared.threads.scan, count_own_changes(shared.mask));
   list_own_changes(shared.mask, entries.positions + own.before);
   __syncthreads();
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
@@ -99,101 +114,178 @@ __device__ void write_dense_raw(const Pipeline& pipeline, const DeviceTile& tile
 template <class T>
 __device__ void write_dense_coded(const Entries<T>& entries, std::uint32_t count, std::uint32_t* out) {
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
-    BitSink sink(out, std::uint64_t{entries.positions[i]} * kWidthOf<T>);
+    BitSink sink(out, entries.positions[i] * kWidthOf<T>);
     sink.put_long(entries.words[i], kWidthOf<T>);
     sink.flush();
   }
 }
 
-/// Chooses the block's coding, writes its payload and completes its record.
-template <DetectSource kSource, class T>
-__device__ void encode_block(const Pipeline& pipeline, const DeviceTile& first_tile, const PositionList& list,
-                             const Entries<T>& entries, BlockRecord& record, EncodeShared<T>& shared) {
-  PositionPlan positions = plan_positions(list, pipeline.positions, shared.scan);
+/// How the parts of a block are coded, and where they go.
+struct BlockPlan {
+  PositionPlan positions;
   ValuePlan values;
+  bool dense = false;
+
+  __device__ std::uint32_t bytes() const { return positions.bytes + values.bytes; }
+  __device__ Coding coding(ValueCodec codec) const {
+    return {positions.codec, codec, positions.kp, values.kv, values.ke, values.lengths};
+  }
+};
+
+/// Chooses the coding of a block (docs/wire-format.md §5.4).
+template <class T, class Threads>
+__device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& list, const Entries<T>& entries,
+                                const Threads& threads, ValuesShared& shared) {
+  BlockPlan plan;
+  plan.positions = plan_positions(list, pipeline.positions, threads);
   if (pipeline.values == ValueCodec::kUlp) {
-    values = plan_ulp(entries.words, list.count, entries.exceptions, shared.scan, shared.values);
+    plan.values = plan_ulp(entries.words, list.count, entries.exceptions, threads, shared);
   } else {
-    values.bytes = static_cast<std::uint32_t>(padded_bytes(std::uint64_t{list.count} * kWidthOf<T>));
+    plan.values.bytes = (list.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4 * 4;
   }
   // Only a single tile can have so many changes, or be so short, that dense is smaller.
-  const std::uint32_t dense_bytes = list.span * static_cast<std::uint32_t>(sizeof(T));
-  const bool dense = list.span <= kTileElems && dense_bytes < positions.bytes + values.bytes;
-  std::uint32_t bytes = positions.bytes + values.bytes;
-  if (dense) {
-    bytes = (dense_bytes + 3) / 4 * 4;
-    positions.codec = PositionCodec::kDense;
-    positions.kp = values.kv = values.ke = 0;
-    values.lengths = false;
-  }
-  if (threadIdx.x == 0) {
-    shared.payload = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.control->arena_used),
-                               static_cast<unsigned long long>(bytes));
-    record.payload = shared.payload;
+  plan.dense = list.span <= kTileElems && list.span * static_cast<std::uint32_t>(sizeof(T)) < plan.bytes();
+  return plan;
+}
+
+/// Completes the record of a block with a payload of `bytes` bytes, and returns the memory of that payload in the
+/// arena.
+template <class Threads>
+__device__ std::uint32_t* place_payload(const Pipeline& pipeline, const Coding& coding, std::uint32_t bytes,
+                                        BlockRecord& record, const Threads& threads) {
+  std::uint64_t payload = 0;
+  if (Threads::rank() == 0) {
+    payload = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.control->arena_used),
+                        static_cast<unsigned long long>(bytes));
+    record.payload = payload;
     record.payload_bytes = bytes;
-    record.coding = Coding{positions.codec, pipeline.values, positions.kp, values.kv, values.ke, values.lengths}.pack();
+    record.coding = coding.pack();
   }
-  __syncthreads();
-  auto* payload = reinterpret_cast<std::uint32_t*>(pipeline.arena + shared.payload);
-  const bool staged = bytes <= kStageBytes;
-  std::uint32_t* out = staged ? shared.stage : payload;
-  for (std::uint32_t w = threadIdx.x; w < bytes / 4; w += kThreads) out[w] = 0;
-  __syncthreads();
-  if (!dense) {
-    write_positions(list, positions, out);
-    if (pipeline.values == ValueCodec::kUlp) {
-      write_ulp(entries.words, list.count, entries.exceptions, values, out + positions.bytes / 4);
-    } else {
-      write_words(entries.words, list.count, out + positions.bytes / 4);
-    }
-  } else if (pipeline.values == ValueCodec::kRaw) {
-    write_dense_raw<kSource, T>(pipeline, first_tile, out);
+  return reinterpret_cast<std::uint32_t*>(pipeline.arena + threads.of_first(payload));
+}
+
+template <class Threads>
+__device__ void fill_zero(std::uint32_t* words, std::uint32_t count) {
+  for (std::uint32_t w = Threads::rank(); w < count; w += Threads::kCount) words[w] = 0;
+  Threads::sync();
+}
+
+/// Writes the payload of a block that is not dense to `out`, `words` words.
+template <class T, class Threads>
+__device__ void write_payload(const Pipeline& pipeline, const BlockPlan& plan, const PositionList& list,
+                              const Entries<T>& entries, std::uint32_t words, std::uint32_t* out) {
+  fill_zero<Threads>(out, words);
+  write_positions<Threads>(list, plan.positions, out);
+  out += plan.positions.bytes / 4;
+  if (pipeline.values == ValueCodec::kUlp) {
+    write_ulp<T, Threads>(entries.words, list.count, entries.exceptions, plan.values, out);
   } else {
-    write_dense_coded(entries, list.count, out);
+    write_words<T, Threads>(entries.words, list.count, out);
+  }
+  Threads::sync();
+}
+
+template <class Threads>
+__device__ void copy_words(std::uint32_t* out, const std::uint32_t* words, std::uint32_t count) {
+  for (std::uint32_t w = Threads::rank(); w < count; w += Threads::kCount) out[w] = words[w];
+}
+
+/// Writes the payload of a dense block, of one tile, and completes its record. Opens the tile again: kept from before,
+/// its pointers would take the registers of the plan.
+template <DetectSource kSource, class T>
+__device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, const Entries<T>& entries,
+                            std::uint32_t count, BlockRecord& record, const CtaThreads& threads) {
+  const DeviceTile tile = open_tile<kSource>(pipeline, tile_index);
+  const std::uint32_t bytes = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4 * 4;
+  std::uint32_t* const payload =
+      place_payload(pipeline, Coding{PositionCodec::kDense, pipeline.values, 0, 0, 0, false}, bytes, record, threads);
+  if (pipeline.values == ValueCodec::kRaw) {
+    write_dense_raw<kSource, T>(pipeline, tile, payload);
+  } else {
+    fill_zero<CtaThreads>(payload, bytes / 4);
+    write_dense_coded(entries, count, payload);
   }
   __syncthreads();
-  if (staged) {
-    for (std::uint32_t w = threadIdx.x; w < bytes / 4; w += kThreads) payload[w] = shared.stage[w];
+}
+
+/// Returns the number of elements from the first tile of a run to the end of its last.
+__device__ inline std::uint32_t span_of(const Pipeline& pipeline, std::uint32_t first_tile, std::uint32_t tiles) {
+  // All tiles but the last are whole.
+  const TileEntry last = pipeline.tiles[first_tile + tiles - 1];
+  return (tiles - 1) * kTileElems + elements_in(pipeline.tensors[last.tensor], last.tile);
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kRunWarps<T>, kRunCtas) encode_runs(Pipeline pipeline, Chunk chunk) {
+  SPARSECAST_SHARED(RunsShared<T>, all);
+  if (pipeline.control->stopped != 0) return;
+  RunShared<T>& shared = all.warps[threadIdx.x / 32];
+  const WarpThreads threads;
+  const Entries<T> entries{shared.positions, shared.words, shared.exceptions};
+  const std::uint32_t items = pipeline.control->runs[kShiftOf<T>];
+  for (std::uint32_t i = blockIdx.x * kRunWarps<T> + threadIdx.x / 32; i < items; i += gridDim.x * kRunWarps<T>) {
+    const WorkItem item = pipeline.runs[kShiftOf<T>][i];
+    BlockRecord& record = pipeline.records[item.record];
+    const std::uint32_t extent = record.extent;
+    const std::uint32_t tiles = (extent >> 24) + 1;
+    gather_run<T, WarpThreads>(pipeline, chunk, item.first_tile, tiles, entries);
+    const PositionList list{entries.positions, extent & 0xFFFFFFU, span_of(pipeline, item.first_tile, tiles)};
+    const BlockPlan plan = plan_block(pipeline, list, entries, threads, shared.values);
+    if (!plan.dense && plan.bytes() <= kRunStageBytes) {
+      std::uint32_t* const payload =
+          place_payload(pipeline, plan.coding(pipeline.values), plan.bytes(), record, threads);
+      write_payload<T, WarpThreads>(pipeline, plan, list, entries, plan.bytes() / 4, shared.stage);
+      copy_words<WarpThreads>(payload, shared.stage, plan.bytes() / 4);
+    } else if (WarpThreads::rank() == 0) {
+      const std::uint32_t to = atomicAdd(&pipeline.control->items[kShiftOf<T>], 1U);
+      pipeline.items[kShiftOf<T>][to] = item;
+    }
+    __syncwarp();
   }
-  // The stage is written again only after the barriers of the next block's plan.
 }
 
 template <DetectSource kSource, class T>
 __global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_blocks(Pipeline pipeline, Chunk chunk) {
-  SPARSECAST_SHARED(EncodeShared<T>, shared);
+  SPARSECAST_SHARED(EncodeShared, shared);
   if (pipeline.control->stopped != 0) return;
-  constexpr std::uint32_t kSize = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
-  const std::uint32_t items = pipeline.control->items[kSize];
+  const CtaThreads threads(shared.threads);
+  const std::uint32_t items = pipeline.control->items[kShiftOf<T>];
   // Words come first: they need the largest alignment.
   std::byte* scratch = pipeline.scratch + std::uint64_t{blockIdx.x} * pipeline.scratch_stride;
-  const Entries<T> tile_entries{reinterpret_cast<std::uint32_t*>(scratch + kTileElems * sizeof(T)),
-                                reinterpret_cast<T*>(scratch),
-                                reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
-  StreamDigest digest;
+  const Entries<T> entries{reinterpret_cast<std::uint32_t*>(scratch + kTileElems * sizeof(T)),
+                           reinterpret_cast<T*>(scratch),
+                           reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
+  shared.digests[threadIdx.x] = {};
   for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
-    const WorkItem item = pipeline.items[kSize][i];
+    const WorkItem item = pipeline.items[kShiftOf<T>][i];
     BlockRecord& record = pipeline.records[item.record];
     const std::uint32_t extent = record.extent;
     const std::uint32_t tiles = (extent >> 24) + 1;
     const std::uint32_t count = extent & 0xFFFFFFU;
-    const DeviceTile tile = open_tile<kSource>(pipeline, item.first_tile);
     const bool again = tiles == 1 && count >= kBlockChanges;
-    const Entries<T> entries =
-        again ? tile_entries : Entries<T>{shared.run.positions, shared.run.words, shared.run.exceptions};
-    PositionList list{entries.positions, count, tile.count};
     if (again) {
-      digest.enter(tile.stream, shared.digest, pipeline);
+      const DeviceTile tile = open_tile<kSource>(pipeline, item.first_tile);
+      StreamDigest digest = shared.digests[threadIdx.x];
+      digest.enter(tile.tensor->stream, shared.digest, pipeline);
       read_tile_again<kSource, T>(pipeline, tile, count, entries, shared, digest.sum);
+      shared.digests[threadIdx.x] = digest;
     } else {
-      gather_run(pipeline, chunk, item.first_tile, tiles, entries);
-      // All tiles but the last are whole.
-      if (tiles > 1) {
-        list.span = (tiles - 1) * kTileElems + open_tile<kSource>(pipeline, item.first_tile + tiles - 1).count;
-      }
+      gather_run<T, CtaThreads>(pipeline, chunk, item.first_tile, tiles, entries);
     }
-    encode_block<kSource, T>(pipeline, tile, list, entries, record, shared);
+    const PositionList list{entries.positions, count, span_of(pipeline, item.first_tile, tiles)};
+    const BlockPlan plan = plan_block(pipeline, list, entries, threads, shared.values);
+    if (plan.dense) {
+      write_dense<kSource, T>(pipeline, item.first_tile, entries, count, record, threads);
+    } else {
+      std::uint32_t* const payload =
+          place_payload(pipeline, plan.coding(pipeline.values), plan.bytes(), record, threads);
+      const bool staged = plan.bytes() <= kStageBytes;
+      write_payload<T, CtaThreads>(pipeline, plan, list, entries, plan.bytes() / 4, staged ? shared.stage : payload);
+      if (staged) copy_words<CtaThreads>(payload, shared.stage, plan.bytes() / 4);
+      // The stage is written again only after the barriers of the next block's plan.
+    }
   }
-  digest.end(shared.digest, pipeline);
+  shared.digests[threadIdx.x].end(shared.digest, pipeline);
 }
 
 }  // namespace sparsecast::cuda

@@ -44,9 +44,9 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
     const std::uint32_t s = base + threadIdx.x;
     SectionSums own;
     if (s < pipeline.section_count) own = pipeline.section_sums[s];
-    const Scanned bytes = cta_scan(shared.scan, own.bytes);
-    const Scanned changed = cta_scan(shared.scan, own.changed);
-    const Scanned blocks = cta_scan(shared.scan, own.blocks);
+    const auto bytes = cta_scan(shared.scan, own.bytes);
+    const auto changed = cta_scan(shared.scan, own.changed);
+    const auto blocks = cta_scan(shared.scan, own.blocks);
     own.bytes = total.bytes + bytes.before;
     own.changed = total.changed + changed.before;
     own.blocks = total.blocks + static_cast<std::uint32_t>(blocks.before);
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(kThreads) scan_sections(Pipeline pipeli
       opens = pipeline.section_sums[s].blocks != pipeline.section_sums[s + 1].blocks &&
               pipeline.section_sums[s].blocks == pipeline.section_sums[tensor.first_section].blocks;
     }
-    const Scanned scanned = cta_scan(shared.scan, opens ? 1 : 0);
+    const auto scanned = cta_scan(shared.scan, opens ? 1U : 0U);
     const std::uint32_t before = groups + static_cast<std::uint32_t>(scanned.before);
     if (s < pipeline.section_count) pipeline.section_sums[s].groups = before;
     groups += static_cast<std::uint32_t>(scanned.total);

@@ -22,6 +22,15 @@ SPARSECAST_HD int bit_width64(std::uint64_t x) {
 #endif
 }
 
+/// The same for 32 bits.
+SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return 32 - static_cast<std::uint32_t>(__clz(static_cast<int>(x)));
+#else
+  return x == 0 ? 0 : 32 - static_cast<std::uint32_t>(__builtin_clz(x));
+#endif
+}
+
 /// Ordered-integer form of a float's bits: sign-magnitude to an unsigned integer that grows with the value, a
 /// bijection on all bit patterns, NaNs too. For other dtypes `floating` is false and the map is the identity.
 template <class T>
@@ -70,10 +79,11 @@ SPARSECAST_HD T ulp_from_magnitude(T magnitude, bool negative) {
 }
 
 /// Rice parameter for n gaps that add up to `total` (the golden-ratio rule in integers: the best parameter for a
-/// geometric distribution of that mean, after A. Kiely, "Selecting the Golomb Parameter in Rice Coding", 2004).
-SPARSECAST_HD std::uint32_t rice_parameter(std::uint64_t total, std::uint64_t n) {
-  const int width = bit_width64(total * 123 / (128 * n));
-  return width > 1 ? static_cast<std::uint32_t>(width - 1) : 0;
+/// geometric distribution of that mean, after A. Kiely, "Selecting the Golomb Parameter in Rice Coding", 2004). Both
+/// are at most the 2^22 elements of a section, so that 32 bits suffice.
+SPARSECAST_HD std::uint32_t rice_parameter(std::uint32_t total, std::uint32_t n) {
+  const std::uint32_t width = bit_width32(total * 123 / (128 * n));
+  return width > 1 ? width - 1 : 0;
 }
 
 /// Quotients of packed gaps from this on are escaped: long gaps between clusters must not cost a unary code of their
@@ -84,7 +94,7 @@ inline constexpr std::uint32_t kMaxQuotientZeros = kEscape + 21;
 
 /// Bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below kEscape.
 SPARSECAST_HD std::uint32_t quotient_tail_bits(std::uint32_t quotient) {
-  return quotient < kEscape ? 0 : static_cast<std::uint32_t>(bit_width64(quotient - (kEscape - 1)) - 1);
+  return quotient < kEscape ? 0 : bit_width32(quotient - (kEscape - 1)) - 1;
 }
 
 /// Zeros before the one of a quotient's code.
@@ -98,10 +108,10 @@ SPARSECAST_HD std::uint32_t quotient_of_zeros(std::uint32_t zeros) {
 }
 
 /// Estimated bits of the positions of `exceptions` out of n values; decides kv only.
-SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint64_t exceptions, std::uint64_t n) {
+SPARSECAST_HD std::uint64_t estimate_rice_bits(std::uint32_t exceptions, std::uint32_t n) {
   if (exceptions == 0) return 0;
   const std::uint32_t k = rice_parameter(n - exceptions, exceptions);
-  return exceptions * (1 + k) + ((n - exceptions) >> k);
+  return std::uint64_t{exceptions} * (1 + k) + ((n - exceptions) >> k);
 }
 
 /// Bits of the values of n magnitudes with `kv` low bits each (docs/wire-format.md §5.3), by_width[b] of which have
@@ -123,8 +133,14 @@ SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
 }
 
 /// Bits of a magnitude below its highest one.
-SPARSECAST_HD std::uint32_t bits_below_highest(std::uint64_t magnitude) {
-  return magnitude < 2 ? 0 : static_cast<std::uint32_t>(bit_width64(magnitude) - 1);
+template <class T>
+SPARSECAST_HD std::uint32_t bits_below_highest(T magnitude) {
+  if (magnitude < 2) return 0;
+  if constexpr (sizeof(T) <= 4) {
+    return bit_width32(magnitude) - 1;
+  } else {
+    return static_cast<std::uint32_t>(bit_width64(magnitude)) - 1;
+  }
 }
 
 /// Bits of the same values, without their signs, in the form with lengths.

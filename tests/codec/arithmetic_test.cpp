@@ -118,8 +118,8 @@ TEST(Quotient, IsRebuiltFromItsZerosAndTail) {
 TEST(RiceParameter, IsZeroForNoGapsAndGrowsWithTheMean) {
   EXPECT_EQ(rice_parameter(0, 5), 0U);
   std::uint32_t last = 0;
-  for (std::uint64_t mean = 1; mean < 1 << 22; mean *= 2) {
-    const std::uint32_t k = rice_parameter(mean * 100, 100);
+  for (std::uint32_t mean = 1; mean <= 1U << 22; mean *= 2) {
+    const std::uint32_t k = rice_parameter(mean, 1);
     EXPECT_GE(k, last);
     EXPECT_LE(k, 22U);
     last = k;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The threads that code one block together: all threads of a CTA, or one warp. Code of blocks is written once, for
+// either. A warp needs no barrier of the CTA and no shared memory for its sums, so that several warps code blocks of
+// their own without waiting for one another; a CTA suits blocks with thousands of changes.
+
+#include "cuda/common/cta_primitives.cuh"
+
+namespace sparsecast::cuda {
+
+inline constexpr unsigned kAllLanes = ~0U;
+
+/// Two sums that are computed together.
+struct TwoSums {
+  std::uint32_t first = 0;
+  std::uint32_t second = 0;
+};
+struct ThreeSums {
+  std::uint32_t of[3] = {};
+};
+/// Sums over the threads of lower rank, and over all threads.
+struct TwoScans {
+  TwoSums before;
+  TwoSums total;
+};
+
+/// Share of the entries of a block that a thread takes: consecutive ones, so that their bits are consecutive as well.
+struct Share {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+__device__ inline Share share_of(std::uint32_t count, std::uint32_t each, std::uint32_t rank) {
+  const std::uint32_t begin = each * rank;
+  return {begin < count ? begin : count, begin + each < count ? begin + each : count};
+}
+
+/// All threads of a CTA. Every member function but rank() and share() is a barrier for them.
+class CtaThreads {
+ public:
+  struct Shared {
+    ScanShared scan;
+    std::uint64_t word;
+  };
+  static constexpr std::uint32_t kCount = kThreads;
+  static constexpr int kUnroll = 1;  ///< Of loops over entries: a thread has few, and no registers to spare.
+
+  __device__ explicit CtaThreads(Shared& shared) : shared_(shared) {}
+
+  __device__ static std::uint32_t rank() { return threadIdx.x; }
+  __device__ static Share share(std::uint32_t count) {
+    return share_of(count, (count + kThreads - 1) / kThreads, rank());
+  }
+  __device__ static void sync(SPARSECAST_CALLED_FROM) { __syncthreads(SPARSECAST_CALLER); }
+  __device__ static bool any(bool holds) { return __syncthreads_or(holds ? 1 : 0) != 0; }
+  __device__ Scanned<std::uint32_t> scan(std::uint32_t value) const { return cta_scan(shared_.scan, value); }
+  __device__ TwoScans scan(const TwoSums& own) const {
+    const auto both = cta_scan(shared_.scan, std::uint64_t{own.first} << 32 | own.second);
+    return {{static_cast<std::uint32_t>(both.before >> 32), static_cast<std::uint32_t>(both.before)},
+            {static_cast<std::uint32_t>(both.total >> 32), static_cast<std::uint32_t>(both.total)}};
+  }
+  /// Adds three numbers, whose sums must be less than 2^21.
+  __device__ ThreeSums sum(const ThreeSums& own) const {
+    constexpr std::uint32_t kMask = (1U << 21) - 1;
+    const std::uint64_t all =
+        cta_sum(shared_.scan, own.of[0] | std::uint64_t{own.of[1]} << 21 | std::uint64_t{own.of[2]} << 42);
+    return {{static_cast<std::uint32_t>(all) & kMask, static_cast<std::uint32_t>(all >> 21) & kMask,
+             static_cast<std::uint32_t>(all >> 42)}};
+  }
+  /// Returns the `value` of the thread of rank 0 to all. A barrier must come before the next call.
+  __device__ std::uint64_t of_first(std::uint64_t value) const {
+    if (rank() == 0) shared_.word = value;
+    __syncthreads();
+    return shared_.word;
+  }
+
+ private:
+  Shared& shared_;
+};
+
+/// One warp. Its sums must be less than 2^16 each where two are computed together.
+class WarpThreads {
+ public:
+  static constexpr std::uint32_t kCount = 32;
+  static constexpr int kUnroll = 4;
+
+  __device__ static std::uint32_t rank() { return threadIdx.x % 32; }
+  /// An odd number of entries each, so that lanes that read their first, second, third entry use different banks.
+  __device__ static Share share(std::uint32_t count) { return share_of(count, (count + 31) / 32 | 1, rank()); }
+  __device__ static void sync(SPARSECAST_CALLED_FROM) { __syncwarp(SPARSECAST_CALLER); }
+  __device__ static bool any(bool holds) { return __any_sync(kAllLanes, holds ? 1 : 0) != 0; }
+  __device__ static Scanned<std::uint32_t> scan(std::uint32_t own) {
+    using WarpScan = cub::WarpScan<std::uint32_t>;
+    typename WarpScan::TempStorage nothing;  // Scans of whole warps by shuffles need none.
+    std::uint32_t sum;
+    WarpScan(nothing).InclusiveSum(own, sum);
+    return {sum - own, __shfl_sync(kAllLanes, sum, 31)};
+  }
+  __device__ static TwoScans scan(const TwoSums& own) {
+    const auto [before, total] = scan(own.first << 16 | own.second);
+    return {{before >> 16, before & 0xFFFF}, {total >> 16, total & 0xFFFF}};
+  }
+  __device__ static ThreeSums sum(const ThreeSums& own) {
+    const std::uint32_t two = __reduce_add_sync(kAllLanes, own.of[1] << 16 | own.of[0]);
+    return {{two & 0xFFFF, two >> 16, __reduce_add_sync(kAllLanes, own.of[2])}};
+  }
+  __device__ static std::uint64_t of_first(std::uint64_t value) { return __shfl_sync(kAllLanes, value, 0); }
+};
+
+}  // namespace sparsecast::cuda

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The mask of the changed elements of a tile, and how the threads of a CTA fill it: each compares a few consecutive
+// elements at a time (a piece) and stores their flags as bytes, so that no word needs an atomic operation, nor a zero
+// to begin with.
+
+#include "cuda/common/coding_threads.cuh"
+
+namespace sparsecast::cuda {
+
+/// A bit for each element of a tile, lowest first, shared by the CTA. Bytes are in the order of little-endian words.
+union ChangeMask {
+  std::uint32_t words[kMaskWords];
+  std::uint16_t halves[2 * kMaskWords];
+  std::uint8_t bytes[4 * kMaskWords];
+};
+
+/// Gathers the highest bits of four bytes, lowest byte first; all other bits must be zero. The product has a copy of
+/// each at bits 28 to 31, and no two of its terms meet.
+__device__ inline std::uint32_t gather_byte_flags(std::uint32_t flags) { return flags * 0x204081U >> 28; }
+
+/// Returns the bits of `chosen` in which a and b differ, in one instruction. Compilers compute the difference once for
+/// all its uses instead, which makes one instruction more for each word.
+__device__ inline std::uint32_t different_bits(std::uint32_t a, std::uint32_t b, std::uint32_t chosen) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(bits) : "r"(a), "r"(b), "r"(chosen));
+  return bits;
+#else
+  return (a ^ b) & chosen;
+#endif
+}
+
+/// Returns the highest bit of each byte that differs between a and b.
+__device__ inline std::uint32_t different_bytes(std::uint32_t a, std::uint32_t b) {
+  constexpr std::uint32_t kLow = 0x7F7F7F7FU;
+  return ((different_bits(a, b, kLow) + kLow) | (a ^ b)) & ~kLow;
+}
+
+/// Returns a number whose highest bits of both halves say whether these differ between a and b.
+__device__ inline std::uint32_t different_halves(std::uint32_t a, std::uint32_t b) {
+  constexpr std::uint32_t kLow = 0x7FFF7FFFU;
+  return (different_bits(a, b, kLow) + kLow) | (a ^ b);
+}
+
+/// Returns a bit for each pair of 16-bit elements in two words that differ, lowest first.
+__device__ inline std::uint32_t four_different_halves(std::uint32_t a_low, std::uint32_t a_high, std::uint32_t b_low,
+                                                      std::uint32_t b_high) {
+  // The highest byte of each half.
+  return gather_byte_flags(__byte_perm(different_halves(a_low, b_low), different_halves(a_high, b_high), 0x7531) &
+                           0x80808080U);
+}
+
+/// Returns a bit for each element of 2^kShift bytes in 16 bytes that differs between a and b, lowest first.
+template <unsigned kShift>
+__device__ std::uint32_t different_elements(const uint4& a, const uint4& b) {
+  if constexpr (kShift == 0) {
+    return gather_byte_flags(different_bytes(a.x, b.x)) | gather_byte_flags(different_bytes(a.y, b.y)) << 4 |
+           gather_byte_flags(different_bytes(a.z, b.z)) << 8 | gather_byte_flags(different_bytes(a.w, b.w)) << 12;
+  } else if constexpr (kShift == 1) {
+    return four_different_halves(a.x, a.y, b.x, b.y) | four_different_halves(a.z, a.w, b.z, b.w) << 4;
+  } else if constexpr (kShift == 2) {
+    return (a.x != b.x ? 1U : 0U) | (a.y != b.y ? 2U : 0U) | (a.z != b.z ? 4U : 0U) | (a.w != b.w ? 8U : 0U);
+  } else {
+    return (a.x != b.x || a.y != b.y ? 1U : 0U) | (a.z != b.z || a.w != b.w ? 2U : 0U);
+  }
+}
+
+/// Stores the flags of piece number `at`, of kFlags elements (2, 4, 8 or 16), if it is `inside` the tile. All lanes of
+/// a warp call it with consecutive pieces; those of one byte are all inside or all outside.
+template <unsigned kFlags>
+__device__ void store_flags(ChangeMask& mask, std::uint32_t at, std::uint32_t flags, bool inside) {
+  if constexpr (kFlags == 16) {
+    if (inside) mask.halves[at] = static_cast<std::uint16_t>(flags);
+  } else {
+    constexpr unsigned kPieces = 8 / kFlags;  // Of a byte.
+    SPARSECAST_UNROLL
+    for (unsigned lane = 1; lane < kPieces; lane *= 2) {
+      flags |= __shfl_down_sync(kAllLanes, flags, lane) << lane * kFlags;
+    }
+    if (inside && at % kPieces == 0) mask.bytes[at / kPieces] = static_cast<std::uint8_t>(flags);
+  }
+}
+
+/// Marks the differences in the first `pieces` pieces of a tile, whole words of the mask. load(at) reads a piece and
+/// flags(loaded) compares it. In a whole tile each thread has kInFlight pieces in flight.
+template <std::uint32_t kInFlight, unsigned kFlags, class Load, class Flags>
+__device__ void mark_pieces(std::uint32_t pieces, ChangeMask& mask, const Load& load, const Flags& flags) {
+  constexpr std::uint32_t kAtOnce = kInFlight * kThreads;
+  static_assert(kTileElems / kFlags % kAtOnce == 0);
+  if (pieces == kTileElems / kFlags) {
+    for (std::uint32_t begin = threadIdx.x; begin < kTileElems / kFlags; begin += kAtOnce) {
+      decltype(load(0)) loaded[kInFlight];
+      SPARSECAST_UNROLL
+      for (std::uint32_t j = 0; j < kInFlight; ++j) loaded[j] = load(begin + j * kThreads);
+      SPARSECAST_UNROLL
+      for (std::uint32_t j = 0; j < kInFlight; ++j) {
+        store_flags<kFlags>(mask, begin + j * kThreads, flags(loaded[j]), true);
+      }
+    }
+    return;
+  }
+  for (std::uint32_t begin = 0; begin < pieces; begin += kThreads) {
+    const std::uint32_t at = begin + threadIdx.x;
+    store_flags<kFlags>(mask, at, flags(load(at < pieces ? at : pieces - 1)), at < pieces);
+  }
+}
+
+}  // namespace sparsecast::cuda
