@@ -9,6 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scripts"))
 
 import numpy as np  # noqa: E402
+
 from sass.listing import instruction, parse  # noqa: E402
 from sass.machine import Cta, MachineError  # noqa: E402
 from sass.memory import Memory  # noqa: E402
@@ -93,15 +94,26 @@ class Arithmetic(unittest.TestCase):
         self.check("SHF.L.W.U32.HI R0, R2, R4, R6", lambda a, b, c: (c << 32 | a) << (b & 31) >> 32)
 
     def test_comparisons(self):
-        names = {"LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__, "EQ": int.__eq__, "NE": int.__ne__}
+        names = {
+            "LT": int.__lt__,
+            "LE": int.__le__,
+            "GT": int.__gt__,
+            "GE": int.__ge__,
+            "EQ": int.__eq__,
+            "NE": int.__ne__,
+        }
         for name, function in names.items():
             self.check_predicate(f"ISETP.{name}.U32.AND P0, PT, R2, R4, PT", function)
-            self.check_predicate(f"ISETP.{name}.AND P0, PT, R2, R4, PT", lambda a, b, f=function: f(signed(a), signed(b)))
+            self.check_predicate(
+                f"ISETP.{name}.AND P0, PT, R2, R4, PT", lambda a, b, f=function: f(signed(a), signed(b))
+            )
 
     def check_predicate(self, line, function):
         a, b = numbers(1), numbers(2)
         b[::4] = a[::4]
-        self.assertEqual(run(line, R2=a, R4=b)["P"][0].tolist(), [function(*both) for both in zip(a, b, strict=True)], line)
+        self.assertEqual(
+            run(line, R2=a, R4=b)["P"][0].tolist(), [function(*both) for both in zip(a, b, strict=True)], line
+        )
 
 
 def lut(table, a, b, c):

@@ -79,7 +79,6 @@ def digest_of(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> int:
     return total % (1 << 128)
 
 
-
 def random_changes(percent: float, tiles: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns old and new bits of bf16 weights: most changes are of one step, some of up to eight, in either direction."""
     random = np.random.default_rng(seed)
@@ -93,7 +92,12 @@ class Delta:
     """The tables of a delta of one bf16 tensor in the machine's memory, and the kernels that make and apply it."""
 
     def __init__(
-        self, code: dict[str, list[Instruction]], at: dict[str, dict[str, int]], percent: float, tiles: int, seed: int = 7
+        self,
+        code: dict[str, list[Instruction]],
+        at: dict[str, dict[str, int]],
+        percent: float,
+        tiles: int,
+        seed: int = 7,
     ) -> None:
         self.code, self.at, self.tiles = code, at, tiles
         self.old, self.new = random_changes(percent, tiles, seed)
@@ -166,7 +170,9 @@ class Delta:
             entry = (int(record["first_tile"]), int(record["extent"]), size, int(record["coding"]))
             blocks.apply_block(blocks.read_block(entry, 0, payload, 0, tensor, blocks.ULP), tensor, weights, blocks.ULP)
         require((weights == self.new).all(), "the payloads do not give the new weights")
-        require((self.memory.get(self.snapshot, np.uint16, len(weights)) == self.new).all(), "the snapshot is not fresh")
+        require(
+            (self.memory.get(self.snapshot, np.uint16, len(weights)) == self.new).all(), "the snapshot is not fresh"
+        )
         self.check_digest(self.sums, "the encoder")
 
     def check_digest(self, address: int, who: str) -> None:

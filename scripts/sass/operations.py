@@ -141,7 +141,10 @@ def shift(warp: Warp, code: Instruction, lanes: Lanes) -> None:
     count = warp.read(by).astype(np.uint64)
     count = count & np.uint64(63 if wide else 31) if "W" in modifiers else np.minimum(count, 64 if wide else 32)
     value = warp.read(low) | warp.read(high).astype(np.uint64) << HALF
-    near, rest = np.minimum(count, np.uint64(32)), count - np.minimum(count, np.uint64(32))  # No shift by 64 is defined.
+    near, rest = (
+        np.minimum(count, np.uint64(32)),
+        count - np.minimum(count, np.uint64(32)),
+    )  # No shift by 64 is defined.
     if "L" in modifiers:
         value = value << near << rest
     elif "S32" in modifiers or "S64" in modifiers:
