@@ -55,8 +55,8 @@ endforeach()
 # What each kernel takes, against the record: of the default options, as it is shipped.
 if(TARGET sparsecast_cuda AND "90" IN_LIST CMAKE_CUDA_ARCHITECTURES AND CMAKE_BUILD_TYPE STREQUAL "Release")
   add_test(NAME cuda.kernel_cost
-           COMMAND "${SPARSECAST_TEST_PYTHON}" "${PROJECT_SOURCE_DIR}/scripts/kernel_cost.py" --nvcc
-                   "${CMAKE_CUDA_COMPILER}" --compare "${PROJECT_SOURCE_DIR}/bench/results/kernel-cost-sm_90.json"
+           COMMAND "${SPARSECAST_TEST_PYTHON}" "${PROJECT_SOURCE_DIR}/scripts/kernel_cost.py" --run
+                   --nvcc "${CMAKE_CUDA_COMPILER}" --compare "${PROJECT_SOURCE_DIR}/bench/results/kernel-cost-sm_90.json"
                    "$<TARGET_OBJECTS:sparsecast_cuda>"
            COMMAND_EXPAND_LISTS)
   set_tests_properties(cuda.kernel_cost PROPERTIES LABELS cuda_build SKIP_RETURN_CODE 77 TIMEOUT 300)

@@ -99,6 +99,17 @@ class Comparing(unittest.TestCase):
         )
 
 
+class Executed(unittest.TestCase):
+    def test_growth_of_what_ran_is_said(self):
+        before = {"apply, 1 %": {"warp_instructions": 100.0, "barriers": 2.0, "lanes": 20.0}}
+        self.assertEqual(kernel_cost.differences_executed(before, before, 5), [])
+        grown = {"apply, 1 %": {"warp_instructions": 106.0, "barriers": 2.0, "lanes": 32.0}, "new": {}}
+        self.assertEqual(
+            kernel_cost.differences_executed(before, grown, 5),
+            ["new: it is not in the record", "apply, 1 %: 106.0 warp instructions a unit, 100.0 in the record"],
+        )
+
+
 class Command(unittest.TestCase):
     """The command over programs that print what is above."""
 

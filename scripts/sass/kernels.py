@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the compiled kernels of a delta of bf16 one after another on random changes: detect, form_blocks, encode_runs and
+encode_blocks, and decode_runs and decode_blocks twice. Checks what each leaves in memory, and returns what its warps
+took."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from .listing import Instruction
+from .machine import Cta
+from .memory import Memory
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+import independent_blocks as blocks  # noqa: E402
+
+TILE = blocks.TILE
+CTA = 256  # Threads of most kernels.
+WARPS = 128  # Threads of those that give a block to a warp.
+MIXER = 0xD6E8FEB86659FD93
+KEY = (0x1234567890ABCDEF, 0xFEDCBA0987654321)
+KERNELS = {  # By name in the listing's demangled symbols.
+    "detect": "detect<(DetectSource)0>",
+    "form": "form_blocks",
+    "encode by a warp": "encode_runs<unsigned short>",
+    "encode by a CTA": "encode_blocks<(DetectSource)0, unsigned short>",
+    "stage by a warp": "decode_runs<unsigned short, false>",
+    "stage by a CTA": "decode_blocks<unsigned short, false>",
+    "apply by a warp": "decode_runs<unsigned short, true>",
+    "apply by a CTA": "decode_blocks<unsigned short, true>",
+}
+
+
+class WrongResult(Exception):
+    """A kernel left something in memory that is not what it should be."""
+
+
+def require(holds: Any, what: str) -> None:
+    if not holds:
+        raise WrongResult(what)
+
+
+def layouts(compiler: str) -> dict[str, dict[str, int]]:
+    """Returns where the fields of the kernels' structs are, as the C++ compiler places them."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = f"{directory}/layouts"
+        paths = [f"-I{ROOT / name}" for name in ("include", "src", ".")]
+        source = str(ROOT / "scripts/sass/layouts.cpp")
+        subprocess.run([compiler, "-std=c++20", *paths, source, "-o", program], check=True)
+        text = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    result: dict[str, dict[str, int]] = json.loads(text)
+    return result
+
+
+def pack(layout: dict[str, int], **fields: int) -> bytes:
+    """Returns the bytes of a struct. A number takes the bytes up to the next field that is known, 8 at most. Fields
+    that are not given are zero."""
+    result = bytearray(layout[""])
+    starts = sorted(layout.values())
+    for name, value in fields.items():
+        begin = layout[name]
+        size = min(8, next(start for start in starts if start > begin) - begin)
+        result[begin : begin + size] = value.to_bytes(size, "little")
+    return bytes(result)
+
+
+def digest_of(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> int:
+    """Returns the change of the state digest (docs/wire-format.md) modulo 2^128."""
+    total, low = 0, (1 << 64) - 1
+    for index, before, after in zip(indices.tolist(), old.tolist(), new.tolist(), strict=True):
+        k = (KEY[0] + (index + 1) * 0x9E3779B97F4A7C15) & low
+        k = (k ^ k >> 32) * MIXER & low
+        a = (k ^ k >> 32) | 1
+        words = [(bits * 0xA0761D6478BD642F & low) ^ KEY[1] for bits in (before, after)]
+        total += a * (words[1] - words[0])
+    return total % (1 << 128)
+
+
+def random_changes(percent: float, tiles: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns old and new bits of bf16 weights: most changes are of one step, some of up to eight, in either direction."""
+    random = np.random.default_rng(seed)
+    n = tiles * TILE
+    old = random.integers(0, 2, n) << 15 | (112 + random.integers(0, 8, n)) << 7 | random.integers(0, 128, n)
+    steps = np.where(random.random(n) < 0.9, 1, random.integers(2, 9, n)) * random.choice((-1, 1), n)
+    return old.astype(np.uint16), (old + np.where(random.random(n) < percent / 100, steps, 0)).astype(np.uint16)
+
+
+class Delta:
+    """The tables of a delta of one bf16 tensor in the machine's memory, and the kernels that make and apply it."""
+
+    def __init__(
+        self,
+        code: dict[str, list[Instruction]],
+        at: dict[str, dict[str, int]],
+        percent: float,
+        tiles: int,
+        seed: int = 7,
+    ) -> None:
+        self.code, self.at, self.tiles = code, at, tiles
+        self.old, self.new = random_changes(percent, tiles, seed)
+        self.changed = (self.old != self.new).reshape(tiles, TILE)
+        self.memory = Memory()
+        self.costs: dict[str, dict[str, float]] = {}
+
+    def launch(self, name: str, parameters: bytes, units: int) -> None:
+        """Runs a kernel with one CTA, unless it has nothing to do, and adds what it took to `costs`."""
+        if units == 0:
+            return
+        cta = Cta(self.code[KERNELS[name]], self.memory, parameters, WARPS if name.endswith("warp") else CTA)
+        cta.run()
+        total = sum(cta.instructions.values())
+        self.costs[name] = {
+            "warp_instructions": round(total / units, 1),
+            "barriers": round(cta.barriers / units, 2),
+            "lanes": round(cta.lanes / total, 1),
+        }
+
+    def encode(self) -> None:
+        """Runs detect, form_blocks and the encoders; keeps the records and the arena."""
+        memory, at, n = self.memory, self.at, self.tiles * TILE
+        current, self.snapshot = memory.put(self.new), memory.put(self.old)
+        tensor = pack(
+            at["TensorEntry"], current=current, old=self.snapshot, refresh=self.snapshot, elements=n, key_lo=KEY[0],
+            key_hi=KEY[1], digest_view=0xFFFFFFFF, current_view=0xFFFFFFFF, old_view=0xFFFFFFFF, sections=1,
+            element_shift=1, floating=1, vectors=1,
+        )  # fmt: skip
+        counts, positions = memory.allocate(4 * self.tiles), memory.allocate(1024 * self.tiles)
+        records = memory.allocate(at["BlockRecord"][""] * self.tiles)
+        section_blocks, arena = memory.allocate(8), memory.allocate(4 * n)
+        control, self.sums = memory.put(bytes(at["Control"][""])), memory.put(bytes(16))
+        pipeline = pack(
+            at["Pipeline"], tensors=memory.put(tensor), sections=memory.put(np.array([0, 0, 0, self.tiles], np.uint32)),
+            tiles=memory.put(np.array([[0, tile] for tile in range(self.tiles)], np.uint32)), tile_counts=counts,
+            tile_offsets=memory.allocate(4 * self.tiles), slot_positions=positions,
+            slot_words=memory.allocate(1024 * self.tiles), slot_word_bytes=1024, records=records,
+            section_blocks=section_blocks, scratch=memory.allocate(8 * TILE), scratch_stride=8 * TILE, arena=arena,
+            arena_bytes=4 * n, control=control, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
+        )  # fmt: skip
+        for lists in ("runs", "items"):
+            begin = at["Pipeline"][lists]
+            pipeline = (
+                pipeline[:begin] + memory.allocate(8 * self.tiles).to_bytes(8, "little") * 4 + pipeline[begin + 32 :]
+            )
+        parameters = pipeline + pack(at["Chunk"], section_end=1, tile_end=self.tiles, worst_bytes=4 * n)
+        self.launch("detect", parameters, self.tiles)
+        self.check_tiles(memory.get(counts, np.uint32, self.tiles), memory.get(positions, np.uint16, 512 * self.tiles))
+        self.launch("form", parameters, 1)
+        count = int(memory.get(section_blocks, np.uint32, 1)[0])
+        require(0 < count <= self.tiles, f"form_blocks made {count} blocks")
+        runs, items = (int(memory.get(control + at["Control"][lists], np.uint32, 4)[1]) for lists in ("runs", "items"))
+        require(runs + items == count, f"form_blocks listed {runs} and {items} of {count} blocks")
+        self.launch("encode by a warp", parameters, runs)
+        left = int(memory.get(control + at["Control"]["items"], np.uint32, 4)[1])
+        require(left == items, f"encode_runs left {left - items} of {runs} blocks")
+        self.launch("encode by a CTA", parameters, items)
+        fields = {name: where for name, where in at["BlockRecord"].items() if name}
+        dtype = np.dtype({
+            "names": list(fields), "offsets": list(fields.values()),
+            "formats": ["<u8" if name == "payload" else "<u4" for name in fields], "itemsize": at["BlockRecord"][""],
+        })  # fmt: skip
+        self.records, self.arena = memory.get(records, dtype, count), arena
+        self.check_payloads()
+
+    def check_tiles(self, counts: np.ndarray, positions: np.ndarray) -> None:
+        require((counts == self.changed.sum(1)).all(), "detect counted changes wrongly")
+        for tile in np.flatnonzero(counts < 512):
+            found = positions[512 * tile : 512 * tile + counts[tile]]
+            require((found == np.flatnonzero(self.changed[tile])).all(), f"positions of tile {tile} are wrong")
+
+    def check_payloads(self) -> None:
+        """Decodes the payloads by the second decoder, which knows nothing of kernels, and applies them."""
+        weights = self.old.copy()
+        tensor = blocks.Tensor("weight", 1, (len(weights),), None)
+        for record in self.records:
+            size = int(record["payload_bytes"])
+            payload = self.memory.get(self.arena + int(record["payload"]), np.uint8, size).tobytes()
+            entry = (int(record["first_tile"]), int(record["extent"]), size, int(record["coding"]))
+            blocks.apply_block(blocks.read_block(entry, 0, payload, 0, tensor, blocks.ULP), tensor, weights, blocks.ULP)
+        require((weights == self.new).all(), "the payloads do not give the new weights")
+        require(
+            (self.memory.get(self.snapshot, np.uint16, len(weights)) == self.new).all(), "the snapshot is not fresh"
+        )
+        self.check_digest(self.sums, "the encoder")
+
+    def check_digest(self, address: int, who: str) -> None:
+        where = np.flatnonzero(self.changed)
+        low, high = map(int, self.memory.get(address, np.uint64, 2))
+        require(high << 64 | low == digest_of(where, self.old[where], self.new[where]), f"the digest of {who} is wrong")
+
+    def decode(self) -> None:
+        """Validates, and then applies, what encode() made, by the kernels of both sizes of blocks."""
+        memory, at, n = self.memory, self.at, self.tiles * TILE
+        live, sums = memory.put(self.old), memory.put(bytes(16))
+        table = b""
+        listed = []
+        for number, record in enumerate(self.records):
+            first, extent = int(record["first_tile"]), int(record["extent"])
+            # As warp_decodes() in cuda/apply/decode_runs.cuh, for blocks of these changes.
+            if extent & 0xFFFFFF > 992 or record["payload_bytes"] > 2048:
+                listed.append(number)
+            table += pack(
+                at["ReceivedBlock"], payload=self.arena + int(record["payload"]), first_tile=first,
+                payload_words=int(record["payload_bytes"]) // 4, span=min(((extent >> 24) + 1) * TILE, n - first * TILE),
+                changed=extent & 0xFFFFFF, coding=int(record["coding"]), element_shift=1,
+                for_cta=int(number in listed),
+            )  # fmt: skip
+        tensor = pack(
+            at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=1, floating=1,
+            view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
+        )  # fmt: skip
+        where = at["ReceiveControl"]["cta_blocks"]
+        fresh = b"\xff" * 16 + bytes(where - 16) + len(listed).to_bytes(4, "little")
+        control = memory.put(fresh + bytes(at["ReceiveControl"][""] - len(fresh)))
+        received = pack(
+            at["Received"], tensors=memory.put(tensor), blocks=memory.put(table),
+            cta_blocks=memory.put(np.array(listed + [0] * len(self.records), np.uint32)), frame_undo=memory.put(bytes(8)),
+            digest_changes=sums, control=control, frame_count=1, block_count=len(self.records),
+        )  # fmt: skip
+        runs = len(self.records) - len(listed)
+        self.launch("stage by a warp", received + bytes(1), runs)
+        left = int(memory.get(control + where, np.uint32, 1)[0]) - len(listed)
+        require(left == 0, f"decode_runs left {left} of {runs} blocks")
+        self.launch("stage by a CTA", received + bytes(1), len(listed))
+        require((memory.get(live, np.uint16, n) == self.old).all(), "validation wrote to the weights")
+        self.launch("apply by a warp", received + bytes([1]), runs)
+        self.launch("apply by a CTA", received + bytes([1]), len(listed))
+        require((memory.get(control, np.uint64, 2) == 2**64 - 1).all(), "a block was refused")
+        require((memory.get(live, np.uint16, n) == self.new).all(), "the applied weights are wrong")
+        self.check_digest(sums, "the applier")
+
+
+def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str, float]]:
+    """Returns {"kernel, percent": what a unit took}: detect's is a tile, form's a section, the others' a block. `code` is
+    by the kernels' short names; WrongResult or MachineError for code that is wrong."""
+    at = layouts(compiler)
+    missing = [name for name in KERNELS.values() if name not in code]
+    require(not missing, f"the objects have no {missing}")
+    costs: dict[str, dict[str, float]] = {}
+    for percent, tiles in ((1, 12), (5, 2), (20, 2)):
+        delta = Delta(code, at, percent, tiles)
+        delta.encode()
+        delta.decode()
+        costs |= {f"{name}, {percent} %": cost for name, cost in delta.costs.items()}
+    return costs

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Prints, as JSON, where the fields of the kernels' parameters and tables are: {struct: {"": size, field: offset}}.
+
+#include <cstddef>
+#include <cstdio>
+
+#include "cuda/apply/received.hpp"
+#include "cuda/common/pipeline.hpp"
+
+using namespace sparsecast::cuda;
+
+#define BEGIN(type) std::printf("\"%s\": {", #type)
+#define FIELD(type, name) std::printf("\"%s\": %zu, ", #name, offsetof(type, name))
+#define END(type) std::printf("\"\": %zu}", sizeof(type))
+#define COMMA() std::printf(",\n")
+
+int main() {
+  std::printf("{");
+  BEGIN(TensorEntry);
+  FIELD(TensorEntry, current), FIELD(TensorEntry, old), FIELD(TensorEntry, refresh), FIELD(TensorEntry, elements);
+  FIELD(TensorEntry, key_lo), FIELD(TensorEntry, key_hi), FIELD(TensorEntry, digest_view);
+  FIELD(TensorEntry, current_view), FIELD(TensorEntry, old_view), FIELD(TensorEntry, sections);
+  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, floating), FIELD(TensorEntry, vectors);
+  END(TensorEntry), COMMA();
+  BEGIN(Pipeline);
+  FIELD(Pipeline, tensors), FIELD(Pipeline, sections), FIELD(Pipeline, tiles), FIELD(Pipeline, tile_counts);
+  FIELD(Pipeline, tile_offsets), FIELD(Pipeline, slot_positions), FIELD(Pipeline, slot_words);
+  FIELD(Pipeline, slot_word_bytes), FIELD(Pipeline, runs), FIELD(Pipeline, items), FIELD(Pipeline, records), FIELD(Pipeline, section_blocks);
+  FIELD(Pipeline, scratch), FIELD(Pipeline, scratch_stride), FIELD(Pipeline, arena), FIELD(Pipeline, arena_bytes);
+  FIELD(Pipeline, control), FIELD(Pipeline, stream_sums), FIELD(Pipeline, section_count);
+  FIELD(Pipeline, stream_count), FIELD(Pipeline, positions), FIELD(Pipeline, values), FIELD(Pipeline, refresh);
+  END(Pipeline), COMMA();
+  BEGIN(Chunk), FIELD(Chunk, section_end), FIELD(Chunk, tile_end), FIELD(Chunk, worst_bytes), END(Chunk), COMMA();
+  BEGIN(BlockRecord), FIELD(BlockRecord, first_tile), FIELD(BlockRecord, extent), FIELD(BlockRecord, payload_bytes);
+  FIELD(BlockRecord, coding), FIELD(BlockRecord, payload), END(BlockRecord), COMMA();
+  BEGIN(Control), FIELD(Control, runs), FIELD(Control, items), END(Control), COMMA();
+  BEGIN(LiveTensor);
+  FIELD(LiveTensor, data), FIELD(LiveTensor, elements), FIELD(LiveTensor, key_lo), FIELD(LiveTensor, key_hi);
+  FIELD(LiveTensor, element_shift), FIELD(LiveTensor, floating), FIELD(LiveTensor, view);
+  FIELD(LiveTensor, digest_view), END(LiveTensor), COMMA();
+  BEGIN(ReceivedBlock);
+  FIELD(ReceivedBlock, payload), FIELD(ReceivedBlock, payload_words), FIELD(ReceivedBlock, first_tile);
+  FIELD(ReceivedBlock, span), FIELD(ReceivedBlock, changed), FIELD(ReceivedBlock, coding);
+  FIELD(ReceivedBlock, element_shift), FIELD(ReceivedBlock, for_cta), END(ReceivedBlock), COMMA();
+  BEGIN(ReceiveControl), FIELD(ReceiveControl, cta_blocks), END(ReceiveControl), COMMA();
+  BEGIN(Received);
+  FIELD(Received, tensors), FIELD(Received, blocks), FIELD(Received, cta_blocks), FIELD(Received, frame_undo), FIELD(Received, digest_changes);
+  FIELD(Received, control), FIELD(Received, frame_count), FIELD(Received, block_count), END(Received);
+  std::printf("}\n");
+}
