@@ -20,13 +20,14 @@ EMULATED = os.environ.get("SPARSECAST_EMULATED_PROGRAMS")
 
 MACHINE = """if [[ $* == *--machine* ]]; then echo '{"device": "Some GPU", "driver_version": 13000}'; exit 0; fi"""
 NO_DEVICE = """echo "cuda_bench: no device: the driver is for CUDA 12.4" >&2; exit 4"""
-# Writes rows of which the second has no ratio.
+# Writes rows of which the last has no ratio.
 BENCH = (
     MACHINE
     + """
 while (($#)); do [[ $1 != --json ]] || json=$2; shift; done
 echo '{"complete": false, "rows": [
   {"phase": "detect+encode", "what": "BF16 1 GiB", "percent": 1, "device_ms": 2.5, "percent_of_copy": 91},
+  {"phase": "scatter", "what": "BF16 1 GiB", "percent": 1, "device_ms": 0.4},
   {"phase": "apply", "what": "BF16 1 GiB", "percent": 1, "device_ms": 0.5}]}' >"$json"
 """
 )
@@ -159,6 +160,8 @@ esac""",
         self.assertEqual(goals["detect+encode, % of copy"], (91, True))
         self.assertEqual(goals["fused cast over plain cast"], (None, False))
         self.assertEqual(goals["apply over its sectors' floor"], (None, False))
+        self.assertEqual(goals["apply over scatter"], (1.25, True))
+        self.assertEqual(goals["detect+encode/detect over scan by 4"], (None, False))
 
     def test_without_a_device_the_reason_is_told_and_a_report_written(self):
         self.program("cuda_bench", NO_DEVICE)

@@ -21,6 +21,8 @@ class CubSelect {
   void run(const void* d_current, void* d_snapshot, cudaStream_t stream);
   /// Returns the number of changes that the last run found in all slabs. Waits for the stream.
   std::uint64_t changed(cudaStream_t stream) const;
+  /// Positions that the last run found in its last slab, in ascending order.
+  const std::uint32_t* d_positions() const { return positions_.as<std::uint32_t>(); }
 
   static constexpr std::uint64_t kSlab = std::uint64_t{1} << 30;
 

@@ -44,6 +44,9 @@ void run_pinned(Workbench& bench, const WeightArray& weights);
 void run_mask(Workbench& bench, const WeightArray& weights);
 /// Times CubSelect.
 void run_cub(Workbench& bench, const WeightArray& weights);
+/// Times a scan of two arrays that only reads, the ceiling of detect, and a read-modify-write of the elements that
+/// change, of the first CubSelect::kSlab at most, whose positions lie in memory: the ceiling of apply.
+void run_ceilings(Workbench& bench, const WeightArray& weights);
 /// Times run_compare on CudaBenchOptions::small_tensors tensors of 64 K elements each, which shows what launches cost.
 void run_small_tensors(Workbench& bench, double percent);
 /// Times comparison and apply of every step of a recorded series of checkpoints. Throws Error{kUsage | kIo | kCorrupt}

@@ -4,6 +4,7 @@
 #include "apply_case.hpp"
 #include "baselines.hpp"
 #include "cases.hpp"
+#include "ceilings.hpp"
 
 namespace sparsecast::bench {
 
@@ -133,6 +134,41 @@ void run_cub(Workbench& bench, const WeightArray& weights) {
   bench.require(count_differing_words(current.as(), snapshot.as(), weights.bytes() / 4, bench.stream()) == 0,
                 "CUB's refreshed snapshot, " + weights.what);
   bench.add({"cub select", weights.what, weights.percent, 2 * weights.bytes(), times}, weights.bytes());
+}
+
+void run_ceilings(Workbench& bench, const WeightArray& weights) {
+  const cuda::DeviceMemory current(weights.bytes());
+  const cuda::DeviceMemory snapshot(weights.bytes());
+  const cuda::DeviceMemory differ(sizeof(std::uint32_t));
+  fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
+  const auto reset = [&] { fill(snapshot.as(), weights.elements, weights.recipe, Version::kOld, bench.stream()); };
+  reset();
+  for (const unsigned in_flight : {4U, 8U}) {
+    const Times times = bench.time(nullptr, [&] {
+      scan_both(current.as(), snapshot.as(), weights.bytes(), in_flight, differ.as<std::uint32_t>(), bench.stream());
+    });
+    std::uint32_t found = 0;
+    cuda::copy_async(&found, differ.as(), sizeof(found), cudaMemcpyDeviceToHost, bench.stream());
+    bench.finish();
+    bench.require((found != 0) == (weights.touched.changed != 0), "what the scan finds, " + weights.what);
+    bench.add({fmt::format("scan by {}", in_flight), weights.what, weights.percent, 2 * weights.bytes(), times},
+              weights.bytes());
+  }
+
+  const std::uint64_t elements = std::min(weights.elements, CubSelect::kSlab);
+  const Touched touched = count_touched(elements, weights.recipe, bench.stream());
+  if (touched.changed == 0) return;
+  CubSelect select(weights.recipe.dtype, elements, touched.changed);
+  select.run(current.as(), snapshot.as(), bench.stream());
+  const Times times = bench.time(reset, [&] {
+    flip_elements(snapshot.as(), element_size(weights.recipe.dtype), select.d_positions(), touched.changed,
+                  bench.stream());
+  });
+  bench.require(count_wrong(snapshot.as(), elements, weights.recipe, Version::kOld, bench.stream()) == touched.changed,
+                "the flipped elements, " + weights.what);
+  ResultLine row{"scatter", weights.what, weights.percent, touched.sectors * 64 + touched.changed * 4, times};
+  row.more["sectors"] = static_cast<double>(touched.sectors);
+  bench.add(row, weights.bytes());
 }
 
 }  // namespace sparsecast::bench

@@ -18,6 +18,7 @@ void run_generated(Workbench& bench) {
         if (dtype == DType::kBF16 && percent == 1 && gib <= 4) run_pinned(bench, weights);
         run_mask(bench, weights);
         run_cub(bench, weights);
+        run_ceilings(bench, weights);
         bench.write_json(false);
       }
     }
