@@ -2,9 +2,9 @@
 #pragma once
 
 // Decodes one block by one warp, without a barrier of the CTA: the payload is copied to shared memory, and its codes
-// are decoded there. Takes the blocks that warp_decodes() accepts, most blocks of sparse deltas; DecodeShared's threads
-// take the others. It checks every rule of docs/wire-format.md §4 as well, but only says whether all hold: where one
-// does not, a CTA decodes the block again and tells which.
+// are decoded there. It takes the blocks that warp_decodes() accepts, which are most blocks of sparse deltas;
+// decode_blocks.cuh takes the others. It checks every rule of docs/wire-format.md §4 as well, but only says whether all
+// hold: where one does not, a CTA decodes the block again and tells which.
 
 #include "codec/block.hpp"
 #include "codec/codec_common.hpp"
