@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Everything that only a device can show, in one run: builds with device code, runs the device tests, the sanitizers of
-# CUDA, the benchmarks and a group of ranks over NCCL on one GPU, and prints a short table last.
+# CUDA, the benchmarks, Nsight Compute on the hot kernels and a group of ranks over NCCL on one GPU, and prints a short
+# table last.
 #   scripts/gpu_check.sh                     all stages; exit code 0 when every step passed
 #   scripts/gpu_check.sh --stage STAGE       one stage (may be repeated): build, test, python, sanitize, bench,
-#                                            nccl
+#                                            profile, nccl
 #   scripts/gpu_check.sh --fetch DIRECTORY   nothing but download the packages that --debs unpacks
 # Options:
 #   --quick            smaller benchmarks, fewer sanitizers
@@ -23,7 +24,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 set +e
 
-all_stages=(build test python sanitize bench nccl)
+all_stages=(build test python sanitize bench profile nccl)
 # The development packages that a build without MPI needs, and the shared libraries that its programs load.
 carried=(
   libbenchmark-dev libbenchmark1debian libcli11-dev libfmt-dev libfmt9 libgmock-dev libgtest-dev googletest
@@ -290,6 +291,30 @@ stage_bench() {
   else
     try "torch baseline" 180 "$python" bench/torch_baseline.py --gib 4 --json "$raw/torch.json"
   fi
+}
+
+# profile KERNEL REGEX: every figure of one launch of a kernel, at the device's own clocks, by its demangled name. The
+# program is ended then, so that only what was written tells whether it went well.
+profile() {
+  rm -f "$raw/ncu_$1".*
+  ncu --set full --clock-control none --kernel-name-base demangled --kernel-name "regex:$2" --launch-skip 1 \
+    --launch-count 1 --kill yes --force-overwrite --export "$raw/ncu_$1" "$bin/cuda_bench" --gib 1 --percent 1 \
+    --dtypes BF16
+  [[ -s $raw/ncu_$1.ncu-rep ]] && ncu --import "$raw/ncu_$1.ncu-rep" --csv --page raw >"$raw/ncu_$1.csv"
+}
+
+stage_profile() {
+  begin_stage profile
+  if ! command -v ncu >/dev/null; then
+    skip ncu "not on the PATH"
+    return
+  fi
+  needs cuda_bench ncu || return
+  export -f profile
+  export bin raw
+  try "ncu detect" 120 bash -c 'profile "$@"' - detect '\bdetect<'
+  try "ncu encode" 120 bash -c 'profile "$@"' - encode '\bencode_runs<unsigned short'
+  try "ncu apply" 120 bash -c 'profile "$@"' - apply '\bdecode_runs<unsigned short, *(true|\(bool\)1)'
 }
 
 # Two ranks of `doctor` that share the device: what docs/nccl.md asks for, ended within a minute.

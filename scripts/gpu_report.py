@@ -5,8 +5,10 @@ the ratios that the device backend is held to. Exit code 0 when every step passe
 step failed; goals that are missed are shown, not failed: they are for people to look at."""
 
 import argparse
+import csv
 import json
 import pathlib
+import re
 import sys
 
 
@@ -72,6 +74,44 @@ def variants(raw):
     return lines
 
 
+def profile(path):
+    """Figures of one launch from a table of `ncu --page raw`: names, units, values; {} where it is not such a table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.reader(file) if len(row) > 2]
+    if len(rows) < 3:
+        return {}
+    return {name: value for name, value in zip(rows[0], rows[2], strict=False) if name and value}
+
+
+STALLED = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio")
+
+
+def describe_profile(name, figures):
+    """One line: time, bytes, instructions, and the three most frequent reasons why warps wait."""
+
+    def number(metric):
+        try:
+            return float(figures[metric].replace(",", ""))
+        except (KeyError, ValueError):
+            return None
+
+    stalls = {match[1]: number(metric) for metric in figures if (match := STALLED.fullmatch(metric))}
+    stalls = {reason: value for reason, value in stalls.items() if value is not None and reason != "selected"}
+    most = sorted(stalls, key=stalls.get, reverse=True)[:3]
+    parts = [f"{name:<8}"]
+    for label, metric in (
+        ("time", "gpu__time_duration.sum"),
+        ("read", "dram__bytes_read.sum"),
+        ("written", "dram__bytes_write.sum"),
+        ("warp instructions", "smsp__inst_executed.sum"),
+        ("warps active %", "sm__warps_active.avg.pct_of_peak_sustained_active"),
+        ("L2 hits %", "lts__t_sector_hit_rate.pct"),
+    ):
+        value = number(metric)
+        parts.append(f"{label} {'-' if value is None else format(value, '.4g')}")
+    return ", ".join(parts) + "; waits: " + (", ".join(f"{reason} {stalls[reason]:.2g}" for reason in most) or "-")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--raw", "--out"):
@@ -86,6 +126,7 @@ def main():
         stage, name, outcome, seconds, note = line.split("\t")
         steps.append({"stage": stage, "step": name, "outcome": outcome, "seconds": int(seconds), "note": note})
     benches = {path.stem: load(path) for path in sorted(raw.glob("bench*.json"))}
+    profiles = {path.stem.removeprefix("ncu_"): profile(path) for path in sorted(raw.glob("ncu_*.csv"))}
     torch = load(raw / "torch.json")
     machine = load(raw / "machine.json") or {}
     smi = (raw / "smi.txt").read_text(encoding="utf-8") if (raw / "smi.txt").exists() else ""
@@ -103,6 +144,7 @@ def main():
         "steps": steps,
         "goals": [dict(zip(("what", "measured", "goal", "met"), goal, strict=True)) for goal in reached],
         "benches": benches,
+        "profiles": profiles,
         "torch": torch,
     }
     (arguments.out / "results.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -125,6 +167,8 @@ def main():
             for what, value, text, met in reached
         ]
         lines += ["", "ms               detect+encode    detect    encode fused cast     apply"] + variants(raw)
+    if profiles:
+        lines += ["", "ncu, in its units"] + [describe_profile(*item) for item in profiles.items()]
     text = "\n".join(lines) + "\n"
     (arguments.out / "table.txt").write_text(text, encoding="utf-8")
     print("\n" + text, end="")

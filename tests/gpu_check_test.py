@@ -154,6 +154,31 @@ esac""",
         self.assertEqual(run.returncode, 1)
         self.assertEqual(self.outcomes(), {"memcheck": ("PASS", ""), "racecheck": ("FAIL", "exit code 77")})
 
+    def test_the_hot_kernels_are_profiled(self):
+        self.program(
+            "ncu",
+            """
+while (($#)); do
+  case $1 in
+    --export) echo "${@: -1}" >"$2.ncu-rep"; exit 3 ;;
+    --import) [[ $2 != *apply* ]] || exit 1
+      printf '"ID","Kernel Name","gpu__time_duration.sum","smsp__average_warps_issue_stalled_%s","%s"\\n' \
+        "barrier_per_issue_active.ratio" "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
+      printf '"","","ms","",""\\n"0","detect","1,234.5","0.5","2"\\n' ;;
+  esac
+  shift
+done""",
+            self.path,
+        )
+        run = self.check("--stage", "profile")
+        self.assertEqual(run.returncode, 1)
+        outcomes = {step: outcome for step, (outcome, _) in self.outcomes().items()}
+        self.assertEqual(outcomes, {"ncu detect": "PASS", "ncu encode": "PASS", "ncu apply": "FAIL"})
+        self.assertEqual(self.results()["profiles"]["detect"]["gpu__time_duration.sum"], "1,234.5")
+        self.assertEqual(self.results()["profiles"]["apply"], {})
+        table = (self.out / "table.txt").read_text(encoding="utf-8")
+        self.assertRegex(table, "detect .*time 1234.*, read -.*; waits: wait 2, barrier 0.5")
+
     def test_goals_are_shown_from_whatever_was_measured(self):
         self.check("--quick", "--stage", "bench")
         goals = {goal["what"]: (goal["measured"], goal["met"]) for goal in self.results()["goals"]}
