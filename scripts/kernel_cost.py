@@ -169,9 +169,9 @@ def execute(cuobjdump, arch, objects):
         costs = kernels.run({short[name]: lines for name, lines in code.items()}, compiler)
     except (kernels.WrongResult, machine.MachineError) as error:
         raise SystemExit(f"kernel_cost: {error}") from error
-    print(f"{'executed':24} {'warp instructions':>18} {'barriers':>9} {'lanes':>6}   a unit")
+    print(f"{'executed':34} {'warp instructions':>18} {'barriers':>9} {'lanes':>6}   a unit")
     for name, cost in costs.items():
-        print(f"{name:24} {cost['warp_instructions']:18} {cost['barriers']:9} {cost['lanes']:6}")
+        print(f"{name:34} {cost['warp_instructions']:18} {cost['barriers']:9} {cost['lanes']:6}")
     return costs
 
 

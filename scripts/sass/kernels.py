@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the compiled kernels of a delta of bf16 one after another on random changes: detect, form_blocks, encode_runs and
+"""Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, encode_runs and
 encode_blocks, and decode_runs and decode_blocks twice. Checks what each leaves in memory, and returns what its warps
 took."""
 
@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,15 +27,42 @@ CTA = 256  # Threads of most kernels.
 WARPS = 128  # Threads of those that give a block to a warp.
 MIXER = 0xD6E8FEB86659FD93
 KEY = (0x1234567890ABCDEF, 0xFEDCBA0987654321)
-KERNELS = {  # By name in the listing's demangled symbols.
-    "detect": "detect<(DetectSource)0>",
+KERNELS = {  # By name in the listing's demangled symbols, with the source and the type of the elements.
+    "detect": "detect<(DetectSource){source}>",
     "form": "form_blocks",
-    "encode by a warp": "encode_runs<unsigned short>",
-    "encode by a CTA": "encode_blocks<(DetectSource)0, unsigned short>",
-    "stage by a warp": "decode_runs<unsigned short, false>",
-    "stage by a CTA": "decode_blocks<unsigned short, false>",
-    "apply by a warp": "decode_runs<unsigned short, true>",
-    "apply by a CTA": "decode_blocks<unsigned short, true>",
+    "encode by a warp": "encode_runs<{type}>",
+    "encode by a CTA": "encode_blocks<(DetectSource){source}, {type}>",
+    "stage by a warp": "decode_runs<{type}, false>",
+    "stage by a CTA": "decode_blocks<{type}, false>",
+    "apply by a warp": "decode_runs<{type}, true>",
+    "apply by a CTA": "decode_blocks<{type}, true>",
+}
+
+
+class Weights(NamedTuple):
+    """What a delta is of: a dtype, and how the kernels are told of its new bits (DetectSource)."""
+
+    dtype: int  # Its number in docs/wire-format.md.
+    bits: type[np.unsignedinteger[Any]]
+    type: str
+    source: int
+    mantissa: int  # Its bits.
+    exponent: int  # The lowest of eight; of fp8 of four.
+
+    @property
+    def size(self) -> int:
+        return np.dtype(self.bits).itemsize
+
+    def kernel(self, name: str) -> str:
+        return KERNELS[name].format(source=self.source, type=self.type)
+
+
+BF16 = Weights(1, np.uint16, "unsigned short", 0, 7, 112)
+WEIGHTS = {
+    "bf16": BF16,
+    "a fused cast": BF16._replace(source=3),
+    "fp8": Weights(5, np.uint8, "unsigned char", 0, 3, 4),
+    "f32": Weights(3, np.uint32, "unsigned int", 0, 23, 112),
 }
 
 
@@ -84,28 +111,40 @@ def digest_of(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> int:
     return total % (1 << 128)
 
 
-def random_changes(percent: float, tiles: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns old and new bits of bf16 weights: most changes are of one step, some of up to eight, in either direction."""
+def random_changes(weights: Weights, percent: float, tiles: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns old and new bits: most changes are of one step, some of up to eight, in either direction."""
     random = np.random.default_rng(seed)
     n = tiles * TILE
-    old = random.integers(0, 2, n) << 15 | (112 + random.integers(0, 8, n)) << 7 | random.integers(0, 128, n)
+    sign, mantissa = 8 * weights.size - 1, weights.mantissa
+    exponents = weights.exponent + random.integers(0, 8 if weights.size > 1 else 4, n)
+    old = random.integers(0, 2, n) << sign | exponents << mantissa | random.integers(0, 1 << mantissa, n)
     steps = np.where(random.random(n) < 0.9, 1, random.integers(2, 9, n)) * random.choice((-1, 1), n)
-    return old.astype(np.uint16), (old + np.where(random.random(n) < percent / 100, steps, 0)).astype(np.uint16)
+    new = old + np.where(random.random(n) < percent / 100, steps, 0)
+    return old.astype(weights.bits), new.astype(weights.bits)
+
+
+def masters_of(bf16: np.ndarray, seed: int) -> np.ndarray:
+    """Returns bits of fp32 weights whose cast to bf16 is given."""
+    noise = np.random.default_rng(seed).integers(-0x7FFE, 0x7FFF, len(bf16))
+    return ((bf16.astype(np.int64) << 16) + noise).astype(np.uint32)
 
 
 class Delta:
-    """The tables of a delta of one bf16 tensor in the machine's memory, and the kernels that make and apply it."""
+    """The tables of a delta of one tensor in the machine's memory, and the kernels that make and apply it."""
 
     def __init__(
         self,
         code: dict[str, list[Instruction]],
         at: dict[str, dict[str, int]],
+        weights: Weights,
         percent: float,
         tiles: int,
         seed: int = 7,
     ) -> None:
-        self.code, self.at, self.tiles = code, at, tiles
-        self.old, self.new = random_changes(percent, tiles, seed)
+        self.code, self.at, self.weights, self.tiles = code, at, weights, tiles
+        self.shift = weights.size.bit_length() - 1
+        self.old, self.new = random_changes(weights, percent, tiles, seed)
+        self.current = masters_of(self.new, seed) if weights.source == 3 else self.new
         self.changed = (self.old != self.new).reshape(tiles, TILE)
         self.memory = Memory()
         self.costs: dict[str, dict[str, float]] = {}
@@ -114,7 +153,9 @@ class Delta:
         """Runs a kernel with one CTA, unless it has nothing to do, and adds what it took to `costs`."""
         if units == 0:
             return
-        cta = Cta(self.code[KERNELS[name]], self.memory, parameters, WARPS if name.endswith("warp") else CTA)
+        cta = Cta(
+            self.code[self.weights.kernel(name)], self.memory, parameters, WARPS if name.endswith("warp") else CTA
+        )
         cta.run()
         total = sum(cta.instructions.values())
         self.costs[name] = {
@@ -126,39 +167,41 @@ class Delta:
     def encode(self) -> None:
         """Runs detect, form_blocks and the encoders; keeps the records and the arena."""
         memory, at, n = self.memory, self.at, self.tiles * TILE
-        current, self.snapshot = memory.put(self.new), memory.put(self.old)
+        current, self.snapshot, size = memory.put(self.current), memory.put(self.old), self.weights.size
         tensor = pack(
             at["TensorEntry"], current=current, old=self.snapshot, refresh=self.snapshot, elements=n, key_lo=KEY[0],
             key_hi=KEY[1], digest_view=0xFFFFFFFF, current_view=0xFFFFFFFF, old_view=0xFFFFFFFF, sections=1,
-            element_shift=1, floating=1, vectors=1,
+            element_shift=self.shift, floating=1, vectors=1,
         )  # fmt: skip
         counts, positions = memory.allocate(4 * self.tiles), memory.allocate(1024 * self.tiles)
         records = memory.allocate(at["BlockRecord"][""] * self.tiles)
-        section_blocks, arena = memory.allocate(8), memory.allocate(4 * n)
+        section_blocks, arena = memory.allocate(8), memory.allocate((size + 2) * n)
         control, self.sums = memory.put(bytes(at["Control"][""])), memory.put(bytes(16))
         pipeline = pack(
             at["Pipeline"], tensors=memory.put(tensor), sections=memory.put(np.array([0, 0, 0, self.tiles], np.uint32)),
             tiles=memory.put(np.array([[0, tile] for tile in range(self.tiles)], np.uint32)), tile_counts=counts,
             tile_offsets=memory.allocate(4 * self.tiles), slot_positions=positions,
-            slot_words=memory.allocate(1024 * self.tiles), slot_word_bytes=1024, records=records,
-            section_blocks=section_blocks, scratch=memory.allocate(8 * TILE), scratch_stride=8 * TILE, arena=arena,
-            arena_bytes=4 * n, control=control, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
+            slot_words=memory.allocate(512 * size * self.tiles), slot_word_bytes=512 * size, records=records,
+            section_blocks=section_blocks, scratch=memory.allocate((size + 6) * TILE), scratch_stride=(size + 6) * TILE,
+            arena=arena, arena_bytes=(size + 2) * n, control=control, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
         )  # fmt: skip
         for lists in ("runs", "items"):
             begin = at["Pipeline"][lists]
             pipeline = (
                 pipeline[:begin] + memory.allocate(8 * self.tiles).to_bytes(8, "little") * 4 + pipeline[begin + 32 :]
             )
-        parameters = pipeline + pack(at["Chunk"], section_end=1, tile_end=self.tiles, worst_bytes=4 * n)
+        parameters = pipeline + pack(at["Chunk"], section_end=1, tile_end=self.tiles, worst_bytes=(size + 2) * n)
         self.launch("detect", parameters, self.tiles)
         self.check_tiles(memory.get(counts, np.uint32, self.tiles), memory.get(positions, np.uint16, 512 * self.tiles))
         self.launch("form", parameters, 1)
         count = int(memory.get(section_blocks, np.uint32, 1)[0])
         require(0 < count <= self.tiles, f"form_blocks made {count} blocks")
-        runs, items = (int(memory.get(control + at["Control"][lists], np.uint32, 4)[1]) for lists in ("runs", "items"))
+        runs, items = (
+            int(memory.get(control + at["Control"][lists], np.uint32, 4)[self.shift]) for lists in ("runs", "items")
+        )
         require(runs + items == count, f"form_blocks listed {runs} and {items} of {count} blocks")
         self.launch("encode by a warp", parameters, runs)
-        left = int(memory.get(control + at["Control"]["items"], np.uint32, 4)[1])
+        left = int(memory.get(control + at["Control"]["items"], np.uint32, 4)[self.shift])
         require(left == items, f"encode_runs left {left - items} of {runs} blocks")
         self.launch("encode by a CTA", parameters, items)
         fields = {name: where for name, where in at["BlockRecord"].items() if name}
@@ -178,7 +221,7 @@ class Delta:
     def check_payloads(self) -> None:
         """Decodes the payloads by the second decoder, which knows nothing of kernels, and applies them."""
         weights = self.old.copy()
-        tensor = blocks.Tensor("weight", 1, (len(weights),), None)
+        tensor = blocks.Tensor("weight", self.weights.dtype, (len(weights),), None)
         for record in self.records:
             size = int(record["payload_bytes"])
             payload = self.memory.get(self.arena + int(record["payload"]), np.uint8, size).tobytes()
@@ -186,7 +229,8 @@ class Delta:
             blocks.apply_block(blocks.read_block(entry, 0, payload, 0, tensor, blocks.ULP), tensor, weights, blocks.ULP)
         require((weights == self.new).all(), "the payloads do not give the new weights")
         require(
-            (self.memory.get(self.snapshot, np.uint16, len(weights)) == self.new).all(), "the snapshot is not fresh"
+            (self.memory.get(self.snapshot, self.weights.bits, len(weights)) == self.new).all(),
+            "the snapshot is not fresh",
         )
         self.check_digest(self.sums, "the encoder")
 
@@ -209,11 +253,11 @@ class Delta:
             table += pack(
                 at["ReceivedBlock"], payload=self.arena + int(record["payload"]), first_tile=first,
                 payload_words=int(record["payload_bytes"]) // 4, span=min(((extent >> 24) + 1) * TILE, n - first * TILE),
-                changed=extent & 0xFFFFFF, coding=int(record["coding"]), element_shift=1,
+                changed=extent & 0xFFFFFF, coding=int(record["coding"]), element_shift=self.shift,
                 for_cta=int(number in listed),
             )  # fmt: skip
         tensor = pack(
-            at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=1, floating=1,
+            at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=self.shift, floating=1,
             view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
         )  # fmt: skip
         where = at["ReceiveControl"]["cta_blocks"]
@@ -229,24 +273,26 @@ class Delta:
         left = int(memory.get(control + where, np.uint32, 1)[0]) - len(listed)
         require(left == 0, f"decode_runs left {left} of {runs} blocks")
         self.launch("stage by a CTA", received + bytes(1), len(listed))
-        require((memory.get(live, np.uint16, n) == self.old).all(), "validation wrote to the weights")
+        require((memory.get(live, self.weights.bits, n) == self.old).all(), "validation wrote to the weights")
         self.launch("apply by a warp", received + bytes([1]), runs)
         self.launch("apply by a CTA", received + bytes([1]), len(listed))
         require((memory.get(control, np.uint64, 2) == 2**64 - 1).all(), "a block was refused")
-        require((memory.get(live, np.uint16, n) == self.new).all(), "the applied weights are wrong")
+        require((memory.get(live, self.weights.bits, n) == self.new).all(), "the applied weights are wrong")
         self.check_digest(sums, "the applier")
 
 
 def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str, float]]:
-    """Returns {"kernel, percent": what a unit took}: detect's is a tile, form's a section, the others' a block. `code` is
-    by the kernels' short names; WrongResult or MachineError for code that is wrong."""
+    """Returns {"kernel of weights, percent": what a unit took}: detect's is a tile, form's a section, the others' a block.
+    `code` is by the kernels' short names; WrongResult or MachineError for code that is wrong."""
     at = layouts(compiler)
-    missing = [name for name in KERNELS.values() if name not in code]
-    require(not missing, f"the objects have no {missing}")
+    missing = {weights.kernel(name) for weights in WEIGHTS.values() for name in KERNELS} - code.keys()
+    require(not missing, f"the objects have no {sorted(missing)}")
     costs: dict[str, dict[str, float]] = {}
-    for percent, tiles in ((1, 12), (5, 2), (20, 2)):
-        delta = Delta(code, at, percent, tiles)
+    for what, percent, tiles in (
+        ("bf16", 1, 12), ("bf16", 5, 2), ("bf16", 20, 2), ("a fused cast", 1, 4), ("fp8", 1, 4), ("f32", 1, 4)
+    ):  # fmt: skip
+        delta = Delta(code, at, WEIGHTS[what], percent, tiles)
         delta.encode()
         delta.decode()
-        costs |= {f"{name}, {percent} %": cost for name, cost in delta.costs.items()}
+        costs |= {f"{name}, {what}, {percent} %": cost for name, cost in delta.costs.items()}
     return costs
