@@ -15,6 +15,7 @@ toolkit, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm in the 
 exit code 77 without them, and where the record is of another compiler."""
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -100,17 +101,19 @@ def demangle(names):
     return {name: shorten(line) for name, line in zip(names, lines, strict=True)}
 
 
+@functools.cache
+def dump(cuobjdump, arch, what, path):
+    """Returns what cuobjdump prints of an object file."""
+    command = [cuobjdump, "-arch", arch, what, path]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def measure(cuobjdump, arch, objects):
     """Returns {short name: {field: value}} of all kernels of the objects for one architecture."""
-
-    def run(what, path):
-        command = [cuobjdump, "-arch", arch, what, path]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
     kernels = {}
     for path in objects:
-        code = parse_sass(run("-sass", path))
-        for name, usage in parse_usage(run("-res-usage", path)).items():
+        code = parse_sass(dump(cuobjdump, arch, "-sass", path))
+        for name, usage in parse_usage(dump(cuobjdump, arch, "-res-usage", path)).items():
             if name not in code:
                 raise SystemExit(f"kernel_cost: {path}: {name} has no machine code for {arch}")
             kernels[name] = {**usage, **code[name]}
@@ -161,9 +164,7 @@ def execute(cuobjdump, arch, objects):
         return None
     code = {}
     for path in objects:
-        command = [cuobjdump, "-arch", arch, "-sass", path]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        code.update(listing.parse(text))
+        code.update(listing.parse(dump(cuobjdump, arch, "-sass", path)))
     short = demangle(sorted(code))
     try:
         costs = kernels.run({short[name]: lines for name, lines in code.items()}, compiler)

@@ -11,7 +11,7 @@ constexpr unsigned kCtas = 8;
 
 template <class T>
 void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
-  // What a warp cannot decode, or what it finds wrong, is left to decode_blocks.
+  // decode_blocks takes the blocks that decode_runs leaves: those that a warp cannot decode, and those with an error.
   const unsigned runs = grid_for((received.block_count + kDecodeWarps<T> - 1) / kDecodeWarps<T>, kDecodeCtas, device);
   if (pass == Pass::kValidate) {
     launch(decode_runs<T, false>, runs, 32 * kDecodeWarps<T>, device, received, pass);

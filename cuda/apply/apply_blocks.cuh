@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas<T>
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   if (threadIdx.x == 0) shared.summed = kNoTensor;
-  // As in decode_runs.
+  // All threads must take the same branch, although another CTA may report an error while they read the control.
   if (__syncthreads_or(is_refused<kWrite>(*received.control) ? 1 : 0) != 0) return;
   shared.sums[threadIdx.x] = {};
   const auto pass_sum_on = [&] {

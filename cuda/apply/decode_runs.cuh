@@ -8,6 +8,7 @@
 
 #include "codec/block.hpp"
 #include "codec/codec_common.hpp"
+#include "cuda/apply/bit_string.cuh"
 #include "cuda/apply/received.hpp"
 #include "cuda/common/coding_threads.cuh"
 
@@ -157,8 +158,8 @@ __device__ bool decode_run_exceptions(const RunBits& values, std::uint32_t at, s
       std::uint32_t bits = 0;
       bool valid = true;
       if (j < number) {
-        const std::uint32_t zeros = run.gap_ones[j] - (j == 0 ? gaps : run.gap_ones[j - 1] + 1);
-        bits = run.width_ones[j] - (j == 0 ? widths : run.width_ones[j - 1] + 1);
+        const std::uint32_t zeros = zeros_before(run.gap_ones, j, gaps);
+        bits = zeros_before(run.width_ones, j, widths);
         valid = zeros <= count >> ke && bits + 1 < kWidth;
         step = (zeros << ke | values.get(remainders + j * ke, ke)) + 1;
       }

@@ -9,8 +9,6 @@
 
 namespace sparsecast::cuda {
 
-inline constexpr unsigned kAllLanes = ~0U;
-
 /// Two sums that are computed together.
 struct TwoSums {
   std::uint32_t first = 0;

@@ -9,6 +9,9 @@
 
 namespace sparsecast::cuda {
 
+/// Set of all lanes of a warp.
+inline constexpr unsigned kAllLanes = ~0U;
+
 // Warp scans need fewer barriers than raking, and the kernels spend more time at barriers than on additions.
 template <class T>
 using CtaScan = cub::BlockScan<T, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
@@ -76,7 +79,8 @@ __device__ inline void add_to_digest(CtaDigest::TempStorage& storage, const Dige
 __device__ inline void add_lanes_to_digest(DigestSum sum, std::uint64_t* lo, std::uint64_t* hi) {
   SPARSECAST_UNROLL
   for (unsigned distance = 16; distance != 0; distance /= 2) {
-    sum = AddDigests{}(sum, {__shfl_down_sync(~0U, sum.lo, distance), __shfl_down_sync(~0U, sum.hi, distance)});
+    sum = AddDigests{}(sum,
+                       {__shfl_down_sync(kAllLanes, sum.lo, distance), __shfl_down_sync(kAllLanes, sum.hi, distance)});
   }
   if (threadIdx.x % 32 == 0) add_digest(sum, lo, hi);
 }

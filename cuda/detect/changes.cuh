@@ -13,7 +13,7 @@
 
 namespace sparsecast::cuda {
 
-/// The same 16 bytes of the new and the old bits.
+/// 16 bytes of new bits, and the 16 bytes of old bits that they are compared with.
 struct TwoVectors {
   uint4 current;
   uint4 old;

@@ -40,23 +40,13 @@ class BitSink {
     }
     put(static_cast<std::uint32_t>(value), width);
   }
-  /// Appends `zeros` zero bits and a one.
-  __device__ void put_unary(std::uint32_t zeros) {
-    used_ += zeros;
-    if (used_ >= 32) {
-      store();
-      word_ += used_ / 32;
-      used_ %= 32;
-    }
-    put(1, 1);
-  }
   __device__ void flush() {
     if (gathered_ != 0) atomicOr(word_, static_cast<std::uint32_t>(gathered_));
     gathered_ = 0;
   }
 
  private:
-  /// Stores the first word, which is complete. used_ may be far beyond it if zeros were appended.
+  /// Stores the first word, which is complete.
   __device__ void store() {
     if (static_cast<std::uint32_t>(gathered_) != 0) atomicOr(word_, static_cast<std::uint32_t>(gathered_));
     gathered_ >>= 32;

@@ -141,7 +141,7 @@ __device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& li
   if (pipeline.values == ValueCodec::kUlp) {
     plan.values = plan_ulp(entries.words, list.count, entries.exceptions, threads, shared);
   } else {
-    plan.values.bytes = (list.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4 * 4;
+    plan.values.bytes = static_cast<std::uint32_t>(padded_bytes(list.count * kWidthOf<T>));
   }
   // Only a single tile can have so many changes, or be so short, that dense is smaller.
   plan.dense = list.span <= kTileElems && list.span * static_cast<std::uint32_t>(sizeof(T)) < plan.bytes();

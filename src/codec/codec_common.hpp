@@ -22,7 +22,7 @@ SPARSECAST_HD int bit_width64(std::uint64_t x) {
 #endif
 }
 
-/// The same for 32 bits.
+/// Position of the highest set bit of a 32-bit number plus one; 0 for 0.
 SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
 #if defined(__CUDA_ARCH__)
   return 32 - static_cast<std::uint32_t>(__clz(static_cast<int>(x)));
