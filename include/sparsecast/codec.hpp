@@ -16,6 +16,9 @@ enum class PositionCodec : std::uint8_t {
   kPacked = 2,   ///< Rice-coded gaps with a parameter per block: the default, about 8.1 bits at 1 %.
   kBitmap = 3,   ///< One bit an element.
   kDense = 4,    ///< Every element of the block, no positions.
+  /// Rice-coded ranks within classes of the exponent of the old word, about 5.6 bits at 1 %, and values coded by that
+  /// exponent: the smallest. Decoding reads the old weights of the whole block.
+  kContext = 5,
 };
 
 /// Representation of a changed element's value in a block. Numbers are wire codes.
@@ -33,6 +36,10 @@ enum class PositionMode : std::uint8_t {
   kGap16,
   kIndex32,
   kBitmap,
+  /// The smallest of context, packed, bitmap and dense, block by block, with larger blocks. Needs `kUlp` values, and
+  /// receivers that decode on the host: a third fewer bytes than kAuto, for the delta log and slow links. Such a delta
+  /// is of format 1.1.
+  kContext,
 };
 
 SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;
@@ -46,7 +53,8 @@ SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view 
 inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
-/// A block ends with the tile in which the section's count of changes passes a multiple of this.
+/// A block ends with the tile in which the section's count of changes passes a multiple of this (in mode kContext, of
+/// 4096).
 inline constexpr std::uint32_t kBlockChanges = 512;
 
 inline constexpr std::uint32_t kMinFrameCapacity = 1U << 20;

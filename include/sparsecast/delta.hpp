@@ -114,7 +114,7 @@ struct DeltaReport {
     std::uint64_t blocks = 0;
   };
   std::uint64_t changed = 0;
-  std::uint64_t blocks_by_codec[5] = {};  ///< Number of blocks by codec; the index is a PositionCodec.
+  std::uint64_t blocks_by_codec[6] = {};  ///< Number of blocks by codec; the index is a PositionCodec.
   std::vector<Tensor> tensors;            ///< Tensors that occur in the delta, in ascending order of index.
 };
 

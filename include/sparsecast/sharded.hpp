@@ -81,7 +81,7 @@ struct ShardedReport {
   double stage_seconds = 0;   ///< Time in which received records were verified.
   double apply_seconds = 0;   ///< Time of the pause.
   double total_seconds = 0;
-  std::uint64_t blocks_by_codec[5] = {};  ///< Blocks sent (report_tensors only); index: PositionCodec.
+  std::uint64_t blocks_by_codec[6] = {};  ///< Blocks sent (report_tensors only); index: PositionCodec.
   std::vector<SentTensor> tensors;        ///< Tensors sent (report_tensors only), in the plan's order.
 };
 

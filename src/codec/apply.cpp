@@ -134,7 +134,13 @@ void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const 
 }  // namespace
 
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch) {
-  with_word(element_size(dtype), [&]<class T>() { decode_block(block, scratch.get<T>()); });
+  with_word(element_size(dtype), [&]<class T>() {
+    if (block.coding.positions == PositionCodec::kContext) {
+      check_context(block, scratch.get<T>());
+    } else {
+      decode_block(block, scratch.get<T>());
+    }
+  });
 }
 
 std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction,
@@ -144,7 +150,8 @@ std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Dire
   }
   with_word(element_size(target.dtype), [&]<class T>() {
     DecodedBlock<T>& decoded = scratch.get<T>();
-    decode_block(block, decoded);
+    const OldBits old{target.window, target.dtype, target.view};
+    decode_block(block, decoded, direction == Direction::kForward ? &old : nullptr);
     write_changes(decoded, block, target, direction);
   });
   return block.changed;

@@ -27,7 +27,8 @@ struct ApplyScratch {
   }
 };
 
-/// Decodes the block and drops the result: Error{kCorrupt} when its payload is not valid.
+/// Decodes the block and drops the result: Error{kCorrupt} when its payload is not valid. Of a `context` block, whose
+/// values only the weights tell apart, the ranks alone.
 void validate_block(const BlockRef& block, DType dtype, ApplyScratch& scratch);
 
 struct ApplyTarget {
@@ -48,8 +49,9 @@ inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dty
   return target;
 }
 
-/// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written. Direction
-/// kInverse needs `xor` or `ulp` words (Error{kUsage}). Returns the number of elements that the block names.
+/// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written, and a `context`
+/// block of another base Error{kWrongBase}. Direction kInverse needs `xor` or `ulp` words, and no `context` block, whose
+/// positions only the bits before it tell (Error{kUsage}). Returns the number of elements that the block names.
 std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction, ApplyScratch& scratch);
 
 /// Undoes a `raw` block from the bits that apply_block put into `replaced`. Returns how many bytes were used.

@@ -78,7 +78,14 @@ SPARSECAST_HD bool run_follows(std::uint64_t first_tile, std::uint64_t previous_
   return first_tile >= previous_tile + previous_tiles;
 }
 
-/// Returns whether the coding word means something for elements of `width` bits in a delta whose value codec is
+/// Returns whether the coding word of a `context` block means something.
+SPARSECAST_HD bool context_coding_is_possible(std::uint32_t word) {
+  const Coding c = Coding::unpack(word);
+  return (word >> 21) == 0 && c.positions == PositionCodec::kContext && c.values == ValueCodec::kUlp && c.kp == 0 &&
+         c.kv == 0 && c.ke <= kMaxRiceParameter;
+}
+
+/// Returns whether the coding word, of any other position codec, means something for elements of `width` bits in a delta whose value codec is
 /// `values`.
 SPARSECAST_HD bool coding_is_possible(std::uint32_t word, ValueCodec values, std::uint32_t width) {
   const Coding c = Coding::unpack(word);

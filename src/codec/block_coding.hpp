@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Encoding and decoding of one block (block_encoder.cpp, block_decoder.cpp).
+// Encoding and decoding of one block (block_encoder.cpp, block_decoder.cpp; context_encoder.cpp and context_decoder.cpp
+// for the position codec `context`).
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "codec/block.hpp"
+#include "codec/context_model.hpp"
 #include "codec/frame_reader.hpp"
+#include "core/strided_view.hpp"
 #include "sparsecast/delta.hpp"
 
 namespace sparsecast {
@@ -16,6 +20,52 @@ namespace sparsecast {
 struct Escape {
   std::uint32_t index;
   std::uint32_t tail_bits;
+};
+
+/// Scratch of `context` blocks. Changes are numbered class by class, in each by position.
+struct ContextScratch {
+  std::vector<std::uint32_t> ranks;
+  std::vector<std::uint8_t> keys;
+  std::vector<std::uint64_t> magnitudes;
+  // To encode.
+  KeyCounts counts;
+  KeyCounts far;                             ///< Those of more than one ULP.
+  std::vector<std::uint32_t> found_ranks;    ///< By position.
+  std::vector<std::uint8_t> class_of_change;  ///< By position.
+  std::vector<std::uint8_t> down;            ///< Signs.
+  std::vector<std::uint32_t> gaps;
+  std::vector<std::uint32_t> escaped;  ///< Quotients.
+  std::vector<std::uint32_t> exceptions;
+  std::vector<std::uint32_t> widths;  ///< Changes by key and width of their magnitude.
+  Bytes payload;
+  // To decode.
+  std::vector<std::uint32_t> numbers;  ///< By position.
+  std::vector<std::uint8_t> tile_keys;
+  Bytes tile_words;
+
+  void grow_to_encode(std::size_t changes) {
+    grow(changes);
+    for (auto* list : {&found_ranks, &gaps, &exceptions}) list->resize(std::max(list->size(), changes));
+    for (auto* list : {&class_of_change, &down}) list->resize(std::max(list->size(), changes));
+  }
+  void grow_to_decode(std::size_t changes) {
+    grow(changes);
+    numbers.resize(std::max(numbers.size(), changes));
+  }
+
+ private:
+  void grow(std::size_t changes) {
+    ranks.resize(std::max(ranks.size(), changes));
+    keys.resize(std::max(keys.size(), changes));
+    magnitudes.resize(std::max(magnitudes.size(), changes));
+  }
+};
+
+/// The bits of a block's elements before the delta.
+struct OldBits {
+  const std::byte* window = nullptr;  ///< Those of the block's `span` elements, or with `view`, of the tensor.
+  DType dtype = DType::kBF16;
+  const StridedView* view = nullptr;  ///< Places of the tensor's elements; null: they follow one another.
 };
 
 /// The changes of a decoded block. Positions are relative to the block's first element and strictly increasing. A dense
@@ -27,12 +77,22 @@ struct DecodedBlock {
   std::uint32_t count = 0;  ///< Entries that are valid in both (span for a dense block).
   bool dense = false;
   std::vector<Escape> escapes;  ///< Scratch.
+  ContextScratch context;
 };
 
-/// Decodes and validates one block; bounds never come from the payload unchecked. Throws Error{kCorrupt} without
-/// context.
+/// Decodes and validates one block; bounds never come from the payload unchecked. A `context` block needs the `old`
+/// bits of its elements: Error{kUsage} without them, Error{kWrongBase} when they are not those that it was encoded
+/// against. Otherwise throws Error{kCorrupt}. All without context.
 template <class T>
-void decode_block(const BlockRef& block, DecodedBlock<T>& out);
+void decode_block(const BlockRef& block, DecodedBlock<T>& out, const OldBits* old = nullptr);
+
+/// decode_block for a `context` block.
+template <class T>
+void decode_context(const BlockRef& block, const OldBits& old, DecodedBlock<T>& out);
+
+/// Checks what a `context` block says without the weights: its ranks. Throws Error{kCorrupt}.
+template <class T>
+void check_context(const BlockRef& block, DecodedBlock<T>& scratch);
 
 /// The changes of one block: positions relative to its first element, strictly increasing, and their coded words.
 template <class T>
@@ -43,6 +103,9 @@ struct BlockChanges {
   std::uint32_t span = 0;   ///< Elements of the block.
   /// New bits of all `span` elements, needed only to send a raw block dense; null when unknown.
   const std::byte* current = nullptr;
+  /// Keys (context_model.hpp) of the old bits of all `span` elements, for `context`; null: it is not used.
+  const std::uint8_t* old_keys = nullptr;
+  std::uint32_t old_sum = 0;  ///< Sum of these old bits as 32-bit words (docs/wire-format.md §4.3).
 };
 
 /// Scratch of one encoding thread.
@@ -51,11 +114,16 @@ struct EncodeScratch {
   std::vector<std::uint32_t> exceptions;
   std::vector<std::uint32_t> escaped;  ///< Quotients.
   Bytes values;
+  ContextScratch context;
 };
 
 /// Appends the block's payload to `payload` (a multiple of 4 bytes) and returns its coding.
 template <class T>
 Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec values, EncodeScratch& scratch,
                     Bytes& payload);
+
+/// encode_block as `context`, which may not be the smallest; needs the keys of the old bits.
+template <class T>
+Coding encode_context(const BlockChanges<T>& block, ContextScratch& scratch, Bytes& payload);
 
 }  // namespace sparsecast

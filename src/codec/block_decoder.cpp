@@ -226,7 +226,7 @@ void grow(Vector& vector, std::size_t size) {
 }  // namespace
 
 template <class T>
-void decode_block(const BlockRef& block, DecodedBlock<T>& out) {
+void decode_block(const BlockRef& block, DecodedBlock<T>& out, const OldBits* old) {
   const Coding& coding = block.coding;
   if (coding.positions == PositionCodec::kDense) {
     grow(out.coded, block.span);
@@ -240,6 +240,13 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out) {
   grow(out.coded, count);
   out.dense = false;
   out.count = count;
+  if (coding.positions == PositionCodec::kContext) {
+    if (old == nullptr) {
+      throw Error(ErrorCode::kUsage, "the positions of a `context` block are known only with the weights of its base");
+    }
+    decode_context(block, *old, out);
+    return;
+  }
   std::uint32_t* positions = out.positions.data();
   std::uint64_t used = 0;
   switch (coding.positions) {
@@ -266,9 +273,9 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out) {
   }
 }
 
-template void decode_block(const BlockRef&, DecodedBlock<std::uint8_t>&);
-template void decode_block(const BlockRef&, DecodedBlock<std::uint16_t>&);
-template void decode_block(const BlockRef&, DecodedBlock<std::uint32_t>&);
-template void decode_block(const BlockRef&, DecodedBlock<std::uint64_t>&);
+template void decode_block(const BlockRef&, DecodedBlock<std::uint8_t>&, const OldBits*);
+template void decode_block(const BlockRef&, DecodedBlock<std::uint16_t>&, const OldBits*);
+template void decode_block(const BlockRef&, DecodedBlock<std::uint32_t>&, const OldBits*);
+template void decode_block(const BlockRef&, DecodedBlock<std::uint64_t>&, const OldBits*);
 
 }  // namespace sparsecast

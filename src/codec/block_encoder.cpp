@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include "codec/bits.hpp"
 #include "codec/codec_common.hpp"
 #include "codec/kernels.hpp"
+#include "codec/rice_writer.hpp"
 #include "core/word.hpp"
 #include "sparsecast/codec.hpp"
 
@@ -81,8 +81,7 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Cod
   }
   const std::uint32_t kv = plan.kv;
   if (kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), kv, index);
-  std::uint32_t ke = 0;
-  if (exceptions != 0) ke = rice_parameter(index[exceptions - 1] + 1 - exceptions, exceptions);
+  const std::uint32_t ke = exceptions_parameter(index, exceptions);
 
   const std::uint64_t bound =
       count * (2 + std::uint64_t{kv}) + 2 * kWidth + exceptions * (ke + 3 + 2 * (kWidth - kv)) + 64;
@@ -94,16 +93,8 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Cod
     const std::uint64_t mask = (std::uint64_t{1} << kv) - 1;
     for (std::uint32_t i = 0; i < count; ++i) writer.put_long(ulp_magnitude(coded[i]) & mask, kv);
   }
-  writer.put_exp_golomb(exceptions);
-  const auto gap = [index](std::uint32_t e) { return e == 0 ? index[0] : index[e] - index[e - 1] - 1; };
   const auto high = [&](std::uint32_t e) { return std::uint64_t{ulp_magnitude(coded[index[e]])} >> kv; };
-  const auto high_width = [&](std::uint32_t e) { return bits_below_highest(high(e)); };
-  for (std::uint32_t e = 0; e < exceptions; ++e) writer.put(gap(e) & ((1U << ke) - 1), ke);
-  for (std::uint32_t e = 0; e < exceptions; ++e) writer.put_unary(gap(e) >> ke);
-  for (std::uint32_t e = 0; e < exceptions; ++e) writer.put_unary(high_width(e));
-  for (std::uint32_t e = 0; e < exceptions; ++e) {
-    writer.put_long(high(e) ^ std::uint64_t{1} << high_width(e), high_width(e));
-  }
+  put_exceptions(index, exceptions, ke, high, writer);
   scratch.values.resize(padded_bytes(writer.position()));
   coding.kv = kv;
   coding.ke = ke;
@@ -120,107 +111,13 @@ void encode_values(const BlockChanges<T>& block, EncodeScratch& scratch, Coding&
   std::memcpy(scratch.values.data(), block.coded, bytes);
 }
 
-/// Gaps between positions (docs/wire-format.md §4.1).
-void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_t* gaps) {
-  gaps[0] = positions[0];
-  for (std::uint32_t i = 1; i < count; ++i) gaps[i] = positions[i] - positions[i - 1] - 1;
-}
-
-/// docs/wire-format.md §5.2: sets kp and returns the bits of the packed part.
-std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
-                        std::uint32_t& kp) {
-  const auto bits_with = [&](std::uint32_t k) {
-    return std::uint64_t{count} * (k + 1) + cpu::quotient_bits(gaps, count, k);
-  };
-  kp = rice_parameter(positions[count - 1] + 1 - count, count);
-  std::uint64_t bits = bits_with(kp);
-  while (kp > 0) {
-    const std::uint64_t lower = bits_with(kp - 1);
-    if (lower >= bits) break;
-    bits = lower;
-    --kp;
-  }
-  return bits;
-}
-
-/// Two neighbouring gaps, the first in the low half.
-std::uint64_t gap_pair(const std::uint32_t* gaps) {
-  std::uint64_t pair;
-  std::memcpy(&pair, gaps, sizeof(pair));
-  return pair;
-}
-
-/// The remainders of all gaps, `kp` bits each, eight in one store where they fit.
-void put_remainders(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer) {
-  const std::uint64_t mask = (std::uint64_t{1} << kp) - 1;
-  const std::uint64_t both = mask | mask << 32;
-  const auto two = [&](const std::uint32_t* at) {
-    const std::uint64_t pair = gap_pair(at) & both;
-    return (pair | pair >> (32 - kp)) & (mask | mask << kp);
-  };
-  std::uint32_t i = 0;
-  if (8 * kp <= 56) {
-    for (; i + 8 <= count; i += 8) {
-      const std::uint64_t low = two(gaps + i) | two(gaps + i + 2) << (2 * kp);
-      const std::uint64_t high = two(gaps + i + 4) | two(gaps + i + 6) << (2 * kp);
-      writer.put(low | high << (4 * kp), 8 * kp);
-    }
-  }
-  if (4 * kp <= 56) {
-    for (; i + 4 <= count; i += 4) writer.put(two(gaps + i) | two(gaps + i + 2) << (2 * kp), 4 * kp);
-  }
-  for (; i < count; ++i) writer.put(gaps[i] & mask, kp);
-}
-
-/// The codes of two quotients below kEscape: at [first + kEscape * second] bits, and their number from bit 24 on.
-struct QuotientPairs {
-  constexpr QuotientPairs() {
-    for (std::uint32_t first = 0; first < kEscape; ++first) {
-      for (std::uint32_t second = 0; second < kEscape; ++second) {
-        const std::uint32_t end = first + 1 + second;
-        codes[first + kEscape * second] = 1U << first | 1U << end | (end + 1) << 24;
-      }
-    }
-  }
-  std::uint32_t codes[kEscape * kEscape] = {};
-};
-constexpr QuotientPairs kQuotientPairs;
-
-/// The quotients of all gaps, several in one store; lists those that are escaped.
-void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
-                   std::vector<std::uint32_t>& escaped) {
-  const auto put_one = [&](std::uint32_t quotient) {
-    writer.put_unary(quotient_zeros(quotient));
-    if (quotient >= kEscape) escaped.push_back(quotient);
-  };
-  static_assert(std::has_single_bit(kEscape), "so that one comparison tells of all four");
-  const auto two = [&](const std::uint32_t* at) {
-    return std::uint64_t{kQuotientPairs.codes[(at[0] >> kp) + kEscape * (at[1] >> kp)]};
-  };
-  std::uint32_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    if ((gaps[i] | gaps[i + 1] | gaps[i + 2] | gaps[i + 3]) >> kp < kEscape) {
-      const std::uint64_t low = two(gaps + i);
-      const std::uint64_t high = two(gaps + i + 2);
-      const std::uint64_t low_bits = low >> 24;
-      writer.put((low & 0xFFFFFFU) | (high & 0xFFFFFFU) << low_bits,
-                 static_cast<std::uint32_t>(low_bits + (high >> 24)));
-    } else {
-      for (std::uint32_t j = 0; j < 4; ++j) put_one(gaps[i + j] >> kp);
-    }
-  }
-  for (; i < count; ++i) put_one(gaps[i] >> kp);
-}
-
 void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::vector<std::uint32_t>& escaped,
                   std::byte* out) {
   BitWriter writer(out, 0);
   if (kp != 0) put_remainders(gaps, count, kp, writer);
   escaped.clear();
   put_quotients(gaps, count, kp, writer, escaped);
-  for (const std::uint32_t quotient : escaped) {
-    writer.put(quotient - quotient_of_zeros(quotient_zeros(quotient)), quotient_tail_bits(quotient));
-  }
+  put_tails(escaped, writer);
 }
 
 template <class Gap>
@@ -310,9 +207,22 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
   list_gaps(block.positions, block.count, gaps);
   const std::uint64_t position_bytes = plan_positions(block.positions, gaps, block.count, block.span, mode, coding);
   encode_values(block, scratch, coding);
-  if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&
-      append_dense(block, values, payload)) {
+  std::uint64_t smallest = position_bytes + scratch.values.size();
+  Bytes& context = scratch.context.payload;
+  context.clear();
+  if (mode == PositionMode::kContext && block.old_keys != nullptr) {
+    const Coding with_context = encode_context(block, scratch.context, context);
+    if (context.size() < smallest) {
+      coding = with_context;
+      smallest = context.size();
+    }
+  }
+  if (std::uint64_t{block.span} * sizeof(T) < smallest && append_dense(block, values, payload)) {
     return {PositionCodec::kDense, values, 0, 0, 0};
+  }
+  if (coding.positions == PositionCodec::kContext) {
+    payload.insert(payload.end(), context.begin(), context.end());
+    return coding;
   }
   const std::size_t begin = payload.size();
   payload.resize(begin + position_bytes + scratch.values.size() + kSlack);
@@ -329,9 +239,9 @@ template Coding encode_block(const BlockChanges<std::uint64_t>&, PositionMode, V
 
 namespace {
 
-constexpr std::array<std::string_view, 5> kPositionNames = {"index32", "gap16", "packed", "bitmap", "dense"};
+constexpr std::array<std::string_view, 6> kPositionNames = {"index32", "gap16", "packed", "bitmap", "dense", "context"};
 constexpr std::array<std::string_view, 3> kValueNames = {"raw", "xor", "ulp"};
-constexpr std::array<std::string_view, 5> kModeNames = {"auto", "packed", "gap16", "index32", "bitmap"};
+constexpr std::array<std::string_view, 6> kModeNames = {"auto", "packed", "gap16", "index32", "bitmap", "context"};
 
 template <class Enum, std::size_t N>
 std::optional<Enum> find_name(const std::array<std::string_view, N>& names, std::string_view name) {

@@ -3,7 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <tuple>
+
+#include "codec/block_coding.hpp"
 #include "codec/record_layout.hpp"
+#include "core/word.hpp"
 
 namespace sparsecast {
 
@@ -12,7 +16,7 @@ using namespace layout;
 namespace {
 
 /// The rules of docs/wire-format.md §4 for one directory entry; throws Error{kCorrupt}.
-BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& spec, ValueCodec values) {
+BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& spec, const DeltaHeader& delta) {
   BlockRef block;
   block.tensor = tensor;
   block.first_tile = get<std::uint32_t>(entry, 0);
@@ -34,7 +38,9 @@ BlockRef read_entry(ConstBytes entry, std::uint32_t tensor, const TensorSpec& sp
   if (block.changed == 0 || block.changed > block.span) {
     corrupt(fmt::format("{} changes in a block of {} elements", block.changed, block.span));
   }
-  if (!coding_is_possible(coding, values, static_cast<std::uint32_t>(8 * element_size(spec.dtype)))) {
+  const bool context = delta.positions == PositionMode::kContext && block.coding.positions == PositionCodec::kContext;
+  if (context ? !is_floating(spec.dtype) || !context_coding_is_possible(coding)
+              : !coding_is_possible(coding, delta.values, static_cast<std::uint32_t>(8 * element_size(spec.dtype)))) {
     corrupt(fmt::format("impossible coding {:#x}", coding));
   }
   return block;
@@ -131,7 +137,7 @@ void FrameReader::read_directory(ConstBytes body, const DeltaHeader& delta, cons
     for (std::uint32_t b = 0; b < count; ++b, entry_at += kBlockEntryBytes) {
       const ConstBytes entry = body.subspan(entry_at, kBlockEntryBytes);
       try {
-        BlockRef block = read_entry(entry, tensor, table[tensor], delta.values);
+        BlockRef block = read_entry(entry, tensor, table[tensor], delta);
         const auto payload_end = get<std::uint32_t>(entry, 8);
         if (payload_end < payload_begin || payload_end > payload.size() || payload_end % 4 != 0) {
           corrupt(fmt::format("payload [{}, {}) of {} bytes", payload_begin, payload_end, payload.size()));
@@ -149,6 +155,41 @@ void FrameReader::read_directory(ConstBytes body, const DeltaHeader& delta, cons
   if (blocks_.size() != header_.blocks) corrupt("the groups do not add up to the frame's blocks");
   if (payload_begin != payload.size()) corrupt("bytes are left after the last block");
   if (changed != header_.changed) corrupt("the blocks do not add up to the frame's changes");
+}
+
+void FrameReader::resolve_context(const TensorTable& table, const std::function<OldBits(const BlockRef&)>& old_of) {
+  struct Resolved {
+    std::size_t block;
+    std::size_t begin;
+    std::size_t end;
+    Coding coding;
+  };
+  std::vector<Resolved> done;
+  EncodeScratch scratch;
+  std::tuple<DecodedBlock<std::uint8_t>, DecodedBlock<std::uint16_t>, DecodedBlock<std::uint32_t>,
+             DecodedBlock<std::uint64_t>>
+      decoded_of;
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    const BlockRef& block = blocks_[b];
+    if (block.coding.positions != PositionCodec::kContext) continue;
+    try {
+      const OldBits old = old_of(block);
+      with_word(element_size(old.dtype), [&]<class T>() {
+        auto& decoded = std::get<DecodedBlock<T>>(decoded_of);
+        decode_block(block, decoded, &old);
+        const BlockChanges<T> changes{decoded.positions.data(), decoded.coded.data(), decoded.count, block.span};
+        const std::size_t begin = resolved_.size();
+        const Coding coding = encode_block(changes, PositionMode::kPacked, ValueCodec::kUlp, scratch, resolved_);
+        done.push_back({b, begin, resolved_.size(), coding});
+      });
+    } catch (const Error& error) {
+      throw error.within(describe(header_, block, table));
+    }
+  }
+  for (const Resolved& each : done) {
+    blocks_[each.block].coding = each.coding;
+    blocks_[each.block].payload = ConstBytes(resolved_).subspan(each.begin, each.end - each.begin);
+  }
 }
 
 std::string describe(const FrameHeader& frame, const BlockRef& block, const TensorTable& table) {

@@ -10,6 +10,8 @@
 
 namespace sparsecast {
 
+struct OldBits;
+
 /// One block of a frame whose directory entry has been validated against the tensor table. Its payload has not: decode
 /// it with decode_block.
 struct BlockRef {
@@ -38,6 +40,10 @@ class FrameReader {
   /// Throws Error{kCorrupt | kForeignStream}; `header` and `table` are the delta's.
   FrameReader(ConstBytes record, const DeltaHeader& header, const TensorTable& table);
 
+  /// Replaces each `context` block by a `packed` one of the same changes, so that their places no longer depend on the
+  /// weights; `old_of` gives the bits of a block before the delta. Throws Error{kCorrupt | kWrongBase}.
+  void resolve_context(const TensorTable& table, const std::function<OldBits(const BlockRef&)>& old_of);
+
   const FrameHeader& header() const noexcept { return header_; }
   const std::vector<BlockRef>& blocks() const noexcept { return blocks_; }
 
@@ -46,6 +52,7 @@ class FrameReader {
 
   FrameHeader header_;
   Bytes decompressed_;
+  Bytes resolved_;  ///< Payloads of blocks that were `context`.
   std::vector<BlockRef> blocks_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec/block_coding.hpp"
+#include "codec/context_kernels.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
 
@@ -32,9 +33,12 @@ template <class T>
 class SectionBuilder {
  public:
   /// `tensor_elements` bounds the last tile. The builder may be reused for many sections, one after another.
-  SectionBuilder(PositionMode mode, ValueCodec values) : mode_(mode), values_(values) {
-    positions_.resize(kBuffer);
-    coded_.resize(kBuffer);
+  SectionBuilder(PositionMode mode, ValueCodec values)
+      : mode_(mode),
+        values_(values),
+        block_changes_(mode == PositionMode::kContext ? kContextBlockChanges : kBlockChanges) {
+    positions_.resize(block_changes_ + kTileElems);
+    coded_.resize(block_changes_ + kTileElems);
   }
 
   /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words.
@@ -53,11 +57,14 @@ class SectionBuilder {
 
   /// `tile` grows from call to call. The slot has room for all elements of the tile, and is valid until end_tile.
   TileSlot begin_tile(std::uint32_t tile) {
-    if (pending_ != 0 && seen_ / kBlockChanges != bucket_) flush(nullptr);
+    if (pending_ != 0 && seen_ / block_changes_ != bucket_) flush(nullptr);
     if (pending_ == 0) {
       first_tile_ = tile;
-      bucket_ = seen_ / kBlockChanges;
+      bucket_ = seen_ / block_changes_;
+      old_keys_.clear();
+      old_sums_.clear();
     }
+    old_sums_.push_back(0);
     tile_ = tile;
     return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
   }
@@ -65,13 +72,24 @@ class SectionBuilder {
   /// Returns whether end_tile(count, ...) may make use of the tile's new bits.
   bool needs_current(std::uint32_t count) const {
     if (values_ != ValueCodec::kRaw || count == 0) return false;
-    return count >= kBlockChanges || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;
+    return count >= block_changes_ || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;
+  }
+
+  /// Returns whether add_old_bits must be called for all parts of every tile.
+  bool needs_old_bits(DType dtype) const { return mode_ == PositionMode::kContext && is_floating(dtype); }
+
+  /// The old bits of the next `count` elements of the tile: a multiple of 4 bytes, but for the tensor's last.
+  void add_old_bits(const std::byte* old, std::uint32_t count, DType dtype) {
+    const std::size_t begin = old_keys_.size();
+    old_keys_.resize(begin + count);
+    cpu::read_keys(old, count, dtype, old_keys_.data() + begin);
+    old_sums_.back() += cpu::sum_words(old, count * sizeof(T));
   }
 
   /// The slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null when unknown.
   void end_tile(std::uint32_t count, const std::byte* current) {
     if (count == 0) return;
-    const bool alone = count >= kBlockChanges;
+    const bool alone = count >= block_changes_;
     if (alone && pending_ != 0) start_block_here(count);
     last_tile_ = tile_;
     pending_ += count;
@@ -87,8 +105,6 @@ class SectionBuilder {
   }
 
  private:
-  static constexpr std::size_t kBuffer = kBlockChanges + kTileElems;
-
   /// Ends the block of the tiles before, so that the current one begins a block of its own.
   void start_block_here(std::uint32_t count) {
     const std::uint32_t before = pending_;
@@ -96,8 +112,10 @@ class SectionBuilder {
     flush(nullptr);
     for (std::uint32_t i = 0; i < count; ++i) positions_[i] = positions_[before + i] - base;
     std::copy_n(coded_.begin() + before, count, coded_.begin());
+    if (!old_keys_.empty()) old_keys_.erase(old_keys_.begin(), old_keys_.begin() + base);
+    old_sums_.erase(old_sums_.begin(), old_sums_.end() - 1);
     first_tile_ = tile_;
-    bucket_ = seen_ / kBlockChanges;
+    bucket_ = seen_ / block_changes_;
   }
 
   void flush(const std::byte* current) {
@@ -106,8 +124,12 @@ class SectionBuilder {
     block.tiles = last_tile_ - first_tile_ + 1;
     block.changed = pending_;
     block.payload_begin = out_->payload.size();
-    const BlockChanges<T> changes{positions_.data(), coded_.data(), pending_,
-                                  block_span(elements_, first_tile_, block.tiles), current};
+    BlockChanges<T> changes{positions_.data(), coded_.data(), pending_,
+                            block_span(elements_, first_tile_, block.tiles), current};
+    if (!old_keys_.empty()) {
+      changes.old_keys = old_keys_.data();
+      for (std::uint32_t tile = 0; tile < block.tiles; ++tile) changes.old_sum += old_sums_[tile];
+    }
     block.coding = encode_block(changes, mode_, values_, scratch_, out_->payload).pack();
     block.payload_bytes = static_cast<std::uint32_t>(out_->payload.size() - block.payload_begin);
     out_->blocks.push_back(block);
@@ -116,10 +138,13 @@ class SectionBuilder {
 
   PositionMode mode_;
   ValueCodec values_;
+  std::uint32_t block_changes_;
   std::uint64_t elements_ = 0;
   SectionBlocks* out_ = nullptr;
   std::vector<std::uint32_t> positions_;
   std::vector<T> coded_;
+  std::vector<std::uint8_t> old_keys_;   ///< Of all elements from first_tile_ on, in mode kContext.
+  std::vector<std::uint32_t> old_sums_;  ///< Sums of the old bits of each tile from first_tile_ on.
   EncodeScratch scratch_;
   std::uint32_t pending_ = 0;
   std::uint64_t seen_ = 0;

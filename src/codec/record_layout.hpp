@@ -41,7 +41,7 @@ inline constexpr std::size_t kTablePrefix = 48;
 using sparsecast::kFramePrefix;
 inline constexpr std::size_t kCommitBytes = 96;
 inline constexpr std::uint16_t kFormatMajor = 1;
-inline constexpr std::uint16_t kFormatMinor = 0;
+inline constexpr std::uint16_t kFormatMinor = 1;  ///< The newest that this library reads; the first has `context`.
 inline constexpr std::uint32_t kMaxTableBytes = 1U << 26;
 inline constexpr std::uint32_t kCompressedFlag = 1;
 

@@ -68,7 +68,7 @@ Bytes pack_header(DeltaHeader& header) {
   Bytes record(kHeaderBytes);
   start_record(record, kHeaderMagic);
   put(record, 8, kFormatMajor);
-  put(record, 10, kFormatMinor);
+  put(record, 10, static_cast<std::uint16_t>(header.positions == PositionMode::kContext ? 1 : 0));
   put(record, 16, header.stream);
   put(record, 32, header.version);
   put(record, 40, header.base_version);
@@ -90,8 +90,10 @@ DeltaHeader parse_header(ConstBytes record) {
   // The version is checked before the checksum: another format may have its checksum elsewhere.
   const auto major = get<std::uint16_t>(record, 8);
   const auto minor = get<std::uint16_t>(record, 10);
-  if (major != kFormatMajor || minor != kFormatMinor) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("format version {}.{} is not known to this build", major, minor));
+  if (major != kFormatMajor || minor > kFormatMinor) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("the delta needs format {}.{}, and this build reads formats {}.0 to "
+                                                     "{}.{}",
+                                                     major, minor, kFormatMajor, kFormatMajor, kFormatMinor));
   }
   DeltaHeader header;
   header.delta_id = get<std::uint64_t>(record, 120);
@@ -112,7 +114,9 @@ DeltaHeader parse_header(ConstBytes record) {
   if (header.frame_capacity < kMinFrameCapacity || header.frame_capacity > kMaxFrameCapacity) {
     corrupt(fmt::format("frame capacity {} is out of range", header.frame_capacity));
   }
-  if (mode > 4 || values > 2) corrupt("unknown position mode or value codec");
+  if (mode > 5 || values > 2) corrupt("unknown position mode or value codec");
+  if ((mode == 5) != (minor == 1)) corrupt("position mode and format version disagree");
+  if (mode == 5 && values != 2) corrupt("context positions need ulp values");
   require_zero(record.subspan(98, 22), "reserved header bytes");
   header.positions = static_cast<PositionMode>(mode);
   header.values = static_cast<ValueCodec>(values);

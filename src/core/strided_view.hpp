@@ -5,12 +5,14 @@
 // of them, and splits ranges of them into rectangles.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 
 #include "core/digest_common.hpp"
 #include "core/host_device.hpp"
+#include "core/word.hpp"
 
 namespace sparsecast {
 
@@ -130,6 +132,20 @@ class ElementWalk {
   std::int64_t base_ = 0;
   std::int64_t step_ = 1;
 };
+
+/// Copies elements [first, first + count) of a view of memory at `data` to `out`, one after another.
+template <class T>
+void gather_elements(const std::byte* data, const StridedView& view, std::uint64_t first, std::uint32_t count,
+                     std::byte* out) {
+  ElementWalk places(&view);
+  for (std::uint32_t at = 0; at < count;) {
+    const std::byte* from = data + places.offset(first + at) * static_cast<std::int64_t>(sizeof(T));
+    const auto length = static_cast<std::uint32_t>(std::min<std::uint64_t>(places.left(first + at), count - at));
+    const std::int64_t step = places.step() * static_cast<std::int64_t>(sizeof(T));
+    for (std::uint32_t i = 0; i < length; ++i, from += step) store_word(out, at + i, load_word<T>(from));
+    at += length;
+  }
+}
 
 // Splitting a range of a view's elements into rectangles in memory, each of which one 2D copy can transfer.
 

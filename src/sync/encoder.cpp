@@ -36,6 +36,7 @@ struct Worker {
   std::optional<SectionBuilder<std::uint16_t>> builder16;
   std::optional<SectionBuilder<std::uint32_t>> builder32;
   std::optional<SectionBuilder<std::uint64_t>> builder64;
+  Bytes gathered;
 
   template <class T>
   SectionBuilder<T>& builder(const EncodeOptions& options) {
@@ -178,25 +179,27 @@ struct Job {
   std::uint32_t part;  ///< Elements asked of the detector at a time.
 };
 
-/// Gathers the bits of a tile of a strided tensor, one after another.
+/// Tells the builder the old bits of a part of a tile that starts at element `first`. Before `code`, which may refresh
+/// them.
 template <class T>
-const std::byte* gather_tile(const TileView& view, std::uint64_t first, std::uint32_t count, TileWorkspace& workspace) {
-  ElementWalk places(view.current_view);
-  for (std::uint32_t at = 0; at < count;) {
-    const std::byte* from = view.current + places.offset(first + at) * static_cast<std::int64_t>(sizeof(T));
-    const auto length = static_cast<std::uint32_t>(std::min<std::uint64_t>(places.left(first + at), count - at));
-    const std::int64_t step = places.step() * static_cast<std::int64_t>(sizeof(T));
-    for (std::uint32_t i = 0; i < length; ++i, from += step) store_word(workspace.kept, at + i, load_word<T>(from));
-    at += length;
+void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count, DType dtype, Worker& worker,
+                  SectionBuilder<T>& builder) {
+  const std::byte* old = view.old;
+  if (view.old_view != nullptr) {
+    worker.gathered.resize(kTileElems * sizeof(T));
+    gather_elements<T>(view.old, *view.old_view, first, count, worker.gathered.data());
+    old = worker.gathered.data();
   }
-  return workspace.kept;
+  builder.add_old_bits(old, count, dtype);
 }
 
 /// Detects and codes one tile of `count` elements, part by part while each is in the nearest cache.
 template <class T>
-void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32_t count, TileWorkspace& workspace,
+void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32_t count, Worker& worker,
                  CodeChanges<T> code, SectionBuilder<T>& builder, DigestSum& sum) {
   const std::uint64_t first = tile.first;
+  TileWorkspace& workspace = *worker.workspace;
+  const DType dtype = job.table[task.tensor].dtype;
   const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
   const std::byte* current = nullptr;
   std::uint32_t changed = 0;
@@ -204,13 +207,19 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
   for (std::uint32_t at = 0; at < count; at += job.part) {
     tile.first = first + at;
     tile.base = slot.base + at;
-    view = job.detector.detect(task.tensor, tile.first, std::min(job.part, count - at), workspace);
+    const std::uint32_t part = std::min(job.part, count - at);
+    view = job.detector.detect(task.tensor, tile.first, part, workspace);
     if (at == 0) current = view.current;
+    if (builder.needs_old_bits(dtype)) add_old_bits<T>(view, tile.first, part, dtype, worker, builder);
     code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, sum);
     changed += view.changed;
   }
   if (view.current_view != nullptr) {
-    current = builder.needs_current(changed) ? gather_tile<T>(view, first, count, workspace) : nullptr;
+    current = nullptr;
+    if (builder.needs_current(changed)) {
+      gather_elements<T>(view.current, *view.current_view, first, count, workspace.kept);
+      current = workspace.kept;
+    }
   }
   builder.end_tile(changed, current);
 }
@@ -229,7 +238,7 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
     tile.first = task.first + offset;
     const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, task.elements - offset));
-    encode_tile(job, task, tile, count, *worker.workspace, code, builder, sum);
+    encode_tile(job, task, tile, count, worker, code, builder, sum);
   }
   builder.end();
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
@@ -282,6 +291,10 @@ void check_encode_options(const EncodeOptions& options, bool knows_old) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",
                             to_string(options.values)));
+  }
+  if (options.positions == PositionMode::kContext && options.values != ValueCodec::kUlp) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("'context' positions need 'ulp' values, not '{}'", to_string(options.values)));
   }
 }
 

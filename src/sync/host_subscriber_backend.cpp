@@ -104,6 +104,12 @@ void HostSubscriberBackend::begin() {
 void HostSubscriberBackend::add(std::size_t stream, const FrameHeader& frame, ConstBytes record) {
   const TensorTable& table = *tables_.table(stream);
   auto staged = std::make_unique<StagedFrame>(record, staged_[stream].header, table);
+  const std::size_t first_tensor = tables_.first(stream);
+  staged->reader.resolve_context(table, [&](const BlockRef& block) {
+    const auto& place = places_[first_tensor + block.tensor];
+    const ApplyTarget target = target_in(place.data, place.view.get(), table[block.tensor].dtype, block);
+    return OldBits{target.window, target.dtype, target.view};
+  });
   ApplyScratch scratch;
   for (const BlockRef& block : staged->reader.blocks()) {
     try {

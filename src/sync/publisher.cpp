@@ -62,12 +62,17 @@ class HostPublisherBackend final : public PublisherBackend {
   HostPublisherBackend(const JoinedTables& tables, TileDetector& detector, const EncodeOptions& options)
       : tables_(tables), detector_(detector), options_(options) {
     check_encode_options(options, detector.knows_old());
+    if (options.positions == PositionMode::kContext && detector.consumes_changes()) {
+      throw Error(ErrorCode::kUnsupported,
+                  "a fused cast keeps no old weights, so its aborted deltas could not be joined: no 'context' positions");
+    }
   }
 
   Abilities abilities() const noexcept override {
     const bool keeps_snapshot = !detector_.snapshot().empty();
     return {detector_.knows_old(), keeps_snapshot, detector_.consumes_changes(),
-            keeps_snapshot && options_.values != ValueCodec::kRaw};
+            // What a raw delta replaced is not in it, nor are the places that a `context` delta changed.
+            keeps_snapshot && options_.values != ValueCodec::kRaw && options_.positions != PositionMode::kContext};
   }
 
   std::vector<StateDigest> digests() override {

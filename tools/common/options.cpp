@@ -32,7 +32,7 @@ void EncodeFlags::add_codec_to(Parser& parser, bool with_values) {
   parser
       .add_option("--positions", positions,
                   "How positions are coded: auto (smallest for each block), packed, gap16, index32 or bitmap")
-      ->check(Condition::one_of({"auto", "packed", "gap16", "index32", "bitmap"}))
+      ->check(Condition::one_of({"auto", "packed", "gap16", "index32", "bitmap", "context"}))
       ->capture_default_str()
       ->type_name("CODEC");
   if (with_values) {

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Arithmetic of the position codec `context` (docs/wire-format.md §4.3 and §5.6), shared by host and device. How likely
+// an element is to change, and by how many ULP, follows from the exponent of its old word, which both ends know: an
+// optimizer's steps are of one size, and the distance to the next number doubles with the exponent.
+
+#include <cstdint>
+
+#include "codec/codec_common.hpp"
+#include "core/host_device.hpp"
+#include "sparsecast/codec.hpp"
+#include "sparsecast/dtype.hpp"
+
+namespace sparsecast {
+
+inline constexpr std::uint32_t kMostClasses = 16;
+/// A block ends with the tile in which the section's count of changes passes a multiple of this: its parameters are
+/// those of 16 classes, which fewer changes would not pay for.
+inline constexpr std::uint32_t kContextBlockChanges = 4096;
+/// Keys are bytes; a bound that is above all of them.
+inline constexpr std::uint32_t kKeys = 256;
+inline constexpr std::uint32_t kPositionCheckFactor = 0x9E3779B1U;
+
+/// Where the exponent field of a floating dtype lies in its words.
+struct ExponentField {
+  std::uint32_t shift = 0;
+  std::uint32_t mask = 0;
+  std::uint32_t bias = 0;  ///< Subtracted, for fields of more than 8 bits.
+};
+
+SPARSECAST_HD constexpr ExponentField exponent_field(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {7, 255, 0};
+    case DType::kF16:
+      return {10, 31, 0};
+    case DType::kF32:
+      return {23, 255, 0};
+    case DType::kF64:
+      return {52, 2047, 832};
+    case DType::kF8E4M3:
+      return {3, 15, 0};
+    default:
+      return {2, 31, 0};
+  }
+}
+
+/// The key of a word: its exponent, 0 to 255.
+template <class T>
+SPARSECAST_HD std::uint32_t key_of(T word, const ExponentField& field) {
+  const auto exponent = static_cast<std::uint32_t>(word >> field.shift) & field.mask;
+  if (exponent < field.bias) return 0;
+  return exponent - field.bias < kKeys ? exponent - field.bias : kKeys - 1;
+}
+
+/// Parameters of a block (docs/wire-format.md §4.3).
+struct ContextClasses {
+  std::uint32_t hi = 0;     ///< Keys from here on are class 0.
+  std::uint32_t count = 1;  ///< 1 to kMostClasses.
+  std::uint32_t width = 1;  ///< Keys of a class, 1 or 2.
+};
+
+SPARSECAST_HD std::uint32_t class_of(std::uint32_t key, const ContextClasses& classes) {
+  const std::uint32_t below = key < classes.hi ? (classes.hi - key + classes.width - 1) / classes.width : 0;
+  return below < classes.count ? below : classes.count - 1;
+}
+
+/// Parameters of the values: changes with keys below `rice_keys` are Rice-coded with low_bits(key), others are one ULP
+/// or exceptions.
+struct ContextValues {
+  std::uint32_t rice_keys = 0;  ///< 0 to kKeys.
+  std::uint32_t scale = 0;      ///< 0 to 511.
+
+  /// Low bits of a magnitude that are stored as they are: a change of one size is twice the ULP in the next exponent
+  /// down.
+  SPARSECAST_HD std::uint32_t low_bits(std::uint32_t key, std::uint32_t width) const {
+    if (scale <= key) return 0;
+    return scale - key < width - 1 ? scale - key : width - 1;
+  }
+};
+
+/// Tail bits of a value's quotient, coded as those of `packed`, but of up to 63 bits.
+SPARSECAST_HD std::uint32_t value_tail_bits(std::uint64_t quotient) {
+  return quotient < kEscape ? 0 : static_cast<std::uint32_t>(bit_width64(quotient - (kEscape - 1))) - 1;
+}
+
+/// Twice the expected bits of the code of a quotient that has `width` bits (docs/wire-format.md §5.6).
+SPARSECAST_HD std::uint64_t quotient_cost(std::uint32_t width) {
+  switch (width) {
+    case 0:
+      return 2;
+    case 1:
+      return 4;
+    case 2:
+      return 7;
+    case 3:
+      return 13;
+    case 4:
+      return 25;
+    default:
+      return 4 * std::uint64_t{width} + 13;
+  }
+}
+
+/// Keys of the changes of a block.
+using KeyCounts = std::uint32_t[kKeys];
+
+/// docs/wire-format.md §5.6: the classes for n changes with these keys.
+SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32_t n) {
+  std::uint32_t above = 0;
+  std::uint32_t hi = kKeys;
+  while (hi > 0 && above * 16 < n) above += counts[--hi];
+  std::uint32_t below = 0;
+  std::uint32_t lo = 0;
+  while (lo < kKeys && (below += counts[lo]) * 16 < n) ++lo;
+  ContextClasses classes;
+  classes.hi = hi + 1 < kKeys ? hi + 1 : kKeys - 1;
+  const std::uint32_t range = classes.hi > lo ? classes.hi - lo : 0;
+  classes.width = range < 8 ? 1 : 2;
+  const std::uint32_t count = (range + classes.width - 1) / classes.width + 1;
+  classes.count = count < kMostClasses ? count : kMostClasses;
+  return classes;
+}
+
+/// docs/wire-format.md §5.6: the keys below which changes are Rice-coded; `far` counts those of more than one ULP.
+SPARSECAST_HD std::uint32_t choose_rice_keys(const KeyCounts& counts, const KeyCounts& far) {
+  std::uint32_t keys = 0;
+  for (std::uint32_t key = 0; key < kKeys; ++key) {
+    if (counts[key] == 0) continue;
+    if (far[key] * 8 < counts[key]) break;
+    keys = key + 1;
+  }
+  return keys;
+}
+
+}  // namespace sparsecast
