@@ -345,6 +345,9 @@ TilePlan make_plan(const JoinedTables& tables, std::size_t tensors, const Encode
   if (tensors != tables.all().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, tables.all().size()));
   }
+  if (options.positions == PositionMode::kContext) {
+    throw Error(ErrorCode::kUnsupported, "'context' positions are encoded on the host only");
+  }
   if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
   if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
     throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));

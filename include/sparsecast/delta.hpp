@@ -162,13 +162,16 @@ class SPARSECAST_API DeltaFile {
 
 /// Merges a delta u->v and a delta v->w into u->w, section by section, to `sink` (header, table, frames, commit). With
 /// the codecs `ulp` and `xor`, elements that return to their value in u are dropped. Both must share stream, table and
-/// (unless one has no frames) value codec, and `second` must start where `first` ends, by version and digest. Throws
-/// Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
+/// (unless one has no frames) value codec, and `second` must start where `first` ends, by version and digest. When one
+/// of them is a `context` delta, or the result is to be one, it needs `base`, the tensors at u (parallel to the table).
+/// Throws Error{kVersionGap | kWrongBase | kTableMismatch | kForeignStream | kUsage}.
 SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
-                                    const RecordSink& sink);
+                                    const RecordSink& sink,
+                                    std::optional<std::span<const ConstBytes>> base = std::nullopt);
 
-/// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` delta needs `base`, the tensors at u (parallel
-/// to the table); without it, the call throws Error{kUsage}. `xor` and `ulp` ignore `base`.
+/// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` or `context` delta, and a result that is to be
+/// `context`, need `base`, the tensors at u (parallel to the table); without it, the call throws Error{kUsage}. Others
+/// ignore `base`.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    std::optional<std::span<const ConstBytes>> base = std::nullopt);
 

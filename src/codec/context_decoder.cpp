@@ -136,7 +136,7 @@ class ContextDecoder {
     ContextValues values;
     values.rice_keys = static_cast<std::uint32_t>(reader.get(9));
     values.scale = static_cast<std::uint32_t>(reader.get(9));
-    if (values.rice_keys > kKeys) throw Error(ErrorCode::kCorrupt, "a key is out of range");
+    if (values.rice_keys > kContextKeys) throw Error(ErrorCode::kCorrupt, "a key is out of range");
     const std::uint64_t signs_at = reader.position();
     reader.skip(n);
     for (std::uint32_t i = 0; i < n; ++i) {

@@ -29,8 +29,8 @@ class ContextEncoder {
  private:
   void count_keys() {
     scratch_.grow_to_encode(block_.count);
-    std::fill_n(scratch_.counts, kKeys, 0);
-    std::fill_n(scratch_.far, kKeys, 0);
+    std::fill_n(scratch_.counts, kContextKeys, 0);
+    std::fill_n(scratch_.far, kContextKeys, 0);
     for (std::uint32_t i = 0; i < block_.count; ++i) {
       const std::uint8_t key = block_.old_keys[block_.positions[i]];
       ++scratch_.counts[key];

@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kMostClasses = 16;
 /// those of 16 classes, which fewer changes would not pay for.
 inline constexpr std::uint32_t kContextBlockChanges = 4096;
 /// Keys are bytes; a bound that is above all of them.
-inline constexpr std::uint32_t kKeys = 256;
+inline constexpr std::uint32_t kContextKeys = 256;
 inline constexpr std::uint32_t kPositionCheckFactor = 0x9E3779B1U;
 
 /// Where the exponent field of a floating dtype lies in its words.
@@ -51,7 +51,7 @@ template <class T>
 SPARSECAST_HD std::uint32_t key_of(T word, const ExponentField& field) {
   const auto exponent = static_cast<std::uint32_t>(word >> field.shift) & field.mask;
   if (exponent < field.bias) return 0;
-  return exponent - field.bias < kKeys ? exponent - field.bias : kKeys - 1;
+  return exponent - field.bias < kContextKeys ? exponent - field.bias : kContextKeys - 1;
 }
 
 /// Parameters of a block (docs/wire-format.md §4.3).
@@ -69,7 +69,7 @@ SPARSECAST_HD std::uint32_t class_of(std::uint32_t key, const ContextClasses& cl
 /// Parameters of the values: changes with keys below `rice_keys` are Rice-coded with low_bits(key), others are one ULP
 /// or exceptions.
 struct ContextValues {
-  std::uint32_t rice_keys = 0;  ///< 0 to kKeys.
+  std::uint32_t rice_keys = 0;  ///< 0 to kContextKeys.
   std::uint32_t scale = 0;      ///< 0 to 511.
 
   /// Low bits of a magnitude that are stored as they are: a change of one size is twice the ULP in the next exponent
@@ -104,18 +104,18 @@ SPARSECAST_HD std::uint64_t quotient_cost(std::uint32_t width) {
 }
 
 /// Keys of the changes of a block.
-using KeyCounts = std::uint32_t[kKeys];
+using KeyCounts = std::uint32_t[kContextKeys];
 
 /// docs/wire-format.md §5.6: the classes for n changes with these keys.
 SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32_t n) {
   std::uint32_t above = 0;
-  std::uint32_t hi = kKeys;
+  std::uint32_t hi = kContextKeys;
   while (hi > 0 && above * 16 < n) above += counts[--hi];
   std::uint32_t below = 0;
   std::uint32_t lo = 0;
-  while (lo < kKeys && (below += counts[lo]) * 16 < n) ++lo;
+  while (lo < kContextKeys && (below += counts[lo]) * 16 < n) ++lo;
   ContextClasses classes;
-  classes.hi = hi + 1 < kKeys ? hi + 1 : kKeys - 1;
+  classes.hi = hi + 1 < kContextKeys ? hi + 1 : kContextKeys - 1;
   const std::uint32_t range = classes.hi > lo ? classes.hi - lo : 0;
   classes.width = range < 8 ? 1 : 2;
   const std::uint32_t count = (range + classes.width - 1) / classes.width + 1;
@@ -126,7 +126,7 @@ SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32
 /// docs/wire-format.md §5.6: the keys below which changes are Rice-coded; `far` counts those of more than one ULP.
 SPARSECAST_HD std::uint32_t choose_rice_keys(const KeyCounts& counts, const KeyCounts& far) {
   std::uint32_t keys = 0;
-  for (std::uint32_t key = 0; key < kKeys; ++key) {
+  for (std::uint32_t key = 0; key < kContextKeys; ++key) {
     if (counts[key] == 0) continue;
     if (far[key] * 8 < counts[key]) break;
     keys = key + 1;

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "codec/block_coding.hpp"
@@ -81,18 +82,59 @@ struct SectionChanges {
   }
 };
 
-/// Takes all blocks of section `id` from the cursor.
+/// The bits of one section, which deltas bring from version to version; empty where no `context` block needs them.
+class SectionBits {
+ public:
+  /// With a null `base`, stays empty.
+  explicit SectionBits(const std::optional<std::span<const ConstBytes>>& base) : base_(base) {}
+
+  template <class T>
+  void load(const SectionId& id, const TensorSpec& spec) {
+    if (!base_) return;
+    dtype_ = spec.dtype;
+    const ConstBytes tensor = (*base_)[id.tensor];
+    const ConstBytes from_here = tensor.subspan(std::uint64_t{id.section} * kSectionElems * sizeof(T));
+    const ConstBytes section = from_here.first(std::min<std::size_t>(from_here.size(), kSectionElems * sizeof(T)));
+    bits_.assign(section.begin(), section.end());
+  }
+  bool known() const { return base_.has_value(); }
+  OldBits from(std::uint32_t element, std::size_t element_bytes) const {
+    return {bits_.data() + element * element_bytes, dtype_, nullptr};
+  }
+  template <class T>
+  std::uint32_t elements() const {
+    return static_cast<std::uint32_t>(bits_.size() / sizeof(T));
+  }
+  template <class T>
+  void advance(const SectionChanges<T>& changes, ValueCodec values) {
+    if (!known()) return;
+    for (std::size_t i = 0; i < changes.positions.size(); ++i) {
+      const std::uint32_t at = changes.positions[i];
+      const T old_bits = load_word<T>(bits_.data(), at);
+      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, is_floating(dtype_), false));
+    }
+  }
+
+ private:
+  std::optional<std::span<const ConstBytes>> base_;
+  DType dtype_ = DType::kBF16;
+  Bytes bits_;
+};
+
+/// Takes all blocks of section `id`, which are changes of `bits`, from the cursor.
 template <class T>
-void collect(BlockCursor& cursor, const SectionId& id, DecodedBlock<T>& decoded, SectionChanges<T>& out) {
+void collect(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, DecodedBlock<T>& decoded,
+             SectionChanges<T>& out) {
   out.clear();
   while (!cursor.done() && section_of(cursor.block()) == id) {
     const BlockRef& block = cursor.block();
+    const std::uint32_t base = (block.first_tile % kTilesPerSection) * kTileElems;
     try {
-      decode_block(block, decoded);
+      const OldBits old = bits.from(base, sizeof(T));
+      decode_block(block, decoded, bits.known() ? &old : nullptr);
     } catch (const Error& error) {
       throw error.within(cursor.where());
     }
-    const std::uint32_t base = (block.first_tile % kTilesPerSection) * kTileElems;
     const bool keep_zero = block.coding.values == ValueCodec::kRaw || !decoded.dense;
     for (std::uint32_t i = 0; i < decoded.count; ++i) {
       if (keep_zero || decoded.coded[i] != 0) {
@@ -136,16 +178,24 @@ void merge(ValueCodec values, const SectionChanges<T>& a, const SectionChanges<T
   }
 }
 
+/// `bits` are those before the changes.
 template <class T>
-void encode_changes(const SectionChanges<T>& changes, const TensorSpec& spec, const SectionId& id,
-                    const EncodeOptions& options, SectionBlocks& out) {
+void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
+                    const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
   SectionBuilder<T> builder(options.positions, options.values);
   builder.begin(spec.elements(), out);
-  for (std::size_t begin = 0; begin < changes.positions.size();) {
-    const std::uint32_t tile = changes.positions[begin] / kTileElems;
+  const bool old_bits = builder.needs_old_bits(spec.dtype);
+  std::size_t begin = 0;
+  for (std::uint32_t tile = 0; begin < changes.positions.size(); ++tile) {
     std::size_t end = begin;
     while (end < changes.positions.size() && changes.positions[end] / kTileElems == tile) ++end;
+    if (end == begin && !old_bits) continue;
     const auto slot = builder.begin_tile(id.section * kTilesPerSection + tile);
+    if (old_bits) {
+      const std::uint32_t first = tile * kTileElems;
+      const std::uint32_t count = std::min(kTileElems, bits.elements<T>() - first);
+      builder.add_old_bits(bits.from(first, sizeof(T)).window, count, spec.dtype);
+    }
     for (std::size_t i = begin; i < end; ++i) {
       slot.positions[i - begin] = slot.base + changes.positions[i] % kTileElems;
       slot.coded[i - begin] = changes.coded[i];
@@ -192,20 +242,52 @@ void require_composable(const DeltaFile& first, const DeltaFile& second) {
   }
 }
 
+bool is_context(const DeltaFile& delta) { return delta.header().positions == PositionMode::kContext; }
+
+/// The base's tensors, when one of the deltas or the result has places that only they tell; throws Error{kUsage}
+/// without them, and Error{kTableMismatch} when they are not those of the table.
+std::optional<std::span<const ConstBytes>> base_for(const DeltaFile& first, const DeltaFile& second,
+                                                    const EncodeOptions& options,
+                                                    const std::optional<std::span<const ConstBytes>>& base) {
+  const bool needed = is_context(first) || is_context(second) || options.positions == PositionMode::kContext;
+  if (!needed) return std::nullopt;
+  if (!base) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the places of `context` deltas are known only with the weights: it needs those of version "
+                            "{}, its base",
+                            first.header().base_version),
+                first.name());
+  }
+  return base;
+}
+
+void require_base_of(const std::span<const ConstBytes>& base, const TensorTable& table) {
+  if (base.size() != table.size()) throw Error(ErrorCode::kTableMismatch, "the base has another tensor table");
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (base[t].size() != table[t].bytes()) {
+      throw Error(ErrorCode::kTableMismatch, "the base has another size", fmt::format("tensor '{}'", table[t].name));
+    }
+  }
+}
+
 }  // namespace
 
 CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
-                     const RecordSink& sink) {
+                     const RecordSink& sink, std::optional<std::span<const ConstBytes>> base) {
   require_composable(first, second);
   EncodeOptions effective = options;
   effective.values = first.frames() > 0 ? first.header().values : second.header().values;
+  check_encode_options(effective, true);
   const TensorTable& table = first.table();
+  base = base_for(first, second, effective, base);
+  if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, first.header().stream, first.header().base_version,
                                          second.header().version, first.header().base_digest);
   return write_derived(table, header, second.commit().result_digest, effective, sink, [&](FrameWriter& writer) {
     BlockCursor a(first);
     BlockCursor b(second);
     SectionBlocks blocks;
+    SectionBits bits(base);
     while (!a.done() || !b.done()) {
       const SectionId id = a.done()   ? section_of(b.block())
                            : b.done() ? section_of(a.block())
@@ -216,11 +298,14 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
         SectionChanges<T> from_a;
         SectionChanges<T> from_b;
         SectionChanges<T> merged;
-        collect(a, id, decoded, from_a);
-        collect(b, id, decoded, from_b);
+        bits.load<T>(id, spec);
+        collect(a, id, bits, decoded, from_a);
+        bits.advance(from_a, effective.values);
+        collect(b, id, bits, decoded, from_b);
         merge(effective.values, from_a, from_b, merged);
+        bits.load<T>(id, spec);
         blocks.clear();
-        encode_changes(merged, spec, id, effective, blocks);
+        encode_changes(merged, bits, spec, id, effective, blocks);
       });
       writer.append(id.tensor, blocks);
     }
@@ -231,31 +316,29 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
                     std::optional<std::span<const ConstBytes>> base) {
   EncodeOptions effective = options;
   effective.values = delta.header().values;
+  check_encode_options(effective, true);
   const bool raw = effective.values == ValueCodec::kRaw;
   const TensorTable& table = delta.table();
   if (raw && !base) {
     throw Error(ErrorCode::kUsage, "a raw delta says only the new bits; inverting it needs the base", delta.name());
   }
-  if (raw) {
-    if (base->size() != table.size()) throw Error(ErrorCode::kTableMismatch, "the base has another tensor table");
-    for (std::size_t t = 0; t < table.size(); ++t) {
-      if ((*base)[t].size() != table[t].bytes()) {
-        throw Error(ErrorCode::kTableMismatch, "the base has another size", fmt::format("tensor '{}'", table[t].name));
-      }
-    }
-  }
+  if (!raw) base = base_for(delta, delta, effective, base);
+  if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().version,
                                          delta.header().base_version, delta.commit().result_digest);
   return write_derived(table, header, delta.header().base_digest, effective, sink, [&](FrameWriter& writer) {
     BlockCursor cursor(delta);
     SectionBlocks blocks;
+    SectionBits bits(base);
     while (!cursor.done()) {
       const SectionId id = section_of(cursor.block());
       const TensorSpec& spec = table[id.tensor];
       with_word(element_size(spec.dtype), [&]<class T>() {
         DecodedBlock<T> decoded;
         SectionChanges<T> changes;
-        collect(cursor, id, decoded, changes);
+        bits.load<T>(id, spec);
+        collect(cursor, id, bits, decoded, changes);
+        bits.advance(changes, effective.values);
         for (std::size_t i = 0; i < changes.coded.size(); ++i) {
           T& word = changes.coded[i];
           if (raw) {
@@ -266,7 +349,7 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
           }
         }
         blocks.clear();
-        encode_changes(changes, spec, id, effective, blocks);
+        encode_changes(changes, bits, spec, id, effective, blocks);
       });
       writer.append(id.tensor, blocks);
     }

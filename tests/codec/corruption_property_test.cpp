@@ -43,6 +43,9 @@ std::vector<Victim> victims() {
   EncodeOptions zstd;
   zstd.values = ValueCodec::kXor;
   zstd.zstd_level = 3;
+  EncodeOptions context;
+  context.positions = PositionMode::kContext;
+  add("context", {{"weights", DType::kBF16, {3, 500}}, {"bias", DType::kF32, {60}}}, 0.2, context);
   add("packed", {{"weights", DType::kBF16, {40, 50}}, {"bias", DType::kF32, {7}}}, 0.02, ulp);
   add("gap16", {{"weights", DType::kF16, {300}}, {"scalar", DType::kF64, {}}}, 0.05, raw);
   add("compressed", {{"weights", DType::kU8, {600}}}, 0.9, zstd);

@@ -78,7 +78,7 @@ void for_deltas(int count, const Body& body) {
   for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
     SCOPED_TRACE("case " + std::to_string(i));
     Random random(case_seed(run_seed(), static_cast<std::uint64_t>(i)));
-    RandomDelta delta = random_delta(random, {3, 20'000, 0.05});
+    RandomDelta delta = random_delta(random, {3, 20'000, 0.05, true});
     delta.options.zstd_level = 0;
     const std::vector<Bytes> records =
         without_table(encode_records(*delta.table, delta.old_state, delta.new_state, delta.options));

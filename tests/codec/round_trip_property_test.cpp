@@ -28,18 +28,18 @@ void round_trip_many(int count, const RandomLimits& limits, const RoundTripDepth
   }
 }
 
-TEST(RoundTripProperty, RandomSmallDeltasArriveBitForBit) { round_trip_many(kSmallDeltas, {4, 2'000, 0.01}, {}); }
+TEST(RoundTripProperty, RandomSmallDeltasArriveBitForBit) { round_trip_many(kSmallDeltas, {4, 2'000, 0.01, true}, {}); }
 
 TEST(RoundTripProperty, SmallDeltasAreTheReferenceEncodersByteForByte) {
-  round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01}, {.against_reference = true});
+  round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01, true}, {.against_reference = true});
 }
 
 TEST(RoundTripProperty, SmallDeltasCanBeRolledBack) {
-  round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01}, {.through_file = true, .rolled_back = true});
+  round_trip_many(kSmallDeltas / 10, {4, 2'000, 0.01, true}, {.through_file = true, .rolled_back = true});
 }
 
 TEST(RoundTripProperty, DeltasOfManyTilesAreTheReferenceEncodersByteForByte) {
-  round_trip_many(kLargeDeltas, {2, 300'000, 0.7}, {true, true, true});
+  round_trip_many(kLargeDeltas, {2, 300'000, 0.7, true}, {true, true, true});
 }
 
 TEST(RoundTripProperty, DeltasOfSeveralSectionsAndFramesAreTheReferenceEncodersByteForByte) {

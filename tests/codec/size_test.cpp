@@ -70,6 +70,11 @@ TEST(Size, PackedUlpTakesAtMost135HundredthsOfAByteAChangeOnTheTraceFilesInclude
   EXPECT_LE(trace_bytes_per_change(PositionMode::kPacked, ValueCodec::kUlp), 1.35);
 }
 
+TEST(Size, ContextTakesLessThanThreeQuartersOfPackedOnTheTraceFilesIncluded) {
+  EXPECT_LT(trace_bytes_per_change(PositionMode::kContext, ValueCodec::kUlp),
+            0.75 * trace_bytes_per_change(PositionMode::kPacked, ValueCodec::kUlp));
+}
+
 TEST(Size, Gap16RawTakesItsTwoBytesTheValueAndLittleElseOnTheTrace) {
   const double size = trace_bytes_per_change(PositionMode::kGap16, ValueCodec::kRaw);
   EXPECT_GE(size, 3.9);

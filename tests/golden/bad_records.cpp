@@ -104,8 +104,10 @@ void add_header(Collection& all) {
   all.torn("header_record_bytes", "the header says 136 bytes", set(4, 136U));
   all.checksummed("format_major_2", "a format of another major version", set(8, std::uint16_t{2}),
                   ErrorCode::kUnsupported);
-  all.checksummed("format_minor_1", "a format of another minor version", set(10, std::uint16_t{1}),
+  all.checksummed("format_minor_2", "a format of a later minor version", set(10, std::uint16_t{2}),
                   ErrorCode::kUnsupported);
+  all.checksummed("format_minor_1_without_context", "format 1.1 without its position mode", set(10, std::uint16_t{1}));
+  all.checksummed("context_in_format_1_0", "position mode context in format 1.0", set(96, std::uint8_t{5}));
   all.checksummed("header_flags", "a feature that no reader knows", set(12, 0x10U), ErrorCode::kUnsupported);
   all.checksummed("frame_capacity_small", "frame_capacity below 2^20", set(92, (1U << 20) - 1));
   all.checksummed("frame_capacity_large", "frame_capacity over 2^30", set(92, (1U << 30) + 1));

@@ -105,6 +105,40 @@ States special_states() {
   return states;
 }
 
+/// Half as many elements in each exponent down, twice as many of which change, and by more ULP where nearly all do: as
+/// an optimizer's steps change weights.
+States optimizer_states() {
+  struct Float {
+    DType dtype;
+    std::uint64_t mantissa_bits;
+    std::uint64_t exponent;
+    std::uint64_t elements;
+  };
+  constexpr Float kFloats[] = {{DType::kBF16, 7, 122, 40'000},  {DType::kF16, 10, 14, 9'000},
+                               {DType::kF32, 23, 122, 9'000},   {DType::kF64, 52, 1018, 6'000},
+                               {DType::kF8E4M3, 3, 13, 9'000}, {DType::kF8E5M2, 2, 20, 9'000}};
+  Random random(11);
+  std::vector<TensorSpec> specs;
+  for (const Float& f : kFloats) specs.push_back({std::string(to_string(f.dtype)), f.dtype, {f.elements}});
+  States states = states_of("optimizer", std::move(specs));
+  for (std::size_t t = 0; t < states.table.size(); ++t) {
+    const Float& f = kFloats[t];
+    const std::size_t size = element_size(f.dtype);
+    for (std::uint64_t i = 0; i < f.elements; ++i) {
+      std::uint64_t down = 0;
+      while (down < 11 && random.below(2) == 0) ++down;
+      const std::uint64_t mantissa = random.next() & ((std::uint64_t{1} << f.mantissa_bits) - 1);
+      const std::uint64_t sign = random.below(2) << (8 * size - 1);
+      const std::uint64_t bits = sign | (f.exponent - down) << f.mantissa_bits | mantissa;
+      write_element(states.base[t].data(), size, i, bits);
+      const std::uint64_t distance = 1 + (down > 7 ? random.below(std::uint64_t{1} << (down - 6)) : 0);
+      const std::uint64_t moved = random.below(2) == 0 ? bits + distance : bits - distance;
+      set_result(states, t, i, random.below(500) < std::min<std::uint64_t>(450, 2ULL << down) ? moved : bits);
+    }
+  }
+  return states;
+}
+
 /// Distances from one ULP to most of the range, so that all parts of the ulp code are used.
 States wide_states() {
   Random random(5);
@@ -220,6 +254,16 @@ std::vector<GoodVector> encoded_vectors() {
           options_of(PositionMode::kPacked, ValueCodec::kUlp));
   all.add_all_codecs(row_states(), PositionMode::kAuto);
   all.add_all_codecs(shape_states(), PositionMode::kAuto);
+  const EncodeOptions context = options_of(PositionMode::kContext, ValueCodec::kUlp);
+  all.add("weights_context_ulp", weights, context);
+  all.add("dtypes_context_ulp", dtype_states(), context);
+  all.add("special_context_ulp", special_states(), context);
+  all.add("wide_context_ulp", wide_states(), context);
+  all.add("tiles_context_ulp", tile_states("tiles", {511, 1, 512, 0, 30, 600, 200}), context);
+  all.add("many_changes_context_ulp", tile_states("many_changes", {4000, 200, 0, 4096, 0, 30, 6000, 1}), context);
+  all.add("rows_context_ulp", row_states(), context);
+  all.add("optimizer_context_ulp", optimizer_states(), context);
+  all.add("optimizer_packed_ulp", optimizer_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
   all.add("many_tensors", many_states(), options_of(PositionMode::kAuto, ValueCodec::kUlp));
 
   States still = half_states();

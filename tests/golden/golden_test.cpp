@@ -140,7 +140,7 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
   for_good([&](const nlohmann::json& vector, const DeltaFile& delta, const TensorState&, const TensorState&) {
     if (vector.at("canonical")) modes.insert({delta.header().positions, delta.header().values});
     const DeltaReport report = delta.report();
-    for (int codec = 0; codec < 5; ++codec) {
+    for (int codec = 0; codec < 6; ++codec) {
       if (report.blocks_by_codec[codec] > 0) position_codecs.insert(codec);
     }
     for (const DeltaReport::Tensor& tensor : report.tensors) {
@@ -148,9 +148,9 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
     }
     most_frames = std::max(most_frames, delta.frames());
   });
-  EXPECT_EQ(modes.size(), 15U);
+  EXPECT_EQ(modes.size(), 16U);
   EXPECT_EQ(dtypes.size(), 36U);
-  EXPECT_EQ(position_codecs.size(), 5U);
+  EXPECT_EQ(position_codecs.size(), 6U);
   EXPECT_GE(most_frames, 3U);
 }
 

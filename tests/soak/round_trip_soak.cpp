@@ -25,9 +25,9 @@ constexpr const char* kUsage =
 constexpr std::uint64_t kMostFailures = 10;
 
 RandomLimits limits_of(Random& random) {
-  if (random.chance(1.0 / 200'000)) return {2, 9'000'000, 1.0};
-  if (random.chance(1.0 / 2'000)) return {3, 200'000, 0.5};
-  return {3, 20'000, 0.003};
+  if (random.chance(1.0 / 200'000)) return {2, 9'000'000, 1.0, true};
+  if (random.chance(1.0 / 2'000)) return {3, 200'000, 0.5, true};
+  return {3, 20'000, 0.003, true};
 }
 
 std::uint64_t run_case(std::uint64_t seed) {

@@ -179,10 +179,11 @@ void change_randomly(Random& random, const TensorTable& table, TensorState& stat
   }
 }
 
-EncodeOptions random_options(Random& random) {
+EncodeOptions random_options(Random& random, bool context) {
   EncodeOptions options;
   options.positions = static_cast<PositionMode>(random.chance(0.5) ? 0 : random.below(5));
   options.values = random.chance(0.5) ? ValueCodec::kUlp : static_cast<ValueCodec>(random.below(3));
+  if (context && options.values == ValueCodec::kUlp && random.chance(0.4)) options.positions = PositionMode::kContext;
   options.zstd_level = random.chance(0.02) ? static_cast<int>(random.between(1, 3)) : 0;
   options.frame_capacity = random.chance(0.5) ? kMinFrameCapacity : 16U << 20;
   return options;
@@ -194,7 +195,7 @@ RandomDelta random_delta(Random& random, const RandomLimits& limits) {
   delta.old_state = random_state(random, *delta.table);
   delta.new_state = delta.old_state;
   change_randomly(random, *delta.table, delta.new_state);
-  delta.options = random_options(random);
+  delta.options = random_options(random, limits.context);
   return delta;
 }
 

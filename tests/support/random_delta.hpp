@@ -16,6 +16,7 @@ struct RandomLimits {
   std::size_t max_tensors = 4;
   std::uint64_t max_elements = 40'000;  ///< Largest number of elements of one tensor.
   double large_chance = 0.01;           ///< Probability of a tensor of up to max_elements; others have at most 600.
+  bool context = false;                 ///< Position mode `context` as well, which devices do not know.
 };
 
 /// Two states of a table and how the step between them is to be encoded.
@@ -30,8 +31,8 @@ TensorTable random_table(Random& random, const RandomLimits& limits);
 TensorState random_state(Random& random, const TensorTable& table);
 /// Changes some elements in place, in a manner and density of its own for each tensor; may change none.
 void change_randomly(Random& random, const TensorTable& table, TensorState& state);
-/// One thread, no zstd mostly, any position mode and value codec.
-EncodeOptions random_options(Random& random);
+/// One thread, no zstd mostly, any value codec and position mode, with `context` only if asked for.
+EncodeOptions random_options(Random& random, bool context = false);
 RandomDelta random_delta(Random& random, const RandomLimits& limits = {});
 
 }  // namespace sparsecast::test

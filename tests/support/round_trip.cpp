@@ -51,7 +51,8 @@ Trainer make_trainer(RandomDelta& delta, Random& random) {
   std::unique_ptr<Detector> detector;
   const std::uint64_t kind = random.below(4);
   const StateDigest base = sum(digest_tensors(table, refs_to(table, views(delta.old_state))));
-  if (kind == 0 && all_bf16(table)) {
+  const bool context = delta.options.positions == PositionMode::kContext;  // Needs old weights after an abort.
+  if (kind == 0 && all_bf16(table) && !context) {
     trainer.weights = delta.old_state;
     for (Bytes& bits : delta.new_state) trainer.masters.push_back(masters_of(bits));
     std::vector<std::span<const float>> masters(trainer.masters.begin(), trainer.masters.end());

@@ -31,7 +31,7 @@ RandomDelta random_boxes(Random& random, ValueCodec values, int threads) {
   delta.old_state = random_state(random, plain);
   delta.new_state = delta.old_state;
   change_randomly(random, plain, delta.new_state);
-  delta.options = random_options(random);
+  delta.options = random_options(random, values == ValueCodec::kUlp);
   delta.options.values = values;
   delta.options.threads = threads;
   return delta;

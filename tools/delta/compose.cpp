@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/checkpoint_apply.hpp"
+#include "checkpoint/table_difference.hpp"
 #include "sparsecast/delta.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
@@ -14,6 +16,7 @@ namespace {
 
 struct ComposeFlags {
   std::vector<std::string> deltas;
+  std::string base;
   EncodeFlags encode;
   bool json = false;
 };
@@ -38,13 +41,35 @@ class TemporaryDelta {
 };
 
 CommitRecord compose_pair(FileSystem& fs, const std::string& first, const std::string& second,
-                          const EncodeOptions& options, const std::string& output) {
+                          const EncodeOptions& options, const std::string& output,
+                          const std::optional<Checkpoint>& base) {
   const DeltaFile a = DeltaFile::open(fs, first);
   const DeltaFile b = DeltaFile::open(fs, second);
   DeltaOutput file(fs, output);
-  const CommitRecord commit = compose(a, b, options, file.sink());
+  std::vector<ConstBytes> tensors;
+  if (base) tensors = base->tensors();
+  const CommitRecord commit = compose(a, b, options, file.sink(),
+                                      base ? std::optional<std::span<const ConstBytes>>(tensors) : std::nullopt);
   file.commit();
   return commit;
+}
+
+/// Opens the base, if there is one, and verifies that the first delta starts from it.
+std::optional<Checkpoint> open_base(FileSystem& fs, const ComposeFlags& flags) {
+  if (flags.base.empty()) return std::nullopt;
+  require_not_interrupted(fs, flags.base);
+  const DeltaFile first = DeltaFile::open(fs, flags.deltas.front());
+  Checkpoint base = Checkpoint::open(fs, flags.base);
+  require_same_table(base.table(), flags.base, first.table(), flags.deltas.front());
+  const StateDigest digest = sum(digest_tensors(base.table(), refs_to(base.table(), base.tensors()),
+                                                flags.encode.threads));
+  if (!(digest == first.header().base_digest)) {
+    throw Error(ErrorCode::kWrongBase,
+                fmt::format("its digest is {}, but '{}' starts from {}", to_hex(digest.value), flags.deltas.front(),
+                            to_hex(first.header().base_digest.value)),
+                flags.base);
+  }
+  return base;
 }
 
 int run_compose(Console& console, const ComposeFlags& flags) {
@@ -52,19 +77,20 @@ int run_compose(Console& console, const ComposeFlags& flags) {
   const EncodeOptions options = flags.encode.options();
   EncodeOptions intermediate = options;
   intermediate.zstd_level = 0;
+  const std::optional<Checkpoint> base = open_base(fs, flags);
   std::unique_ptr<TemporaryDelta> merged;
   for (std::size_t i = 1; i < flags.deltas.size(); ++i) {
     const bool last = i + 1 == flags.deltas.size();
     const std::string& first = merged ? merged->path() : flags.deltas.front();
     if (last) {
-      compose_pair(fs, first, flags.deltas[i], options, flags.encode.output);
+      compose_pair(fs, first, flags.deltas[i], options, flags.encode.output, base);
       break;
     }
     std::string name;
     for (std::size_t n = i; name.empty() || fs.exists(name); ++n)
       name = fmt::format("{}.part{}", flags.encode.output, n);
     auto next = std::make_unique<TemporaryDelta>(fs, name);
-    compose_pair(fs, first, flags.deltas[i], intermediate, next->path());
+    compose_pair(fs, first, flags.deltas[i], intermediate, next->path(), base);
     merged = std::move(next);
   }
   const DeltaFile result = DeltaFile::open(fs, flags.encode.output);
@@ -92,6 +118,8 @@ AddedCommand add_compose(Parser& app, Console& console) {
       ->expected(2, 1 << 20)
       ->type_name("D1 D2 ...");
   flags->encode.add_to(*parser, false);
+  parser->add_option("--base", flags->base, "The checkpoint that the first delta starts from; context deltas need it")
+      ->type_name("CHECKPOINT");
   add_json(*parser, flags->json);
   parser->footer(
       "The result leads from where the first delta starts to where the last one ends. Elements that return to their "

@@ -41,17 +41,31 @@ CheckpointStore open_base(Console& console, const InvertFlags& flags, const Delt
 
 int run_invert(Console& console, const InvertFlags& flags) {
   const DeltaFile delta = DeltaFile::open(console.fs, flags.delta);
+  const EncodeOptions options = flags.encode.options();
   const bool raw = delta.header().values == ValueCodec::kRaw;
+  const bool context =
+      delta.header().positions == PositionMode::kContext || options.positions == PositionMode::kContext;
   if (raw && flags.base.empty()) {
     throw Error(ErrorCode::kUsage, "a raw delta holds only new values; --base CHECKPOINT, its base, gives the old ones",
                 flags.delta);
   }
+  if (context && flags.base.empty()) {
+    throw Error(ErrorCode::kUsage, "the places of a context delta are known only with its base: --base CHECKPOINT",
+                flags.delta);
+  }
   ProgressBar bar(console);
   std::optional<CheckpointStore> base;
-  if (raw) base = open_base(console, flags, delta, bar.callback());
+  if (raw || context) base = open_base(console, flags, delta, bar.callback());
   DeltaOutput output(console.fs, flags.encode.output);
-  const CommitRecord commit = raw ? raw_inverse(*base, delta, flags.encode.options(), output.sink(), bar.callback())
-                                  : invert(delta, flags.encode.options(), output.sink());
+  CommitRecord commit;
+  if (raw) {
+    commit = raw_inverse(*base, delta, options, output.sink(), bar.callback());
+  } else if (context) {
+    const Checkpoint checkpoint = Checkpoint::open(console.fs, flags.base);
+    commit = invert(delta, options, output.sink(), checkpoint.tensors());
+  } else {
+    commit = invert(delta, options, output.sink());
+  }
   output.commit();
   bar.wipe();
   Report report;
@@ -74,11 +88,12 @@ AddedCommand add_invert(Parser& app, Console& console) {
   Parser* parser = app.add_subcommand("invert", "Write the delta that takes another one back");
   parser->add_option("delta", flags->delta, "The delta to invert")->required()->type_name("DELTA");
   flags->encode.add_to(*parser, false);
-  parser->add_option("--base", flags->base, "The checkpoint that DELTA starts from; a raw delta needs it")
+  parser->add_option("--base", flags->base, "The checkpoint that DELTA starts from; a raw or context delta needs it")
       ->type_name("CHECKPOINT");
   add_json(*parser, flags->json);
   parser->footer(
-      "ulp and xor deltas invert by themselves. A raw delta holds only new values, so it needs its base.\n\n"
+      "ulp and xor deltas invert by themselves. A raw delta holds only new values, and the places of a context delta\n"
+      "are known only with its base, so these need it.\n\n"
       "Examples:\n"
       "  sparsecast invert 101.scd -o back_to_100.scd\n"
       "  sparsecast invert raw_101.scd -o back_to_100.scd --base step_100.safetensors");
