@@ -26,6 +26,7 @@ struct PairedSubject {
   std::uint64_t elements;
   std::size_t size;
   int threads;
+  PositionMode positions;
 };
 
 /// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
@@ -67,6 +68,7 @@ bool measure(const PairedSubject& subject, const char* name, int repeat, const s
   std::vector<double> samples[kCount];
   EncodeOptions options;
   options.threads = subject.threads;
+  options.positions = subject.positions;
   std::vector<std::byte> live = subject.pair.before;
   std::uint64_t bytes = 0;
   bool right = true;
@@ -118,9 +120,9 @@ bool measure(const PairedSubject& subject, const char* name, int repeat, const s
 
 }  // namespace
 
-int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
-  fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; times in ms\n", mib, threads,
-             repeat);
+int run_summary(std::uint64_t mib, int threads, int repeat, const std::string& positions, Record& record) {
+  fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; positions {}; times in ms\n",
+             mib, threads, repeat, positions);
   fmt::print("# {:<6} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8}\n", "dtype",
              "density%", "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply",
              "/encode", "+digest", "digest");
@@ -140,9 +142,13 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
     const std::uint64_t elements = (mib << 20) / size;
     const ChangeKind kind = c.dtype == DType::kBF16 ? ChangeKind::kAdamw : ChangeKind::kWide;
     const PairedSubject subject{TensorTable({{"weight", c.dtype, {elements}}}),
-                                make_pair_of(elements, c.dtype, c.density, kind, 11), elements, size, threads};
-    const std::string row_name =
-        fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));
+                                make_pair_of(elements, c.dtype, c.density, kind, 11),
+                                elements,
+                                size,
+                                threads,
+                                position_mode_from_name(positions).value()};
+    const std::string row_name = fmt::format("summary/{}/{:g}%/{} MiB/{} threads/{}", c.name, 100 * c.density, mib,
+                                             resolve_threads(threads), positions == "auto" ? "" : positions + "/");
     all_right = measure(subject, c.name, repeat, row_name, record) && all_right;
   }
   return all_right ? 0 : 1;

@@ -47,6 +47,7 @@ const Options& own_codings() {
   static const Options all = {
       {"auto + ulp", with(PositionMode::kAuto, ValueCodec::kUlp)},
       {"packed + ulp", with(PositionMode::kPacked, ValueCodec::kUlp)},
+      {"context + ulp", with(PositionMode::kContext, ValueCodec::kUlp)},
       {"auto + ulp, zstd 1", with(PositionMode::kAuto, ValueCodec::kUlp, 1)},
       {"packed + xor", with(PositionMode::kPacked, ValueCodec::kXor)},
       {"packed + raw", with(PositionMode::kPacked, ValueCodec::kRaw)},

@@ -50,8 +50,8 @@ inline ApplyTarget target_in(std::byte* data, const StridedView* view, DType dty
 }
 
 /// Decodes the block completely, then writes: an invalid one is Error{kCorrupt} with nothing written, and a `context`
-/// block of another base Error{kWrongBase}. Direction kInverse needs `xor` or `ulp` words, and no `context` block, whose
-/// positions only the bits before it tell (Error{kUsage}). Returns the number of elements that the block names.
+/// block of another base Error{kWrongBase}. Direction kInverse needs `xor` or `ulp` words, and no `context` block,
+/// whose positions only the bits before it tell (Error{kUsage}). Returns the number of elements that the block names.
 std::uint32_t apply_block(const BlockRef& block, const ApplyTarget& target, Direction direction, ApplyScratch& scratch);
 
 /// Undoes a `raw` block from the bits that apply_block put into `replaced`. Returns how many bytes were used.

@@ -85,8 +85,8 @@ SPARSECAST_HD bool context_coding_is_possible(std::uint32_t word) {
          c.kv == 0 && c.ke <= kMaxRiceParameter;
 }
 
-/// Returns whether the coding word, of any other position codec, means something for elements of `width` bits in a delta whose value codec is
-/// `values`.
+/// Returns whether the coding word, of any other position codec, means something for elements of `width` bits in a
+/// delta whose value codec is `values`.
 SPARSECAST_HD bool coding_is_possible(std::uint32_t word, ValueCodec values, std::uint32_t width) {
   const Coding c = Coding::unpack(word);
   const bool ulp_bits = c.values == ValueCodec::kUlp && c.positions != PositionCodec::kDense;

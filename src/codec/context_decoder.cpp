@@ -67,7 +67,8 @@ class ContextDecoder {
     }
     std::uint32_t* ranks = scratch_.ranks.data();
     for (std::uint32_t c = 0; c < classes_.count; ++c) {
-      for (std::uint32_t i = begin_[c]; i < begin_[c + 1]; ++i) ranks[i] = static_cast<std::uint32_t>(reader.get(kp[c]));
+      for (std::uint32_t i = begin_[c]; i < begin_[c + 1]; ++i)
+        ranks[i] = static_cast<std::uint32_t>(reader.get(kp[c]));
     }
     out_.escapes.clear();
     // A quotient below 2^22 and remainders below 2^22 add up to less than 2^45.
@@ -193,9 +194,7 @@ class ContextDecoder {
     for (const auto& [index, bits] : list) scratch_.magnitudes[index] = std::uint64_t{1} << bits | reader.get(bits);
   }
 
-  [[noreturn]] static void too_far() {
-    throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element");
-  }
+  [[noreturn]] static void too_far() { throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element"); }
 
   const BlockRef& block_;
   DecodedBlock<T>& out_;

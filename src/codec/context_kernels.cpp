@@ -72,14 +72,14 @@ void ReadKeys(const std::byte* words, std::uint32_t count, DType dtype, std::uin
   const ExponentField field = exponent_field(dtype);
   switch (element_size(dtype)) {
     case 1:
-      return KeysOf<std::uint8_t>(
-          words, KeysOf8(reinterpret_cast<const std::uint8_t*>(words), count, field, keys), count, field, keys);
+      return KeysOf<std::uint8_t>(words, KeysOf8(reinterpret_cast<const std::uint8_t*>(words), count, field, keys),
+                                  count, field, keys);
     case 2:
-      return KeysOf<std::uint16_t>(
-          words, KeysOfWide(reinterpret_cast<const std::uint16_t*>(words), count, field, keys), count, field, keys);
+      return KeysOf<std::uint16_t>(words, KeysOfWide(reinterpret_cast<const std::uint16_t*>(words), count, field, keys),
+                                   count, field, keys);
     case 4:
-      return KeysOf<std::uint32_t>(
-          words, KeysOfWide(reinterpret_cast<const std::uint32_t*>(words), count, field, keys), count, field, keys);
+      return KeysOf<std::uint32_t>(words, KeysOfWide(reinterpret_cast<const std::uint32_t*>(words), count, field, keys),
+                                   count, field, keys);
     default:
       return KeysOf<std::uint64_t>(words, 0, count, field, keys);
   }

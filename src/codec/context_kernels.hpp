@@ -24,7 +24,7 @@ void rank_changes(const std::uint8_t* keys, std::uint32_t span, const ContextCla
 
 /// Where a walk through a block is that turns ranks into positions.
 struct RankWalk {
-  const std::uint32_t* ranks = nullptr;  ///< Of all changes, class by class.
+  const std::uint32_t* ranks = nullptr;   ///< Of all changes, class by class.
   std::uint32_t next[kMostClasses] = {};  ///< The first change of each class that has not been met.
   std::uint32_t end[kMostClasses] = {};
   std::uint32_t before[kMostClasses] = {};  ///< Elements of each class in the tiles before.

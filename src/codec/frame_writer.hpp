@@ -124,8 +124,8 @@ class SectionBuilder {
     block.tiles = last_tile_ - first_tile_ + 1;
     block.changed = pending_;
     block.payload_begin = out_->payload.size();
-    BlockChanges<T> changes{positions_.data(), coded_.data(), pending_,
-                            block_span(elements_, first_tile_, block.tiles), current};
+    BlockChanges<T> changes{positions_.data(), coded_.data(), pending_, block_span(elements_, first_tile_, block.tiles),
+                            current};
     if (!old_keys_.empty()) {
       changes.old_keys = old_keys_.data();
       for (std::uint32_t tile = 0; tile < block.tiles; ++tile) changes.old_sum += old_sums_[tile];

@@ -91,9 +91,10 @@ DeltaHeader parse_header(ConstBytes record) {
   const auto major = get<std::uint16_t>(record, 8);
   const auto minor = get<std::uint16_t>(record, 10);
   if (major != kFormatMajor || minor > kFormatMinor) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("the delta needs format {}.{}, and this build reads formats {}.0 to "
-                                                     "{}.{}",
-                                                     major, minor, kFormatMajor, kFormatMajor, kFormatMinor));
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("the delta needs format {}.{}, and this build reads formats {}.0 to "
+                            "{}.{}",
+                            major, minor, kFormatMajor, kFormatMajor, kFormatMinor));
   }
   DeltaHeader header;
   header.delta_id = get<std::uint64_t>(record, 120);

@@ -24,7 +24,7 @@ inline void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::
 
 /// docs/wire-format.md §5.2: sets kp and returns the bits of the packed part.
 inline std::uint64_t choose_kp(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
-                        std::uint32_t& kp) {
+                               std::uint32_t& kp) {
   const auto bits_with = [&](std::uint32_t k) {
     return std::uint64_t{count} * (k + 1) + cpu::quotient_bits(gaps, count, k);
   };
@@ -84,7 +84,7 @@ inline constexpr QuotientPairs kQuotientPairs;
 
 /// The quotients of all gaps, several in one store; lists those that are escaped.
 inline void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
-                   std::vector<std::uint32_t>& escaped) {
+                          std::vector<std::uint32_t>& escaped) {
   const auto put_one = [&](std::uint32_t quotient) {
     writer.put_unary(quotient_zeros(quotient));
     if (quotient >= kEscape) escaped.push_back(quotient);

@@ -104,8 +104,9 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
 
   void begin_stream(std::size_t stream, const DeltaHeader& header) override {
     if (header.positions == PositionMode::kContext) {
-      throw Error(ErrorCode::kUnsupported, "'context' positions are decoded on the host only, and the weights are on a "
-                                           "device");
+      throw Error(ErrorCode::kUnsupported,
+                  "'context' positions are decoded on the host only, and the weights are on a "
+                  "device");
     }
     staged_[stream] = {header, {}};
   }

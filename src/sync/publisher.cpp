@@ -63,8 +63,9 @@ class HostPublisherBackend final : public PublisherBackend {
       : tables_(tables), detector_(detector), options_(options) {
     check_encode_options(options, detector.knows_old());
     if (options.positions == PositionMode::kContext && detector.consumes_changes()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "a fused cast keeps no old weights, so its aborted deltas could not be joined: no 'context' positions");
+      throw Error(
+          ErrorCode::kUnsupported,
+          "a fused cast keeps no old weights, so its aborted deltas could not be joined: no 'context' positions");
     }
   }
 

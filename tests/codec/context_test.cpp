@@ -224,9 +224,11 @@ TEST(Context, AWeightThatIsDamagedAfterTheBaseWasTakenIsFoundWhenStaging) {
   Subscriber subscriber(step.table, refs_to(*step.table, live_views(live)), {});
   live[0][777] ^= std::byte{4};
   const TensorState damaged = live;
-  expect_error(
-      ErrorCode::kWrongBase, [&] { for (const Bytes& record : context_records(step)) subscriber.stage(record); },
-      {"frame 0", "weight", "element 0"});
+  expect_error(ErrorCode::kWrongBase,
+               [&] {
+                 for (const Bytes& record : context_records(step)) subscriber.stage(record);
+               },
+               {"frame 0", "weight", "element 0"});
   EXPECT_EQ(live, damaged);
 }
 
@@ -288,9 +290,8 @@ TEST(Context, WhatNeedsTheBaseSaysSo) {
   const std::vector<float> masters(30'000);
   PublisherOptions options;
   options.encode = context_options();
-  expect_error(ErrorCode::kUnsupported, [&] {
-    Publisher(step.table, host_fused_cast(*step.table, {masters}, live_views(cast)), options);
-  });
+  expect_error(ErrorCode::kUnsupported,
+               [&] { Publisher(step.table, host_fused_cast(*step.table, {masters}, live_views(cast)), options); });
 }
 
 TEST(Context, OnlyDeltasThatSayFormat11HaveItsBlocks) {

@@ -114,8 +114,8 @@ States optimizer_states() {
     std::uint64_t exponent;
     std::uint64_t elements;
   };
-  constexpr Float kFloats[] = {{DType::kBF16, 7, 122, 40'000},  {DType::kF16, 10, 14, 9'000},
-                               {DType::kF32, 23, 122, 9'000},   {DType::kF64, 52, 1018, 6'000},
+  constexpr Float kFloats[] = {{DType::kBF16, 7, 122, 40'000}, {DType::kF16, 10, 14, 9'000},
+                               {DType::kF32, 23, 122, 9'000},  {DType::kF64, 52, 1018, 6'000},
                                {DType::kF8E4M3, 3, 13, 9'000}, {DType::kF8E5M2, 2, 20, 9'000}};
   Random random(11);
   std::vector<TensorSpec> specs;

@@ -30,9 +30,10 @@ void EncodeFlags::add_to(Parser& parser, bool with_values) {
 
 void EncodeFlags::add_codec_to(Parser& parser, bool with_values) {
   parser
-      .add_option("--positions", positions,
-                  "How positions are coded: auto (smallest for each block that decodes fast), packed, gap16, index32, bitmap, "
-                  "or context (a third smaller than auto; decoding reads all old weights; with ulp)")
+      .add_option(
+          "--positions", positions,
+          "How positions are coded: auto (smallest for each block that decodes fast), packed, gap16, index32, bitmap, "
+          "or context (a third smaller than auto; decoding reads all old weights; with ulp)")
       ->check(Condition::one_of({"auto", "packed", "gap16", "index32", "bitmap", "context"}))
       ->capture_default_str()
       ->type_name("CODEC");

@@ -48,8 +48,8 @@ CommitRecord compose_pair(FileSystem& fs, const std::string& first, const std::s
   DeltaOutput file(fs, output);
   std::vector<ConstBytes> tensors;
   if (base) tensors = base->tensors();
-  const CommitRecord commit = compose(a, b, options, file.sink(),
-                                      base ? std::optional<std::span<const ConstBytes>>(tensors) : std::nullopt);
+  const CommitRecord commit =
+      compose(a, b, options, file.sink(), base ? std::optional<std::span<const ConstBytes>>(tensors) : std::nullopt);
   file.commit();
   return commit;
 }
@@ -61,8 +61,8 @@ std::optional<Checkpoint> open_base(FileSystem& fs, const ComposeFlags& flags) {
   const DeltaFile first = DeltaFile::open(fs, flags.deltas.front());
   Checkpoint base = Checkpoint::open(fs, flags.base);
   require_same_table(base.table(), flags.base, first.table(), flags.deltas.front());
-  const StateDigest digest = sum(digest_tensors(base.table(), refs_to(base.table(), base.tensors()),
-                                                flags.encode.threads));
+  const StateDigest digest =
+      sum(digest_tensors(base.table(), refs_to(base.table(), base.tensors()), flags.encode.threads));
   if (!(digest == first.header().base_digest)) {
     throw Error(ErrorCode::kWrongBase,
                 fmt::format("its digest is {}, but '{}' starts from {}", to_hex(digest.value), flags.deltas.front(),
