@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 TILE, SECTION_TILES = 1 << 14, 256  # 4
-INDEX32, GAP16, PACKED, BITMAP, DENSE = range(5)
+INDEX32, GAP16, PACKED, BITMAP, DENSE, CONTEXT = range(6)
 RAW, XOR, ULP = range(3)
-POSITION_NAMES = ("index32", "gap16", "packed", "bitmap", "dense")
+POSITION_NAMES = ("index32", "gap16", "packed", "bitmap", "dense", "context")
 VALUE_NAMES = ("raw", "xor", "ulp")
 DTYPES = {
     1: ("BF16", 2),
@@ -31,6 +31,7 @@ DTYPES = {
     11: ("I64", 8),
     12: ("BOOL", 1),
 }
+EXPONENT_FIELDS = {1: (7, 8), 2: (10, 5), 3: (23, 8), 4: (52, 11), 5: (3, 4), 6: (2, 5)}  # 4.3: lowest bit, bits
 
 
 class FormatError(Exception):
@@ -69,8 +70,9 @@ class Block:
     span: int
     changed: int
     codec: int
-    positions: np.ndarray  # relative to `first`
+    positions: np.ndarray  # relative to `first`; of a context block in the order of its changes
     words: np.ndarray  # coded words, unsigned integers of the element's width
+    context: tuple[bytes, int] | None = None  # 4.3: payload and ke; read_context finds positions and words in them
 
 
 class Bits:
@@ -105,7 +107,7 @@ class Bits:
     def unaries(self, count: int) -> np.ndarray:
         ones = np.flatnonzero(self.bits[self.at :])[:count]
         require(len(ones) == count, "a unary code runs past the payload")
-        self.at += int(ones[-1]) + 1
+        self.at += int(ones[-1]) + 1 if count else 0
         return np.diff(ones, prepend=-1).astype(np.uint64) - np.uint64(1)
 
     def golomb(self) -> int:
@@ -132,21 +134,23 @@ def read_positions(bits: Bits, codec: int, kp: int, n: int, span: int) -> np.nda
         if codec == GAP16:
             gaps = bits.fields(n, 32 if kp else 16)
         else:
-            remainders, zeros = bits.fields(n, kp), bits.unaries(n)
-            require(int(zeros.max()) <= 29, "a quotient has more than 29 zeros")
-            quotients = [int(z) if z < 8 else 7 + (1 << int(z) - 8 | bits.field(int(z) - 8)) for z in zeros]
-            gaps = remainders | np.array(quotients, np.uint64) << np.uint64(kp)
+            remainders = bits.fields(n, kp)
+            gaps = remainders | np.array(read_quotients(bits, n, 29), np.uint64) << np.uint64(kp)
         positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
     bits.end_part()
     require(int(positions[-1]) < span, "a position is outside the block")
     return positions
 
 
-def read_ulp_words(bits: Bits, kv: int, ke: int, n: int, width: int) -> np.ndarray:
-    """4.2, ulp under every position codec but dense"""
-    require(kv <= width - 1 and ke <= 22, "kv or ke is out of range")
-    signs = bits.fields(n, 1)
-    m = bits.fields(n, kv)
+def read_quotients(bits: Bits, count: int, most: int) -> list[int]:
+    """4.1, packed: the codes of quotients, with at most `most` zeros, and their tails"""
+    zeros = bits.unaries(count).tolist()
+    require(max(zeros, default=0) <= most, f"a quotient has more than {most} zeros")
+    return [z if z < 8 else 7 + (1 << z - 8 | bits.field(z - 8)) for z in zeros]
+
+
+def read_exceptions(bits: Bits, ke: int, n: int) -> dict[int, int]:
+    """4.2, point 3: h by index"""
     exceptions = bits.golomb()
     require(exceptions <= n, "more exceptions than changes")
     require(exceptions > 0 or ke == 0, "ke without exceptions")
@@ -156,8 +160,16 @@ def read_ulp_words(bits: Bits, kv: int, ke: int, n: int, width: int) -> np.ndarr
     require(not x or x[-1] < n, "an exception index is out of range")
     widths = [bits.unary() for _ in x]
     require(max(widths, default=0) <= 63, "a difference has more than 63 leading zeros")
-    for at, low in zip(x, widths):
-        value = (1 << low | bits.field(low)) << kv | int(m[at])
+    return {at: 1 << low | bits.field(low) for at, low in zip(x, widths)}
+
+
+def read_ulp_words(bits: Bits, kv: int, ke: int, n: int, width: int) -> np.ndarray:
+    """4.2, ulp under every position codec but dense"""
+    require(kv <= width - 1 and ke <= 22, "kv or ke is out of range")
+    signs = bits.fields(n, 1)
+    m = bits.fields(n, kv)
+    for at, high in read_exceptions(bits, ke, n).items():
+        value = high << kv | int(m[at])
         require(value < 1 << width - 1, "a difference is out of range")
         m[at] = value
     return ulp_words(m, signs, width)
@@ -182,6 +194,73 @@ def read_words(bits: Bits, count: int, width: int) -> np.ndarray:
     return np.packbits(bits.take(count * width), bitorder="little").view(f"<u{width // 8}")
 
 
+def context_keys(old: np.ndarray, dtype: int) -> np.ndarray:
+    """4.3: the key of each element"""
+    shift, width = EXPONENT_FIELDS[dtype]
+    field = (old >> old.dtype.type(shift)).astype(np.int64) & (1 << width) - 1
+    return np.clip(field - 832, 0, 255) if dtype == 4 else field
+
+
+def context_check(old: np.ndarray, positions: np.ndarray) -> int:
+    """4.3"""
+    data = old.tobytes()
+    words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
+    return (int(words.sum(dtype=np.uint64)) + 0x9E3779B1 * int(positions.sum())) % (1 << 32)
+
+
+def read_context_positions(bits: Bits, n: int, keys: np.ndarray) -> tuple[np.ndarray, int]:
+    """4.3, position part: the positions in the order of the changes, and check"""
+    hi, classes, width, check = bits.field(8), bits.field(4) + 1, bits.field(1) + 1, bits.field(32)
+    counts = [bits.field(n.bit_length()) for _ in range(classes - 1)]
+    require(sum(counts) <= n, "more changes in the classes than n")
+    counts.append(n - sum(counts))
+    parameters = [bits.field(5) if count else 0 for count in counts]
+    require(max(parameters) <= 22, "the k of a class is out of range")
+    low = [int(v) for count, k in zip(counts, parameters) for v in bits.fields(count, k)]
+    quotients = read_quotients(bits, n, 29)
+    bits.end_part()
+    class_of = np.where(keys >= hi, 0, np.minimum(classes - 1, (hi - keys + width - 1) // width))
+    positions: list[int] = []
+    for c, (count, k) in enumerate(zip(counts, parameters)):
+        begin = len(positions)
+        members = np.flatnonzero(class_of == c).tolist()
+        gaps = [quotients[i] << k | low[i] for i in range(begin, begin + count)]
+        ranks = [i + gap for i, gap in enumerate(itertools.accumulate(gaps))]
+        require(not ranks or ranks[-1] < len(members), "a rank is outside its class")
+        positions += [members[rank] for rank in ranks]
+    return np.array(positions), check
+
+
+def read_context_words(bits: Bits, ke: int, keys: np.ndarray, width: int) -> np.ndarray:
+    """4.3, value part; `keys` of the changes in their order"""
+    require(ke <= 22, "ke is out of range")
+    rice, scale = bits.field(9), bits.field(9)
+    require(rice <= 256, "rice is out of range")
+    signs = bits.fields(len(keys), 1)
+    coded = np.flatnonzero(keys < rice).tolist()
+    v = [min(width - 1, max(0, scale - int(keys[i]))) for i in coded]
+    low = [bits.field(k) for k in v]
+    m = read_exceptions(bits, ke, len(keys))
+    require(not any(keys[i] < rice for i in m), "an exception has a key below rice")
+    quotients = read_quotients(bits, len(coded), 8 + width - 2)
+    bits.end_part()
+    m.update((i, q << k | rest) for i, k, q, rest in zip(coded, v, quotients, low))
+    require(max(m.values(), default=0) < 1 << width - 1, "a difference is out of range")
+    return ulp_words(np.array([m.get(i, 0) for i in range(len(keys))], np.uint64), signs, width)
+
+
+def read_context(block: Block, tensor: Tensor, elements: np.ndarray) -> None:
+    """4.3; `elements` of the whole tensor, those of the block as they are in the base."""
+    payload, ke = block.context
+    bits = Bits(payload)
+    old = elements[block.first : block.first + block.span]
+    keys = context_keys(old, tensor.dtype)
+    block.positions, check = read_context_positions(bits, block.changed, keys)
+    require(check == context_check(old, block.positions), "check: the weights are not those of the base")
+    block.words = read_context_words(bits, ke, keys[block.positions], tensor.bits)
+    require(bits.at == len(bits.bits), "a block's payload is longer than its parts")
+
+
 def read_block(
     entry: tuple[int, int, int, int], start: int, payload: bytes, index: int, tensor: Tensor, value_codec: int
 ) -> Block:
@@ -196,7 +275,12 @@ def read_block(
     require(end % 4 == 0 and start <= end <= len(payload), "payload_end is impossible")
     codec, values, kp, kv, ke = coding & 7, coding >> 3 & 3, coding >> 5 & 31, coding >> 10 & 63, coding >> 16 & 31
     lengths = coding >> 21
-    require(lengths <= 1 and codec <= DENSE and values == value_codec, "coding is impossible")
+    require(lengths <= 1 and codec <= CONTEXT and values == value_codec, "coding is impossible")
+    if codec == CONTEXT:
+        require(tensor.floating and values == ULP, "a context block of a tensor or with values that cannot have one")
+        require(kp == kv == lengths == 0, "kp, kv or lengths where they have no meaning")
+        none = np.zeros(0, np.int64)
+        return Block(index, first, span, n, codec, none, none, (payload[start:end], ke))
     bits = Bits(payload[start:end])
     positions = read_positions(bits, codec, kp, n, span)
     if lengths:
@@ -222,6 +306,8 @@ def unordered(v: np.ndarray, top: np.integer) -> np.ndarray:
 
 def apply_block(block: Block, tensor: Tensor, elements: np.ndarray, value_codec: int) -> None:
     """4.2"""
+    if block.codec == CONTEXT:
+        read_context(block, tensor, elements)
     where = block.first + block.positions
     old, word = elements[where], block.words
     if value_codec == RAW:

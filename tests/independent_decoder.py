@@ -23,8 +23,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from independent_blocks import (
+    CONTEXT,
     DTYPES,
     POSITION_NAMES,
+    ULP,
     VALUE_NAMES,
     Block,
     FormatError,
@@ -216,10 +218,13 @@ def read_delta(data: bytes) -> Delta:
         reserved,
         delta_id,
     ) = unpack_record(HEADER, b"SCH1", records[0])
-    require(major == 1 and minor == 0 and flags == 0, "unsupported: another format version or an unknown feature")
+    require(major == 1 and minor <= 1, f"unsupported: the delta needs a reader of format {major}.{minor}")
+    require(flags == 0, "unsupported: an unknown feature")
     require_hash(delta_id, xxh3_64(records[0][:120]), "the header's checksum")
     require(size == 128 and base_version != version, "the header is impossible")
-    require(1 << 20 <= capacity <= 1 << 30 and mode <= 4 and values <= 2, "a header field is out of range")
+    require(1 << 20 <= capacity <= 1 << 30 and mode <= 5 and values <= 2, "a header field is out of range")
+    require(minor == int(mode == 5), "format_minor is not that of the position mode")
+    require(mode != 5 or values == ULP, "the position mode context with values other than ulp")
     require(not any(reserved), "a reserved field is set")
 
     _, _, own_id, stored_bytes, raw_bytes, flags, count, reserved, checksum = unpack_record(TABLE, b"SCT1", records[1])
@@ -243,6 +248,7 @@ def read_delta(data: bytes) -> Delta:
         found = read_frame(body, groups, blocks, delta, next_tiles)
         require(not delta.frames or delta.frames[-1][0].tensor <= found[0].tensor, "frames are out of order")
         require(changed == sum(b.changed for b in found), "a frame's count of changes is wrong")
+        require(mode == 5 or all(b.codec != CONTEXT for b in found), "a context block in another position mode")
         delta.frames.append(found)
         delta.changed += changed
         frame_bytes += size

@@ -23,8 +23,19 @@ import numpy as np
 
 import independent_blocks as blocks
 import independent_decoder as decoder
-from independent_blocks import BITMAP, DENSE, GAP16, INDEX32, PACKED, RAW, TILE, ULP, XOR
-from independent_encoder import AUTO, Change, add_checksum, encode, encode_positions, encode_ulp, random_change
+from independent_blocks import BITMAP, CONTEXT, DENSE, GAP16, INDEX32, PACKED, RAW, TILE, ULP, XOR
+from independent_encoder import (
+    AUTO,
+    Change,
+    add_checksum,
+    coded_word,
+    encode,
+    encode_context,
+    encode_positions,
+    encode_ulp,
+    random_change,
+    weights_change,
+)
 
 SEED = int(os.environ.get("SPARSECAST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
@@ -54,6 +65,29 @@ class RoundTrip(DecoderCase):
                     count, density = self.rng.randrange(1, 700), self.rng.choice((0.01, 0.1, 0.5, 1))
                     change = random_change(self.rng, "t", dtype, count, density)
                     self.assert_round_trip([change], mode=mode, values=values)
+
+    def test_context(self) -> None:
+        changes = [weights_change(self.rng, f"t{dtype}", dtype, 40_000, 1) for dtype in range(1, 7)]
+        changes.append(random_change(self.rng, "integers", 9, 40_000, 0.02))
+        self.assert_round_trip(changes, mode=CONTEXT)
+        delta = decoder.read_delta(add_checksum(encode(changes, mode=CONTEXT)))
+        with_context = {b.tensor for frame in delta.frames for b in frame if b.codec == CONTEXT}
+        self.assertEqual(with_context, set(range(6)), f"seed {SEED}")
+
+    def test_context_where_a_writer_would_not_choose_it(self) -> None:
+        for dtype in range(1, 7):
+            for density in (0, 0.05, 0.5, 1):
+                change = random_change(self.rng, "t", dtype, self.rng.randrange(1, 700), density)
+                change.new[0] = change.old[0] ^ 1
+                pairs = list(zip(change.old.tolist(), change.new.tolist()))
+                p = [i for i, (old, new) in enumerate(pairs) if old != new]
+                words = [coded_word(old, new, ULP, dtype, change.bits) for old, new in pairs]
+                positions, values, ke = encode_context(change.old.tolist(), p, words, dtype, change.bits)
+                tensor, payload = blocks.Tensor("t", dtype, change.shape, None), positions + values
+                entry = (0, len(p), len(payload), CONTEXT | ULP << 3 | ke << 16)
+                elements = change.old.copy()
+                blocks.apply_block(blocks.read_block(entry, 0, payload, 0, tensor, ULP), tensor, elements, ULP)
+                self.assertTrue(np.array_equal(elements, change.new), f"seed {SEED}, dtype {dtype}, {density}")
 
     def test_several_tensors_in_several_frames(self) -> None:
         changes = [
@@ -123,6 +157,94 @@ class ByHand(unittest.TestCase):
         self.assertEqual(elements.tolist(), [0x8000, 0x0000, 0xFFFF])
 
 
+class Context(unittest.TestCase):
+    """A context block by hand, and then with one part after another put wrong: 4.3"""
+
+    old = np.array([8 << 3, 7 << 3, 1 << 7 | 7 << 3, 3 << 3], "u1")  # fp8 e4m3 with the keys 8, 7, 7 and 3
+    check = int.from_bytes(old.tobytes(), "little") + 0x9E3779B1 * (1 + 2) & 0xFFFFFFFF
+    position_part = {
+        "hi": "00010000",  # 8, so key 8 is in class 0, key 7 in class 1 and all others in class 2
+        "classes": "0100",
+        "width": "0",
+        "check": f"{check:032b}"[::-1],
+        "counts": "00" + "01",  # 0 of class 0, 2 of class 1
+        "k": "00000",
+        "gaps": "1" + "1",
+    }
+    value_part = {
+        "rice": "000100000",  # 8: both changes
+        "scale": "000100000",  # 8, so v = 1
+        "signs": "01",  # c = +1 and -2, so m = 0 and 1
+        "low": "01",
+        "exceptions": "1",
+        "quotients": "1" + "1",
+    }
+
+    def decode(self, codec: int = CONTEXT, dtype: int = 5, values: int = ULP, old=old, more=b"", **parts) -> list[int]:
+        payload = b""
+        for part in (self.position_part, self.value_part):
+            text = "".join(parts.get(name, bits) for name, bits in part.items())
+            text += "0" * (-len(text) % 32)
+            payload += int("0" + text[::-1], 2).to_bytes(len(text) // 8, "little")
+        tensor, elements = blocks.Tensor("t", dtype, (4,), None), old.copy()
+        entry = (0, 2, len(payload + more), codec | values << 3)
+        blocks.apply_block(blocks.read_block(entry, 0, payload + more, 0, tensor, values), tensor, elements, values)
+        return elements.tolist()
+
+    def test_by_hand(self) -> None:
+        self.assertEqual(self.decode(), [8 << 3, (7 << 3) + 1, (1 << 7 | 7 << 3) + 2, 3 << 3])
+
+    def test_refuses(self) -> None:
+        no_rice = {"rice": "0" * 9, "scale": "0" * 9, "low": "", "quotients": ""}
+        self.assertEqual(self.decode(**no_rice, exceptions="010" + "01" + "1"), self.decode())
+        for why, message, wrong in (
+            ("three changes in the classes", "classes than n", {"counts": "01" + "10"}),
+            ("k = 23", "k of a class", {"k": "11101"}),
+            ("rank 2 of 2", "a rank", {"gaps": "1" + "01"}),
+            ("rank 0 of an empty class", "a rank", {"hi": "11111111", "counts": "10" + "10", "k": "0" * 10}),
+            ("30 zeros", "29 zeros", {"gaps": "1" + "0" * 30 + "1"}),
+            ("no second gap", "runs past", {"gaps": "1", **dict.fromkeys(self.value_part, "")}),
+            ("padding of positions", "padding", {"gaps": "111"}),
+            ("check", "not those of the base", {"check": "0" * 32}),
+            ("rice = 257", "rice", {"rice": "100000001"}),
+            ("a key below rice", "a key below rice", {"exceptions": "010" + "1" + "1"}),
+            ("E = 3 of n = 2", "more exceptions", {**no_rice, "exceptions": "00100"}),
+            ("exception 2 of n = 2", "out of range", {**no_rice, "exceptions": "010" + "001" + "1"}),
+            ("m = 2^7", "out of range", {**no_rice, "exceptions": "010" + "01" + "0000000" + "1" + "0000000"}),
+            ("m = 2^7 - 1 with sign 0", "out of range", {**no_rice, "exceptions": "010" + "1" + "0000001" + "111111"}),
+            ("t = w - 1", "14 zeros", {"quotients": "1" + "0" * 15 + "1" + "0" * 7}),
+            ("m = 71 << 1", "out of range", {"quotients": "1" + "0" * 14 + "1" + "0" * 6}),
+            ("no second quotient", "runs past", {"quotients": "1"}),
+            ("padding of values", "padding", {"quotients": "111"}),
+            ("a longer payload", "longer", {"more": bytes(4)}),
+            ("another word", "not those of the base", {"old": self.old ^ np.array([0, 0, 0, 1], "u1")}),
+            ("kp", "no meaning", {"codec": CONTEXT | 1 << 5}),
+            ("kv", "no meaning", {"codec": CONTEXT | 1 << 10}),
+            ("lengths", "no meaning", {"codec": CONTEXT | 1 << 21}),
+            ("ke without exceptions", "ke", {"codec": CONTEXT | 1 << 16}),
+            ("ke = 23", "ke", {"codec": CONTEXT | 23 << 16}),
+            ("integers", "cannot have one", {"dtype": 8}),
+            ("raw", "cannot have one", {"values": RAW}),
+            ("xor", "cannot have one", {"values": XOR}),
+            ("no such codec", "coding", {"codec": 6}),
+        ):
+            with self.assertRaisesRegex(blocks.FormatError, message, msg=why):
+                self.decode(**wrong)
+
+    def test_keys_of_every_dtype(self) -> None:
+        for dtype, kind, word, key in (
+            (1, "<u2", 0x8F80, 0x1F),
+            (2, "<u2", 0xFC00, 31),
+            (3, "<u4", 0xFF800000, 255),
+            (4, "<u8", 0x33F << 52, 0),
+            (4, "<u8", 0xB41 << 52, 1),
+            (4, "<u8", 0x440 << 52, 255),
+            (5, "u1", 0xFF, 15),
+            (6, "u1", 0xFF, 31),
+        ):
+            self.assertEqual(blocks.context_keys(np.array([word], kind), dtype).tolist(), [key], f"{word:x}")
+
+
 class RefusesCodes(unittest.TestCase):
     """Bit strings that break one rule of section 4."""
 
@@ -157,7 +279,8 @@ class RefusesCodes(unittest.TestCase):
             (0, 0, PACKED, "n = 0"),
             (0, TILE + 1, PACKED, "n > span"),
             (0, 1, DENSE, "too short for dense"),
-            (0, 1, 5, "no such codec"),
+            (0, 1, CONTEXT, "context of integers"),
+            (0, 1, 6, "no such codec"),
             (0, 1, PACKED | 1 << 3, "xor"),
         ):
             with self.assertRaises(blocks.FormatError, msg=why):
@@ -299,6 +422,7 @@ class Refuses(unittest.TestCase):
         coding = struct.unpack_from("<I", self.records[2], entry + 12)[0]
         for which, offset, form, value, why in (
             (0, 8, "<H", 2, "format_major"),
+            (0, 10, "<H", 1, "format_minor of context alone"),
             (0, 12, "<I", 1, "flags"),
             (0, 32, "<Q", 7, "version = base_version"),
             (0, 80, "<Q", 341, "elements"),
@@ -349,8 +473,23 @@ class Refuses(unittest.TestCase):
 
     def test_a_minor_version_is_refused(self) -> None:
         self.records[0] = patch(self.records[0], 10, "<H", 3)
-        with self.assertRaisesRegex(decoder.FormatError, "unsupported"):
-            decoder.read_delta(add_checksum(self.records))
+        with self.assertRaisesRegex(decoder.FormatError, "unsupported: .* 1.3"):
+            decoder.read_delta(self.records[0] + self.records[1] + self.records[3])  # Before any checksum.
+
+    def test_context_where_it_must_not_be(self) -> None:
+        self.changes = [weights_change(random.Random(SEED), "t", 1, 40_000, 1)]
+        header, *others = encode(self.changes, mode=CONTEXT)
+        decode(add_checksum([header, *others]), self.changes)
+        other_mode = patch(patch(header, 10, "<H", 0), 96, "B", 0)
+        for wrong, why in (
+            (patch(header, 10, "<H", 0), "format_minor"),
+            (patch(header, 96, "B", 0), "format_minor"),
+            (patch(header, 96, "B", 6), "out of range"),
+            (patch(header, 97, "B", XOR), "other than ulp"),
+            (other_mode, "another position mode"),
+        ):
+            with self.assertRaisesRegex(decoder.FormatError, why):
+                decoder.read_delta(add_checksum([wrong, *others]))
 
     def test_records_out_of_order_repeated_or_missing(self) -> None:
         header, table, first, second, commit = encode(self.changes, blocks_a_frame=1)

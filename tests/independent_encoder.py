@@ -15,7 +15,7 @@ import numpy as np
 
 import independent_blocks as blocks
 import independent_decoder as decoder
-from independent_blocks import BITMAP, DENSE, GAP16, INDEX32, PACKED, TILE, ULP
+from independent_blocks import BITMAP, CONTEXT, DENSE, EXPONENT_FIELDS, GAP16, INDEX32, PACKED, TILE, ULP
 
 AUTO = -1
 STREAM = bytes(range(16))
@@ -60,18 +60,31 @@ def rice_parameter(total: int, count: int) -> int:
     return max((total * 123 // (128 * count)).bit_length() - 1, 0)
 
 
-def encode_packed(gaps: list[int], kp: int) -> BitWriter:
-    """4.1, packed"""
-    out, tails = BitWriter(), BitWriter()
-    for gap in gaps:
-        out.field(gap, kp)
-    for gap in gaps:
-        q = gap >> kp
+def put_quotients(out: BitWriter, quotients: list[int]) -> None:
+    """4.1, packed: the codes and their tails"""
+    tails = BitWriter()
+    for q in quotients:
         t = (q - 7).bit_length() - 1 if q >= 8 else 0
         out.unary(8 + t if q >= 8 else q)
         tails.field(q - 7 if t else 0, t)
     out.bits += tails.bits
+
+
+def encode_packed(gaps: list[int], kp: int) -> BitWriter:
+    """4.1, packed"""
+    out = BitWriter()
+    for gap in gaps:
+        out.field(gap, kp)
+    put_quotients(out, [gap >> kp for gap in gaps])
     return out
+
+
+def choose_kp(gaps: list[int]) -> int:
+    """5.2"""
+    kp = rice_parameter(sum(gaps), len(gaps))  # The gaps add up to the last position + 1 - n.
+    while kp > 0 and len(encode_packed(gaps, kp - 1).bits) < len(encode_packed(gaps, kp).bits):
+        kp -= 1
+    return kp
 
 
 def encode_positions(codec: int, p: list[int], span: int, kp: int | None = None) -> tuple[bytes, int]:
@@ -86,11 +99,7 @@ def encode_positions(codec: int, p: list[int], span: int, kp: int | None = None)
             out.field(gap, 32 if wide else 16)
         return out.part(), int(wide)
     if codec == PACKED:
-        if kp is not None:
-            return encode_packed(gaps, kp).part(), kp
-        kp = rice_parameter(p[-1] + 1 - len(p), len(p))
-        while kp > 0 and len(encode_packed(gaps, kp - 1).bits) < len(encode_packed(gaps, kp).bits):
-            kp -= 1
+        kp = choose_kp(gaps) if kp is None else kp
         return encode_packed(gaps, kp).part(), kp
     present = set(p)
     out.bits = [int(e in present) for e in range(span)] if codec == BITMAP else []
@@ -130,18 +139,12 @@ def encode_lengths(c: list[int], width: int) -> bytes:
     return out.part()
 
 
-def encode_ulp(c: list[int], width: int, kv: int) -> tuple[bytes, int, int]:
-    """4.2, the form without lengths: the part, kv and ke"""
-    out, m = BitWriter(), magnitudes(c, width)
-    for word in c:
-        out.field(word >> width - 1, 1)
-    for v in m:
-        out.field(v, kv)
-    x = [i for i, v in enumerate(m) if v >> kv]
+def put_exceptions(out: BitWriter, h: dict[int, int]) -> int:
+    """4.2, point 3, and 5.3: writes h by index, and returns ke"""
+    x, highs = list(h), list(h.values())
     ke = rice_parameter(x[-1] + 1 - len(x), len(x)) if x else 0
     out.golomb(len(x))
     gaps = [i - before - 1 for before, i in zip([-1] + x, x)]
-    highs = [m[i] >> kv for i in x]
     for gap in gaps:
         out.field(gap, ke)
     for gap in gaps:
@@ -150,7 +153,128 @@ def encode_ulp(c: list[int], width: int, kv: int) -> tuple[bytes, int, int]:
         out.unary(high.bit_length() - 1)
     for high in highs:
         out.field(high, high.bit_length() - 1)
+    return ke
+
+
+def encode_ulp(c: list[int], width: int, kv: int) -> tuple[bytes, int, int]:
+    """4.2, the form without lengths: the part, kv and ke"""
+    out, m = BitWriter(), magnitudes(c, width)
+    for word in c:
+        out.field(word >> width - 1, 1)
+    for v in m:
+        out.field(v, kv)
+    ke = put_exceptions(out, {i: v >> kv for i, v in enumerate(m) if v >> kv})
     return out.part(), kv, ke
+
+
+def context_key(word: int, dtype: int) -> int:
+    """4.3"""
+    shift, width = EXPONENT_FIELDS[dtype]
+    f = word >> shift & (1 << width) - 1
+    return min(max(f - 832, 0), 255) if dtype == 4 else f
+
+
+def choose_classes(keys: list[int]) -> tuple[int, int, int]:
+    """5.6: hi, classes and width, from the keys of the changes"""
+    h, n = [keys.count(e) for e in range(256)], len(keys)
+    hi = min(255, 1 + max(e for e in range(256) if 16 * sum(h[e:]) >= n))
+    lo = min(e for e in range(256) if 16 * sum(h[: e + 1]) >= n)
+    r = max(0, hi - lo)
+    width = 1 if r < 8 else 2
+    return hi, min(16, (r + width - 1) // width + 1), width
+
+
+def choose_rice(keys: list[int], m: list[int]) -> int:
+    """5.6"""
+    rice = 0
+    for e in sorted(set(keys)):
+        own = [value for key, value in zip(keys, m) if key == e]
+        if 8 * sum(value != 0 for value in own) < len(own):
+            break
+        rice = e + 1
+    return rice
+
+
+def low_bits(key: int, scale: int, width: int) -> int:
+    """4.3: v"""
+    return min(width - 1, max(0, scale - key))
+
+
+def choose_scale(keys: list[int], m: list[int], rice: int, width: int) -> int:
+    """5.6"""
+    if rice == 0:
+        return 0
+    counted: dict[tuple[int, int], int] = {}
+    for key, value in zip(keys, m):
+        if key < rice:
+            counted[key, value.bit_length()] = counted.get((key, value.bit_length()), 0) + 1
+
+    def cost(scale: int) -> int:
+        total = 0
+        for (key, length), times in counted.items():
+            v = low_bits(key, scale, width)
+            b = max(0, length - v)
+            total += times * (2 * v + ((2, 4, 7, 13, 25)[b] if b <= 4 else 4 * b + 13))
+        return total
+
+    return min(range(max(0, rice - 8), rice + width), key=cost)
+
+
+def encode_context_positions(old: list[int], p: list[int], dtype: int, width: int) -> tuple[bytes, list[int]]:
+    """4.3, position part; also the positions in the order of the changes"""
+    keys = [context_key(word, dtype) for word in old]
+    hi, classes, keys_of_class = choose_classes([keys[i] for i in p])
+    changed, members = set(p), [0] * classes
+    ranks: list[list[int]] = [[] for _ in range(classes)]
+    order: list[list[int]] = [[] for _ in range(classes)]
+    for i, e in enumerate(keys):
+        c = 0 if e >= hi else min(classes - 1, (hi - e + keys_of_class - 1) // keys_of_class)
+        if i in changed:
+            ranks[c].append(members[c])
+            order[c].append(i)
+        members[c] += 1
+    data = b"".join(word.to_bytes(width // 8, "little") for word in old)
+    data += bytes(-len(data) % 4)
+    check = sum(struct.unpack(f"<{len(data) // 4}I", data)) + 0x9E3779B1 * sum(p)
+
+    out = BitWriter()
+    for value, size in ((hi, 8), (classes - 1, 4), (keys_of_class - 1, 1), (check, 32)):
+        out.field(value, size)
+    for own in ranks[:-1]:
+        out.field(len(own), len(p).bit_length())
+    gaps = [[b - a - 1 for a, b in zip([-1] + own, own)] for own in ranks]
+    k = [choose_kp(own) if own else 0 for own in gaps]
+    for own, parameter in zip(gaps, k):
+        out.field(parameter, 5 if own else 0)
+    for own, parameter in zip(gaps, k):
+        for gap in own:
+            out.field(gap, parameter)
+    put_quotients(out, [gap >> parameter for own, parameter in zip(gaps, k) for gap in own])
+    return out.part(), [i for own in order for i in own]
+
+
+def encode_context_words(c: list[int], keys: list[int], width: int) -> tuple[bytes, int]:
+    """4.3, value part: the part, and ke; words and keys in the order of the changes"""
+    out, m = BitWriter(), magnitudes(c, width)
+    rice = choose_rice(keys, m)
+    scale = choose_scale(keys, m, rice, width)
+    out.field(rice, 9)
+    out.field(scale, 9)
+    for word in c:
+        out.field(word >> width - 1, 1)
+    below = [(value, low_bits(key, scale, width)) for key, value in zip(keys, m) if key < rice]
+    for value, v in below:
+        out.field(value, v)
+    ke = put_exceptions(out, {i: value for i, value in enumerate(m) if keys[i] >= rice and value})
+    put_quotients(out, [value >> v for value, v in below])
+    return out.part(), ke
+
+
+def encode_context(old: list[int], p: list[int], words: list[int], dtype: int, width: int) -> tuple[bytes, bytes, int]:
+    """4.3: both parts, and ke"""
+    positions, order = encode_context_positions(old, p, dtype, width)
+    part, ke = encode_context_words([words[i] for i in order], [context_key(old[i], dtype) for i in order], width)
+    return positions, part, ke
 
 
 def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
@@ -165,7 +289,7 @@ def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
 
 
 def encode_block(change: Change, first: int, span: int, mode: int, values: int) -> tuple[int, int, bytes]:
-    """n, coding, payload. `mode` AUTO chooses as 5.4 says; a codec is taken as it is."""
+    """n, coding, payload. `mode` AUTO and CONTEXT choose as 5.4 says; another codec is taken as it is."""
     old = change.old[first : first + span].tolist()
     new = change.new[first : first + span].tolist()
     p = [i for i in range(span) if old[i] != new[i]]
@@ -176,9 +300,10 @@ def encode_block(change: Change, first: int, span: int, mode: int, values: int) 
         data = b"".join(word.to_bytes(es, "little") for word in chosen)
         return data + bytes(-len(data) % 4)
 
-    codec = PACKED if mode == AUTO else mode
+    chooses = mode in (AUTO, CONTEXT)
+    codec = PACKED if chooses else mode
     positions, kp = encode_positions(codec, p, span)
-    if mode == AUTO and (span + 31) // 32 * 4 < len(positions):
+    if chooses and (span + 31) // 32 * 4 < len(positions):
         codec, (positions, kp) = BITMAP, encode_positions(BITMAP, p, span)
     kv = ke = lengths = 0
     if values == ULP and codec != DENSE:
@@ -188,22 +313,27 @@ def encode_block(change: Change, first: int, span: int, mode: int, values: int) 
         part, kv, ke = (encode_lengths(changed, width), 0, 0) if lengths else encode_ulp(changed, width, chosen)
     else:
         part = whole(words if codec == DENSE else [words[i] for i in p])
-    if mode == AUTO and span * es < len(positions) + len(part):
+    if mode == CONTEXT and change.dtype <= 6:
+        own_positions, own_part, own_ke = encode_context(old, p, words, change.dtype, width)
+        if len(own_positions) + len(own_part) < len(positions) + len(part):
+            codec, kp, kv, ke, lengths, positions, part = CONTEXT, 0, 0, own_ke, 0, own_positions, own_part
+    if chooses and span * es < len(positions) + len(part):
         codec, kp, kv, ke, lengths, positions, part = DENSE, 0, 0, 0, 0, b"", whole(words)
     return len(p), codec | values << 3 | kp << 5 | kv << 10 | ke << 16 | lengths << 21, positions + part
 
 
-def cut_blocks(change: Change) -> list[tuple[int, int]]:
+def cut_blocks(change: Change, mode: int = AUTO) -> list[tuple[int, int]]:
     """5.1: first tile and number of tiles of each block"""
+    limit = 4096 if mode == CONTEXT else 512
     counts = [
         int((change.old[i : i + TILE] != change.new[i : i + TILE]).sum()) for i in range(0, len(change.old), TILE)
     ]
-    found: dict[tuple[int, int], list[int]] = {}
+    found: dict[tuple[int, int, bool], list[int]] = {}
     before = 0
     for tile, count in enumerate(counts):
         before = 0 if tile % 256 == 0 else before
         if count:
-            found.setdefault((tile // 256, before // 512), []).append(tile)
+            found.setdefault((tile // 256, before // limit, count >= limit), []).append(tile)
         before += count
     return [(tiles[0], tiles[-1] - tiles[0] + 1) for tiles in found.values()]
 
@@ -269,7 +399,7 @@ def encode(
 ) -> list[bytes]:
     """The records of a delta, to be checksummed."""
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
-    directory = [(i, tile, tiles) for i, change in enumerate(changes) for tile, tiles in cut_blocks(change)]
+    directory = [(i, tile, tiles) for i, change in enumerate(changes) for tile, tiles in cut_blocks(change, mode)]
     frames, total = [], 0
     for begin in range(0, len(directory), blocks_a_frame):
         groups: dict[int, int] = {}
@@ -308,7 +438,7 @@ def encode(
         b"SCH1",
         128,
         1,
-        0,
+        int(mode == CONTEXT),
         0,
         STREAM,
         8,
@@ -318,7 +448,7 @@ def encode(
         sum(len(c.old) for c in changes),
         len(changes),
         1 << 20,
-        max(mode, 0) if mode in (AUTO, DENSE) else (3, 2, 1, 4)[mode],
+        max(mode, 0) if mode in (AUTO, DENSE, CONTEXT) else (3, 2, 1, 4)[mode],
         values,
         bytes(22),
         0,
@@ -349,5 +479,19 @@ def random_change(rng: random.Random, name: str, dtype: int, count: int, density
         if rng.random() < density:  # Mostly neighbours, sometimes anything: signs, NaN, infinities.
             near = (old[i] + rng.choice((-1, 1, -2, 3))) % (1 << width)
             new[i] = near if rng.random() < 0.8 else rng.getrandbits(width)
+    kind = f"<u{width // 8}"
+    return Change(name, dtype, (count,), np.array(old, kind), np.array(new, kind))
+
+
+def weights_change(rng: random.Random, name: str, dtype: int, count: int, step: int) -> Change:
+    """A floating tensor as training changes it: the smaller a weight the likelier and the further, about `step` ULP."""
+    width, (shift, size) = 8 * blocks.DTYPES[dtype][1], EXPONENT_FIELDS[dtype]
+    old, new = [], []
+    for _ in range(count):
+        below = min(int(rng.expovariate(0.5)), (1 << size - 1) - 1)  # The binary order of magnitude below 1.
+        word = rng.getrandbits(1) << width - 1 | (1 << size - 1) - 1 - below << shift | rng.getrandbits(shift)
+        distance = 1 + int(rng.expovariate(1) * step * 2**below / 4) if rng.random() < 0.002 * 2**below else 0
+        old.append(word)
+        new.append((word + rng.choice((-1, 1)) * distance) % (1 << width))
     kind = f"<u{width // 8}"
     return Change(name, dtype, (count,), np.array(old, kind), np.array(new, kind))

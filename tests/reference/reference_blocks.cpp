@@ -2,8 +2,10 @@
 #include "reference/reference_blocks.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <optional>
+#include <utility>
 
 namespace sparsecast {
 namespace {
@@ -47,11 +49,13 @@ struct BlockContent {
   Words positions;
   Words words;      ///< Coded, of the changed elements.
   Words all_words;  ///< Coded, of every element.
-  std::uint64_t element_bytes = 0;
+  Words old_words;  ///< The old bits of every element.
+  DType dtype = DType::kBF16;
 
+  std::uint64_t element_bytes() const { return element_size(dtype); }
   std::uint64_t n() const { return positions.size(); }
   std::uint64_t span() const { return all_words.size(); }
-  std::uint64_t width() const { return 8 * element_bytes; }
+  std::uint64_t width() const { return 8 * element_bytes(); }
   /// §4.1
   Words gaps() const {
     Words out;
@@ -104,13 +108,11 @@ Part gap16_part(const BlockContent& block) {
   return {bits.bytes(), kp << 5};
 }
 
-/// §4.1, packed
-BitString packed_bits(const Words& gaps, std::uint64_t kp) {
+/// §4.1, packed: the codes of the quotients and their tails.
+BitString quotient_bits(const Words& quotients) {
   BitString bits;
-  for (const std::uint64_t gap : gaps) bits.put_field(gap, kp);
   BitString tails;
-  for (const std::uint64_t gap : gaps) {
-    const std::uint64_t q = gap >> kp;
+  for (const std::uint64_t q : quotients) {
     const std::uint64_t t = q < 8 ? 0 : width_of(q - 7) - 1;
     bits.put_unary(q < 8 ? q : 8 + t);
     tails.put_field(q - 7, t);
@@ -119,18 +121,31 @@ BitString packed_bits(const Words& gaps, std::uint64_t kp) {
   return bits;
 }
 
+/// §4.1, packed
+BitString packed_bits(const Words& gaps, std::uint64_t kp) {
+  BitString bits;
+  Words quotients;
+  for (const std::uint64_t gap : gaps) {
+    bits.put_field(gap, kp);
+    quotients.push_back(gap >> kp);
+  }
+  bits.append(quotient_bits(quotients));
+  return bits;
+}
+
+/// §5.2
+std::uint64_t choose_kp(const Words& gaps) {
+  std::uint64_t sum = 0;  // As it is last position + 1 - n.
+  for (const std::uint64_t gap : gaps) sum += gap;
+  std::uint64_t kp = rice_rule(sum, gaps.size());
+  while (kp > 0 && packed_bits(gaps, kp - 1).size() < packed_bits(gaps, kp).size()) --kp;
+  return kp;
+}
+
 Part packed_part(const BlockContent& block) {
   const Words gaps = block.gaps();
-  // §5.2
-  std::uint64_t kp = rice_rule(block.positions.back() + 1 - block.n(), block.n());
-  BitString bits = packed_bits(gaps, kp);
-  while (kp > 0) {
-    BitString lower = packed_bits(gaps, kp - 1);
-    if (lower.size() >= bits.size()) break;
-    bits = std::move(lower);
-    --kp;
-  }
-  return {bits.bytes(), static_cast<std::uint32_t>(kp) << 5};
+  const std::uint64_t kp = choose_kp(gaps);
+  return {packed_bits(gaps, kp).bytes(), static_cast<std::uint32_t>(kp) << 5};
 }
 
 Part bitmap_part(const BlockContent& block) {
@@ -177,15 +192,39 @@ std::optional<std::uint64_t> choose_kv(const Words& magnitudes, std::uint64_t wi
   return best;
 }
 
+/// §4.2: the sign of a coded word.
+std::uint64_t sign_of(std::uint64_t c, std::uint64_t width) { return c >> (width - 1); }
+
+/// §4.2: m of a coded word.
+std::uint64_t magnitude_of(std::uint64_t c, std::uint64_t width) {
+  const std::uint64_t modulus_minus_one = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;
+  return sign_of(c, width) == 0 ? c - 1 : modulus_minus_one - c;
+}
+
+/// §4.2, point 3, of the exceptions with their indices and their h. Returns ke.
+std::uint64_t put_exceptions(BitString& bits, const Words& exceptions, const Words& h) {
+  const std::uint64_t count = exceptions.size();
+  const std::uint64_t ke = count == 0 ? 0 : rice_rule(exceptions.back() + 1 - count, count);
+  Words g;
+  for (std::size_t j = 0; j < count; ++j) {
+    g.push_back(j == 0 ? exceptions[0] : exceptions[j] - exceptions[j - 1] - 1);
+  }
+  bits.put_exp_golomb(count);
+  for (const std::uint64_t gap : g) bits.put_field(gap, ke);
+  for (const std::uint64_t gap : g) bits.put_unary(gap >> ke);
+  for (const std::uint64_t high : h) bits.put_unary(width_of(high) - 1);
+  for (const std::uint64_t high : h) bits.put_field(high, width_of(high) - 1);
+  return ke;
+}
+
 /// §4.2, ulp under a position codec other than dense.
 Part ulp_part(const BlockContent& block) {
   const std::uint64_t width = block.width();
-  const std::uint64_t modulus_minus_one = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;
   Words signs;
   Words magnitudes;
   for (const std::uint64_t c : block.words) {
-    signs.push_back(c >> (width - 1));
-    magnitudes.push_back(signs.back() == 0 ? c - 1 : modulus_minus_one - c);
+    signs.push_back(sign_of(c, width));
+    magnitudes.push_back(magnitude_of(c, width));
   }
   BitString bits;
   for (const std::uint64_t sign : signs) bits.put_field(sign, 1);
@@ -197,33 +236,220 @@ Part ulp_part(const BlockContent& block) {
   }
   const std::uint64_t kv = *chosen;
   Words exceptions;
-  for (std::size_t i = 0; i < magnitudes.size(); ++i) {
-    if ((magnitudes[i] >> kv) != 0) exceptions.push_back(i);
-  }
-  const std::uint64_t count = exceptions.size();
-  const std::uint64_t ke = count == 0 ? 0 : rice_rule(exceptions.back() + 1 - count, count);
-
-  for (const std::uint64_t m : magnitudes) bits.put_field(m, kv);
-  bits.put_exp_golomb(count);
-  Words g;
   Words h;
-  for (std::size_t j = 0; j < count; ++j) {
-    g.push_back(j == 0 ? exceptions[0] : exceptions[j] - exceptions[j - 1] - 1);
-    h.push_back(magnitudes[exceptions[j]] >> kv);
+  for (std::size_t i = 0; i < magnitudes.size(); ++i) {
+    if ((magnitudes[i] >> kv) == 0) continue;
+    exceptions.push_back(i);
+    h.push_back(magnitudes[i] >> kv);
   }
-  for (const std::uint64_t gap : g) bits.put_field(gap, ke);
-  for (const std::uint64_t gap : g) bits.put_unary(gap >> ke);
-  for (const std::uint64_t high : h) bits.put_unary(width_of(high) - 1);
-  for (const std::uint64_t high : h) bits.put_field(high, width_of(high) - 1);
+  for (const std::uint64_t m : magnitudes) bits.put_field(m, kv);
+  const std::uint64_t ke = put_exceptions(bits, exceptions, h);
   return {bits.bytes(), static_cast<std::uint32_t>(kv << 10 | ke << 16)};
 }
+
+/// §4.3: the key of an element with these old bits.
+std::uint64_t context_key(std::uint64_t old_bits, DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return old_bits >> 7 & 0xFF;
+    case DType::kF16:
+      return old_bits >> 10 & 0x1F;
+    case DType::kF32:
+      return old_bits >> 23 & 0xFF;
+    case DType::kF64: {
+      const std::uint64_t f = old_bits >> 52 & 0x7FF;
+      return f < 832 ? 0 : std::min<std::uint64_t>(f - 832, 255);
+    }
+    case DType::kF8E4M3:
+      return old_bits >> 3 & 0xF;
+    default:
+      return old_bits >> 2 & 0x1F;
+  }
+}
+
+/// §4.3: the classes of a block.
+struct ContextClasses {
+  std::uint64_t hi = 0;
+  std::uint64_t classes = 1;
+  std::uint64_t width = 1;
+
+  std::uint64_t of(std::uint64_t key) const {
+    return key >= hi ? 0 : std::min(classes - 1, (hi - key + width - 1) / width);
+  }
+};
+
+/// §5.6, the first point; `keys` of the changes.
+ContextClasses choose_classes(const Words& keys) {
+  const std::uint64_t n = keys.size();
+  const auto counted = [&](auto holds) { return static_cast<std::uint64_t>(std::ranges::count_if(keys, holds)); };
+  std::uint64_t largest = 255;
+  while (16 * counted([&](std::uint64_t e) { return e >= largest; }) < n) --largest;
+  std::uint64_t lo = 0;
+  while (16 * counted([&](std::uint64_t e) { return e <= lo; }) < n) ++lo;
+  ContextClasses chosen;
+  chosen.hi = std::min<std::uint64_t>(255, 1 + largest);
+  const std::uint64_t r = chosen.hi > lo ? chosen.hi - lo : 0;
+  chosen.width = r < 8 ? 1 : 2;
+  chosen.classes = std::min<std::uint64_t>(16, (r + chosen.width - 1) / chosen.width + 1);
+  return chosen;
+}
+
+/// §4.3: the check of a block.
+std::uint64_t context_check(const BlockContent& block) {
+  std::vector<std::uint64_t> bytes;
+  for (const std::uint64_t word : block.old_words) {
+    for (std::uint64_t i = 0; i < block.element_bytes(); ++i) bytes.push_back(word >> (8 * i) & 0xFF);
+  }
+  std::uint64_t a = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) a += bytes[i] << (8 * (i % 4));
+  std::uint64_t b = 0;
+  for (const std::uint64_t p : block.positions) b += p;
+  return (a + 0x9E3779B1U * b) & 0xFFFFFFFFU;
+}
+
+/// The changes of a context block: class by class, in a class in order of position.
+struct ContextChanges {
+  std::array<Words, 16> gaps;  ///< Of the ranks, by class.
+  Words keys;                  ///< Of all changes in their order.
+  Words words;                 ///< Coded.
+};
+
+ContextChanges context_changes(const BlockContent& block, const ContextClasses& classes) {
+  ContextChanges out;
+  for (std::uint64_t c = 0; c < classes.classes; ++c) {
+    std::uint64_t unchanged = 0;  // Elements of the class since its last change: the gap of the next one.
+    std::size_t next = 0;
+    for (std::uint64_t i = 0; i < block.span(); ++i) {
+      const bool changed = next < block.n() && block.positions[next] == i;
+      const std::uint64_t key = context_key(block.old_words[i], block.dtype);
+      if (classes.of(key) == c && !changed) ++unchanged;
+      if (classes.of(key) == c && changed) {
+        out.gaps[c].push_back(unchanged);
+        out.keys.push_back(key);
+        out.words.push_back(block.words[next]);
+        unchanged = 0;
+      }
+      if (changed) ++next;
+    }
+  }
+  return out;
+}
+
+/// §4.3, the position part.
+Part context_position_part(const BlockContent& block, const ContextClasses& classes, const ContextChanges& changes) {
+  BitString bits;
+  bits.put_field(classes.hi, 8);
+  bits.put_field(classes.classes - 1, 4);
+  bits.put_field(classes.width - 1, 1);
+  bits.put_field(context_check(block), 32);
+  for (std::uint64_t c = 0; c + 1 < classes.classes; ++c) bits.put_field(changes.gaps[c].size(), width_of(block.n()));
+  Words quotients;
+  BitString remainders;
+  for (const Words& gaps : changes.gaps) {
+    if (gaps.empty()) continue;
+    const std::uint64_t k = choose_kp(gaps);
+    bits.put_field(k, 5);
+    for (const std::uint64_t gap : gaps) {
+      remainders.put_field(gap, k);
+      quotients.push_back(gap >> k);
+    }
+  }
+  bits.append(remainders);
+  bits.append(quotient_bits(quotients));
+  return {bits.bytes(), 0};
+}
+
+/// §5.6: rice.
+std::uint64_t choose_rice(const Words& keys, const Words& magnitudes) {
+  std::uint64_t rice = 0;
+  for (std::uint64_t e = 0; e < 256; ++e) {
+    std::uint64_t count = 0;
+    std::uint64_t not_zero = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (keys[i] != e) continue;
+      ++count;
+      if (magnitudes[i] != 0) ++not_zero;
+    }
+    if (count == 0) continue;
+    if (8 * not_zero < count) break;
+    rice = e + 1;
+  }
+  return rice;
+}
+
+/// §4.3: v of a change.
+std::uint64_t low_bits(std::uint64_t key, std::uint64_t scale, std::uint64_t width) {
+  return scale < key ? 0 : std::min(width - 1, scale - key);
+}
+
+/// §5.6: scale.
+std::uint64_t choose_scale(const Words& keys, const Words& magnitudes, std::uint64_t rice, std::uint64_t width) {
+  if (rice == 0) return 0;
+  std::uint64_t best = 0;
+  std::uint64_t best_cost = ~std::uint64_t{0};
+  for (std::uint64_t scale = rice < 8 ? 0 : rice - 8; scale <= rice + width - 1; ++scale) {
+    std::uint64_t cost = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (keys[i] >= rice) continue;
+      constexpr std::array<std::uint64_t, 5> kCosts = {2, 4, 7, 13, 25};
+      const std::uint64_t v = low_bits(keys[i], scale, width);
+      const std::uint64_t b = width_of(magnitudes[i] >> v);
+      cost += 2 * v + (b < kCosts.size() ? kCosts[b] : 4 * b + 13);
+    }
+    if (cost < best_cost) {
+      best = scale;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+/// §4.3, the value part.
+Part context_value_part(const ContextChanges& changes, std::uint64_t width) {
+  const std::size_t n = changes.words.size();
+  Words magnitudes;
+  for (const std::uint64_t c : changes.words) magnitudes.push_back(magnitude_of(c, width));
+  const std::uint64_t rice = choose_rice(changes.keys, magnitudes);
+  const std::uint64_t scale = choose_scale(changes.keys, magnitudes, rice, width);
+  BitString bits;
+  bits.put_field(rice, 9);
+  bits.put_field(scale, 9);
+  for (const std::uint64_t c : changes.words) bits.put_field(sign_of(c, width), 1);
+  Words exceptions;
+  Words h;
+  Words quotients;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (changes.keys[i] < rice) {
+      const std::uint64_t v = low_bits(changes.keys[i], scale, width);
+      bits.put_field(magnitudes[i], v);
+      quotients.push_back(magnitudes[i] >> v);
+    } else if (magnitudes[i] != 0) {
+      exceptions.push_back(i);
+      h.push_back(magnitudes[i]);
+    }
+  }
+  const std::uint64_t ke = put_exceptions(bits, exceptions, h);
+  bits.append(quotient_bits(quotients));
+  return {bits.bytes(), static_cast<std::uint32_t>(ke << 16)};
+}
+
+/// §5.6: both parts of a context block.
+std::pair<Part, Part> context_parts(const BlockContent& block) {
+  Words keys;
+  for (const std::uint64_t p : block.positions) keys.push_back(context_key(block.old_words[p], block.dtype));
+  const ContextClasses classes = choose_classes(keys);
+  const ContextChanges changes = context_changes(block, classes);
+  return {context_position_part(block, classes, changes), context_value_part(changes, block.width())};
+}
+
+std::size_t bytes_of(const Part& positions, const Part& words) { return positions.bytes.size() + words.bytes.size(); }
 
 struct Choice {
   PositionCodec codec;
   Part part;
 };
 
-/// §5.4, before dense is weighed.
+/// §5.4, before context and dense are weighed.
 Choice position_choice(const BlockContent& block, PositionMode mode) {
   switch (mode) {
     case PositionMode::kIndex32:
@@ -235,6 +461,7 @@ Choice position_choice(const BlockContent& block, PositionMode mode) {
     case PositionMode::kPacked:
       return {PositionCodec::kPacked, packed_part(block)};
     case PositionMode::kAuto:
+    case PositionMode::kContext:
       break;
   }
   Choice packed{PositionCodec::kPacked, packed_part(block)};
@@ -245,7 +472,15 @@ Choice position_choice(const BlockContent& block, PositionMode mode) {
 void encode(const BlockContent& block, PositionMode mode, ValueCodec values, ReferenceBlock& out) {
   auto [codec, positions] = position_choice(block, mode);
   Part words = values == ValueCodec::kUlp ? ulp_part(block) : words_part(block.words, block.width());
-  if (block.span() * block.element_bytes < positions.bytes.size() + words.bytes.size()) {
+  if (mode == PositionMode::kContext && is_floating(block.dtype)) {
+    auto [context_positions, context_words] = context_parts(block);
+    if (bytes_of(context_positions, context_words) < bytes_of(positions, words)) {
+      codec = PositionCodec::kContext;
+      positions = std::move(context_positions);
+      words = std::move(context_words);
+    }
+  }
+  if (block.span() * block.element_bytes() < bytes_of(positions, words)) {
     codec = PositionCodec::kDense;
     positions = {};
     words = words_part(block.all_words, block.width());
@@ -262,24 +497,25 @@ struct TileRun {
 };
 
 /// §5.1; `changes` by tile of a whole tensor.
-std::vector<TileRun> cut_into_runs(const Words& changes) {
+std::vector<TileRun> cut_into_runs(const Words& changes, PositionMode mode) {
+  const std::uint64_t limit = mode == PositionMode::kContext ? 4096 : 512;  // L
   std::vector<TileRun> runs;
   std::uint64_t before = 0;           // C
-  std::optional<std::uint64_t> open;  // C / 512 of the run that the next tile may join.
+  std::optional<std::uint64_t> open;  // C / L of the run that the next tile may join.
   for (std::uint64_t tile = 0; tile < changes.size(); ++tile) {
     if (tile % kTilesPerSection == 0) {
       before = 0;
       open.reset();
     }
     const std::uint64_t count = changes[tile];
-    if (count >= kBlockChanges) {
+    if (count >= limit) {
       runs.push_back({tile, tile});
       open.reset();
-    } else if (count > 0 && open == before / kBlockChanges) {
+    } else if (count > 0 && open == before / limit) {
       runs.back().last = tile;
     } else if (count > 0) {
       runs.push_back({tile, tile});
-      open = before / kBlockChanges;
+      open = before / limit;
     }
     before += count;
   }
@@ -307,16 +543,17 @@ std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes 
   for (std::uint64_t i = 0; i < elements; ++i) changes[i / kTileElems] += differs(i) ? 1 : 0;
 
   std::vector<ReferenceBlock> blocks;
-  for (const TileRun& run : cut_into_runs(changes)) {
+  for (const TileRun& run : cut_into_runs(changes, mode)) {
     const std::uint64_t begin = run.first * kTileElems;
     const std::uint64_t end = std::min((run.last + 1) * kTileElems, elements);
     BlockContent content;
-    content.element_bytes = element_size(spec.dtype);
+    content.dtype = spec.dtype;
     for (std::uint64_t i = begin; i < end; ++i) {
       const bool changed = differs(i);
       const std::uint64_t word = coded_word(values, reference_element(new_bits, spec.dtype, i),
                                             reference_element(old_bits, spec.dtype, i), spec.dtype);
       content.all_words.push_back(word);
+      content.old_words.push_back(reference_element(old_bits, spec.dtype, i));
       if (!changed) continue;
       content.positions.push_back(i - begin);
       content.words.push_back(word);

@@ -55,7 +55,8 @@ std::size_t padded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
 /// §2.1
 Bytes header_record(const TensorTable& table, const DeltaHeader& header, const EncodeOptions& options) {
   Fields record;
-  record.magic("SCH1").u32(128).u16(1).u16(0).u32(0);
+  const std::uint64_t minor = options.positions == PositionMode::kContext ? 1 : 0;
+  record.magic("SCH1").u32(128).u16(1).u16(minor).u32(0);
   record.h128(header.stream).u64(header.version).u64(header.base_version);
   record.h128(table.hash()).h128(header.base_digest.value);
   record.u64(table.elements()).u32(table.size()).u32(options.frame_capacity);
