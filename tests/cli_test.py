@@ -198,6 +198,32 @@ class RealTrace(Folder):
                 self.assertEqual(read_safetensors(restored)[0], self.states[0])
                 self.assertEqual(run("compare", restored, self.anchor).returncode, 0)
 
+    def test_context_deltas_are_smaller_and_need_their_base(self):
+        packed = self.deltas()
+        sizes = [pathlib.Path(delta).stat().st_size for delta in packed]
+        deltas = self.deltas("--positions", "context")
+        for delta, size in zip(deltas, sizes):
+            self.assertLess(pathlib.Path(delta).stat().st_size, 0.8 * size)
+        report = json.loads(run("inspect", deltas[0], "--json").stdout)
+        self.assertGreater(report["blocks"]["context"], 0)
+        out, restored = self.path("out.safetensors"), self.path("restored.safetensors")
+        run("apply", self.anchor, *deltas, "-o", out)
+        self.assertEqual(read_safetensors(out)[0], self.states[-1])
+        run("apply", self.anchor, deltas[-1], "-o", restored, expect=3)
+
+        merged, back = self.path("merged.scd"), self.path("back.scd")
+        self.assertIn("base", run("compose", *deltas, "-o", merged, expect=2).stderr)
+        run("compose", *deltas, "-o", merged, "--base", self.checkpoints[1], expect=3)
+        run("compose", *deltas, "-o", merged, "--base", self.anchor, "--positions", "context")
+        run("apply", self.anchor, merged, "-o", out, "--force")
+        self.assertEqual(read_safetensors(out)[0], self.states[-1])
+        self.assertIn("--base", run("invert", merged, "-o", back, expect=2).stderr)
+        run("invert", merged, "-o", back, "--base", self.anchor)
+        run("apply", out, back, "-o", restored)
+        self.assertEqual(read_safetensors(restored)[0], self.states[0])
+        self.assertIn("'ulp'", run("diff", self.anchor, out, "-o", back, "--positions", "context", "--values", "raw",
+                                   expect=2).stderr)
+
     def test_compare_names_what_differs(self):
         report = json.loads(run("compare", self.anchor, self.checkpoints[1], "--json", expect=1).stdout)
         self.assertFalse(report["identical"])

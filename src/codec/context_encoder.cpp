@@ -151,7 +151,7 @@ class ContextEncoder {
     BitWriter writer(out.data() + begin, 0);
     writer.put(values.rice_keys, 9);
     writer.put(values.scale, 9);
-    for (std::uint32_t i = 0; i < n; ++i) writer.put(scratch_.down[i], 1);
+    put_signs(writer);
     for (std::uint32_t i = 0; i < n; ++i) {
       if (!is_rice(i)) continue;
       const std::uint64_t mask = (std::uint64_t{1} << low_bits(i)) - 1;
@@ -173,6 +173,15 @@ class ContextEncoder {
     }
     out.resize(begin + padded_bytes(writer.position()));
     return coding;
+  }
+
+  void put_signs(BitWriter& writer) {
+    for (std::uint32_t first = 0; first < block_.count; first += 32) {
+      const std::uint32_t count = std::min(block_.count - first, 32U);
+      std::uint64_t signs = 0;
+      for (std::uint32_t i = 0; i < count; ++i) signs |= std::uint64_t{scratch_.down[first + i]} << i;
+      writer.put(signs, count);
+    }
   }
 
   const BlockChanges<T>& block_;

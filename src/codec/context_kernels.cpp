@@ -152,7 +152,10 @@ class ClassChunk {
     std::size_t count = 0;
     std::uint32_t i = 0;
     for (; i + Lanes() <= end; i += Lanes()) count += hn::CountTrue(d, hn::Eq(hn::LoadU(d, bytes_ + i), wanted));
-    for (; i < end; ++i) count += bytes_[i] == c ? 1 : 0;
+    if (i < end) {
+      const auto found = hn::Eq(hn::LoadU(d, bytes_ + i), wanted);
+      count += hn::CountTrue(d, hn::And(found, hn::FirstN(d, end - i)));
+    }
     return static_cast<std::uint32_t>(count);
   }
 
