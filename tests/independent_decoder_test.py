@@ -29,6 +29,7 @@ from independent_encoder import (
     Change,
     add_checksum,
     coded_word,
+    cut_blocks,
     encode,
     encode_context,
     encode_positions,
@@ -148,6 +149,15 @@ class ByHand(unittest.TestCase):
         # (5 >> 1) - 1 = 1 is 010.
         bits = blocks.Bits(struct.pack("<I", int("010001010001010"[::-1], 2)))
         self.assertEqual(blocks.read_ulp_words(bits, 1, 0, 3, 16).tolist(), [1, 0xFFFF, 6])
+
+    def test_cutting_into_blocks(self) -> None:
+        old = np.zeros(5 * TILE, "u1")
+        new = old.copy()
+        for tile, count in enumerate((100, 600, 10, 0, 20)):
+            new[tile * TILE : tile * TILE + count] = 1
+        change = Change("t", 8, old.shape, old, new)
+        self.assertEqual(cut_blocks(change), [(0, 1), (1, 1), (2, 3)])
+        self.assertEqual(cut_blocks(change, CONTEXT), [(0, 5)])
 
     def test_zeros_of_both_signs_are_neighbours(self) -> None:
         tensor = blocks.Tensor("t", 1, (3,), None)
