@@ -116,6 +116,20 @@ class Run(unittest.TestCase):
             self.assertFalse(published["already"])
             self.assertEqual(published["maintenance_error"], "")
 
+    def test_context_deltas_take_over_in_the_middle_of_a_stream_and_are_not_merged(self):
+        steps = sorted(TRACE.glob("step_*.safetensors"))
+        log, mirror, follower = self.here / "log", self.here / "mirror", self.here / "follower"
+        state = self.here / "state"
+        run("init", log, steps[0], "--version", self.first, "--state", state)
+        for i, step in enumerate(steps[1:], self.first + 1):
+            positions = "context" if i > self.first + 1 else "auto"
+            published = run_json("publish", log, step, "--mirror", mirror, "--state", state, "--positions", positions)
+            self.assertEqual(published["maintenance_error"], "")
+        run_json("pull", log, follower)
+        self.assertEqual(tensors_of(follower), self.versions[self.last])
+        self.assertEqual(run_json("compact", log)["merged"], 0)
+        self.assertTrue(run_json("verify", log)["good"])
+
     def test_verify_and_status_agree(self):
         verified = run_json("verify", self.log)
         status = run_json("status", self.log)

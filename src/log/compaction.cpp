@@ -62,13 +62,16 @@ bool is_compressed(const DeltaFile& delta) {
   return delta.frames() > 0 && parse_frame_header(delta.frame(0)).compressed;
 }
 
+bool is_context(const DeltaFile& delta) { return delta.header().positions == PositionMode::kContext; }
+
 /// Makes one merged delta out of a chain, two at a time.
 class Merger {
  public:
   Merger(LogReader& reader, FileSystem& fs, std::string prefix, int threads)
       : reader_(reader), fs_(fs), prefix_(std::move(prefix)), threads_(threads) {}
 
-  /// Merges the deltas of the chain to a file. Returns null when two of them have different value codecs.
+  /// Merges the deltas of the chain to a file. Returns null when two of them have different value codecs, or one has
+  /// `context` positions: these are known only with the weights before it, which are not kept.
   std::unique_ptr<ScratchFile> merge(const std::vector<DeltaRef>& chain) {
     std::unique_ptr<ScratchFile> merged = fetch(chain.front());
     for (std::size_t i = 1; i < chain.size(); ++i) {
@@ -76,6 +79,7 @@ class Merger {
       const DeltaFile first = DeltaFile::open(fs_, merged->path());
       const DeltaFile second = DeltaFile::open(fs_, next->path());
       if (first.header().values != second.header().values && first.frames() > 0 && second.frames() > 0) return nullptr;
+      if (is_context(first) || is_context(second)) return nullptr;
       compressed_ = compressed_ || is_compressed(first) || is_compressed(second);
       std::unique_ptr<ScratchFile> both = join(first, second, i + 1 == chain.size());
       merged = std::move(both);

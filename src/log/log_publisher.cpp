@@ -115,9 +115,6 @@ struct LogPublisher::State {
 };
 
 void LogPublisher::State::begin(std::unique_ptr<Detector> detector, const EncodeOptions& encode) {
-  if (encode.positions == PositionMode::kContext && options.merge && !options.mirror.empty()) {
-    throw Error(ErrorCode::kUsage, "merged deltas are not made of 'context' deltas: publish without merging");
-  }
   const StateDigest digest = base_digest(*table, *detector, encode.threads);
   durable = writer.take_over(table, digest);
   PublisherOptions numbered;
