@@ -173,15 +173,16 @@ class Delta:
             key_hi=KEY[1], digest_view=0xFFFFFFFF, current_view=0xFFFFFFFF, old_view=0xFFFFFFFF, sections=1,
             element_shift=self.shift, floating=1, vectors=1,
         )  # fmt: skip
-        counts, positions = memory.allocate(4 * self.tiles), memory.allocate(1024 * self.tiles)
+        counts, firsts = memory.allocate(4 * self.tiles), memory.allocate(4 * self.tiles)
+        positions, capacity = memory.allocate(n // 2), n // 4
         records = memory.allocate(at["BlockRecord"][""] * self.tiles)
         section_blocks, arena = memory.allocate(8), memory.allocate((size + 2) * n)
         control, self.sums = memory.put(bytes(at["Control"][""])), memory.put(bytes(16))
         pipeline = pack(
             at["Pipeline"], tensors=memory.put(tensor), sections=memory.put(np.array([0, 0, 0, self.tiles], np.uint32)),
             tiles=memory.put(np.array([[0, tile] for tile in range(self.tiles)], np.uint32)), tile_counts=counts,
-            tile_offsets=memory.allocate(4 * self.tiles), slot_positions=positions,
-            slot_words=memory.allocate(512 * size * self.tiles), slot_word_bytes=512 * size, records=records,
+            tile_offsets=memory.allocate(4 * self.tiles), tile_entries=firsts, entry_positions=positions,
+            entry_words=memory.allocate(size * capacity), entry_word_bytes=size, entry_capacity=capacity, records=records,
             section_blocks=section_blocks, scratch=memory.allocate((size + 6) * TILE), scratch_stride=(size + 6) * TILE,
             arena=arena, arena_bytes=(size + 2) * n, control=control, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
         )  # fmt: skip
@@ -192,7 +193,10 @@ class Delta:
             )
         parameters = pipeline + pack(at["Chunk"], section_end=1, tile_end=self.tiles, worst_bytes=(size + 2) * n)
         self.launch("detect", parameters, self.tiles)
-        self.check_tiles(memory.get(counts, np.uint32, self.tiles), memory.get(positions, np.uint16, 512 * self.tiles))
+        self.check_tiles(
+            *(memory.get(table, np.uint32, self.tiles) for table in (counts, firsts)),
+            memory.get(positions, np.uint16, capacity),
+        )
         self.launch("form", parameters, 1)
         count = int(memory.get(section_blocks, np.uint32, 1)[0])
         require(0 < count <= self.tiles, f"form_blocks made {count} blocks")
@@ -212,10 +216,10 @@ class Delta:
         self.records, self.arena = memory.get(records, dtype, count), arena
         self.check_payloads()
 
-    def check_tiles(self, counts: np.ndarray, positions: np.ndarray) -> None:
+    def check_tiles(self, counts: np.ndarray, firsts: np.ndarray, positions: np.ndarray) -> None:
         require((counts == self.changed.sum(1)).all(), "detect counted changes wrongly")
-        for tile in np.flatnonzero(counts < 512):
-            found = positions[512 * tile : 512 * tile + counts[tile]]
+        for tile in np.flatnonzero(counts):
+            found = positions[firsts[tile] : firsts[tile] + counts[tile]]
             require((found == np.flatnonzero(self.changed[tile])).all(), f"positions of tile {tile} are wrong")
 
     def check_payloads(self) -> None:
