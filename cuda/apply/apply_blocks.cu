@@ -2,6 +2,7 @@
 #include "cuda/apply/apply_blocks.cuh"
 
 #include "cuda/apply/apply_launchers.hpp"
+#include "cuda/apply/digest_live.cuh"
 #include "cuda/common/launch.hpp"
 
 namespace sparsecast::cuda {

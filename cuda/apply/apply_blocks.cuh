@@ -4,7 +4,7 @@
 // decode_runs and decode_blocks decode the blocks of a delta and either validate them or write them to the live
 // tensors: decode_runs one by a warp, decode_blocks one by a CTA, where a warp cannot. Validation reads the payloads
 // once. Apply reads them again, reads and writes the changed elements, and sums the change of the state digest in the
-// same pass. It writes nothing if validation found any error in the delta. digest_live reads live tensors in full.
+// same pass. It writes nothing if validation found any error in the delta.
 // Grids: a few CTAs on each multiprocessor; each takes one block of its element size after another.
 
 #include "cuda/apply/decode_blocks.cuh"
@@ -191,49 +191,6 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas<T>
   };
   decode_listed<T>(received, shared.decode, enter, sink);
   if constexpr (kWrite) pass_sum_on();
-}
-
-/// Number of tiles of a section that a CTA sums at a time.
-inline constexpr std::uint32_t kDigestTiles = 16;
-
-/// Adds the digest of each tensor, read in full, to `sums`: two words (low, high) for each tensor, zero before the
-/// launch.
-static __global__ void __launch_bounds__(kThreads)
-    digest_live(Received received, const SectionEntry* sections, std::uint32_t section_count, std::uint64_t* sums) {
-  SPARSECAST_SHARED(InspectShared, shared);
-  constexpr std::uint32_t kSlices = kTilesPerSection / kDigestTiles;
-  const std::uint64_t all = std::uint64_t{section_count} * kSlices;
-  for (std::uint64_t item = blockIdx.x; item < all; item += gridDim.x) {
-    const SectionEntry section = sections[item / kSlices];
-    const LiveTensor& tensor = received.tensors[section.tensor];
-    const StridedView* const view = view_at(received.views, tensor.view);
-    const StridedView* const digest_view = view_at(received.views, tensor.digest_view);
-    const std::uint64_t begin = (std::uint64_t{section.first_tile} + item % kSlices * kDigestTiles) * kTileElems;
-    if (begin >= tensor.elements) continue;
-    const std::uint64_t most = begin + std::uint64_t{kDigestTiles} * kTileElems;
-    const std::uint64_t end = most < tensor.elements ? most : tensor.elements;
-    DigestSum sum;
-    for (std::uint64_t i = begin + threadIdx.x; i < end; i += kThreads) {
-      const std::int64_t at = place_of(view, i);
-      std::uint64_t bits = 0;
-      switch (tensor.element_shift) {
-        case 0:
-          bits = reinterpret_cast<const std::uint8_t*>(tensor.data)[at];
-          break;
-        case 1:
-          bits = reinterpret_cast<const std::uint16_t*>(tensor.data)[at];
-          break;
-        case 2:
-          bits = reinterpret_cast<const std::uint32_t*>(tensor.data)[at];
-          break;
-        default:
-          bits = reinterpret_cast<const std::uint64_t*>(tensor.data)[at];
-      }
-      digest_add(sum, digest_multiplier(tensor.key_lo, digest_place(digest_view, i)),
-                 digest_multiplicand(tensor.key_hi, bits));
-    }
-    add_to_digest(shared.digest, sum, &sums[2 * section.tensor], &sums[2 * section.tensor + 1]);
-  }
 }
 
 }  // namespace sparsecast::cuda

@@ -39,9 +39,10 @@ class CtaThreads {
   struct Shared {
     ScanShared scan;
     std::uint64_t word;
+    std::uint32_t sums[2][3][kThreads / 32];  ///< Of each warp.
   };
   static constexpr std::uint32_t kCount = kThreads;
-  static constexpr int kUnroll = 1;  ///< Of loops over entries: a thread has few, and no registers to spare.
+  static constexpr int kUnroll = 2;
 
   __device__ explicit CtaThreads(Shared& shared) : shared_(shared) {}
 
@@ -57,13 +58,22 @@ class CtaThreads {
     return {{static_cast<std::uint32_t>(both.before >> 32), static_cast<std::uint32_t>(both.before)},
             {static_cast<std::uint32_t>(both.total >> 32), static_cast<std::uint32_t>(both.total)}};
   }
-  /// Adds three numbers, whose sums must be less than 2^21.
-  __device__ ThreeSums sum(const ThreeSums& own) const {
-    constexpr std::uint32_t kMask = (1U << 21) - 1;
-    const std::uint64_t all =
-        cta_sum(shared_.scan, own.of[0] | std::uint64_t{own.of[1]} << 21 | std::uint64_t{own.of[2]} << 42);
-    return {{static_cast<std::uint32_t>(all) & kMask, static_cast<std::uint32_t>(all >> 21) & kMask,
-             static_cast<std::uint32_t>(all >> 42)}};
+  /// Adds three numbers. Calls with no other barrier between them must differ in `turn` (0 or 1) from one to the next.
+  __device__ ThreeSums sum(const ThreeSums& own, std::uint32_t turn) const {
+    auto& sums = shared_.sums[turn];
+    const std::uint32_t lane = rank() % 32;
+    SPARSECAST_UNROLL
+    for (unsigned j = 0; j < 3; ++j) {
+      const std::uint32_t of_warp = __reduce_add_sync(kAllLanes, own.of[j]);
+      if (lane == 0) sums[j][rank() / 32] = of_warp;
+    }
+    __syncthreads();
+    ThreeSums all;
+    SPARSECAST_UNROLL
+    for (unsigned j = 0; j < 3; ++j) {
+      all.of[j] = __reduce_add_sync(kAllLanes, lane < kThreads / 32 ? sums[j][lane] : 0);
+    }
+    return all;
   }
   /// Returns the `value` of the thread of rank 0 to all. A barrier must come before the next call.
   __device__ std::uint64_t of_first(std::uint64_t value) const {
@@ -98,7 +108,7 @@ class WarpThreads {
     const auto [before, total] = scan(own.first << 16 | own.second);
     return {{before >> 16, before & 0xFFFF}, {total >> 16, total & 0xFFFF}};
   }
-  __device__ static ThreeSums sum(const ThreeSums& own) {
+  __device__ static ThreeSums sum(const ThreeSums& own, std::uint32_t /*turn*/) {
     const std::uint32_t two = __reduce_add_sync(kAllLanes, own.of[1] << 16 | own.of[0]);
     return {{two & 0xFFFF, two >> 16, __reduce_add_sync(kAllLanes, own.of[2])}};
   }

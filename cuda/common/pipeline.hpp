@@ -3,14 +3,14 @@
 
 // Tables in device memory that the kernels of detect and encode share with their launchers.
 //
-//   tiles  --detect-->  slots  --form_blocks-->  block records, work items
+//   tiles  --detect-->  entries  --form_blocks-->  block records, work items
 //   work items  --encode_runs, encode_blocks-->  payloads in the arena
 //   (all chunks of a delta, one after another)
 //   records  --order_blocks-->  order and sums  --cut_frames-->  frames  --assemble_frames, sum_frames-->  records
 //
 // Tiles, sections and blocks are those of docs/wire-format.md §4. A chunk is a range of whole sections; the next chunk
-// uses its slots again. The block records of a section are stored at the numbers of its tiles, since it has no more
-// blocks than tiles.
+// uses the memory of its entries again. The block records of a section are stored at the numbers of its tiles, since it
+// has no more blocks than tiles.
 
 #include <bit>
 #include <cstddef>
@@ -43,9 +43,12 @@ constexpr unsigned resident_ctas(unsigned ctas) {
 /// Number of mask words of 32 elements in a tile; each thread has two.
 inline constexpr std::uint32_t kMaskWords = kTileElems / 32;
 static_assert(kMaskWords == 2 * kThreads && kTilesPerSection == kThreads);
-/// Number of entries of a slot. A tile with kBlockChanges or more changes has none; encode_blocks compares it again.
-inline constexpr std::uint32_t kSlotEntries = kBlockChanges;
-/// Upper bound of the number of changes in a run of several tiles.
+/// Largest number of changes of a tile that detect keeps as entries (a position and a coded word each). A tile with
+/// more, or for whose entries there was no room, is compared again by encode_blocks.
+inline constexpr std::uint32_t kTileEntries = kTileElems / 4;
+/// Stands for the first entry of a tile that has none.
+inline constexpr std::uint32_t kNoEntries = ~std::uint32_t{0};
+/// A block of fewer changes than this is for encode_runs. One of several tiles always has fewer.
 inline constexpr std::uint32_t kRunChanges = 2 * kBlockChanges;
 
 /// Returns the scratch memory of a CTA of encode_blocks in bytes: words, positions and exceptions of a whole tile.
@@ -163,6 +166,8 @@ struct StreamSums {
 struct Control {
   std::uint64_t arena_used = 0;
   std::uint64_t frames_bytes = 0;  ///< Bytes of memory that the frames need.
+  std::uint64_t entries = 0;       ///< Number that the chunk's tiles asked for, those without room included.
+  std::uint64_t most_entries = 0;  ///< The most of any chunk before.
   std::uint32_t runs[4] = {};      ///< Number of the chunk's runs, by log2 of the element size.
   std::uint32_t items[4] = {};     ///< Number of its other work items.
   std::uint32_t blocks = 0;
@@ -181,11 +186,14 @@ struct Pipeline {
   // Indexed by tile of the chunk.
   std::uint32_t* tile_counts = nullptr;
   std::uint32_t* tile_offsets = nullptr;  ///< Number of changes in the section before the tile.
-  std::uint16_t* slot_positions = nullptr;
-  std::byte* slot_words = nullptr;
-  std::uint32_t slot_word_bytes = 0;  ///< Distance between the words of two slots in bytes.
-  WorkItem* runs[4] = {};             ///< Runs of tiles, by log2 of the element size, for encode_runs.
-  WorkItem* items[4] = {};            ///< Other blocks, and runs that encode_runs leaves to encode_blocks.
+  std::uint32_t* tile_entries = nullptr;  ///< Number of the tile's first entry, or kNoEntries.
+  // Indexed by entry.
+  std::uint16_t* entry_positions = nullptr;  ///< In the tile.
+  std::byte* entry_words = nullptr;          ///< A tile's are of its element size and lie together.
+  std::uint32_t entry_word_bytes = 0;        ///< The largest element size in bytes: room for the word of an entry.
+  std::uint32_t entry_capacity = 0;
+  WorkItem* runs[4] = {};   ///< Blocks of fewer than kRunChanges changes, by log2 of the element size.
+  WorkItem* items[4] = {};  ///< Other blocks, and those that encode_runs leaves to encode_blocks.
   // Indexed by tile of the table.
   BlockRecord* records = nullptr;
   OrderedBlock* order = nullptr;

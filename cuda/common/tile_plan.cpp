@@ -49,6 +49,19 @@ std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section
   return (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
 }
 
+/// Returns the entries of the tiles of a chunk that have `each` of them, or one for each element if that is less; at
+/// most what a number of an entry can say.
+std::uint32_t entries_of(const TilePlan& plan, const Chunk& chunk, std::uint64_t each) {
+  std::uint64_t entries = 0;
+  for (std::uint32_t s = chunk.section_begin; s < chunk.section_end; ++s) {
+    const SectionEntry& section = plan.sections[s];
+    const std::uint64_t last = section.first_tile + section.tiles - 1;
+    const std::uint64_t rest = plan.tensors[section.tensor].elements - last * kTileElems;
+    entries += (section.tiles - 1) * each + std::min(each, rest);
+  }
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(entries, kNoEntries - 1));
+}
+
 /// Enters the streams that begin with tensor t, which is the next one. Behind the last tensor, that is the end as well.
 void enter_streams(TilePlan& plan, const JoinedTables& tables, std::size_t t) {
   while (plan.streams.size() <= tables.streams() && tables.first(plan.streams.size()) == t) {
@@ -78,7 +91,7 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
     plan.has_size[tensor.element_shift] = true;
   }
   enter_streams(plan, tables, table.size());
-  // A tile has a slot even if it is all of a small tensor: without this, many of those would need more than a chunk.
+  // A tile has a count and work items even if it is all of a small tensor: many of those would need more than a chunk.
   const std::uint64_t most_tiles = chunk_bytes / kTileElems;
   for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
     const SectionEntry& section = plan.sections[s];
@@ -100,6 +113,8 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
   for (const Chunk& chunk : plan.chunks) {
     plan.chunk_tiles = std::max(plan.chunk_tiles, chunk.tile_end - chunk.tile_begin);
     plan.chunk_sections = std::max(plan.chunk_sections, chunk.section_end - chunk.section_begin);
+    plan.chunk_entries = std::max(plan.chunk_entries, entries_of(plan, chunk, kBlockChanges));
+    plan.most_chunk_entries = std::max(plan.most_chunk_entries, entries_of(plan, chunk, kTileEntries));
     plan.chunk_worst_bytes = std::max(plan.chunk_worst_bytes, chunk.worst_bytes);
   }
   return plan;

@@ -20,6 +20,9 @@ struct TilePlan {
   std::vector<Chunk> chunks;
   std::uint32_t chunk_tiles = 0;  ///< Largest number in any chunk.
   std::uint32_t chunk_sections = 0;
+  // Largest number of entries of any chunk, if its tiles have up to kBlockChanges or up to kTileEntries.
+  std::uint32_t chunk_entries = 0;
+  std::uint32_t most_chunk_entries = 0;
   std::uint64_t chunk_worst_bytes = 0;
   std::uint64_t worst_bytes = 0;  ///< Upper bound of all payloads together.
   std::uint32_t widest = 1;       ///< Largest element size in bytes.

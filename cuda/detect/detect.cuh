@@ -3,7 +3,7 @@
 
 // detect: finds the changes of a chunk. Reads every element and its old bits once (with fp32 masters 6 bytes an
 // element, fused_cast.cuh; with a mask one bit an element, and the elements that changed). Writes the positions and
-// coded words of each changed tile to its slot, and the new bits to the snapshot. Its lower bound in time is the read
+// coded words of each changed tile to entries, and the new bits to the snapshot. Its lower bound in time is the read
 // bandwidth of the device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
 
 #include "cuda/detect/changes.cuh"
@@ -16,7 +16,8 @@ inline constexpr unsigned kDetectCtas = has_views(kSource) ? 3 : 4;
 
 struct DetectShared {
   ChangeMask mask;
-  std::uint16_t positions[kSlotEntries];
+  std::uint16_t positions[kTileEntries];
+  std::uint32_t first_entry;
   StreamDigest digests[kThreads];  ///< Of each thread: in registers they would take those of loads in flight.
   union {
     ScanShared scan;
@@ -24,31 +25,43 @@ struct DetectShared {
   };
 };
 
+/// Takes room for `count` entries, in an order that nothing depends on. Returns the number of the first one, or
+/// kNoEntries. One thread.
+__device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint32_t count) {
+  if (count > kTileEntries) return kNoEntries;
+  const std::uint64_t first = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.control->entries),
+                                        static_cast<unsigned long long>(count));
+  return first + count <= pipeline.entry_capacity ? static_cast<std::uint32_t>(first) : kNoEntries;
+}
+
 template <DetectSource kSource, class T>
-__device__ void fill_slot(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t slot, std::uint32_t changed,
-                          const std::uint16_t* positions, DigestSum& sum) {
-  std::uint16_t* slot_positions = pipeline.slot_positions + std::uint64_t{slot} * kSlotEntries;
-  T* slot_words = reinterpret_cast<T*>(pipeline.slot_words + std::uint64_t{slot} * pipeline.slot_word_bytes);
+__device__ void fill_entries(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t first,
+                             std::uint32_t changed, const std::uint16_t* positions, DigestSum& sum) {
+  std::uint16_t* entry_positions = pipeline.entry_positions + first;
+  T* entry_words = reinterpret_cast<T*>(pipeline.entry_words + std::uint64_t{first} * pipeline.entry_word_bytes);
   for (std::uint32_t i = threadIdx.x; i < changed; i += kThreads) {
-    slot_positions[i] = positions[i];
-    slot_words[i] = code_change<kSource, T>(pipeline, tile, positions[i], sum);
+    entry_positions[i] = positions[i];
+    entry_words[i] = code_change<kSource, T>(pipeline, tile, positions[i], sum);
   }
 }
 
-/// Finds the changes of a tile of elements of T, number `slot` of the chunk.
+/// Finds the changes of a tile of elements of T, number `number` of the chunk.
 template <DetectSource kSource, class T>
-__device__ void detect_tile(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t slot,
+__device__ void detect_tile(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t number,
                             DetectShared& shared) {
   find_changes<kSource, T>(pipeline, tile, shared.mask);
   const auto own = cta_scan(shared.scan, count_own_changes(shared.mask));
   const std::uint32_t changed = own.total;
-  if (threadIdx.x == 0) pipeline.tile_counts[slot] = changed;
-  if (changed == 0 || changed >= kBlockChanges) return;
-  list_own_changes(shared.mask, shared.positions + own.before);
+  if (threadIdx.x == 0) pipeline.tile_counts[number] = changed;
+  if (changed == 0) return;
+  if (threadIdx.x == 0) pipeline.tile_entries[number] = shared.first_entry = take_entries(pipeline, changed);
+  if (changed <= kTileEntries) list_own_changes(shared.mask, shared.positions + own.before);
   __syncthreads();
+  const std::uint32_t first_entry = shared.first_entry;
+  if (first_entry == kNoEntries) return;
   StreamDigest digest = shared.digests[threadIdx.x];
   digest.enter(tile.tensor->stream, shared.digest, pipeline);
-  fill_slot<kSource, T>(pipeline, tile, slot, changed, shared.positions, digest.sum);
+  fill_entries<kSource, T>(pipeline, tile, first_entry, changed, shared.positions, digest.sum);
   shared.digests[threadIdx.x] = digest;
   // The positions of the next tile are written only after barriers, so no barrier is needed here.
 }
@@ -60,23 +73,23 @@ __global__ void __launch_bounds__(kThreads, kDetectCtas<kSource>) detect(Pipelin
   shared.digests[threadIdx.x] = {};
   for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
     const DeviceTile tile = open_tile<kSource>(pipeline, index);
-    const std::uint32_t slot = index - chunk.tile_begin;
+    const std::uint32_t number = index - chunk.tile_begin;
     if constexpr (kSource == DetectSource::kFusedCast) {
       // Only bf16 tensors have masters; the others have no elements here.
-      detect_tile<kSource, std::uint16_t>(pipeline, tile, slot, shared);
+      detect_tile<kSource, std::uint16_t>(pipeline, tile, number, shared);
     } else {
       switch (tile.element_shift) {
         case 0:
-          detect_tile<kSource, std::uint8_t>(pipeline, tile, slot, shared);
+          detect_tile<kSource, std::uint8_t>(pipeline, tile, number, shared);
           break;
         case 1:
-          detect_tile<kSource, std::uint16_t>(pipeline, tile, slot, shared);
+          detect_tile<kSource, std::uint16_t>(pipeline, tile, number, shared);
           break;
         case 2:
-          detect_tile<kSource, std::uint32_t>(pipeline, tile, slot, shared);
+          detect_tile<kSource, std::uint32_t>(pipeline, tile, number, shared);
           break;
         default:
-          detect_tile<kSource, std::uint64_t>(pipeline, tile, slot, shared);
+          detect_tile<kSource, std::uint64_t>(pipeline, tile, number, shared);
       }
     }
   }

@@ -20,6 +20,8 @@ static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
     return;
   }
   control.next_chunk = chunk.index + 1;
+  if (control.entries > control.most_entries) control.most_entries = control.entries;
+  control.entries = 0;
   for (std::uint32_t& runs : control.runs) runs = 0;
   for (std::uint32_t& items : control.items) items = 0;
 }
@@ -60,16 +62,16 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   }
   __syncthreads();
   const bool starts = threadIdx.x < changed_tiles && starts_block(shared, threadIdx.x);
-  // Only a tile with so many changes, which is a block of its own, has no slot.
-  const bool whole_tile = starts && shared.count[threadIdx.x] >= kBlockChanges;
-  const auto numbers = cta_scan(shared.scan, (whole_tile ? 1U << 16 : 0) | (starts ? 1U : 0));
+  // Only a tile that is a block of its own has so many changes.
+  const bool for_cta = starts && shared.count[threadIdx.x] >= kRunChanges;
+  const auto numbers = cta_scan(shared.scan, (for_cta ? 1U << 16 : 0) | (starts ? 1U : 0));
   const std::uint32_t blocks = numbers.total & 0xFFFF;
-  const std::uint32_t whole_tiles = numbers.total >> 16;
+  const std::uint32_t items = numbers.total >> 16;
   const std::uint32_t size = pipeline.tensors[section.tensor].element_shift;
   if (threadIdx.x == 0) {
     pipeline.section_blocks[index] = blocks;
-    if (blocks != whole_tiles) shared.runs_begin = atomicAdd(&pipeline.control->runs[size], blocks - whole_tiles);
-    if (whole_tiles != 0) shared.items_begin = atomicAdd(&pipeline.control->items[size], whole_tiles);
+    if (blocks != items) shared.runs_begin = atomicAdd(&pipeline.control->runs[size], blocks - items);
+    if (items != 0) shared.items_begin = atomicAdd(&pipeline.control->items[size], items);
   }
   const std::uint32_t number = numbers.before & 0xFFFF;
   if (starts) shared.first[number] = threadIdx.x;
@@ -84,11 +86,11 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
     record.extent = changed | (tiles - 1) << 24;
     pipeline.records[section.tile_base + number] = record;
     const WorkItem item{section.tile_base + number, section.tile_base + shared.tile[first]};
-    const std::uint32_t whole_before = numbers.before >> 16;
-    if (whole_tile) {
-      pipeline.items[size][shared.items_begin + whole_before] = item;
+    const std::uint32_t items_before = numbers.before >> 16;
+    if (for_cta) {
+      pipeline.items[size][shared.items_begin + items_before] = item;
     } else {
-      pipeline.runs[size][shared.runs_begin + number - whole_before] = item;
+      pipeline.runs[size][shared.runs_begin + number - items_before] = item;
     }
   }
   // The scan of the next section has barriers before anything shared is written.

@@ -6,7 +6,7 @@
 // with masters under DetectSource::kMasters (cast snapshots), whose bf16 are a snapshot.
 //
 // Bytes for each element: reads 4 of the master and 2 of the old bf16, in one pass. For each changed element
-// code_change (changes.cuh) then reads both again, from cache, and writes 2 bytes of bf16 in place; fill_slot
+// code_change (changes.cuh) then reads both again, from cache, and writes 2 bytes of bf16 in place; fill_entries
 // (detect.cuh) writes 2 bytes of position and 2 of coded word. Elements that did not change are not written.
 
 #include "cuda/detect/change_mask.cuh"

@@ -67,7 +67,7 @@ __device__ PositionPlan plan_packed(const PositionList& list, const Threads& thr
   bool lower = true;
   while (lower) {
     const QuotientSums sums = sum_own_quotients<Threads>(list, k);
-    const ThreeSums all = threads.sum(sums.bits);
+    const ThreeSums all = threads.sum(sums.bits, k / 3 % 2);
     const Share share = Threads::share(list.count);
     SPARSECAST_UNROLL
     for (std::uint32_t down = 0; down < 3; ++down) {

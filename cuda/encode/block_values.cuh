@@ -39,14 +39,18 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
                          : ulp_magnitude(word) >> low_bits != 0;
   };
   const Share share = Threads::share(count);
-  std::uint32_t own = 0;
-  SPARSECAST_UNROLL_FOR(Threads)
-  for (std::uint32_t i = share.begin; i < share.end; ++i) own += excepted(words[i]) ? 1 : 0;
-  const auto scanned = threads.scan(own);
-  std::uint16_t* out = exceptions + scanned.before;
+  std::uint64_t marked = 0;  // A bit for each entry of the share.
+  std::uint64_t bit = 1;
   SPARSECAST_UNROLL_FOR(Threads)
   for (std::uint32_t i = share.begin; i < share.end; ++i) {
-    if (excepted(words[i])) *out++ = static_cast<std::uint16_t>(i);
+    if (excepted(words[i])) marked |= bit;
+    bit <<= 1;
+  }
+  const auto scanned = threads.scan(static_cast<std::uint32_t>(__popcll(marked)));
+  std::uint16_t* out = exceptions + scanned.before;
+  for (; marked != 0; marked &= marked - 1) {
+    *out++ = static_cast<std::uint16_t>(share.begin +
+                                        static_cast<std::uint32_t>(__ffsll(static_cast<long long>(marked))) - 1);
   }
   Threads::sync();
   return static_cast<std::uint32_t>(scanned.total);

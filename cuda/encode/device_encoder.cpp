@@ -54,6 +54,8 @@ class DeviceEncoder::State {
   }
   void wait_for_counts();
   void grow_arena();
+  void allocate_entries(std::uint64_t count);
+  void grow_entries();
   std::vector<DeviceFrames> complete_frames(std::span<const DeltaHeader> headers);
   DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
 
@@ -79,7 +81,7 @@ class DeviceEncoder::State {
   bool started_ = false;
 
   DeviceMemory tensors_, streams_, sections_, tiles_, views_;
-  DeviceMemory tile_counts_, tile_offsets_, slot_positions_, slot_words_, scratch_;
+  DeviceMemory tile_counts_, tile_offsets_, tile_entries_, entry_positions_, entry_words_, scratch_;
   std::array<DeviceMemory, 4> runs_, items_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
   DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
@@ -111,26 +113,25 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.tiles = tiles_.as<TileEntry>();
   pipeline_.views = views_.as<StridedView>();
 
-  const std::size_t slots = plan_.chunk_tiles;
-  tile_counts_ = DeviceMemory(slots * sizeof(std::uint32_t));
-  tile_offsets_ = DeviceMemory(slots * sizeof(std::uint32_t));
-  slot_positions_ = DeviceMemory(slots * kSlotEntries * sizeof(std::uint16_t));
-  pipeline_.slot_word_bytes = kSlotEntries * plan_.widest;
-  slot_words_ = DeviceMemory(slots * pipeline_.slot_word_bytes);
+  const std::size_t tiles = plan_.chunk_tiles;
+  tile_counts_ = DeviceMemory(tiles * sizeof(std::uint32_t));
+  tile_offsets_ = DeviceMemory(tiles * sizeof(std::uint32_t));
+  tile_entries_ = DeviceMemory(tiles * sizeof(std::uint32_t));
+  allocate_entries(
+      std::min<std::uint64_t>(device.entries != 0 ? device.entries : plan_.chunk_entries, plan_.most_chunk_entries));
   pipeline_.scratch_stride = scratch_bytes(plan_.widest);
-  scratch_ = DeviceMemory(encode_grid(slots, device_stream_) * pipeline_.scratch_stride);
+  scratch_ = DeviceMemory(encode_grid(tiles, device_stream_) * pipeline_.scratch_stride);
   for (unsigned size = 0; size < 4; ++size) {
     if (plan_.has_size[size]) {
-      runs_[size] = DeviceMemory(slots * sizeof(WorkItem));
-      items_[size] = DeviceMemory(slots * sizeof(WorkItem));
+      runs_[size] = DeviceMemory(tiles * sizeof(WorkItem));
+      items_[size] = DeviceMemory(tiles * sizeof(WorkItem));
     }
     pipeline_.runs[size] = runs_[size].as<WorkItem>();
     pipeline_.items[size] = items_[size].as<WorkItem>();
   }
   pipeline_.tile_counts = tile_counts_.as<std::uint32_t>();
   pipeline_.tile_offsets = tile_offsets_.as<std::uint32_t>();
-  pipeline_.slot_positions = slot_positions_.as<std::uint16_t>();
-  pipeline_.slot_words = slot_words_.as();
+  pipeline_.tile_entries = tile_entries_.as<std::uint32_t>();
   pipeline_.scratch = scratch_.as();
 
   records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
@@ -248,6 +249,29 @@ void DeviceEncoder::State::grow_arena() {
   pipeline_.arena_bytes = arena_.bytes();
 }
 
+void DeviceEncoder::State::allocate_entries(std::uint64_t count) {
+  DeviceMemory positions(count * sizeof(std::uint16_t));
+  DeviceMemory words(count * plan_.widest);
+  entry_positions_ = std::move(positions);
+  entry_words_ = std::move(words);
+  pipeline_.entry_positions = entry_positions_.as<std::uint16_t>();
+  pipeline_.entry_words = entry_words_.as();
+  pipeline_.entry_word_bytes = plan_.widest;
+  pipeline_.entry_capacity = static_cast<std::uint32_t>(count);
+}
+
+/// Makes room for the entries of all tiles of a delta like the last one, if there is memory; it is only faster.
+void DeviceEncoder::State::grow_entries() {
+  const std::uint64_t most = std::max(counts().most_entries, counts().entries);
+  const std::uint64_t wanted = std::min<std::uint64_t>(most, plan_.most_chunk_entries);
+  if (wanted <= pipeline_.entry_capacity) return;
+  try {
+    allocate_entries(wanted);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+  }
+}
+
 std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHeader> headers) {
   if (!started_) throw Error(ErrorCode::kUsage, "finish() without start()");
   started_ = false;
@@ -272,6 +296,7 @@ std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHead
     enqueue_assembly();
     wait_for_counts();
   }
+  grow_entries();
   std::vector<DeviceFrames> out = complete_frames(headers);
   std::uint64_t frame_bytes = 0;
   std::uint64_t changed = 0;

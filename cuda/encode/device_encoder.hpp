@@ -51,12 +51,15 @@ struct MaskTensor {
 };
 
 struct DeviceEncoderOptions {
-  /// Bytes of elements that one launch of each kernel covers. Decides how much memory the slots need (6 % of it for
-  /// bf16).
+  /// Bytes of elements that one launch of each kernel covers. Decides how much memory the changes need between detect
+  /// and encode (6 % of it for bf16, more after a delta with more than 3 % changed).
   std::uint64_t chunk_bytes = std::uint64_t{1} << 30;
   /// Initial size of the payload arena in bytes, at least the largest payload of one chunk; 0 means that plus a
   /// sixteenth of the table.
   std::uint64_t arena_bytes = 0;
+  /// Initial number of changes of a chunk that detect keeps for encode, at least one; 0 means 512 for each tile. Grows
+  /// to what a delta would have needed, at most a quarter of the elements.
+  std::uint64_t entries = 0;
   /// Initial size of the memory for frames in bytes; 0 means a sixteenth of the table.
   std::uint64_t frame_bytes = 0;
   /// Time limit of the waits of finish() for the device.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The kernels that encode the blocks of a chunk. encode_runs takes the runs of tiles with less than kRunChanges
-// changes: a warp gathers those of a block from their slots into shared memory and codes them, without a barrier of the
-// CTA. encode_blocks takes all others with a CTA for each: a tile with many changes is compared again, into scratch
-// memory of the CTA. Both read about 4 bytes a change for bf16 and write its payload, about 1.2; a tile that is
-// compared again costs what it cost detect. Grids: a few CTAs on each multiprocessor; each takes one work item after
-// another.
+// The kernels that encode the blocks of a chunk. encode_runs takes the blocks with less than kRunChanges changes: a
+// warp gathers the entries of their tiles into shared memory and codes them, without a barrier of the CTA.
+// encode_blocks takes all others with a CTA for each, which gathers the entries into scratch memory. Both read about 4
+// bytes a change for bf16 and write its payload, about 1.2. encode_blocks compares a tile without entries again, which
+// costs what it cost detect. Grids: a few CTAs on each multiprocessor; each takes one work item after another.
 
 #include "codec/block.hpp"
 #include "cuda/detect/changes.cuh"
@@ -58,38 +57,88 @@ struct Entries {
   std::uint16_t* exceptions = nullptr;
 };
 
-/// Gathers the entries of a run of tiles; each warp takes one tile at a time.
+/// Returns the coded words of the entries from number `first` on.
+template <class T>
+__device__ T* words_at(const Pipeline& pipeline, std::uint32_t first) {
+  return reinterpret_cast<T*>(pipeline.entry_words + std::uint64_t{first} * pipeline.entry_word_bytes);
+}
+
+/// Returns the scratch memory of this CTA, with room for the entries of a whole tile.
+template <class T>
+__device__ Entries<T> scratch_of(const Pipeline& pipeline) {
+  std::byte* scratch = pipeline.scratch + std::uint64_t{blockIdx.x} * pipeline.scratch_stride;
+  // Words come first: they need the largest alignment.
+  return {reinterpret_cast<std::uint32_t*>(scratch + kTileElems * sizeof(T)), reinterpret_cast<T*>(scratch),
+          reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
+}
+
+/// Gathers the entries of the tiles of a block, tile after tile. Returns whether a tile lacks them. Callers provide the
+/// barrier behind; none is needed before, because each thread writes the entries that it alone has read last
+/// (write_dense_coded), or a barrier came after their last use.
 template <class T, class Threads>
-__device__ void gather_run(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile, std::uint32_t tiles,
-                           const Entries<T>& entries) {
-  const std::uint32_t first_slot = first_tile - chunk.tile_begin;
-  const std::uint32_t begin = pipeline.tile_offsets[first_slot];
-  for (std::uint32_t t = Threads::rank() / 32; t < tiles; t += Threads::kCount / 32) {
-    const std::uint32_t slot = first_slot + t;
-    const std::uint32_t count = pipeline.tile_counts[slot];
-    const std::uint32_t at = pipeline.tile_offsets[slot] - begin;
-    const std::uint16_t* positions = pipeline.slot_positions + std::uint64_t{slot} * kSlotEntries;
-    const T* words = reinterpret_cast<const T*>(pipeline.slot_words + std::uint64_t{slot} * pipeline.slot_word_bytes);
-    for (std::uint32_t i = threadIdx.x % 32; i < count; i += 32) {
+__device__ bool gather_entries(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
+                               std::uint32_t tiles, const Entries<T>& entries) {
+  const std::uint32_t first_number = first_tile - chunk.tile_begin;
+  const std::uint32_t begin = pipeline.tile_offsets[first_number];
+  bool lacking = false;
+  for (std::uint32_t t = 0; t < tiles; ++t) {
+    const std::uint32_t number = first_number + t;
+    const std::uint32_t count = pipeline.tile_counts[number];
+    if (count == 0) continue;
+    const std::uint32_t at = pipeline.tile_offsets[number] - begin;
+    const std::uint32_t first = pipeline.tile_entries[number];
+    if (first == kNoEntries) {
+      lacking = true;
+      continue;
+    }
+    const std::uint16_t* positions = pipeline.entry_positions + first;
+    const T* const words = words_at<T>(pipeline, first);
+    for (std::uint32_t i = (Threads::rank() - at) % Threads::kCount; i < count; i += Threads::kCount) {
       entries.positions[at + i] = t * kTileElems + positions[i];
       entries.words[at + i] = words[i];
     }
   }
-  Threads::sync();
+  return lacking;
 }
 
-/// Finds the changes of a tile again and writes its entries.
-template <DetectSource kSource, class T>
-__device__ void read_tile_again(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t count,
-                                const Entries<T>& entries, EncodeShared& shared, DigestSum& sum) {
-  find_changes<kSource, T>(pipeline, tile, shared.mask);
-  const auto own = cta_scan(shared.threads.scan, count_own_changes(shared.mask));
-  list_own_changes(shared.mask, entries.positions + own.before);
-  __syncthreads();
+/// Returns the entries of a block of one tile, number `first` and those that follow: their words are left in their
+/// place. Without entries (kNoEntries), returns `entries`.
+template <class T>
+__device__ Entries<T> gather_tile(const Pipeline& pipeline, std::uint32_t first, std::uint32_t count,
+                                  Entries<T> entries) {
+  if (first == kNoEntries) return entries;
   for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
-    entries.words[i] = code_change<kSource, T>(pipeline, tile, entries.positions[i], sum);
+    entries.positions[i] = pipeline.entry_positions[first + i];
   }
-  __syncthreads();
+  entries.words = words_at<T>(pipeline, first);
+  return entries;
+}
+
+/// Finds the changes of those tiles of a block again that lack their entries, and writes these.
+template <DetectSource kSource, class T>
+__device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, std::uint32_t first_tile,
+                                 std::uint32_t tiles, const Entries<T>& entries, EncodeShared& shared) {
+  const std::uint32_t first_number = first_tile - chunk.tile_begin;
+  shared.digests[threadIdx.x].enter(pipeline.tensors[pipeline.tiles[first_tile].tensor].stream, shared.digest,
+                                    pipeline);
+  for (std::uint32_t t = 0; t < tiles; ++t) {
+    const std::uint32_t number = first_number + t;
+    if (pipeline.tile_counts[number] == 0 || pipeline.tile_entries[number] != kNoEntries) continue;
+    const DeviceTile tile = open_tile<kSource>(pipeline, first_tile + t);
+    find_changes<kSource, T>(pipeline, tile, shared.mask);
+    const auto own = cta_scan(shared.threads.scan, count_own_changes(shared.mask));
+    const std::uint32_t at = pipeline.tile_offsets[number] - pipeline.tile_offsets[first_number];
+    list_own_changes(shared.mask, entries.positions + at + own.before);
+    __syncthreads();
+    DigestSum sum = shared.digests[threadIdx.x].sum;
+    for (std::uint32_t i = at + threadIdx.x; i < at + own.total; i += kThreads) {
+      const std::uint32_t position = entries.positions[i];
+      entries.words[i] = code_change<kSource, T>(pipeline, tile, position, sum);
+      entries.positions[i] = t * kTileElems + position;
+    }
+    shared.digests[threadIdx.x].sum = sum;
+    __syncthreads();
+  }
 }
 
 /// Writes the new bits of every element; each thread writes one word of the payload at a time.
@@ -205,7 +254,6 @@ __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, 
     fill_zero<CtaThreads>(payload, bytes / 4);
     write_dense_coded(entries, count, payload);
   }
-  __syncthreads();
 }
 
 /// Returns the number of elements from the first tile of a run to the end of its last.
@@ -228,15 +276,21 @@ __global__ void __launch_bounds__(32 * kRunWarps<T>, kRunCtas) encode_runs(Pipel
     BlockRecord& record = pipeline.records[item.record];
     const std::uint32_t extent = record.extent;
     const std::uint32_t tiles = (extent >> 24) + 1;
-    gather_run<T, WarpThreads>(pipeline, chunk, item.first_tile, tiles, entries);
-    const PositionList list{entries.positions, extent & 0xFFFFFFU, span_of(pipeline, item.first_tile, tiles)};
-    const BlockPlan plan = plan_block(pipeline, list, entries, threads, shared.values);
-    if (!plan.dense && plan.bytes() <= kRunStageBytes) {
-      std::uint32_t* const payload =
-          place_payload(pipeline, plan.coding(pipeline.values), plan.bytes(), record, threads);
-      write_payload<T, WarpThreads>(pipeline, plan, list, entries, plan.bytes() / 4, shared.stage);
-      copy_words<WarpThreads>(payload, shared.stage, plan.bytes() / 4);
-    } else if (WarpThreads::rank() == 0) {
+    bool coded = false;
+    const bool lacking = gather_entries<T, WarpThreads>(pipeline, chunk, item.first_tile, tiles, entries);
+    __syncwarp();
+    if (!lacking) {
+      const PositionList list{entries.positions, extent & 0xFFFFFFU, span_of(pipeline, item.first_tile, tiles)};
+      const BlockPlan plan = plan_block(pipeline, list, entries, threads, shared.values);
+      coded = !plan.dense && plan.bytes() <= kRunStageBytes;
+      if (coded) {
+        std::uint32_t* const payload =
+            place_payload(pipeline, plan.coding(pipeline.values), plan.bytes(), record, threads);
+        write_payload<T, WarpThreads>(pipeline, plan, list, entries, plan.bytes() / 4, shared.stage);
+        copy_words<WarpThreads>(payload, shared.stage, plan.bytes() / 4);
+      }
+    }
+    if (!coded && WarpThreads::rank() == 0) {
       const std::uint32_t to = atomicAdd(&pipeline.control->items[kShiftOf<T>], 1U);
       pipeline.items[kShiftOf<T>][to] = item;
     }
@@ -250,35 +304,32 @@ __global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_b
   if (pipeline.control->stopped != 0) return;
   const CtaThreads threads(shared.threads);
   const std::uint32_t items = pipeline.control->items[kShiftOf<T>];
-  // Words come first: they need the largest alignment.
-  std::byte* scratch = pipeline.scratch + std::uint64_t{blockIdx.x} * pipeline.scratch_stride;
-  const Entries<T> entries{reinterpret_cast<std::uint32_t*>(scratch + kTileElems * sizeof(T)),
-                           reinterpret_cast<T*>(scratch),
-                           reinterpret_cast<std::uint16_t*>(scratch + kTileElems * (sizeof(T) + 4))};
   shared.digests[threadIdx.x] = {};
   for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
     const WorkItem item = pipeline.items[kShiftOf<T>][i];
-    BlockRecord& record = pipeline.records[item.record];
-    const std::uint32_t extent = record.extent;
+    const std::uint32_t extent = pipeline.records[item.record].extent;
     const std::uint32_t tiles = (extent >> 24) + 1;
     const std::uint32_t count = extent & 0xFFFFFFU;
-    const bool again = tiles == 1 && count >= kBlockChanges;
-    if (again) {
-      const DeviceTile tile = open_tile<kSource>(pipeline, item.first_tile);
-      StreamDigest digest = shared.digests[threadIdx.x];
-      digest.enter(tile.tensor->stream, shared.digest, pipeline);
-      read_tile_again<kSource, T>(pipeline, tile, count, entries, shared, digest.sum);
-      shared.digests[threadIdx.x] = digest;
+    Entries<T> entries = scratch_of<T>(pipeline);
+    bool lacking;
+    if (tiles == 1) {
+      const std::uint32_t first = pipeline.tile_entries[item.first_tile - chunk.tile_begin];
+      lacking = first == kNoEntries;
+      entries = gather_tile(pipeline, first, count, entries);
     } else {
-      gather_run<T, CtaThreads>(pipeline, chunk, item.first_tile, tiles, entries);
+      lacking = gather_entries<T, CtaThreads>(pipeline, chunk, item.first_tile, tiles, entries);
+    }
+    __syncthreads();
+    if (lacking) {
+      read_tiles_again<kSource, T>(pipeline, chunk, item.first_tile, tiles, entries, shared);
     }
     const PositionList list{entries.positions, count, span_of(pipeline, item.first_tile, tiles)};
     const BlockPlan plan = plan_block(pipeline, list, entries, threads, shared.values);
     if (plan.dense) {
-      write_dense<kSource, T>(pipeline, item.first_tile, entries, count, record, threads);
+      write_dense<kSource, T>(pipeline, item.first_tile, entries, count, pipeline.records[item.record], threads);
     } else {
       std::uint32_t* const payload =
-          place_payload(pipeline, plan.coding(pipeline.values), plan.bytes(), record, threads);
+          place_payload(pipeline, plan.coding(pipeline.values), plan.bytes(), pipeline.records[item.record], threads);
       const bool staged = plan.bytes() <= kStageBytes;
       write_payload<T, CtaThreads>(pipeline, plan, list, entries, plan.bytes() / 4, staged ? shared.stage : payload);
       if (staged) copy_words<CtaThreads>(payload, shared.stage, plan.bytes() / 4);

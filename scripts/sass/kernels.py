@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, encode_runs and
-encode_blocks, and decode_runs and decode_blocks twice. Checks what each leaves in memory, and returns what its warps
-took."""
+encode_blocks, decode_runs and decode_blocks twice, and digest_live. Checks what each leaves in memory, and returns
+what its warps took."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ KERNELS = {  # By name in the listing's demangled symbols, with the source and t
     "stage by a CTA": "decode_blocks<{type}, false>",
     "apply by a warp": "decode_runs<{type}, true>",
     "apply by a CTA": "decode_blocks<{type}, true>",
+    "digest": "digest_live",
 }
 
 
@@ -99,15 +100,14 @@ def pack(layout: dict[str, int], **fields: int) -> bytes:
     return bytes(result)
 
 
-def digest_of(indices: np.ndarray, old: np.ndarray, new: np.ndarray) -> int:
-    """Returns the change of the state digest (docs/wire-format.md) modulo 2^128."""
+def digest_of(indices: np.ndarray, bits: np.ndarray) -> int:
+    """Returns the state digest (docs/wire-format.md) of elements."""
     total, low = 0, (1 << 64) - 1
-    for index, before, after in zip(indices.tolist(), old.tolist(), new.tolist(), strict=True):
+    for index, word in zip(indices.tolist(), bits.tolist(), strict=True):
         k = (KEY[0] + (index + 1) * 0x9E3779B97F4A7C15) & low
         k = (k ^ k >> 32) * MIXER & low
         a = (k ^ k >> 32) | 1
-        words = [(bits * 0xA0761D6478BD642F & low) ^ KEY[1] for bits in (before, after)]
-        total += a * (words[1] - words[0])
+        total += a * ((word * 0xA0761D6478BD642F & low) ^ KEY[1])
     return total % (1 << 128)
 
 
@@ -173,15 +173,16 @@ class Delta:
             key_hi=KEY[1], digest_view=0xFFFFFFFF, current_view=0xFFFFFFFF, old_view=0xFFFFFFFF, sections=1,
             element_shift=self.shift, floating=1, vectors=1,
         )  # fmt: skip
-        counts, positions = memory.allocate(4 * self.tiles), memory.allocate(1024 * self.tiles)
+        counts, firsts = memory.allocate(4 * self.tiles), memory.allocate(4 * self.tiles)
+        positions, capacity = memory.allocate(n // 2), n // 4
         records = memory.allocate(at["BlockRecord"][""] * self.tiles)
         section_blocks, arena = memory.allocate(8), memory.allocate((size + 2) * n)
         control, self.sums = memory.put(bytes(at["Control"][""])), memory.put(bytes(16))
         pipeline = pack(
             at["Pipeline"], tensors=memory.put(tensor), sections=memory.put(np.array([0, 0, 0, self.tiles], np.uint32)),
             tiles=memory.put(np.array([[0, tile] for tile in range(self.tiles)], np.uint32)), tile_counts=counts,
-            tile_offsets=memory.allocate(4 * self.tiles), slot_positions=positions,
-            slot_words=memory.allocate(512 * size * self.tiles), slot_word_bytes=512 * size, records=records,
+            tile_offsets=memory.allocate(4 * self.tiles), tile_entries=firsts, entry_positions=positions,
+            entry_words=memory.allocate(size * capacity), entry_word_bytes=size, entry_capacity=capacity, records=records,
             section_blocks=section_blocks, scratch=memory.allocate((size + 6) * TILE), scratch_stride=(size + 6) * TILE,
             arena=arena, arena_bytes=(size + 2) * n, control=control, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
         )  # fmt: skip
@@ -192,7 +193,10 @@ class Delta:
             )
         parameters = pipeline + pack(at["Chunk"], section_end=1, tile_end=self.tiles, worst_bytes=(size + 2) * n)
         self.launch("detect", parameters, self.tiles)
-        self.check_tiles(memory.get(counts, np.uint32, self.tiles), memory.get(positions, np.uint16, 512 * self.tiles))
+        self.check_tiles(
+            *(memory.get(table, np.uint32, self.tiles) for table in (counts, firsts)),
+            memory.get(positions, np.uint16, capacity),
+        )
         self.launch("form", parameters, 1)
         count = int(memory.get(section_blocks, np.uint32, 1)[0])
         require(0 < count <= self.tiles, f"form_blocks made {count} blocks")
@@ -212,10 +216,10 @@ class Delta:
         self.records, self.arena = memory.get(records, dtype, count), arena
         self.check_payloads()
 
-    def check_tiles(self, counts: np.ndarray, positions: np.ndarray) -> None:
+    def check_tiles(self, counts: np.ndarray, firsts: np.ndarray, positions: np.ndarray) -> None:
         require((counts == self.changed.sum(1)).all(), "detect counted changes wrongly")
-        for tile in np.flatnonzero(counts < 512):
-            found = positions[512 * tile : 512 * tile + counts[tile]]
+        for tile in np.flatnonzero(counts):
+            found = positions[firsts[tile] : firsts[tile] + counts[tile]]
             require((found == np.flatnonzero(self.changed[tile])).all(), f"positions of tile {tile} are wrong")
 
     def check_payloads(self) -> None:
@@ -236,11 +240,15 @@ class Delta:
 
     def check_digest(self, address: int, who: str) -> None:
         where = np.flatnonzero(self.changed)
+        change = (digest_of(where, self.new[where]) - digest_of(where, self.old[where])) % (1 << 128)
+        require(self.digest_at(address) == change, f"the digest of {who} is wrong")
+
+    def digest_at(self, address: int) -> int:
         low, high = map(int, self.memory.get(address, np.uint64, 2))
-        require(high << 64 | low == digest_of(where, self.old[where], self.new[where]), f"the digest of {who} is wrong")
+        return high << 64 | low
 
     def decode(self) -> None:
-        """Validates, and then applies, what encode() made, by the kernels of both sizes of blocks."""
+        """Validates, and then applies, what encode() made, by the kernels of both sizes of blocks; digests the result."""
         memory, at, n = self.memory, self.at, self.tiles * TILE
         live, sums = memory.put(self.old), memory.put(bytes(16))
         table = b""
@@ -279,10 +287,15 @@ class Delta:
         require((memory.get(control, np.uint64, 2) == 2**64 - 1).all(), "a block was refused")
         require((memory.get(live, self.weights.bits, n) == self.new).all(), "the applied weights are wrong")
         self.check_digest(sums, "the applier")
+        section, all_of_it = memory.put(np.array([0, 0, 0, self.tiles], np.uint32)), memory.put(bytes(16))
+        parameters = received.ljust(-(-len(received) // 8) * 8, b"\0")
+        parameters += section.to_bytes(8, "little") + (1).to_bytes(8, "little") + all_of_it.to_bytes(8, "little")
+        self.launch("digest", parameters, self.tiles)
+        require(self.digest_at(all_of_it) == digest_of(np.arange(n), self.new), "the digest of all elements is wrong")
 
 
 def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str, float]]:
-    """Returns {"kernel of weights, percent": what a unit took}: detect's is a tile, form's a section, the others' a block.
+    """Returns {"kernel of weights, percent": what a unit took}: detect's and digest's is a tile, form's a section, the others' a block.
     `code` is by the kernels' short names; WrongResult or MachineError for code that is wrong."""
     at = layouts(compiler)
     missing = {weights.kernel(name) for weights in WEIGHTS.values() for name in KERNELS} - code.keys()

@@ -25,8 +25,8 @@ int main() {
   END(TensorEntry), COMMA();
   BEGIN(Pipeline);
   FIELD(Pipeline, tensors), FIELD(Pipeline, sections), FIELD(Pipeline, tiles), FIELD(Pipeline, tile_counts);
-  FIELD(Pipeline, tile_offsets), FIELD(Pipeline, slot_positions), FIELD(Pipeline, slot_words);
-  FIELD(Pipeline, slot_word_bytes), FIELD(Pipeline, runs), FIELD(Pipeline, items), FIELD(Pipeline, records), FIELD(Pipeline, section_blocks);
+  FIELD(Pipeline, tile_offsets), FIELD(Pipeline, tile_entries), FIELD(Pipeline, entry_positions);
+  FIELD(Pipeline, entry_words), FIELD(Pipeline, entry_word_bytes), FIELD(Pipeline, entry_capacity), FIELD(Pipeline, runs), FIELD(Pipeline, items), FIELD(Pipeline, records), FIELD(Pipeline, section_blocks);
   FIELD(Pipeline, scratch), FIELD(Pipeline, scratch_stride), FIELD(Pipeline, arena), FIELD(Pipeline, arena_bytes);
   FIELD(Pipeline, control), FIELD(Pipeline, stream_sums), FIELD(Pipeline, section_count);
   FIELD(Pipeline, stream_count), FIELD(Pipeline, positions), FIELD(Pipeline, values), FIELD(Pipeline, refresh);

@@ -19,11 +19,19 @@ inline constexpr std::uint64_t kDigestStep = 0x9E3779B97F4A7C15ULL;
 inline constexpr std::uint64_t kDigestMixer = 0xD6E8FEB86659FD93ULL;
 inline constexpr std::uint64_t kDigestSpread = 0xA0761D6478BD642FULL;
 
-/// Returns the odd multiplier of element `index` of the tensor whose key has low word `key_lo`.
-SPARSECAST_HD std::uint64_t digest_multiplier(std::uint64_t key_lo, std::uint64_t index) {
-  std::uint64_t k = key_lo + (index + 1) * kDigestStep;
-  k = (k ^ (k >> 32)) * kDigestMixer;
+/// Returns the counter of element `index` of the tensor whose key has low word `key_lo`. That of the next element is
+/// larger by kDigestStep.
+SPARSECAST_HD std::uint64_t digest_counter(std::uint64_t key_lo, std::uint64_t index) {
+  return key_lo + (index + 1) * kDigestStep;
+}
+
+/// Returns the odd multiplier of the element that has this counter.
+SPARSECAST_HD std::uint64_t digest_multiplier(std::uint64_t counter) {
+  const std::uint64_t k = (counter ^ (counter >> 32)) * kDigestMixer;
   return (k ^ (k >> 32)) | 1;
+}
+SPARSECAST_HD std::uint64_t digest_multiplier(std::uint64_t key_lo, std::uint64_t index) {
+  return digest_multiplier(digest_counter(key_lo, index));
 }
 
 /// Returns the multiplicand of an element with storage bits `bits`.

@@ -32,6 +32,7 @@ class DeviceEncoderTest : public testing::TestWithParam<int> {
     if (random.chance(0.5)) device.chunk_bytes = random.between(1, 300'000);
     if (random.chance(0.5)) device.arena_bytes = random.between(1, 100'000);
     if (random.chance(0.5)) device.frame_bytes = random.between(1, 50'000);
+    if (random.chance(0.5)) device.entries = random.between(1, 3'000);
     return device;
   }
 };

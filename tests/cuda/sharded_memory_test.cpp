@@ -103,7 +103,7 @@ constexpr std::uint64_t kOfEnd = 2048;
 constexpr std::uint64_t kOfTile = 80;
 constexpr std::uint64_t kOfRoute = 512;
 
-/// Returns what an encoder of bf16 holds on the device, without tables: arena, frames, slots and scratch.
+/// Returns what an encoder of bf16 holds on the device, without tables: arena, frames, entries and scratch.
 std::uint64_t encoder_bytes(std::uint64_t bytes, std::uint64_t chunk_bytes, std::uint64_t delta = 0) {
   const std::uint64_t tiles = (bytes + kTileBytes - 1) / kTileBytes;
   const std::uint64_t chunk_tiles = std::min(tiles, chunk_bytes / kTileBytes);
@@ -175,7 +175,7 @@ TEST(ShardedMemory, OfASmallTableIsSmall) {
   const HeldByEnds held = held_by_ends(ManyRoutes(1, 2000), {});
   print("2000 elements sent", held.trainer);
   print("2000 elements received", held.engine);
-  // Slot and scratch are those of a whole tile.
+  // Scratch is that of a whole tile, and 512 changes are kept for encode.
   EXPECT_LE(held.trainer.sync.most_device, 2048 + 8 * kTileElems + 5 * 4000U + kOfEnd + kOfRoute);
   EXPECT_LE(held.engine.sync.most_device, 2 * 4000U + kOfEnd + kOfRoute);
 }
@@ -256,7 +256,7 @@ TEST(DetectorMemory, FusedCastAndTheCallersSnapshotNeedNoCopyOfTheWeights) {
 }
 
 /// Each small tensor has a tile of its own.
-TEST(DetectorMemory, SlotsOfManySmallTensorsAreBoundedByTheChunk) {
+TEST(DetectorMemory, OfManySmallTensorsIsBoundedByTheChunk) {
   constexpr std::uint32_t kTensors = 600;
   std::vector<TensorSpec> specs;
   for (std::uint32_t t = 0; t < kTensors; ++t) specs.push_back({std::to_string(t), DType::kBF16, {8}});
@@ -268,7 +268,7 @@ TEST(DetectorMemory, SlotsOfManySmallTensorsAreBoundedByTheChunk) {
   device.chunk_bytes = 10 * std::uint64_t{kTileElems};
   const OfPublisher held = of_publisher(table, [&] { return device_snapshot(table, tensors, device); });
   const std::uint64_t tables = kOfEnd + kTensors * (kOfTile + kOfRoute);
-  EXPECT_LE(held.used.most_device, kTensors * 256 + 10 * 2048 + 6 * 8 * kTileElems + tables);
+  EXPECT_LE(held.used.most_device, kTensors * 256 + 10 * 8 * 4 + 6 * 8 * kTileElems + tables);
   std::cout << kTensors << " tensors of 8 elements: " << held.used.most_device << " bytes of device memory\n";
 }
 
