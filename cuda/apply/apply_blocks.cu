@@ -13,15 +13,16 @@ constexpr unsigned kCtas = 8;
 template <class T>
 void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
   // decode_blocks takes the blocks that decode_runs leaves: those that a warp cannot decode, and those with an error.
-  const unsigned runs = grid_for((received.block_count + kDecodeWarps<T> - 1) / kDecodeWarps<T>, kDecodeCtas, device);
+  const unsigned runs =
+      grid_for((received.block_count + kDecodeWarps<T> - 1) / kDecodeWarps<T>, device.policy.decode.run_ctas, device);
   if (pass == Pass::kValidate) {
     launch(decode_runs<T, false>, runs, 32 * kDecodeWarps<T>, device, received, pass);
-    launch(decode_blocks<T, false>, grid_for(received.block_count, kValidateCtas, device), kThreads, device, received,
-           pass);
+    launch(decode_blocks<T, false>, grid_for(received.block_count, decode_ctas<T, false>(device.policy.decode), device),
+           kThreads, device, received, pass);
   } else {
     launch(decode_runs<T, true>, runs, 32 * kDecodeWarps<T>, device, received, pass);
-    launch(decode_blocks<T, true>, grid_for(received.block_count, kApplyCtas<T>, device), kThreads, device, received,
-           pass);
+    launch(decode_blocks<T, true>, grid_for(received.block_count, decode_ctas<T, true>(device.policy.decode), device),
+           kThreads, device, received, pass);
   }
 }
 

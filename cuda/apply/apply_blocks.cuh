@@ -10,20 +10,21 @@
 #include "cuda/apply/decode_blocks.cuh"
 #include "cuda/apply/decode_runs.cuh"
 #include "cuda/apply/directories.cuh"
+#include "cuda/common/policies.hpp"
 
 namespace sparsecast::cuda {
 
-/// CTAs of decode_blocks on a multiprocessor, as many as the registers allow. Decoding waits at barriers often, and
-/// several resident CTAs hide each other's waits.
-inline constexpr unsigned kValidateCtas = 4;
-template <class T>
-inline constexpr unsigned kApplyCtas = sizeof(T) < 4 ? 3 : 2;
-/// Warps in a CTA of decode_runs, and CTAs, as many as the shared memory allows.
+/// Returns the resident CTAs of decode_blocks on a multiprocessor.
+template <class T, bool kWrite>
+constexpr unsigned decode_ctas(const DecodePolicy& policy) {
+  if (!kWrite) return policy.validate_ctas;
+  return sizeof(T) < 4 ? policy.apply_ctas : policy.wide_apply_ctas;
+}
+/// Warps in a CTA of decode_runs.
 template <class T>
 inline constexpr unsigned kDecodeWarps = sizeof(T) <= 2   ? 4
                                          : sizeof(T) == 4 ? 3
                                                           : 2;
-inline constexpr unsigned kDecodeCtas = 5;
 
 inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
@@ -110,9 +111,15 @@ template <class T>
 struct DecodeRunsShared {
   RunDecoded<T> warps[kDecodeWarps<T>];
 };
+template <class T>
+inline constexpr bool kDecodedRunsAreResident = kPolicy.decode.run_ctas*(sizeof(DecodeRunsShared<T>) +
+                                                                         kSystemSharedBytes) <= kPolicy.shared_bytes;
+static_assert(kDecodedRunsAreResident<std::uint8_t> && kDecodedRunsAreResident<std::uint16_t> &&
+              kDecodedRunsAreResident<std::uint32_t> && kDecodedRunsAreResident<std::uint64_t>);
 
 template <class T, bool kWrite>
-__global__ void __launch_bounds__(32 * kDecodeWarps<T>, kDecodeCtas) decode_runs(Received received, Pass pass) {
+__global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
+    decode_runs(Received received, Pass pass) {
   SPARSECAST_SHARED(DecodeRunsShared<T>, shared);
   // All lanes must take the same branch, although another CTA may report an error while they read the control.
   if (WarpThreads::any(is_refused<kWrite>(*received.control))) return;
@@ -160,7 +167,7 @@ struct ApplyShared {
 };
 
 template <class T, bool kWrite>
-__global__ void __launch_bounds__(kThreads, resident_ctas(kWrite ? kApplyCtas<T> : kValidateCtas))
+__global__ void __launch_bounds__(kThreads, decode_ctas<T, kWrite>(kPolicy.decode))
     decode_blocks(Received received, Pass pass) {
   SPARSECAST_SHARED(ApplyShared<T>, shared);
   if (threadIdx.x == 0) shared.summed = kNoTensor;

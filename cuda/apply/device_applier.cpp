@@ -12,7 +12,7 @@ DeviceApplier::State::State(JoinedTables tables, const std::vector<TensorRef>& t
       host_(options.deadline) {
   plan_.tiles = {};
   live_ = describe_live(table(), tensors, plan_);
-  device_stream_.multiprocessors = multiprocessors();
+  device_stream_ = on_current_device(nullptr);
   tensors_ = DeviceMemory(live_.size() * sizeof(LiveTensor));
   views_ = DeviceMemory(plan_.views.size() * sizeof(StridedView));
   sections_ = DeviceMemory(plan_.sections.size() * sizeof(SectionEntry));

@@ -19,8 +19,6 @@ void require_aligned(DType dtype, const void* d_memory) {
   }
 }
 
-cuda::DeviceStream current_device(CUstream_st* stream) { return {stream, cuda::multiprocessors()}; }
-
 }  // namespace
 
 void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUstream_st* stream) {
@@ -29,7 +27,7 @@ void device_nan_fill(DType dtype, void* d_elements, std::uint64_t elements, CUst
   if (d_elements == nullptr) throw Error(ErrorCode::kUsage, "a pointer is null");
   require_aligned(dtype, d_elements);
   cuda::launch_fill_elements(size_of(dtype), nan_pattern(dtype).fill, static_cast<std::byte*>(d_elements), elements,
-                             current_device(stream));
+                             cuda::on_current_device(stream));
 }
 
 void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, void* d_destination,
@@ -39,7 +37,7 @@ void device_masked_copy(const MaskedCopyLayout& layout, const void* d_source, vo
   require_aligned(layout.dtype, d_source);
   require_aligned(layout.dtype, d_destination);
   cuda::launch_masked_copy(size_of(layout.dtype), plan, static_cast<const std::byte*>(d_source),
-                           static_cast<std::byte*>(d_destination), current_device(stream));
+                           static_cast<std::byte*>(d_destination), cuda::on_current_device(stream));
 }
 
 }  // namespace sparsecast

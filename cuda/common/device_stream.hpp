@@ -12,12 +12,21 @@
 
 namespace sparsecast::cuda {
 
-inline unsigned multiprocessors() {
+/// Returns `stream` with what launchers need of the current device.
+inline DeviceStream on_current_device(cudaStream_t stream) {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return static_cast<unsigned>(count);
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return static_cast<unsigned>(value);
+  };
+  DeviceStream result;
+  result.stream = stream;
+  result.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  result.policy =
+      policy_of(10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor));
+  return result;
 }
 
 /// Throws Error{kUsage} while the stream is being captured into a graph: its work would not run, and a wait for it

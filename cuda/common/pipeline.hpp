@@ -30,16 +30,6 @@ inline constexpr unsigned kThreads = 256;
 template <class T>
 inline constexpr std::uint32_t kShiftOf = std::countr_zero(sizeof(T));
 
-/// Returns the `minBlocksPerMultiprocessor` for __launch_bounds__ of a kernel that is launched with `ctas` CTAs on each
-/// multiprocessor: it limits registers so that all are resident. For sm_100, where ptxas spills with three, it is two.
-constexpr unsigned resident_ctas(unsigned ctas) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return ctas == 3 ? 2 : ctas;
-#else
-  return ctas;
-#endif
-}
-
 /// Number of mask words of 32 elements in a tile; each thread has two.
 inline constexpr std::uint32_t kMaskWords = kTileElems / 32;
 static_assert(kMaskWords == 2 * kThreads && kTilesPerSection == kThreads);

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "cuda/common/policies.hpp"
 #include "cuda/common/runtime.hpp"
 
 namespace sparsecast::cuda {
@@ -55,10 +56,11 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A stream and the size of its device.
+/// A stream, and the size of its device.
 struct DeviceStream {
   cudaStream_t stream = nullptr;
   unsigned multiprocessors = 1;
+  Policy policy = {};
   /// Launchers only load their kernels, which the runtime otherwise does at the first launch, within a pause perhaps.
   bool loads_only = false;
 };

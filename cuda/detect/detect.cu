@@ -20,8 +20,9 @@ __global__ void or_words(std::uint64_t* flags, const std::uint64_t* words, std::
 template <DetectSource kSource>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   launch(begin_chunk, 1, 1, device, pipeline, chunk);
-  launch(detect<kSource>, grid_for(chunk.tile_end - chunk.tile_begin, kDetectCtas<kSource>, device), kThreads, device,
-         pipeline, chunk);
+  launch(detect<kSource>,
+         grid_for(chunk.tile_end - chunk.tile_begin, detect_ctas<kSource>(device.policy.detect), device), kThreads,
+         device, pipeline, chunk);
   launch(form_blocks, grid_for(chunk.section_end - chunk.section_begin, kFormCtas, device), kThreads, device, pipeline,
          chunk);
 }

@@ -6,13 +6,16 @@
 // coded words of each changed tile to entries, and the new bits to the snapshot. Its lower bound in time is the read
 // bandwidth of the device. Grid: as many CTAs as the device holds at once; each takes one tile after another.
 
+#include "cuda/common/policies.hpp"
 #include "cuda/detect/changes.cuh"
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs on a multiprocessor, limited by registers.
+/// Returns the resident CTAs of detect on a multiprocessor.
 template <DetectSource kSource>
-inline constexpr unsigned kDetectCtas = has_views(kSource) ? 3 : 4;
+constexpr unsigned detect_ctas(const DetectPolicy& policy) {
+  return has_views(kSource) ? policy.strided_ctas : policy.ctas;
+}
 
 struct DetectShared {
   ChangeMask mask;
@@ -67,7 +70,8 @@ __device__ void detect_tile(const Pipeline& pipeline, const DeviceTile& tile, st
 }
 
 template <DetectSource kSource>
-__global__ void __launch_bounds__(kThreads, kDetectCtas<kSource>) detect(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, detect_ctas<kSource>(kPolicy.detect))
+    detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
   if (pipeline.control->stopped != 0) return;
   shared.digests[threadIdx.x] = {};

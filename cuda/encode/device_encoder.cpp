@@ -92,7 +92,7 @@ class DeviceEncoder::State {
 DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh,
                             const EncodeOptions& options, const DeviceEncoderOptions& device)
     : source_(source), device_(device), plan_(std::move(plan)), host_(device.deadline) {
-  device_stream_.multiprocessors = multiprocessors();
+  device_stream_ = on_current_device(nullptr);
   table_bytes_ = tables.all().bytes();
   table_elements_ = tables.all().elements();
   pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());

@@ -11,7 +11,8 @@ template <DetectSource kSource, class T>
 void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
   // The second takes what the first leaves.
   launch(encode_runs<T>,
-         grid_for((chunk.tile_end - chunk.tile_begin + kRunWarps<T> - 1) / kRunWarps<T>, kRunCtas, device),
+         grid_for((chunk.tile_end - chunk.tile_begin + kRunWarps<T> - 1) / kRunWarps<T>,
+                  run_ctas<T>(device.policy.encode), device),
          32 * kRunWarps<T>, device, pipeline, chunk);
   launch(encode_blocks<kSource, T>, encode_grid(chunk.tile_end - chunk.tile_begin, device), kThreads, device, pipeline,
          chunk);
@@ -33,7 +34,9 @@ void enqueue_sized(unsigned size, const Pipeline& pipeline, const Chunk& chunk, 
 
 }  // namespace
 
-unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device) { return grid_for(tiles, kEncodeCtas, device); }
+unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device) {
+  return grid_for(tiles, device.policy.encode.ctas, device);
+}
 
 void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device) {

@@ -8,21 +8,24 @@
 // costs what it cost detect. Grids: a few CTAs on each multiprocessor; each takes one work item after another.
 
 #include "codec/block.hpp"
+#include "cuda/common/policies.hpp"
 #include "cuda/detect/changes.cuh"
 #include "cuda/encode/block_positions.cuh"
 #include "cuda/encode/block_values.cuh"
 
 namespace sparsecast::cuda {
 
-/// Resident CTAs of encode_blocks on a multiprocessor, limited by registers; each has scratch memory.
-inline constexpr unsigned kEncodeCtas = 3;
-/// Warps in a CTA of encode_runs, and resident CTAs, limited by shared memory.
+/// Warps in a CTA of encode_runs.
 template <class T>
 inline constexpr unsigned kRunWarps = sizeof(T) <= 2 ? 4 : 2;
-inline constexpr unsigned kRunCtas = 5;
+/// Returns the resident CTAs of encode_runs on a multiprocessor.
+template <class T>
+constexpr unsigned run_ctas(const EncodePolicy& policy) {
+  return sizeof(T) <= 2 ? policy.run_ctas : policy.wide_run_ctas;
+}
 /// Largest payload in bytes that is assembled in shared memory, by a CTA and by a warp.
 inline constexpr std::uint32_t kStageBytes = 8192;
-inline constexpr std::uint32_t kRunStageBytes = 3072;
+inline constexpr std::uint32_t kRunStageBytes = 2944;
 
 /// Shared memory of a warp that encodes a run.
 template <class T>
@@ -37,6 +40,11 @@ template <class T>
 struct RunsShared {
   RunShared<T> warps[kRunWarps<T>];
 };
+template <class T>
+inline constexpr bool kRunsAreResident =
+    run_ctas<T>(kPolicy.encode) * (sizeof(RunsShared<T>) + kSystemSharedBytes) <= kPolicy.shared_bytes;
+static_assert(kRunsAreResident<std::uint8_t> && kRunsAreResident<std::uint16_t> && kRunsAreResident<std::uint32_t> &&
+              kRunsAreResident<std::uint64_t>);
 
 struct EncodeShared {
   CtaThreads::Shared threads;
@@ -264,7 +272,8 @@ __device__ inline std::uint32_t span_of(const Pipeline& pipeline, std::uint32_t 
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * kRunWarps<T>, kRunCtas) encode_runs(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(32 * kRunWarps<T>, run_ctas<T>(kPolicy.encode))
+    encode_runs(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(RunsShared<T>, all);
   if (pipeline.control->stopped != 0) return;
   RunShared<T>& shared = all.warps[threadIdx.x / 32];
@@ -299,7 +308,7 @@ __global__ void __launch_bounds__(32 * kRunWarps<T>, kRunCtas) encode_runs(Pipel
 }
 
 template <DetectSource kSource, class T>
-__global__ void __launch_bounds__(kThreads, resident_ctas(kEncodeCtas)) encode_blocks(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, kPolicy.encode.ctas) encode_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(EncodeShared, shared);
   if (pipeline.control->stopped != 0) return;
   const CtaThreads threads(shared.threads);

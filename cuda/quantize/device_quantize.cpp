@@ -23,8 +23,6 @@ cuda::RowAccess access_of(const MatrixShard& shard, const QuantizePlan& plan, co
   return even && aligned ? cuda::RowAccess::kVectors : cuda::RowAccess::kElements;
 }
 
-cuda::DeviceStream current_device(CUstream_st* stream) { return {stream, cuda::multiprocessors()}; }
-
 void quantize(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source, const float* d_amax,
               std::byte* d_fp8, float* d_scale_inv, CUstream_st* stream) {
   require_aligned(shard, d_source, element_size(shard.dtype));
@@ -32,7 +30,7 @@ void quantize(const MatrixShard& shard, const QuantizePlan& plan, const void* d_
   require_aligned(shard, d_scale_inv, sizeof(float));
   if (plan.grid[0] == 0) return;
   cuda::launch_quantize(shard.dtype, access_of(shard, plan, d_source, d_fp8), plan, d_source, d_amax, d_fp8,
-                        d_scale_inv, current_device(stream));
+                        d_scale_inv, cuda::on_current_device(stream));
 }
 
 }  // namespace
@@ -43,7 +41,7 @@ void device_block_amax(const MatrixShard& shard, const void* d_source, float* d_
   require_aligned(shard, d_amax, sizeof(float));
   if (plan.grid[0] == 0) return;
   cuda::launch_block_amax(shard.dtype, access_of(shard, plan, d_source, nullptr), plan, d_source, d_amax,
-                          current_device(stream));
+                          cuda::on_current_device(stream));
 }
 
 void device_quantize_with_amax(const MatrixShard& shard, const void* d_source, const float* d_amax, std::byte* d_fp8,

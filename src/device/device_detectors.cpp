@@ -62,7 +62,7 @@ void copy_tensors(const TensorTable& table, const std::vector<TensorRef>& live, 
       // The kernel reaches pinned host memory as well.
       cuda::launch_cast_masters(reinterpret_cast<const std::uint32_t*>(live[t].data),
                                 reinterpret_cast<std::uint16_t*>(copy[t]), contiguous_view(spec.elements()),
-                                spec.elements(), {context.stream(), cuda::multiprocessors()});
+                                spec.elements(), cuda::on_current_device(context.stream()));
     } else {
       cuda::copy_async(copy[t], live[t].data, spec.bytes(), kDirection, context.stream());
     }
@@ -189,8 +189,7 @@ class Mask final : public DeviceDetector {
         in_flight_(*table, mask_bytes) {
     check_refs(*table, live_, "live");
     require_contiguous(*table, live_, "a mask");
-    device_.stream = context.stream();
-    device_.multiprocessors = cuda::multiprocessors();
+    device_ = cuda::on_current_device(context.stream());
     cuda::DeviceStream loader = device_;
     loader.loads_only = true;
     cuda::launch_or_words(nullptr, nullptr, 0, loader);

@@ -214,7 +214,7 @@ class DeviceMemoryBackend final : public MemoryBackend {
     if (elements == 0) return;
     cuda::launch_cast_masters(
         reinterpret_cast<const std::uint32_t*>(masters) + box.first, reinterpret_cast<std::uint16_t*>(to) + box.first,
-        make_strided_view(box.extents, box.strides), elements, {context_.stream(), cuda::multiprocessors()});
+        make_strided_view(box.extents, box.strides), elements, cuda::on_current_device(context_.stream()));
   }
 
   std::unique_ptr<RegionReader> make_reader(const TensorTable& table, const std::vector<TensorRef>& regions) override {

@@ -236,8 +236,8 @@ cudaError_t cudaSetDevice(int device) {
   current_device = device;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 2;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrComputeCapabilityMinor ? 0 : 2;
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kDevice); }
