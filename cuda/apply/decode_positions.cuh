@@ -51,6 +51,8 @@ class PositionDecoder {
         return locate_bitmap();
       case PositionCodec::kDense:
         return end(0);
+      case PositionCodec::kContext:  // The directory's rules have refused it.
+        break;
     }
     return {};
   }
