@@ -221,8 +221,10 @@ class RealTrace(Folder):
         run("invert", merged, "-o", back, "--base", self.anchor)
         run("apply", out, back, "-o", restored)
         self.assertEqual(read_safetensors(restored)[0], self.states[0])
-        self.assertIn("'ulp'", run("diff", self.anchor, out, "-o", back, "--positions", "context", "--values", "raw",
-                                   expect=2).stderr)
+        self.assertIn(
+            "'ulp'",
+            run("diff", self.anchor, out, "-o", back, "--positions", "context", "--values", "raw", expect=2).stderr,
+        )
 
     def test_compare_names_what_differs(self):
         report = json.loads(run("compare", self.anchor, self.checkpoints[1], "--json", expect=1).stdout)

@@ -130,7 +130,7 @@ void collect(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, 
     const BlockRef& block = cursor.block();
     const std::uint32_t base = (block.first_tile % kTilesPerSection) * kTileElems;
     try {
-      const OldBits old = bits.from(base, sizeof(T));
+      const OldBits old = bits.known() ? bits.from(base, sizeof(T)) : OldBits{};
       decode_block(block, decoded, bits.known() ? &old : nullptr);
     } catch (const Error& error) {
       throw error.within(cursor.where());
