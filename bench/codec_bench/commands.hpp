@@ -18,7 +18,7 @@ int run_trace(const std::string& directory, Record& record);
 int run_sizes(std::uint64_t elements, Record& record);
 /// Runs `--summary`: times against a plain compare scan, measured in turns within each of `repeat` rounds, on arrays of
 /// `mib` MiB.
-int run_summary(std::uint64_t mib, int threads, int repeat, const std::string& positions, Record& record);
+int run_summary(std::uint64_t mib, int threads, int repeat, Record& record);
 /// Runs Google Benchmark over every codec, on arrays of `mib` MiB; its own --benchmark_* options are taken from argv.
 int run_google_benchmarks(int argc, char** argv, std::uint64_t mib, Record& record);
 

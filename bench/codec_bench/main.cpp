@@ -19,7 +19,6 @@ int main(int argc, char** argv) {
   int threads = 1;
   int repeat = 9;
   std::string json;
-  std::string positions = "auto";
   app.add_option("--trace", trace, "Bytes per change of a trace: a directory with an anchor and sparse steps");
   app.add_option("--json", json,
                  "Also write the results to this file (-: to standard output, and the table to standard error)");
@@ -30,9 +29,6 @@ int main(int argc, char** argv) {
   app.add_option("--mib", mib, "Size of each array in MiB (default: 256 with --summary, 64 without a mode)");
   app.add_option("--threads", threads, "With --summary")->capture_default_str();
   app.add_option("--repeat", repeat, "With --summary: rounds")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--positions", positions, "With --summary: the position mode")
-      ->check(CLI::IsMember({"auto", "packed", "gap16", "index32", "bitmap", "context"}))
-      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   for (const std::string& option : app.remaining()) {
     if (option.starts_with("--benchmark_")) continue;
@@ -45,7 +41,7 @@ int main(int argc, char** argv) {
     Record record("codec_bench");
     const int status = !trace.empty() ? run_trace(trace, record)
                        : sizes        ? run_sizes(elements, record)
-                       : summary      ? run_summary(mib != 0 ? mib : 256, threads, repeat, positions, record)
+                       : summary      ? run_summary(mib != 0 ? mib : 256, threads, repeat, record)
                                       : run_google_benchmarks(argc, argv, mib != 0 ? mib : 64, record);
     file.write(record);
     return status;

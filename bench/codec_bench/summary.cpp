@@ -23,10 +23,10 @@ namespace {
 struct PairedSubject {
   TensorTable table;
   Pair pair;
-  std::uint64_t elements;
-  std::size_t size;
-  int threads;
-  PositionMode positions;
+  std::uint64_t elements = 0;
+  std::size_t size = 0;
+  int threads = 1;
+  PositionMode positions = PositionMode::kAuto;
 };
 
 /// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
@@ -120,9 +120,9 @@ bool measure(const PairedSubject& subject, const char* name, int repeat, const s
 
 }  // namespace
 
-int run_summary(std::uint64_t mib, int threads, int repeat, const std::string& positions, Record& record) {
-  fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; positions {}; times in ms\n",
-             mib, threads, repeat, positions);
+int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
+  fmt::print("# arrays of {} MiB each, {} thread(s), medians of {} alternating rounds; times in ms\n", mib, threads,
+             repeat);
   fmt::print("# {:<6} {:>9} {:>8} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8}\n", "dtype",
              "density%", "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply",
              "/encode", "+digest", "digest");
@@ -130,12 +130,22 @@ int run_summary(std::uint64_t mib, int threads, int repeat, const std::string& p
     DType dtype;
     const char* name;
     double density;
+    PositionMode positions = PositionMode::kAuto;
   };
-  constexpr SummaryCase kCases[] = {
-      {DType::kBF16, "bf16", 0.0001}, {DType::kBF16, "bf16", 0.001}, {DType::kBF16, "bf16", 0.003},
-      {DType::kBF16, "bf16", 0.01},   {DType::kBF16, "bf16", 0.03},  {DType::kBF16, "bf16", 0.1},
-      {DType::kBF16, "bf16", 0.3},    {DType::kBF16, "bf16", 0.6},   {DType::kF8E4M3, "fp8", 0.01},
-      {DType::kF32, "f32", 0.01},     {DType::kF64, "f64", 0.01}};
+  constexpr SummaryCase kCases[] = {{DType::kBF16, "bf16", 0.0001},
+                                    {DType::kBF16, "bf16", 0.001},
+                                    {DType::kBF16, "bf16", 0.003},
+                                    {DType::kBF16, "bf16", 0.01},
+                                    {DType::kBF16, "bf16", 0.03},
+                                    {DType::kBF16, "bf16", 0.1},
+                                    {DType::kBF16, "bf16", 0.3},
+                                    {DType::kBF16, "bf16", 0.6},
+                                    {DType::kF8E4M3, "fp8", 0.01},
+                                    {DType::kF32, "f32", 0.01},
+                                    {DType::kF64, "f64", 0.01},
+                                    {DType::kBF16, "bf16c", 0.001, PositionMode::kContext},
+                                    {DType::kBF16, "bf16c", 0.01, PositionMode::kContext},
+                                    {DType::kBF16, "bf16c", 0.1, PositionMode::kContext}};
   bool all_right = true;
   for (const SummaryCase& c : kCases) {
     const std::size_t size = element_size(c.dtype);
@@ -146,9 +156,9 @@ int run_summary(std::uint64_t mib, int threads, int repeat, const std::string& p
                                 elements,
                                 size,
                                 threads,
-                                position_mode_from_name(positions).value()};
-    const std::string row_name = fmt::format("summary/{}/{:g}%/{} MiB/{} threads/{}", c.name, 100 * c.density, mib,
-                                             resolve_threads(threads), positions == "auto" ? "" : positions + "/");
+                                c.positions};
+    const std::string row_name =
+        fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));
     all_right = measure(subject, c.name, repeat, row_name, record) && all_right;
   }
   return all_right ? 0 : 1;

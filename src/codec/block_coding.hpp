@@ -28,8 +28,8 @@ struct ContextScratch {
   std::vector<std::uint8_t> keys;
   std::vector<std::uint64_t> magnitudes;
   // To encode.
-  KeyCounts counts;
-  KeyCounts far;                              ///< Those of more than one ULP.
+  KeyCounts counts = {};
+  KeyCounts far = {};                         ///< Those of more than one ULP.
   std::vector<std::uint32_t> found_ranks;     ///< By position.
   std::vector<std::uint8_t> class_of_change;  ///< By position.
   std::vector<std::uint8_t> down;             ///< Signs.

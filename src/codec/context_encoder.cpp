@@ -108,7 +108,8 @@ class ContextEncoder {
     widths.assign(std::size_t{values.rice_keys} * kWidths, 0);
     for (std::uint32_t i = 0; i < block_.count; ++i) {
       if (scratch_.keys[i] >= values.rice_keys) continue;
-      ++widths[scratch_.keys[i] * kWidths + static_cast<std::uint32_t>(bit_width64(scratch_.magnitudes[i]))];
+      ++widths[std::size_t{scratch_.keys[i]} * kWidths +
+               static_cast<std::uint32_t>(bit_width64(scratch_.magnitudes[i]))];
     }
     const std::uint32_t first = values.rice_keys > 8 ? values.rice_keys - 8 : 0;
     std::uint64_t best = ~std::uint64_t{0};
@@ -119,7 +120,7 @@ class ContextEncoder {
         if (scratch_.counts[key] == 0) continue;
         const std::uint32_t low = tried.low_bits(key, 8 * sizeof(T));
         for (std::uint32_t width = 0; width < kWidths; ++width) {
-          const std::uint64_t n = widths[key * kWidths + width];
+          const std::uint64_t n = widths[std::size_t{key} * kWidths + width];
           if (n != 0) cost += n * (2 * low + quotient_cost(width > low ? width - low : 0));
         }
       }

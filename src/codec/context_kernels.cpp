@@ -190,7 +190,7 @@ class ClassChunk {
   static std::uint32_t Lanes() { return static_cast<std::uint32_t>(hn::Lanes(ByteTag())); }
 
   ContextClasses classes_;
-  alignas(64) std::uint8_t bytes_[kChunk];
+  alignas(64) std::uint8_t bytes_[kChunk] = {};
 };
 
 void RankChanges(const std::uint8_t* keys, std::uint32_t span, const ContextClasses& classes,

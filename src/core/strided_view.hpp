@@ -120,6 +120,7 @@ class ElementWalk {
 
  private:
   void seek(std::uint64_t element) {
+    // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): without a view no element is beyond the run.
     const std::uint64_t extent = view_->extents[0].divisor;
     begin_ = view_->rank == 1 ? 0 : divide(element, view_->extents[0]) * extent;
     base_ = strided_offset(*view_, begin_);

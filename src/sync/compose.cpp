@@ -223,7 +223,7 @@ CommitRecord write_derived(const TensorTable& table, DeltaHeader header, const S
 void require_composable(const DeltaFile& first, const DeltaFile& second) {
   const DeltaHeader& a = first.header();
   const DeltaHeader& b = second.header();
-  const std::string where = second.name();
+  const std::string& where = second.name();
   if (a.stream != b.stream) throw Error(ErrorCode::kForeignStream, "the deltas belong to different streams", where);
   if (a.table_hash != b.table_hash) {
     throw Error(ErrorCode::kTableMismatch, "the deltas carry different tensor tables", where);

@@ -108,13 +108,14 @@ TEST(HostileProperty, AlteredDirectoriesUnderValidChecksumsNeverChangeTheLiveSta
   for_deltas(kDeltas, [&](const RandomDelta& delta, const std::vector<Bytes>& records, Random& random) {
     for (int m = 0; m < kMutationsOfOne && !::testing::Test::HasFailure(); ++m) {
       std::vector<Bytes> altered = records;
-      const std::size_t directory = 8 * field<std::uint32_t>(altered[1], at::kFrameGroups) +
+      const std::size_t directory = std::size_t{8} * field<std::uint32_t>(altered[1], at::kFrameGroups) +
                                     16 * std::size_t{field<std::uint32_t>(altered[1], at::kFrameBlocks)};
       mutate_bytes(random, altered[1], at::kFrameBody, at::kFrameBody + directory);
       if (random.chance(0.2)) mutate_bytes(random, altered[1], at::kFrameSequence, at::kFrameChecksum);
       // The frame's sum of changes follows the altered entries, so that the rules behind it are reached.
       std::uint64_t changed = 0;
-      for (std::size_t entry = 8 * field<std::uint32_t>(records[1], at::kFrameGroups); entry < directory; entry += 16) {
+      for (std::size_t entry = std::size_t{8} * field<std::uint32_t>(records[1], at::kFrameGroups); entry < directory;
+           entry += 16) {
         changed += field<std::uint32_t>(altered[1], at::kFrameBody + entry + 4) & 0xFFFFFF;
       }
       set_field(altered[1], at::kFrameChanged, changed);

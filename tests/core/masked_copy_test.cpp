@@ -114,7 +114,7 @@ TEST(MaskedCopy, BetweenAnyViews) {
 
 TEST(MaskedCopy, ErrorsAreTyped) {
   Bytes memory(64);
-  const auto copy = [&](MaskedCopyLayout layout, const void* source = nullptr) {
+  const auto copy = [&](const MaskedCopyLayout& layout, const void* source = nullptr) {
     masked_copy(layout, source == nullptr ? memory.data() : source, memory.data() + 32);
   };
   expect_error(ErrorCode::kUnsupported, [&] { copy({DType::kI32, {2}, {}, {}}); }, {"I32"});

@@ -96,7 +96,7 @@ States special_states() {
                                           infinity - 1, infinity, infinity + 1, infinity | unit / 2, sign - 1}) {
       patterns.insert(patterns.end(), {magnitude, magnitude | sign});
     }
-    for (std::uint64_t i = 0; i < 22 * 22 * 2; ++i) {
+    for (std::uint64_t i = 0; i < std::uint64_t{22} * 22 * 2; ++i) {
       const std::uint64_t from = patterns[i / 2 / 22];
       write_element(states.base[t].data(), size, i, from);
       set_result(states, t, i, i % 2 == 0 ? patterns[i / 2 % 22] : from);

@@ -114,8 +114,9 @@ void choose_positions(Random& random, std::uint64_t elements, const Touch& touch
       const double density = random.log_uniform(1e-5, 1.0);
       const double skip = -1.0 / std::log1p(-std::min(density, 0.999));
       double at = -std::log(1 - random.unit()) * skip;
-      for (; at < static_cast<double>(elements); at += 1 - std::log(1 - random.unit()) * skip) {
+      while (at < static_cast<double>(elements)) {
         touch(static_cast<std::uint64_t>(at));
+        at += 1 - std::log(1 - random.unit()) * skip;
       }
     }
   }

@@ -249,7 +249,7 @@ TEST(StridedTensors, ThatDoNotFitTheTableAreRefusedByName) {
 
 TEST(StridedTensors, AFlippedBitIsFoundByTheAudit) {
   const auto table = std::make_shared<const TensorTable>(std::vector<TensorSpec>{{"column", DType::kBF16, {40, 5}}});
-  Bytes memory(40 * 16 * 2);
+  Bytes memory(std::size_t{40} * 16 * 2);
   Subscriber subscriber(table, {ref_to((*table)[0], memory.data() + 8, kHostMemory, {16, 1})}, SubscriberOptions{});
   memory[0] ^= std::byte{1};  // Not of the view.
   subscriber.audit();
