@@ -127,9 +127,9 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
              "density%", "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply",
              "/encode", "+digest", "digest");
   struct SummaryCase {
-    DType dtype;
-    const char* name;
-    double density;
+    DType dtype = DType::kBF16;
+    const char* name = "";
+    double density = 0;
     PositionMode positions = PositionMode::kAuto;
   };
   constexpr SummaryCase kCases[] = {{DType::kBF16, "bf16", 0.0001},

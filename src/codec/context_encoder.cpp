@@ -121,7 +121,7 @@ class ContextEncoder {
         const std::uint32_t low = tried.low_bits(key, 8 * sizeof(T));
         for (std::uint32_t width = 0; width < kWidths; ++width) {
           const std::uint64_t n = widths[std::size_t{key} * kWidths + width];
-          if (n != 0) cost += n * (2 * low + quotient_cost(width > low ? width - low : 0));
+          if (n != 0) cost += n * (std::uint64_t{2} * low + quotient_cost(width > low ? width - low : 0));
         }
       }
       if (cost < best) {
