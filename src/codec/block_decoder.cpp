@@ -5,6 +5,7 @@
 
 #include "codec/bits.hpp"
 #include "codec/codec_common.hpp"
+#include "codec/rice_reader.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
@@ -136,9 +137,7 @@ void read_words(ConstBytes part, std::uint32_t count, T* out) {
 template <class T>
 void require_magnitude(std::uint64_t magnitude, bool negative) {
   constexpr std::uint64_t kHalf = std::uint64_t{1} << (8 * sizeof(T) - 1);
-  if (magnitude >= kHalf - (negative ? 0 : 1)) {
-    throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element");
-  }
+  if (magnitude >= kHalf - (negative ? 0 : 1)) distance_does_not_fit();
 }
 
 template <class T>
@@ -167,28 +166,7 @@ void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, std::v
     }
   }
   reader.seek(exceptions_at);
-  const std::uint64_t exceptions = reader.get_exp_golomb();
-  if (exceptions > count) throw Error(ErrorCode::kCorrupt, "more exceptions than changes");
-  if (exceptions == 0 && coding.ke != 0) throw Error(ErrorCode::kCorrupt, "a parameter without exceptions");
-  std::uint64_t remainder_at = reader.position();
-  reader.skip(exceptions * coding.ke);
-  const std::uint64_t remainder_mask = (std::uint64_t{1} << coding.ke) - 1;
-  list.resize(exceptions);
-  std::uint64_t next = 0;
-  for (Escape& exception : list) {
-    const std::uint64_t quotient = reader.get_unary(count);
-    const std::uint64_t index = next + (quotient << coding.ke | (reader.peek(remainder_at) & remainder_mask));
-    if (index >= count) throw Error(ErrorCode::kCorrupt, "an exception lies outside its block");
-    exception.index = static_cast<std::uint32_t>(index);
-    next = index + 1;
-    remainder_at += coding.ke;
-  }
-  for (Escape& exception : list) {
-    exception.tail_bits = static_cast<std::uint32_t>(reader.get_unary(63));
-    if (exception.tail_bits + 1 + coding.kv >= kWidth) {
-      throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element");
-    }
-  }
+  read_exceptions(reader, count, coding.ke, kWidth - 1 - coding.kv, list);
   for (const auto& [index, tail_bits] : list) {
     const std::uint64_t high = std::uint64_t{1} << tail_bits | reader.get(tail_bits);
     const bool negative = (reader.peek(index) & 1) != 0;

@@ -5,6 +5,7 @@
 #include "codec/bits.hpp"
 #include "codec/block_coding.hpp"
 #include "codec/context_kernels.hpp"
+#include "codec/rice_reader.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
@@ -144,11 +145,17 @@ class ContextDecoder {
       const bool rice = keys[i] < values.rice_keys;
       magnitudes[i] = rice ? reader.get(values.low_bits(keys[i], kWidth)) : 0;
     }
-    read_exceptions(reader, values);
+    read_exceptions(reader, n, block_.coding.ke, kWidth - 1, out_.escapes);
+    for (const auto& [index, bits] : out_.escapes) {
+      if (keys[index] < values.rice_keys) {
+        throw Error(ErrorCode::kCorrupt, "an exception has a key that is Rice-coded");
+      }
+      magnitudes[index] = std::uint64_t{1} << bits | reader.get(bits);
+    }
     out_.escapes.clear();
     const auto add = [&](std::uint32_t i, std::uint64_t quotient) {
       const std::uint32_t low = values.low_bits(keys[i], kWidth);
-      if (quotient >> (kWidth - 1 - low) != 0) too_far();
+      if (quotient >> (kWidth - 1 - low) != 0) distance_does_not_fit();
       magnitudes[i] += quotient << low;
     };
     for (std::uint32_t i = 0; i < n; ++i) {
@@ -161,40 +168,10 @@ class ContextDecoder {
     constexpr std::uint64_t kHalf = std::uint64_t{1} << (kWidth - 1);
     for (std::uint32_t i = 0; i < n; ++i) {
       const bool down = (reader.peek(signs_at + i) & 1) != 0;
-      if (magnitudes[i] >= kHalf - (down ? 0 : 1)) too_far();
+      if (magnitudes[i] >= kHalf - (down ? 0 : 1)) distance_does_not_fit();
       magnitudes[i] = ulp_from_magnitude(static_cast<T>(magnitudes[i]), down);
     }
   }
-
-  void read_exceptions(BitReader& reader, const ContextValues& values) {
-    const std::uint32_t n = block_.changed;
-    const std::uint32_t ke = block_.coding.ke;
-    const std::uint64_t count = reader.get_exp_golomb();
-    if (count > n) throw Error(ErrorCode::kCorrupt, "more exceptions than changes");
-    if (count == 0 && ke != 0) throw Error(ErrorCode::kCorrupt, "a parameter without exceptions");
-    std::vector<Escape>& list = out_.escapes;
-    list.resize(count);
-    std::uint64_t remainder_at = reader.position();
-    reader.skip(count * ke);
-    std::uint64_t next = 0;
-    for (Escape& exception : list) {
-      const std::uint64_t remainder = reader.peek(remainder_at) & ((std::uint64_t{1} << ke) - 1);
-      const std::uint64_t index = next + (reader.get_unary(n) << ke | remainder);
-      if (index >= n || scratch_.keys[index] < values.rice_keys) {
-        throw Error(ErrorCode::kCorrupt, "an exception is none of its block's");
-      }
-      exception.index = static_cast<std::uint32_t>(index);
-      next = index + 1;
-      remainder_at += ke;
-    }
-    for (Escape& exception : list) {
-      exception.tail_bits = static_cast<std::uint32_t>(reader.get_unary(63));
-      if (exception.tail_bits + 1 >= kWidth) too_far();
-    }
-    for (const auto& [index, bits] : list) scratch_.magnitudes[index] = std::uint64_t{1} << bits | reader.get(bits);
-  }
-
-  [[noreturn]] static void too_far() { throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element"); }
 
   const BlockRef& block_;
   DecodedBlock<T>& out_;

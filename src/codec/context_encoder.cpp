@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <vector>
 
 #include "codec/block_coding.hpp"
 #include "codec/context_kernels.hpp"

@@ -72,7 +72,8 @@ class HostPublisherBackend final : public PublisherBackend {
   Abilities abilities() const noexcept override {
     const bool keeps_snapshot = !detector_.snapshot().empty();
     return {detector_.knows_old(), keeps_snapshot, detector_.consumes_changes(),
-            // What a raw delta replaced is not in it, nor are the places that a `context` delta changed.
+            // A delta rolls the snapshot back only if it holds all that takes: a `raw` one lacks the old values, a
+            // `context` one the positions. Their snapshot is refreshed at the commit.
             keeps_snapshot && options_.values != ValueCodec::kRaw && options_.positions != PositionMode::kContext};
   }
 
