@@ -4,12 +4,11 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/checkpoint_apply.hpp"
-#include "checkpoint/table_difference.hpp"
 #include "sparsecast/delta.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
 #include "tools/common/report.hpp"
+#include "tools/delta/delta_base.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -54,30 +53,15 @@ CommitRecord compose_pair(FileSystem& fs, const std::string& first, const std::s
   return commit;
 }
 
-/// Opens the base, if there is one, and verifies that the first delta starts from it.
-std::optional<Checkpoint> open_base(FileSystem& fs, const ComposeFlags& flags) {
-  if (flags.base.empty()) return std::nullopt;
-  require_not_interrupted(fs, flags.base);
-  const DeltaFile first = DeltaFile::open(fs, flags.deltas.front());
-  Checkpoint base = Checkpoint::open(fs, flags.base);
-  require_same_table(base.table(), flags.base, first.table(), flags.deltas.front());
-  const StateDigest digest =
-      sum(digest_tensors(base.table(), refs_to(base.table(), base.tensors()), flags.encode.threads));
-  if (!(digest == first.header().base_digest)) {
-    throw Error(ErrorCode::kWrongBase,
-                fmt::format("its digest is {}, but '{}' starts from {}", to_hex(digest.value), flags.deltas.front(),
-                            to_hex(first.header().base_digest.value)),
-                flags.base);
-  }
-  return base;
-}
-
 int run_compose(Console& console, const ComposeFlags& flags) {
   FileSystem& fs = console.fs;
   const EncodeOptions options = flags.encode.options();
   EncodeOptions intermediate = options;
   intermediate.zstd_level = 0;
-  const std::optional<Checkpoint> base = open_base(fs, flags);
+  std::optional<Checkpoint> base;
+  if (!flags.base.empty()) {
+    base = open_base(fs, flags.base, DeltaFile::open(fs, flags.deltas.front()), flags.encode.threads);
+  }
   std::unique_ptr<TemporaryDelta> merged;
   for (std::size_t i = 1; i < flags.deltas.size(); ++i) {
     const bool last = i + 1 == flags.deltas.size();

@@ -12,6 +12,7 @@
 #include "tools/common/options.hpp"
 #include "tools/common/progress.hpp"
 #include "tools/common/report.hpp"
+#include "tools/delta/delta_base.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -24,18 +25,13 @@ struct InvertFlags {
 };
 
 /// Opens the base and verifies that the delta starts from it: raw values of another checkpoint would be meaningless.
-CheckpointStore open_base(Console& console, const InvertFlags& flags, const DeltaFile& delta,
-                          const Progress& progress) {
+CheckpointStore open_store(Console& console, const InvertFlags& flags, const DeltaFile& delta,
+                           const Progress& progress) {
   require_not_interrupted(console.fs, flags.base);
   CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.base)), OpenMode::kRead);
   require_same_table(store.table(), flags.base, delta.table(), flags.delta);
   const StateDigest digest = sum(digest_store(store, flags.encode.threads, progress));
-  if (!(digest == delta.header().base_digest)) {
-    throw Error(ErrorCode::kWrongBase,
-                fmt::format("its digest is {}, but '{}' starts from {}", to_hex(digest.value), flags.delta,
-                            to_hex(delta.header().base_digest.value)),
-                flags.base);
-  }
+  require_base(digest, flags.base, delta);
   return store;
 }
 
@@ -54,15 +50,19 @@ int run_invert(Console& console, const InvertFlags& flags) {
                 flags.delta);
   }
   ProgressBar bar(console);
-  std::optional<CheckpointStore> base;
-  if (raw || context) base = open_base(console, flags, delta, bar.callback());
+  std::optional<CheckpointStore> store;
+  std::optional<Checkpoint> base;
+  if (raw) {
+    store = open_store(console, flags, delta, bar.callback());
+  } else if (context) {
+    base = open_base(console.fs, flags.base, delta, flags.encode.threads);
+  }
   DeltaOutput output(console.fs, flags.encode.output);
   CommitRecord commit;
   if (raw) {
-    commit = raw_inverse(*base, delta, options, output.sink(), bar.callback());
+    commit = raw_inverse(*store, delta, options, output.sink(), bar.callback());
   } else if (context) {
-    const Checkpoint checkpoint = Checkpoint::open(console.fs, flags.base);
-    commit = invert(delta, options, output.sink(), checkpoint.tensors());
+    commit = invert(delta, options, output.sink(), base->tensors());
   } else {
     commit = invert(delta, options, output.sink());
   }
