@@ -193,6 +193,8 @@ class RealTrace(Folder):
                     refused = run("invert", merged, "-o", back, expect=2)
                     self.assertIn("--base", refused.stderr)
                     run("invert", merged, "-o", back, "--base", self.checkpoints[1], expect=3)
+                    context = ("--base", self.anchor, "--positions", "context")
+                    self.assertIn("'ulp'", run("invert", merged, "-o", back, *context, expect=2).stderr)
                 run("invert", merged, "-o", back, *(["--base", self.anchor] if values == "raw" else []))
                 run("apply", out, back, "-o", restored, "--force")
                 self.assertEqual(read_safetensors(restored)[0], self.states[0])

@@ -15,6 +15,10 @@ namespace sparsecast {
 namespace {
 
 DeltaHeader inverse_header(const DeltaFile& delta, const EncodeOptions& options) {
+  if (options.positions == PositionMode::kContext) {
+    throw Error(ErrorCode::kUsage, "'context' positions need 'ulp' values, and the inverse has 'raw' ones",
+                delta.name());
+  }
   DeltaHeader header = delta.header();
   header.version = delta.header().base_version;
   header.base_version = delta.header().version;
