@@ -271,14 +271,14 @@ stage_bench() {
   export bin commit sources
   if ((quick)); then
     try "cuda_bench" 180 bash -c 'bench "$@"' - --quick --json "$raw/bench.json"
+    try "cuda_bench variants" 90 bash -c 'bench "$@"' - --gib 1 --repeat 5 --percent 1 --dtypes BF16 --variants --small-tensors 0 \
+      --json "$raw/bench_variants.json"
   else
     try "cuda_bench" 270 bash -c 'bench "$@"' - --gib 4 --json "$raw/bench.json"
     try "cuda_bench 16 GiB" 90 bash -c 'bench "$@"' - --gib 16 --percent 1 --dtypes BF16 --json "$raw/bench_16gib.json"
-    local chunk fetch_bytes
-    for chunk in 128 256 4096; do
-      try "cuda_bench chunks of $chunk MiB" 40 bash -c 'bench "$@"' - --percent 1 --dtypes BF16 --chunk-mib "$chunk" \
-        --json "$raw/bench_chunk_$chunk.json"
-    done
+    local fetch_bytes
+    try "cuda_bench variants" 120 bash -c 'bench "$@"' - --percent 1 --dtypes BF16 --variants --small-tensors 0 \
+      --json "$raw/bench_variants.json"
     for fetch_bytes in 32 64 128; do
       try "cuda_bench L2 fetch $fetch_bytes" 40 bash -c 'bench "$@"' - --percent 1 --dtypes BF16 --l2-fetch "$fetch_bytes" \
         --json "$raw/bench_l2_$fetch_bytes.json"
@@ -314,7 +314,7 @@ stage_profile() {
   export bin raw
   try "ncu detect" 120 bash -c 'profile "$@"' - detect '\bdetect<'
   try "ncu encode" 120 bash -c 'profile "$@"' - encode '\bencode_runs<unsigned short'
-  try "ncu apply" 120 bash -c 'profile "$@"' - apply '\bdecode_runs<unsigned short, *(true|\(bool\)1)'
+  try "ncu apply" 120 bash -c 'profile "$@"' - apply '\bwrite_entries<unsigned short'
 }
 
 # Two ranks of `doctor` that share the device: what docs/nccl.md asks for, ended within a minute.

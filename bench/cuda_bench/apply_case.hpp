@@ -29,12 +29,21 @@ struct ApplyCase {
 /// Times stage, apply and digest and adds a row for each. Leaves the live weights at the new version, and requires the
 /// change of their digest to equal the encoder's.
 void run_apply(Workbench& bench, const ApplyCase& apply);
+/// Times stage and apply with the entries of the delta kept, and without.
+void run_apply_variants(Workbench& bench, const ApplyCase& apply);
 
-/// Returns options with the bench's chunk size, for an encoder whose steps are timed by `steps`.
-cuda::DeviceEncoderOptions encoder_options(const Workbench& bench, StepTimer& steps);
+using MakeEncoder = std::function<cuda::DeviceEncoder(const cuda::DeviceEncoderOptions&)>;
+
+/// Returns options with the bench's chunk size.
+cuda::DeviceEncoderOptions encoder_options(const Workbench& bench);
 /// Times the encoding of whole deltas, from start() to the end of finish(), and stores the frames of the last one.
+/// `reset` restores the old weights before each round. `steps`, if given, measures the rounds that count.
 Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
-                   const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames);
+                   const std::function<void()>& reset, cuda::DeviceFrames& frames, StepTimer* steps = nullptr);
+/// Adds a row for each step of an encoder that takes them one after another, without a graph: `whole` is the row of the
+/// same encoder as it is used.
+void add_encoder_steps(Workbench& bench, const MakeEncoder& make, const DeltaHeader& header,
+                       const std::function<void()>& reset, const ResultLine& whole, std::uint64_t copied);
 /// Returns a header of version 2 over version 1.
 DeltaHeader bench_header(const TensorTable& table, const EncodeOptions& options);
 /// Adds a row "phase/step" for each step of `whole`, with a number of bytes if the step moves all of them.

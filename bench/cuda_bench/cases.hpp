@@ -3,6 +3,10 @@
 
 // The cases that are timed. Each adds rows, and checks on the device that every result is right bit for bit.
 
+#include <functional>
+#include <vector>
+
+#include "cuda/encode/device_encoder.hpp"
 #include "cuda_bench/generator.hpp"
 #include "cuda_bench/workbench.hpp"
 #include "sparsecast/tensor_table.hpp"
@@ -34,7 +38,26 @@ struct WeightArray {
 /// changes.
 WeightArray make_weights(Workbench& bench, DType dtype, double gib, double percent);
 
-/// Times the comparison with a snapshot, which is refreshed, then stage, apply and digest of its frames.
+/// Device memory of weights and of their snapshot.
+struct ComparedArrays {
+  /// `bench` and `weights` must outlive this object.
+  ComparedArrays(Workbench& bench, const WeightArray& weights);
+  ComparedArrays(const ComparedArrays&) = delete;
+  /// Requires the snapshot to be that of the new weights; `which` says in which role.
+  void require_new(Workbench& bench, const WeightArray& weights, const char* which) const;
+
+  TensorTable table;
+  std::vector<std::byte*> old;  ///< Where each tensor begins in the snapshot.
+  std::vector<cuda::CompareTensor> tensors;
+  std::function<void()> reset;  ///< Sets the snapshot to the old weights, on the bench's stream.
+
+ private:
+  cuda::DeviceMemory current_;
+  cuda::DeviceMemory snapshot_;
+};
+
+/// Times the comparison with a snapshot, which is refreshed, then stage, apply and digest of its frames; with
+/// CudaBenchOptions::variants also what is still to be chosen: chunks, overlap, graphs, and entries of a subscriber.
 void run_compare(Workbench& bench, const WeightArray& weights);
 /// Times FusedCast and the cast snapshot beside the plain cast. The weights are bf16.
 void run_casts(Workbench& bench, const WeightArray& weights);

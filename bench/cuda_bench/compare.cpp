@@ -32,20 +32,30 @@ DeltaHeader bench_header(const TensorTable& table, const EncodeOptions& options)
   return header;
 }
 
-cuda::DeviceEncoderOptions encoder_options(const Workbench& bench, StepTimer& steps) {
+cuda::DeviceEncoderOptions encoder_options(const Workbench& bench) {
   cuda::DeviceEncoderOptions options;
   options.chunk_bytes = bench.options().chunk_mib << 20;
-  options.after_step = steps.hook();
   return options;
 }
 
 Times time_encoder(Workbench& bench, cuda::DeviceEncoder& encoder, const DeltaHeader& header,
-                   const std::function<void()>& reset, StepTimer& steps, cuda::DeviceFrames& frames) {
+                   const std::function<void()>& reset, cuda::DeviceFrames& frames, StepTimer* steps) {
   const auto encode = [&] {
     encoder.start(bench.stream());
     frames = encoder.finish(header);
   };
-  return bench.time(reset, encode, &steps);
+  return bench.time(reset, encode, steps);
+}
+
+void add_encoder_steps(Workbench& bench, const MakeEncoder& make, const DeltaHeader& header,
+                       const std::function<void()>& reset, const ResultLine& whole, std::uint64_t copied) {
+  StepTimer steps(bench.stream());
+  cuda::DeviceEncoderOptions options = encoder_options(bench);
+  options.after_step = steps.hook();
+  cuda::DeviceEncoder encoder = make(options);
+  cuda::DeviceFrames frames;
+  static_cast<void>(time_encoder(bench, encoder, header, reset, frames, &steps));
+  add_steps(bench, steps, whole, copied);
 }
 
 void add_steps(Workbench& bench, const StepTimer& steps, const ResultLine& whole, std::uint64_t copied) {
@@ -61,42 +71,72 @@ void add_steps(Workbench& bench, const StepTimer& steps, const ResultLine& whole
   }
 }
 
-void run_compare(Workbench& bench, const WeightArray& weights) {
-  const TensorTable table = weights.table();
+ComparedArrays::ComparedArrays(Workbench& bench, const WeightArray& weights)
+    : table(weights.table()), current_(weights.bytes()), snapshot_(weights.bytes()) {
+  fill(current_.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
+  reset = [&bench, &weights, this] {
+    fill(snapshot_.as(), weights.elements, weights.recipe, Version::kOld, bench.stream());
+  };
   const std::size_t size = element_size(weights.recipe.dtype);
-  const cuda::DeviceMemory current(weights.bytes());
-  const cuda::DeviceMemory snapshot(weights.bytes());
-  fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
-  const auto reset = [&] { fill(snapshot.as(), weights.elements, weights.recipe, Version::kOld, bench.stream()); };
-
-  StepTimer steps(bench.stream());
-  const EncodeOptions options;
-  std::vector<cuda::CompareTensor> tensors;
-  const auto old = weights.cut(snapshot.as(), size);
-  for (const std::byte* d_current : weights.cut(static_cast<const std::byte*>(current.as()), size)) {
+  old = weights.cut(snapshot_.as(), size);
+  for (const std::byte* d_current : weights.cut(static_cast<const std::byte*>(current_.as()), size)) {
     tensors.push_back({d_current, old[tensors.size()]});
   }
-  auto encoder = cuda::DeviceEncoder::compare(table, tensors, true, options, encoder_options(bench, steps));
-  const DeltaHeader header = bench_header(table, options);
+}
+
+void ComparedArrays::require_new(Workbench& bench, const WeightArray& weights, const char* which) const {
+  bench.require(count_wrong(snapshot_.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
+                fmt::format("the {}, {}", which, weights.what));
+}
+
+void run_compare(Workbench& bench, const WeightArray& weights) {
+  const ComparedArrays arrays(bench, weights);
+  const EncodeOptions options;
+  const MakeEncoder make = [&](const cuda::DeviceEncoderOptions& device) {
+    return cuda::DeviceEncoder::compare(arrays.table, arrays.tensors, true, options, device);
+  };
+  cuda::DeviceEncoder encoder = make(encoder_options(bench));
+  const DeltaHeader header = bench_header(arrays.table, options);
   cuda::DeviceFrames frames;
-  const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
-  bench.require(count_wrong(snapshot.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
-                "the refreshed snapshot, " + weights.what);
+  const Times times = time_encoder(bench, encoder, header, arrays.reset, frames);
+  arrays.require_new(bench, weights, "refreshed snapshot");
   bench.require(frames.commit.changed == weights.touched.changed, "the number of changes, " + weights.what);
 
-  ResultLine row{"detect+encode", weights.what, weights.percent, 2 * weights.bytes(), times};
+  ResultLine row{"detect+encode", weights.what, weights.percent, 2 * weights.bytes() + 32 * weights.touched.sectors,
+                 times};
   row.more["changed"] = static_cast<double>(frames.commit.changed);
   row.more["bytes_per_change"] = weights.touched.changed == 0 ? 0
                                                               : static_cast<double>(frames.commit.frame_bytes) /
                                                                     static_cast<double>(frames.commit.changed);
   bench.add(row, weights.bytes());
-  add_steps(bench, steps, row, weights.bytes());
+  add_encoder_steps(bench, make, header, arrays.reset, row, weights.bytes());
 
   // The frames stay in the encoder's memory; the snapshot becomes the live weights of a receiver.
-  run_apply(bench, {table, old, header, frames, weights.what, weights.percent, weights.bytes(), weights.touched.sectors,
-                    reset});
-  bench.require(count_wrong(snapshot.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
-                "the applied weights, " + weights.what);
+  const ApplyCase apply{arrays.table, arrays.old,      header,          frames,
+                        weights.what, weights.percent, weights.bytes(), weights.touched.sectors,
+                        arrays.reset};
+  run_apply(bench, apply);
+  arrays.require_new(bench, weights, "applied weights");
+  if (!bench.options().variants) return;
+  run_apply_variants(bench, apply);
+  arrays.require_new(bench, weights, "weights applied in variants");
+  for (const std::uint64_t mib : {64, 256, 1024}) {
+    for (const bool overlap : {false, true}) {
+      for (const bool graph : {false, true}) {
+        cuda::DeviceEncoderOptions device;
+        device.chunk_bytes = mib << 20;
+        device.overlap = overlap;
+        device.graph = graph;
+        cuda::DeviceEncoder variant = make(device);
+        cuda::DeviceFrames encoded;
+        row.times = time_encoder(bench, variant, header, arrays.reset, encoded);
+        bench.require(encoded.commit.frames_hash == frames.commit.frames_hash,
+                      "the frames of a variant, " + weights.what);
+        row.phase = fmt::format("detect+encode, {} MiB{}{}", mib, overlap ? ", overlap" : "", graph ? ", graph" : "");
+        bench.add(row, weights.bytes());
+      }
+    }
+  }
 }
 
 void run_small_tensors(Workbench& bench, double percent) {

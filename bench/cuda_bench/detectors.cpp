@@ -28,10 +28,9 @@ void run_casts(Workbench& bench, const WeightArray& weights) {
   const EncodeOptions options;
   const DeltaHeader header = bench_header(table, options);
   const auto detect = [&](const char* phase, const auto& make_encoder) {
-    StepTimer steps(bench.stream());
-    cuda::DeviceEncoder encoder = make_encoder(encoder_options(bench, steps));
+    cuda::DeviceEncoder encoder = make_encoder(encoder_options(bench));
     cuda::DeviceFrames frames;
-    const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+    const Times times = time_encoder(bench, encoder, header, reset, frames);
     require_the_cast(phase);
     bench.require(frames.commit.changed == weights.touched.changed,
                   fmt::format("changes of the {}, {}", phase, weights.what));
@@ -39,7 +38,7 @@ void run_casts(Workbench& bench, const WeightArray& weights) {
     row.more["over_plain"] = times.device_ms / plain.device_ms;
     row.baseline = "plain cast";
     bench.add(row, weights.bytes());
-    add_steps(bench, steps, row, weights.bytes());
+    add_encoder_steps(bench, make_encoder, header, reset, row, weights.bytes());
   };
 
   // One array serves as the live bf16 weights of the fused cast and as the snapshot of the cast snapshot.
@@ -72,17 +71,16 @@ void run_pinned(Workbench& bench, const WeightArray& weights) {
   });
   bench.add({"pinned copy", weights.what, weights.percent, 0, copy}, weights.bytes());
 
-  StepTimer steps(bench.stream());
   const EncodeOptions options;
   std::vector<cuda::PinnedTensor> tensors;
   const auto h_old = weights.cut(snapshot.as(), size);
   for (const std::byte* d_current : weights.cut(static_cast<const std::byte*>(current.as()), size)) {
     tensors.push_back({d_current, h_old[tensors.size()]});
   }
-  auto encoder = cuda::DeviceEncoder::compare_pinned(table, tensors, true, options, encoder_options(bench, steps));
+  auto encoder = cuda::DeviceEncoder::compare_pinned(table, tensors, true, options, encoder_options(bench));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+  const Times times = time_encoder(bench, encoder, header, reset, frames);
   bench.require(frames.commit.changed == weights.touched.changed, "changes of the pinned snapshot, " + weights.what);
   cuda::copy_async(current.as(), snapshot.as(), weights.bytes(), cudaMemcpyHostToDevice, bench.stream());
   bench.require(count_wrong(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream()) == 0,
@@ -101,7 +99,6 @@ void run_mask(Workbench& bench, const WeightArray& weights) {
   fill(current.as(), weights.elements, weights.recipe, Version::kNew, bench.stream());
   fill_mask(mask.as<std::uint64_t>(), weights.elements, weights.recipe, bench.stream());
 
-  StepTimer steps(bench.stream());
   EncodeOptions options;
   options.values = ValueCodec::kRaw;
   std::vector<cuda::MaskTensor> tensors;
@@ -110,15 +107,18 @@ void run_mask(Workbench& bench, const WeightArray& weights) {
     tensors.push_back({d_current, mask.as<const std::uint64_t>() + first / 64});
     first += weights.tensor_elements;
   }
-  auto encoder = cuda::DeviceEncoder::mask(table, tensors, options, encoder_options(bench, steps));
+  const MakeEncoder make = [&](const cuda::DeviceEncoderOptions& device) {
+    return cuda::DeviceEncoder::mask(table, tensors, options, device);
+  };
+  cuda::DeviceEncoder encoder = make(encoder_options(bench));
   const DeltaHeader header = bench_header(table, options);
   cuda::DeviceFrames frames;
-  const Times times = time_encoder(bench, encoder, header, nullptr, steps, frames);
+  const Times times = time_encoder(bench, encoder, header, nullptr, frames);
   bench.require(frames.commit.changed == weights.touched.changed, "the mask's changes, " + weights.what);
   const ResultLine row{"mask", weights.what, weights.percent, weights.elements / 8 + weights.touched.sectors * 32,
                        times};
   bench.add(row, weights.bytes());
-  add_steps(bench, steps, row, weights.bytes());
+  add_encoder_steps(bench, make, header, nullptr, row, weights.bytes());
 }
 
 void run_cub(Workbench& bench, const WeightArray& weights) {

@@ -39,6 +39,8 @@ std::optional<int> parse_options(int argc, char** argv, CudaBenchOptions& option
                  "Also write the results to this file (-: to standard output, and the table to standard error)");
   app.add_option("--commit", options.commit, "Instead of the commit that was built, for the record");
   app.add_option("--sources", options.sources, "Hash of cuda/, for the record");
+  app.add_flag("--variants", options.variants,
+               "Also time what is still to be chosen: chunks, overlap, graphs, and the entries of a subscriber");
   app.add_flag("--machine", options.machine, "Only print what the device is, as JSON; exit code 4 without one");
   app.add_flag("--quick", quick, "1 GiB, 0.1, 1 and 20 %, 5 rounds");
   try {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsecast/device.hpp"
 #include "sparsecast/dtype.hpp"
 
 namespace sparsecast::bench {
@@ -18,9 +19,10 @@ struct CudaBenchOptions {
   int warm_up = 2;
   int repeat = 7;
   std::uint64_t seed = 1;
-  std::uint64_t chunk_mib = 1024;
+  std::uint64_t chunk_mib = kDefaultChunkBytes >> 20;
   std::uint64_t small_tensors = 5000;  ///< Number of tensors in the case of many tensors; 0 leaves it out.
   int l2_fetch_bytes = 0;              ///< cudaLimitMaxL2FetchGranularity: 32, 64 or 128; 0 leaves it.
+  bool variants = false;               ///< Also time what is still to be chosen.
   bool machine = false;                ///< Only describe the device.
   std::string trace;
   std::string json;

@@ -51,15 +51,14 @@ void run_trace(Workbench& bench, const std::string& directory) {
     d_old.push_back(snapshot.as() + (current.memory[t] - current.memory.begin()));
     tensors.push_back({current.memory[t], d_old.back()});
   }
-  StepTimer steps(bench.stream());
-  auto encoder = cuda::DeviceEncoder::compare(table, tensors, true, options, encoder_options(bench, steps));
+  auto encoder = cuda::DeviceEncoder::compare(table, tensors, true, options, encoder_options(bench));
   const DeltaHeader header = bench_header(table, options);
   for (std::size_t i = 1; i <= series.steps(); ++i) {
     series.advance(i, current.views());
     current.upload(bench.stream());
     const auto reset = [&] { copy(snapshot, before.as()); };
     cuda::DeviceFrames frames;
-    const Times times = time_encoder(bench, encoder, header, reset, steps, frames);
+    const Times times = time_encoder(bench, encoder, header, reset, frames);
     const auto same = [&](const char* what) {
       bench.require(
           count_differing_words(snapshot.as(), current.memory.begin(), snapshot.bytes() / 4, bench.stream()) == 0,

@@ -45,10 +45,15 @@ class DeviceApplier::State {
   void check_headers(std::span<const StreamFrames> deltas);
   FrameHeader check_header_at(const StreamFrames& delta, std::uint32_t sequence, std::size_t frame) const;
   std::string context_of(const StreamFrames& delta, std::uint32_t sequence) const;
+  void reserve_entries();
   void validate(std::span<const StreamFrames> deltas);
   [[noreturn]] void explain(std::uint64_t input_error, std::span<const StreamFrames> deltas);
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
+  }
+  /// Throws if an apply() that was waited for has found an error in a staged frame.
+  void require_unchanged() const {
+    if (changed_since_) throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
   void require_invertible(Direction direction) const {
     if (direction == Direction::kForward || !any_raw_) return;
@@ -83,12 +88,15 @@ class DeviceApplier::State {
   NanExpansion expansion_;
   std::vector<FrameHeader> headers_;
   TracePayload of_delta_;
+  std::uint64_t changed_ = 0;  ///< Number of changes of the staged deltas.
   bool staged_ = false;
-  bool any_raw_ = false;   ///< Of the staged deltas, one at least has raw words.
-  bool replaced_ = false;  ///< True while the undo record is that of the last apply.
+  bool changed_since_ = false;  ///< A staged frame is no longer what it was when it was validated.
+  bool any_raw_ = false;        ///< Of the staged deltas, one at least has raw words.
+  bool replaced_ = false;       ///< True while the undo record is that of the last apply.
 
   DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
   DeviceMemory streams_, frames_, inspections_, frame_undo_, group_begins_, blocks_, cta_blocks_, undo_;
+  DeviceMemory entry_positions_, entry_words_;
   PinnedMemory h_streams_, h_frames_, h_inspections_, h_control_, h_sums_, h_changes_;
 };
 

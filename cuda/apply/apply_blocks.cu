@@ -10,20 +10,31 @@ namespace {
 
 constexpr unsigned kCtas = 8;
 
+/// Returns the CTAs of a kernel in which a warp takes a block after another.
+unsigned grid_of_warps(const Received& received, unsigned warps, unsigned ctas, const DeviceStream& device) {
+  return grid_for((std::uint64_t{received.block_count} + warps - 1) / warps, ctas, device);
+}
+
+/// decode_blocks takes the blocks that decode_runs leaves: those that a warp cannot decode, and those with an error.
+template <class T, bool kWrite>
+void enqueue_decoding(const Received& received, Pass pass, const DeviceStream& device) {
+  const DecodePolicy& policy = device.policy.decode;
+  if (!kWrite || received.entry_positions == nullptr || device.loads_only) {
+    launch(decode_runs<T, kWrite>, grid_of_warps(received, kDecodeWarps<T>, policy.run_ctas, device),
+           32 * kDecodeWarps<T>, device, received, pass);
+  }
+  if (kWrite && (received.entry_positions != nullptr || device.loads_only)) {
+    launch(write_entries<T>, grid_of_warps(received, kThreads / 32, policy.write_ctas, device), kThreads, device,
+           received, pass);
+  }
+  launch(decode_blocks<T, kWrite>, grid_for(received.block_count, decode_ctas<T, kWrite>(policy), device), kThreads,
+         device, received, pass);
+}
+
 template <class T>
 void enqueue(const Received& received, Pass pass, const DeviceStream& device) {
-  // decode_blocks takes the blocks that decode_runs leaves: those that a warp cannot decode, and those with an error.
-  const unsigned runs =
-      grid_for((received.block_count + kDecodeWarps<T> - 1) / kDecodeWarps<T>, device.policy.decode.run_ctas, device);
-  if (pass == Pass::kValidate) {
-    launch(decode_runs<T, false>, runs, 32 * kDecodeWarps<T>, device, received, pass);
-    launch(decode_blocks<T, false>, grid_for(received.block_count, decode_ctas<T, false>(device.policy.decode), device),
-           kThreads, device, received, pass);
-  } else {
-    launch(decode_runs<T, true>, runs, 32 * kDecodeWarps<T>, device, received, pass);
-    launch(decode_blocks<T, true>, grid_for(received.block_count, decode_ctas<T, true>(device.policy.decode), device),
-           kThreads, device, received, pass);
-  }
+  pass == Pass::kValidate ? enqueue_decoding<T, false>(received, pass, device)
+                          : enqueue_decoding<T, true>(received, pass, device);
 }
 
 }  // namespace

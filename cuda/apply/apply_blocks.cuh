@@ -3,8 +3,9 @@
 
 // decode_runs and decode_blocks decode the blocks of a delta and either validate them or write them to the live
 // tensors: decode_runs one by a warp, decode_blocks one by a CTA, where a warp cannot. Validation reads the payloads
-// once. Apply reads them again, reads and writes the changed elements, and sums the change of the state digest in the
-// same pass. It writes nothing if validation found any error in the delta.
+// once; decode_runs keeps the entries then, if there is memory for them. Apply takes the entries (write_entries), or
+// reads the payloads again, reads and writes the changed elements, and sums the change of the state digest in the same
+// pass. It writes nothing if validation found any error in the delta.
 // Grids: a few CTAs on each multiprocessor; each takes one block of its element size after another.
 
 #include "cuda/apply/decode_blocks.cuh"
@@ -22,9 +23,7 @@ constexpr unsigned decode_ctas(const DecodePolicy& policy) {
 }
 /// Warps in a CTA of decode_runs.
 template <class T>
-inline constexpr unsigned kDecodeWarps = sizeof(T) <= 2   ? 4
-                                         : sizeof(T) == 4 ? 3
-                                                          : 2;
+inline constexpr unsigned kDecodeWarps = DecodePolicy::run_warps(sizeof(T));
 
 inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
@@ -32,6 +31,12 @@ inline constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 template <bool kWrite>
 __device__ bool is_refused(const ReceiveControl& control) {
   return control.directory_input_error != kNoInputError || (kWrite && control.block_input_error != kNoInputError);
+}
+
+/// Returns where this pass notes an error in a payload; not where is_refused() looks, at the same time.
+template <bool kWrite>
+__device__ std::uint64_t* error_word(const Received& received) {
+  return kWrite ? &received.control->changed_input_error : &received.control->block_input_error;
 }
 
 /// Changes of a block that are written together: where their words and their undo records are, and how to use them.
@@ -117,6 +122,43 @@ inline constexpr bool kDecodedRunsAreResident = kPolicy.decode.run_ctas*(sizeof(
 static_assert(kDecodedRunsAreResident<std::uint8_t> && kDecodedRunsAreResident<std::uint16_t> &&
               kDecodedRunsAreResident<std::uint32_t> && kDecodedRunsAreResident<std::uint64_t>);
 
+/// Sum of the digest change of the blocks that a warp writes, over one tensor at a time.
+struct RunDigest {
+  DigestSum sum;
+  std::uint32_t tensor = kNoTensor;
+
+  /// Prepares for a block of tensor `next`: passes on the sum of another one.
+  __device__ void enter(const Received& received, std::uint32_t next) {
+    if (next == tensor) return;
+    pass_on(received);
+    sum = {};
+    tensor = next;
+  }
+  /// Adds the sum to what the grid shares. All lanes.
+  __device__ void pass_on(const Received& received) const {
+    if (tensor == kNoTensor) return;
+    std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{tensor};
+    add_lanes_to_digest(sum, words, words + 1);
+  }
+};
+
+/// Returns the coded words of the block's entries.
+template <class T>
+__device__ T* entry_words(const Received& received, const ReceivedBlock& block) {
+  return in_global(reinterpret_cast<T*>(received.entry_words + block.first_change * received.entry_word_bytes));
+}
+
+/// Stores the decoded changes of a block as its entries.
+template <class T>
+__device__ void keep_entries(const Received& received, const ReceivedBlock& block, const RunDecoded<T>& run) {
+  std::uint32_t* const positions = in_global(received.entry_positions + block.first_change);
+  T* const words = entry_words<T>(received, block);
+  for (std::uint32_t i = WarpThreads::rank(); i < block.changed; i += 32) {
+    positions[i] = run.positions[i];
+    words[i] = run.coded[i];
+  }
+}
+
 template <class T, bool kWrite>
 __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
     decode_runs(Received received, Pass pass) {
@@ -124,12 +166,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
   // All lanes must take the same branch, although another CTA may report an error while they read the control.
   if (WarpThreads::any(is_refused<kWrite>(*received.control))) return;
   RunDecoded<T>& run = shared.warps[threadIdx.x / 32];
-  const auto pass_sum_on = [&](const DigestSum& sum, std::uint32_t tensor) {
-    std::uint64_t* const words = received.digest_changes + 2 * std::uint64_t{tensor};
-    add_lanes_to_digest(sum, words, words + 1);
-  };
-  DigestSum sum;
-  std::uint32_t summed = kNoTensor;
+  RunDigest digest;
   for (std::uint32_t b = blockIdx.x * kDecodeWarps<T> + threadIdx.x / 32; b < received.block_count;
        b += gridDim.x * kDecodeWarps<T>) {
     ReceivedBlock& block = received.blocks[b];
@@ -138,22 +175,37 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
       // Validation leaves it to a CTA, to tell why. Later it can only have changed since.
       if (WarpThreads::rank() == 0) {
         if (kWrite) {
-          refuse_block(&received.control->block_input_error, b, InputError::kLength);
+          refuse_block(error_word<kWrite>(received), b, InputError::kLength);
         } else {
           list_for_cta(received, b, block);
         }
       }
     } else if constexpr (kWrite) {
-      if (block.tensor != summed) {
-        if (summed != kNoTensor) pass_sum_on(sum, summed);
-        sum = {};
-        summed = block.tensor;
-      }
-      write_changes<WarpThreads, sizeof(T) < 8 ? 4 : 2>(received, block, pass, run.positions, run.coded, 0,
-                                                        block.changed, sum);
+      digest.enter(received, block.tensor);
+      write_changes<WarpThreads, DecodePolicy::lane_in_flight(sizeof(T))>(received, block, pass, run.positions,
+                                                                          run.coded, 0, block.changed, digest.sum);
+    } else if (received.entry_positions != nullptr) {
+      keep_entries(received, block, run);
     }
   }
-  if (kWrite && summed != kNoTensor) pass_sum_on(sum, summed);
+  if constexpr (kWrite) digest.pass_on(received);
+}
+
+/// Writes the entries of the blocks that a warp has decoded, as decode_runs<T, true> writes the changes.
+template <class T>
+__global__ void __launch_bounds__(kThreads, kPolicy.decode.write_ctas) write_entries(Received received, Pass pass) {
+  if (WarpThreads::any(is_refused<true>(*received.control))) return;
+  RunDigest digest;
+  for (std::uint32_t b = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; b < received.block_count;
+       b += gridDim.x * (kThreads / 32)) {
+    const ReceivedBlock& block = received.blocks[b];
+    if (block.element_shift != kShiftOf<T> || block.for_cta) continue;
+    digest.enter(received, block.tensor);
+    write_changes<WarpThreads, DecodePolicy::lane_in_flight(sizeof(T))>(
+        received, block, pass, in_global(received.entry_positions + block.first_change),
+        entry_words<T>(received, block), 0, block.changed, digest.sum);
+  }
+  digest.pass_on(received);
 }
 
 template <class T>
@@ -190,13 +242,13 @@ __global__ void __launch_bounds__(kThreads, decode_ctas<T, kWrite>(kPolicy.decod
   const auto sink = [&](const ReceivedBlock& block, std::uint32_t first, std::uint32_t entries) {
     if constexpr (kWrite) {
       DigestSum sum = shared.sums[threadIdx.x];
-      // Registers do not suffice for four elements in flight, or for two of 8 bytes.
-      write_changes<CtaThreads, sizeof(T) < 8 ? 2 : 1>(received, block, pass, shared.decode.positions,
-                                                       shared.decode.coded, first, entries, sum);
+      // Registers do not suffice for more elements in flight.
+      write_changes<CtaThreads, DecodePolicy::cta_in_flight(sizeof(T))>(received, block, pass, shared.decode.positions,
+                                                                        shared.decode.coded, first, entries, sum);
       shared.sums[threadIdx.x] = sum;
     }
   };
-  decode_listed<T>(received, shared.decode, enter, sink);
+  decode_listed<T>(received, shared.decode, error_word<kWrite>(received), enter, sink);
   if constexpr (kWrite) pass_sum_on();
 }
 

@@ -47,35 +47,38 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
 }
 
 /// Decodes a block, unless its elements are not of T. Calls enter(block) while `shared` is free for other uses, then
-/// sink(block, first, entries) for each chunk as decode_block does. An input error is recorded in the error word of the
+/// sink(block, first, entries) for each chunk as decode_block does. An input error is recorded in `error_word`, of the
 /// control.
 template <class T, class Enter, class Sink>
 __device__ void decode_one(const Received& received, const ReceivedBlock& block, DecodeShared<T>& shared,
-                           const Enter& enter, const Sink& sink) {
+                           std::uint64_t* error_word, const Enter& enter, const Sink& sink) {
   if (block.element_shift != kShiftOf<T>) return;
   enter(block);
   const InputError input_error =
       decode_block<T>(block, shared, [&](std::uint32_t first, std::uint32_t entries) { sink(block, first, entries); });
   if (input_error != InputError::kNone) {
     const auto number = static_cast<std::uint32_t>(&block - received.blocks);
-    refuse_block(&received.control->block_input_error, number, input_error);
+    refuse_block(error_word, number, input_error);
   }
   __syncthreads();
 }
 
-/// Decodes the blocks of elements of T in [at, end) so; CTA n takes every gridDim.x-th block from the n-th on.
+/// Decodes the blocks of elements of T in [at, end), which are validated, so; CTA n takes every gridDim.x-th block from
+/// the n-th on.
 template <class T, class Enter, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
                              DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
-  for (at += blockIdx.x; at < end; at += gridDim.x) decode_one<T>(received, *at, shared, enter, sink);
+  std::uint64_t* const error_word = &received.control->changed_input_error;
+  for (at += blockIdx.x; at < end; at += gridDim.x) decode_one<T>(received, *at, shared, error_word, enter, sink);
 }
 
 /// Decodes the blocks of elements of T that are listed for a CTA so.
 template <class T, class Enter, class Sink>
-__device__ void decode_listed(const Received& received, DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
+__device__ void decode_listed(const Received& received, DecodeShared<T>& shared, std::uint64_t* error_word,
+                              const Enter& enter, const Sink& sink) {
   const std::uint32_t count = received.control->cta_blocks;
   for (std::uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
-    decode_one<T>(received, received.blocks[received.cta_blocks[i]], shared, enter, sink);
+    decode_one<T>(received, received.blocks[received.cta_blocks[i]], shared, error_word, enter, sink);
   }
 }
 

@@ -61,6 +61,7 @@ void DeviceApplier::State::enqueue(Pass pass, cudaStream_t stream) {
   device_stream_.stream = stream;
   tell("");
   if (received_.block_count == 0) return;
+  require_unchanged();
   check(cudaMemsetAsync(changes_.as(), 0, changes_.bytes(), stream), "cudaMemsetAsync");
   received_.undo = keeps_replaced() ? undo_.as() : nullptr;
   for (unsigned size = 0; size < 4; ++size) {
@@ -102,9 +103,8 @@ std::vector<StateDigest> DeviceApplier::State::digest_changes() {
   host_.wait(device_stream_.stream, "apply");
   std::vector<StateDigest> out(table().size());
   if (received_.block_count == 0) return out;
-  if (decision().block_input_error != kNoInputError) {
-    throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
-  }
+  changed_since_ = decision().changed_input_error != kNoInputError;
+  require_unchanged();
   for (std::size_t t = 0; t < out.size(); ++t) out[t] = digest_at(h_changes_, t);
   return out;
 }

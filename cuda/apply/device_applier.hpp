@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,8 @@ enum class KeepReplaced : std::uint8_t {
 
 struct DeviceApplierOptions {
   KeepReplaced keep_replaced = KeepReplaced::kNone;
+  /// DeviceOptions::entry_bytes.
+  std::optional<std::uint64_t> entry_bytes = {};
   /// Time limit of one wait for the device.
   std::chrono::milliseconds deadline{60'000};
   /// Called after each enqueued step ("inspect", "directories", "validate", "apply", "digest"), and with "" where the

@@ -3,7 +3,7 @@
 
 // Reads the headers and directories of received frames and checks the rules of docs/wire-format.md §2.3 and §4 down to
 // the block entries. inspect_frames reads every byte of the frames once; read_directories reads about 24 bytes a block
-// and writes 56.
+// and writes 64.
 
 #include "codec/block.hpp"
 #include "cuda/apply/decode_runs.cuh"
@@ -167,7 +167,9 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       }
     }
     const auto scanned = cta_scan(shared.scan, undo_bytes);
-    changed += cta_sum(shared.scan, std::uint64_t{b < frame.blocks ? block.changed : 0});
+    const auto changes = cta_scan(shared.scan, std::uint64_t{b < frame.blocks ? block.changed : 0});
+    block.first_change = frame.first_change + changed + changes.before;
+    changed += changes.total;
     block.undo = undo + scanned.before;
     undo += scanned.total;
     if (b < frame.blocks) received.blocks[frame.first_block + b] = block;

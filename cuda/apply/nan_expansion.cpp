@@ -75,7 +75,7 @@ void NanExpansion::read_decision(const TensorTable& table, const Received& recei
   copy_async(h_control_.as(), control_.as(), control_.bytes(), cudaMemcpyDeviceToHost, device.stream);
   copy_async(h_received_.as(), received.control, sizeof(ReceiveControl), cudaMemcpyDeviceToHost, device.stream);
   host.wait(device.stream, "check the new values");
-  if (h_received_.as<ReceiveControl>()->block_input_error != kNoInputError) {
+  if (h_received_.as<ReceiveControl>()->changed_input_error != kNoInputError) {
     throw Error(ErrorCode::kCorrupt, "the frames have changed since they were staged");
   }
   for (std::size_t t = 0; t < table.size(); ++t) {

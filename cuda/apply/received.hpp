@@ -5,8 +5,12 @@
 //
 //   records  --inspect_frames-->  headers and sums, for the host to check
 //   directories  --read_directories-->  blocks  --place_undo-->  offset of the undo record of each frame
-//   blocks  --decode_blocks, kValidate-->  the first input error  --decode_blocks, kForward-->  live tensors
+//   blocks  --decode_runs and decode_blocks, kValidate-->  the first input error, entries
+//   entries  --write_entries-->  live tensors
+//   blocks without entries  --decode_runs and decode_blocks, kForward-->  live tensors
 //
+// Entries, a position and a coded word of each change, are what decode_runs keeps of its blocks where there is memory
+// for all of a delta's.
 // An input error is recorded as (number of the block among all << 8 | reason). The lowest one is kept, and nothing
 // is written if there is one.
 
@@ -66,6 +70,7 @@ struct ReceivedStream {
 struct ReceivedFrame {
   const std::byte* record = nullptr;
   std::uint64_t changed = 0;
+  std::uint64_t first_change = 0;  ///< Number of its first change among those of all frames.
   std::uint32_t record_bytes = 0;
   std::uint32_t body_bytes = 0;
   std::uint32_t groups = 0;
@@ -85,7 +90,8 @@ struct FrameInspection {
 /// A block whose directory entry has passed all checks.
 struct ReceivedBlock {
   const std::uint32_t* payload = nullptr;
-  std::uint64_t undo = 0;  ///< Offset of its replaced bits in the undo record of its frame.
+  std::uint64_t undo = 0;          ///< Offset of its replaced bits in the undo record of its frame.
+  std::uint64_t first_change = 0;  ///< Number of its first change, and of its first entry, among those of all frames.
   std::uint32_t payload_words = 0;
   std::uint32_t tensor = 0;
   std::uint32_t first_tile = 0;
@@ -100,6 +106,8 @@ struct ReceivedBlock {
 struct ReceiveControl {
   std::uint64_t directory_input_error = kNoInputError;
   std::uint64_t block_input_error = kNoInputError;
+  /// What a later pass has found in a block that validation had accepted, and that has changed since.
+  std::uint64_t changed_input_error = kNoInputError;
   std::uint64_t undo_bytes = 0;
   std::uint32_t cta_blocks = 0;  ///< Number of blocks listed in cta_blocks.
   std::uint32_t reserved = 0;
@@ -119,9 +127,13 @@ struct Received {
   std::uint64_t* frame_undo = nullptr;      ///< Undo bytes of each frame; after place_undo the offset of its record.
   std::byte* undo = nullptr;                ///< Undo records; null if replaced bits are not kept.
   std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.
+  // Indexed by change.
+  std::uint32_t* entry_positions = nullptr;  ///< In the block; null if entries are not kept.
+  std::byte* entry_words = nullptr;          ///< Those of a block are of its element size and lie together.
   ReceiveControl* control = nullptr;
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
+  std::uint32_t entry_word_bytes = 0;  ///< The largest element size in bytes: room for the word of an entry.
 };
 
 enum class Pass : std::uint8_t {

@@ -43,6 +43,7 @@ void DeviceApplier::State::list_streams(std::span<const StreamFrames> deltas) {
   received_.frames = frames_.as<ReceivedFrame>();
   received_.frame_count = static_cast<std::uint32_t>(count);
   received_.block_count = 0;
+  changed_ = 0;
   any_raw_ = false;
   std::uint32_t f = 0;
   for (std::uint32_t d = 0; d < deltas.size(); ++d) {
@@ -130,20 +131,46 @@ void DeviceApplier::State::check_headers(std::span<const StreamFrames> deltas) {
       const FrameHeader header = check_header_at(deltas[d], i, first + i);
       ReceivedFrame& received = frames()[first + i];
       received.changed = header.changed;
+      received.first_change = changed_;
       received.body_bytes = header.body_bytes;
       received.groups = header.groups;
       received.blocks = header.blocks;
       received.first_block = static_cast<std::uint32_t>(blocks);
       headers_[first + i] = header;
       blocks += header.blocks;
+      changed_ += header.changed;
     }
   }
   if (blocks >> 32 != 0) throw Error(ErrorCode::kUnsupported, "the deltas have too many blocks for one device");
   received_.block_count = static_cast<std::uint32_t>(blocks);
 }
 
+/// Makes room for the entries of the staged deltas, if there may be so many; without it the pause is only longer.
+void DeviceApplier::State::reserve_entries() {
+  received_.entry_positions = nullptr;
+  received_.entry_word_bytes = plan_.widest;
+  const std::uint64_t most = options_.entry_bytes.value_or(table().bytes() / 16) / (4 + plan_.widest);
+  if (changed_ == 0 || changed_ > most) return;
+  if (changed_ * plan_.widest > entry_words_.bytes()) {
+    entry_positions_ = DeviceMemory();
+    entry_words_ = DeviceMemory();
+    const std::uint64_t entries = std::min(most, changed_ + changed_ / 2);
+    try {
+      entry_positions_ = DeviceMemory(entries * sizeof(std::uint32_t));
+      entry_words_ = DeviceMemory(entries * plan_.widest);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      entry_positions_ = DeviceMemory();
+      return;
+    }
+  }
+  received_.entry_positions = entry_positions_.as<std::uint32_t>();
+  received_.entry_words = entry_words_.as();
+}
+
 void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   const TraceRange<"device_stage.validate"> range;
+  reserve_entries();
   reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
   reserve(cta_blocks_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
@@ -190,6 +217,7 @@ void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const St
 
 void DeviceApplier::State::stage(std::span<const StreamFrames> deltas, cudaStream_t stream) {
   staged_ = false;
+  changed_since_ = false;
   replaced_ = false;
   of_delta_ = {};
   for (const StreamFrames& delta : deltas) {
@@ -205,7 +233,7 @@ void DeviceApplier::State::stage(std::span<const StreamFrames> deltas, cudaStrea
     check_headers(deltas);
     validate(deltas);
   }
-  for (const FrameHeader& frame : headers_) of_delta_.changed += frame.changed;
+  of_delta_.changed = changed_;
   of_delta_.density = trace_density(of_delta_.changed, table().elements());
   staged_ = true;
 }

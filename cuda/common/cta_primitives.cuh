@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Scans and sums over the kThreads threads of a CTA, built on CUB.
+// Scans and sums over the kThreads threads of a CTA, built on CUB, and copies to shared memory that take no registers.
 
 #include "core/digest_common.hpp"
 #include "cuda/common/device_api.hpp"
@@ -47,6 +47,29 @@ __device__ Scanned<T> cta_scan(ScanShared& shared, T value) {
 template <class T>
 __device__ T cta_sum(ScanShared& shared, T value) {
   return cta_scan(shared, value).total;
+}
+
+/// Starts copying `from`, in global memory, to `to`, in shared memory, 16 bytes by each of the first threads of the
+/// CTA.
+template <class T>
+__device__ void copy_to_shared(T& to, const T& from) {
+  static_assert(sizeof(T) % sizeof(uint4) == 0 && alignof(T) % sizeof(uint4) == 0);
+  if (threadIdx.x >= sizeof(T) / sizeof(uint4)) return;
+  uint4* const target = reinterpret_cast<uint4*>(&to) + threadIdx.x;
+  const uint4* const source = reinterpret_cast<const uint4*>(&from) + threadIdx.x;
+#if defined(SPARSECAST_CUDA_EMULATION)
+  *target = *source;
+#else
+  __pipeline_memcpy_async(target, source, sizeof(uint4));
+  __pipeline_commit();
+#endif
+}
+
+/// Waits for the copies that this thread has started. All threads see them behind a barrier after it.
+__device__ inline void wait_for_copies() {
+#if !defined(SPARSECAST_CUDA_EMULATION)
+  __pipeline_wait_prior(0);
+#endif
 }
 
 struct AddDigests {

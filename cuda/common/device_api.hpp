@@ -20,6 +20,7 @@
 
 #else
 
+#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <cub/block/block_reduce.cuh>

@@ -11,11 +11,15 @@
 
 namespace sparsecast::cuda {
 
-/// Enqueues finding the changes of a chunk and forming its blocks.
-void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device);
+/// Enqueues finding the changes of a chunk and forming its blocks. With `beside_encode` it leaves room on the
+/// multiprocessors for the encoding of the chunk before.
+void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, bool beside_encode,
+                   const DeviceStream& device);
 /// Enqueues encoding the blocks of a chunk whose elements have 2^size bytes.
 void launch_encode(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
                    const DeviceStream& device);
+/// Enqueues noting in the counts of the pipeline how much of the arena is used, behind the encoding of its chunk.
+void launch_end_chunk(const Pipeline& pipeline, const DeviceStream& device);
 /// Returns the number of CTAs that launch_encode uses for a chunk of `tiles` tiles; each needs scratch memory.
 unsigned encode_grid(std::uint64_t tiles, const DeviceStream& device);
 /// Enqueues ordering the blocks of all chunks and cutting them into frames.

@@ -15,8 +15,8 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), unsigned ctas, unsigned threads, cudaStream_t stream,
             Arguments&&... arguments) {
 #if defined(SPARSECAST_CUDA_EMULATION)
-  emulation::count_launch(reinterpret_cast<const void*>(kernel));
-  emulation::run_grid(stream, ctas, threads, [&] { kernel(arguments...); });
+  emulation::launch_grid(stream, ctas, threads, reinterpret_cast<const void*>(kernel),
+                         [kernel, arguments...] { kernel(arguments...); });
 #else
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(ctas);

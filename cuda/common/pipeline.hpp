@@ -8,15 +8,17 @@
 //   (all chunks of a delta, one after another)
 //   records  --order_blocks-->  order and sums  --cut_frames-->  frames  --assemble_frames, sum_frames-->  records
 //
-// Tiles, sections and blocks are those of docs/wire-format.md §4. A chunk is a range of whole sections; the next chunk
-// uses the memory of its entries again. The block records of a section are stored at the numbers of its tiles, since it
-// has no more blocks than tiles.
+// Tiles, sections and blocks are those of docs/wire-format.md §4. A chunk is a range of whole sections. Encode works on
+// one chunk while detect reads the next one, so there are two sets of what is between them, and the chunk after next
+// uses a set again. The block records of a section are stored at the numbers of its tiles, since it has no more blocks
+// than tiles.
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "codec/block.hpp"
+#include "core/host_device.hpp"
 #include "core/strided_view.hpp"
 #include "sparsecast/codec.hpp"
 
@@ -88,10 +90,25 @@ struct StreamEntry {
   std::uint32_t first_section = 0;
 };
 
-struct TileEntry {
+/// A tile with its pointers, so that kernels find its elements after one load. What only changed elements need is in
+/// the entry of its tensor.
+struct alignas(16) TileEntry {
+  /// The first element of the tile; of the tensor, where a view has its elements.
+  const std::byte* current = nullptr;
+  const std::byte* old = nullptr;  ///< The same of the old bits; with kMask the words of the tile's mask.
   std::uint32_t tensor = 0;
-  std::uint32_t tile = 0;  ///< Number in the tensor.
+  std::uint32_t number = 0;  ///< In the tensor.
+  std::uint32_t current_view = kNoView;
+  std::uint32_t old_view = kNoView;
+  std::uint32_t count = 0;  ///< Number of elements; none if the tensor never changes.
+  std::uint8_t element_shift = 0;
+  bool masters = false;  ///< As of TensorEntry.
+  bool vectors = false;  ///< As of TensorEntry.
+
+  /// Returns its first element in the tensor.
+  SPARSECAST_HD std::uint64_t first() const { return std::uint64_t{number} * kTileElems; }
 };
+static_assert(sizeof(TileEntry) == 48);
 
 struct SectionEntry {
   std::uint32_t tensor = 0;
@@ -151,15 +168,23 @@ struct StreamSums {
   std::uint64_t hi = 0;
 };
 
+/// Counts of a chunk, which belong to its set of memory.
+struct ChunkCounts {
+  std::uint64_t level = 0;      ///< Control::arena_used behind the last chunk that had this set.
+  std::uint64_t entries = 0;    ///< Number that the tiles asked for, those without room included.
+  std::uint32_t runs[4] = {};   ///< Number of runs, by log2 of the element size.
+  std::uint32_t items[4] = {};  ///< Number of other work items.
+  std::uint32_t started = 0;    ///< Whether there was room for the chunk; otherwise its kernels do nothing.
+  std::uint32_t reserved = 0;
+};
+
 /// Head of the count table that the host reads once a delta; the sums of the streams and the entries of the frames
 /// follow.
 struct Control {
   std::uint64_t arena_used = 0;
   std::uint64_t frames_bytes = 0;  ///< Bytes of memory that the frames need.
-  std::uint64_t entries = 0;       ///< Number that the chunk's tiles asked for, those without room included.
-  std::uint64_t most_entries = 0;  ///< The most of any chunk before.
-  std::uint32_t runs[4] = {};      ///< Number of the chunk's runs, by log2 of the element size.
-  std::uint32_t items[4] = {};     ///< Number of its other work items.
+  std::uint64_t most_entries = 0;  ///< The most of any chunk but the last two.
+  ChunkCounts chunks[2] = {};      ///< Of the chunks with even and with odd numbers.
   std::uint32_t blocks = 0;
   std::uint32_t frames = 0;
   std::uint32_t next_chunk = 0;  ///< The first chunk that has not run.
@@ -196,6 +221,7 @@ struct Pipeline {
   std::byte* arena = nullptr;
   std::uint64_t arena_bytes = 0;
   Control* control = nullptr;
+  ChunkCounts* counts = nullptr;  ///< Of the chunk.
   StreamSums* stream_sums = nullptr;
   FrameEntry* frames = nullptr;
   std::byte* frame_memory = nullptr;
@@ -216,6 +242,7 @@ struct Chunk {
   std::uint32_t tile_begin = 0;
   std::uint32_t tile_end = 0;
   std::uint64_t worst_bytes = 0;  ///< Upper bound of the bytes of its payloads.
+  std::uint64_t room_bytes = 0;   ///< The same, with those of a chunk before that is still being encoded.
 };
 
 }  // namespace sparsecast::cuda

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How many CTAs of each kernel family a multiprocessor holds at once, by architecture (10 * major + minor of the
-// compute capability). Kernels take theirs for __launch_bounds__, which limits registers so that all are resident, and
-// launchers for their grids. CTAs have the same threads and shared memory on all architectures, so that code that was
-// compiled for one may run on a later one: its grid is then not quite what is resident.
+// The shape of each kernel family, and how many of its CTAs a multiprocessor holds at once, by architecture (10 * major
+// + minor of the compute capability). Kernels take the CTAs for __launch_bounds__, which limits registers so that all
+// are resident, and launchers for their grids. Shapes are the same on all architectures, so that code that was compiled
+// for one may run on a later one: its grid is then not quite what is resident.
 
 #include <cstdint>
 
@@ -20,14 +20,28 @@ inline constexpr unsigned kArchitecture = 90;
 /// Bytes of shared memory of a CTA that the system takes.
 inline constexpr unsigned kSystemSharedBytes = 1024;
 
+/// Returns a number for elements of `size` bytes: up to 2, of 4, and of 8.
+constexpr unsigned by_size(unsigned size, unsigned narrow, unsigned wide, unsigned widest) {
+  return size <= 2 ? narrow : size == 4 ? wide : widest;
+}
+
 /// detect. Limited by registers.
 struct DetectPolicy {
+  /// Vectors of 16 bytes, of each of two arrays, that a thread has in flight; over views each takes divisions as well.
+  static constexpr unsigned kInFlight = 4;
+  static constexpr unsigned kStridedInFlight = 2;
+
   unsigned ctas = 4;
-  unsigned strided_ctas = 3;  ///< Over tables with views.
+  /// In the grid of a chunk whose predecessor is encoded at the same time: two CTAs of encode_runs find registers
+  /// beside them. They have 96 KiB in flight, more than memory needs to be busy.
+  unsigned ctas_beside_encode = 3;
 };
 
 /// encode_blocks is limited by registers, encode_runs by shared memory.
 struct EncodePolicy {
+  /// Warps in a CTA of encode_runs.
+  static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 2, 2); }
+
   unsigned ctas = 3;
   unsigned run_ctas = 5;
   unsigned wide_run_ctas = 5;  ///< For elements of 4 and 8 bytes.
@@ -36,10 +50,17 @@ struct EncodePolicy {
 /// decode_blocks is limited by registers, decode_runs by shared memory. Decoding waits at barriers
 /// often, and several resident CTAs hide each other's waits.
 struct DecodePolicy {
+  /// Warps in a CTA of decode_runs.
+  static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 3, 2); }
+  /// Elements that a thread has in flight while it writes, one of the lanes of a warp or one of a CTA.
+  static constexpr unsigned lane_in_flight(unsigned element_bytes) { return by_size(element_bytes, 4, 4, 2); }
+  static constexpr unsigned cta_in_flight(unsigned element_bytes) { return by_size(element_bytes, 2, 2, 1); }
+
   unsigned validate_ctas = 4;
   unsigned apply_ctas = 3;
   unsigned wide_apply_ctas = 2;  ///< For elements of 4 and 8 bytes.
   unsigned run_ctas = 5;
+  unsigned write_ctas = 4;  ///< Of write_entries. Limited by registers.
 };
 
 struct Policy {

@@ -33,7 +33,13 @@ class DeviceGuard {
 /// A stream of the current device that does not wait for the default stream.
 class Stream {
  public:
-  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  /// With `urgent`, its work goes before that of other streams where a multiprocessor has room.
+  explicit Stream(bool urgent = false) {
+    int least = 0;
+    int greatest = 0;
+    if (urgent) check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+  }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }

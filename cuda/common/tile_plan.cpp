@@ -38,7 +38,12 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
     plan.sections.push_back(section);
     ++tensor.sections;
   }
-  for (std::uint32_t tile = 0; tile < tiles; ++tile) plan.tiles.push_back({index, tile});
+  for (std::uint32_t number = 0; number < tiles; ++number) {
+    TileEntry tile;
+    tile.tensor = index;
+    tile.number = number;
+    plan.tiles.push_back(tile);
+  }
 }
 
 /// Returns the largest possible payload of a section: all elements uncompressed, each block padded.
@@ -77,6 +82,26 @@ std::uint32_t add_view(TilePlan& plan, const StridedView& view) {
   return static_cast<std::uint32_t>(plan.views.size() - 1);
 }
 
+void enter_tile(TileEntry& tile, const TensorEntry& tensor, DetectSource source) {
+  if (tensor.current == nullptr) return;
+  const std::uint64_t first = tile.first();
+  const bool casts = source == DetectSource::kFusedCast || tensor.masters;
+  const auto place = [first](std::uint32_t view, unsigned shift) { return view == kNoView ? first << shift : 0; };
+  tile.count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, tensor.elements - first));
+  tile.element_shift = tensor.element_shift;
+  tile.masters = tensor.masters;
+  tile.vectors = tensor.vectors;
+  tile.current_view = tensor.current_view;
+  tile.old_view = tensor.old_view;
+  tile.current = tensor.current + place(tensor.current_view, casts ? 2 : tensor.element_shift);
+  tile.old = source == DetectSource::kMask ? reinterpret_cast<const std::byte*>(tensor.mask + first / 32)
+                                           : tensor.old + place(tensor.old_view, tensor.element_shift);
+}
+
+void enter_tiles(TilePlan& plan, DetectSource source) {
+  for (TileEntry& tile : plan.tiles) enter_tile(tile, plan.tensors[tile.tensor], source);
+}
+
 TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
   TilePlan plan;
   const TensorTable& table = tables.all();
@@ -110,12 +135,14 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
     chunk.worst_bytes += worst;
     plan.worst_bytes += worst;
   }
+  std::uint64_t worst_before = 0;
   for (const Chunk& chunk : plan.chunks) {
+    plan.chunk_room_bytes = std::max(plan.chunk_room_bytes, worst_before + chunk.worst_bytes);
+    worst_before = chunk.worst_bytes;
     plan.chunk_tiles = std::max(plan.chunk_tiles, chunk.tile_end - chunk.tile_begin);
     plan.chunk_sections = std::max(plan.chunk_sections, chunk.section_end - chunk.section_begin);
     plan.chunk_entries = std::max(plan.chunk_entries, entries_of(plan, chunk, kBlockChanges));
     plan.most_chunk_entries = std::max(plan.most_chunk_entries, entries_of(plan, chunk, kTileEntries));
-    plan.chunk_worst_bytes = std::max(plan.chunk_worst_bytes, chunk.worst_bytes);
   }
   return plan;
 }

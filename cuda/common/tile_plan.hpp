@@ -16,17 +16,17 @@ struct TilePlan {
   std::vector<TensorEntry> tensors;  ///< Entries whose pointers are null until enter_tensors() sets them.
   std::vector<StridedView> views;    ///< Views that entries refer to by index.
   std::vector<SectionEntry> sections;
-  std::vector<TileEntry> tiles;
+  std::vector<TileEntry> tiles;  ///< Without pointers and counts until enter_tiles() sets them.
   std::vector<Chunk> chunks;
   std::uint32_t chunk_tiles = 0;  ///< Largest number in any chunk.
   std::uint32_t chunk_sections = 0;
   // Largest number of entries of any chunk, if its tiles have up to kBlockChanges or up to kTileEntries.
   std::uint32_t chunk_entries = 0;
   std::uint32_t most_chunk_entries = 0;
-  std::uint64_t chunk_worst_bytes = 0;
-  std::uint64_t worst_bytes = 0;  ///< Upper bound of all payloads together.
-  std::uint32_t widest = 1;       ///< Largest element size in bytes.
-  bool has_size[4] = {};          ///< Element sizes that occur, by their binary logarithm.
+  std::uint64_t chunk_room_bytes = 0;  ///< Upper bound of the payloads of two chunks in succession.
+  std::uint64_t worst_bytes = 0;       ///< Upper bound of all payloads together.
+  std::uint32_t widest = 1;            ///< Largest element size in bytes.
+  bool has_size[4] = {};               ///< Element sizes that occur, by their binary logarithm.
 };
 
 /// Builds the plan of the joined table. A chunk has at most `chunk_bytes` bytes of elements, and at most one tile for
@@ -35,6 +35,11 @@ struct TilePlan {
 /// row-major index, or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more, and {kUsage} as
 /// digest_index_of does.
 TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes);
+
+/// Enters the pointers of its tensor into a tile, which has its numbers.
+void enter_tile(TileEntry& tile, const TensorEntry& tensor, DetectSource source);
+/// Enters those of all tensors into their tiles.
+void enter_tiles(TilePlan& plan, DetectSource source);
 
 /// Adds a view to the plan and returns its index, or kNoView if its elements are contiguous.
 std::uint32_t add_view(TilePlan& plan, const StridedView& view);

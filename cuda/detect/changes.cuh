@@ -7,6 +7,7 @@
 #include "codec/codec_common.hpp"
 #include "core/digest_common.hpp"
 #include "cuda/common/cta_primitives.cuh"
+#include "cuda/common/policies.hpp"
 #include "cuda/detect/change_mask.cuh"
 #include "cuda/detect/device_tile.cuh"
 #include "cuda/detect/fused_cast.cuh"
@@ -21,10 +22,10 @@ struct TwoVectors {
 
 /// Compares contiguous memory.
 template <unsigned kShift>
-__device__ void compare_vectors(const DeviceTile& tile, std::uint32_t vectors, ChangeMask& mask) {
+__device__ void compare_vectors(const TileEntry& tile, std::uint32_t vectors, ChangeMask& mask) {
   const auto* current = in_global(reinterpret_cast<const uint4*>(tile.current));
   const auto* old = in_global(reinterpret_cast<const uint4*>(tile.old));
-  mark_pieces<4, (16 >> kShift)>(
+  mark_pieces<DetectPolicy::kInFlight, (16 >> kShift)>(
       vectors, mask,
       [&](std::uint32_t at) {
         return TwoVectors{current[at], old[at]};
@@ -35,9 +36,9 @@ __device__ void compare_vectors(const DeviceTile& tile, std::uint32_t vectors, C
 /// Compares where at least one side is a strided view. Costs a division for each dimension but the first, for each
 /// vector.
 template <unsigned kShift>
-__device__ void compare_strided_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t vectors,
+__device__ void compare_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t vectors,
                                         ChangeMask& mask) {
-  mark_pieces<2, (16 >> kShift)>(
+  mark_pieces<DetectPolicy::kStridedInFlight, (16 >> kShift)>(
       vectors, mask,
       [&](std::uint32_t at) {
         return TwoVectors{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << (4 - kShift), kShift),
@@ -48,7 +49,7 @@ __device__ void compare_strided_vectors(const Pipeline& pipeline, const DeviceTi
 
 /// Compares the first `elements` elements, a multiple of 32, by the fastest loads that the source and the views allow.
 template <DetectSource kSource, unsigned kShift>
-__device__ void find_in_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t elements,
+__device__ void find_in_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t elements,
                                 ChangeMask& mask) {
   const bool strided = has_views(kSource) && (tile.current_view != kNoView || tile.old_view != kNoView);
   if constexpr (kShift == 1 && (kSource == DetectSource::kFusedCast || kSource == DetectSource::kMasters)) {
@@ -71,13 +72,16 @@ __device__ void find_in_vectors(const Pipeline& pipeline, const DeviceTile& tile
   }
 }
 
+/// Returns the number of mask words whose elements are compared by vectors.
+__device__ inline std::uint32_t vector_words(const TileEntry& tile) { return tile.vectors ? tile.count / 32 : 0; }
+
 template <DetectSource kSource, class T>
-__device__ void compare_elements(const Pipeline& pipeline, const DeviceTile& tile, ChangeMask& mask) {
-  const std::uint32_t whole = tile.vectors ? tile.count / 32 : 0;
-  find_in_vectors<kSource, kShiftOf<T>>(pipeline, tile, whole * 32, mask);
-  // The rest element by element; each warp gathers a word.
+__device__ void compare_elements(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
+  find_in_vectors<kSource, kShiftOf<T>>(pipeline, tile, vector_words(tile) * 32, mask);
+  // The rest element by element; each warp gathers a word. Where it begins is asked for again: kept, the number would
+  // take a register of the loads in flight.
   const std::uint32_t words = (tile.count + 31) / 32;
-  for (std::uint32_t w = whole + threadIdx.x / 32; w < words; w += kThreads / 32) {
+  for (std::uint32_t w = vector_words(tile) + threadIdx.x / 32; w < words; w += kThreads / 32) {
     const std::uint32_t i = w * 32 + threadIdx.x % 32;
     const bool changed =
         i < tile.count && new_element<kSource, T>(pipeline, tile, i) !=
@@ -91,11 +95,11 @@ __device__ void compare_elements(const Pipeline& pipeline, const DeviceTile& til
 /// Sets the bits of the changed elements in `mask`, which the CTA shares, and clears the others. Callers need a barrier
 /// before the call if they have used `mask`; it is complete on return.
 template <DetectSource kSource, class T>
-__device__ void find_changes(const Pipeline& pipeline, const DeviceTile& tile, ChangeMask& mask) {
+__device__ void find_changes(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask) {
   if constexpr (kSource == DetectSource::kMask) {
     const std::uint32_t words = (tile.count + 31) / 32;
     for (std::uint32_t w = threadIdx.x; w < kMaskWords; w += kThreads) {
-      std::uint32_t bits = w < words ? tile.mask[w] : 0;
+      std::uint32_t bits = w < words ? reinterpret_cast<const std::uint32_t*>(tile.old)[w] : 0;
       if (w + 1 == words && tile.count % 32 != 0) bits &= (1U << tile.count % 32) - 1;
       mask.words[w] = bits;
     }
@@ -123,14 +127,14 @@ __device__ void list_own_changes(const ChangeMask& mask, Position* out) {
 /// Returns the coded word of a changed element, stores its new bits in `refresh`, and adds its change to the digest
 /// sum.
 template <DetectSource kSource, class T>
-__device__ T code_change(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t at, DigestSum& sum) {
+__device__ T code_change(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t at, DigestSum& sum) {
   const T new_bits = new_element<kSource, T>(pipeline, tile, at);
   if constexpr (kSource == DetectSource::kMask) {
     return new_bits;
   } else {
     const auto place = place_in<kSource>(pipeline, tile, tile.old_view, at);
     const T old_bits = load_element<T>(tile.old, place);
-    const TensorEntry& tensor = *tile.tensor;
+    const TensorEntry& tensor = pipeline.tensors[tile.tensor];
     digest_replace(sum, tensor.key_lo, tensor.key_hi,
                    digest_place(view_at(pipeline.views, tensor.digest_view), tile.first() + at), old_bits, new_bits);
     if (pipeline.refresh) reinterpret_cast<T*>(tensor.refresh + (tile.old - tensor.old))[place] = new_bits;

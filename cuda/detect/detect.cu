@@ -18,30 +18,36 @@ __global__ void or_words(std::uint64_t* flags, const std::uint64_t* words, std::
 }
 
 template <DetectSource kSource>
-void enqueue(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
+void enqueue(const Pipeline& pipeline, const Chunk& chunk, bool beside_encode, const DeviceStream& device) {
+  const DetectPolicy& policy = device.policy.detect;
   launch(begin_chunk, 1, 1, device, pipeline, chunk);
   launch(detect<kSource>,
-         grid_for(chunk.tile_end - chunk.tile_begin, detect_ctas<kSource>(device.policy.detect), device), kThreads,
-         device, pipeline, chunk);
+         grid_for(chunk.tile_end - chunk.tile_begin, beside_encode ? policy.ctas_beside_encode : policy.ctas, device),
+         kThreads, device, pipeline, chunk);
   launch(form_blocks, grid_for(chunk.section_end - chunk.section_begin, kFormCtas, device), kThreads, device, pipeline,
          chunk);
 }
 
 }  // namespace
 
-void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& device) {
+void launch_detect(DetectSource source, const Pipeline& pipeline, const Chunk& chunk, bool beside_encode,
+                   const DeviceStream& device) {
   switch (source) {
     case DetectSource::kCompare:
-      return enqueue<DetectSource::kCompare>(pipeline, chunk, device);
+      return enqueue<DetectSource::kCompare>(pipeline, chunk, beside_encode, device);
     case DetectSource::kStrided:
-      return enqueue<DetectSource::kStrided>(pipeline, chunk, device);
+      return enqueue<DetectSource::kStrided>(pipeline, chunk, beside_encode, device);
     case DetectSource::kMasters:
-      return enqueue<DetectSource::kMasters>(pipeline, chunk, device);
+      return enqueue<DetectSource::kMasters>(pipeline, chunk, beside_encode, device);
     case DetectSource::kFusedCast:
-      return enqueue<DetectSource::kFusedCast>(pipeline, chunk, device);
+      return enqueue<DetectSource::kFusedCast>(pipeline, chunk, beside_encode, device);
     case DetectSource::kMask:
-      return enqueue<DetectSource::kMask>(pipeline, chunk, device);
+      return enqueue<DetectSource::kMask>(pipeline, chunk, beside_encode, device);
   }
+}
+
+void launch_end_chunk(const Pipeline& pipeline, const DeviceStream& device) {
+  launch(end_chunk, 1, 1, device, pipeline);
 }
 
 void launch_or_words(std::uint64_t* flags, const std::uint64_t* words, std::uint64_t count,

@@ -11,13 +11,12 @@
 
 namespace sparsecast::cuda {
 
-/// Returns the resident CTAs of detect on a multiprocessor.
-template <DetectSource kSource>
-constexpr unsigned detect_ctas(const DetectPolicy& policy) {
-  return has_views(kSource) ? policy.strided_ctas : policy.ctas;
-}
+/// Tiles whose entries are in shared memory: one that a warp may still be writing changes of, the one that others
+/// compare, and the next; a power of two.
+inline constexpr std::uint32_t kTilesAhead = 4;
 
 struct DetectShared {
+  TileEntry tiles[kTilesAhead];
   ChangeMask mask;
   std::uint16_t positions[kTileEntries];
   std::uint32_t first_entry;
@@ -32,14 +31,16 @@ struct DetectShared {
 /// kNoEntries. One thread.
 __device__ inline std::uint32_t take_entries(const Pipeline& pipeline, std::uint32_t count) {
   if (count > kTileEntries) return kNoEntries;
-  const std::uint64_t first = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.control->entries),
+  const std::uint64_t first = atomicAdd(reinterpret_cast<unsigned long long*>(&pipeline.counts->entries),
                                         static_cast<unsigned long long>(count));
   return first + count <= pipeline.entry_capacity ? static_cast<std::uint32_t>(first) : kNoEntries;
 }
 
 template <DetectSource kSource, class T>
-__device__ void fill_entries(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t first,
+__device__ void fill_entries(const Pipeline& pipeline, const TileEntry& shared_tile, std::uint32_t first,
                              std::uint32_t changed, const std::uint16_t* positions, DigestSum& sum) {
+  // A copy: stores to elements could change the original, as far as the compiler knows.
+  const TileEntry tile = shared_tile;
   std::uint16_t* entry_positions = pipeline.entry_positions + first;
   T* entry_words = reinterpret_cast<T*>(pipeline.entry_words + std::uint64_t{first} * pipeline.entry_word_bytes);
   for (std::uint32_t i = threadIdx.x; i < changed; i += kThreads) {
@@ -50,9 +51,11 @@ __device__ void fill_entries(const Pipeline& pipeline, const DeviceTile& tile, s
 
 /// Finds the changes of a tile of elements of T, number `number` of the chunk.
 template <DetectSource kSource, class T>
-__device__ void detect_tile(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t number,
+__device__ void detect_tile(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t number,
                             DetectShared& shared) {
   find_changes<kSource, T>(pipeline, tile, shared.mask);
+  // The entry of the next tile has arrived when the barriers of the scan are passed.
+  wait_for_copies();
   const auto own = cta_scan(shared.scan, count_own_changes(shared.mask));
   const std::uint32_t changed = own.total;
   if (threadIdx.x == 0) pipeline.tile_counts[number] = changed;
@@ -63,21 +66,32 @@ __device__ void detect_tile(const Pipeline& pipeline, const DeviceTile& tile, st
   const std::uint32_t first_entry = shared.first_entry;
   if (first_entry == kNoEntries) return;
   StreamDigest digest = shared.digests[threadIdx.x];
-  digest.enter(tile.tensor->stream, shared.digest, pipeline);
+  digest.enter(pipeline.tensors[tile.tensor].stream, shared.digest, pipeline);
   fill_entries<kSource, T>(pipeline, tile, first_entry, changed, shared.positions, digest.sum);
   shared.digests[threadIdx.x] = digest;
   // The positions of the next tile are written only after barriers, so no barrier is needed here.
 }
 
 template <DetectSource kSource>
-__global__ void __launch_bounds__(kThreads, detect_ctas<kSource>(kPolicy.detect))
-    detect(Pipeline pipeline, Chunk chunk) {
+__global__ void __launch_bounds__(kThreads, kPolicy.detect.ctas) detect(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(DetectShared, shared);
-  if (pipeline.control->stopped != 0) return;
+  if (pipeline.counts->started == 0) return;
   shared.digests[threadIdx.x] = {};
-  for (std::uint32_t index = chunk.tile_begin + blockIdx.x; index < chunk.tile_end; index += gridDim.x) {
-    const DeviceTile tile = open_tile<kSource>(pipeline, index);
-    const std::uint32_t number = index - chunk.tile_begin;
+  const std::uint32_t tiles = chunk.tile_end - chunk.tile_begin;
+  const auto fetch = [&](std::uint32_t round) {
+    const std::uint32_t number = blockIdx.x + round * gridDim.x;
+    if (number < tiles) {
+      copy_to_shared(shared.tiles[round % kTilesAhead], pipeline.tiles[chunk.tile_begin + number]);
+    }
+  };
+  fetch(0);
+  wait_for_copies();
+  __syncthreads();
+  // The round alone is kept: registers are for the loads in flight.
+  for (std::uint32_t round = 0; blockIdx.x + round * gridDim.x < tiles; ++round) {
+    const TileEntry& tile = shared.tiles[round % kTilesAhead];
+    const std::uint32_t number = blockIdx.x + round * gridDim.x;
+    fetch(round + 1);
     if constexpr (kSource == DetectSource::kFusedCast) {
       // Only bf16 tensors have masters; the others have no elements here.
       detect_tile<kSource, std::uint16_t>(pipeline, tile, number, shared);

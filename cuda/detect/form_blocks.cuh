@@ -1,30 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// begin_chunk and form_blocks run between the two large passes, detect and encode_blocks. begin_chunk decides whether
-// the next chunk may start. form_blocks joins the tiles of a section to blocks (docs/wire-format.md §5.1) from their
-// numbers of changes alone: it reads 4 bytes and writes 4 for each tile, and writes about 32 for each block. One CTA
-// takes one section after another, with one thread for each tile.
+// begin_chunk, form_blocks and end_chunk run between the large passes, detect and encode_blocks. begin_chunk decides
+// whether the next chunk may start. form_blocks joins the tiles of a section to blocks (docs/wire-format.md §5.1) from
+// their numbers of changes alone: it reads 4 bytes and writes 4 for each tile, and writes about 32 for each block. One
+// CTA takes one section after another, with one thread for each tile.
 
 #include "cuda/common/cta_primitives.cuh"
 
 namespace sparsecast::cuda {
 
-/// Starts a chunk only if its payloads fit into the arena at their largest, so that no chunk is ever half done. One
-/// thread.
+/// Starts a chunk only if its payloads, and those of the chunk before, fit into the arena at their largest, so that no
+/// chunk is ever half done. One thread.
 static __global__ void begin_chunk(Pipeline pipeline, Chunk chunk) {
   Control& control = *pipeline.control;
-  if (control.stopped != 0) return;
-  if (pipeline.arena_bytes - control.arena_used < chunk.worst_bytes) {
+  ChunkCounts& counts = *pipeline.counts;
+  counts.started = control.stopped == 0 && pipeline.arena_bytes - counts.level >= chunk.room_bytes ? 1 : 0;
+  if (counts.started == 0) {
     control.stopped = 1;
     return;
   }
   control.next_chunk = chunk.index + 1;
-  if (control.entries > control.most_entries) control.most_entries = control.entries;
-  control.entries = 0;
-  for (std::uint32_t& runs : control.runs) runs = 0;
-  for (std::uint32_t& items : control.items) items = 0;
+  if (counts.entries > control.most_entries) control.most_entries = counts.entries;
+  counts.entries = 0;
+  for (std::uint32_t& runs : counts.runs) runs = 0;
+  for (std::uint32_t& items : counts.items) items = 0;
 }
+
+/// Says how much of the arena is used when all chunks that had this set are encoded. One thread.
+static __global__ void end_chunk(Pipeline pipeline) { pipeline.counts->level = pipeline.control->arena_used; }
 
 struct FormShared {
   ScanShared scan;
@@ -70,8 +74,8 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
   const std::uint32_t size = pipeline.tensors[section.tensor].element_shift;
   if (threadIdx.x == 0) {
     pipeline.section_blocks[index] = blocks;
-    if (blocks != items) shared.runs_begin = atomicAdd(&pipeline.control->runs[size], blocks - items);
-    if (items != 0) shared.items_begin = atomicAdd(&pipeline.control->items[size], items);
+    if (blocks != items) shared.runs_begin = atomicAdd(&pipeline.counts->runs[size], blocks - items);
+    if (items != 0) shared.items_begin = atomicAdd(&pipeline.counts->items[size], items);
   }
   const std::uint32_t number = numbers.before & 0xFFFF;
   if (starts) shared.first[number] = threadIdx.x;
@@ -98,7 +102,7 @@ __device__ inline void form_section(const Pipeline& pipeline, const Chunk& chunk
 
 static __global__ void __launch_bounds__(kThreads) form_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(FormShared, shared);
-  if (pipeline.control->stopped != 0) return;
+  if (pipeline.counts->started == 0) return;
   for (std::uint32_t index = chunk.section_begin + blockIdx.x; index < chunk.section_end; index += gridDim.x) {
     form_section(pipeline, chunk, index, shared);
   }

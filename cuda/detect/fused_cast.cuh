@@ -9,6 +9,7 @@
 // code_change (changes.cuh) then reads both again, from cache, and writes 2 bytes of bf16 in place; fill_entries
 // (detect.cuh) writes 2 bytes of position and 2 of coded word. Elements that did not change are not written.
 
+#include "cuda/common/policies.hpp"
 #include "cuda/detect/change_mask.cuh"
 #include "cuda/detect/device_tile.cuh"
 
@@ -39,10 +40,10 @@ __device__ inline std::uint32_t different_casts(const MasterPiece& piece) {
 
 /// Compares the cast of contiguous masters with contiguous bf16, for `elements` elements. Neighbouring lanes read
 /// neighbouring masters, so that a load of the warp takes as few sectors as it can.
-__device__ inline void cast_vectors(const DeviceTile& tile, std::uint32_t elements, ChangeMask& mask) {
+__device__ inline void cast_vectors(const TileEntry& tile, std::uint32_t elements, ChangeMask& mask) {
   const auto* masters = in_global(reinterpret_cast<const uint4*>(tile.current));
   const auto* old = in_global(reinterpret_cast<const uint2*>(tile.old));
-  mark_pieces<4, 4>(
+  mark_pieces<DetectPolicy::kInFlight, 4>(
       elements / 4, mask,
       [&](std::uint32_t at) {
         return MasterPiece{masters[at], old[at]};
@@ -51,9 +52,9 @@ __device__ inline void cast_vectors(const DeviceTile& tile, std::uint32_t elemen
 }
 
 /// Compares where the masters or the bf16 are a strided view.
-__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t elements,
+__device__ inline void cast_strided_vectors(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t elements,
                                             ChangeMask& mask) {
-  mark_pieces<2, 4>(
+  mark_pieces<DetectPolicy::kStridedInFlight, 4>(
       elements / 4, mask,
       [&](std::uint32_t at) {
         return MasterPiece{*piece_at<uint4>(pipeline, tile, tile.current, tile.current_view, at << 2, 2),

@@ -20,7 +20,7 @@ std::uint64_t section_bytes(const TensorEntry& tensor, const SectionEntry& secti
 
 }  // namespace
 
-SnapshotPrefetch::SnapshotPrefetch(const TilePlan& plan, const HostWait& host) : plan_(plan) {
+SnapshotPrefetch::SnapshotPrefetch(TilePlan& plan, const HostWait& host) : plan_(plan) {
   std::uint64_t largest = 0;
   for (std::uint32_t c = 0; c < plan.chunks.size(); ++c) largest = std::max(largest, lay_out(c));
   for (std::size_t b = 0; b < std::min<std::size_t>(2, plan.chunks.size()); ++b) {
@@ -69,6 +69,11 @@ void SnapshotPrefetch::place(std::uint32_t chunk) {
     // Vector loads need both pointers aligned. The buffer is aligned; the alignment on the host no longer matters.
     entry.vectors = reinterpret_cast<std::uintptr_t>(entry.current) % 16 == 0;
     entry.old = reinterpret_cast<std::byte*>(buffer + reinterpret_cast<std::uintptr_t>(entry.old));
+  }
+  for (std::uint32_t t = plan_.chunks[chunk].tile_begin; t < plan_.chunks[chunk].tile_end; ++t) {
+    TileEntry& tile = plan_.tiles[t];
+    enter_tile(tile, entries_[chunks_[chunk].entries + tile.tensor - chunks_[chunk].first_tensor],
+               DetectSource::kCompare);
   }
 }
 

@@ -20,7 +20,8 @@ namespace sparsecast::cuda {
 class SnapshotPrefetch {
  public:
   /// Waits for its tables. `plan` must outlive this object and hold its pointers: `old` are the snapshots on the host.
-  SnapshotPrefetch(const TilePlan& plan, const HostWait& host);
+  /// Those of its tiles become the copies' on the device.
+  SnapshotPrefetch(TilePlan& plan, const HostWait& host);
 
   /// Starts copying with chunk `first`, after the work that is on `stream` now.
   void begin(std::uint32_t first, cudaStream_t stream);
@@ -53,7 +54,7 @@ class SnapshotPrefetch {
   void place(std::uint32_t chunk);
   void load(std::uint32_t chunk);
 
-  const TilePlan& plan_;
+  TilePlan& plan_;
   std::vector<ChunkCopy> chunks_;
   std::vector<SectionCopy> pieces_;
   std::vector<TensorEntry> entries_;  ///< A range for each chunk: its tensors, with `old` in its buffer.

@@ -14,8 +14,10 @@
 #include "cuda/common/device_memory.hpp"
 #include "cuda/common/device_stream.hpp"
 #include "cuda/common/encode_launchers.hpp"
+#include "cuda/common/graph.hpp"
 #include "cuda/common/table_upload.hpp"
 #include "cuda/detect/snapshot_prefetch.hpp"
+#include "cuda/encode/chunk_sets.hpp"
 #include "cuda/encode/encoder_tensors.hpp"
 
 namespace sparsecast::cuda {
@@ -37,7 +39,11 @@ class DeviceEncoder::State {
         const DeviceEncoderOptions& device);
 
   /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
-  void prefetch_old_bits() { prefetch_ = std::make_unique<SnapshotPrefetch>(plan_, host_); }
+  void prefetch_old_bits() {
+    prefetch_ = std::make_unique<SnapshotPrefetch>(plan_, host_);
+    encode_stream_.reset();
+    upload_tables();
+  }
 
   void start(cudaStream_t stream);
   std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
@@ -45,6 +51,7 @@ class DeviceEncoder::State {
  private:
   void upload_tables();
   void load_kernels();
+  void enqueue_delta();
   void enqueue_chunks(std::uint32_t first);
   void enqueue_frames();
   void enqueue_assembly();
@@ -54,8 +61,7 @@ class DeviceEncoder::State {
   }
   void wait_for_counts();
   void grow_arena();
-  void allocate_entries(std::uint64_t count);
-  void grow_entries();
+  bool grow_entries();
   std::vector<DeviceFrames> complete_frames(std::span<const DeltaHeader> headers);
   DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
 
@@ -79,10 +85,13 @@ class DeviceEncoder::State {
   std::unique_ptr<SnapshotPrefetch> prefetch_;
   bool cleared_ = false;  ///< The count table.
   bool started_ = false;
+  bool steady_ = false;  ///< The last delta has found enough memory.
+  Graph graph_;
+  std::unique_ptr<Stream> encode_stream_;    ///< Null if encode waits for each chunk's detect and the next for it.
+  std::array<Event, 2> detected_, encoded_;  ///< Of the last chunk of each set.
 
-  DeviceMemory tensors_, streams_, sections_, tiles_, views_;
-  DeviceMemory tile_counts_, tile_offsets_, tile_entries_, entry_positions_, entry_words_, scratch_;
-  std::array<DeviceMemory, 4> runs_, items_;
+  DeviceMemory tensors_, streams_, sections_, tiles_, views_, scratch_;
+  ChunkSets sets_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
   DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
   DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
@@ -113,25 +122,10 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.tiles = tiles_.as<TileEntry>();
   pipeline_.views = views_.as<StridedView>();
 
-  const std::size_t tiles = plan_.chunk_tiles;
-  tile_counts_ = DeviceMemory(tiles * sizeof(std::uint32_t));
-  tile_offsets_ = DeviceMemory(tiles * sizeof(std::uint32_t));
-  tile_entries_ = DeviceMemory(tiles * sizeof(std::uint32_t));
-  allocate_entries(
-      std::min<std::uint64_t>(device.entries != 0 ? device.entries : plan_.chunk_entries, plan_.most_chunk_entries));
+  sets_ = ChunkSets(plan_, std::min<std::uint64_t>(device.entries != 0 ? device.entries : plan_.chunk_entries,
+                                                   plan_.most_chunk_entries));
   pipeline_.scratch_stride = scratch_bytes(plan_.widest);
-  scratch_ = DeviceMemory(encode_grid(tiles, device_stream_) * pipeline_.scratch_stride);
-  for (unsigned size = 0; size < 4; ++size) {
-    if (plan_.has_size[size]) {
-      runs_[size] = DeviceMemory(tiles * sizeof(WorkItem));
-      items_[size] = DeviceMemory(tiles * sizeof(WorkItem));
-    }
-    pipeline_.runs[size] = runs_[size].as<WorkItem>();
-    pipeline_.items[size] = items_[size].as<WorkItem>();
-  }
-  pipeline_.tile_counts = tile_counts_.as<std::uint32_t>();
-  pipeline_.tile_offsets = tile_offsets_.as<std::uint32_t>();
-  pipeline_.tile_entries = tile_entries_.as<std::uint32_t>();
+  scratch_ = DeviceMemory(encode_grid(plan_.chunk_tiles, device_stream_) * pipeline_.scratch_stride);
   pipeline_.scratch = scratch_.as();
 
   records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
@@ -153,13 +147,15 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.frames = reinterpret_cast<FrameEntry*>(counts_.as() + head_bytes());
 
   const std::uint64_t wanted =
-      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_worst_bytes + table_bytes_ / 16;
-  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_worst_bytes, plan_.worst_bytes));
+      device.arena_bytes != 0 ? device.arena_bytes : plan_.chunk_room_bytes + table_bytes_ / 16;
+  arena_ = DeviceMemory(std::clamp(wanted, plan_.chunk_room_bytes, plan_.worst_bytes));
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
   frame_memory_ = DeviceMemory(device.frame_bytes != 0 ? device.frame_bytes : table_bytes_ / 16);
   pipeline_.frame_memory = frame_memory_.as();
   pipeline_.frame_memory_bytes = frame_memory_.bytes();
+  if (device.overlap && plan_.chunks.size() > 1 && !device.after_step) encode_stream_ = std::make_unique<Stream>(true);
+  enter_tiles(plan_, source_);
   upload_tables();
   load_kernels();
 }
@@ -167,7 +163,8 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
 void DeviceEncoder::State::load_kernels() {
   DeviceStream loader = device_stream_;
   loader.loads_only = true;
-  launch_detect(source_, pipeline_, {}, loader);
+  launch_detect(source_, pipeline_, {}, false, loader);
+  launch_end_chunk(pipeline_, loader);
   for (unsigned size = 0; size < 4; ++size) {
     if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, {}, loader);
   }
@@ -176,20 +173,35 @@ void DeviceEncoder::State::load_kernels() {
   launch_place_headers(pipeline_, nullptr, 0, loader);
 }
 
+/// Enqueues detecting and encoding the chunks from number `first` on. Detect goes ahead of encode by a chunk at most,
+/// because the chunk after next has the same set.
 void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
-  if (prefetch_) prefetch_->begin(first, device_stream_.stream);
+  const bool overlaps = encode_stream_ != nullptr;
+  const cudaStream_t stream = device_stream_.stream;
+  DeviceStream encoding = device_stream_;
+  if (overlaps) encoding.stream = encode_stream_->get();
+  if (prefetch_) prefetch_->begin(first, stream);
   for (std::uint32_t c = first; c < plan_.chunks.size(); ++c) {
-    const Chunk& chunk = plan_.chunks[c];
-    Pipeline pipeline = pipeline_;
-    if (prefetch_) pipeline.tensors = prefetch_->enter(c, device_stream_.stream);
-    launch_detect(source_, pipeline, chunk, device_stream_);
+    Chunk chunk = plan_.chunks[c];
+    chunk.room_bytes = chunk.worst_bytes + (c > first ? plan_.chunks[c - 1].worst_bytes : 0);
+    Pipeline pipeline = sets_.enter(pipeline_, c);
+    if (prefetch_) pipeline.tensors = prefetch_->enter(c, stream);
+    if (overlaps && c >= first + 2) wait_behind(stream, encoded_[c % 2].get());
+    launch_detect(source_, pipeline, chunk, overlaps && c > first, device_stream_);
     tell("detect");
-    for (unsigned size = 0; size < 4; ++size) {
-      if (plan_.has_size[size]) launch_encode(source_, size, pipeline, chunk, device_stream_);
+    if (overlaps) {
+      record(detected_[c % 2].get(), stream);
+      wait_behind(encoding.stream, detected_[c % 2].get());
     }
+    for (unsigned size = 0; size < 4; ++size) {
+      if (plan_.has_size[size]) launch_encode(source_, size, pipeline, chunk, encoding);
+    }
+    if (c + 2 < plan_.chunks.size()) launch_end_chunk(pipeline, encoding);
+    if (overlaps) record(encoded_[c % 2].get(), encoding.stream);
     tell("encode");
-    if (prefetch_) prefetch_->leave(c, device_stream_.stream);
+    if (prefetch_) prefetch_->leave(c, stream);
   }
+  if (overlaps) wait_behind(stream, encoded_[(plan_.chunks.size() - 1) % 2].get());
 }
 
 void DeviceEncoder::State::enqueue_frames() {
@@ -220,11 +232,27 @@ void DeviceEncoder::State::upload_tables() {
 
 void DeviceEncoder::State::start(cudaStream_t stream) {
   const TraceRange<"device_encode.enqueue"> range({.bytes = table_bytes_});
-  device_stream_.stream = stream;
   started_ = true;
+  if (device_.graph && steady_ && !prefetch_ && !device_.after_step) {
+    if (!graph_.captured()) {
+      graph_.capture([this](cudaStream_t captured) {
+        device_stream_.stream = captured;
+        enqueue_delta();
+      });
+    }
+    graph_.launch(stream);
+    device_stream_.stream = stream;
+  } else {
+    device_stream_.stream = stream;
+    enqueue_delta();
+  }
+}
+
+void DeviceEncoder::State::enqueue_delta() {
   // The host reads the whole buffer each time, however many frames there are; memory checkers must find every byte
   // initialised.
-  check(cudaMemsetAsync(counts_.as(), 0, std::exchange(cleared_, true) ? head_bytes() : counts_.bytes(), stream),
+  check(cudaMemsetAsync(counts_.as(), 0, std::exchange(cleared_, true) ? head_bytes() : counts_.bytes(),
+                        device_stream_.stream),
         "cudaMemsetAsync");
   tell("");
   enqueue_chunks(0);
@@ -247,29 +275,22 @@ void DeviceEncoder::State::grow_arena() {
   arena_ = std::move(larger);
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
+  for (const std::uint32_t set : {0U, 1U}) launch_end_chunk(sets_.enter(pipeline_, set), device_stream_);
 }
 
-void DeviceEncoder::State::allocate_entries(std::uint64_t count) {
-  DeviceMemory positions(count * sizeof(std::uint16_t));
-  DeviceMemory words(count * plan_.widest);
-  entry_positions_ = std::move(positions);
-  entry_words_ = std::move(words);
-  pipeline_.entry_positions = entry_positions_.as<std::uint16_t>();
-  pipeline_.entry_words = entry_words_.as();
-  pipeline_.entry_word_bytes = plan_.widest;
-  pipeline_.entry_capacity = static_cast<std::uint32_t>(count);
-}
-
-/// Makes room for the entries of all tiles of a delta like the last one, if there is memory; it is only faster.
-void DeviceEncoder::State::grow_entries() {
-  const std::uint64_t most = std::max(counts().most_entries, counts().entries);
+/// Makes room for the entries of all tiles of a delta like the last one, if there is memory; it is only faster. Returns
+/// whether there is more room than before.
+bool DeviceEncoder::State::grow_entries() {
+  const std::uint64_t most = std::max({counts().most_entries, counts().chunks[0].entries, counts().chunks[1].entries});
   const std::uint64_t wanted = std::min<std::uint64_t>(most, plan_.most_chunk_entries);
-  if (wanted <= pipeline_.entry_capacity) return;
+  if (wanted <= sets_.entries()) return false;
   try {
-    allocate_entries(wanted);
+    sets_.allocate_entries(wanted);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
+    return false;
   }
+  return true;
 }
 
 std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHeader> headers) {
@@ -281,7 +302,9 @@ std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHead
   const std::uint64_t version = headers.empty() ? 0 : headers.front().version;
   const TraceRange<"device_encode.finish"> range({.version = version});
   wait_for_counts();
+  bool grown = false;
   while (counts().stopped != 0) {
+    grown = true;
     grow_arena();
     enqueue_chunks(counts().next_chunk);
     enqueue_frames();
@@ -289,6 +312,7 @@ std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHead
     retired_arena_ = DeviceMemory();
   }
   if (counts().frames_bytes > frame_memory_.bytes()) {
+    grown = true;
     frame_memory_ = DeviceMemory();
     frame_memory_ = DeviceMemory(counts().frames_bytes);
     pipeline_.frame_memory = frame_memory_.as();
@@ -296,7 +320,9 @@ std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHead
     enqueue_assembly();
     wait_for_counts();
   }
-  grow_entries();
+  grown = grow_entries() || grown;
+  steady_ = !grown;
+  if (grown) graph_.drop();
   std::vector<DeviceFrames> out = complete_frames(headers);
   std::uint64_t frame_bytes = 0;
   std::uint64_t changed = 0;

@@ -14,6 +14,7 @@
 #include "core/joined_tables.hpp"
 #include "sparsecast/codec.hpp"
 #include "sparsecast/delta.hpp"
+#include "sparsecast/device.hpp"
 #include "sparsecast/digest.hpp"
 
 struct CUstream_st;
@@ -52,9 +53,15 @@ struct MaskTensor {
 
 struct DeviceEncoderOptions {
   /// Bytes of elements that one launch of each kernel covers. Decides how much memory the changes need between detect
-  /// and encode (6 % of it for bf16, more after a delta with more than 3 % changed).
-  std::uint64_t chunk_bytes = std::uint64_t{1} << 30;
-  /// Initial size of the payload arena in bytes, at least the largest payload of one chunk; 0 means that plus a
+  /// and encode (twice 6 % of it for bf16, more after a delta with more than 3 % changed).
+  std::uint64_t chunk_bytes = kDefaultChunkBytes;
+  /// Encodes a chunk while the next one is detected, on a stream of the encoder's. Not with a pinned snapshot, nor with
+  /// `after_step`.
+  bool overlap = true;
+  /// Launches the work of start() as one CUDA graph once a delta has come that needed no more memory than the one
+  /// before. Not with a pinned snapshot, nor with `after_step`.
+  bool graph = true;
+  /// Initial size of the payload arena in bytes, at least the largest payload of two chunks; 0 means that plus a
   /// sixteenth of the table.
   std::uint64_t arena_bytes = 0;
   /// Initial number of changes of a chunk that detect keeps for encode, at least one; 0 means 512 for each tile. Grows

@@ -17,7 +17,7 @@ namespace sparsecast::cuda {
 
 /// Warps in a CTA of encode_runs.
 template <class T>
-inline constexpr unsigned kRunWarps = sizeof(T) <= 2 ? 4 : 2;
+inline constexpr unsigned kRunWarps = EncodePolicy::run_warps(sizeof(T));
 /// Returns the resident CTAs of encode_runs on a multiprocessor.
 template <class T>
 constexpr unsigned run_ctas(const EncodePolicy& policy) {
@@ -132,7 +132,7 @@ __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, s
   for (std::uint32_t t = 0; t < tiles; ++t) {
     const std::uint32_t number = first_number + t;
     if (pipeline.tile_counts[number] == 0 || pipeline.tile_entries[number] != kNoEntries) continue;
-    const DeviceTile tile = open_tile<kSource>(pipeline, first_tile + t);
+    const TileEntry tile = pipeline.tiles[first_tile + t];
     find_changes<kSource, T>(pipeline, tile, shared.mask);
     const auto own = cta_scan(shared.threads.scan, count_own_changes(shared.mask));
     const std::uint32_t at = pipeline.tile_offsets[number] - pipeline.tile_offsets[first_number];
@@ -151,7 +151,7 @@ __device__ void read_tiles_again(const Pipeline& pipeline, const Chunk& chunk, s
 
 /// Writes the new bits of every element; each thread writes one word of the payload at a time.
 template <DetectSource kSource, class T>
-__device__ void write_dense_raw(const Pipeline& pipeline, const DeviceTile& tile, std::uint32_t* out) {
+__device__ void write_dense_raw(const Pipeline& pipeline, const TileEntry& tile, std::uint32_t* out) {
   const std::uint32_t words = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4;
   for (std::uint32_t w = threadIdx.x; w < words; w += kThreads) {
     if constexpr (sizeof(T) == 8) {
@@ -252,7 +252,7 @@ __device__ void copy_words(std::uint32_t* out, const std::uint32_t* words, std::
 template <DetectSource kSource, class T>
 __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, const Entries<T>& entries,
                             std::uint32_t count, BlockRecord& record, const CtaThreads& threads) {
-  const DeviceTile tile = open_tile<kSource>(pipeline, tile_index);
+  const TileEntry tile = pipeline.tiles[tile_index];
   const std::uint32_t bytes = (tile.count * static_cast<std::uint32_t>(sizeof(T)) + 3) / 4 * 4;
   std::uint32_t* const payload =
       place_payload(pipeline, Coding{PositionCodec::kDense, pipeline.values, 0, 0, 0, false}, bytes, record, threads);
@@ -267,19 +267,18 @@ __device__ void write_dense(const Pipeline& pipeline, std::uint32_t tile_index, 
 /// Returns the number of elements from the first tile of a run to the end of its last.
 __device__ inline std::uint32_t span_of(const Pipeline& pipeline, std::uint32_t first_tile, std::uint32_t tiles) {
   // All tiles but the last are whole.
-  const TileEntry last = pipeline.tiles[first_tile + tiles - 1];
-  return (tiles - 1) * kTileElems + elements_in(pipeline.tensors[last.tensor], last.tile);
+  return (tiles - 1) * kTileElems + pipeline.tiles[first_tile + tiles - 1].count;
 }
 
 template <class T>
 __global__ void __launch_bounds__(32 * kRunWarps<T>, run_ctas<T>(kPolicy.encode))
     encode_runs(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(RunsShared<T>, all);
-  if (pipeline.control->stopped != 0) return;
+  if (pipeline.counts->started == 0) return;
   RunShared<T>& shared = all.warps[threadIdx.x / 32];
   const WarpThreads threads;
   const Entries<T> entries{shared.positions, shared.words, shared.exceptions};
-  const std::uint32_t items = pipeline.control->runs[kShiftOf<T>];
+  const std::uint32_t items = pipeline.counts->runs[kShiftOf<T>];
   for (std::uint32_t i = blockIdx.x * kRunWarps<T> + threadIdx.x / 32; i < items; i += gridDim.x * kRunWarps<T>) {
     const WorkItem item = pipeline.runs[kShiftOf<T>][i];
     BlockRecord& record = pipeline.records[item.record];
@@ -300,7 +299,7 @@ __global__ void __launch_bounds__(32 * kRunWarps<T>, run_ctas<T>(kPolicy.encode)
       }
     }
     if (!coded && WarpThreads::rank() == 0) {
-      const std::uint32_t to = atomicAdd(&pipeline.control->items[kShiftOf<T>], 1U);
+      const std::uint32_t to = atomicAdd(&pipeline.counts->items[kShiftOf<T>], 1U);
       pipeline.items[kShiftOf<T>][to] = item;
     }
     __syncwarp();
@@ -310,9 +309,9 @@ __global__ void __launch_bounds__(32 * kRunWarps<T>, run_ctas<T>(kPolicy.encode)
 template <DetectSource kSource, class T>
 __global__ void __launch_bounds__(kThreads, kPolicy.encode.ctas) encode_blocks(Pipeline pipeline, Chunk chunk) {
   SPARSECAST_SHARED(EncodeShared, shared);
-  if (pipeline.control->stopped != 0) return;
+  if (pipeline.counts->started == 0) return;
   const CtaThreads threads(shared.threads);
-  const std::uint32_t items = pipeline.control->items[kShiftOf<T>];
+  const std::uint32_t items = pipeline.counts->items[kShiftOf<T>];
   shared.digests[threadIdx.x] = {};
   for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
     const WorkItem item = pipeline.items[kShiftOf<T>][i];

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "sparsecast/delta.hpp"
@@ -21,6 +22,8 @@ namespace sparsecast {
 /// Without either, everything below throws Error{kUnsupported}.
 SPARSECAST_API bool device_backend_available() noexcept;
 
+inline constexpr std::uint64_t kDefaultChunkBytes = std::uint64_t{1} << 28;
+
 struct DeviceOptions {
   int device = -1;  ///< CUDA ordinal; -1: that of the tensors, and the host for an empty table.
   /// Stream on which all work is enqueued. Null: the object creates a stream of its own, which does not wait for the
@@ -28,8 +31,13 @@ struct DeviceOptions {
   CUstream_st* stream = nullptr;
   /// Longest time that one wait for the device may take; then it throws Error{kTimeout}.
   std::chrono::milliseconds deadline{60'000};
-  /// Bytes of elements that one pass of the kernels processes. Determines the scratch memory (6 % of it for bf16).
-  std::uint64_t chunk_bytes = std::uint64_t{1} << 30;
+  /// Bytes of elements that one pass of the kernels processes. Determines the scratch memory of a publisher (a little
+  /// more than twice as much).
+  std::uint64_t chunk_bytes = kDefaultChunkBytes;
+  /// Most bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes each for
+  /// bf16), so that the pause only writes them. Those of a larger delta, or where there is not so much memory, are
+  /// decoded again in the pause. Unset: a sixteenth of the bytes of the tensors.
+  std::optional<std::uint64_t> entry_bytes = {};
 };
 
 /// A FRAME record in device memory, 8-byte aligned.

@@ -116,5 +116,5 @@ CONTROL: dict[str, Callable[[Warp, Instruction, Lanes], None]] = {
     "RET": go_back,
     "BAR": cta_barrier,
     "B2R": barrier_result,
-    **dict.fromkeys(("NOP", "YIELD", "MEMBAR", "ERRBAR", "CCTL", "NANOSLEEP"), nothing),
+    **dict.fromkeys(("NOP", "YIELD", "MEMBAR", "ERRBAR", "CCTL", "NANOSLEEP", "LDGDEPBAR"), nothing),
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, encode_runs and
-encode_blocks, decode_runs and decode_blocks twice, and digest_live. Checks what each leaves in memory, and returns
-what its warps took."""
+encode_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live. Checks
+what each leaves in memory, and returns what its warps took."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ KERNELS = {  # By name in the listing's demangled symbols, with the source and t
     "stage by a CTA": "decode_blocks<{type}, false>",
     "apply by a warp": "decode_runs<{type}, true>",
     "apply by a CTA": "decode_blocks<{type}, true>",
+    "keep entries by a warp": "decode_runs<{type}, false>",
+    "write entries": "write_entries<{type}>",
     "digest": "digest_live",
 }
 
@@ -49,6 +51,7 @@ class Weights(NamedTuple):
     source: int
     mantissa: int  # Its bits.
     exponent: int  # The lowest of eight; of fp8 of four.
+    row: int = 0  # Elements of a row, each one and a half times as long in memory; 0: contiguous.
 
     @property
     def size(self) -> int:
@@ -62,6 +65,7 @@ BF16 = Weights(1, np.uint16, "unsigned short", 0, 7, 112)
 WEIGHTS = {
     "bf16": BF16,
     "a fused cast": BF16._replace(source=3),
+    "rows of bf16": BF16._replace(source=1, row=1024),
     "fp8": Weights(5, np.uint8, "unsigned char", 0, 3, 4),
     "f32": Weights(3, np.uint32, "unsigned int", 0, 23, 112),
 }
@@ -129,6 +133,18 @@ def masters_of(bf16: np.ndarray, seed: int) -> np.ndarray:
     return ((bf16.astype(np.int64) << 16) + noise).astype(np.uint32)
 
 
+def view_of(layout: dict[str, int], row: int) -> bytes:
+    """Returns a StridedView of rows that are one and a half times as long in memory."""
+    # A division by 2^n is a multiplication by 2^63, of which the high word is shifted by n - 1.
+    extent = np.array([row, 1 << 63, row.bit_length() - 2], np.uint64)
+    extents = np.concatenate([extent, extent]).tobytes()
+    strides = np.array([1, row * 3 // 2], np.int64).tobytes()
+    result = bytearray(pack(layout, rank=2))
+    result[layout["extents"] : layout["extents"] + len(extents)] = extents
+    result[layout["strides"] : layout["strides"] + len(strides)] = strides
+    return bytes(result)
+
+
 class Delta:
     """The tables of a delta of one tensor in the machine's memory, and the kernels that make and apply it."""
 
@@ -144,10 +160,24 @@ class Delta:
         self.code, self.at, self.weights, self.tiles = code, at, weights, tiles
         self.shift = weights.size.bit_length() - 1
         self.old, self.new = random_changes(weights, percent, tiles, seed)
-        self.current = masters_of(self.new, seed) if weights.source == 3 else self.new
+        self.current = masters_of(self.new, seed) if weights.source == 3 else self.spread(self.new)
         self.changed = (self.old != self.new).reshape(tiles, TILE)
         self.memory = Memory()
         self.costs: dict[str, dict[str, float]] = {}
+
+    def spread(self, elements: np.ndarray) -> np.ndarray:
+        """Returns the memory that holds the elements, by rows if there are any."""
+        if self.weights.row == 0:
+            return elements
+        rows = elements.reshape(-1, self.weights.row)
+        return np.pad(rows, ((0, 0), (0, self.weights.row // 2)), constant_values=0xA5).ravel()
+
+    def elements_at(self, address: int) -> np.ndarray:
+        """Returns the elements of memory like that of spread()."""
+        n, row = self.tiles * TILE, self.weights.row
+        if row == 0:
+            return self.memory.get(address, self.weights.bits, n)
+        return self.memory.get(address, self.weights.bits, n * 3 // 2).reshape(-1, row * 3 // 2)[:, :row].ravel()
 
     def launch(self, name: str, parameters: bytes, units: int) -> None:
         """Runs a kernel with one CTA, unless it has nothing to do, and adds what it took to `costs`."""
@@ -168,23 +198,36 @@ class Delta:
         """Runs detect, form_blocks and the encoders; keeps the records and the arena."""
         memory, at, n = self.memory, self.at, self.tiles * TILE
         current, self.snapshot, size = memory.put(self.current), memory.put(self.old), self.weights.size
+        # The snapshot is contiguous.
+        none, view = 0xFFFFFFFF, 0 if self.weights.row else 0xFFFFFFFF
+        self.views = memory.put(view_of(at["StridedView"], self.weights.row or 2))
         tensor = pack(
             at["TensorEntry"], current=current, old=self.snapshot, refresh=self.snapshot, elements=n, key_lo=KEY[0],
-            key_hi=KEY[1], digest_view=0xFFFFFFFF, current_view=0xFFFFFFFF, old_view=0xFFFFFFFF, sections=1,
-            element_shift=self.shift, floating=1, vectors=1,
+            key_hi=KEY[1], digest_view=none, current_view=view, old_view=none, sections=1, element_shift=self.shift,
+            floating=1, vectors=1,
+        )  # fmt: skip
+        step = TILE * self.current.itemsize * (self.weights.row == 0)
+        tiles = b"".join(
+            pack(
+                at["TileEntry"], current=current + tile * step, old=self.snapshot + tile * TILE * size, number=tile,
+                current_view=view, old_view=none, count=TILE, element_shift=self.shift, vectors=1,
+            )
+            for tile in range(self.tiles)
         )  # fmt: skip
         counts, firsts = memory.allocate(4 * self.tiles), memory.allocate(4 * self.tiles)
         positions, capacity = memory.allocate(n // 2), n // 4
         records = memory.allocate(at["BlockRecord"][""] * self.tiles)
         section_blocks, arena = memory.allocate(8), memory.allocate((size + 2) * n)
         control, self.sums = memory.put(bytes(at["Control"][""])), memory.put(bytes(16))
+        chunk = control + at["Control"]["chunks"]
+        memory.store(np.array([chunk + at["ChunkCounts"]["started"]]), 4, np.array([[1]]))
         pipeline = pack(
             at["Pipeline"], tensors=memory.put(tensor), sections=memory.put(np.array([0, 0, 0, self.tiles], np.uint32)),
-            tiles=memory.put(np.array([[0, tile] for tile in range(self.tiles)], np.uint32)), tile_counts=counts,
+            tiles=memory.put(tiles), views=self.views, tile_counts=counts,
             tile_offsets=memory.allocate(4 * self.tiles), tile_entries=firsts, entry_positions=positions,
             entry_words=memory.allocate(size * capacity), entry_word_bytes=size, entry_capacity=capacity, records=records,
             section_blocks=section_blocks, scratch=memory.allocate((size + 6) * TILE), scratch_stride=(size + 6) * TILE,
-            arena=arena, arena_bytes=(size + 2) * n, control=control, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
+            arena=arena, arena_bytes=(size + 2) * n, control=control, counts=chunk, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
         )  # fmt: skip
         for lists in ("runs", "items"):
             begin = at["Pipeline"][lists]
@@ -201,11 +244,11 @@ class Delta:
         count = int(memory.get(section_blocks, np.uint32, 1)[0])
         require(0 < count <= self.tiles, f"form_blocks made {count} blocks")
         runs, items = (
-            int(memory.get(control + at["Control"][lists], np.uint32, 4)[self.shift]) for lists in ("runs", "items")
+            int(memory.get(chunk + at["ChunkCounts"][lists], np.uint32, 4)[self.shift]) for lists in ("runs", "items")
         )
         require(runs + items == count, f"form_blocks listed {runs} and {items} of {count} blocks")
         self.launch("encode by a warp", parameters, runs)
-        left = int(memory.get(control + at["Control"]["items"], np.uint32, 4)[self.shift])
+        left = int(memory.get(chunk + at["ChunkCounts"]["items"], np.uint32, 4)[self.shift])
         require(left == items, f"encode_runs left {left - items} of {runs} blocks")
         self.launch("encode by a CTA", parameters, items)
         fields = {name: where for name, where in at["BlockRecord"].items() if name}
@@ -248,45 +291,54 @@ class Delta:
         return high << 64 | low
 
     def decode(self) -> None:
-        """Validates, and then applies, what encode() made, by the kernels of both sizes of blocks; digests the result."""
+        """Validates, and then applies, what encode() made, by the kernels of both sizes of blocks; the same with entries;
+        digests the result."""
         memory, at, n = self.memory, self.at, self.tiles * TILE
-        live, sums = memory.put(self.old), memory.put(bytes(16))
         table = b""
         listed = []
+        first_change = 0
         for number, record in enumerate(self.records):
             first, extent = int(record["first_tile"]), int(record["extent"])
             # As warp_decodes() in cuda/apply/decode_runs.cuh, for blocks of these changes.
             if extent & 0xFFFFFF > 992 or record["payload_bytes"] > 2048:
                 listed.append(number)
             table += pack(
-                at["ReceivedBlock"], payload=self.arena + int(record["payload"]), first_tile=first,
-                payload_words=int(record["payload_bytes"]) // 4, span=min(((extent >> 24) + 1) * TILE, n - first * TILE),
-                changed=extent & 0xFFFFFF, coding=int(record["coding"]), element_shift=self.shift,
-                for_cta=int(number in listed),
+                at["ReceivedBlock"], payload=self.arena + int(record["payload"]), first_change=first_change,
+                first_tile=first, payload_words=int(record["payload_bytes"]) // 4,
+                span=min(((extent >> 24) + 1) * TILE, n - first * TILE), changed=extent & 0xFFFFFF,
+                coding=int(record["coding"]), element_shift=self.shift, for_cta=int(number in listed),
             )  # fmt: skip
-        tensor = pack(
-            at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=self.shift, floating=1,
-            view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
-        )  # fmt: skip
+            first_change += extent & 0xFFFFFF
         where = at["ReceiveControl"]["cta_blocks"]
-        fresh = b"\xff" * 16 + bytes(where - 16) + len(listed).to_bytes(4, "little")
-        control = memory.put(fresh + bytes(at["ReceiveControl"][""] - len(fresh)))
-        received = pack(
-            at["Received"], tensors=memory.put(tensor), blocks=memory.put(table),
-            cta_blocks=memory.put(np.array(listed + [0] * len(self.records), np.uint32)), frame_undo=memory.put(bytes(8)),
-            digest_changes=sums, control=control, frame_count=1, block_count=len(self.records),
-        )  # fmt: skip
+        fresh = b"\xff" * 24 + bytes(where - 24) + len(listed).to_bytes(4, "little")
         runs = len(self.records) - len(listed)
-        self.launch("stage by a warp", received + bytes(1), runs)
-        left = int(memory.get(control + where, np.uint32, 1)[0]) - len(listed)
-        require(left == 0, f"decode_runs left {left} of {runs} blocks")
-        self.launch("stage by a CTA", received + bytes(1), len(listed))
-        require((memory.get(live, self.weights.bits, n) == self.old).all(), "validation wrote to the weights")
-        self.launch("apply by a warp", received + bytes([1]), runs)
-        self.launch("apply by a CTA", received + bytes([1]), len(listed))
-        require((memory.get(control, np.uint64, 2) == 2**64 - 1).all(), "a block was refused")
-        require((memory.get(live, self.weights.bits, n) == self.new).all(), "the applied weights are wrong")
-        self.check_digest(sums, "the applier")
+        for entries in (0, first_change):
+            live, sums = memory.put(self.spread(self.old)), memory.put(bytes(16))
+            tensor = pack(
+                at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=self.shift,
+                floating=1, view=0 if self.weights.row else 0xFFFFFFFF, digest_view=0xFFFFFFFF,
+            )  # fmt: skip
+            control = memory.put(fresh + bytes(at["ReceiveControl"][""] - len(fresh)))
+            received = pack(
+                at["Received"], tensors=memory.put(tensor), views=self.views, blocks=memory.put(table),
+                cta_blocks=memory.put(np.array(listed + [0] * len(self.records), np.uint32)),
+                frame_undo=memory.put(bytes(8)), digest_changes=sums, control=control, frame_count=1,
+                entry_positions=memory.allocate(4 * entries) if entries else 0,
+                entry_words=memory.allocate(self.weights.size * entries), block_count=len(self.records),
+                entry_word_bytes=self.weights.size,
+            )  # fmt: skip
+            self.launch("keep entries by a warp" if entries else "stage by a warp", received + bytes(1), runs)
+            left = int(memory.get(control + where, np.uint32, 1)[0]) - len(listed)
+            require(left == 0, f"decode_runs left {left} of {runs} blocks")
+            self.launch("stage by a CTA", received + bytes(1), len(listed))
+            require((self.elements_at(live) == self.old).all(), "validation wrote to the weights")
+            self.launch("write entries" if entries else "apply by a warp", received + bytes([1]), runs)
+            self.launch("apply by a CTA", received + bytes([1]), len(listed))
+            require((memory.get(control, np.uint64, 3) == 2**64 - 1).all(), "a block was refused")
+            require((self.elements_at(live) == self.new).all(), "the applied weights are wrong")
+            held = self.spread(self.new)
+            require((memory.get(live, self.weights.bits, len(held)) == held).all(), "what is between the rows changed")
+            self.check_digest(sums, "the applier")
         section, all_of_it = memory.put(np.array([0, 0, 0, self.tiles], np.uint32)), memory.put(bytes(16))
         parameters = received.ljust(-(-len(received) // 8) * 8, b"\0")
         parameters += section.to_bytes(8, "little") + (1).to_bytes(8, "little") + all_of_it.to_bytes(8, "little")
@@ -302,7 +354,8 @@ def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str
     require(not missing, f"the objects have no {sorted(missing)}")
     costs: dict[str, dict[str, float]] = {}
     for what, percent, tiles in (
-        ("bf16", 1, 12), ("bf16", 5, 2), ("bf16", 20, 2), ("a fused cast", 1, 4), ("fp8", 1, 4), ("f32", 1, 4)
+        ("bf16", 1, 12), ("bf16", 5, 2), ("bf16", 20, 2), ("a fused cast", 1, 4), ("rows of bf16", 1, 4), ("fp8", 1, 4),
+        ("f32", 1, 4),
     ):  # fmt: skip
         delta = Delta(code, at, WEIGHTS[what], percent, tiles)
         delta.encode()

@@ -47,6 +47,7 @@ class Warp:
         self.active = FULL
         self.vote: tuple[str, np.ndarray] | None = None
         self.barrier_result = 0
+        self.copies: list[tuple[np.ndarray, int, np.ndarray]] = []  # To shared memory: addresses, size, words.
 
     def read(self, source: Operand) -> np.ndarray:
         """Returns the 32 bits of an operand in each lane."""

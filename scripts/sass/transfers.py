@@ -166,6 +166,22 @@ def store(warp: Warp, code: Instruction, lanes: Lanes) -> None:
     memory.store(where, size, words[:, lanes].T)
 
 
+def start_copy(warp: Warp, code: Instruction, lanes: Lanes) -> None:
+    """LDGSTS: copies from global to shared memory, which has the bytes when the warp has waited (DEPBAR)."""
+    if not lanes.any():
+        return
+    to, source = code.operands[0], code.operands[-1]
+    size = size_of(code)
+    words = warp.cta.memory.load(addresses(warp, source)[lanes], size)
+    warp.copies.append((addresses(warp, to)[lanes] & 0xFFFFFFFF, size, words))
+
+
+def finish_copies(warp: Warp, _code: Instruction, _lanes: Lanes) -> None:
+    for where, size, words in warp.copies:
+        warp.cta.shared.store(where, size, words)
+    warp.copies.clear()
+
+
 COMBINE: dict[str, Callable[[int, int], int]] = {
     "OR": lambda old, new: old | new,
     "AND": lambda old, new: old & new,
@@ -214,5 +230,7 @@ TRANSFERS: dict[str, Callable[[Warp, Instruction, Lanes], None]] = {
     **dict.fromkeys(("REDUX", "CREDUX"), reduce_lanes),
     **dict.fromkeys(("LD", "LDG", "LDS"), load),
     **dict.fromkeys(("ST", "STG", "STS"), store),
+    "LDGSTS": start_copy,
+    "DEPBAR": finish_copies,
     **dict.fromkeys(("ATOM", "ATOMG", "ATOMS", "REDG", "RED"), atomic),
 }

@@ -50,6 +50,7 @@ class DeviceContext {
   int device() const noexcept { return device_; }
   cudaStream_t stream() const noexcept { return stream_; }
   std::chrono::milliseconds deadline() const noexcept { return options_.deadline; }
+  const DeviceOptions& options() const noexcept { return options_; }
   void wait(const char* verb) const { host_->wait(stream_, verb); }
 
  private:

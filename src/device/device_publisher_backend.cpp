@@ -19,7 +19,7 @@ class DevicePublisherBackend final : public PublisherBackend {
         context_(detector.context),
         abilities_(detector.abilities(options)),
         encoder_(detector.make_encoder(tables, options)),
-        applier_(tables, detector.state(), {.deadline = context_.deadline()}) {}
+        applier_(tables, detector.state(), {.entry_bytes = 0, .deadline = context_.deadline()}) {}
 
   Abilities abilities() const noexcept override { return abilities_; }
   void require_usable() const override { static_cast<void>(context_.enter()); }

@@ -81,7 +81,10 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
   DeviceSubscriberBackend(const JoinedTables& tables, const std::vector<TensorRef>& live, DeviceContext context)
       : tables_(tables),
         context_(std::move(context)),
-        applier_(tables, live, {.keep_replaced = cuda::KeepReplaced::kRaw, .deadline = context_.deadline()}),
+        applier_(tables, live,
+                 {.keep_replaced = cuda::KeepReplaced::kRaw,
+                  .entry_bytes = context_.options().entry_bytes,
+                  .deadline = context_.deadline()}),
         staged_(tables.streams()),
         store_(std::min(kMostSegmentBytes, tables.all().bytes() / 16 + kMinFrameCapacity)) {}
 

@@ -29,10 +29,12 @@ class Receiver {
   /// Copies the frames to memory exactly as large, and stages them.
   void stage(const DeltaHeader& header, const std::vector<Bytes>& frames) {
     storage_.clear();
+    sizes_.clear();
     std::vector<DeviceRecord> records;
     for (const Bytes& frame : frames) {
       storage_.emplace_back(allocate_shared(frame.size()));
       std::memcpy(storage_.back().get(), frame.data(), frame.size());
+      sizes_.push_back(frame.size());
       records.push_back({storage_.back().get(), static_cast<std::uint32_t>(frame.size())});
     }
     applier_.stage(header, records, nullptr);
@@ -52,6 +54,13 @@ class Receiver {
     return out;
   }
   cuda::DeviceApplier& applier() { return applier_; }
+  /// Overwrites the payloads of the staged frames.
+  void damage() {
+    for (std::size_t f = 0; f < storage_.size(); ++f) {
+      const std::size_t skipped = kFramePrefix + kGroupBytes + kBlockEntryBytes;
+      std::memset(storage_[f].get() + skipped, 0xFF, sizes_[f] - skipped);
+    }
+  }
 
  private:
   std::vector<TensorRef> tensors() {
@@ -64,6 +73,7 @@ class Receiver {
   DeviceState live_;
   cuda::DeviceApplier applier_;
   std::vector<SharedBytes> storage_;
+  std::vector<std::size_t> sizes_;
 };
 
 /// All between header, table and commit: an altered one need not look like a frame.
@@ -79,14 +89,19 @@ StateDigest digest_of(const TensorTable& table, const TensorState& state) {
 
 StateDigest minus(StateDigest a, const StateDigest& b) { return a -= b; }
 
+/// Options of an applier that keeps the entries of any delta, or of none.
+cuda::DeviceApplierOptions with_entries(bool kept) {
+  return {.keep_replaced = cuda::KeepReplaced::kAll, .entry_bytes = kept ? ~std::uint64_t{0} : 0};
+}
+
 /// Forward, back by the undo record, forward, back by the inverse; bytes and digests each time.
-void expect_applies(const RandomDelta& delta, std::size_t skew = 0) {
+void expect_applies(const RandomDelta& delta, std::size_t skew, bool entries) {
   const TensorTable& table = *delta.table;
   const std::vector<Bytes> records = encode_records(table, delta.old_state, delta.new_state, delta.options);
   const DeltaHeader header = parse_header(records.front());
   const StateDigest before = digest_of(table, delta.old_state);
   const StateDigest after = digest_of(table, delta.new_state);
-  Receiver receiver(table, delta.old_state, skew);
+  Receiver receiver(table, delta.old_state, skew, with_entries(entries));
   ASSERT_EQ(receiver.digest(), before);
   receiver.stage(header, frames_of(records));
   ASSERT_EQ(receiver.state(), delta.old_state) << "staging has written";
@@ -116,7 +131,7 @@ TEST_P(DeviceApplierTest, AppliesAnyStepAndTakesItBack) {
   for_cases(kCases, [](Random& random) {
     RandomDelta delta = random_delta(random, {.max_elements = 100'000, .large_chance = 0.3});
     delta.options.zstd_level = 0;
-    expect_applies(delta, random.chance(0.7) ? 0 : random.between(1, 15));
+    expect_applies(delta, random.chance(0.7) ? 0 : random.between(1, 15), random.chance(0.5));
   });
 }
 
@@ -148,7 +163,8 @@ TEST_P(DeviceApplierTest, EveryCodecOfEveryWidthAtEveryDensity) {
           write_element(delta.new_state[0].data(), size, i,
                         random.chance(0.5) ? old_bits + distance : old_bits - distance);
         }
-        expect_applies(delta);
+        expect_applies(delta, 0, false);
+        expect_applies(delta, 0, true);
         if (HasFatalFailure()) return;
       }
     }
@@ -425,11 +441,60 @@ TEST(DeviceApplierErrors, AreTypedAndNameWhatIsWrong) {
 }
 
 #if defined(SPARSECAST_CUDA_EMULATION)
+/// One delta of a tensor of 50'000 elements of which it changes every hundredth.
+struct SparseStep {
+  SparseStep() {
+    for (std::size_t i = 0; i < next[0].size(); i += 200) next[0][i] ^= std::byte{1};
+    records = encode_records(table, state, next, {});
+  }
+  TensorTable table{{{"t", DType::kBF16, {50'000}}}};
+  TensorState state{Bytes(100'000, std::byte{0x40})};
+  TensorState next = state;
+  std::vector<Bytes> records;
+};
+
+TEST(DeviceApplierEntries, AreKeptUpToTheirBytesAndWrittenWithoutThePayloads) {
+  const SparseStep step;
+  const auto apply_after_damage = [&](std::uint64_t entry_bytes) {
+    Receiver receiver(step.table, step.state, 0, {.entry_bytes = entry_bytes});
+    const emulation::HeldMemory before = emulation::held_memory();
+    receiver.stage(parse_header(step.records.front()), frames_of(step.records));
+    const std::uint64_t held = emulation::held_memory().device - before.device;
+    receiver.damage();
+    receiver.apply();
+    EXPECT_EQ(receiver.state(), step.next);
+    return held;
+  };
+  constexpr std::uint64_t kNeeded = 500 * (4 + 2);
+  EXPECT_GE(apply_after_damage(kNeeded), kNeeded);
+  expect_error(ErrorCode::kCorrupt, [&] { apply_after_damage(kNeeded - 1); }, {"have changed since they were staged"});
+}
+
+TEST(DeviceApplierEntries, WithoutMemoryForThemTheDeltaIsDecodedAgain) {
+  const SparseStep step;
+  for (int allocations = 0; allocations < 40; ++allocations) {
+    Receiver receiver(step.table, step.state, 0, with_entries(true));
+    const std::vector<Bytes> frames = frames_of(step.records);
+    emulation::fail_allocation_after(allocations);
+    bool staged = false;
+    try {
+      receiver.stage(parse_header(step.records.front()), frames);
+      staged = true;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    }
+    emulation::fail_allocation_after(-1);
+    if (!staged) receiver.stage(parse_header(step.records.front()), frames);
+    receiver.apply();
+    EXPECT_EQ(receiver.state(), step.next) << allocations;
+  }
+}
+
 TEST(DeviceApplierMemory, TheSteadyStateAllocatesNothing) {
   Random random(9);
   const TensorTable table({{"t", DType::kBF16, {50'000}}});
   TensorState state = random_state(random, table);
-  Receiver receiver(table, state);
+  Receiver receiver(table, state, 0, {.keep_replaced = cuda::KeepReplaced::kAll, .entry_bytes = 6 * 50'000});
   std::size_t allocations = 0;
   for (const double density : {0.1, 0.01, 0.05}) {
     TensorState next = state;

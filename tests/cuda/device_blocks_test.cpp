@@ -133,27 +133,50 @@ TEST_P(DeviceBlocks, NothingToSayIsNoFrame) {
   expect_compare_agrees(no_elements, random_);
 }
 
-/// A compare encoder over a tensor that changes from delta to delta.
+/// A compare encoder over bf16 tensors of these sizes, which change from delta to delta.
 struct Stream {
-  explicit Stream(std::uint64_t elements, const cuda::DeviceEncoderOptions& device = {},
+  explicit Stream(const std::vector<std::uint64_t>& sizes, const cuda::DeviceEncoderOptions& device = {},
                   const EncodeOptions& encode_options = {})
-      : table({{"t", DType::kBF16, {elements}}}),
-        live({2}, {Bytes(elements * 2, std::byte{0x40})}, 0),
-        snapshot({2}, {live.bytes(0)}, 0),
+      : table(specs_of(sizes)),
+        live(element_sizes(table), state_of(sizes), 0),
+        snapshot(element_sizes(table), state_of(sizes), 0),
         options(encode_options),
-        encoder(cuda::DeviceEncoder::compare(table, {{live[0], snapshot[0]}}, true, options, device)) {}
+        encoder(cuda::DeviceEncoder::compare(table, tensors(), true, options, device)) {}
 
+  static std::vector<TensorSpec> specs_of(const std::vector<std::uint64_t>& sizes) {
+    std::vector<TensorSpec> specs;
+    for (const std::uint64_t size : sizes) specs.push_back({std::to_string(specs.size()), DType::kBF16, {size}});
+    return specs;
+  }
+  static TensorState state_of(const std::vector<std::uint64_t>& sizes) {
+    TensorState state;
+    for (const std::uint64_t size : sizes) state.emplace_back(2 * size, std::byte{0x40});
+    return state;
+  }
+  static TensorState state_of(const DeviceState& device, std::size_t tensors) {
+    TensorState state;
+    for (std::size_t t = 0; t < tensors; ++t) state.push_back(device.bytes(t));
+    return state;
+  }
+  std::vector<cuda::CompareTensor> tensors() {
+    std::vector<cuda::CompareTensor> out;
+    for (std::size_t t = 0; t < table.size(); ++t) out.push_back({live[t], snapshot[t]});
+    return out;
+  }
   void change(Random& random, double density) {
-    for (std::size_t i = 0; i < table.bytes(); i += 2) {
-      if (random.chance(density)) live[0][i] ^= std::byte{1};
+    for (std::size_t t = 0; t < table.size(); ++t) {
+      for (std::size_t i = 0; i < table[t].bytes(); i += 2) {
+        if (random.chance(density)) live[t][i] ^= std::byte{1};
+      }
     }
   }
   /// Sends one delta and compares it with the CPU's; an emulated device counts the host's waits and, where nothing else
   /// grows, its allocations.
   void sync(std::size_t expected_waits, std::size_t expected_allocations = 0) {
-    const Bytes now = live.bytes(0);
-    const Bytes before = snapshot.bytes(0);
-    const auto detector = make_compare_detector(table, {now}, {before});
+    ++deltas;
+    const TensorState now = state_of(live, table.size());
+    const TensorState before = state_of(snapshot, table.size());
+    const auto detector = make_compare_detector(table, views(now), views(before));
     const ExpectedFrames expected = encode_on_cpu(table, *detector, options);
 #if defined(SPARSECAST_CUDA_EMULATION)
     const emulation::RuntimeCounts counts = emulation::runtime_counts();
@@ -169,7 +192,7 @@ struct Stream {
     static_cast<void>(expected_waits), static_cast<void>(expected_allocations);
 #endif
     expect_same_frames(frames, expected);
-    EXPECT_EQ(snapshot.bytes(0), now);
+    EXPECT_EQ(state_of(snapshot, table.size()), now);
   }
 
   TensorTable table;
@@ -177,10 +200,11 @@ struct Stream {
   DeviceState snapshot;
   EncodeOptions options;
   cuda::DeviceEncoder encoder;
+  std::size_t deltas = 0;
 };
 
 TEST_P(DeviceBlocks, TheSteadyStateAllocatesNothingAndWaitsOnce) {
-  Stream stream(300'000, {.chunk_bytes = 100'000, .entries = 75'000, .frame_bytes = 600'000});
+  Stream stream({300'000}, {.chunk_bytes = 100'000, .entries = 75'000, .frame_bytes = 600'000});
   for (const double density : {0.05, 0.01, 0.05, 0.001}) {
     stream.change(random_, density);
     stream.sync(1);
@@ -188,7 +212,7 @@ TEST_P(DeviceBlocks, TheSteadyStateAllocatesNothingAndWaitsOnce) {
 }
 
 TEST_P(DeviceBlocks, RoomForTheEntriesOfADeltaIsThereForTheNext) {
-  Stream stream(100'000, {.frame_bytes = 200'000});
+  Stream stream({100'000}, {.frame_bytes = 200'000});
   stream.change(random_, 0.1);
   stream.sync(1, 2);  // Of positions and words, behind the delta: some tiles were compared again.
   stream.change(random_, 0.08);
@@ -198,13 +222,36 @@ TEST_P(DeviceBlocks, RoomForTheEntriesOfADeltaIsThereForTheNext) {
 }
 
 TEST_P(DeviceBlocks, AFullArenaLeavesNoPartialStateAndGrows) {
-  // Chunks of a section; the arena holds one at worst, and the first of raw values is nearly that.
-  Stream stream(3 * std::uint64_t{kSectionElems} / 2, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1},
+  // A chunk for each tensor; the arena holds two at worst, and the first of raw values is nearly that.
+  Stream stream({40'000, 40'000, 20'000}, {.chunk_bytes = 1, .arena_bytes = 1, .frame_bytes = 1},
                 {.values = ValueCodec::kRaw});
   stream.change(random_, 0.9);
   stream.sync(3);  // Once more for the arena, and for the frames.
   stream.change(random_, 0.001);
   stream.sync(1);
+}
+
+TEST_P(DeviceBlocks, OverlappedOrNotAndLaunchedAsAGraphOrNot) {
+  for (const bool overlap : {false, true}) {
+    for (const bool graph : {false, true}) {
+      // A chunk for each tensor.
+      Stream stream({60'000, 70'000, 3, 50'000},
+                    {.chunk_bytes = 1, .overlap = overlap, .graph = graph, .frame_bytes = 1'000'000});
+      // The third is dense where the others are sparse, so that entries have to grow, and the graph is captured again.
+      for (const double density : {0.001, 0.002, 0.05, 0.01, 0.001}) {
+        stream.change(random_, density);
+#if defined(SPARSECAST_CUDA_EMULATION)
+        const emulation::RuntimeCounts before = emulation::runtime_counts();
+#endif
+        stream.sync(1, density == 0.05 ? 4 : 0);
+#if defined(SPARSECAST_CUDA_EMULATION)
+        // The graph, and the headers of the frames.
+        const std::size_t launches = emulation::runtime_counts().since(before).launches;
+        EXPECT_EQ(launches == 2, graph && density != 0.01 && stream.deltas > 1) << stream.deltas;
+#endif
+      }
+    }
+  }
 }
 
 TEST(DeviceEncoderErrors, AreTypedAndNameWhatIsWrong) {
@@ -256,7 +303,7 @@ TEST(DeviceEncoderErrors, AFailedAllocationIsUnsupportedAndLeaksNothing) {
   for (int successes = 0; successes < 40; ++successes) {
     emulation::fail_allocation_after(successes);
     try {
-      const Stream stream(1000);
+      const Stream stream({1000});
       EXPECT_GT(successes, 10);
       successes = 40;
     } catch (const Error& error) {

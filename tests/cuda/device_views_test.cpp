@@ -75,7 +75,9 @@ TEST_P(DeviceViews, ApplyAndRollBackWithTheDigestsOfTheirOrigins) {
     const TensorState& after = boxes.delta.new_state;
     const std::vector<Bytes> records = encode_records(*boxes.plain, before, after, boxes.delta.options);
     const ViewedTensors live(table, before, random);
-    cuda::DeviceApplier applier(table, live.tensors(), {.keep_replaced = cuda::KeepReplaced::kAll});
+    const std::uint64_t entry_bytes = random.chance(0.5) ? ~std::uint64_t{0} : 0;
+    cuda::DeviceApplier applier(table, live.tensors(),
+                                {.keep_replaced = cuda::KeepReplaced::kAll, .entry_bytes = entry_bytes});
     const FramesOnDevice frames(records);
     const auto expect_state = [&](const TensorState& was, const TensorState& is, const char* what) {
       const std::vector<StateDigest> changes = applier.digest_changes();

@@ -100,17 +100,17 @@ void print(const std::string& which, const Held& held) {
 constexpr std::uint64_t kTileBytes = 2 * std::uint64_t{kTileElems};  ///< Of bf16.
 /// Tables, as docs/gpu.md has them: of an end, a tile, and a route.
 constexpr std::uint64_t kOfEnd = 2048;
-constexpr std::uint64_t kOfTile = 80;
+constexpr std::uint64_t kOfTile = 120;
 constexpr std::uint64_t kOfRoute = 512;
 
 /// Returns what an encoder of bf16 holds on the device, without tables: arena, frames, entries and scratch.
 std::uint64_t encoder_bytes(std::uint64_t bytes, std::uint64_t chunk_bytes, std::uint64_t delta = 0) {
   const std::uint64_t tiles = (bytes + kTileBytes - 1) / kTileBytes;
   const std::uint64_t chunk_tiles = std::min(tiles, chunk_bytes / kTileBytes);
-  const std::uint64_t chunk = std::min(bytes, chunk_tiles * kTileBytes);
+  const std::uint64_t sets = chunk_tiles < tiles ? 2 : 1;
   constexpr std::uint64_t kCtas = 2 * 3;  // Multiprocessors of the emulated device, and CTAs on each.
-  return std::min(chunk + bytes / 16, bytes) + std::max(bytes / 16, delta) + chunk_tiles * 2048 +
-         std::min(chunk_tiles, kCtas) * 8 * kTileElems;
+  return std::min(sets * chunk_tiles * kTileBytes + bytes / 16, bytes) + std::max(bytes / 16, delta) +
+         sets * chunk_tiles * 2048 + std::min(chunk_tiles, kCtas) * 8 * kTileElems;
 }
 
 void expect_bytes(std::uint64_t held, std::uint64_t formula, std::uint64_t tables, const std::string& what) {
@@ -140,7 +140,8 @@ TEST(ShardedMemory, IsThatOfTheFormulaWhateverTheNumberOfRoutes) {
     expect_bytes(held.engine.channels, kChannels, 2 * 640 * count, which);
 
     EXPECT_LE(held.engine.built.device, kOfEnd + count * kOfRoute) << which;
-    expect_bytes(held.engine.sync.most_device, held.engine.delta, held.engine.delta / 2 + tables, which);
+    expect_bytes(held.engine.sync.most_device, held.engine.delta + 3 * held.engine.replaced,
+                 held.engine.delta / 2 + 3 * held.engine.replaced / 2 + tables, which);
     EXPECT_EQ(held.engine.sync.device, held.engine.sync.most_device);
     EXPECT_LE(held.engine.sync.most_pinned, kOfEnd + count * kOfRoute) << which;
   }
@@ -166,7 +167,7 @@ TEST(ShardedMemory, OfRawDeltasHasTheBitsThatTheyReplaced) {
   const HeldByEnds held = held_by_ends(ManyRoutes(4, 16 * std::uint64_t{kTileElems}), {}, options);
   print("4 routes sent by raw", held.trainer);
   print("4 routes received by raw", held.engine);
-  const std::uint64_t formula = held.engine.delta + held.engine.replaced;
+  const std::uint64_t formula = held.engine.delta + 4 * held.engine.replaced;
   expect_bytes(held.engine.sync.most_device, formula, formula / 2 + kOfEnd + 16 * kOfTile + 4 * kOfRoute, "raw");
 }
 

@@ -102,6 +102,19 @@ TEST(CudaBench, EveryCaseIsRightAndHasAllItsRows) {
   EXPECT_TRUE(phases_of(results, "BF16 2 x 64 K").contains("apply"));
 }
 
+TEST(CudaBench, VariantsGiveTheSameFramesAndWeights) {
+  CudaBenchOptions options = smallest();
+  options.dtypes = {DType::kBF16};
+  options.variants = true;
+  const nlohmann::json results = run(options);
+  EXPECT_EQ(results.at("wrong"), 0);
+  const std::set<std::string> phases = phases_of(results, "BF16");
+  for (const char* const phase : {"detect+encode, 64 MiB", "detect+encode, 1024 MiB, overlap, graph", "apply, entries",
+                                  "apply, no entries", "stage, entries", "stage, no entries"}) {
+    EXPECT_TRUE(phases.contains(phase)) << phase;
+  }
+}
+
 TEST(CudaBench, TheRecordSaysWhatRanOnWhat) {
   const nlohmann::json results = run(smallest());
   EXPECT_EQ(results.at("commit"), "some commit");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/common/device_api.hpp"
+#include "cuda/common/graph.hpp"
 #include "cuda/common/launch.hpp"
 #include "cuda_emulation/reports.hpp"
 
@@ -164,6 +165,47 @@ TEST(Emulation, DeferredCopiesAreDoneInOrderWhenTheHostAsksForAStream) {
   EXPECT_EQ(std::vector<int>(to, to + 4), (std::vector<int>{1, 2, 2, 4}));
   defer_copies(false);
   EXPECT_EQ(cudaMemcpy2DAsync(to, 4, from, 4, 8, 1, cudaMemcpyHostToDevice, nullptr), cudaErrorInvalidPitchValue);
+}
+
+__global__ void add_one(unsigned* number) { ++*number; }
+
+TEST(Emulation, ACapturedGraphRunsWhenItIsLaunchedAndForksThatAreNotJoinedAreRefused) {
+  unsigned number = 0;
+  const cuda::Stream fork;
+  const cuda::Event forked;
+  const cuda::Event joined;
+  const auto enqueue = [&](cudaStream_t stream, bool join) {
+    cudaMemsetAsync(&number, 0, sizeof(number), stream);
+    cuda::record(forked.get(), stream);
+    cuda::wait_behind(fork.get(), forked.get());
+    launch(add_one, 1, 1, fork.get(), &number);
+    cuda::record(joined.get(), fork.get());
+    if (join) cuda::wait_behind(stream, joined.get());
+    launch(add_one, 1, 1, stream, &number);
+  };
+  cuda::Graph graph;
+  EXPECT_THROW(graph.capture([&](cudaStream_t stream) { enqueue(stream, false); }), Error);
+  EXPECT_FALSE(graph.captured());
+  graph.capture([&](cudaStream_t stream) {
+    enqueue(stream, true);
+    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorStreamCaptureUnsupported);
+    cudaGetLastError();
+  });
+  EXPECT_EQ(number, 0U);
+  for (int round = 0; round < 2; ++round) {
+    number = 7;
+    graph.launch(nullptr);
+    EXPECT_EQ(number, 2U);
+  }
+  // Both streams and the events are as before.
+  enqueue(nullptr, true);
+  EXPECT_EQ(number, 2U);
+}
+
+TEST(Emulation, ACaptureThatFailsLeavesNoGraph) {
+  cuda::Graph graph;
+  EXPECT_THROW(graph.capture([](cudaStream_t) { throw std::runtime_error("stops here"); }), std::runtime_error);
+  EXPECT_FALSE(graph.captured());
 }
 
 TEST(Emulation, BitFunctionsAreThoseOfCuda) {

@@ -15,16 +15,24 @@
 namespace sparsecast::emulation::orders {
 namespace {
 
+using races::Access;
+
 constexpr std::size_t kHost = 0;
 constexpr std::size_t kGranule = 8;
 
-/// Last accesses to a few bytes. Of reads it keeps the last two by different agents, so that one of them is not the
-/// next agent.
+/// Last access by an operation to some of the bytes of a granule.
+struct Touch {
+  std::uint32_t operation = 0;  ///< Its number; 0: none.
+  std::uint32_t place = 0;
+  std::uint8_t bytes = 0;  ///< A bit for each.
+};
+
+/// Last accesses to a few bytes. Of reads, and of atomic operations, it keeps the last two by different agents, so that
+/// one of them is not the next agent.
 struct Granule {
-  std::uint32_t writer = 0;  ///< Number of an operation; 0: nobody.
-  std::array<std::uint32_t, 2> readers{};
-  std::uint32_t write_place = 0;
-  std::uint32_t read_place = 0;
+  Touch writer;
+  std::array<Touch, 2> readers;
+  std::array<Touch, 2> atomics;
 };
 
 struct Done {
@@ -82,28 +90,50 @@ bool is_ordered(std::uint32_t operation, const Agent& agent) {
 
 std::string name_of(std::size_t agent) { return agent == kHost ? "the host" : "stream " + std::to_string(agent); }
 
-void check(std::uint32_t before, std::uint32_t place_before, const char* did, const Agent& agent, const char* does,
-           std::uint32_t place) {
-  if (is_ordered(before, agent)) return;
-  report({place_before, place}, [&] {
-    return "memory is " + std::string(did) + " by " + name_of(history().operations[before].agent) + " at " +
-           source_of(place_before) + ", and " + does + " by " + name_of(agent.index) + " at " + source_of(place) +
+void check(const Touch& before, const char* did, const Touch& now, const char* does, const Agent& agent) {
+  if ((before.bytes & now.bytes) == 0 || is_ordered(before.operation, agent)) return;
+  report({before.place, now.place}, [&] {
+    return "memory is " + std::string(did) + " by " + name_of(history().operations[before.operation].agent) + " at " +
+           source_of(before.place) + ", and " + does + " by " + name_of(agent.index) + " at " + source_of(now.place) +
            ", which does not wait for it";
   });
 }
 
-void touch_granule(Granule& granule, const Agent& agent, std::uint32_t operation, bool writes, std::uint32_t place) {
-  const char* const does = writes ? "written" : "read";
-  check(granule.writer, granule.write_place, "written", agent, does, place);
-  if (writes) {
-    for (const std::uint32_t reader : granule.readers) check(reader, granule.read_place, "read", agent, does, place);
-    granule.writer = operation;
-    granule.write_place = place;
-    return;
+void replace(Touch& last, const Touch& now) {
+  const std::uint8_t bytes = last.operation == now.operation ? last.bytes : 0;
+  last = now;
+  last.bytes |= bytes;
+}
+
+void keep(std::array<Touch, 2>& last, const Agent& agent, const Touch& now) {
+  if (history().operations[last[0].operation].agent != agent.index) last[1] = last[0];
+  replace(last[0], now);
+}
+
+void touch_granule(Granule& granule, const Agent& agent, Access access, const Touch& now) {
+  const char* const does = access == Access::kRead ? "read" : "written";
+  check(granule.writer, "written", now, does, agent);
+  if (access != Access::kRead) {
+    for (const Touch& reader : granule.readers) check(reader, "read", now, does, agent);
   }
-  if (history().operations[granule.readers[0]].agent != agent.index) granule.readers[1] = granule.readers[0];
-  granule.readers[0] = operation;
-  granule.read_place = place;
+  if (access != Access::kAtomic) {
+    for (const Touch& atomic : granule.atomics) check(atomic, "written", now, does, agent);
+  }
+  switch (access) {
+    case Access::kRead:
+      return keep(granule.readers, agent, now);
+    case Access::kAtomic:
+      return keep(granule.atomics, agent, now);
+    case Access::kWrite:
+      return replace(granule.writer, now);
+  }
+}
+
+/// Returns a bit for each byte of the granule at `offset` that [begin, end) has.
+std::uint8_t bytes_in(std::uintptr_t offset, std::uintptr_t begin, std::uintptr_t end) {
+  const std::uintptr_t first = std::max(begin, offset) - offset;
+  const std::uintptr_t last = std::min(end, offset + kGranule) - offset;
+  return static_cast<std::uint8_t>((0xFFU >> (kGranule - last)) & (0xFFU << first));
 }
 
 }  // namespace
@@ -128,7 +158,7 @@ Operation::~Operation() {
   history().mutex.unlock();
 }
 
-void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
+void touch(const void* at, std::size_t bytes, Access access, const void* place) {
   static const MemoryRange range = all_memory();
   const auto address = reinterpret_cast<std::uintptr_t>(at);
   if (!range.contains(address) || bytes == 0) return;
@@ -139,7 +169,8 @@ void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
   const std::uint32_t operation = acting != nullptr ? own_operation : all.host_operation;
   const std::uintptr_t begin = address - range.begin;
   for (std::uintptr_t offset = begin / kGranule * kGranule; offset < begin + bytes; offset += kGranule) {
-    touch_granule(*shadow_of(offset), agent, operation, writes, offset_in_program(place));
+    touch_granule(*shadow_of(offset), agent, access,
+                  {operation, offset_in_program(place), bytes_in(offset, begin, begin + bytes)});
   }
 }
 

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda_emulation/races.hpp"
+
 namespace sparsecast::emulation::orders {
 
 /// Vector clock: for each stream, and first for the host, the time up to which its operations happened before.
@@ -35,7 +37,8 @@ class Operation {
 };
 
 /// Records an access to device or pinned memory by the running operation, or by the host; other memory is ignored.
-void touch(const void* at, std::size_t bytes, bool writes, const void* place);
+/// Atomic operations need no order between them.
+void touch(const void* at, std::size_t bytes, races::Access access, const void* place);
 
 void record(Agent& stream, Clock& event);
 void wait(Agent& stream, const Clock& event);

@@ -16,7 +16,7 @@ void seen(const void* at, std::size_t bytes, Access access, const void* place) {
   if (!sparsecast::emulation::is_watched()) return;
   const sparsecast::emulation::Unwatched looking;  // Which itself calls memcpy and the like.
   sparsecast::emulation::races::touch(at, bytes, access, place);
-  sparsecast::emulation::orders::touch(at, bytes, access != Access::kRead, place);
+  sparsecast::emulation::orders::touch(at, bytes, access, place);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "cuda/common/device_api.hpp"
 #include "cuda/common/device_memory.hpp"
+#include "cuda/common/graph.hpp"
 #include "cuda/common/launch.hpp"
 #include "cuda/common/streams.hpp"
 #include "cuda_emulation/reports.hpp"
@@ -184,6 +185,44 @@ TEST_F(Orders, TheHostLeavesAloneWhatACopyStillReads) {
   at.copy_in();
   at.h_words.as<volatile unsigned>()[1] = 7;
   EXPECT_THAT(take_reports(), Contains(HasSubstr("written by the host")));
+}
+
+__global__ void count_threads(unsigned* number) { atomicAdd(number, 1U); }
+
+TEST_F(Orders, AtomicOperationsOfTwoStreamsNeedNoOrderButWhatReadsTheirResultDoes) {
+  Copies at;
+  launch(count_threads, 1, kThreads, at.copies.get(), at.d_in.as<unsigned>());
+  cuda::record(at.copied.get(), at.copies.get());
+  launch(count_threads, 1, kThreads, at.kernels.get(), at.d_in.as<unsigned>());
+  EXPECT_THAT(take_reports(), IsEmpty());
+  at.work();
+  EXPECT_THAT(take_reports(), Contains(HasSubstr("does not wait")));
+  cuda::wait_behind(at.kernels.get(), at.copied.get());
+  at.work();
+  EXPECT_THAT(take_reports(), IsEmpty());
+}
+
+TEST_F(Orders, AGraphOrdersItsStreamsAsTheyWereCaptured) {
+  for (const bool waits : {true, false}) {
+    Copies at;
+    const Event forked;
+    const Event joined;
+    cuda::Graph graph;
+    graph.capture([&](cudaStream_t stream) {
+      cuda::record(forked.get(), stream);
+      cuda::wait_behind(at.kernels.get(), forked.get());
+      cuda::copy_async(at.d_in.as(), at.h_words.as(), sizeof(Words), cudaMemcpyHostToDevice, stream);
+      cuda::record(at.copied.get(), stream);
+      if (waits) cuda::wait_behind(at.kernels.get(), at.copied.get());
+      at.work();
+      cuda::record(joined.get(), at.kernels.get());
+      cuda::wait_behind(stream, joined.get());
+    });
+    for (int round = 0; round < 2; ++round) {
+      graph.launch(at.copies.get());
+      EXPECT_EQ(take_reports().empty(), waits);
+    }
+  }
 }
 
 using DeviceMemoryDeathTest = Races;

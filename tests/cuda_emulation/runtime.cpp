@@ -4,6 +4,7 @@
 #include "cuda_emulation/events.hpp"
 #include "cuda_emulation/races.hpp"
 #include "cuda_emulation/reports.hpp"
+#include "cuda_emulation/scheduler.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +20,7 @@
 
 struct CUstream_st {
   sparsecast::emulation::orders::Agent agent = sparsecast::emulation::orders::make_agent();
+  CUgraph_st* graph = nullptr;  ///< Into which it is being captured.
 };
 
 namespace {
@@ -30,6 +32,7 @@ using sparsecast::emulation::OnStream;
 using sparsecast::emulation::RuntimeCounts;
 using sparsecast::emulation::Unwatched;
 namespace orders = sparsecast::emulation::orders;
+using sparsecast::emulation::races::Access;
 using sparsecast::emulation::races::kWatched;
 
 std::mutex counts_mutex;
@@ -92,6 +95,17 @@ orders::Agent& agent_of(cudaStream_t stream) {
   return stream != nullptr ? stream->agent : standard.agent;
 }
 
+/// Adds an operation of the stream to the graph into which it is captured. Returns false if it is not.
+bool capture(cudaStream_t stream, std::function<void(cudaStream_t)> operation) {
+  if (stream == nullptr || stream->graph == nullptr) return false;
+  CUgraph_st& graph = *stream->graph;
+  graph.operations.push_back([stream, of = graph.first, operation = std::move(operation)](cudaStream_t first) {
+    operation(stream == of ? first : stream);
+  });
+  if (stream != graph.first) graph.behind[stream] = 0;
+  return true;
+}
+
 cudaError_t kept(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
@@ -118,7 +132,7 @@ void count_copy(const void* to, const void* from, std::size_t bytes, cudaMemcpyK
 }
 
 void touch(const void* at, std::size_t bytes, bool writes, const void* place) {
-  if constexpr (kWatched) orders::touch(at, bytes, writes, place);
+  if constexpr (kWatched) orders::touch(at, bytes, writes ? Access::kWrite : Access::kRead, place);
 }
 
 /// Counts a query; returns whether the test wants the device to be busy.
@@ -185,10 +199,14 @@ void forget_most_memory() {
   held->most_pinned = held->pinned;
 }
 void capture_streams(bool capture) { capturing = capture; }
-void count_launch(const void* kernel) {
+void launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel, std::function<void()> call) {
+  if (capture(stream, [=](cudaStream_t to) { run_grid(to, ctas, threads, call); })) return;
   count(&RuntimeCounts::launches);
-  const std::lock_guard lock(loaded_mutex);
-  if (!loaded.contains(kernel)) count(&RuntimeCounts::late_loads);
+  {
+    const std::lock_guard lock(loaded_mutex);
+    if (!loaded.contains(kernel)) count(&RuntimeCounts::late_loads);
+  }
+  run_grid(stream, ctas, threads, call);
 }
 void count_load(const void* kernel) {
   const std::lock_guard lock(loaded_mutex);
@@ -245,13 +263,17 @@ cudaError_t cudaFree(void* at) { return release(at); }
 cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kPinnedHost); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  count_copy(to, from, bytes, kind);
-  const OnStream on_stream(stream);
-  touch(from, bytes, false, __builtin_return_address(0));
-  touch(to, bytes, true, __builtin_return_address(0));
-  enqueue([=] {
-    if (bytes != 0) std::memcpy(to, from, bytes);
-  });
+  const void* const place = __builtin_return_address(0);
+  const auto copy = [=](cudaStream_t on) {
+    count_copy(to, from, bytes, kind);
+    const OnStream on_stream(on);
+    touch(from, bytes, false, place);
+    touch(to, bytes, true, place);
+    enqueue([=] {
+      if (bytes != 0) std::memcpy(to, from, bytes);
+    });
+  };
+  if (!capture(stream, copy)) copy(stream);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
@@ -260,6 +282,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
   if (to_pitch < width || from_pitch < width || to_pitch > kMostPitch || from_pitch > kMostPitch) {
     return kept(cudaErrorInvalidPitchValue);
   }
+  if (stream != nullptr && stream->graph != nullptr) return kept(cudaErrorStreamCaptureUnsupported);
   count_copy(to, from, width * height, kind);
   const OnStream on_stream(stream);
   const std::size_t rows = width != 0 ? height : 0;
@@ -275,14 +298,19 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream) {
-  const OnStream on_stream(stream);
-  touch(at, bytes, true, __builtin_return_address(0));
-  enqueue([=] {
-    if (bytes != 0) std::memset(at, value, bytes);
-  });
+  const void* const place = __builtin_return_address(0);
+  const auto set = [=](cudaStream_t on) {
+    const OnStream on_stream(on);
+    touch(at, bytes, true, place);
+    enqueue([=] {
+      if (bytes != 0) std::memset(at, value, bytes);
+    });
+  };
+  if (!capture(stream, set)) set(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (stream != nullptr && stream->graph != nullptr) return kept(cudaErrorStreamCaptureUnsupported);
   if (is_busy()) return kept(cudaErrorNotReady);
   wait_for(stream);
   return cudaSuccess;
@@ -293,15 +321,19 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if constexpr (kWatched) orders::host_waits_for(event->before);
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const bool captured = stream != nullptr && stream->graph != nullptr;
+  *status = capturing || captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   wait_for(stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   *stream = new CUstream_st;
   count(&RuntimeCounts::objects);
   return cudaSuccess;
@@ -319,13 +351,76 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ++event->records;
-  if constexpr (kWatched) orders::record(agent_of(stream), event->before);
+  const auto record = [=](cudaStream_t on) {
+    if constexpr (kWatched) orders::record(agent_of(on), event->before);
+  };
+  if (event->graph != nullptr) event->graph->events.erase(event);
+  event->graph = nullptr;
+  if (!capture(stream, record)) {
+    record(stream);
+    return cudaSuccess;
+  }
+  event->graph = stream->graph;
+  event->graph->events.insert(event);
+  event->stream = stream;
+  event->operations = stream->graph->operations.size();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   ++event->waits;
-  if constexpr (kWatched) orders::wait(agent_of(stream), event->before);
+  if (event->graph != nullptr) {
+    CUgraph_st& graph = *event->graph;
+    if (stream->graph == nullptr) {
+      stream->graph = &graph;
+      graph.joined.insert(stream);
+    }
+    if (stream == graph.first && event->stream != stream) graph.behind[event->stream] = event->operations;
+  }
+  const auto wait = [=](cudaStream_t on) {
+    if constexpr (kWatched) orders::wait(agent_of(on), event->before);
+  };
+  if (!capture(stream, wait)) wait(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (stream == nullptr || stream->graph != nullptr) return kept(cudaErrorStreamCaptureUnsupported);
+  stream->graph = new CUgraph_st;
+  stream->graph->first = stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = std::exchange(stream->graph, nullptr);
+  if (*graph == nullptr) return kept(cudaErrorStreamCaptureUnsupported);
+  for (const cudaStream_t joined : (*graph)->joined) joined->graph = nullptr;
+  for (const cudaEvent_t event : (*graph)->events) event->graph = nullptr;
+  for (const auto& [joined, behind] : (*graph)->behind) {
+    if (behind != 0) continue;  // Nothing has followed what the first stream has waited for.
+    delete std::exchange(*graph, nullptr);
+    return kept(cudaErrorStreamCaptureUnjoined);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  *executable = new CUgraph_st(*graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  count(&RuntimeCounts::launches);
+  for (const auto& operation : executable->operations) operation(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
   return cudaSuccess;
 }

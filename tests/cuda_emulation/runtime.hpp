@@ -5,21 +5,41 @@
 // Thread-safe.
 
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "cuda_emulation/memory.hpp"
 #include "cuda_emulation/orders.hpp"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
+struct CUevent_st;
+/// Operations in the order in which they were captured, each for the stream that it was captured from, or for the one
+/// that the graph is launched on if that was the first.
+struct CUgraph_st {
+  cudaStream_t first = nullptr;
+  std::vector<std::function<void(cudaStream_t first)>> operations;
+  std::set<cudaStream_t> joined;               ///< Streams that are captured as well.
+  std::set<CUevent_st*> events;                ///< Whose last record was captured.
+  std::map<cudaStream_t, std::size_t> behind;  ///< For each of them, the operations that `first` waits for.
+};
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraph_st*;
 struct CUevent_st {
   int records = 0;  ///< How often the event was recorded, and waited for by a stream; for tests.
   int waits = 0;
   sparsecast::emulation::orders::Clock before;  ///< Operations before the last record.
+  CUgraph_st* graph = nullptr;                  ///< Where the last record was captured.
+  cudaStream_t stream = nullptr;                ///< From which it was captured then,
+  std::size_t operations = 0;                   ///< behind so many operations of the graph.
 };
 using cudaEvent_t = CUevent_st*;
 
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -31,7 +51,9 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorInvalidResourceHandle = 400,
-  cudaErrorNotReady = 600
+  cudaErrorNotReady = 600,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureUnjoined = 904
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum cudaDeviceAttr {
@@ -77,6 +99,8 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
 cudaError_t cudaMemsetAsync(void* at, int value, std::size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -84,6 +108,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+/// Refuses a capture in which the first stream does not wait for all that others do.
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 
 // Runtime functions of benchmarks. Nothing takes time here: one millisecond is between any two events.
 cudaError_t cudaRuntimeGetVersion(int* version);
@@ -115,7 +146,7 @@ struct RuntimeCounts {
   std::size_t queries = 0;       ///< Of streams and events; each answers at once, so these are the host's waits.
   std::size_t copies = 0;        ///< Calls of these two functions.
   std::size_t bus_bytes = 0;     ///< Bytes that they copied between host and device.
-  std::size_t launches = 0;      ///< Launches of kernels.
+  std::size_t launches = 0;      ///< Launches by the host, of kernels and of graphs.
   std::size_t late_loads = 0;    ///< Launches of kernels that nothing had loaded before.
   /// Copies between the device and memory of the host that is not pinned: they may block beyond any deadline.
   std::size_t pageable_copies = 0;
@@ -139,8 +170,9 @@ HeldMemory held_memory();
 /// Begins to look for the most again, from what there is now.
 void forget_most_memory();
 
-/// Count a launch of a kernel, and that it was loaded.
-void count_launch(const void* kernel);
+/// Runs a kernel on a grid for a stream, or captures it, and counts the launch.
+void launch_grid(cudaStream_t stream, unsigned ctas, unsigned threads, const void* kernel, std::function<void()> call);
+/// Counts that a kernel was loaded.
 void count_load(const void* kernel);
 /// Delays the copies of this thread as long as CUDA may: until the host queries a stream, a launch, or the release of
 /// memory. A copy that the program orders wrongly then has wrong bytes. False ends it.

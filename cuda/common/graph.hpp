@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Work that is enqueued again and again with the same arguments, captured once into a CUDA graph.
+
+#include <functional>
+#include <utility>
+
+#include "cuda/common/streams.hpp"
+
+namespace sparsecast::cuda {
+
+/// Owns an executable graph, or none. One launch at a time. Not thread-safe.
+class Graph {
+ public:
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() { drop(); }
+
+  bool captured() const noexcept { return executable_ != nullptr; }
+  /// Captures what `enqueue` puts on the stream that it is given, and on others that wait for it and that it waits for
+  /// in the end. Nothing of it runs.
+  void capture(const std::function<void(cudaStream_t)>& enqueue) {
+    drop();
+    const Stream stream;
+    cudaGraph_t graph = nullptr;
+    // Other threads may do meanwhile what a capture forbids, such as allocations.
+    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    try {
+      enqueue(stream.get());
+    } catch (...) {
+      if (cudaStreamEndCapture(stream.get(), &graph) == cudaSuccess) static_cast<void>(cudaGraphDestroy(graph));
+      throw;
+    }
+    check(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
+    const cudaError_t error = cudaGraphInstantiate(&executable_, graph, 0);
+    static_cast<void>(cudaGraphDestroy(graph));
+    check(error, "cudaGraphInstantiate");
+  }
+  /// Enqueues the captured work.
+  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch"); }
+  /// Forgets the captured work; a launch that is under way is not disturbed.
+  void drop() noexcept {
+    if (captured()) static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
+  }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace sparsecast::cuda

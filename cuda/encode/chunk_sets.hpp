@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Device memory of what detect leaves for encode, for two chunks: while one is encoded, the next one is detected.
+
+#include <array>
+
+#include "cuda/common/device_memory.hpp"
+#include "cuda/common/streams.hpp"
+#include "cuda/common/tile_plan.hpp"
+
+namespace sparsecast::cuda {
+
+class ChunkSets {
+ public:
+  ChunkSets() = default;
+  /// Allocates one set for each chunk of the plan, two at most, with `entries` entries each.
+  ChunkSets(const TilePlan& plan, std::uint64_t entries);
+
+  /// Returns `pipeline` with the set and the counts of a chunk.
+  Pipeline enter(Pipeline pipeline, std::uint32_t chunk) const;
+  /// Number of entries of a set.
+  std::uint64_t entries() const noexcept { return entries_; }
+  /// Makes room for `count` entries in each set; their contents are lost. If there is no memory, throws
+  /// Error{kUnsupported} and leaves what was there.
+  void allocate_entries(std::uint64_t count);
+
+ private:
+  struct ChunkSet {
+    DeviceMemory tile_counts, tile_offsets, tile_entries, entry_positions, entry_words;
+    std::array<DeviceMemory, 4> runs, items;
+  };
+
+  std::array<ChunkSet, 2> sets_;
+  std::size_t count_ = 0;
+  std::uint64_t entries_ = 0;
+  std::uint32_t word_bytes_ = 1;
+};
+
+}  // namespace sparsecast::cuda
