@@ -105,13 +105,14 @@ class SectionBits {
   std::uint32_t elements() const {
     return static_cast<std::uint32_t>(bits_.size() / sizeof(T));
   }
+  /// Takes the bits forward by the changes, or back with `inverse`.
   template <class T>
-  void advance(const SectionChanges<T>& changes, ValueCodec values) {
+  void advance(const SectionChanges<T>& changes, ValueCodec values, bool inverse = false) {
     if (!known()) return;
     for (std::size_t i = 0; i < changes.positions.size(); ++i) {
       const std::uint32_t at = changes.positions[i];
       const T old_bits = load_word<T>(bits_.data(), at);
-      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, is_floating(dtype_), false));
+      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, is_floating(dtype_), inverse));
     }
   }
 
@@ -220,6 +221,24 @@ CommitRecord write_derived(const TensorTable& table, DeltaHeader header, const S
   return commit;
 }
 
+/// write_derived for a delta that is made of one: `rewrite`<T>(cursor, id, spec, blocks) takes the blocks of each of
+/// its sections from the cursor.
+template <class Rewrite>
+CommitRecord write_rewritten(const DeltaFile& delta, const DeltaHeader& header, const StateDigest& result,
+                             const EncodeOptions& options, const RecordSink& sink, const Rewrite& rewrite) {
+  return write_derived(delta.table(), header, result, options, sink, [&](FrameWriter& writer) {
+    BlockCursor cursor(delta);
+    SectionBlocks blocks;
+    while (!cursor.done()) {
+      const SectionId id = section_of(cursor.block());
+      const TensorSpec& spec = delta.table()[id.tensor];
+      blocks.clear();
+      with_word(element_size(spec.dtype), [&]<class T>() { rewrite.template operator()<T>(cursor, id, spec, blocks); });
+      writer.append(id.tensor, blocks);
+    }
+  });
+}
+
 void require_composable(const DeltaFile& first, const DeltaFile& second) {
   const DeltaHeader& a = first.header();
   const DeltaHeader& b = second.header();
@@ -252,11 +271,12 @@ std::optional<std::span<const ConstBytes>> base_for(const DeltaFile& first, cons
   const bool needed = is_context(first) || is_context(second) || options.positions == PositionMode::kContext;
   if (!needed) return std::nullopt;
   if (!base) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("the places of `context` deltas are known only with the weights: it needs those of version "
-                            "{}, its base",
-                            first.header().base_version),
-                first.name());
+    throw Error(
+        ErrorCode::kUsage,
+        fmt::format("the places of `context` deltas are known only with the weights before them: it needs those of "
+                    "{}",
+                    describe_base(first.header())),
+        first.name());
   }
   return base;
 }
@@ -270,15 +290,27 @@ void require_base_of(const std::span<const ConstBytes>& base, const TensorTable&
   }
 }
 
+/// `since` leads from where `delta` starts to the tensors at hand, and can be taken back by itself.
+void require_way_back(const DeltaFile& delta, const DeltaFile& since) {
+  if (since.header().base_digest != delta.header().base_digest || since.header().stream != delta.header().stream) {
+    throw Error(ErrorCode::kWrongBase, fmt::format("it does not start from {}", describe_base(delta.header())),
+                since.name());
+  }
+  if (is_context(since) || since.header().values == ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a raw or context delta cannot be taken back by itself", since.name());
+  }
+}
+
 }  // namespace
 
 CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                      const RecordSink& sink, std::optional<std::span<const ConstBytes>> base) {
   require_composable(first, second);
+  const TensorTable& table = first.table();
   EncodeOptions effective = options;
   effective.values = first.frames() > 0 ? first.header().values : second.header().values;
   check_encode_options(effective, true);
-  const TensorTable& table = first.table();
+  effective = with_positions_decided(effective, table, base.has_value());
   base = base_for(first, second, effective, base);
   if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, first.header().stream, first.header().base_version,
@@ -312,13 +344,45 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
   });
 }
 
-CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
-                    std::optional<std::span<const ConstBytes>> base) {
+CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
+                    std::optional<std::span<const ConstBytes>> base, const DeltaFile* since) {
+  const TensorTable& table = delta.table();
   EncodeOptions effective = options;
   effective.values = delta.header().values;
   check_encode_options(effective, true);
-  const bool raw = effective.values == ValueCodec::kRaw;
+  effective = with_positions_decided(effective, table, base.has_value());
+  base = base_for(delta, delta, effective, base);
+  if (base) require_base_of(*base, table);
+  if (since != nullptr) require_way_back(delta, *since);
+  const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().base_version,
+                                         delta.header().version, delta.header().base_digest);
+  std::optional<BlockCursor> back;
+  if (base && since != nullptr) back.emplace(*since);
+  SectionBits bits(base);
+  return write_rewritten(
+      delta, header, delta.commit().result_digest, effective, sink,
+      [&]<class T>(BlockCursor& cursor, const SectionId& id, const TensorSpec& spec, SectionBlocks& blocks) {
+        DecodedBlock<T> decoded;
+        SectionChanges<T> changes;
+        bits.load<T>(id, spec);
+        if (back) {
+          while (!back->done() && section_of(back->block()) < id) back->next();
+          collect(*back, id, SectionBits(std::nullopt), decoded, changes);
+          bits.advance(changes, since->header().values, true);
+        }
+        collect(cursor, id, bits, decoded, changes);
+        encode_changes(changes, bits, spec, id, effective, blocks);
+      });
+}
+
+CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
+                    std::optional<std::span<const ConstBytes>> base) {
   const TensorTable& table = delta.table();
+  EncodeOptions effective = options;
+  effective.values = delta.header().values;
+  check_encode_options(effective, true);
+  effective = with_positions_decided(effective, table, base.has_value());
+  const bool raw = effective.values == ValueCodec::kRaw;
   if (raw && !base) {
     throw Error(ErrorCode::kUsage, "a raw delta says only the new bits; inverting it needs the base", delta.name());
   }
@@ -326,14 +390,10 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
   if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().version,
                                          delta.header().base_version, delta.commit().result_digest);
-  return write_derived(table, header, delta.header().base_digest, effective, sink, [&](FrameWriter& writer) {
-    BlockCursor cursor(delta);
-    SectionBlocks blocks;
-    SectionBits bits(base);
-    while (!cursor.done()) {
-      const SectionId id = section_of(cursor.block());
-      const TensorSpec& spec = table[id.tensor];
-      with_word(element_size(spec.dtype), [&]<class T>() {
+  SectionBits bits(base);
+  return write_rewritten(
+      delta, header, delta.header().base_digest, effective, sink,
+      [&]<class T>(BlockCursor& cursor, const SectionId& id, const TensorSpec& spec, SectionBlocks& blocks) {
         DecodedBlock<T> decoded;
         SectionChanges<T> changes;
         bits.load<T>(id, spec);
@@ -348,12 +408,8 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
             word = static_cast<T>(T{0} - word);
           }
         }
-        blocks.clear();
         encode_changes(changes, bits, spec, id, effective, blocks);
       });
-      writer.append(id.tensor, blocks);
-    }
-  });
 }
 
 }  // namespace sparsecast

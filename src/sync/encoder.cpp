@@ -298,6 +298,20 @@ void check_encode_options(const EncodeOptions& options, bool knows_old) {
   }
 }
 
+EncodeOptions with_positions_decided(EncodeOptions options, const TensorTable& table, bool all_old) {
+  const Objective objective = options.objective.value_or(Objective::speed());
+  if (!(objective.link_bytes_per_second >= 0)) throw Error(ErrorCode::kUsage, "an objective's link rate is below 0");
+  const bool floating =
+      std::any_of(table.begin(), table.end(), [](const TensorSpec& spec) { return is_floating(spec.dtype); });
+  if (options.positions == PositionMode::kAuto && options.values == ValueCodec::kUlp && all_old && floating &&
+      objective.link_bytes_per_second < kContextLinkBytesPerSecond) {
+    options.positions = PositionMode::kContext;
+  }
+  return options;
+}
+
+bool has_all_old(const TileDetector& detector) { return detector.knows_old() && !detector.consumes_changes(); }
+
 namespace {
 
 /// Calls take(task, blocks, next) for each section in order; `next` is the tensor of the section after it, or the
@@ -409,9 +423,10 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
 }
 
 CommitRecord encode_delta(const TensorTable& table, TileDetector& detector, DeltaHeader header,
-                          const EncodeOptions& options, bool with_table, const RecordSink& sink,
+                          const EncodeOptions& asked, bool with_table, const RecordSink& sink,
                           const std::function<void(std::uint64_t)>& progress) {
-  check_encode_options(options, detector.knows_old());
+  check_encode_options(asked, detector.knows_old());
+  const EncodeOptions options = with_positions_decided(asked, table, has_all_old(detector));
   const DeltaHeader filled =
       make_header(table, options, header.stream, header.base_version, header.version, header.base_digest);
   header = filled;
