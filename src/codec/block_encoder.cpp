@@ -211,22 +211,9 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
   list_gaps(block.positions, block.count, gaps);
   const std::uint64_t position_bytes = plan_positions(block.positions, gaps, block.count, block.span, mode, coding);
   encode_values(block, scratch, coding);
-  std::uint64_t smallest = position_bytes + scratch.values.size();
-  Bytes& context = scratch.context.payload;
-  context.clear();
-  if (mode == PositionMode::kContext && block.old_keys != nullptr) {
-    const Coding with_context = encode_context(block, scratch.context, context);
-    if (context.size() < smallest) {
-      coding = with_context;
-      smallest = context.size();
-    }
-  }
-  if (std::uint64_t{block.span} * sizeof(T) < smallest && append_dense(block, values, payload)) {
+  if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&
+      append_dense(block, values, payload)) {
     return {PositionCodec::kDense, values, 0, 0, 0};
-  }
-  if (coding.positions == PositionCodec::kContext) {
-    payload.insert(payload.end(), context.begin(), context.end());
-    return coding;
   }
   const std::size_t begin = payload.size();
   payload.resize(begin + position_bytes + scratch.values.size() + kSlack);

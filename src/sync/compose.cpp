@@ -184,8 +184,8 @@ template <class T>
 void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
                     const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
   SectionBuilder<T> builder(options.positions, options.values);
-  builder.begin(spec.elements(), out);
-  const bool old_bits = builder.needs_old_bits(spec.dtype);
+  builder.begin(spec, out);
+  const bool old_bits = builder.needs_old_bits();
   std::size_t begin = 0;
   for (std::uint32_t tile = 0; begin < changes.positions.size(); ++tile) {
     std::size_t end = begin;
@@ -195,7 +195,7 @@ void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, c
     if (old_bits) {
       const std::uint32_t first = tile * kTileElems;
       const std::uint32_t count = std::min(kTileElems, bits.elements<T>() - first);
-      builder.add_old_bits(bits.from(first, sizeof(T)).window, count, spec.dtype);
+      builder.add_old_bits(bits.from(first, sizeof(T)).window, count);
     }
     for (std::size_t i = begin; i < end; ++i) {
       slot.positions[i - begin] = slot.base + changes.positions[i] % kTileElems;
