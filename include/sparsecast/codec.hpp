@@ -57,9 +57,9 @@ struct SPARSECAST_API Objective {
   friend bool operator==(const Objective&, const Objective&) = default;
 };
 
-/// Links that bring fewer bytes a second than this are worth the time of `context`: 16 cores at each end, of which each
-/// spends a second of its time on what 4 MB fewer take to arrive. A constant, so that no machine changes the bytes.
-inline constexpr double kContextLinkBytesPerSecond = 16 * 4e6;
+/// Links that bring fewer bytes a second than this are worth the time of `context` in a live sync: 16 cores at each
+/// end, of which each saves 2 MB in a second of its time. A constant, so that no machine changes the bytes.
+inline constexpr double kContextLinkBytesPerSecond = 16 * 2e6;
 
 SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(ValueCodec codec) noexcept;
@@ -74,7 +74,7 @@ SPARSECAST_API std::optional<Objective> objective_from_name(std::string_view nam
 inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
-/// A block ends with the tile in which the section's count of changes passes a multiple of this (in mode kContext, of
+/// A block ends with the tile in which the section's count of changes passes a multiple of this (one of kContext, of
 /// 4096).
 inline constexpr std::uint32_t kBlockChanges = 512;
 
