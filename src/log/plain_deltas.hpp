@@ -50,7 +50,7 @@ class PlainDeltas {
 /// A mirror that is open: its weights, their version, and what was kept while it went there.
 struct OpenMirror {
   Checkpoint checkpoint;
-  std::uint64_t version;
+  std::uint64_t version = 0;
   PlainDeltas plain;
 };
 

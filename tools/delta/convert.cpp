@@ -97,7 +97,7 @@ class Conversion {
     header.version = written.version;
     header.base_digest = digest_;
     if (!flags_.stream.empty()) header.stream = hash_from_hex(flags_.stream);
-    const std::string path = delta_path(written.version);
+    std::string path = delta_path(written.version);
     DeltaOutput output(fs_, path);
     const Checkpoint base = Checkpoint::open(fs_, state_);
     const CommitRecord commit =
@@ -125,7 +125,7 @@ class Conversion {
       throw Error(ErrorCode::kUsage,
                   fmt::format("its values are '{}', which stay as they are", to_string(delta.header().values)), input);
     }
-    const std::string path = delta_path(written.version);
+    std::string path = delta_path(written.version);
     DeltaOutput output(fs_, path);
     const Checkpoint base = Checkpoint::open(fs_, state_);
     const std::vector<ConstBytes> tensors = base.tensors();

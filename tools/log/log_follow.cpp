@@ -65,7 +65,7 @@ class StopOnSignal {
 
  private:
   static constexpr int kSignals[] = {SIGINT, SIGTERM};
-  struct sigaction before_[std::size(kSignals)];
+  struct sigaction before_[std::size(kSignals)] = {};
 };
 
 FollowerOptions follower_options(Console& console, const FollowFlags& flags, ProgressBar& bar) {
