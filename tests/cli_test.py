@@ -182,7 +182,7 @@ class RealTrace(Folder):
     def test_compose_and_invert_follow_the_group_laws(self):
         for values in ("ulp", "xor", "raw"):
             with self.subTest(values=values):
-                deltas = self.deltas("--values", values)
+                deltas = self.deltas("--values", values, "--objective", "speed")
                 merged, back = self.path("merged.scd"), self.path("back.scd")
                 run("compose", *deltas, "-o", merged)
                 self.assertEqual(list(self.folder.glob("merged.scd.*")), [])
@@ -201,22 +201,28 @@ class RealTrace(Folder):
                 self.assertEqual(run("compare", restored, self.anchor).returncode, 0)
 
     def test_context_deltas_are_smaller_and_need_their_base(self):
-        packed = self.deltas()
+        packed = self.deltas("--objective", "speed")
         sizes = [pathlib.Path(delta).stat().st_size for delta in packed]
-        deltas = self.deltas("--positions", "context")
+        explicit = [pathlib.Path(delta).read_bytes() for delta in self.deltas("--positions", "context")]
+        deltas = self.deltas()
+        self.assertEqual([pathlib.Path(delta).read_bytes() for delta in deltas], explicit)
         for delta, size in zip(deltas, sizes):
             self.assertLess(pathlib.Path(delta).stat().st_size, 0.8 * size)
-        report = json.loads(run("inspect", deltas[0], "--json").stdout)
+        report = run_json("inspect", deltas[0])
         self.assertGreater(report["blocks"]["context"], 0)
+        self.assertTrue(report["needs_base"])
+        self.assertIn(report["base_digest"], run("inspect", deltas[0]).stdout.split("needs")[1].splitlines()[0])
         out, restored = self.path("out.safetensors"), self.path("restored.safetensors")
         run("apply", self.anchor, *deltas, "-o", out)
         self.assertEqual(read_safetensors(out)[0], self.states[-1])
         run("apply", self.anchor, deltas[-1], "-o", restored, expect=3)
 
         merged, back = self.path("merged.scd"), self.path("back.scd")
-        self.assertIn("base", run("compose", *deltas, "-o", merged, expect=2).stderr)
+        refused = run("compose", *deltas, "-o", merged, expect=2).stderr
+        self.assertIn(run_json("digest", self.anchor)["digest"], refused)
         run("compose", *deltas, "-o", merged, "--base", self.checkpoints[1], expect=3)
-        run("compose", *deltas, "-o", merged, "--base", self.anchor, "--positions", "context")
+        run("compose", *deltas, "-o", merged, "--base", self.anchor)
+        self.assertGreater(run_json("inspect", merged)["blocks"]["context"], 0)
         run("apply", self.anchor, merged, "-o", out, "--force")
         self.assertEqual(read_safetensors(out)[0], self.states[-1])
         self.assertIn("--base", run("invert", merged, "-o", back, expect=2).stderr)
@@ -227,6 +233,36 @@ class RealTrace(Folder):
             "'ulp'",
             run("diff", self.anchor, out, "-o", back, "--positions", "context", "--values", "raw", expect=2).stderr,
         )
+
+    def test_convert_writes_deltas_anew_by_their_base(self):
+        packed = [pathlib.Path(delta).read_bytes() for delta in self.deltas("--positions", "packed")]
+        deltas = self.deltas()
+        out = self.path("out")
+        flags = ("--to", "scd", "--base", self.anchor)
+        run("convert", *deltas, *flags, "--positions", "packed", "-o", out)
+        self.assertEqual([path.read_bytes() for path in sorted(out.iterdir())], packed)
+        back = self.path("back.scd")
+        run("convert", out / "step_000001.scd", *flags, "-o", back)
+        self.assertEqual(back.read_bytes(), deltas[0].read_bytes())
+        self.assertFalse(run_json("inspect", out / "step_000001.scd")["needs_base"])
+        wrong = run("convert", deltas[1], *flags, "-o", back, expect=3).stderr
+        self.assertIn(run_json("digest", self.checkpoints[1])["digest"], wrong)
+        self.assertIn("stay", run("convert", deltas[0], *flags, "--values", "raw", "-o", back, expect=2).stderr)
+        run("convert", deltas[0], "--to", "trl", "--base", self.anchor, "-o", self.path("trl"))
+        [step] = self.path("trl").rglob("*.safetensors")
+        self.assertEqual(apply_sparse(self.states[0], step), self.states[1])
+
+    def test_a_link_is_weighed_by_its_rate(self):
+        sizes = {}
+        for objective in ("speed", "10Gb/s", "100Mb/s", "size"):
+            sizes[objective] = run_json(
+                "diff", self.anchor, self.steps[0], "-o", self.path("d.scd"), "--objective", objective
+            )["delta_bytes"]
+        self.assertEqual(sizes["speed"], sizes["10Gb/s"])
+        self.assertEqual(sizes["size"], sizes["100Mb/s"])
+        self.assertLess(sizes["size"], sizes["speed"])
+        wrong = run("diff", self.anchor, self.steps[0], "-o", self.path("d.scd"), "--objective", "fast", expect=2)
+        self.assertIn("--objective", wrong.stderr)
 
     def test_compare_names_what_differs(self):
         report = json.loads(run("compare", self.anchor, self.checkpoints[1], "--json", expect=1).stdout)

@@ -157,7 +157,7 @@ class ByHand(unittest.TestCase):
             new[tile * TILE : tile * TILE + count] = 1
         change = Change("t", 8, old.shape, old, new)
         self.assertEqual(cut_blocks(change), [(0, 1), (1, 1), (2, 3)])
-        self.assertEqual(cut_blocks(change, CONTEXT), [(0, 5)])
+        self.assertEqual(cut_blocks(change, 4096), [(0, 5)])
 
     def test_zeros_of_both_signs_are_neighbours(self) -> None:
         tensor = blocks.Tensor("t", 1, (3,), None)

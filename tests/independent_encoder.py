@@ -289,7 +289,7 @@ def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
 
 
 def encode_block(change: Change, first: int, span: int, mode: int, values: int) -> tuple[int, int, bytes]:
-    """n, coding, payload. `mode` AUTO and CONTEXT choose as 5.4 says; another codec is taken as it is."""
+    """n, coding, payload. `mode` AUTO chooses as 5.4 says; another codec is taken as it is."""
     old = change.old[first : first + span].tolist()
     new = change.new[first : first + span].tolist()
     p = [i for i in range(span) if old[i] != new[i]]
@@ -300,10 +300,12 @@ def encode_block(change: Change, first: int, span: int, mode: int, values: int) 
         data = b"".join(word.to_bytes(es, "little") for word in chosen)
         return data + bytes(-len(data) % 4)
 
-    chooses = mode in (AUTO, CONTEXT)
-    codec = PACKED if chooses else mode
+    if mode == CONTEXT:
+        positions, part, ke = encode_context(old, p, words, change.dtype, width)
+        return len(p), CONTEXT | values << 3 | ke << 16, positions + part
+    codec = PACKED if mode == AUTO else mode
     positions, kp = encode_positions(codec, p, span)
-    if chooses and (span + 31) // 32 * 4 < len(positions):
+    if mode == AUTO and (span + 31) // 32 * 4 < len(positions):
         codec, (positions, kp) = BITMAP, encode_positions(BITMAP, p, span)
     kv = ke = lengths = 0
     if values == ULP and codec != DENSE:
@@ -313,18 +315,13 @@ def encode_block(change: Change, first: int, span: int, mode: int, values: int) 
         part, kv, ke = (encode_lengths(changed, width), 0, 0) if lengths else encode_ulp(changed, width, chosen)
     else:
         part = whole(words if codec == DENSE else [words[i] for i in p])
-    if mode == CONTEXT and change.dtype <= 6:
-        own_positions, own_part, own_ke = encode_context(old, p, words, change.dtype, width)
-        if len(own_positions) + len(own_part) < len(positions) + len(part):
-            codec, kp, kv, ke, lengths, positions, part = CONTEXT, 0, 0, own_ke, 0, own_positions, own_part
-    if chooses and span * es < len(positions) + len(part):
+    if mode == AUTO and span * es < len(positions) + len(part):
         codec, kp, kv, ke, lengths, positions, part = DENSE, 0, 0, 0, 0, b"", whole(words)
     return len(p), codec | values << 3 | kp << 5 | kv << 10 | ke << 16 | lengths << 21, positions + part
 
 
-def cut_blocks(change: Change, mode: int = AUTO) -> list[tuple[int, int]]:
-    """5.1: first tile and number of tiles of each block"""
-    limit = 4096 if mode == CONTEXT else 512
+def cut_blocks(change: Change, limit: int = 512) -> list[tuple[int, int]]:
+    """5.1: first tile and number of tiles of each block; `limit`: L"""
     counts = [
         int((change.old[i : i + TILE] != change.new[i : i + TILE]).sum()) for i in range(0, len(change.old), TILE)
     ]
@@ -336,6 +333,28 @@ def cut_blocks(change: Change, mode: int = AUTO) -> list[tuple[int, int]]:
             found.setdefault((tile // 256, before // limit, count >= limit), []).append(tile)
         before += count
     return [(tiles[0], tiles[-1] - tiles[0] + 1) for tiles in found.values()]
+
+
+Coded = tuple[int, int, int, int, bytes]  # first tile, tiles, n, coding, payload
+
+
+def encode_blocks(change: Change, mode: int, values: int) -> list[Coded]:
+    """5.1 and 5.4"""
+
+    def coded(cut: tuple[int, int], mode: int) -> Coded:
+        first, tiles = cut
+        span = min((first + tiles) * TILE, len(change.old)) - first * TILE
+        return (first, tiles, *encode_block(change, first * TILE, span, mode, values))
+
+    small = [coded(cut, AUTO if mode == CONTEXT else mode) for cut in cut_blocks(change)]
+    if mode != CONTEXT or change.dtype > 6:
+        return small
+    chosen: list[Coded] = []
+    for cut in cut_blocks(change, 4096):
+        divided = [block for block in small if cut[0] <= block[0] < cut[0] + cut[1]]
+        whole = coded(cut, CONTEXT)
+        chosen += [whole] if 16 + len(whole[4]) < sum(16 + len(block[4]) for block in divided) else divided
+    return chosen
 
 
 def table_entry(change: Change) -> bytes:
@@ -399,14 +418,12 @@ def encode(
 ) -> list[bytes]:
     """The records of a delta, to be checksummed."""
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
-    directory = [(i, tile, tiles) for i, change in enumerate(changes) for tile, tiles in cut_blocks(change, mode)]
+    directory = [(i, block) for i, change in enumerate(changes) for block in encode_blocks(change, mode, values)]
     frames, total = [], 0
     for begin in range(0, len(directory), blocks_a_frame):
         groups: dict[int, int] = {}
         entries, payload, changed = b"", b"", 0
-        for i, tile, tiles in directory[begin : begin + blocks_a_frame]:
-            span = min((tile + tiles) * TILE, len(changes[i].old)) - tile * TILE
-            n, coding, data = encode_block(changes[i], tile * TILE, span, mode, values)
+        for i, (tile, tiles, n, coding, data) in directory[begin : begin + blocks_a_frame]:
             payload += data
             groups[i] = groups.get(i, 0) + 1
             changed += n

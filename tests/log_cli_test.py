@@ -38,6 +38,11 @@ def run_json(*arguments):
     return json.loads(run(*arguments, "--json").stdout)
 
 
+def inspect(delta):
+    done = subprocess.run([SPARSECAST, "inspect", delta, "--json"], capture_output=True, check=True, timeout=600)
+    return json.loads(done.stdout)
+
+
 def tensors_of(path):
     """Of a file, or of all safetensors files in a directory."""
     path = pathlib.Path(path)
@@ -116,19 +121,41 @@ class Run(unittest.TestCase):
             self.assertFalse(published["already"])
             self.assertEqual(published["maintenance_error"], "")
 
-    def test_context_deltas_take_over_in_the_middle_of_a_stream_and_are_not_merged(self):
+    def test_context_deltas_take_over_in_the_middle_of_a_stream_and_are_merged_by_the_mirror(self):
         steps = sorted(TRACE.glob("step_*.safetensors"))
         log, mirror, follower = self.here / "log", self.here / "mirror", self.here / "follower"
         state = self.here / "state"
-        run("init", log, steps[0], "--version", self.first, "--state", state)
-        for i, step in enumerate(steps[1:], self.first + 1):
-            positions = "context" if i > self.first + 1 else "auto"
-            published = run_json("publish", log, step, "--mirror", mirror, "--state", state, "--positions", positions)
+        run("init", log, steps[0], "--state", state)
+        run("pull", log, follower)
+        merged = 0
+        other, held = self.here / "other", self.here / "held"
+        for i, step in enumerate(steps[1:5], 1):
+            objective = "size" if i > 2 else "speed"
+            if i == 4:
+                shutil.copytree(log, other)
+                shutil.copytree(mirror, held)
+                shutil.copy(state, self.here / "other_state")
+            published = run_json("publish", log, step, "--mirror", mirror, "--state", state, "--objective", objective)
             self.assertEqual(published["maintenance_error"], "")
-        run_json("pull", log, follower)
-        self.assertEqual(tensors_of(follower), self.versions[self.last])
-        self.assertEqual(run_json("compact", log)["merged"], 0)
+            merged += published["merged"]
+        self.assertEqual(merged, 1)
+        seen = {path.parent.name: inspect(path)["positions"] for path in log.rglob("*.scd")}
+        self.assertEqual(seen["merged"], "context")
+        self.assertEqual({inspect(path)["positions"] for path in (log / "deltas").iterdir()}, {"auto", "context"})
+        kept = [path.name for path in (self.here / "mirror.follow" / "plain").iterdir()]
+        self.assertEqual(kept, ["0-4.scd"], "what the span of 16 will take")
+        self.assertEqual(run_json("pull", log, follower)["applied"], 1)
+        self.assertEqual(tensors_of(follower), self.versions[self.first + 4])
         self.assertTrue(run_json("verify", log)["good"])
+
+        # The same log, led without a mirror.
+        run("publish", other, steps[4], "--base", held, "--state", self.here / "other_state")
+        alone = run_json("compact", other)
+        self.assertEqual((alone["merged"], alone["without_base"]), (0, 1))
+        again = run_json("compact", other, "--mirror", self.here / "late")
+        self.assertEqual((again["merged"], again["without_base"]), (1, 0))
+        [made], [same] = (log / "merged").iterdir(), (other / "merged").iterdir()
+        self.assertEqual((made.name, made.read_bytes()), (same.name, same.read_bytes()))
 
     def test_verify_and_status_agree(self):
         verified = run_json("verify", self.log)

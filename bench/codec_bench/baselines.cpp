@@ -16,7 +16,7 @@ enum class Positions { kIndex32, kGap16, kGap32 };
 struct Form {
   Positions positions;
   bool xored;
-  bool compressed;
+  int zstd;  ///< Level; 0: not compressed.
 };
 
 template <class T>
@@ -25,15 +25,15 @@ void append(Bytes& out, T value) {
   std::memcpy(out.data() + out.size() - sizeof(T), &value, sizeof(T));
 }
 
-/// Appends a stream after its length, compressed by zstd level 1 if `compressed`.
-void append_stream(Bytes& out, const Bytes& stream, bool compressed) {
-  if (!compressed) {
+/// Appends a stream after its length, compressed by zstd unless the level is 0.
+void append_stream(Bytes& out, const Bytes& stream, int zstd) {
+  if (zstd == 0) {
     append(out, static_cast<std::uint64_t>(stream.size()));
     out.insert(out.end(), stream.begin(), stream.end());
     return;
   }
   Bytes packed(ZSTD_compressBound(stream.size()));
-  packed.resize(ZSTD_compress(packed.data(), packed.size(), stream.data(), stream.size(), 1));
+  packed.resize(ZSTD_compress(packed.data(), packed.size(), stream.data(), stream.size(), zstd));
   append(out, static_cast<std::uint64_t>(packed.size()));
   out.insert(out.end(), packed.begin(), packed.end());
 }
@@ -110,9 +110,9 @@ Bytes encode_sparse(const std::vector<Change>& changes, const Form& form) {
     });
   }
   Bytes out;
-  append_stream(out, head, false);
-  append_stream(out, places, form.compressed);
-  append_stream(out, values, form.compressed);
+  append_stream(out, head, 0);
+  append_stream(out, places, form.zstd);
+  append_stream(out, values, form.zstd);
   return out;
 }
 
@@ -120,8 +120,8 @@ void decode_sparse(ConstBytes bytes, const std::vector<DType>& dtypes, const std
                    const Form& form) {
   StreamReader reader(bytes);
   const Bytes head_bytes = reader.stream(false);
-  const Bytes places_bytes = reader.stream(form.compressed);
-  const Bytes values_bytes = reader.stream(form.compressed);
+  const Bytes places_bytes = reader.stream(form.zstd != 0);
+  const Bytes values_bytes = reader.stream(form.zstd != 0);
   StreamReader head(head_bytes);
   StreamReader places(places_bytes);
   StreamReader values(values_bytes);
@@ -152,7 +152,7 @@ Bytes encode_full_xor(const std::vector<Change>& changes) {
     for (std::size_t i = 0; i < change.before.size(); ++i) all[begin + i] = change.before[i] ^ change.after[i];
   }
   Bytes out;
-  append_stream(out, all, true);
+  append_stream(out, all, 1);
   return out;
 }
 
@@ -176,16 +176,25 @@ Baseline sparse(const std::string& name, Form form) {
 
 const std::vector<Baseline>& baselines() {
   static const std::vector<Baseline> all = {
-      sparse("int32 + raw", {Positions::kIndex32, false, false}),
-      sparse("u16 gaps + raw", {Positions::kGap16, false, false}),
-      sparse("u16 gaps + raw, zstd -1", {Positions::kGap16, false, true}),
-      sparse("int32 gaps + raw, zstd -1", {Positions::kGap32, false, true}),
-      sparse("u16 gaps + xor, zstd -1", {Positions::kGap16, true, true}),
+      sparse("int32 + raw", {Positions::kIndex32, false, 0}),
+      sparse("u16 gaps + raw", {Positions::kGap16, false, 0}),
+      sparse("u16 gaps + raw, zstd -1", {Positions::kGap16, false, 1}),
+      sparse("int32 gaps + raw, zstd -1", {Positions::kGap32, false, 1}),
+      sparse("u16 gaps + xor, zstd -1", {Positions::kGap16, true, 1}),
       {"full xor, zstd -1", encode_full_xor,
        [](ConstBytes bytes, const std::vector<DType>&, const std::vector<MutableBytes>& tensors) {
          decode_full_xor(bytes, tensors);
        }},
   };
+  return all;
+}
+
+const std::vector<Baseline>& trace_baselines() {
+  static const std::vector<Baseline> all = [] {
+    std::vector<Baseline> list = baselines();
+    list.push_back(sparse("u16 gaps + xor, zstd -19", {Positions::kGap16, true, 19}));
+    return list;
+  }();
   return all;
 }
 

@@ -32,5 +32,7 @@ struct Baseline {
 /// Returns all baselines: int32 + raw; u16 gaps + raw; u16 gaps + raw, int32 gaps + raw and u16 gaps + xor, with each
 /// stream compressed by zstd -1; and the full-length xor compressed by zstd -1.
 const std::vector<Baseline>& baselines();
+/// Returns these, and u16 gaps + xor with zstd -19, which is far too slow to send a step with.
+const std::vector<Baseline>& trace_baselines();
 
 }  // namespace sparsecast::bench

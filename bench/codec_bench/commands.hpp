@@ -14,7 +14,7 @@ namespace sparsecast::bench {
 /// over all. Returns the exit status: 1 when auto + ulp is larger than the best baseline over all steps.
 int run_trace(const std::string& directory, Record& record);
 /// Runs `--sizes`: the same on generated data from 0.01 % to 60 %, each case of at least `elements`. Returns 1 when
-/// auto + ulp is larger than the best baseline in any case.
+/// auto + ulp is larger than the best baseline in any case, or context more than 1 % larger than that.
 int run_sizes(std::uint64_t elements, Record& record);
 /// Runs `--summary`: times against a plain compare scan, measured in turns within each of `repeat` rounds, on arrays of
 /// `mib` MiB.

@@ -27,7 +27,7 @@ std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstBytes>
 }
 
 std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
-                                          const std::vector<ConstBytes>& after) {
+                                          const std::vector<ConstBytes>& after, const std::vector<Baseline>& of) {
   std::vector<Change> changes;
   std::vector<DType> dtypes;
   for (std::size_t t = 0; t < table.size(); ++t) {
@@ -35,7 +35,7 @@ std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::v
     dtypes.push_back(table[t].dtype);
   }
   std::vector<std::uint64_t> sizes;
-  for (const Baseline& baseline : baselines()) {
+  for (const Baseline& baseline : of) {
     const Bytes encoded = baseline.encode(changes);
     std::vector<std::vector<std::byte>> copies;
     for (const ConstBytes tensor : before) copies.emplace_back(tensor.begin(), tensor.end());

@@ -16,9 +16,10 @@ EncodeOptions with(PositionMode positions, ValueCodec values, int zstd = 0);
 std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
                          const std::vector<ConstBytes>& after, const EncodeOptions& options);
 
-/// Returns each baseline's size, in the order of baselines(). Decodes every one again and throws Error{kCorrupt} if the
-/// result differs from `after`.
+/// Returns each baseline's size, in the order of `of`. Decodes every one again and throws Error{kCorrupt} if the result
+/// differs from `after`.
 std::vector<std::uint64_t> baseline_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
-                                          const std::vector<ConstBytes>& after);
+                                          const std::vector<ConstBytes>& after,
+                                          const std::vector<Baseline>& of = baselines());
 
 }  // namespace sparsecast::bench

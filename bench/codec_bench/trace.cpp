@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "codec_bench/commands.hpp"
+#include "codec_bench/floors.hpp"
 #include "codec_bench/measure.hpp"
 #include "common/checkpoint_series.hpp"
 #include "common/count_differing.hpp"
@@ -33,6 +34,7 @@ struct Result {
   std::vector<CodingSize> own;
   std::vector<CodingSize> baselines;
   std::vector<StepRow> steps;
+  Floors floors;  ///< Sums over all steps.
 
   const CodingSize& best_baseline() const {
     return *std::min_element(baselines.begin(), baselines.end(),
@@ -75,8 +77,9 @@ void measure_step(const TensorTable& table, const State& previous, const State& 
     if (i == 0) row.own = bytes;
     result.own[i].bytes += bytes;
   }
-  const std::vector<std::uint64_t> theirs = baseline_bytes(table, before, after);
+  const std::vector<std::uint64_t> theirs = baseline_bytes(table, before, after, trace_baselines());
   for (std::size_t i = 0; i < theirs.size(); ++i) result.baselines[i].bytes += theirs[i];
+  result.floors += floors_of(table, before, after);
   const auto best = std::min_element(theirs.begin(), theirs.end());
   row.best = *best;
   row.best_baseline = result.baselines[static_cast<std::size_t>(best - theirs.begin())].name;
@@ -106,6 +109,10 @@ void print_table(const std::string& directory, const Result& result) {
       fmt::print("  {:<30} {:>10} {:>11.3f}\n", coding.name, coding.bytes, per_change(coding.bytes, result.changed));
     }
   }
+  for (const auto& [name, bits] : result.floors.rows()) {
+    const auto bytes = static_cast<std::uint64_t>(bits / 8);
+    fmt::print("  {:<30} {:>10} {:>11.3f}\n", name, bytes, per_change(bytes, result.changed));
+  }
 }
 
 void add_rows(const std::string& directory, const Result& result, Record& record) {
@@ -123,6 +130,9 @@ void add_rows(const std::string& directory, const Result& result, Record& record
   for (const auto* codings : {&result.own, &result.baselines}) {
     for (const CodingSize& coding : *codings) add(trace + coding.name, coding.bytes, result.changed);
   }
+  for (const auto& [name, bits] : result.floors.rows()) {
+    add(trace + name, static_cast<std::uint64_t>(bits / 8), result.changed);
+  }
   record.results.front().baseline = trace + result.best_baseline().name;
   for (const StepRow& row : result.steps) {
     add(trace + row.name + "/best baseline", row.best, row.changed);
@@ -139,7 +149,7 @@ int run_trace(const std::string& directory, Record& record) {
   Result result;
   result.elements = table.elements();
   for (const auto& [name, options] : own_codings()) result.own.push_back({"sparsecast " + name});
-  for (const Baseline& baseline : baselines()) result.baselines.push_back({baseline.name});
+  for (const Baseline& baseline : trace_baselines()) result.baselines.push_back({baseline.name});
   State state;
   for (const TensorSpec& spec : table) state.emplace_back(spec.bytes());
   series.load_first(live(state));

@@ -103,8 +103,9 @@ void add_coding(CLI::App& app, Options& options, Names& names) {
                  "inside the fp32 to bf16 cast)")
       ->check(CLI::IsMember(kDetectors))
       ->capture_default_str();
-  app.add_option("--positions", names.positions, "auto, packed, gap16, index32 or bitmap")
-      ->check(CLI::IsMember({"auto", "packed", "gap16", "index32", "bitmap"}))
+  app.add_option("--positions", names.positions,
+                 "auto, packed, gap16, index32, bitmap or context (for receivers in host memory)")
+      ->check(CLI::IsMember({"auto", "packed", "gap16", "index32", "bitmap", "context"}))
       ->capture_default_str();
   app.add_option("--values", names.values, "ulp, xor or raw")
       ->check(CLI::IsMember({"ulp", "xor", "raw"}))

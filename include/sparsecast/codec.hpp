@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -31,7 +32,9 @@ enum class ValueCodec : std::uint8_t {
 /// Position codecs that an encoder may use. In every mode, a block that would be larger than its dense form is sent as
 /// `kDense`, so no delta exceeds the dense bytes by more than 1 %.
 enum class PositionMode : std::uint8_t {
-  kAuto = 0,  ///< The smallest of packed, bitmap and dense, block by block.
+  /// The smallest of packed, bitmap and dense, block by block; or kContext, where the objective asks for it and the
+  /// encoder can (EncodeOptions::objective).
+  kAuto = 0,
   kPacked,
   kGap16,
   kIndex32,
@@ -42,18 +45,36 @@ enum class PositionMode : std::uint8_t {
   kContext,
 };
 
+/// What a delta under PositionMode::kAuto saves: the time that its two ends compute, its bytes, or the time in which a
+/// link of a known rate brings a version. The rule has its measured break-even in docs/performance.md.
+struct SPARSECAST_API Objective {
+  /// Bytes a second that the slowest link to a receiver brings: 0 counts bytes alone, infinity time alone.
+  double link_bytes_per_second = std::numeric_limits<double>::infinity();
+
+  static constexpr Objective speed() noexcept { return {}; }
+  static constexpr Objective size() noexcept { return {0}; }
+  static constexpr Objective link(double bytes_per_second) noexcept { return {bytes_per_second}; }
+  friend bool operator==(const Objective&, const Objective&) = default;
+};
+
+/// Links that bring fewer bytes a second than this are worth the time of `context` in a live sync: 16 cores at each
+/// end, of which each saves 2 MB in a second of its time. A constant, so that no machine changes the bytes.
+inline constexpr double kContextLinkBytesPerSecond = 16 * 2e6;
+
 SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(ValueCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(PositionMode mode) noexcept;
 SPARSECAST_API std::optional<PositionMode> position_mode_from_name(std::string_view name) noexcept;
 SPARSECAST_API std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept;
+/// "speed", "size", or the rate of a link above 0 in Mb/s, Gb/s (bits), MB/s or GB/s (bytes): "100Mb/s".
+SPARSECAST_API std::optional<Objective> objective_from_name(std::string_view name) noexcept;
 
 /// Sizes of tiles and sections. Detection works on tiles; a block is a run of whole tiles within one section
 /// (docs/wire-format.md, "Blocks"). All three constants count elements or tiles and are fixed by format version 1.
 inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
-/// A block ends with the tile in which the section's count of changes passes a multiple of this (in mode kContext, of
+/// A block ends with the tile in which the section's count of changes passes a multiple of this (one of kContext, of
 /// 4096).
 inline constexpr std::uint32_t kBlockChanges = 512;
 
@@ -63,6 +84,10 @@ inline constexpr std::uint32_t kMaxFrameCapacity = 1U << 30;
 struct EncodeOptions {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
+  /// Decides for kAuto. It becomes kContext when the objective is size, or a link below kContextLinkBytesPerSecond, and
+  /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not
+  /// on a device, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
+  std::optional<Objective> objective;
   int zstd_level = 0;                        ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
   std::uint32_t frame_capacity = 16U << 20;  ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
   int threads = 1;                           ///< 0: all cores. Never changes the bytes.

@@ -169,9 +169,16 @@ SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& sec
                                     const RecordSink& sink,
                                     std::optional<std::span<const ConstBytes>> base = std::nullopt);
 
+/// Writes a delta u->v anew, to `sink`, with the positions, compression and frames of `options`; the value codec stays.
+/// A `context` delta, and a result that is to be one, need `base`, the tensors at u (parallel to the table). With
+/// `since`, a delta u->w that needs no base to be taken back, `base` has the tensors at w instead. Throws
+/// Error{kUsage | kTableMismatch | kWrongBase}.
+SPARSECAST_API CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
+                                   std::optional<std::span<const ConstBytes>> base = std::nullopt,
+                                   const DeltaFile* since = nullptr);
+
 /// Inverts a delta u->v into v->u, which is written to `sink`. A `raw` or `context` delta, and a result that is to be
-/// `context`, need `base`, the tensors at u (parallel to the table); without it, the call throws Error{kUsage}. Others
-/// ignore `base`.
+/// `context`, need `base`, the tensors at u (parallel to the table); without it, the call throws Error{kUsage}.
 SPARSECAST_API CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    std::optional<std::span<const ConstBytes>> base = std::nullopt);
 

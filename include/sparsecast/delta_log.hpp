@@ -204,6 +204,15 @@ struct LogWriterOptions {
 struct CompactReport {
   std::uint64_t merged = 0;  ///< Number of merged deltas written.
   std::uint64_t bytes = 0;
+  /// Spans left out because one of their deltas has `context` positions, which are known only with weights that the
+  /// mirror has not gone through.
+  std::uint64_t without_base = 0;
+};
+
+/// A checkpoint that follows the log (make_checkpoint_target with keep_plain), by which `context` deltas are merged.
+struct MergeMirror {
+  std::string checkpoint;
+  std::uint64_t version = 0;  ///< The version that it holds.
 };
 
 struct RetentionPolicy {
@@ -266,8 +275,10 @@ class SPARSECAST_API LogWriter {
 
   /// Composes the missing merged deltas up to the head, smallest spans first, and enters them into the catalog.
   /// `scratch` is an existing directory for temporary files. At most `limit` deltas are written (0: all). Spans over
-  /// deltas of different value codecs are skipped.
-  CompactReport compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit = 0);
+  /// deltas of different value codecs are skipped; over deltas with `context` positions too, unless there is a `mirror`
+  /// that has gone through them: the merged delta has `context` positions then.
+  CompactReport compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit = 0,
+                        const std::optional<MergeMirror>& mirror = std::nullopt);
 
   /// Raises the floor to the newest anchor that policy and leases allow. Removes objects below the floor and remains of
   /// crashed writers. It makes the floor durable, then reads the leases, then removes; a reader writes its lease, then

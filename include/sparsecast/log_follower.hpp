@@ -62,6 +62,9 @@ struct CheckpointTargetOptions {
   /// When false, pages are patched in place with a durable undo record, without a second copy. When true, each version
   /// is made in a copy that is renamed into place, so that readers of the old files are not disturbed.
   bool copy_on_write = false;
+  /// Before a delta with `context` positions is applied, it is also written with `packed` ones below `path` +
+  /// ".follow/plain/", for a compaction that has this checkpoint for its mirror and removes them.
+  bool keep_plain = false;
   FollowerProgress progress;
   FollowerNote note;
 };

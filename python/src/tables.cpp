@@ -51,8 +51,9 @@ Hash128 hash_from_python(const std::string& text, const char* what) {
   return hash_from_hex(text);
 }
 
-EncodeOptions encode_options(const std::string& positions, const std::string& values, int zstd_level,
-                             std::uint32_t frame_capacity, int threads) {
+EncodeOptions encode_options(const std::string& positions, const std::string& values,
+                             const std::optional<std::string>& objective, int zstd_level, std::uint32_t frame_capacity,
+                             int threads) {
   EncodeOptions options;
   const auto mode = position_mode_from_name(positions);
   if (!mode) throw Error(ErrorCode::kUsage, fmt::format("there is no position codec '{}'", positions));
@@ -60,6 +61,14 @@ EncodeOptions encode_options(const std::string& positions, const std::string& va
   if (!codec) throw Error(ErrorCode::kUsage, fmt::format("there is no value codec '{}': raw, xor, ulp", values));
   options.positions = *mode;
   options.values = *codec;
+  if (objective) {
+    options.objective = objective_from_name(*objective);
+    if (!options.objective) {
+      throw Error(
+          ErrorCode::kUsage,
+          fmt::format("there is no objective '{}': speed, size, or a rate in Mb/s, Gb/s, MB/s or GB/s", *objective));
+    }
+  }
   options.zstd_level = zstd_level;
   options.frame_capacity = frame_capacity;
   options.threads = threads;

@@ -65,7 +65,7 @@ class UndoBuilder {
     section_ = section;
     open_ = true;
     end_ = [&slot] { slot->end(); };
-    slot->begin(store_.table()[block.tensor].elements(), blocks_);
+    slot->begin(store_.table()[block.tensor], blocks_);
     return *slot;
   }
 

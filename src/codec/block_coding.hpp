@@ -37,7 +37,6 @@ struct ContextScratch {
   std::vector<std::uint32_t> escaped;  ///< Quotients.
   std::vector<std::uint32_t> exceptions;
   std::vector<std::uint32_t> widths;  ///< Changes by key and width of their magnitude.
-  Bytes payload;
   // To decode.
   std::vector<std::uint32_t> numbers;  ///< By position.
   std::vector<std::uint8_t> tile_keys;
@@ -103,7 +102,7 @@ struct BlockChanges {
   std::uint32_t span = 0;   ///< Elements of the block.
   /// New bits of all `span` elements, needed only to send a raw block dense; null when unknown.
   const std::byte* current = nullptr;
-  /// Keys (context_model.hpp) of the old bits of all `span` elements, for `context`; null: it is not used.
+  /// Keys (context_model.hpp) of the old bits of all `span` elements, for `context` alone.
   const std::uint8_t* old_keys = nullptr;
   std::uint32_t old_sum = 0;  ///< Sum of these old bits as 32-bit words (docs/wire-format.md §4.3).
 };
@@ -117,12 +116,12 @@ struct EncodeScratch {
   ContextScratch context;
 };
 
-/// Appends the block's payload to `payload` (a multiple of 4 bytes) and returns its coding.
+/// Appends the block's payload to `payload` (a multiple of 4 bytes) and returns its coding. `mode` is not kContext.
 template <class T>
 Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec values, EncodeScratch& scratch,
                     Bytes& payload);
 
-/// encode_block as `context`, which may not be the smallest; needs the keys of the old bits.
+/// encode_block as `context`; needs the keys of the old bits.
 template <class T>
 Coding encode_context(const BlockChanges<T>& block, ContextScratch& scratch, Bytes& payload);
 

@@ -3,7 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <cstring>
+#include <system_error>
+#include <utility>
 
 #include "codec/bits.hpp"
 #include "codec/codec_common.hpp"
@@ -207,22 +211,9 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
   list_gaps(block.positions, block.count, gaps);
   const std::uint64_t position_bytes = plan_positions(block.positions, gaps, block.count, block.span, mode, coding);
   encode_values(block, scratch, coding);
-  std::uint64_t smallest = position_bytes + scratch.values.size();
-  Bytes& context = scratch.context.payload;
-  context.clear();
-  if (mode == PositionMode::kContext && block.old_keys != nullptr) {
-    const Coding with_context = encode_context(block, scratch.context, context);
-    if (context.size() < smallest) {
-      coding = with_context;
-      smallest = context.size();
-    }
-  }
-  if (std::uint64_t{block.span} * sizeof(T) < smallest && append_dense(block, values, payload)) {
+  if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&
+      append_dense(block, values, payload)) {
     return {PositionCodec::kDense, values, 0, 0, 0};
-  }
-  if (coding.positions == PositionCodec::kContext) {
-    payload.insert(payload.end(), context.begin(), context.end());
-    return coding;
   }
   const std::size_t begin = payload.size();
   payload.resize(begin + position_bytes + scratch.values.size() + kSlack);
@@ -262,6 +253,21 @@ std::optional<PositionMode> position_mode_from_name(std::string_view name) noexc
 }
 std::optional<ValueCodec> value_codec_from_name(std::string_view name) noexcept {
   return find_name<ValueCodec>(kValueNames, name);
+}
+
+std::optional<Objective> objective_from_name(std::string_view name) noexcept {
+  constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"Mb/s", 1e6 / 8}, {"Gb/s", 1e9 / 8}, {"MB/s", 1e6}, {"GB/s", 1e9}};
+  if (name == "speed") return Objective::speed();
+  if (name == "size") return Objective::size();
+  double number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  const std::string_view unit(end, static_cast<std::size_t>(name.data() + name.size() - end));
+  if (error != std::errc() || !std::isfinite(number) || !(number > 0)) return std::nullopt;
+  for (const auto& [known, bytes] : kUnits) {
+    if (unit == known) return Objective::link(number * bytes);
+  }
+  return std::nullopt;
 }
 
 }  // namespace sparsecast

@@ -197,4 +197,8 @@ std::string describe(const FrameHeader& frame, const BlockRef& block, const Tens
                      block.first_element);
 }
 
+std::string describe_base(const DeltaHeader& delta) {
+  return fmt::format("version {}, with digest {}", delta.base_version, to_hex(delta.base_digest.value));
+}
+
 }  // namespace sparsecast

@@ -64,5 +64,7 @@ inline bool follows(const BlockRef& previous, const BlockRef& next) {
 
 /// "frame 3: tensor 'lm_head.weight': block at element 49152", for errors.
 std::string describe(const FrameHeader& frame, const BlockRef& block, const TensorTable& table);
+/// Returns what a delta starts from, for messages: its version and the digest of the weights.
+std::string describe_base(const DeltaHeader& delta);
 
 }  // namespace sparsecast

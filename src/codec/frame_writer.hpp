@@ -32,13 +32,11 @@ struct SectionBlocks {
 template <class T>
 class SectionBuilder {
  public:
-  /// `tensor_elements` bounds the last tile. The builder may be reused for many sections, one after another.
-  SectionBuilder(PositionMode mode, ValueCodec values)
-      : mode_(mode),
-        values_(values),
-        block_changes_(mode == PositionMode::kContext ? kContextBlockChanges : kBlockChanges) {
-    positions_.resize(block_changes_ + kTileElems);
-    coded_.resize(block_changes_ + kTileElems);
+  /// The builder may be reused for many sections, one after another.
+  SectionBuilder(PositionMode mode, ValueCodec values) : mode_(mode), values_(values) {
+    const std::uint32_t most = mode == PositionMode::kContext ? kContextBlockChanges : kBlockChanges;
+    positions_.resize(most + kTileElems);
+    coded_.resize(most + kTileElems);
   }
 
   /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words.
@@ -48,8 +46,12 @@ class SectionBuilder {
     std::uint32_t base;
   };
 
-  void begin(std::uint64_t tensor_elements, SectionBlocks& out) {
-    elements_ = tensor_elements;
+  void begin(const TensorSpec& spec, SectionBlocks& out) {
+    elements_ = spec.elements();
+    dtype_ = spec.dtype;
+    context_ = mode_ == PositionMode::kContext && is_floating(spec.dtype);
+    block_changes_ = context_ ? kContextBlockChanges : kBlockChanges;
+    counts_.clear();
     out_ = &out;
     pending_ = 0;
     seen_ = 0;
@@ -76,13 +78,13 @@ class SectionBuilder {
   }
 
   /// Returns whether add_old_bits must be called for all parts of every tile.
-  bool needs_old_bits(DType dtype) const { return mode_ == PositionMode::kContext && is_floating(dtype); }
+  bool needs_old_bits() const { return context_; }
 
   /// The old bits of the next `count` elements of the tile: a multiple of 4 bytes, but for the tensor's last.
-  void add_old_bits(const std::byte* old, std::uint32_t count, DType dtype) {
+  void add_old_bits(const std::byte* old, std::uint32_t count) {
     const std::size_t begin = old_keys_.size();
     old_keys_.resize(begin + count);
-    cpu::read_keys(old, count, dtype, old_keys_.data() + begin);
+    cpu::read_keys(old, count, dtype_, old_keys_.data() + begin);
     old_sums_.back() += cpu::sum_words(old, count * sizeof(T));
   }
 
@@ -92,6 +94,7 @@ class SectionBuilder {
     const bool alone = count >= block_changes_;
     if (alone && pending_ != 0) start_block_here(count);
     last_tile_ = tile_;
+    if (context_) counts_.push_back({tile_, count});
     pending_ += count;
     seen_ += count;
     // The tensor's last tile may be so short that its block has to go dense, for which a raw block needs all its bits.
@@ -119,32 +122,112 @@ class SectionBuilder {
   }
 
   void flush(const std::byte* current) {
-    EncodedBlock block;
-    block.first_tile = first_tile_;
-    block.tiles = last_tile_ - first_tile_ + 1;
-    block.changed = pending_;
-    block.payload_begin = out_->payload.size();
-    BlockChanges<T> changes{positions_.data(), coded_.data(), pending_, block_span(elements_, first_tile_, block.tiles),
-                            current};
-    if (!old_keys_.empty()) {
-      changes.old_keys = old_keys_.data();
-      for (std::uint32_t tile = 0; tile < block.tiles; ++tile) changes.old_sum += old_sums_[tile];
+    if (context_) {
+      flush_context();
+    } else {
+      append_block({first_tile_, last_tile_ - first_tile_ + 1}, positions_.data(), coded_.data(), pending_, current,
+                   *out_);
     }
-    block.coding = encode_block(changes, mode_, values_, scratch_, out_->payload).pack();
-    block.payload_bytes = static_cast<std::uint32_t>(out_->payload.size() - block.payload_begin);
-    out_->blocks.push_back(block);
     pending_ = 0;
   }
 
+  struct TileRun {
+    std::uint32_t first = 0;
+    std::uint32_t tiles = 0;
+  };
+
+  std::uint32_t span_of(const TileRun& run) const { return block_span(elements_, run.first, run.tiles); }
+
+  /// Appends a block that needs no old bits.
+  void append_block(const TileRun& run, const std::uint32_t* positions, const T* coded, std::uint32_t count,
+                    const std::byte* current, SectionBlocks& out) {
+    const std::size_t begin = out.payload.size();
+    const BlockChanges<T> changes{positions, coded, count, span_of(run), current};
+    const PositionMode mode = mode_ == PositionMode::kContext ? PositionMode::kAuto : mode_;
+    append_entry(run, count, encode_block(changes, mode, values_, scratch_, out.payload), begin, out);
+  }
+
+  /// The payload reaches from `begin` to the end of what there is.
+  void append_entry(const TileRun& run, std::uint32_t count, const Coding& coding, std::size_t begin,
+                    SectionBlocks& out) {
+    EncodedBlock block;
+    block.first_tile = run.first;
+    block.tiles = run.tiles;
+    block.changed = count;
+    block.coding = coding.pack();
+    block.payload_begin = begin;
+    block.payload_bytes = static_cast<std::uint32_t>(out.payload.size() - begin);
+    out.blocks.push_back(block);
+  }
+
+  /// Appends the pending tiles as one `context` block, or as what mode kAuto makes of them, where that is not larger
+  /// (docs/wire-format.md §5.4).
+  void flush_context() {
+    const TileRun run{first_tile_, last_tile_ - first_tile_ + 1};
+    BlockChanges<T> changes{positions_.data(), coded_.data(), pending_, span_of(run)};
+    changes.old_keys = old_keys_.data();
+    for (std::uint32_t tile = 0; tile < run.tiles; ++tile) changes.old_sum += old_sums_[tile];
+    divide();
+    const std::size_t divided = divided_.payload.size() + divided_.blocks.size() * kBlockEntryBytes;
+    Bytes& payload = out_->payload;
+    const std::size_t begin = payload.size();
+    const Coding coding = encode_context(changes, scratch_.context, payload);
+    if (payload.size() - begin + kBlockEntryBytes < divided) {
+      append_entry(run, pending_, coding, begin, *out_);
+    } else {
+      payload.resize(begin);
+      payload.insert(payload.end(), divided_.payload.begin(), divided_.payload.end());
+      for (EncodedBlock& block : divided_.blocks) {
+        block.payload_begin += begin;
+        out_->blocks.push_back(block);
+      }
+    }
+    counts_.clear();
+  }
+
+  /// Codes the pending tiles in mode kAuto, with its smaller blocks, to divided_.
+  void divide() {
+    divided_.clear();
+    std::uint64_t before = seen_ - pending_;
+    std::uint32_t at = 0;
+    for (std::size_t i = 0; i < counts_.size();) {
+      const TileCount& first = counts_[i];
+      std::uint64_t reached = before;
+      std::uint32_t last = 0;
+      do {
+        last = counts_[i].tile;
+        reached += counts_[i++].changes;
+      } while (i < counts_.size() && first.changes < kBlockChanges && counts_[i].changes < kBlockChanges &&
+               reached / kBlockChanges == before / kBlockChanges);
+      const auto count = static_cast<std::uint32_t>(reached - before);
+      const std::uint32_t base = (first.tile - first_tile_) * kTileElems;
+      moved_.resize(std::max<std::size_t>(moved_.size(), count));
+      for (std::uint32_t n = 0; n < count; ++n) moved_[n] = positions_[at + n] - base;
+      append_block({first.tile, last - first.tile + 1}, moved_.data(), coded_.data() + at, count, nullptr, divided_);
+      before = reached;
+      at += count;
+    }
+  }
+
+  struct TileCount {
+    std::uint32_t tile = 0;
+    std::uint32_t changes = 0;
+  };
+
   PositionMode mode_;
   ValueCodec values_;
-  std::uint32_t block_changes_;
+  std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
+  DType dtype_ = DType::kBF16;
+  bool context_ = false;  ///< Blocks may be `context`: by mode and dtype.
   SectionBlocks* out_ = nullptr;
   std::vector<std::uint32_t> positions_;
   std::vector<T> coded_;
-  std::vector<std::uint8_t> old_keys_;   ///< Of all elements from first_tile_ on, in mode kContext.
+  std::vector<std::uint8_t> old_keys_;   ///< Of all elements from first_tile_ on, where context_.
   std::vector<std::uint32_t> old_sums_;  ///< Sums of the old bits of each tile from first_tile_ on.
+  std::vector<TileCount> counts_;        ///< Of the pending tiles that changed, where context_.
+  std::vector<std::uint32_t> moved_;     ///< Positions within a block of mode kAuto.
+  SectionBlocks divided_;
   EncodeScratch scratch_;
   std::uint32_t pending_ = 0;
   std::uint64_t seen_ = 0;

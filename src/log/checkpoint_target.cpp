@@ -11,6 +11,7 @@
 #include "checkpoint/undo_record.hpp"
 #include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
+#include "log/plain_deltas.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/log_follower.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 class CheckpointTarget : public FollowerTarget {
  public:
   CheckpointTarget(FileSystem& fs, const std::string& path, const CheckpointTargetOptions& options)
-      : fs_(fs), place_(fs, path), copy_on_write_(options.copy_on_write) {
+      : fs_(fs), place_(fs, path), copy_on_write_(options.copy_on_write), keep_plain_(options.keep_plain) {
     apply_options_.threads = options.threads;
     apply_options_.progress = options.progress;
     apply_options_.note = options.note;
@@ -54,6 +55,11 @@ class CheckpointTarget : public FollowerTarget {
                   fmt::format("it starts from digest {}, which '{}' does not have",
                               to_hex(delta.header().base_digest.value), place_.path()),
                   delta.name());
+    }
+    if (keep_plain_ && is_context(delta)) {
+      const Checkpoint checkpoint = Checkpoint::open(fs_, place_.path());
+      require_same_table(checkpoint.table(), place_.path(), delta.table(), delta.name());
+      PlainDeltas(fs_, place_.path()).keep(delta, checkpoint.tensors(), apply_options_.threads);
     }
     // Until the end only recover() can say what is there.
     const StateDigest base = *known_;
@@ -208,6 +214,7 @@ class CheckpointTarget : public FollowerTarget {
   FileSystem& fs_;
   CheckpointPlace place_;
   const bool copy_on_write_;
+  const bool keep_plain_;
   CheckpointApplyOptions apply_options_;
   std::optional<StateDigest> known_;  ///< Verified in this life, by reading everything.
 };

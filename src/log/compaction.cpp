@@ -9,11 +9,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
 #include "log/log_keys.hpp"
 #include "log/log_writer_state.hpp"
+#include "log/plain_deltas.hpp"
 #include "log/records.hpp"
 #include "sparsecast/error.hpp"
 
@@ -22,13 +24,16 @@ namespace {
 
 constexpr const char* kScratchPrefix = "sparsecast-merge.";
 constexpr std::chrono::hours kScratchAge{1};
-constexpr int kMergedZstdLevel = 3;  ///< Level used when the deltas that are merged were compressed.
 
-/// A temporary file, removed with the object.
+/// A temporary file, removed with the object, unless it is another's.
 class ScratchFile {
  public:
-  ScratchFile(FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {}
+  enum class Owner : std::uint8_t { kThis, kOther };
+
+  ScratchFile(FileSystem& fs, std::string path, Owner owner = Owner::kThis)
+      : fs_(fs), path_(std::move(path)), owner_(owner) {}
   ~ScratchFile() {
+    if (owner_ == Owner::kOther) return;
     try {
       if (fs_.exists(path_)) fs_.remove(path_);
     } catch (...) {
@@ -42,6 +47,7 @@ class ScratchFile {
  private:
   FileSystem& fs_;
   std::string path_;
+  Owner owner_;
 };
 
 /// Removes the scratch files of compactions that crashed.
@@ -58,66 +64,114 @@ void sweep(FileSystem& fs, const std::string& scratch) {
   }
 }
 
-bool is_compressed(const DeltaFile& delta) {
-  return delta.frames() > 0 && parse_frame_header(delta.frame(0)).compressed;
-}
-
-bool is_context(const DeltaFile& delta) { return delta.header().positions == PositionMode::kContext; }
-
-/// Makes one merged delta out of a chain, two at a time.
+/// Makes one merged delta out of a chain, two at a time. All that it joins stands by itself: `context` deltas are taken
+/// from what the mirror has kept.
 class Merger {
  public:
-  Merger(LogReader& reader, FileSystem& fs, std::string prefix, int threads)
-      : reader_(reader), fs_(fs), prefix_(std::move(prefix)), threads_(threads) {}
+  Merger(LogReader& reader, FileSystem& fs, std::string prefix, int threads, VersionDigest digest_of,
+         std::optional<OpenMirror>& mirror)
+      : reader_(reader),
+        fs_(fs),
+        prefix_(std::move(prefix)),
+        threads_(threads),
+        digest_of_(std::move(digest_of)),
+        mirror_(mirror) {}
 
-  /// Merges the deltas of the chain to a file. Returns null when two of them have different value codecs, or one has
-  /// `context` positions: these are known only with the weights before it, which are not kept.
+  /// Merges the deltas of the chain to a file. Returns null when two of them have different value codecs, or when one
+  /// has `context` positions (without_base() then) and the mirror has kept nothing of it.
   std::unique_ptr<ScratchFile> merge(const std::vector<DeltaRef>& chain) {
-    std::unique_ptr<ScratchFile> merged = fetch(chain.front());
-    for (std::size_t i = 1; i < chain.size(); ++i) {
-      const std::unique_ptr<ScratchFile> next = fetch(chain[i]);
-      const DeltaFile first = DeltaFile::open(fs_, merged->path());
-      const DeltaFile second = DeltaFile::open(fs_, next->path());
-      if (first.header().values != second.header().values && first.frames() > 0 && second.frames() > 0) return nullptr;
-      if (is_context(first) || is_context(second)) return nullptr;
-      compressed_ = compressed_ || is_compressed(first) || is_compressed(second);
-      std::unique_ptr<ScratchFile> both = join(first, second, i + 1 == chain.size());
-      merged = std::move(both);
+    std::unique_ptr<ScratchFile> merged = plain(chain.front());
+    for (std::size_t i = 1; merged != nullptr && i < chain.size(); ++i) {
+      const std::unique_ptr<ScratchFile> next = plain(chain[i]);
+      if (next == nullptr) return nullptr;
+      merged = join(*merged, *next, i + 1 == chain.size() ? Compression::kAsFound : Compression::kNone);
     }
     return merged;
   }
+  bool without_base() const noexcept { return without_base_; }
+  /// True when a part of what was merged has `context` positions in the log.
+  bool context() const noexcept { return context_; }
+
+  /// Writes a merged delta with `context` positions, by the mirror's weights, from which all is taken back that leads
+  /// there from the delta's base: `after` are the single deltas from its end on. Returns null when one of those is not
+  /// known by itself.
+  std::unique_ptr<ScratchFile> with_context(const ScratchFile& merged, const std::vector<DeltaRef>& after) {
+    std::unique_ptr<ScratchFile> since;
+    for (const DeltaRef& ref : after) {
+      const std::unique_ptr<ScratchFile> next = plain(ref);
+      if (next == nullptr) return nullptr;
+      since = join(since ? *since : merged, *next, Compression::kNone);
+      if (since == nullptr) return nullptr;
+    }
+    const DeltaFile delta = DeltaFile::open(fs_, merged.path());
+    if (delta.header().values != ValueCodec::kUlp) return nullptr;
+    std::optional<DeltaFile> all;
+    if (since) all.emplace(DeltaFile::open(fs_, since->path()));
+    EncodeOptions options = options_like(delta, Compression::kAsFound);
+    options.positions = PositionMode::kContext;
+    const std::vector<ConstBytes> tensors = mirror_->checkpoint.tensors();
+    return write([&](const RecordSink& sink) { recode(delta, options, sink, tensors, all ? &*all : &delta); });
+  }
 
  private:
+  enum class Compression : std::uint8_t { kNone, kAsFound };
+
   std::unique_ptr<ScratchFile> make_file() {
     return std::make_unique<ScratchFile>(fs_, fmt::format("{}.{}.scd", prefix_, count_++));
   }
-  std::unique_ptr<ScratchFile> fetch(const DeltaRef& ref) {
-    auto file = make_file();
-    reader_.fetch_delta(ref, fs_, file->path());
-    return file;
-  }
-  std::unique_ptr<ScratchFile> join(const DeltaFile& first, const DeltaFile& second, bool last) {
-    EncodeOptions options;
-    options.positions = first.header().positions;
-    options.frame_capacity = first.header().frame_capacity;
-    options.zstd_level = last && compressed_ ? kMergedZstdLevel : 0;
-    options.threads = threads_;
+  template <class Write>
+  std::unique_ptr<ScratchFile> write(const Write& records) {
     auto output = make_file();
     const std::unique_ptr<File> file = fs_.open(output->path(), OpenMode::kCreate);
     std::uint64_t at = 0;
-    compose(first, second, options, [&](Bytes&& record) {
+    records([&](Bytes&& record) {
       file->write_at(at, record);
       at += record.size();
     });
     return output;
+  }
+  /// Returns the delta in a form that stands by itself, or null.
+  std::unique_ptr<ScratchFile> plain(const DeltaRef& ref) {
+    if (mirror_) {
+      if (const auto kept = mirror_->plain.find(ref.from, ref.to, digest_of_)) {
+        context_ = true;
+        return std::make_unique<ScratchFile>(fs_, *kept, ScratchFile::Owner::kOther);
+      }
+    }
+    auto file = make_file();
+    reader_.fetch_delta(ref, fs_, file->path());
+    if (!is_context(DeltaFile::open(fs_, file->path()))) return file;
+    without_base_ = true;
+    return nullptr;
+  }
+  EncodeOptions options_like(const DeltaFile& delta, Compression compression) const {
+    EncodeOptions options;
+    options.frame_capacity = delta.header().frame_capacity;
+    options.zstd_level = compression == Compression::kAsFound && compressed_ ? kDerivedZstdLevel : 0;
+    options.threads = threads_;
+    return options;
+  }
+  std::unique_ptr<ScratchFile> join(const ScratchFile& first_file, const ScratchFile& second_file,
+                                    Compression compression) {
+    const DeltaFile first = DeltaFile::open(fs_, first_file.path());
+    const DeltaFile second = DeltaFile::open(fs_, second_file.path());
+    if (first.header().values != second.header().values && first.frames() > 0 && second.frames() > 0) return nullptr;
+    compressed_ = compressed_ || is_compressed(first) || is_compressed(second);
+    EncodeOptions options = options_like(first, compression);
+    options.positions = first.header().positions;
+    return write([&](const RecordSink& sink) { compose(first, second, options, sink); });
   }
 
   LogReader& reader_;
   FileSystem& fs_;
   std::string prefix_;
   int threads_;
+  VersionDigest digest_of_;
+  std::optional<OpenMirror>& mirror_;
   std::uint64_t count_ = 0;
   bool compressed_ = false;
+  bool context_ = false;
+  bool without_base_ = false;
 };
 
 /// Returns how many versions back merged deltas are made: as many as the catalog can list with room to spare.
@@ -148,15 +202,24 @@ std::vector<DeltaRef> LogWriter::State::parts_of(std::uint64_t from, std::uint64
 
 /// Composes the deltas of a span and uploads the result. Returns nullopt when it cannot be done.
 std::optional<DeltaRef> LogWriter::State::merge_span(const std::vector<DeltaRef>& parts, FileSystem& fs,
-                                                     const std::string& scratch) {
-  Merger merger(reader, fs, fmt::format("{}/{}{}", scratch, kScratchPrefix, to_hex(publisher)), options.threads);
+                                                     const std::string& scratch, std::optional<OpenMirror>& mirror,
+                                                     CompactReport& report) {
+  Merger merger(
+      reader, fs, fmt::format("{}/{}{}", scratch, kScratchPrefix, to_hex(publisher)), options.threads,
+      [this](std::uint64_t version) { return existing_commit(version).digest; }, mirror);
   std::unique_ptr<ScratchFile> file;
   try {
     file = merger.merge(parts);
+    if (file && merger.context() && mirror->version >= parts.back().to) {
+      mirror->plain.adopt(file->path(), parts.front().from, parts.back().to);
+      auto smaller = merger.with_context(*file, parts_of(parts.back().to, mirror->version, 1, {}));
+      if (smaller) file = std::move(smaller);
+    }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kGone) return std::nullopt;  // Retention was faster.
     throw;
   }
+  if (merger.without_base() && !file) ++report.without_base;
   if (!file) return std::nullopt;
   const DeltaFile delta = DeltaFile::open(fs, file->path());
   DeltaRef ref{parts.front().from, parts.back().to, {}, delta.bytes()};
@@ -173,11 +236,17 @@ std::optional<DeltaRef> LogWriter::State::merge_span(const std::vector<DeltaRef>
   return ref;
 }
 
-CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit) {
+CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std::uint64_t limit,
+                                 const std::optional<MergeMirror>& mirror) {
   State& state = *state_;
   CompactReport report;
   if (state.options.merge_spans.empty()) return report;
   sweep(fs, scratch);
+  std::optional<OpenMirror> open_mirror;
+  if (mirror) {
+    open_mirror.emplace(
+        OpenMirror{Checkpoint::open(fs, mirror->checkpoint), mirror->version, PlainDeltas(fs, mirror->checkpoint)});
+  }
   const LogCommit newest = state.current_head();
   state.require_trusted_key(newest);
   const std::uint64_t reach = reach_of(state.options.merge_spans);
@@ -197,7 +266,8 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
       const std::pair place(to - span, to);
       if (place.first < lowest || merged.contains(place) || state.uncomposable.contains(place)) continue;
       const std::vector<DeltaRef> parts = state.parts_of(to - span, to, step, merged);
-      const std::optional<DeltaRef> made = parts.empty() ? std::nullopt : state.merge_span(parts, fs, scratch);
+      const std::optional<DeltaRef> made =
+          parts.empty() ? std::nullopt : state.merge_span(parts, fs, scratch, open_mirror, report);
       if (!made) {
         state.uncomposable.insert(place);
         continue;
@@ -210,6 +280,14 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
       report.bytes += made->bytes;
     }
     step = span;
+  }
+  // Of use is what a span takes that has not ended yet.
+  const std::vector<std::uint32_t>& spans = state.options.merge_spans;
+  if (open_mirror) {
+    open_mirror->plain.remove_if([&](std::uint64_t from, std::uint64_t to) {
+      const auto next = std::find_if(spans.begin(), spans.end(), [&](std::uint32_t span) { return span > to - from; });
+      return next == spans.end() || (from / *next + 1) * *next <= mirror->version;
+    });
   }
   return report;
 }

@@ -67,16 +67,17 @@ void LogMaintenance::round() {
   if (!parts_) {
     CheckpointTargetOptions mirror;
     mirror.threads = options_.writer.threads;
+    mirror.keep_plain = options_.merge;
     std::unique_ptr<FollowerTarget> target = make_checkpoint_target(fs_, options_.mirror, mirror);
     const std::string scratch = target->scratch_directory();
     parts_ = std::make_shared<Parts>(store_, fs_, trust_, options_, std::move(target), scratch);
   }
-  if (options_.merge) {
-    // One at a time, so that stop() is heard in between.
-    while (!stopping() && parts_->writer.compact(fs_, parts_->scratch, 1).merged > 0) continue;
-  }
-  if (stopping()) return;
   const FollowReport report = parts_->follower.step();
+  if (options_.merge) {
+    const MergeMirror mirror{options_.mirror, report.version};
+    // One at a time, so that stop() is heard in between.
+    while (!stopping() && parts_->writer.compact(fs_, parts_->scratch, 1, mirror).merged > 0) continue;
+  }
   if (stopping() || !options_.anchors) return;
   if (parts_->writer.anchor_due()) parts_->writer.write_anchor(fs_, options_.mirror, report.version);
 }

@@ -121,6 +121,7 @@ void LogPublisher::State::begin(std::unique_ptr<Detector> detector, const Encode
   numbered.stream = durable.stream;
   numbered.version = durable.version;
   numbered.encode = encode;
+  if (!encode.objective) numbered.encode.objective = Objective::size();
   publisher = std::make_unique<Publisher>(table, std::move(detector), numbered, digest);
 }
 

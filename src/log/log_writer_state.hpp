@@ -14,6 +14,8 @@
 
 namespace sparsecast {
 
+struct OpenMirror;
+
 /// Bytes of a delta file, independent of where its records are in memory. Refers to the delta that it was made from.
 class DeltaSource {
  public:
@@ -86,7 +88,8 @@ struct LogWriter::State {
   using MergedDeltas = std::map<std::pair<std::uint64_t, std::uint64_t>, DeltaRef>;
   double replay_seconds(const LogCatalog& catalog, std::uint64_t from, std::uint64_t to);
   std::vector<DeltaRef> parts_of(std::uint64_t from, std::uint64_t to, std::uint32_t step, const MergedDeltas& merged);
-  std::optional<DeltaRef> merge_span(const std::vector<DeltaRef>& parts, FileSystem& fs, const std::string& scratch);
+  std::optional<DeltaRef> merge_span(const std::vector<DeltaRef>& parts, FileSystem& fs, const std::string& scratch,
+                                     std::optional<OpenMirror>& mirror, CompactReport& report);
   std::uint64_t oldest_kept(const LogCommit& newest, std::uint64_t floor, const RetentionPolicy& policy);
 
   /// Records that this writer signs have to be believed by readers.
@@ -108,7 +111,8 @@ struct LogWriter::State {
   std::optional<LogCommit> head;
   std::optional<Attempt> attempt;
   MergedDeltas made;
-  std::set<std::pair<std::uint64_t, std::uint64_t>> uncomposable;  ///< Spans tried in vain: another value codec begins.
+  /// Spans tried in vain: another value codec begins, or the mirror did not go through a `context` delta.
+  std::set<std::pair<std::uint64_t, std::uint64_t>> uncomposable;
 };
 
 }  // namespace sparsecast

@@ -1,149 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Group operations on deltas: compose (u->v, v->w to u->w) and invert. Both stream: blocks of one section of one tensor
-// are in memory at a time, because no block crosses a section.
+// Operations on deltas: compose (u->v, v->w to u->w), recode (u->v with other positions) and invert. All stream: blocks
+// of one section of one tensor are in memory at a time, because no block crosses a section.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 
-#include "codec/block_coding.hpp"
-#include "codec/codec_common.hpp"
 #include "codec/frame_writer.hpp"
 #include "core/word.hpp"
+#include "sync/delta_sections.hpp"
 #include "sync/encoder.hpp"
 
 namespace sparsecast {
 namespace {
-
-/// Iterates over the blocks of a delta file in order.
-class BlockCursor {
- public:
-  explicit BlockCursor(const DeltaFile& file) : file_(file) { load(); }
-
-  bool done() const { return !frame_; }
-  const BlockRef& block() const { return frame_->blocks()[index_]; }
-  std::string where() const {
-    return fmt::format("{}: {}", file_.name(), describe(frame_->header(), block(), file_.table()));
-  }
-
-  void next() {
-    const BlockRef previous = block();
-    if (++index_ == frame_->blocks().size()) {
-      frame_.reset();
-      file_.release_frame(next_frame_ - 1);
-      load();
-    }
-    if (!done() && !follows(previous, block())) {
-      throw Error(ErrorCode::kCorrupt, "blocks are out of order or overlap", where());
-    }
-  }
-
- private:
-  void load() {
-    index_ = 0;
-    if (next_frame_ == file_.frames()) return;
-    try {
-      frame_.emplace(file_.frame(next_frame_++), file_.header(), file_.table());
-    } catch (const Error& error) {
-      throw error.within(file_.name());
-    }
-  }
-
-  const DeltaFile& file_;
-  std::size_t next_frame_ = 0;
-  std::optional<FrameReader> frame_;
-  std::size_t index_ = 0;
-};
-
-/// A section of one tensor; ordered as blocks are.
-struct SectionId {
-  std::uint32_t tensor = 0;
-  std::uint32_t section = 0;
-  friend auto operator<=>(const SectionId&, const SectionId&) = default;
-};
-
-SectionId section_of(const BlockRef& block) { return {block.tensor, block.first_tile / kTilesPerSection}; }
-
-/// Changes of one section; positions relative to its first element.
-template <class T>
-struct SectionChanges {
-  std::vector<std::uint32_t> positions;
-  std::vector<T> coded;
-
-  void clear() {
-    positions.clear();
-    coded.clear();
-  }
-  void add(std::uint32_t position, T word) {
-    positions.push_back(position);
-    coded.push_back(word);
-  }
-};
-
-/// The bits of one section, which deltas bring from version to version; empty where no `context` block needs them.
-class SectionBits {
- public:
-  /// With a null `base`, stays empty.
-  explicit SectionBits(const std::optional<std::span<const ConstBytes>>& base) : base_(base) {}
-
-  template <class T>
-  void load(const SectionId& id, const TensorSpec& spec) {
-    if (!base_) return;
-    dtype_ = spec.dtype;
-    const ConstBytes tensor = (*base_)[id.tensor];
-    const ConstBytes from_here = tensor.subspan(std::uint64_t{id.section} * kSectionElems * sizeof(T));
-    const ConstBytes section = from_here.first(std::min<std::size_t>(from_here.size(), kSectionElems * sizeof(T)));
-    bits_.assign(section.begin(), section.end());
-  }
-  bool known() const { return base_.has_value(); }
-  OldBits from(std::uint32_t element, std::size_t element_bytes) const {
-    return {bits_.data() + element * element_bytes, dtype_, nullptr};
-  }
-  template <class T>
-  std::uint32_t elements() const {
-    return static_cast<std::uint32_t>(bits_.size() / sizeof(T));
-  }
-  template <class T>
-  void advance(const SectionChanges<T>& changes, ValueCodec values) {
-    if (!known()) return;
-    for (std::size_t i = 0; i < changes.positions.size(); ++i) {
-      const std::uint32_t at = changes.positions[i];
-      const T old_bits = load_word<T>(bits_.data(), at);
-      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, is_floating(dtype_), false));
-    }
-  }
-
- private:
-  std::optional<std::span<const ConstBytes>> base_;
-  DType dtype_ = DType::kBF16;
-  Bytes bits_;
-};
-
-/// Takes all blocks of section `id`, which are changes of `bits`, from the cursor.
-template <class T>
-void collect(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, DecodedBlock<T>& decoded,
-             SectionChanges<T>& out) {
-  out.clear();
-  while (!cursor.done() && section_of(cursor.block()) == id) {
-    const BlockRef& block = cursor.block();
-    const std::uint32_t base = (block.first_tile % kTilesPerSection) * kTileElems;
-    try {
-      const OldBits old = bits.known() ? bits.from(base, sizeof(T)) : OldBits{};
-      decode_block(block, decoded, bits.known() ? &old : nullptr);
-    } catch (const Error& error) {
-      throw error.within(cursor.where());
-    }
-    const bool keep_zero = block.coding.values == ValueCodec::kRaw || !decoded.dense;
-    for (std::uint32_t i = 0; i < decoded.count; ++i) {
-      if (keep_zero || decoded.coded[i] != 0) {
-        out.add(base + (decoded.dense ? i : decoded.positions[i]), decoded.coded[i]);
-      }
-    }
-    cursor.next();
-  }
-}
 
 template <class T>
 T combine(ValueCodec values, T first, T second) {
@@ -183,8 +54,8 @@ template <class T>
 void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
                     const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
   SectionBuilder<T> builder(options.positions, options.values);
-  builder.begin(spec.elements(), out);
-  const bool old_bits = builder.needs_old_bits(spec.dtype);
+  builder.begin(spec, out);
+  const bool old_bits = builder.needs_old_bits();
   std::size_t begin = 0;
   for (std::uint32_t tile = 0; begin < changes.positions.size(); ++tile) {
     std::size_t end = begin;
@@ -194,7 +65,7 @@ void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, c
     if (old_bits) {
       const std::uint32_t first = tile * kTileElems;
       const std::uint32_t count = std::min(kTileElems, bits.elements<T>() - first);
-      builder.add_old_bits(bits.from(first, sizeof(T)).window, count, spec.dtype);
+      builder.add_old_bits(bits.from(first, sizeof(T)).window, count);
     }
     for (std::size_t i = begin; i < end; ++i) {
       slot.positions[i - begin] = slot.base + changes.positions[i] % kTileElems;
@@ -218,6 +89,31 @@ CommitRecord write_derived(const TensorTable& table, DeltaHeader header, const S
   commit.result_digest = result;
   sink(pack_commit(commit));
   return commit;
+}
+
+/// Returns the options of a delta that has the value codec of `delta`.
+EncodeOptions derived_options(EncodeOptions options, const DeltaFile& delta, bool has_base) {
+  options.values = delta.header().values;
+  check_encode_options(options, true);
+  return with_positions_decided(options, delta.table(), has_base);
+}
+
+/// write_derived for a delta that is made of one: `rewrite`<T>(cursor, id, spec, blocks) takes the blocks of each of
+/// its sections from the cursor.
+template <class Rewrite>
+CommitRecord write_rewritten(const DeltaFile& delta, const DeltaHeader& header, const StateDigest& result,
+                             const EncodeOptions& options, const RecordSink& sink, const Rewrite& rewrite) {
+  return write_derived(delta.table(), header, result, options, sink, [&](FrameWriter& writer) {
+    BlockCursor cursor(delta);
+    SectionBlocks blocks;
+    while (!cursor.done()) {
+      const SectionId id = section_of(cursor.block());
+      const TensorSpec& spec = delta.table()[id.tensor];
+      blocks.clear();
+      with_word(element_size(spec.dtype), [&]<class T>() { rewrite.template operator()<T>(cursor, id, spec, blocks); });
+      writer.append(id.tensor, blocks);
+    }
+  });
 }
 
 void require_composable(const DeltaFile& first, const DeltaFile& second) {
@@ -252,11 +148,12 @@ std::optional<std::span<const ConstBytes>> base_for(const DeltaFile& first, cons
   const bool needed = is_context(first) || is_context(second) || options.positions == PositionMode::kContext;
   if (!needed) return std::nullopt;
   if (!base) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("the places of `context` deltas are known only with the weights: it needs those of version "
-                            "{}, its base",
-                            first.header().base_version),
-                first.name());
+    throw Error(
+        ErrorCode::kUsage,
+        fmt::format("the places of `context` deltas are known only with the weights before them: it needs those of "
+                    "{}",
+                    describe_base(first.header())),
+        first.name());
   }
   return base;
 }
@@ -270,15 +167,25 @@ void require_base_of(const std::span<const ConstBytes>& base, const TensorTable&
   }
 }
 
+/// `since` leads from where `delta` starts to the tensors at hand, and can be taken back by itself.
+void require_way_back(const DeltaFile& delta, const DeltaFile& since) {
+  if (since.header().base_digest != delta.header().base_digest || since.header().stream != delta.header().stream) {
+    throw Error(ErrorCode::kWrongBase, fmt::format("it does not start from {}", describe_base(delta.header())),
+                since.name());
+  }
+  if (is_context(since) || since.header().values == ValueCodec::kRaw) {
+    throw Error(ErrorCode::kUsage, "a raw or context delta cannot be taken back by itself", since.name());
+  }
+}
+
 }  // namespace
 
 CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const EncodeOptions& options,
                      const RecordSink& sink, std::optional<std::span<const ConstBytes>> base) {
   require_composable(first, second);
-  EncodeOptions effective = options;
-  effective.values = first.frames() > 0 ? first.header().values : second.header().values;
-  check_encode_options(effective, true);
   const TensorTable& table = first.table();
+  const DeltaFile& with_values = first.frames() > 0 ? first : second;
+  const EncodeOptions effective = derived_options(options, with_values, base.has_value());
   base = base_for(first, second, effective, base);
   if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, first.header().stream, first.header().base_version,
@@ -299,9 +206,9 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
         SectionChanges<T> from_b;
         SectionChanges<T> merged;
         bits.load<T>(id, spec);
-        collect(a, id, bits, decoded, from_a);
+        collect_section(a, id, bits, decoded, from_a);
         bits.advance(from_a, effective.values);
-        collect(b, id, bits, decoded, from_b);
+        collect_section(b, id, bits, decoded, from_b);
         merge(effective.values, from_a, from_b, merged);
         bits.load<T>(id, spec);
         blocks.clear();
@@ -312,13 +219,39 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
   });
 }
 
+CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
+                    std::optional<std::span<const ConstBytes>> base, const DeltaFile* since) {
+  const TensorTable& table = delta.table();
+  const EncodeOptions effective = derived_options(options, delta, base.has_value());
+  base = base_for(delta, delta, effective, base);
+  if (base) require_base_of(*base, table);
+  if (since != nullptr) require_way_back(delta, *since);
+  const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().base_version,
+                                         delta.header().version, delta.header().base_digest);
+  std::optional<BlockCursor> back;
+  if (base && since != nullptr) back.emplace(*since);
+  SectionBits bits(base);
+  return write_rewritten(
+      delta, header, delta.commit().result_digest, effective, sink,
+      [&]<class T>(BlockCursor& cursor, const SectionId& id, const TensorSpec& spec, SectionBlocks& blocks) {
+        DecodedBlock<T> decoded;
+        SectionChanges<T> changes;
+        bits.load<T>(id, spec);
+        if (back) {
+          while (!back->done() && section_of(back->block()) < id) back->next();
+          collect_section(*back, id, SectionBits(std::nullopt), decoded, changes);
+          bits.advance(changes, since->header().values, true);
+        }
+        collect_section(cursor, id, bits, decoded, changes);
+        encode_changes(changes, bits, spec, id, effective, blocks);
+      });
+}
+
 CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                     std::optional<std::span<const ConstBytes>> base) {
-  EncodeOptions effective = options;
-  effective.values = delta.header().values;
-  check_encode_options(effective, true);
-  const bool raw = effective.values == ValueCodec::kRaw;
   const TensorTable& table = delta.table();
+  const EncodeOptions effective = derived_options(options, delta, base.has_value());
+  const bool raw = effective.values == ValueCodec::kRaw;
   if (raw && !base) {
     throw Error(ErrorCode::kUsage, "a raw delta says only the new bits; inverting it needs the base", delta.name());
   }
@@ -326,18 +259,14 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
   if (base) require_base_of(*base, table);
   const DeltaHeader header = make_header(table, effective, delta.header().stream, delta.header().version,
                                          delta.header().base_version, delta.commit().result_digest);
-  return write_derived(table, header, delta.header().base_digest, effective, sink, [&](FrameWriter& writer) {
-    BlockCursor cursor(delta);
-    SectionBlocks blocks;
-    SectionBits bits(base);
-    while (!cursor.done()) {
-      const SectionId id = section_of(cursor.block());
-      const TensorSpec& spec = table[id.tensor];
-      with_word(element_size(spec.dtype), [&]<class T>() {
+  SectionBits bits(base);
+  return write_rewritten(
+      delta, header, delta.header().base_digest, effective, sink,
+      [&]<class T>(BlockCursor& cursor, const SectionId& id, const TensorSpec& spec, SectionBlocks& blocks) {
         DecodedBlock<T> decoded;
         SectionChanges<T> changes;
         bits.load<T>(id, spec);
-        collect(cursor, id, bits, decoded, changes);
+        collect_section(cursor, id, bits, decoded, changes);
         bits.advance(changes, effective.values);
         for (std::size_t i = 0; i < changes.coded.size(); ++i) {
           T& word = changes.coded[i];
@@ -348,12 +277,8 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
             word = static_cast<T>(T{0} - word);
           }
         }
-        blocks.clear();
         encode_changes(changes, bits, spec, id, effective, blocks);
       });
-      writer.append(id.tensor, blocks);
-    }
-  });
 }
 
 }  // namespace sparsecast

@@ -182,7 +182,7 @@ struct Job {
 /// Tells the builder the old bits of a part of a tile that starts at element `first`. Before `code`, which may refresh
 /// them.
 template <class T>
-void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count, DType dtype, Worker& worker,
+void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count, Worker& worker,
                   SectionBuilder<T>& builder) {
   const std::byte* old = view.old;
   if (view.old_view != nullptr) {
@@ -190,7 +190,7 @@ void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count
     gather_elements<T>(view.old, *view.old_view, first, count, worker.gathered.data());
     old = worker.gathered.data();
   }
-  builder.add_old_bits(old, count, dtype);
+  builder.add_old_bits(old, count);
 }
 
 /// Detects and codes one tile of `count` elements, part by part while each is in the nearest cache.
@@ -199,7 +199,6 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
                  CodeChanges<T> code, SectionBuilder<T>& builder, DigestSum& sum) {
   const std::uint64_t first = tile.first;
   TileWorkspace& workspace = *worker.workspace;
-  const DType dtype = job.table[task.tensor].dtype;
   const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
   const std::byte* current = nullptr;
   std::uint32_t changed = 0;
@@ -210,7 +209,7 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
     const std::uint32_t part = std::min(job.part, count - at);
     view = job.detector.detect(task.tensor, tile.first, part, workspace);
     if (at == 0) current = view.current;
-    if (builder.needs_old_bits(dtype)) add_old_bits<T>(view, tile.first, part, dtype, worker, builder);
+    if (builder.needs_old_bits()) add_old_bits<T>(view, tile.first, part, worker, builder);
     code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, sum);
     changed += view.changed;
   }
@@ -234,7 +233,7 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   DigestSum sum;
   // Room for a section that goes dense: growing by halves would hold it twice. What is not written takes no memory.
   out.payload.reserve(task.elements * sizeof(T) + task.elements / kTileElems * kBlockEntryBytes + kBlockEntryBytes);
-  builder.begin(spec.elements(), out);
+  builder.begin(spec, out);
   for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
     tile.first = task.first + offset;
     const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, task.elements - offset));
@@ -297,6 +296,20 @@ void check_encode_options(const EncodeOptions& options, bool knows_old) {
                 fmt::format("'context' positions need 'ulp' values, not '{}'", to_string(options.values)));
   }
 }
+
+EncodeOptions with_positions_decided(EncodeOptions options, const TensorTable& table, bool all_old) {
+  const Objective objective = options.objective.value_or(Objective::speed());
+  if (!(objective.link_bytes_per_second >= 0)) throw Error(ErrorCode::kUsage, "an objective's link rate is below 0");
+  const bool floating =
+      std::any_of(table.begin(), table.end(), [](const TensorSpec& spec) { return is_floating(spec.dtype); });
+  if (options.positions == PositionMode::kAuto && options.values == ValueCodec::kUlp && all_old && floating &&
+      objective.link_bytes_per_second < kContextLinkBytesPerSecond) {
+    options.positions = PositionMode::kContext;
+  }
+  return options;
+}
+
+bool has_all_old(const TileDetector& detector) { return detector.knows_old() && !detector.consumes_changes(); }
 
 namespace {
 
@@ -409,9 +422,10 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
 }
 
 CommitRecord encode_delta(const TensorTable& table, TileDetector& detector, DeltaHeader header,
-                          const EncodeOptions& options, bool with_table, const RecordSink& sink,
+                          const EncodeOptions& asked, bool with_table, const RecordSink& sink,
                           const std::function<void(std::uint64_t)>& progress) {
-  check_encode_options(options, detector.knows_old());
+  check_encode_options(asked, detector.knows_old());
+  const EncodeOptions options = with_positions_decided(asked, table, has_all_old(detector));
   const DeltaHeader filled =
       make_header(table, options, header.stream, header.base_version, header.version, header.base_digest);
   header = filled;

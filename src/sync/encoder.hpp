@@ -13,6 +13,12 @@ namespace sparsecast {
 /// Throws Error{kUsage} for options out of range, or when the value codec needs old bits that the detector lacks.
 void check_encode_options(const EncodeOptions& options, bool knows_old);
 
+/// Returns the options with kAuto decided: kContext where the objective asks for it and it can be, by the values, by a
+/// tensor of a floating dtype, and because the encoder has `all_old`, the old bits of every element.
+EncodeOptions with_positions_decided(EncodeOptions options, const TensorTable& table, bool all_old);
+/// Returns whether the detector shows the old bits of every element, and keeps them until the delta's fate is known.
+bool has_all_old(const TileDetector& detector);
+
 /// One stream's share of an encode.
 struct EncodedFrames {
   CommitRecord commit;        ///< Without the result digest.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "sync/encoder.hpp"
+
 namespace sparsecast {
 
 namespace {
@@ -70,6 +72,9 @@ JoinedPublisher::JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> 
   auto* const publishing = dynamic_cast<PublishingDetector*>(detector_.get());
   if (tiles == nullptr && publishing == nullptr) {
     throw Error(ErrorCode::kUsage, "the detector is neither a TileDetector nor made by make_detector");
+  }
+  if (tiles != nullptr) {
+    options_.encode = with_positions_decided(options_.encode, tables_.all(), has_all_old(*tiles));
   }
   backend_ = tiles != nullptr ? make_host_publisher_backend(tables_, *tiles, options_.encode)
                               : publishing->make_publisher(tables_, options_.encode);

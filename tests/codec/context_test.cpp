@@ -180,14 +180,115 @@ TEST(Context, AStepOfAnOptimizerTakesAThirdLessThanPacked) {
   EXPECT_GT(DeltaFile::over(context, "context").report().blocks_by_codec[5], 0U);
 }
 
-TEST(Context, IsNeverLargerThanAutoByMoreThanItsHeaders) {
+TEST(Context, IsNeverLargerThanAuto) {
   SCOPED_TRACE(seed_note());
   for (std::uint64_t n = 0; n < 200; ++n) {
     Random random(case_seed(run_seed(), n));
     const RandomDelta delta = random_delta(random, {3, 60'000, 0.3});
     const Bytes automatic = encode_file(*delta.table, delta.old_state, delta.new_state, {});
     const Bytes context = encode_file(*delta.table, delta.old_state, delta.new_state, context_options());
-    EXPECT_LE(context.size(), automatic.size() + automatic.size() / 100 + 64) << "case " << n;
+    EXPECT_LE(context.size(), automatic.size()) << "case " << n;
+  }
+}
+
+TEST(Context, BlocksOfAutoTakeItsPlaceWhereChangesComeInBursts) {
+  Random random(14);
+  const TensorTable table({{"weight", DType::kBF16, {120 * std::uint64_t{kTileElems}}}});
+  TensorState before{Bytes(table.bytes())};
+  for (std::uint64_t i = 0; i < table.elements(); ++i) {
+    write_element(before[0].data(), 2, i, (random.between(110, 122) << 7) | random.below(128));
+  }
+  TensorState after = before;
+  for (std::uint64_t i = 0; i < table.elements(); ++i) {
+    const std::uint64_t tile = i / kTileElems;
+    if (!random.chance(tile % 40 == 20 ? 0.2 : 0.0003)) continue;
+    write_element(after[0].data(), 2, i, read_element(before[0].data(), 2, i) + 1);
+  }
+  const Bytes automatic = encode_file(table, before, after, {});
+  const Bytes context = encode_file(table, before, after, context_options());
+  EXPECT_LE(context.size(), automatic.size());
+  EXPECT_GT(DeltaFile::over(context, "bursts").report().blocks_by_codec[2], 1U) << "packed";
+}
+
+TEST(Context, AutoTakesItWhereTheObjectiveAsksForIt) {
+  Random random(4);
+  const Step step = optimizer_step(random, 60'000);
+  const auto bytes = [&](std::optional<Objective> objective, PositionMode mode = PositionMode::kAuto) {
+    EncodeOptions options;
+    options.positions = mode;
+    options.objective = objective;
+    return encode_file(*step.table, step.before, step.after, options);
+  };
+  const Bytes context = bytes(std::nullopt, PositionMode::kContext);
+  const Bytes plain = bytes(std::nullopt);
+  EXPECT_EQ(parse_header(split(plain)[0]).positions, PositionMode::kAuto);
+  EXPECT_EQ(bytes(Objective::size()), context);
+  EXPECT_EQ(bytes(Objective::link(kContextLinkBytesPerSecond - 1)), context);
+  EXPECT_EQ(bytes(Objective::link(kContextLinkBytesPerSecond)), plain);
+  EXPECT_EQ(bytes(Objective::speed()), plain);
+  EXPECT_EQ(bytes(Objective::speed(), PositionMode::kContext), context) << "it decides for auto alone";
+  EXPECT_EQ(parse_header(split(bytes(Objective::size(), PositionMode::kPacked))[0]).positions, PositionMode::kPacked);
+  expect_error(ErrorCode::kUsage, [&] { bytes(Objective::link(-1)); }, {"below 0"});
+  expect_error(ErrorCode::kUsage, [&] { bytes(Objective::link(std::nan(""))); });
+}
+
+TEST(Context, AutoLeavesItWhereItCannotBe) {
+  EncodeOptions options;
+  options.objective = Objective::size();
+  Random random(4);
+  const Step step = optimizer_step(random, 30'000);
+  for (const ValueCodec values : {ValueCodec::kRaw, ValueCodec::kXor}) {
+    options.values = values;
+    const Bytes file = encode_file(*step.table, step.before, step.after, options);
+    EXPECT_EQ(DeltaFile::over(file, "other values").header().positions, PositionMode::kAuto);
+  }
+  options.values = ValueCodec::kUlp;
+  const TensorTable integers({{"ids", DType::kI16, {30'000}}});
+  const Bytes file = encode_file(integers, step.before, step.after, options);
+  EXPECT_EQ(DeltaFile::over(file, "integers").header().positions, PositionMode::kAuto);
+
+  TensorState cast = step.before;
+  const std::vector<float> masters(30'000, 1.0F);
+  PublisherOptions publishing;
+  publishing.encode = options;
+  Publisher fused(step.table, host_fused_cast(*step.table, {masters}, live_views(cast)), publishing);
+  EXPECT_EQ(fused.publish().info.positions, PositionMode::kAuto);
+  TensorState live = step.before;
+  Publisher snapshot(step.table, host_snapshot(*step.table, views(live)), publishing);
+  live = step.after;
+  EXPECT_EQ(snapshot.publish().info.positions, PositionMode::kContext);
+}
+
+TEST(Context, ADerivedDeltaIsSmallestWhereItHasItsBase) {
+  Random random(12);
+  const Step step = optimizer_step(random, 30'000);
+  TensorState last = step.after;
+  for (std::uint64_t i = 0; i < 30'000; i += 70) last[0][2 * i] ^= std::byte{1};
+  const Bytes forward = encode_file(*step.table, step.before, step.after, {}, {0, 1});
+  const Bytes after = encode_file(*step.table, step.after, last, {}, {1, 2});
+  EncodeOptions options;
+  options.objective = Objective::size();
+  const auto joined = [&](std::optional<std::span<const ConstBytes>> base) {
+    Bytes out;
+    compose(
+        DeltaFile::over(forward, "forward"), DeltaFile::over(after, "after"), options,
+        [&](Bytes&& record) { out.insert(out.end(), record.begin(), record.end()); }, base);
+    return out;
+  };
+  const std::vector<ConstBytes> base = views(step.before);
+  EXPECT_EQ(joined(std::span(base)), encode_file(*step.table, step.before, last, context_options(), {0, 2}));
+  EXPECT_EQ(joined(std::nullopt), encode_file(*step.table, step.before, last, {}, {0, 2}));
+}
+
+TEST(Context, ObjectivesHaveNames) {
+  EXPECT_EQ(objective_from_name("speed"), Objective::speed());
+  EXPECT_EQ(objective_from_name("size"), Objective::size());
+  EXPECT_EQ(objective_from_name("100Mb/s"), Objective::link(12.5e6));
+  EXPECT_EQ(objective_from_name("1Gb/s"), Objective::link(125e6));
+  EXPECT_EQ(objective_from_name("2.5MB/s"), Objective::link(2.5e6));
+  EXPECT_EQ(objective_from_name("1e-1GB/s"), Objective::link(1e8));
+  for (const char* name : {"", "fast", "0Mb/s", "-1Gb/s", "1", "1 Gb/s", "1gb/s", "Gb/s", "infGB/s", "nanMb/s"}) {
+    EXPECT_FALSE(objective_from_name(name)) << name;
   }
 }
 

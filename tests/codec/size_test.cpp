@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "sparsecast/safetensors.hpp"
 #include "support/delta_bytes.hpp"
@@ -96,6 +97,63 @@ TEST(Size, AutoIsNeverLargerThanPackedOrBitmapOrDenseOnTheTrace) {
       EXPECT_LE(automatic[step], packed[step]) << to_string(values) << ", step " << step;
       EXPECT_LE(automatic[step], bitmap[step]) << to_string(values) << ", step " << step;
       EXPECT_LE(automatic[step], shipped_trace().table.bytes()) << to_string(values) << ", step " << step;
+    }
+  }
+}
+
+enum class Spread { kByExponent, kEven, kRows };
+
+/// One bf16 tensor of heavy-tailed weights of which about the share `density` moves by one to three ULP: small weights
+/// more often (twice as often a binade), all alike, or in a few rows.
+struct SpreadStep {
+  TensorTable table{{{"weight", DType::kBF16, {12'000, 256}}}};
+  TensorState before{Bytes(table.bytes())};
+  TensorState after;
+
+  SpreadStep(Spread spread, double density) {
+    Random random(31);
+    constexpr std::uint64_t kRow = 256;
+    const std::uint64_t elements = table.elements();
+    double expected = 0;  // Of the changes by exponent, at a rate of 1 for the smallest weights.
+    for (std::uint64_t i = 0; i < elements; ++i) {
+      int depth = 0;
+      while (depth < 14 && random.chance(0.5)) ++depth;
+      write_element(before[0].data(), 2, i, (random.below(2) << 15) | ((122U - depth) << 7) | random.below(128));
+      expected += std::ldexp(1, depth - 14);
+    }
+    after = before;
+    const double rate = density * static_cast<double>(elements) / expected;
+    bool row = false;
+    for (std::uint64_t i = 0; i < elements; ++i) {
+      const std::uint64_t old = read_element(before[0].data(), 2, i);
+      if (i % kRow == 0) row = random.chance(std::sqrt(density));
+      const double chance = spread == Spread::kEven ? density
+                            : spread == Spread::kRows
+                                ? (row ? std::sqrt(density) : 0)
+                                : rate * std::ldexp(1, 122 - 14 - static_cast<int>(old >> 7 & 255));
+      if (!random.chance(std::min(1.0, chance))) continue;
+      const std::uint64_t distance = random.chance(0.9) ? 1 : random.between(2, 4);
+      write_element(after[0].data(), 2, i, random.chance(0.5) ? old + distance : old - distance);
+    }
+  }
+};
+
+TEST(Size, WhatAutoTakesForSizeIsNeverLargerThanWhatItTakesForSpeedAndOnePercent) {
+  EncodeOptions smallest;
+  smallest.objective = Objective::size();
+  for (const Spread spread : {Spread::kByExponent, Spread::kEven, Spread::kRows}) {
+    for (const double density : {0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6}) {
+      const SpreadStep step(spread, density);
+      const auto size = [&](const EncodeOptions& options) {
+        return static_cast<double>(encode_file(step.table, step.before, step.after, options).size());
+      };
+      const auto what = [&] { return testing::Message() << static_cast<int>(spread) << " at " << density; };
+      const double context = size(smallest);
+      EXPECT_LE(context, 1.01 * size({})) << what();
+      EXPECT_LE(context, 1.01 * size(with(PositionMode::kPacked, ValueCodec::kUlp))) << what();
+      if (spread == Spread::kByExponent && density >= 0.001 && density < 0.3) {
+        EXPECT_LT(context, 0.9 * size({})) << what();
+      }
     }
   }
 }

@@ -469,26 +469,24 @@ Choice position_choice(const BlockContent& block, PositionMode mode) {
   return bitmap.part.bytes.size() < packed.part.bytes.size() ? bitmap : packed;
 }
 
+void put(const BlockContent& block, PositionCodec codec, const Part& positions, const Part& words, ValueCodec values,
+         ReferenceBlock& out) {
+  out.changed = static_cast<std::uint32_t>(block.n());
+  out.coding = static_cast<std::uint32_t>(codec) | static_cast<std::uint32_t>(values) << 3 | positions.parameters |
+               words.parameters;
+  out.payload = positions.bytes;
+  out.payload.insert(out.payload.end(), words.bytes.begin(), words.bytes.end());
+}
+
 void encode(const BlockContent& block, PositionMode mode, ValueCodec values, ReferenceBlock& out) {
   auto [codec, positions] = position_choice(block, mode);
   Part words = values == ValueCodec::kUlp ? ulp_part(block) : words_part(block.words, block.width());
-  if (mode == PositionMode::kContext && is_floating(block.dtype)) {
-    auto [context_positions, context_words] = context_parts(block);
-    if (bytes_of(context_positions, context_words) < bytes_of(positions, words)) {
-      codec = PositionCodec::kContext;
-      positions = std::move(context_positions);
-      words = std::move(context_words);
-    }
-  }
   if (block.span() * block.element_bytes() < bytes_of(positions, words)) {
     codec = PositionCodec::kDense;
     positions = {};
     words = words_part(block.all_words, block.width());
   }
-  out.coding = static_cast<std::uint32_t>(codec) | static_cast<std::uint32_t>(values) << 3 | positions.parameters |
-               words.parameters;
-  out.payload = positions.bytes;
-  out.payload.insert(out.payload.end(), words.bytes.begin(), words.bytes.end());
+  put(block, codec, positions, words, values, out);
 }
 
 struct TileRun {
@@ -496,9 +494,8 @@ struct TileRun {
   std::uint64_t last = 0;
 };
 
-/// §5.1; `changes` by tile of a whole tensor.
-std::vector<TileRun> cut_into_runs(const Words& changes, PositionMode mode) {
-  const std::uint64_t limit = mode == PositionMode::kContext ? 4096 : 512;  // L
+/// §5.1; `changes` by tile of a whole tensor, `limit`: L.
+std::vector<TileRun> cut_into_runs(const Words& changes, std::uint64_t limit) {
   std::vector<TileRun> runs;
   std::uint64_t before = 0;           // C
   std::optional<std::uint64_t> open;  // C / L of the run that the next tile may join.
@@ -542,30 +539,56 @@ std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes 
   Words changes((elements + kTileElems - 1) / kTileElems);
   for (std::uint64_t i = 0; i < elements; ++i) changes[i / kTileElems] += differs(i) ? 1 : 0;
 
-  std::vector<ReferenceBlock> blocks;
-  for (const TileRun& run : cut_into_runs(changes, mode)) {
+  const auto content_of = [&](const TileRun& run) {
     const std::uint64_t begin = run.first * kTileElems;
     const std::uint64_t end = std::min((run.last + 1) * kTileElems, elements);
     BlockContent content;
     content.dtype = spec.dtype;
     for (std::uint64_t i = begin; i < end; ++i) {
-      const bool changed = differs(i);
       const std::uint64_t word = coded_word(values, reference_element(new_bits, spec.dtype, i),
                                             reference_element(old_bits, spec.dtype, i), spec.dtype);
       content.all_words.push_back(word);
       content.old_words.push_back(reference_element(old_bits, spec.dtype, i));
-      if (!changed) continue;
+      if (!differs(i)) continue;
       content.positions.push_back(i - begin);
       content.words.push_back(word);
     }
+    return content;
+  };
+  const auto block_at = [](const TileRun& run) {
     ReferenceBlock block;
     block.first_tile = static_cast<std::uint32_t>(run.first);
     block.tiles = static_cast<std::uint32_t>(run.last - run.first + 1);
-    block.changed = static_cast<std::uint32_t>(content.n());
-    encode(content, mode, values, block);
-    blocks.push_back(std::move(block));
+    return block;
+  };
+
+  std::vector<ReferenceBlock> blocks;
+  const bool context = mode == PositionMode::kContext;
+  for (const TileRun& run : cut_into_runs(changes, 512)) {
+    blocks.push_back(block_at(run));
+    encode(content_of(run), context ? PositionMode::kAuto : mode, values, blocks.back());
   }
-  return blocks;
+  if (!context || !is_floating(spec.dtype)) return blocks;
+
+  // §5.4: a `context` block in the place of those of its tiles.
+  std::vector<ReferenceBlock> chosen;
+  std::size_t next = 0;
+  for (const TileRun& run : cut_into_runs(changes, 4096)) {
+    std::size_t end = next;
+    std::size_t bytes = 0;
+    while (end < blocks.size() && blocks[end].first_tile <= run.last) bytes += 16 + blocks[end++].payload.size();
+    const BlockContent content = content_of(run);
+    const auto [positions, words] = context_parts(content);
+    if (16 + bytes_of(positions, words) < bytes) {
+      chosen.push_back(block_at(run));
+      put(content, PositionCodec::kContext, positions, words, values, chosen.back());
+    } else {
+      chosen.insert(chosen.end(), blocks.begin() + static_cast<std::ptrdiff_t>(next),
+                    blocks.begin() + static_cast<std::ptrdiff_t>(end));
+    }
+    next = end;
+  }
+  return chosen;
 }
 
 }  // namespace sparsecast

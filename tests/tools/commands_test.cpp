@@ -139,7 +139,7 @@ TEST_F(Commands, InPlaceContinuesWhereTheChainStands) {
 
 TEST_F(Commands, ComposeOfThreeLeadsFromTheFirstToTheLast) {
   for (const char* values : {"ulp", "xor", "raw"}) {
-    const std::vector<std::string> flags = {"--values", values};
+    const std::vector<std::string> flags = {"--values", values, "--objective", "speed"};
     const Outcome composed =
         run({"compose", delta(1, flags), delta(2, flags), delta(3, flags), "-o", path("all.scd"), "--json"});
     ASSERT_EQ(composed.code, kExitGood) << composed.err;
@@ -152,7 +152,7 @@ TEST_F(Commands, ComposeOfThreeLeadsFromTheFirstToTheLast) {
 
 TEST_F(Commands, InvertLeadsBackAndARawDeltaNeedsItsBase) {
   for (const char* values : {"ulp", "xor", "raw"}) {
-    const std::string d = delta(2, {"--values", values});
+    const std::string d = delta(2, {"--values", values, "--objective", "speed"});
     std::vector<std::string> arguments = {"invert", d, "-o", path("back.scd")};
     if (std::string(values) == "raw") {
       const Outcome refused = run(arguments);

@@ -303,7 +303,7 @@ TEST_F(LogCommands, FollowEndsGoodOnASignal) {
 
 TEST_F(LogCommands, StatusShowsTheLogInWordsAsJsonAndAsAPage) {
   make_log(5);
-  ASSERT_EQ(log_command({"compact", log(), "--scratch", folder_.string()}).code, kExitGood);
+  ASSERT_EQ(log_command({"compact", log(), "--scratch", folder_.string(), "--mirror", path("mirror")}).code, kExitGood);
   ASSERT_EQ(pull("copy", {"--version", "2", "--lease", "<engine>"}).code, kExitUsage) << "no name of a lease";
   ASSERT_EQ(pull("copy", {"--version", "2", "--lease", "engine-1"}).code, kExitGood);
   const Outcome text = log_command({"status", log()});

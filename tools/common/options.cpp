@@ -30,13 +30,22 @@ void EncodeFlags::add_to(Parser& parser, bool with_values) {
 
 void EncodeFlags::add_codec_to(Parser& parser, bool with_values) {
   parser
-      .add_option(
-          "--positions", positions,
-          "How positions are coded: auto (smallest for each block that decodes fast), packed, gap16, index32, bitmap, "
-          "or context (a third smaller than auto; decoding reads all old weights; with ulp)")
+      .add_option("--positions", positions,
+                  "How positions are coded: auto (by --objective), packed, gap16, index32, bitmap, or context (a third "
+                  "smaller; "
+                  "decoding reads all old weights, on the host; with ulp)")
       ->check(Condition::one_of({"auto", "packed", "gap16", "index32", "bitmap", "context"}))
       ->capture_default_str()
       ->type_name("CODEC");
+  parser
+      .add_option("--objective", objective,
+                  "What auto saves: size (context where the old weights are at hand), speed (packed or bitmap), or the "
+                  "time over a link, named by its rate: 100Mb/s, 12.5MB/s")
+      ->check([](const std::string& text) {
+        return objective_from_name(text) ? std::string() : "it is speed, size, or a rate in Mb/s, Gb/s, MB/s or GB/s";
+      })
+      ->capture_default_str()
+      ->type_name("WHAT");
   if (with_values) {
     parser
         .add_option("--values", values,
@@ -60,6 +69,7 @@ EncodeOptions EncodeFlags::options() const {
   EncodeOptions encode;
   encode.positions = position_mode_from_name(positions).value();
   encode.values = value_codec_from_name(values).value();
+  encode.objective = objective_from_name(objective).value();
   encode.zstd_level = zstd_level;
   encode.frame_capacity = frame_mb << 20;
   encode.threads = threads;

@@ -15,6 +15,7 @@ namespace sparsecast::tools {
 struct EncodeFlags {
   std::string positions = "auto";
   std::string values = "ulp";
+  std::string objective = "size";
   int zstd_level = 0;
   int threads = 0;
   std::uint32_t frame_mb = 16;

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "checkpoint/checkpoint_apply.hpp"
+#include "codec/frame_reader.hpp"
 #include "interop/formats/directory_output.hpp"
 #include "interop/formats/patch_store.hpp"
 #include "sparsecast/publisher.hpp"
@@ -68,9 +69,9 @@ class Conversion {
     Written written;
     written.base_version = *step.base_version;
     written.version = *step.version;
-    const std::string delta = step.foreign ? read(step, written) : step.path;
+    const std::string delta = step.foreign ? read(step, written) : format() ? step.path : rewrite(step.path, written);
     const bool full = is_full(written.version);
-    if (!step.foreign || format()) written_from(delta, full, written);
+    if (format()) written_from(delta, full, written);
     if (!last || full) advance(delta);
     if (full) write_anchor(written);
     for (const std::string& path : written.paths) written.bytes += bytes_of(fs_, path);
@@ -96,7 +97,7 @@ class Conversion {
     header.version = written.version;
     header.base_digest = digest_;
     if (!flags_.stream.empty()) header.stream = hash_from_hex(flags_.stream);
-    const std::string path = delta_path(written.version);
+    std::string path = delta_path(written.version);
     DeltaOutput output(fs_, path);
     const Checkpoint base = Checkpoint::open(fs_, state_);
     const CommitRecord commit =
@@ -107,15 +108,36 @@ class Conversion {
     return path;
   }
 
-  void written_from(const std::string& path, bool full, Written& written) {
-    const DeltaFile delta = DeltaFile::open(fs_, path);
-    written.changed = delta.commit().changed;
-    if (!(delta.header().base_digest == digest_)) {
-      throw Error(ErrorCode::kWrongBase,
-                  fmt::format("starts from {}, but the state before it has the digest {}",
-                              to_hex(delta.header().base_digest.value), to_hex(digest_.value)),
-                  path);
+  /// Opens a delta that starts from the state before it.
+  DeltaFile open_delta(const std::string& path) {
+    DeltaFile delta = DeltaFile::open(fs_, path);
+    if (delta.header().base_digest == digest_) return delta;
+    throw Error(ErrorCode::kWrongBase,
+                fmt::format("starts from {}, but the state before it has the digest {}", describe_base(delta.header()),
+                            to_hex(digest_.value)),
+                path);
+  }
+
+  /// Writes a delta anew, with the positions and compression that are asked for.
+  std::string rewrite(const std::string& input, Written& written) {
+    const DeltaFile delta = open_delta(input);
+    if (flags_.encode.values != "ulp" && flags_.encode.values != to_string(delta.header().values)) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("its values are '{}', which stay as they are", to_string(delta.header().values)), input);
     }
+    std::string path = delta_path(written.version);
+    DeltaOutput output(fs_, path);
+    const Checkpoint base = Checkpoint::open(fs_, state_);
+    const std::vector<ConstBytes> tensors = base.tensors();
+    written.changed = recode(delta, flags_.encode.options(), output.sink(), tensors).changed;
+    output.commit();
+    written.paths = {path};
+    return path;
+  }
+
+  void written_from(const std::string& path, bool full, Written& written) {
+    const DeltaFile delta = open_delta(path);
+    written.changed = delta.commit().changed;
     if (full && slime()) return;  // A version directory holds one or the other.
     const Checkpoint base = Checkpoint::open(fs_, state_);
     ForeignWriteOptions options;
@@ -185,9 +207,6 @@ void check_flags(const ConvertFlags& flags, const std::vector<ConvertStep>& step
   if (flags.full_every != 0 && flags.to != "trl" && !flags.to.starts_with("slime")) {
     throw Error(ErrorCode::kUsage, fmt::format("'{}' has no full versions", flags.to));
   }
-  for (const ConvertStep& step : steps) {
-    if (!step.foreign && flags.to == "scd") throw Error(ErrorCode::kUsage, "is a delta already", step.path);
-  }
 }
 
 int run_convert(Console& console, const ConvertFlags& flags) {
@@ -253,7 +272,8 @@ AddedCommand add_convert(Parser& app, Console& console) {
       "Examples:\n"
       "  sparsecast convert 101.scd --to slime-xor --base step_100.safetensors -o shared/\n"
       "  sparsecast convert shared/ --from slime --to scd --base model/ -o deltas/\n"
-      "  sparsecast convert step_13.safetensors --to scd --base step_12.safetensors -o 13.scd");
+      "  sparsecast convert step_13.safetensors --to scd --base step_12.safetensors -o 13.scd\n"
+      "  sparsecast convert 101.scd --to scd --objective speed --base step_100.safetensors -o for_devices.scd");
   return {parser, [flags, &console] { return run_convert(console, *flags); }};
 }
 

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "codec/frame_reader.hpp"
 #include "sparsecast/delta.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
@@ -90,6 +91,9 @@ int run_inspect(Console& console, const InspectFlags& flags) {
   report.add("frames", std::uint64_t{commit.frames}, "frames");
   report.add("frame_capacity", std::uint64_t{header.frame_capacity}, "frame capacity");
   add_blocks(report, found);
+  const bool needs_base = found.blocks_by_codec[static_cast<std::size_t>(PositionCodec::kContext)] > 0;
+  report.add("needs_base", needs_base, needs_base ? "needs" : "",
+             fmt::format("the weights of {}, to say which elements change", describe_base(header)));
   report.add("table_hash", header.table_hash, "table hash");
   report.add("base_digest", header.base_digest.value, "base digest");
   report.add("result_digest", commit.result_digest.value, "result digest");

@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint_apply.hpp"
 #include "checkpoint/table_difference.hpp"
 #include "checkpoint/undo_record.hpp"
+#include "codec/frame_reader.hpp"
 #include "sparsecast/delta.hpp"
 #include "tools/common/commands.hpp"
 #include "tools/common/options.hpp"
@@ -42,11 +43,15 @@ int run_invert(Console& console, const InvertFlags& flags) {
   const bool context =
       delta.header().positions == PositionMode::kContext || options.positions == PositionMode::kContext;
   if (raw && flags.base.empty()) {
-    throw Error(ErrorCode::kUsage, "a raw delta holds only new values; --base CHECKPOINT, its base, gives the old ones",
+    throw Error(ErrorCode::kUsage,
+                fmt::format("a raw delta holds only new values; --base CHECKPOINT gives the old ones: {}",
+                            describe_base(delta.header())),
                 flags.delta);
   }
   if (context && flags.base.empty()) {
-    throw Error(ErrorCode::kUsage, "the places of a context delta are known only with its base: --base CHECKPOINT",
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the places of a context delta are known only with its base: --base CHECKPOINT of {}",
+                            describe_base(delta.header())),
                 flags.delta);
   }
   ProgressBar bar(console);
@@ -54,14 +59,14 @@ int run_invert(Console& console, const InvertFlags& flags) {
   std::optional<Checkpoint> base;
   if (raw) {
     store = open_store(console, flags, delta, bar.callback());
-  } else if (context) {
+  } else if (!flags.base.empty()) {
     base = open_base(console.fs, flags.base, delta, flags.encode.threads);
   }
   DeltaOutput output(console.fs, flags.encode.output);
   CommitRecord commit;
   if (raw) {
     commit = raw_inverse(*store, delta, options, output.sink(), bar.callback());
-  } else if (context) {
+  } else if (base) {
     commit = invert(delta, options, output.sink(), base->tensors());
   } else {
     commit = invert(delta, options, output.sink());

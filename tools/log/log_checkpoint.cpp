@@ -5,8 +5,15 @@
 
 namespace sparsecast::tools {
 
+CheckpointTargetOptions in_place(int threads, bool keep_plain) {
+  CheckpointTargetOptions options;
+  options.threads = threads;
+  options.keep_plain = keep_plain;
+  return options;
+}
+
 CheckpointFollower::CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store,
-                                       const std::string& checkpoint, int threads, bool copy_on_write,
+                                       const std::string& checkpoint, CheckpointTargetOptions target,
                                        FollowerOptions options) {
   const std::string path = without_trailing_slashes(checkpoint);
   directory_ = path + ".follow";
@@ -14,11 +21,8 @@ CheckpointFollower::CheckpointFollower(Console& console, std::shared_ptr<ObjectS
   if (&console.fs == &FileSystem::posix()) {
     follower_lock_.emplace(directory_);
     // Copy-on-write replaces the file that the lock would be on, and writes to no file that others see.
-    if (!copy_on_write && console.fs.exists(path)) checkpoint_lock_.emplace(path);
+    if (!target.copy_on_write && console.fs.exists(path)) checkpoint_lock_.emplace(path);
   }
-  CheckpointTargetOptions target;
-  target.threads = threads;
-  target.copy_on_write = copy_on_write;
   target.progress = options.progress;
   target.note = options.note;
   follower_ = std::make_unique<LogFollower>(std::move(store), console.fs, directory_ + "/state",

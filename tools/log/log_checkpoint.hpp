@@ -13,11 +13,14 @@
 
 namespace sparsecast::tools {
 
+/// Returns the options of a checkpoint that is patched in place.
+CheckpointTargetOptions in_place(int threads, bool keep_plain = false);
+
 class CheckpointFollower {
  public:
   /// Throws Error{kIo} if another process works on the checkpoint.
-  CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store, const std::string& checkpoint, int threads,
-                     bool copy_on_write, FollowerOptions options);
+  CheckpointFollower(Console& console, std::shared_ptr<ObjectStore> store, const std::string& checkpoint,
+                     CheckpointTargetOptions target, FollowerOptions options);
 
   LogFollower& get() noexcept { return *follower_; }
   /// Returns the directory of the state of the follower, beside the checkpoint; it exists.

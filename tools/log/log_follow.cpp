@@ -65,7 +65,7 @@ class StopOnSignal {
 
  private:
   static constexpr int kSignals[] = {SIGINT, SIGTERM};
-  struct sigaction before_[std::size(kSignals)];
+  struct sigaction before_[std::size(kSignals)] = {};
 };
 
 FollowerOptions follower_options(Console& console, const FollowFlags& flags, ProgressBar& bar) {
@@ -98,10 +98,16 @@ nlohmann::ordered_json as_json(const FollowReport& done) {
           {"apply_seconds", done.apply_seconds}};
 }
 
+CheckpointTargetOptions target_options(const FollowFlags& flags) {
+  CheckpointTargetOptions options = in_place(flags.threads);
+  options.copy_on_write = flags.copy_on_write;
+  return options;
+}
+
 int run_pull(Console& console, const FollowFlags& flags) {
   ProgressBar bar(console);
   const std::shared_ptr<ObjectStore> store = open_object_store(console.fs, flags.log.location);
-  CheckpointFollower follower(console, store, flags.checkpoint, flags.threads, flags.copy_on_write,
+  CheckpointFollower follower(console, store, flags.checkpoint, target_options(flags),
                               follower_options(console, flags, bar));
   const FollowReport done = follower.get().step(flags.version);
   bar.wipe();
@@ -142,7 +148,7 @@ void print_applied(Console& console, ProgressBar& bar, bool json, const FollowRe
 int run_follow(Console& console, const FollowFlags& flags) {
   ProgressBar bar(console);
   const std::shared_ptr<ObjectStore> store = open_object_store(console.fs, flags.log.location);
-  CheckpointFollower follower(console, store, flags.checkpoint, flags.threads, flags.copy_on_write,
+  CheckpointFollower follower(console, store, flags.checkpoint, target_options(flags),
                               follower_options(console, flags, bar));
   const auto report = [&](const FollowReport& done) { print_applied(console, bar, flags.json, done); };
   if (flags.once) {

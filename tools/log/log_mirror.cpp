@@ -33,7 +33,10 @@ LogWriterOptions MirrorFlags::writer_options(int threads) const {
 
 Mirror::Mirror(Console& console, ProgressBar& bar, OpenLog& log, const LogFlags& log_flags, const MirrorFlags& flags,
                int threads)
-    : console_(console), bar_(bar), flags_(flags), follower_(console, log.store, flags.path, threads, false, [&] {
+    : console_(console),
+      bar_(bar),
+      flags_(flags),
+      follower_(console, log.store, flags.path, in_place(threads, flags.merge), [&] {
         FollowerOptions options;
         options.trust = log_flags.pinned(console.fs);
         options.progress = bar.callback();
@@ -46,7 +49,8 @@ void Mirror::maintain(LogWriter& writer) {
   try {
     if (flags_.merge) {
       const TemporaryDirectory scratch(console_.fs, follower_.directory() + "/merge");
-      merged_ = writer.compact(console_.fs, scratch.path()).merged;
+      const MergeMirror mirror{flags_.path, follower_.get().version().value()};
+      merged_ = writer.compact(console_.fs, scratch.path(), 0, mirror).merged;
     }
     if (flags_.anchors && writer.anchor_due()) {
       anchor_bytes_ = writer.write_anchor(console_.fs, flags_.path, writer.head().version).bytes;

@@ -60,7 +60,7 @@ int run_anchor(Console& console, const AnchorFlags& flags) {
     FollowerOptions follow;
     follow.trust = flags.log.pinned(console.fs);
     follow.progress = bar.callback();
-    mirror.emplace(console, log.store, flags.mirror, flags.threads, false, std::move(follow));
+    mirror.emplace(console, log.store, flags.mirror, in_place(flags.threads), std::move(follow));
     version = mirror->get().step(flags.version).version;
   } else {
     require_not_interrupted(console.fs, flags.checkpoint);
@@ -87,6 +87,7 @@ struct CompactFlags {
   LogFlags log;
   std::string key;
   std::string scratch = "/tmp";
+  std::string mirror;
   std::uint64_t limit = 0;
   bool json = false;
   int threads = 0;
@@ -98,11 +99,22 @@ int run_compact(Console& console, const CompactFlags& flags) {
   LogWriterOptions options;
   options.key = load_key(console.fs, flags.key);
   options.threads = flags.threads;
-  const CompactReport done = LogWriter(*log.reader, options).compact(console.fs, flags.scratch, flags.limit);
+  std::optional<CheckpointFollower> follower;
+  std::optional<MergeMirror> mirror;
+  if (!flags.mirror.empty()) {
+    FollowerOptions follow;
+    follow.trust = flags.log.pinned(console.fs);
+    follow.merged = false;  // Spans that lack a merged delta are made of what it goes through.
+    follower.emplace(console, log.store, flags.mirror, in_place(flags.threads, true), std::move(follow));
+    mirror = MergeMirror{flags.mirror, follower->get().step().version};
+  }
+  const CompactReport done = LogWriter(*log.reader, options).compact(console.fs, flags.scratch, flags.limit, mirror);
   Report report;
   report.add("log", log.store->location(), "log");
   report.add("merged", done.merged, "merged deltas");
   report.add("bytes", done.bytes, "bytes", human_bytes(done.bytes));
+  report.add("without_base", done.without_base, done.without_base > 0 ? "left out" : "",
+             fmt::format("{} spans with context deltas that no --mirror has gone through", done.without_base));
   report.print(console, flags.json);
   return kExitGood;
 }
@@ -181,9 +193,18 @@ AddedCommand add_log_compact(Parser& log, Console& console) {
   parser->add_option("--scratch", flags->scratch, "Where temporary files may lie")
       ->capture_default_str()
       ->type_name("DIR");
+  parser
+      ->add_option(
+          "--mirror", flags->mirror,
+          "A checkpoint that follows the log, brought along first: merges what has context positions on its way")
+      ->type_name("CHECKPOINT");
   add_threads(*parser, flags->threads);
   add_json(*parser, flags->json);
-  parser->footer("Spans of 4, 16 and 64 versions.\n\nExample:\n  sparsecast log compact /shared/log");
+  parser->footer(
+      "Spans of 4, 16 and 64 versions. Deltas with context positions are joined by the weights before them, so only\n"
+      "those that the mirror goes through, or the publisher's did.\n\n"
+      "Example:\n"
+      "  sparsecast log compact /shared/log --mirror /local/mirror");
   return {parser, [flags, &console] { return run_compact(console, *flags); }};
 }
 

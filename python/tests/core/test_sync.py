@@ -239,3 +239,26 @@ def test_meeting_with_another_secret_or_alone_ends_by_its_deadline() -> None:
         sc.meet("127.0.0.1", free_port(), rank=0, size=2, secret="a secret of sixteen or more", timeout=0.3)
     with pytest.raises(errors.UsageError):
         sc.meet("127.0.0.1", free_port(), rank=0, size=2, secret="short", timeout=0.3)
+
+
+def test_an_objective_decides_what_automatic_positions_are() -> None:
+    rng = np.random.default_rng(12)
+    table = sc.TensorTable([("w", "BF16", (200, 300))])
+    exponents = rng.integers(110, 123, 60_000)
+    start = (exponents << 7 | rng.integers(0, 128, 60_000)).astype(np.uint16)
+    moved = start + (rng.random(60_000) < np.ldexp(0.5, 110 - exponents)).astype(np.uint16)
+    sizes = {}
+    for objective in (None, "speed", "1Gb/s", "100Mb/s", "size"):
+        live, held = start.copy(), start.copy()
+        publisher = sc.Publisher(table, [sc.describe(live.reshape(200, 300), dtype="BF16")], objective=objective)
+        subscriber = sc.Subscriber(table, [sc.describe(held.reshape(200, 300), dtype="BF16")])
+        live[:] = moved
+        delta = publisher.publish()
+        subscriber.stage(delta)
+        subscriber.apply()
+        assert np.array_equal(held, moved)
+        sizes[objective] = delta.wire_bytes
+    assert sizes[None] == sizes["speed"] == sizes["1Gb/s"]
+    assert sizes["size"] == sizes["100Mb/s"] < 0.8 * sizes["speed"]
+    with pytest.raises(errors.UsageError, match="no objective 'fast'"):
+        sc.Publisher(table, [sc.describe(start.reshape(200, 300), dtype="BF16")], objective="fast")

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Sections of a delta file, one after another, decoded: what operations on deltas work on (compose.cpp).
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "codec/block_coding.hpp"
+#include "codec/codec_common.hpp"
+#include "codec/frame_reader.hpp"
+#include "core/word.hpp"
+#include "sparsecast/error.hpp"
+
+namespace sparsecast {
+
+/// Iterates over the blocks of a delta file in order.
+class BlockCursor {
+ public:
+  explicit BlockCursor(const DeltaFile& file) : file_(file) { load(); }
+
+  bool done() const { return !frame_; }
+  const BlockRef& block() const { return frame_->blocks()[index_]; }
+  std::string where() const {
+    return fmt::format("{}: {}", file_.name(), describe(frame_->header(), block(), file_.table()));
+  }
+
+  void next() {
+    const BlockRef previous = block();
+    if (++index_ == frame_->blocks().size()) {
+      frame_.reset();
+      file_.release_frame(next_frame_ - 1);
+      load();
+    }
+    if (!done() && !follows(previous, block())) {
+      throw Error(ErrorCode::kCorrupt, "blocks are out of order or overlap", where());
+    }
+  }
+
+ private:
+  void load() {
+    index_ = 0;
+    if (next_frame_ == file_.frames()) return;
+    try {
+      frame_.emplace(file_.frame(next_frame_++), file_.header(), file_.table());
+    } catch (const Error& error) {
+      throw error.within(file_.name());
+    }
+  }
+
+  const DeltaFile& file_;
+  std::size_t next_frame_ = 0;
+  std::optional<FrameReader> frame_;
+  std::size_t index_ = 0;
+};
+
+/// A section of one tensor; ordered as blocks are.
+struct SectionId {
+  std::uint32_t tensor = 0;
+  std::uint32_t section = 0;
+  friend auto operator<=>(const SectionId&, const SectionId&) = default;
+};
+
+inline SectionId section_of(const BlockRef& block) { return {block.tensor, block.first_tile / kTilesPerSection}; }
+
+/// Changes of one section; positions relative to its first element.
+template <class T>
+struct SectionChanges {
+  std::vector<std::uint32_t> positions;
+  std::vector<T> coded;
+
+  void clear() {
+    positions.clear();
+    coded.clear();
+  }
+  void add(std::uint32_t position, T word) {
+    positions.push_back(position);
+    coded.push_back(word);
+  }
+};
+
+/// The bits of one section, which deltas bring from version to version; empty where no `context` block needs them.
+class SectionBits {
+ public:
+  /// With a null `base`, stays empty.
+  explicit SectionBits(const std::optional<std::span<const ConstBytes>>& base) : base_(base) {}
+
+  template <class T>
+  void load(const SectionId& id, const TensorSpec& spec) {
+    if (!base_) return;
+    dtype_ = spec.dtype;
+    const ConstBytes tensor = (*base_)[id.tensor];
+    const ConstBytes from_here = tensor.subspan(std::uint64_t{id.section} * kSectionElems * sizeof(T));
+    const ConstBytes section = from_here.first(std::min<std::size_t>(from_here.size(), kSectionElems * sizeof(T)));
+    bits_.assign(section.begin(), section.end());
+  }
+  bool known() const { return base_.has_value(); }
+  OldBits from(std::uint32_t element, std::size_t element_bytes) const {
+    return {bits_.data() + element * element_bytes, dtype_, nullptr};
+  }
+  template <class T>
+  std::uint32_t elements() const {
+    return static_cast<std::uint32_t>(bits_.size() / sizeof(T));
+  }
+  /// Takes the bits forward by the changes, or back with `inverse`.
+  template <class T>
+  void advance(const SectionChanges<T>& changes, ValueCodec values, bool inverse = false) {
+    if (!known()) return;
+    for (std::size_t i = 0; i < changes.positions.size(); ++i) {
+      const std::uint32_t at = changes.positions[i];
+      const T old_bits = load_word<T>(bits_.data(), at);
+      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, is_floating(dtype_), inverse));
+    }
+  }
+
+ private:
+  std::optional<std::span<const ConstBytes>> base_;
+  DType dtype_ = DType::kBF16;
+  Bytes bits_;
+};
+
+/// Takes all blocks of section `id`, which are changes of `bits`, from the cursor.
+template <class T>
+void collect_section(BlockCursor& cursor, const SectionId& id, const SectionBits& bits, DecodedBlock<T>& decoded,
+                     SectionChanges<T>& out) {
+  out.clear();
+  while (!cursor.done() && section_of(cursor.block()) == id) {
+    const BlockRef& block = cursor.block();
+    const std::uint32_t base = (block.first_tile % kTilesPerSection) * kTileElems;
+    try {
+      const OldBits old = bits.known() ? bits.from(base, sizeof(T)) : OldBits{};
+      decode_block(block, decoded, bits.known() ? &old : nullptr);
+    } catch (const Error& error) {
+      throw error.within(cursor.where());
+    }
+    const bool keep_zero = block.coding.values == ValueCodec::kRaw || !decoded.dense;
+    for (std::uint32_t i = 0; i < decoded.count; ++i) {
+      if (keep_zero || decoded.coded[i] != 0) {
+        out.add(base + (decoded.dense ? i : decoded.positions[i]), decoded.coded[i]);
+      }
+    }
+    cursor.next();
+  }
+}
+
+}  // namespace sparsecast
