@@ -9,7 +9,8 @@ transposes and permutations of rows come out as what they are, strides, with no 
     receiver = Receiver(..., traced.layout(), traced.memories())
 
 The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change.
-What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason.
+What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason,
+or, with `shadows`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`).
 
 A trace says what the loader would do now. Where a kernel's layout differs from the loader's although the parameter kept
 its shape and its loader, only the bytes can tell: `TracedLoader.differences` compares them, and so does the digest
@@ -19,15 +20,14 @@ when a `Receiver` joins.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from sparsecast.buffers import bits_of
+from sparsecast.engines._address_map import CanonicalTensor, TracedLoader, TracedShard, TracedTensor
+from sparsecast.engines._derived import Slot, slots
 from sparsecast.engines._dtypes import TORCH_DTYPES
-from sparsecast.engines._loader_errors import raise_for
 from sparsecast.engines._strided import (
     Computed,
     Dim,
@@ -41,100 +41,10 @@ from sparsecast.engines._strided import (
 from sparsecast.engines._trace_mode import LoaderTrace, storage_elements, storage_key
 from sparsecast.errors import UnsupportedError, UsageError
 
-if TYPE_CHECKING:
-    from sparsecast import Layout, Memory
-
-CanonicalTensor = tuple[str, str, Sequence[int]]
-"""Name, safetensors dtype ("BF16") and shape of a tensor as the checkpoint has it."""
+__all__ = ["CanonicalTensor", "LoadWeights", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """An engine's loader: takes (name, tensor) pairs, in any number, of any part of the checkpoint."""
-
-
-@dataclass(frozen=True)
-class TracedTensor:
-    """A live tensor of the rank: all of its storage, as `LocalTensor` wants it."""
-
-    name: str
-    dtype: str
-    memory: torch.Tensor
-    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`."""
-
-
-@dataclass(frozen=True)
-class TracedShard:
-    """A box of canonical tensor `tensor` where it lies in live tensor `local`; fields as in `sparsecast.Shard`."""
-
-    tensor: int
-    offset: tuple[int, ...]
-    extent: tuple[int, ...]
-    local: int
-    first: int
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TracedLoader:
-    """Result of `trace_loader` on one rank."""
-
-    table: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Canonical tensors in the order of the caller, without those in `refused`."""
-    tensors: tuple[TracedTensor, ...]
-    """Live tensors that hold elements of the table."""
-    shards: tuple[TracedShard, ...]
-    ties: tuple[tuple[str, str], ...]
-    """Pairs (alias, original) of names that are loaded into the same memory."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Canonical tensors without an address map, and the reason: they need the dense loading of the engine."""
-    unused: tuple[str, ...] = ()
-    """Names in the table of which this rank holds nothing: experts or stages of other ranks, or names without use here.
-    """
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Live parameters that no canonical tensor fills, and what is missing."""
-
-    def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
-        """Returns the layout of this rank alone, to be joined with the others (`sparsecast.layouts.join_layouts`).
-
-        `exclude` drops canonical tensors that another rank refuses, so that all ranks have one table.
-        """
-        from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
-
-        kept = [i for i, (name, _, _) in enumerate(self.table) if name not in exclude]
-        place = {old: new for new, old in enumerate(kept)}
-        shards = [
-            Shard(place[s.tensor], Box(s.offset, s.extent), s.local, s.first, s.strides)
-            for s in self.shards
-            if s.tensor in place
-        ]
-        tensors = [LocalTensor(t.name, t.dtype, t.memory.numel()) for t in self.tensors]
-        ties = [tie for tie in self.ties if not set(tie) & set(exclude)]
-        return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
-
-    def memories(self) -> list[Memory]:
-        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
-        from sparsecast import describe
-
-        return [describe(tensor.memory, dtype=tensor.dtype) for tensor in self.tensors]
-
-    def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-        """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
-
-        An empty dict for the whole checkpoint that the engine was started from verifies that the map is right: that
-        nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
-        """
-        places: dict[str, list[TracedShard]] = {}
-        for shard in self.shards:
-            places.setdefault(self.table[shard.tensor][0], []).append(shard)
-        found: dict[str, int] = {}
-        for name, tensor in canonical:
-            for shard in places.get(name, ()):
-                memory = self.tensors[shard.local].memory
-                live = memory.as_strided(shard.extent, shard.strides, shard.first)
-                box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
-                wrong = int((bits_of(live) != bits_of(tensor[box]).to(live.device)).sum())
-                if wrong:
-                    found[name] = found.get(name, 0) + wrong
-        return found
 
 
 def trace_loader(
@@ -144,32 +54,34 @@ def trace_loader(
     *,
     strict: bool = True,
     may_miss: Sequence[str] = (),
+    shadows: bool = False,
 ) -> TracedLoader:
     """Traces `load_weights` into the parameters and buffers of `model`.
 
     `canonical` is the whole checkpoint as the trainer names it; on every rank the same. With `strict`, anything that
     cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
     fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
-    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. Not for use while another
-    thread loads or runs the model.
+    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `shadows`, tensors that
+    the loader computes with are not refused: they get memory of their own, on the device of the model, which is of no
+    value until it is filled (`TracedLoader.filling`). Not for use while another thread loads or runs the model.
     """
     sources = _meta_tensors(canonical)
     live = _live_tensors(model)
-    registered = _registered(model)
+    found = list(slots(model))
     failed: dict[str, Exception] = {}
     try:
         trace = _run_loader(live, sources, load_weights, failed)
-        replaced = _replaced(registered)
+        replaced = _replaced(found)
     finally:
-        _restore(registered)
+        for slot in found:
+            slot.put_back()
     builder = _MapBuilder(canonical, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
     builder.refuse_clashes()
     builder.refuse_replaced(replaced)
     builder.collect()
-    traced = builder.finish(may_miss)
+    traced = builder.finish(may_miss, shadows=shadows)
     if strict:
-        names = [name for name, _, _ in traced.table]
-        raise_for(failed=failed, refused=traced.refused, missing=traced.missing, names=names, live=live)
+        traced.require_complete()
     return traced
 
 
@@ -214,33 +126,14 @@ def _run_loader(
     return trace
 
 
-_Registered = list[tuple[dict[str, Any], str, Any, Any]]
-
-
-def _registered(model: torch.nn.Module) -> _Registered:
-    """Returns every parameter and buffer at its place in a module, with its tensor."""
-    tables: list[dict[str, Any]] = []
-    for module in model.modules():
-        tables += [module._parameters, module._buffers]
-    return [
-        (table, name, tensor, tensor.data) for table in tables for name, tensor in table.items() if tensor is not None
-    ]
-
-
-def _replaced(registered: _Registered) -> set[int]:
+def _replaced(found: Sequence[Slot]) -> set[int]:
     """Returns the storages that a module no longer has after loading, because the loader replaced the tensor."""
     return {
-        storage_key(data)
-        for table, name, tensor, data in registered
-        if storage_key(tensor.data) != storage_key(data) or table.get(name) is not tensor
+        storage_key(slot.data)
+        for slot in found
+        if slot.registered
+        and (slot.table.get(slot.key) is not slot.tensor or storage_key(slot.tensor.data) != storage_key(slot.data))
     }
-
-
-def _restore(registered: _Registered) -> None:
-    for table, name, tensor, data in registered:
-        if storage_key(tensor.data) != storage_key(data):
-            tensor.data = data
-        table[name] = tensor
 
 
 class _MapBuilder:
@@ -260,9 +153,11 @@ class _MapBuilder:
         self.live = live
         self.parameters = parameters
         self.trace = trace
-        self.refused = dict(trace.computed)
-        for name, error in failed.items():
-            self.refused[name] = f"the engine's loader failed: {type(error).__name__}: {error}"
+        self.failed = failed
+        self.refused = {
+            name: f"the engine's loader failed: {type(error).__name__}: {error}" for name, error in failed.items()
+        }
+        self.computed = {name: why for name, why in trace.computed.items() if name not in failed}
         self.ties: dict[str, str] = {}
         self.found: dict[str, list[tuple[str, Region]]] = {}  # By canonical name: live tensor, region in it.
 
@@ -277,7 +172,7 @@ class _MapBuilder:
             elif isinstance(clash.new, str):
                 for name, other in ((old, clash.new), (clash.new, old)):
                     self.refused.setdefault(name, f"{where} is loaded from it and from {other!r} in one place")
-            else:
+            elif not (isinstance(clash.new, Computed) and old in clash.new.names):
                 self.refused.setdefault(old, f"{where} is written over after it was loaded")
 
     def refuse_replaced(self, replaced: set[int]) -> None:
@@ -293,11 +188,11 @@ class _MapBuilder:
             for piece in memory.pieces:
                 if isinstance(piece.origin, Computed):
                     for name in piece.origin.names:
-                        self.refused[name] = f"{where} is no copy of it: {piece.origin.reason}"
+                        self.computed[name] = f"{where} is no copy of it: {piece.origin.reason}"
                 elif isinstance(piece.origin, str):
                     self._add(piece.origin, where, piece.region, memory.frame)
         for name in self.trace.read_on_host - self.found.keys():
-            self.refused.setdefault(name, "the loader reads its value on the host")
+            self.computed.setdefault(name, "the loader reads its value on the host")
 
     def _add(self, name: str, where: str, region: Region, frame: Frame) -> None:
         dims = [Dim(*d) for d in zip(region.extent, region.strides, frame.strides, strict=True)]
@@ -317,11 +212,15 @@ class _MapBuilder:
                 seen.add(storage_key(tensor))
                 yield name
 
-    def finish(self, may_miss: Sequence[str]) -> TracedLoader:
+    def finish(self, may_miss: Sequence[str], *, shadows: bool) -> TracedLoader:
+        """Returns the result; without `shadows`, what is computed is refused."""
         self._refuse_mixed_dtypes()
+        if not shadows:
+            self.refused = self.computed | self.refused
+        shadowed = {n: self.computed[n] for n in self.frames if n in self.computed and n not in self.refused}
         kept = [(name, dtype, tuple(shape)) for name, dtype, shape in self.canonical if name not in self.refused]
         index = {name: i for i, (name, _, _) in enumerate(kept)}
-        places = {name: boxes for name, boxes in self.found.items() if name in index}
+        places = {name: boxes for name, boxes in self.found.items() if name in index and name not in shadowed}
         tensors: dict[str, TracedTensor] = {}
         for name, boxes in places.items():
             for where, _ in boxes:
@@ -333,13 +232,34 @@ class _MapBuilder:
             for name, boxes in places.items()
             for where, box in boxes
         ]
+        for name in shadowed:
+            shape = self.frames[name].shape
+            shards.append(
+                TracedShard(index[name], (0,) * len(shape), shape, len(tensors), 0, self.frames[name].strides)
+            )
+            tensors[f"shadow of {name}"] = self._shadow(name)
         self._tie_skipped_names(places)
         ties = tuple((a, o) for a, o in self.ties.items() if a in index and o in index)
-        used = places.keys() | {alias for alias, _ in ties}
-        unused = tuple(name for name in index if name not in used)
+        missing = self._missing(may_miss)
+        used = places.keys() | shadowed.keys() | {alias for alias, _ in ties}
         return TracedLoader(
-            tuple(kept), tuple(tensors.values()), tuple(shards), ties, self.refused, unused, self._missing(may_miss)
+            tuple(kept),
+            tuple(tensors.values()),
+            tuple(shards),
+            ties,
+            self.refused,
+            tuple(name for name in index if name not in used),
+            missing,
+            shadowed,
+            self.failed,
+            tuple(self.live),
+            tuple(name for name in missing if not self.memory(name).pieces),
         )
+
+    def _shadow(self, name: str) -> TracedTensor:
+        device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))
+        memory = torch.zeros(self.frames[name].elements, dtype=TORCH_DTYPES[self.dtypes[name]], device=device)
+        return TracedTensor(f"shadow of {name}", self.dtypes[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
         """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias."""

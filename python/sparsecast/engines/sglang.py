@@ -9,8 +9,8 @@
     weights_checker "apply"       apply     the pause: apply in place, verify, stamp what is generated from now on
     destroy_weights_update_group  leave
 
-Parameters stay where they are, with the addresses that CUDA graphs captured, and no post-processing runs; what
-post-processing has made of the weights must therefore be nothing, which `_sglang_weights` sees to.
+Parameters stay where they are, with the addresses that CUDA graphs captured, and what the engine has computed from them is
+computed again (`recompute`); otherwise post-processing must have changed nothing, which `_sglang_weights` sees to.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import torch.distributed as dist
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
-from sparsecast.engines.loader_trace import CanonicalTensor
+from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver, State
+from sparsecast.engines.recompute import Recomputation
 from sparsecast.errors import UsageError
 from sparsecast.transports import World
 
@@ -51,6 +52,9 @@ class SglangEnd:
         self._table: tuple[CanonicalTensor, ...] | None = None
         self._map_verified = False  # Once; later the weights differ from those in the files.
         self._left_version: int | None = None
+        self._traced: TracedLoader | None = None
+        self._recomputation: Recomputation | None = None
+        self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
         """Meets the trainer, verifies that this engine holds its version, and returns it. A later call joins a new
@@ -77,6 +81,8 @@ class SglangEnd:
         receiver = self._joined()
         self._synchronize()  # Joining may write an anchor; what SGLang has enqueued still reads the weights.
         receiver.join(world, info.timeout)
+        if self._traced is not None:
+            self._shadows = self._traced.shadows()
         return receiver.version
 
     def receive(self, timeout: float, base_version: int | None = None) -> None:
@@ -180,6 +186,7 @@ class SglangEnd:
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
+            **(self._recomputation.report() if self._recomputation is not None else {}),
         }
 
     def _joined(self) -> Receiver:
@@ -192,24 +199,38 @@ class SglangEnd:
 
         model, config = self._runner.model, self._runner.model_config
         verify = info.proof == "checkpoint" and not info.needs_anchor and not self._map_verified
-        traced = None
         failure: BaseException | None = None
         try:
-            traced = trace_weights(model, config, info)
+            self._traced, self._recomputation = trace_weights(model, config, info)
             if verify:
-                verify_checkpoint(traced, model, config)
+                verify_checkpoint(self._traced, model, config)
+            elif not info.needs_anchor:
+                self._traced.fill_shadows(self._shadows)
+            self._recomputation.prove(as_loaded=not info.needs_anchor)
+            self._traced.require_complete(self._recomputation.derived)
         except Exception as error:  # Said to the other ranks, and raised there and here.
             failure = error
         raise_if_any_failed(failure, self._group)
         self._map_verified = self._map_verified or verify
+        traced, recomputation = self._traced, self._recomputation
         assert traced is not None
+        if not info.needs_anchor:
+            self._shadows = traced.shadows()
         layout = gather_layout(traced.layout(node=os.uname().nodename, exclude=traced.unused), self._group)
         memories = traced.memories()
         version = info.version if self._left_version is None else self._left_version
         made: list[Receiver] = []
         failure = _failure_of(
             lambda: made.append(
-                Receiver(info.engine, layout, self._rank, memories, version=version, needs_anchor=info.needs_anchor)
+                Receiver(
+                    info.engine,
+                    layout,
+                    self._rank,
+                    memories,
+                    version=version,
+                    needs_anchor=info.needs_anchor,
+                    recomputation=recomputation,
+                )
             )
         )
         raise_if_any_failed(failure, self._group)

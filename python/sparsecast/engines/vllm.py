@@ -9,8 +9,8 @@ It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's ow
     finish_weight_update          check that the update was applied
 
 vLLM's layerwise reload is not used: parameters stay where they are, with the addresses that CUDA graphs captured, and
-no post-processing runs. What post-processing has made of the weights must therefore be nothing; `trace` says so by
-tensor otherwise.
+post-processing runs again only over modules that have computed tensors from their weights (`recompute`). What it changes
+in the parameters themselves must be nothing; `trace` and the comparison with the checkpoint say so otherwise.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, with
 from sparsecast.engines._vllm_model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver
+from sparsecast.engines.recompute import Recomputation
 from sparsecast.engines.vllm_plugin import check_version
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
@@ -144,12 +145,14 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         super().__init__(config, vllm_config, device, model)
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
+        self.recomputation: Recomputation | None = None
         self.find_draft: Callable[[], torch.nn.Module | None] | None = None
         """Returns the draft model of this worker; None if the worker has not said how."""
         self._table: list[CanonicalTensor] = []
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Once; later the weights differ from those in the files.
+        self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
 
     @with_code
     def parse_init_info(self, init_dict: dict[str, Any]) -> SparsecastInitInfo:
@@ -180,6 +183,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             self._table = init_info.table()
         worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
         self.receiver.join(init_info.world(worker), init_info.timeout)
+        if self.traced is not None:
+            self._shadows = self.traced.shadows()
 
     @with_code
     def start_weight_update(self) -> None:
@@ -237,6 +242,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "in_doubt": receiver.in_doubt,
             "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
             "received_bytes": receipt.received_bytes if receipt is not None else 0,
+            **(self.recomputation.report() if self.recomputation is not None else {}),
         }
 
     @with_code
@@ -275,15 +281,21 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         failure: BaseException | None = None
         try:
             with set_current_vllm_config(self.vllm_config):
-                self.traced, draft = self._trace(init_info)
+                self.traced, self.recomputation, draft = self._trace(init_info)
             refuse_new_ties(self.traced, init_info.ties)
             if init_info.proof == "checkpoint" and not self._map_verified:
                 self._verify_checkpoint(self.traced, draft)
+            elif not init_info.needs_anchor:
+                self.traced.fill_shadows(self._shadows)
+            self.recomputation.prove(as_loaded=not init_info.needs_anchor)
+            self.traced.require_complete(self.recomputation.derived)
         except BaseException as error:  # Said to the other workers, and raised there and here.
             failure = error
         raise_if_any_failed(failure, cpu_group)
         self._map_verified = True
         assert self.traced is not None
+        if not init_info.needs_anchor:
+            self._shadows = self.traced.shadows()
         layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
         replica = self._replica(size)
         return Receiver(
@@ -293,11 +305,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             self.traced.memories(),
             version=init_info.version,
             needs_anchor=init_info.needs_anchor,
+            recomputation=self.recomputation,
         )
 
-    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Draft | None]:
+    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Recomputation, Draft | None]:
         table = init_info.table()
-        traced = trace(self.model, without_draft(table, init_info.draft_prefix), init_info.may_miss)
+        target = without_draft(table, init_info.draft_prefix)
+        traced, recomputation = trace(self.model, target, self.vllm_config, init_info.may_miss)
         draft = None
         if init_info.draft == "follow":
             draft = choose_draft(
@@ -308,11 +322,12 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
                 can_look=self.find_draft is not None,
             )
         if draft is None and not init_info.draft_prefix:
-            return traced, None
-        return with_draft(traced, draft, self.model, table, init_info.may_miss), draft
+            return traced, recomputation, None
+        return with_draft(traced, draft, self.model, table, init_info.may_miss), recomputation, draft
 
     def _verify_checkpoint(self, traced: TracedLoader, draft: Draft | None) -> None:
-        wrong = traced.differences(checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model))
+        files = checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model)
+        wrong = traced.differences(traced.filling(files))
         if draft is not None and draft.prefix:
             wrong |= traced.differences(draft.checkpoint(self.vllm_config))
         if wrong:

@@ -108,6 +108,24 @@ def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.T
     return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
 
 
+def computed_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """The same for a class of `computed_models`, with block-fp8 weights and scales if its configuration says so."""
+    import computed_models as computed
+
+    shapes = computed.deepseek_shapes if config["model_type"] == "deepseek_v3" else computed.nemotron_shapes
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in shapes(dict(config)).items():
+        values = torch.randn(shape, generator=generator)
+        if "quantization_config" in config and computed.is_quantised(name):
+            tensors[name] = values.to(torch.float8_e4m3fn)
+            scales = torch.rand([-(-n // 128) for n in shape], generator=generator)
+            tensors[f"{name}_scale_inv"] = scales
+        else:
+            tensors[name] = values if computed.is_float32(name) else values.bfloat16()
+    return tensors
+
+
 def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
     shapes = {f"{prefix}{x}_proj.weight": (inner, hidden) for x in ("gate", "up")}
     return shapes | {f"{prefix}down_proj.weight": (hidden, inner)}

@@ -43,7 +43,7 @@ def map_of(
 ) -> TracedLoader:
     """What a worker's engine does with the trainer's table."""
     with set_current_vllm_config(pair.config):
-        traced = trace(pair.target, without_draft(canonical, prefix), may_miss)
+        traced = trace(pair.target, without_draft(canonical, prefix), pair.config, may_miss)[0]
         draft = choose_draft(
             pair.config.speculative_config, pair.config.model_config, pair.draft, prefix, can_look=True
         )
@@ -165,7 +165,7 @@ def test_another_pipeline_stage_than_the_drafts_takes_the_target_alone(mimo: lis
     shapes = models.checkpoint_shapes("mimo")
     canonical = [*table(shapes)[:3], (f"{PREFIX}fc.weight", "BF16", (2, 4)), *table(shapes)[3:]]
     with set_current_vllm_config(config):
-        traced = with_draft(trace(model, without_draft(canonical, PREFIX)), None, model, canonical)
+        traced = with_draft(trace(model, without_draft(canonical, PREFIX), config)[0], None, model, canonical)
     assert [entry[0] for entry in traced.table] == [entry[0] for entry in canonical]
     assert traced.unused == (f"{PREFIX}fc.weight",)
     tensors = drafts.tensors_of(shapes, 3)
