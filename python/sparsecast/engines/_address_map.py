@@ -86,6 +86,11 @@ class TracedLoader:
         shapes = {name: shape for name, _, shape in self.table}
         return {name: memory[f"shadow of {name}"].view(shapes[name]) for name in self.shadowed}
 
+    @property
+    def in_place(self) -> int:
+        """Number of canonical tensors that are patched where they lie, or in part where they lie."""
+        return len(self.table) - len(self.unused) - len(self.shadowed)
+
     def fill_shadows(self, known: Mapping[str, torch.Tensor]) -> None:
         """Copies the shadows of another map of the same model. Raises UnsupportedError for one that is not there."""
         for name, shadow in self.shadows().items():

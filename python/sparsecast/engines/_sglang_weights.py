@@ -126,7 +126,7 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
     say_stale_draft()
     table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
     load_weights: Any = model.load_weights
-    traced = trace_loader(model, table, load_weights, may_miss=info.may_miss, strict=False, shadows=True)
+    traced = trace_loader(model, table, load_weights, may_miss=info.may_miss, strict=False, modes=info.modes)
     recomputation = _recomputation(model, config, traced)
     for alias, original in traced.ties:
         if frozenset((alias, original)) not in info.ties:

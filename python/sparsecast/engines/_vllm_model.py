@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsecast.engines._derived import derived_tensors, packed_copies
-from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
+from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
 from sparsecast.errors import UnsupportedError
 
@@ -25,6 +25,7 @@ def trace(
     canonical: Sequence[CanonicalTensor],
     vllm_config: VllmConfig,
     may_miss: Sequence[str] = (),
+    modes: Modes | None = None,
 ) -> tuple[TracedLoader, Recomputation]:
     """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`, and finds the steps of vLLM that compute
     tensors from weights; they are not proven yet.
@@ -33,7 +34,7 @@ def trace(
     tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
     """
     refuse_packed_copies(model)
-    traced = trace_loader(model, canonical, loader_of(model), may_miss=may_miss, strict=False, shadows=True)
+    traced = trace_loader(model, canonical, loader_of(model), may_miss=may_miss, strict=False, modes=modes or {})
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES) | set(traced.untouched)
     # A parameter that nothing fills at all may be one of them; if no step makes it, that is found after the proof.
     steps = [loader_step(model, loader_of(model), traced.shadows())] if traced.shadowed else []

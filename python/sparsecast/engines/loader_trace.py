@@ -10,7 +10,7 @@ transposes and permutations of rows come out as what they are, strides, with no 
 
 The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change.
 What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason,
-or, with `shadows`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`).
+or, with `modes`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`).
 
 A trace says what the loader would do now. Where a kernel's layout differs from the loader's although the parameter kept
 its shape and its loader, only the bytes can tell: `TracedLoader.differences` compares them, and so does the digest
@@ -41,10 +41,20 @@ from sparsecast.engines._strided import (
 from sparsecast.engines._trace_mode import LoaderTrace, storage_elements, storage_key
 from sparsecast.errors import UnsupportedError, UsageError
 
-__all__ = ["CanonicalTensor", "LoadWeights", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
+__all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """An engine's loader: takes (name, tensor) pairs, in any number, of any part of the checkpoint."""
+
+Modes = Mapping[str, str]
+"""How canonical tensors are updated, by patterns (fnmatch) of their names, where the choice is not left to the trace."""
+
+MODES = ("in_place", "shadow")
+
+
+def mode_of(name: str, modes: Modes) -> str:
+    """Returns the mode that the first fitting pattern forces, or an empty text."""
+    return next((mode for pattern, mode in modes.items() if fnmatch.fnmatch(name, pattern)), "")
 
 
 def trace_loader(
@@ -54,17 +64,22 @@ def trace_loader(
     *,
     strict: bool = True,
     may_miss: Sequence[str] = (),
-    shadows: bool = False,
+    modes: Modes | None = None,
 ) -> TracedLoader:
     """Traces `load_weights` into the parameters and buffers of `model`.
 
     `canonical` is the whole checkpoint as the trainer names it; on every rank the same. With `strict`, anything that
     cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
     fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
-    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `shadows`, tensors that
-    the loader computes with are not refused: they get memory of their own, on the device of the model, which is of no
-    value until it is filled (`TracedLoader.filling`). Not for use while another thread loads or runs the model.
+    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `modes`, tensors that
+    the loader computes with, or scatters too much, are not refused: they get memory of their own, on the device of the
+    model, which is of no value until it is filled (`TracedLoader.filling`). The first pattern (fnmatch) in `modes` that
+    fits a name forces its mode: "shadow" is taken although there is a map, "in_place" refused if there is none. Not for
+    use while another thread loads or runs the model.
     """
+    for pattern, mode in (modes or {}).items():
+        if mode not in MODES:
+            raise UsageError(f"modes: {mode!r} of {pattern!r} is none of {', '.join(MODES)}")
     sources = _meta_tensors(canonical)
     live = _live_tensors(model)
     found = list(slots(model))
@@ -79,7 +94,7 @@ def trace_loader(
     builder.refuse_clashes()
     builder.refuse_replaced(replaced)
     builder.collect()
-    traced = builder.finish(may_miss, shadows=shadows)
+    traced = builder.finish(may_miss, modes)
     if strict:
         traced.require_complete()
     return traced
@@ -200,7 +215,7 @@ class _MapBuilder:
         try:
             boxes = cut_into_boxes(self.frames[name], region.first, dims, to)
         except TooScatteredError as error:
-            self.refused.setdefault(name, f"its place in {where} {error}")
+            self.computed.setdefault(name, f"its place in {where} {error}")
             return
         self.found.setdefault(name, []).extend((where, box) for box in boxes)
 
@@ -212,11 +227,15 @@ class _MapBuilder:
                 seen.add(storage_key(tensor))
                 yield name
 
-    def finish(self, may_miss: Sequence[str], *, shadows: bool) -> TracedLoader:
-        """Returns the result; without `shadows`, what is computed is refused."""
-        self._refuse_mixed_dtypes()
-        if not shadows:
-            self.refused = self.computed | self.refused
+    def finish(self, may_miss: Sequence[str], modes: Modes | None) -> TracedLoader:
+        """Returns the result; without `modes`, what is computed is refused."""
+        self._find_mixed_dtypes()
+        forced = {name: mode_of(name, modes or {}) for name in self.frames}
+        for name in self.frames:
+            if forced[name] == "shadow" and (name in self.found or name in self.computed):
+                self.computed.setdefault(name, "so it was asked for")
+            elif name in self.computed and (modes is None or forced[name] == "in_place"):
+                self.refused.setdefault(name, self.computed[name])
         shadowed = {n: self.computed[n] for n in self.frames if n in self.computed and n not in self.refused}
         kept = [(name, dtype, tuple(shape)) for name, dtype, shape in self.canonical if name not in self.refused]
         index = {name: i for i, (name, _, _) in enumerate(kept)}
@@ -272,14 +291,14 @@ class _MapBuilder:
                 if same and self.frames[other].shape == self.frames[name].shape and other in self.parameters:
                     self.ties.setdefault(name, other)
 
-    def _refuse_mixed_dtypes(self) -> None:
+    def _find_mixed_dtypes(self) -> None:
         dtype_of: dict[str, tuple[str, str]] = {}
         for name, boxes in self.found.items():
             for where, _ in boxes:
                 first, dtype = dtype_of.setdefault(where, (name, self.dtypes[name]))
                 if dtype != self.dtypes[name]:
                     reason = f"{where} has bits of {first!r} ({dtype}) as well as of it ({self.dtypes[name]})"
-                    self.refused.setdefault(name, reason)
+                    self.computed.setdefault(name, reason)
 
     def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:
         """Returns parameters with elements that neither a tensor nor a constant of the loader fills."""

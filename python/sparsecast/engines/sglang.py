@@ -186,6 +186,7 @@ class SglangEnd:
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
+            "in_place": self._traced.in_place if self._traced is not None else 0,
             **(self._recomputation.report() if self._recomputation is not None else {}),
         }
 

@@ -83,6 +83,9 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     with the files that vLLM was started from; "trust" takes the caller's word, for engines started without files."""
     may_miss: list[str] = field(default_factory=list)
     """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; those of a draft begin with "draft."."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Pattern (fnmatch) of names in `tensors` and mode, "in_place" or "shadow", where the choice is not left to vLLM's
+    loader: docs/engines.md, "Tensors that engines compute"."""
     draft: Literal["follow", "keep"] = "follow"
     """Whether a draft model follows the tensors of it that the trainer has, or stays as it is."""
     draft_prefix: str = ""
@@ -242,6 +245,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "in_doubt": receiver.in_doubt,
             "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
             "received_bytes": receipt.received_bytes if receipt is not None else 0,
+            "in_place": self.traced.in_place if self.traced is not None else 0,
             **(self.recomputation.report() if self.recomputation is not None else {}),
         }
 
@@ -311,7 +315,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Recomputation, Draft | None]:
         table = init_info.table()
         target = without_draft(table, init_info.draft_prefix)
-        traced, recomputation = trace(self.model, target, self.vllm_config, init_info.may_miss)
+        traced, recomputation = trace(self.model, target, self.vllm_config, init_info.may_miss, init_info.modes)
         draft = None
         if init_info.draft == "follow":
             draft = choose_draft(

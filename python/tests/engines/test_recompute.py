@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from sparsecast.engines import _strided
 from sparsecast.engines.loader_trace import TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
-from sparsecast.errors import DirtyError, UnsupportedError
+from sparsecast.errors import DirtyError, UnsupportedError, UsageError
 
 
 class Attention(torch.nn.Module):
@@ -234,7 +235,7 @@ def values(seed: int) -> dict[str, torch.Tensor]:
 
 
 def traced_with_shadows(model: Mixer) -> TracedLoader:
-    traced = trace_loader(model, TABLE, model.load_weights, shadows=True)
+    traced = trace_loader(model, TABLE, model.load_weights, modes={})
     for _ in traced.filling(values(1).items()):
         pass
     return traced
@@ -297,8 +298,56 @@ def test_a_loader_that_does_not_make_the_same_of_the_same_is_refused(how: Any, r
         Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())]).prove(as_loaded=False)
 
 
+def test_a_mode_can_be_forced_by_a_pattern_of_names() -> None:
+    model = Mixer()
+    model.load_weights(values(1).items())
+    traced = trace_loader(model, TABLE, model.load_weights, modes={"[AD]*": "shadow"})
+    assert traced.shadowed["D"] == "so it was asked for"
+    assert [tensor.name for tensor in traced.tensors] == ["shadow of A_log", "shadow of D", "shadow of norm"]
+    assert traced.in_place == 0
+    for _ in traced.filling(values(2).items()):
+        pass
+    loader_step(model, model.load_weights, traced.shadows()).run()
+    assert torch.equal(model.D, values(2)["D"])
+    with pytest.raises(UnsupportedError, match=r"'norm': norm is no copy of it: copy_\(\) casts"):
+        trace_loader(model, TABLE, model.load_weights, modes={"norm": "in_place", "*": "shadow"})
+    with pytest.raises(UsageError, match="modes: 'nan' of 'norm' is none of in_place, shadow"):
+        trace_loader(model, TABLE, model.load_weights, modes={"norm": "nan"})
+
+
+class Interleaved(torch.nn.Module):
+    """A loader that only copies, and takes rows from two halves in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 3), requires_grad=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor.view(2, 4, 3).transpose(0, 1).reshape(8, 3))
+
+
+def test_a_copy_that_is_too_scattered_for_a_map_is_loaded_from_a_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fresh = Interleaved(), Interleaved()
+    old, new = (torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    table = [("w", "F32", (8, 3))]
+    model.load_weights([("w", old)])
+    assert trace_loader(model, table, model.load_weights).in_place == 1
+    monkeypatch.setattr(_strided, "MAX_BOXES_PER_COPY", 1)
+    with pytest.raises(UnsupportedError, match="'w': .*needs more than 1 boxes"):
+        trace_loader(model, table, model.load_weights)
+    traced = trace_loader(model, table, model.load_weights, modes={})
+    assert traced.differences(traced.filling([("w", old)])) == {}
+    recomputation = Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())])
+    recomputation.prove(as_loaded=True)
+    traced.tensors[0].memory.copy_(new.view(-1))
+    recomputation.run()
+    fresh.load_weights([("w", new)])
+    assert torch.equal(model.weight, fresh.weight)
+
+
 def test_shadows_that_nothing_has_filled_are_refused_by_name() -> None:
     model = Mixer()
-    traced = trace_loader(model, TABLE, model.load_weights, shadows=True)
+    traced = trace_loader(model, TABLE, model.load_weights, modes={})
     with pytest.raises(UnsupportedError, match=r"computes with 'A_log' .*needs_anchor"):
         traced.fill_shadows({})

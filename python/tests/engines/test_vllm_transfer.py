@@ -126,7 +126,7 @@ def test_after_every_update_the_workers_hold_what_a_load_of_the_whole_checkpoint
     ("kind", "computed", "shadow_bytes"),
     [
         ("deepseek-v3-fp8", "model.layers.1.self_attn.mla_attn.mla_attn.W_UV", 0),
-        ("nemotron-h", "model.layers.0.mixer.A", 32),
+        ("nemotron-h", "model.layers.0.mixer.A", 32 + 128),
     ],
 )
 def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
@@ -134,7 +134,8 @@ def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
 ) -> None:
     workers, trainer = make_workers(kind), Trainer(kind)
     addresses = workers.call("addresses")
-    engine = trainer.connect(workers)
+    modes = {"backbone.norm_f.weight": "shadow"}  # A plain copy otherwise.
+    engine = trainer.connect(workers, modes=modes)
     for update in (1, 2):
         trainer.step()
         engine.send_weights()
@@ -143,7 +144,9 @@ def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
         assert computed in status["derived"] and status["shadow_bytes"] == shadow_bytes
     assert all(0 < r["recompute_seconds"] < r["pause_seconds"] for r in workers.call("receipt"))
     workers.call("shutdown_weight_transfer_engine")
-    engine = trainer.connect(workers)  # The files are of version 0 by now: shadows are kept with the weights.
+    engine = trainer.connect(
+        workers, modes=modes
+    )  # The files are of version 0 by now: shadows are kept with the weights.
     trainer.step()
     engine.send_weights()
     assert workers.call("differing", updates=3) == [[], []]
