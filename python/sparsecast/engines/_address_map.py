@@ -102,11 +102,20 @@ class TracedLoader:
             shadow.copy_(known[name])
 
     def filling(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields canonical tensors as they come, after copying those that have a shadow into it."""
+        """Yields canonical tensors as they come, after copying those that have a shadow into it. Raises UnsupportedError
+        for one of another dtype or shape than in the table.
+        """
         shadows = self.shadows()
         for name, tensor in canonical:
-            if name in shadows:
-                shadows[name].copy_(tensor)
+            shadow = shadows.get(name)
+            if shadow is not None:
+                if (tensor.dtype, tensor.shape) != (shadow.dtype, shadow.shape):
+                    raise UnsupportedError(
+                        f"tensor {name!r} is {tuple(tensor.shape)} of {tensor.dtype} in the engine's checkpoint, and "
+                        f"{tuple(shadow.shape)} of {shadow.dtype} at the trainer: join with needs_anchor, so that the "
+                        "trainer sends it, or send it as the checkpoint has it"
+                    )
+                shadow.copy_(tensor)
             yield name, tensor
 
     def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:

@@ -90,12 +90,14 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         handler = _HANDLERS.get(func.overloadpacket)
         if handler is not None:
             return handler(self, func, args, kwargs)
+        if func.is_view:
+            return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         traced = [t for t in tensors if self._names_of(t, live=True)]
         written = written_tensors(func, args, kwargs)
         if written and (traced or any(storage_key(t) in self._live_names for t in written)):
             return self._computed_in_place(func, traced, written, args)
-        if not traced or func.is_view:
+        if not traced:
             return func(*args, **kwargs)
         if any(t.is_meta for t in traced):  # Nothing is computed; other operands come along.
             args, kwargs = tree_map(_on_meta, (args, kwargs))

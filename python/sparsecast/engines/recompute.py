@@ -101,9 +101,10 @@ class Recomputation:
         With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
         bits; without it (weights that are still to come) each step has to make the same bits twice.
         """
+        known = {storage_key(slot.data): slot.name for slot in slots(self._model)}
         for step in self.steps:
-            first = self._observe(step)
-            second = {} if as_loaded else {slot.place: made for slot, made in self._observe(step)}
+            first = self._observe(step, known)
+            second = {} if as_loaded else {slot.place: made for slot, made in self._observe(step, known)}
             for slot, made in first:
                 other = slot.data if as_loaded else second.get(slot.place)
                 if other is None or not torch.equal(bits_of(made), bits_of(other)):
@@ -152,13 +153,14 @@ class Recomputation:
             "recompute_seconds": self.seconds,
         }
 
-    def _observe(self, step: Step) -> list[tuple[Slot, torch.Tensor]]:
-        """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against it."""
-        known = {storage_key(slot.data): slot.name for slot in slots(self._model)}
+    def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
+        """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against it.
+        `known` names the storages of the model.
+        """
         own = list(slots(step.module, step.name))
         writable = {storage_key(slot.data) for slot in own}
         inputs = {storage_key(tensor) for tensor in step.inputs}
-        watch = Watch(known | dict.fromkeys(inputs, "a shadow"))
+        watch = Watch({**known, **dict.fromkeys(inputs, "a shadow")})
         failure: Exception | None = None
         try:
             with watch:

@@ -346,6 +346,13 @@ def test_a_copy_that_is_too_scattered_for_a_map_is_loaded_from_a_shadow(monkeypa
     assert torch.equal(model.weight, fresh.weight)
 
 
+def test_a_checkpoint_of_another_dtype_than_the_trainers_fills_no_shadow() -> None:
+    model = Mixer()
+    traced = trace_loader(model, TABLE, model.load_weights, modes={})
+    with pytest.raises(UnsupportedError, match=r"'A_log' is \(5,\) of torch.bfloat16 in the engine's checkpoint"):
+        list(traced.filling([("A_log", torch.zeros(5, dtype=torch.bfloat16))]))
+
+
 def test_shadows_that_nothing_has_filled_are_refused_by_name() -> None:
     model = Mixer()
     traced = trace_loader(model, TABLE, model.load_weights, modes={})
