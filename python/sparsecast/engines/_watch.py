@@ -65,6 +65,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made |= made - {storage_key(t) for t in tensors} - self._known.keys()
         return result
 
+    def has_changed(self) -> bool:
+        """Returns whether any byte of a storage that there was before is another one now."""
+        return any(not torch.equal(memory, before) for memory, before in self._before)
+
     def undo(self) -> None:
         """Gives every storage that was there before its bytes back."""
         for memory, before in self._before:

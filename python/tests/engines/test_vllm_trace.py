@@ -15,8 +15,10 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from sparsecast import Publisher, Subscriber, TensorTable, describe
 from sparsecast.engines._vllm_model import trace as trace_model
 from sparsecast.engines.loader_trace import TracedLoader, trace_loader
+from sparsecast.engines.masked_loader import MaskedLoader
 from sparsecast.engines.vllm import refuse_new_ties
 from sparsecast.errors import UnsupportedError, UsageError
 
@@ -101,6 +103,34 @@ def test_every_address_is_found_although_the_weights_hold_anything_at_all(kind: 
         model.load_weights(iter(models.checkpoint(kind, seed=3).items()))
         full = trace(model, models.canonical(kind), config, KV_SCALES)
     assert full.shards == empty.shards
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"], indirect=True)
+def test_nan_masked_tensors_go_through_the_engines_own_loader(kind: str) -> None:
+    config = models.config(kind)
+    model, fresh = models.build(config), models.build(config)
+    old = models.checkpoint_without_nans(kind)
+    new = models.random_updates(old, seed=5)
+    table = TensorTable(models.canonical(kind))
+    with set_current_vllm_config(config):
+        traced = trace(model, models.canonical(kind), config, KV_SCALES)
+        model.load_weights(iter(old.items()))
+        loader = MaskedLoader(models.canonical(kind), model.load_weights)
+        loader.prove(model)
+        views = {
+            traced.table[s.tensor][0]: traced.tensors[s.local].memory.as_strided(s.extent, s.strides, s.first)
+            for s in traced.shards
+        }
+        assert len(views) == len(traced.shards), "one box each"
+        subscriber = Subscriber(table, [describe(views[name]) for name, _, _ in models.canonical(kind)])
+        trainer = {name: tensor.clone() for name, tensor in old.items()}
+        publisher = Publisher(table, [describe(tensor) for tensor in trainer.values()])
+        for name, tensor in trainer.items():
+            models.bits_of(tensor).copy_(models.bits_of(new[name]))
+        subscriber.stage(publisher.publish())
+        assert subscriber.apply_nan_masked(loader).version == 1
+        fresh.load_weights(iter(new.items()))
+    assert models.differing(model, fresh) == []
 
 
 def test_differences_names_the_tensor_whose_bits_were_changed(layer_config: VllmConfig) -> None:
