@@ -70,6 +70,13 @@ DEEPSEEK_V3_FP8: dict[str, Any] = DEEPSEEK_V3 | {
     },
 }
 
+_SPARSE: dict[str, Any] = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 128}
+GLM_DSA = DEEPSEEK_V3 | _SPARSE | {"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"]}
+DEEPSEEK_V32_FP8 = (
+    DEEPSEEK_V3_FP8 | _SPARSE | {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}
+)
+"""The same layers with an indexer, by which attention is sparse (GLM-5's class, and DeepSeek-V3.2's)."""
+
 NEMOTRON_H: dict[str, Any] = {
     "model_type": "nemotron_h",
     "architectures": ["NemotronHForCausalLM"],
@@ -123,6 +130,12 @@ def deepseek_shapes(config: dict[str, Any]) -> Shapes:
         shapes[f"{attention}kv_a_layernorm.weight"] = (latent,)
         shapes[f"{attention}kv_b_proj.weight"] = (heads * (nope + value), latent)
         shapes[f"{attention}o_proj.weight"] = (hidden, heads * value)
+        if "index_topk" in config:
+            heads_of_index, head = config["index_n_heads"], config["index_head_dim"]
+            shapes[f"{attention}indexer.wq_b.weight"] = (heads_of_index * head, config["q_lora_rank"])
+            shapes[f"{attention}indexer.wk.weight"] = (head, hidden)
+            shapes |= {f"{attention}indexer.k_norm.{name}": (head,) for name in ("weight", "bias")}
+            shapes[f"{attention}indexer.weights_proj.weight"] = (heads_of_index, hidden)
         if layer < config["first_k_dense_replace"]:
             shapes |= _mlp(f"{at}mlp.", hidden, config["intermediate_size"])
             continue
@@ -173,4 +186,6 @@ def is_float32(name: str) -> bool:
 
 def is_quantised(name: str) -> bool:
     """Whether a block-fp8 checkpoint has the tensor in fp8."""
-    return name.endswith(("_proj.weight", "kv_a_proj_with_mqa.weight"))
+    if name.endswith("indexer.weights_proj.weight"):
+        return False
+    return name.endswith(("_proj.weight", "kv_a_proj_with_mqa.weight", "indexer.wq_b.weight", "indexer.wk.weight"))

@@ -112,7 +112,7 @@ def computed_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Te
     """The same for a class of `computed_models`, with block-fp8 weights and scales if its configuration says so."""
     import computed_models as computed
 
-    shapes = computed.deepseek_shapes if config["model_type"] == "deepseek_v3" else computed.nemotron_shapes
+    shapes = computed.nemotron_shapes if config["model_type"] == "nemotron_h" else computed.deepseek_shapes
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in shapes(dict(config)).items():
@@ -134,6 +134,9 @@ def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
 def start_rank(folder: Path, *, tp_rank: int, tp_size: int, port: int, **server_args: Any) -> None:
     """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups."""
     allow_import_without_gpu()
+    if not torch.cuda.is_available():
+        # SGLang asks for it before it looks at the device, for models with sparse attention.
+        torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
     from sglang.srt import runtime_context
     from sglang.srt.distributed import parallel_state
     from sglang.srt.server_args import ServerArgs

@@ -19,12 +19,15 @@ import sglang_engine
 from sglang_ranks import Engine, Trainer
 from test_sglang_updates import change, join, phase, update
 
+CAST = [f"model.layers.{n}.self_attn.indexer.k_norm.{part}" for n in (0, 1) for part in ("bias", "weight")]
 MODELS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
     "deepseek-v3": (computed.DEEPSEEK_V3, 2, "model.layers.1.self_attn.w_kc", []),
     "deepseek-v3-fp8": (computed.DEEPSEEK_V3_FP8, 2, "model.layers.1.self_attn.w_vc", []),
+    "glm-dsa": (computed.GLM_DSA, 1, "model.layers.1.self_attn.w_kc", CAST),
+    "deepseek-v3.2-fp8": (computed.DEEPSEEK_V32_FP8, 1, "model.layers.1.self_attn.w_kc", CAST),
     "nemotron-h": (
         computed.NEMOTRON_H,
-        1,  # SGLang's loader of its convolutions fails with two ranks on a CPU.
+        1,  # SGLang fails to load its convolutions on two ranks of a CPU.
         "model.layers.3.mixer.A",
         [f"backbone.layers.{layer}.mixer.A_log" for layer in (0, 3)],
     ),
@@ -35,9 +38,10 @@ MODELS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
 @pytest.fixture(params=MODELS)
 def served(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Any]:
     config, ranks, computes, shadows = MODELS[request.param]
+    experts = {"ep_size": 2} if request.param == "deepseek-v3" else {}
     tensors = sglang_engine.computed_tensors(config, seed=7)
     sglang_engine.write_checkpoint(tmp_path / "v0", config, tensors)
-    engine = Engine(tmp_path / "v0", ranks)
+    engine = Engine(tmp_path / "v0", ranks, **experts)
     yield config, computes, shadows, engine, tensors, tmp_path
     engine.close()
 

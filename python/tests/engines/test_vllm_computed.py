@@ -73,6 +73,28 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "derived": [f"model.layers.{n}.self_attn.mla_attn.mla_attn.{w}" for n in (0, 1) for w in ("W_UK_T", "W_UV")],
         "shadows": [],
     },
+    "glm-dsa": {
+        "derived": [f"model.layers.{n}.self_attn.indexer.k_norm.{w}" for n in (0, 1) for w in ("bias", "weight")],
+        "shadows": [f"model.layers.{n}.self_attn.indexer.k_norm.{w}" for n in (0, 1) for w in ("bias", "weight")],
+    },
+    "deepseek-v3.2-fp8": {
+        "derived": sorted(
+            f"model.layers.{n}.self_attn.{w}"
+            for n in (0, 1)
+            for w in (
+                "indexer.k_norm.bias",
+                "indexer.k_norm.weight",
+                "indexer.wk_weights_proj.weight",
+                "mla_attn.mla_attn.W_UK_T",
+                "mla_attn.mla_attn.W_UV",
+            )
+        ),
+        "shadows": sorted(
+            f"model.layers.{n}.self_attn.indexer.{w}"
+            for n in (0, 1)
+            for w in ("k_norm.bias", "k_norm.weight", "wk.weight", "wk.weight_scale_inv")
+        ),
+    },
     "nemotron-h": {
         "derived": [f"model.layers.{n}.mixer.A" for n in (0, 3)],
         "shadows": [f"backbone.layers.{n}.mixer.A_log" for n in (0, 3)],

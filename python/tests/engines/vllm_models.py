@@ -30,6 +30,7 @@ from vllm.distributed import (
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import fp8
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.platforms.cpu import CpuPlatform
 
 HEADS, KV_HEADS, VOCABULARY, LAYERS, EXPERTS = 4, 2, 100, 2, 4
 
@@ -90,6 +91,8 @@ CONFIGS["qwen3-moe-fp8"] = {
 COMPUTED = {
     "deepseek-v3": (computed.DEEPSEEK_V3, computed.deepseek_shapes),
     "deepseek-v3-fp8": (computed.DEEPSEEK_V3_FP8, computed.deepseek_shapes),
+    "glm-dsa": (computed.GLM_DSA, computed.deepseek_shapes),
+    "deepseek-v3.2-fp8": (computed.DEEPSEEK_V32_FP8, computed.deepseek_shapes),
     "nemotron-h": (computed.NEMOTRON_H, computed.nemotron_shapes),
 }
 """Models of which vLLM computes tensors: configuration, and the shapes of its checkpoint."""
@@ -246,6 +249,19 @@ def stop() -> None:
     destroy_distributed_environment()
 
 
+_backend_of = CpuPlatform.get_attn_backend_cls
+
+
+def _dense_backend(*arguments: Any, **options: Any) -> str:
+    """The attention that a CPU has: only the parameters around it matter here."""
+
+    def dense(argument: Any) -> Any:
+        return argument._replace(use_sparse=False) if hasattr(argument, "use_sparse") else argument
+
+    chosen = _backend_of(*map(dense, arguments), **{name: dense(option) for name, option in options.items()})
+    return str(chosen)
+
+
 class _NoKernel:
     """A kernel that leaves the weights as they were loaded."""
 
@@ -271,15 +287,17 @@ def load(model: torch.nn.Module, vllm_config: VllmConfig, tensors: dict[str, tor
 def build(vllm_config: VllmConfig) -> torch.nn.Module:
     """The model with zeros in all weights, as vLLM makes it.
 
-    Only the choice of an fp8 kernel is left out, which no CPU without AMX has; the parameters and their loaders are
-    made before it.
+    Only the choice of an fp8 kernel is left out, which no CPU without AMX has (and AMX is left out, so that all machines
+    do the same), and that of sparse attention, which no CPU has; the parameters and their loaders are others' concern.
     """
     vllm_config.compilation_config.static_forward_context.clear()  # It refuses a second model with the same layers.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         no_kernel = unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: _NoKernel())
-        with no_kernel, set_current_vllm_config(vllm_config):
+        no_amx = unittest.mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        dense = unittest.mock.patch.object(CpuPlatform, "get_attn_backend_cls", staticmethod(_dense_backend))
+        with no_kernel, no_amx, dense, set_current_vllm_config(vllm_config):
             model = initialize_model(vllm_config)
     finally:
         torch.set_default_dtype(before)
