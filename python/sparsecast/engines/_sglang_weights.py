@@ -154,7 +154,7 @@ def _recomputation(model: torch.nn.Module, config: ModelConfig, traced: TracedLo
             f"leave behind: {', '.join(sorted(left)[:4])}; {_OTHER_WAY}"
         )
     traced.require_complete(made)
-    return Recomputation(model, steps, needed=made - set(traced.untouched), shadows=traced.shadows())
+    return Recomputation(model, steps, traced, made - set(traced.untouched))
 
 
 def _in_context(config: ModelConfig, run: Callable[[], object]) -> Callable[[], object]:

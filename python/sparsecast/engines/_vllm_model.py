@@ -44,7 +44,7 @@ def trace(
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
     refuse_derived(derived - made - set(traced.untouched))
     traced.require_complete(made)
-    return traced, Recomputation(model, steps, needed=made - set(traced.untouched), shadows=traced.shadows())
+    return traced, Recomputation(model, steps, traced, made - set(traced.untouched))
 
 
 def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]:

@@ -25,7 +25,7 @@ from sparsecast.buffers import bits_of
 from sparsecast.engines._derived import Slot, slots
 from sparsecast.engines._trace_mode import storage_key
 from sparsecast.engines._watch import Watch
-from sparsecast.engines.loader_trace import LoadWeights
+from sparsecast.engines.loader_trace import LoadWeights, TracedLoader
 from sparsecast.errors import DirtyError, UnsupportedError
 
 
@@ -67,23 +67,23 @@ def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -
 class Recomputation:
     """The steps that bring the derived tensors of one rank up to date; for the engine's thread, while nothing runs.
 
-    `needed` names the tensors that the steps have to make, `shadows` are the canonical tensors that are kept beside the
-    model, by name.
+    `traced` is the map of what updates patch, with the shadows. `needed` names the tensors that the steps have to make.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         steps: Sequence[Step],
+        traced: TracedLoader,
         needed: Collection[str] = (),
-        shadows: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.steps = tuple(steps)
         self.needed = frozenset(needed)
-        self.shadows = dict(shadows or {})
+        self.shadows = traced.shadows()
         self.seconds = 0.0
         """Duration of the last `run`."""
         self._model = model
+        self._patched = {storage_key(tensor.memory) for tensor in traced.tensors}
 
     @property
     def shadow_bytes(self) -> int:
@@ -124,12 +124,7 @@ class Recomputation:
         """
         begin = time.perf_counter()
         for step in self.steps:
-            try:
-                step.run()
-            except Exception as error:  # The engine's code: whatever it raises, its results are missing.
-                raise DirtyError(f"{_named(step)} failed: {type(error).__name__}: {error}") from error
-            for slot in step.derived:
-                _settle(slot)
+            _run(step)
         self._synchronize()
         self.seconds = time.perf_counter() - begin
 
@@ -137,9 +132,8 @@ class Recomputation:
         """Computes every derived tensor anew and compares. Raises DirtyError naming one that was something else."""
         for step in self.steps:
             before = [slot.data.clone() for slot in step.derived]
-            step.run()
+            _run(step)
             for slot, old in zip(step.derived, before, strict=True):
-                _settle(slot)
                 if not torch.equal(bits_of(slot.data), bits_of(old)):
                     raise DirtyError(f"{slot.name} is not what {_named(step)} makes of the weights")
         self._synchronize()
@@ -185,6 +179,10 @@ class Recomputation:
         elsewhere = sorted(known.get(key, "a tensor that no module shows") for key in watch.written - writable)
         if elsewhere:
             reasons.append(f"it writes {elsewhere[0]}, which is not its own")
+        touched = watch.written | {storage_key(slot.data) for slot, _ in made}
+        weights = sorted(known[key] for key in touched & self._patched if key in known)
+        if weights and not step.inputs:  # Even if it leaves the same bits now: a clamp, say.
+            reasons.append(f"it writes {weights[0]}, a weight that updates patch")
         if watch.has_read_unknown:
             reasons.append("it reads a tensor that no module shows")
         if reasons:
@@ -210,6 +208,15 @@ def _changed_form(slot: Slot, now: object) -> list[str]:
             f"it makes {tuple(now.shape)} of {now.dtype} where {slot.name} was {tuple(slot.data.shape)} of {slot.data.dtype}"
         ]
     return []
+
+
+def _run(step: Step) -> None:
+    try:
+        step.run()
+    except Exception as error:  # The engine's code: whatever it raises, its results are missing.
+        raise DirtyError(f"{_named(step)} failed: {type(error).__name__}: {error}") from error
+    for slot in step.derived:
+        _settle(slot)
 
 
 def _settle(slot: Slot) -> None:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe, meet
+from sparsecast.engines.loader_trace import trace_loader
 from sparsecast.engines.receiver import Receiver
 from sparsecast.engines.recompute import Recomputation, Step
 from sparsecast.errors import DeadlineError, DirtyError, Error, PeerFailedError, UsageError, VersionGapError
@@ -35,6 +36,10 @@ class Doubling(torch.nn.Module):
         self.failure: Exception | None = None
         self.finish()
 
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor)
+
     def finish(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -50,7 +55,8 @@ class Pair:
         self.publisher = ShardedPublisher(layout(), 0, [describe(self.trainer_weight)])
         self.model = Doubling(self.engine_weight)
         steps = [Step("", self.model, self.model.finish)] if computes else []
-        recomputation = Recomputation(self.model, steps)
+        traced = trace_loader(self.model, [("w", "BF16", SHAPE)], self.model.load_weights)
+        recomputation = Recomputation(self.model, steps, traced)
         recomputation.prove(as_loaded=True)
         self.receiver = Receiver("e", layout(), 0, [describe(self.engine_weight)], recomputation=recomputation)
         self.trainer = ThreadPoolExecutor(1)

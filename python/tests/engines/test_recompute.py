@@ -39,8 +39,19 @@ class Model(torch.nn.Module):
         self.attention.finish()
 
     def recomputation(self, needed: Iterable[str] = ("attention.factor",)) -> Recomputation:
+        """As a receiver makes it: the weights are patched, and all but the derived tensors are filled."""
+        table = [(name, "F32" if p.dtype == torch.float32 else "BF16", tuple(p.shape)) for name, p in self.weights()]
+        traced = trace_loader(self, table, self.load_weights, may_miss=["attention.factor"])
         step = Step("attention", self.attention, self.attention.finish)
-        return Recomputation(self, steps_that_make(needed, [step]), needed)
+        return Recomputation(self, steps_that_make(needed, [step]), traced, needed)
+
+    def weights(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, p) for name, p in self.named_parameters() if p is not self.attention.factor and p.numel()]
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            parameters[name].data.copy_(tensor)
 
 
 def rebind(a: Any) -> None:
@@ -140,6 +151,16 @@ def work_in_place(a: Any) -> None:
     a.factor = a.weight.data.clone()
 
 
+def clamp(a: Any) -> None:
+    a.weight.data.clamp_(max=100)
+    a.factor = a.weight.data.clone()
+
+
+def move_the_weight(a: Any) -> None:
+    a.weight.data = a.weight.data.clone()
+    a.factor = a.weight.data.clone()
+
+
 def grow(a: Any) -> None:
     rows = a.factor.shape[0] + 1 if hasattr(a, "factor") else 4
     a.factor = a.weight.data.sum() * torch.ones(rows, 6)
@@ -159,7 +180,9 @@ HOSTILE: dict[Callable[[Any], object], str] = {
     read_the_neighbour: r"it reads neighbour.weight, which is not its own",
     write_the_neighbour: r"it writes neighbour.weight, which is not its own",
     hide_the_input: r"it reads a tensor that no module shows",
-    work_in_place: r"does not make attention.weight again",
+    work_in_place: r"it writes attention.weight, a weight that updates patch",
+    clamp: r"it writes attention.weight, a weight that updates patch",
+    move_the_weight: r"it writes attention.weight, a weight that updates patch",
     grow: r"it makes \(5, 6\) of torch.float32 where attention.factor was \(4, 6\) of torch.float32",
     fail: r"it fails when it is run again: ValueError: already processed",
 }
@@ -259,9 +282,7 @@ def test_what_a_loader_computes_is_loaded_again_from_a_shadow_of_the_canonical_t
     assert set(traced.shadowed) == {"A_log", "norm"}
     assert [tensor.name for tensor in traced.tensors] == ["D", "shadow of A_log", "shadow of norm"]
     assert traced.differences(values(1).items()) == {}
-    recomputation = Recomputation(
-        model, [loader_step(model, model.load_weights, traced.shadows())], shadows=traced.shadows()
-    )
+    recomputation = Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())], traced)
     recomputation.prove(as_loaded=True)
     assert sorted(recomputation.derived) == ["A", "norm"] and recomputation.shadow_bytes == 40
     addresses = [p.data_ptr() for p in model.parameters()]
@@ -295,7 +316,7 @@ def test_a_loader_that_does_not_make_the_same_of_the_same_is_refused(how: Any, r
     model.load_weights(values(1).items())
     traced = traced_with_shadows(model)
     with pytest.raises(UnsupportedError, match=reason):
-        Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())]).prove(as_loaded=False)
+        Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())], traced).prove(as_loaded=False)
 
 
 def test_a_mode_can_be_forced_by_a_pattern_of_names() -> None:
@@ -338,7 +359,7 @@ def test_a_copy_that_is_too_scattered_for_a_map_is_loaded_from_a_shadow(monkeypa
         trace_loader(model, table, model.load_weights)
     traced = trace_loader(model, table, model.load_weights, modes={})
     assert traced.differences(traced.filling([("w", old)])) == {}
-    recomputation = Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())])
+    recomputation = Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())], traced)
     recomputation.prove(as_loaded=True)
     traced.tensors[0].memory.copy_(new.view(-1))
     recomputation.run()
