@@ -4,10 +4,10 @@
 
     PYTHONPATH=build/release/python .venv-vllm/bin/python3 bench/recompute.py [--json FILE]
 
-Models of vLLM's own classes on the CPU, of the tests' sizes but for what is computed: DeepSeek-V3 in block fp8, with 16 of
-its 128 heads (kv_b_proj of 4096 x 512, the share of a rank at TP 8), and Nemotron-H with Mamba-2 layers alone. Each
-round times, in turns: the recomputation; a copy of the derived tensors, which is the least that any way of refreshing them
-writes; and vLLM's own way, `load_weights` of the whole checkpoint with its post-processing.
+Models of vLLM's own classes on the CPU, of the tests' sizes but for what is computed: DeepSeek-V3 in block fp8, with 16
+of its 128 heads (kv_b_proj of 4096 x 512, the share of a rank at TP 8), and Nemotron-H with Mamba-2 layers alone. Each
+round times, in turns: the recomputation; a copy of the derived tensors, which is the least that any way of refreshing
+them writes; and vLLM's own way, `load_weights` of the whole checkpoint with its post-processing.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def main() -> None:
         print(
             f"| {row['model']} | {row['layers']} | {row['derived_bytes'] / 2**20:.3g} MiB | {row['shadow_bytes']} B | "
             f"{row['recompute_seconds'] * 1e3:.3g} ms | {row['recompute_seconds'] * 1e3 / row['layers']:.3g} ms | "
-            f"{row['recompute_over_copy']:.3g} | {row['recompute_over_load']:.3g} | {row['proof_seconds'] * 1e3:.3g} ms |"
+            f"{row['recompute_over_copy']:.3g} | {row['recompute_over_load']:.3g} | "
+            f"{row['proof_seconds'] * 1e3:.3g} ms |"
         )
     if arguments.json is not None:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

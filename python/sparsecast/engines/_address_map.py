@@ -96,14 +96,14 @@ class TracedLoader:
         for name, shadow in self.shadows().items():
             if name not in known or known[name].shape != shadow.shape:
                 raise UnsupportedError(
-                    f"the engine's loader computes with {name!r} ({self.shadowed[name]}), which is therefore kept as the "
-                    "checkpoint has it: join with proof='checkpoint', or with needs_anchor, so that the trainer sends it"
+                    f"the engine's loader computes with {name!r} ({self.shadowed[name]}), which is therefore kept as "
+                    "the checkpoint has it: join with proof='checkpoint', or with needs_anchor, so that it is sent"
                 )
             shadow.copy_(known[name])
 
     def filling(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields canonical tensors as they come, after copying those that have a shadow into it. Raises UnsupportedError
-        for one of another dtype or shape than in the table.
+        """Yields canonical tensors as they come, after copying those that have a shadow into it. Raises
+        UnsupportedError for one of another dtype or shape than in the table.
         """
         shadows = self.shadows()
         for name, tensor in canonical:

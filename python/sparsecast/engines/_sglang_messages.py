@@ -56,7 +56,7 @@ class GroupInfo:
     """Pairs of names that are one tensor at the trainer."""
     may_miss: tuple[str, ...] = ()
     modes: Mapping[str, str] = field(default_factory=dict)
-    """Pattern (fnmatch) of the trainer's tensors and mode, "in_place" or "shadow", where it is not left to the loader."""
+    """Mode ("in_place", "shadow") by pattern (fnmatch) of the trainer's tensors, where it is not left to the loader."""
     """Patterns (fnmatch) of parameters of SGLang that the trainer does not have."""
     proof: Proof = "checkpoint"
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory

@@ -47,7 +47,7 @@ LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """An engine's loader: takes (name, tensor) pairs, in any number, of any part of the checkpoint."""
 
 Modes = Mapping[str, str]
-"""How canonical tensors are updated, by patterns (fnmatch) of their names, where the choice is not left to the trace."""
+"""Mode by pattern (fnmatch) of canonical names, where the choice is not left to the trace; modes are in `MODES`."""
 
 MODES = ("in_place", "shadow")
 

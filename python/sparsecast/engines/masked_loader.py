@@ -55,9 +55,9 @@ class MaskedLoader:
         self._device = torch.device(device)
 
     def prove(self, model: torch.nn.Module) -> None:
-        """Loads a tensor of NaNs alone for each name, which must change no parameter or buffer of `model`, and puts back
-        what it did change. Raises UnsupportedError naming a tensor that cannot be NaN-masked: an integer one, or one with
-        which the loader computes, or which it does not copy element by element.
+        """Loads a tensor of NaNs alone for each name, which must change no parameter or buffer of `model`, and puts
+        back what it did change. Raises UnsupportedError naming a tensor that cannot be NaN-masked: an integer one, or
+        one with which the loader computes, or which it does not copy element by element.
         """
         known = {storage_key(slot.data): slot.name for slot in slots(model)}
         for name, dtype, shape in self._table:

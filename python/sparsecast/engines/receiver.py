@@ -68,8 +68,8 @@ class Receiver:
     `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). `recomputation` brings tensors that
-    the engine computes from its weights up to date, after every write. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    stream of the receiver's own). `recomputation` brings tensors that the engine computes from its weights up to date,
+    after every write. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ steps again, after each update and within the pause, and leaves the results at t
                                      patched like weights; the loader gets them again
     a step of post-processing        its inputs are live weights, which are patched in place; it runs over one module
 
-`prove` runs every step once before the first update and refuses, with the reason, those whose results are not a function
-of their inputs alone, or not what the engine's own load has left.
+`prove` runs every step once before the first update and refuses, with the reason, those whose results are not a
+function of their inputs alone, or not what the engine's own load has left.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Recomputation:
         }
 
     def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
-        """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against it.
-        `known` names the storages of the model.
+        """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against
+        it. `known` names the storages of the model.
         """
         own = list(slots(step.module, step.name))
         writable = {storage_key(slot.data) for slot in own}
@@ -204,9 +204,8 @@ def _changed_form(slot: Slot, now: object) -> list[str]:
     if not isinstance(now, torch.Tensor) or (now.numel() == 0 and slot.data.numel()):
         return [f"it frees {slot.name}"]
     if (now.dtype, now.shape) != (slot.data.dtype, slot.data.shape):
-        return [
-            f"it makes {tuple(now.shape)} of {now.dtype} where {slot.name} was {tuple(slot.data.shape)} of {slot.data.dtype}"
-        ]
+        was = f"{tuple(slot.data.shape)} of {slot.data.dtype}"
+        return [f"it makes {tuple(now.shape)} of {now.dtype} where {slot.name} was {was}"]
     return []
 
 

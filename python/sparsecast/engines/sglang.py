@@ -9,8 +9,8 @@
     weights_checker "apply"       apply     the pause: apply in place, verify, stamp what is generated from now on
     destroy_weights_update_group  leave
 
-Parameters stay where they are, with the addresses that CUDA graphs captured, and what the engine has computed from them is
-computed again (`recompute`); otherwise post-processing must have changed nothing, which `_sglang_weights` sees to.
+Parameters stay where they are, with the addresses that CUDA graphs captured, and what the engine has computed from them
+is computed again (`recompute`); otherwise post-processing must have changed nothing, which `_sglang_weights` sees to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
-from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
+from sparsecast.engines.loader_trace import TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver, State
 from sparsecast.engines.recompute import Recomputation
 from sparsecast.errors import UsageError
@@ -49,7 +49,7 @@ class SglangEnd:
         self._runner = model_runner
         self._group = cpu_group
         self._rank = dist.get_rank(cpu_group)
-        self._table: tuple[CanonicalTensor, ...] | None = None
+        self._asked: tuple[Any, ...] = ()  # Table and modes of the receiver.
         self._map_verified = False  # Once; later the weights differ from those in the files.
         self._left_version: int | None = None
         self._traced: TracedLoader | None = None
@@ -74,10 +74,12 @@ class SglangEnd:
             interface=info.interface,
             channels=info.channels,
         )
-        known = self.receiver is not None and self.receiver.state != "closed" and info.tensors == self._table
+        known = (
+            self.receiver is not None and self.receiver.state != "closed" and self._asked == (info.tensors, info.modes)
+        )
         if not known or info.needs_anchor:
             self.receiver = self._make_receiver(info)
-            self._table = info.tensors
+            self._asked = (info.tensors, info.modes)
         receiver = self._joined()
         self._synchronize()  # Joining may write an anchor; what SGLang has enqueued still reads the weights.
         receiver.join(world, info.timeout)
@@ -201,19 +203,20 @@ class SglangEnd:
         model, config = self._runner.model, self._runner.model_config
         verify = info.proof == "checkpoint" and not info.needs_anchor and not self._map_verified
         failure: BaseException | None = None
+        traced: TracedLoader | None = None
+        recomputation: Recomputation | None = None
         try:
-            self._traced, self._recomputation = trace_weights(model, config, info)
+            traced, recomputation = trace_weights(model, config, info)
             if verify:
-                verify_checkpoint(self._traced, model, config)
+                verify_checkpoint(traced, model, config)
             elif not info.needs_anchor:
-                self._traced.fill_shadows(self._shadows)
-            self._recomputation.prove(as_loaded=not info.needs_anchor)
-            self._traced.require_complete(self._recomputation.derived)
+                traced.fill_shadows(self._shadows)
+            recomputation.prove(as_loaded=not info.needs_anchor)
+            traced.require_complete(recomputation.derived)
         except Exception as error:  # Said to the other ranks, and raised there and here.
             failure = error
         raise_if_any_failed(failure, self._group)
         self._map_verified = self._map_verified or verify
-        traced, recomputation = self._traced, self._recomputation
         assert traced is not None
         if not info.needs_anchor:
             self._shadows = traced.shadows()
@@ -235,6 +238,7 @@ class SglangEnd:
             )
         )
         raise_if_any_failed(failure, self._group)
+        self._traced, self._recomputation = traced, recomputation
         return made[0]
 
     def _synchronize(self) -> None:

@@ -9,8 +9,8 @@ It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's ow
     finish_weight_update          check that the update was applied
 
 vLLM's layerwise reload is not used: parameters stay where they are, with the addresses that CUDA graphs captured, and
-post-processing runs again only over modules that have computed tensors from their weights (`recompute`). What it changes
-in the parameters themselves must be nothing; `trace` and the comparison with the checkpoint say so otherwise.
+post-processing runs again only over modules that have computed tensors from their weights (`recompute`). What it
+changes in the parameters themselves must be nothing; `trace` and the comparison with the checkpoint say so otherwise.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self.recomputation: Recomputation | None = None
         self.find_draft: Callable[[], torch.nn.Module | None] | None = None
         """Returns the draft model of this worker; None if the worker has not said how."""
-        self._table: list[CanonicalTensor] = []
+        self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Once; later the weights differ from those in the files.
@@ -181,9 +181,10 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._in_update = False
         if self.receiver is not None and init_info.needs_anchor:
             self.receiver.close(init_info.timeout)  # Its knowledge of the memory is no longer valid.
-        if self.receiver is None or self.receiver.state == "closed" or init_info.table() != self._table:
+        asked = (init_info.table(), init_info.modes)
+        if self.receiver is None or self.receiver.state == "closed" or asked != self._asked:
             self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
-            self._table = init_info.table()
+            self._asked = asked
         worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
         self.receiver.join(init_info.world(worker), init_info.timeout)
         if self.traced is not None:
@@ -283,34 +284,38 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         from sparsecast.torch.layouts import gather_layout
 
         failure: BaseException | None = None
+        traced: TracedLoader | None = None
+        recomputation: Recomputation | None = None
         try:
             with set_current_vllm_config(self.vllm_config):
-                self.traced, self.recomputation, draft = self._trace(init_info)
-            refuse_new_ties(self.traced, init_info.ties)
+                traced, recomputation, draft = self._trace(init_info)
+            refuse_new_ties(traced, init_info.ties)
             if init_info.proof == "checkpoint" and not self._map_verified:
-                self._verify_checkpoint(self.traced, draft)
+                self._verify_checkpoint(traced, draft)
             elif not init_info.needs_anchor:
-                self.traced.fill_shadows(self._shadows)
-            self.recomputation.prove(as_loaded=not init_info.needs_anchor)
-            self.traced.require_complete(self.recomputation.derived)
+                traced.fill_shadows(self._shadows)
+            recomputation.prove(as_loaded=not init_info.needs_anchor)
+            traced.require_complete(recomputation.derived)
         except BaseException as error:  # Said to the other workers, and raised there and here.
             failure = error
         raise_if_any_failed(failure, cpu_group)
         self._map_verified = True
-        assert self.traced is not None
+        assert traced is not None
         if not init_info.needs_anchor:
-            self._shadows = self.traced.shadows()
-        layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
+            self._shadows = traced.shadows()
+        layout = gather_layout(traced.layout(node=os.uname().nodename), cpu_group)
         replica = self._replica(size)
-        return Receiver(
+        receiver = Receiver(
             f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
             rank,
-            self.traced.memories(),
+            traced.memories(),
             version=init_info.version,
             needs_anchor=init_info.needs_anchor,
-            recomputation=self.recomputation,
+            recomputation=recomputation,
         )
+        self.traced, self.recomputation = traced, recomputation
+        return receiver
 
     def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Recomputation, Draft | None]:
         table = init_info.table()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of which SGLang computes tensors from the checkpoint's, updated through its control messages, against fresh loads
-by SGLang.
+"""Models of which SGLang computes tensors from the checkpoint's, updated through its control messages, against fresh
+loads by SGLang.
 """
 
 from __future__ import annotations

@@ -287,8 +287,9 @@ def load(model: torch.nn.Module, vllm_config: VllmConfig, tensors: dict[str, tor
 def build(vllm_config: VllmConfig) -> torch.nn.Module:
     """The model with zeros in all weights, as vLLM makes it.
 
-    Only the choice of an fp8 kernel is left out, which no CPU without AMX has (and AMX is left out, so that all machines
-    do the same), and that of sparse attention, which no CPU has; the parameters and their loaders are others' concern.
+    Only the choice of an fp8 kernel is left out, which no CPU without AMX has (and AMX is left out, so that all
+    machines do the same), and that of sparse attention, which no CPU has; the parameters and their loaders are others'
+    concern.
     """
     vllm_config.compilation_config.static_forward_context.clear()  # It refuses a second model with the same layers.
     before = torch.get_default_dtype()
