@@ -33,18 +33,34 @@ def trace(
     Raises UnsupportedError naming tensors that cannot be patched, copies of weights that are packed for a CPU, and
     tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
     """
-    refuse_packed_copies(model)
     traced = trace_loader(model, canonical, loader_of(model), may_miss=may_miss, strict=False, modes=modes or {})
+    recomputation, made = recomputation_of(model, traced, vllm_config)
+    traced.require_complete(made)
+    return traced, recomputation
+
+
+def recomputation_of(
+    model: torch.nn.Module,
+    traced: TracedLoader,
+    vllm_config: VllmConfig,
+    model_config: Any = None,
+    whose: str = "the model",
+) -> tuple[Recomputation, set[str]]:
+    """Returns the steps of vLLM that compute tensors of a model with this map, not proven yet, and the names of the
+    tensors that they may make. `model_config` is that of a draft.
+
+    Raises UnsupportedError for copies of weights that are packed for a CPU, and for tensors that no step makes.
+    """
+    refuse_packed_copies(model, whose)
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES) | set(traced.untouched)
     # A parameter that nothing fills at all may be one of them; if no step makes it, that is found after the proof.
     steps = [loader_step(model, loader_of(model), traced.shadows())] if traced.shadowed else []
-    steps += steps_that_make(derived, post_processing(model, vllm_config.model_config))
+    steps += steps_that_make(derived, post_processing(model, model_config or vllm_config.model_config))
     for step in steps:
         step.run = _in_context(vllm_config, step.run)
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
-    refuse_derived(derived - made - set(traced.untouched))
-    traced.require_complete(made)
-    return traced, Recomputation(model, steps, traced, made - set(traced.untouched))
+    refuse_derived(derived - made - set(traced.untouched), whose)
+    return Recomputation(model, steps, traced, made - set(traced.untouched)), made
 
 
 def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]:
@@ -103,15 +119,6 @@ def refuse_derived(derived: Collection[str], whose: str = "the model") -> None:
             f"{whose} computes with tensors that are derived from its weights after loading: {listed}; a patch "
             "would leave them behind; use a dense weight-transfer backend (nccl) for this model"
         )
-
-
-def refuse_copies_of_weights(model: torch.nn.Module, whose: str) -> None:
-    """Raises UnsupportedError for tensors that post-processing has derived from weights (W_UV and W_UK_T of MLA, a
-    packed copy for a kernel), which a patch of the weights would not update: of a draft, whose post-processing is not
-    run again.
-    """
-    refuse_packed_copies(model, whose)
-    refuse_derived(derived_tensors(model, _KV_CACHE_ATTRIBUTES), whose)
 
 
 def refuse_moving_experts(parallel_config: Any) -> None:

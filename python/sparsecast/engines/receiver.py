@@ -68,7 +68,7 @@ class Receiver:
     `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). `recomputation` brings tensors that the engine computes from its weights up to date,
+    stream of the receiver's own). `recomputations` bring tensors that the engine computes from its weights up to date,
     after every write. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
@@ -84,7 +84,7 @@ class Receiver:
         threads: int = 1,
         audit_versions: int = 64,
         stream: int = 0,
-        recomputation: Recomputation | None = None,
+        recomputations: Sequence[Recomputation] = (),
     ) -> None:
         from sparsecast import ShardedSubscriber
 
@@ -103,7 +103,7 @@ class Receiver:
         )
         self._device = next((memory.device for memory in tensors), "cpu")
         self._tensors = len(tensors)
-        self._recomputation = recomputation
+        self._recomputations = tuple(recomputations)
         self._version = version
         self._state: State = "unproven"
         self._epoch = 0  # Odd while an apply runs.
@@ -283,8 +283,8 @@ class Receiver:
         self._refuse_dirty()
         try:
             self._subscriber.audit()
-            if self._recomputation is not None:
-                self._recomputation.audit()
+            for recomputation in self._recomputations:
+                recomputation.audit()
         except DirtyError:
             self._state = "dirty"
             raise
@@ -303,10 +303,9 @@ class Receiver:
 
     def _recompute(self) -> None:
         """Brings what the engine has computed from its weights up to date with them; "dirty" if that fails."""
-        if self._recomputation is None:
-            return
         try:
-            self._recomputation.run()
+            for recomputation in self._recomputations:
+                recomputation.run()
         except BaseException:
             self._state = "dirty"
             raise
@@ -353,7 +352,7 @@ class Receiver:
             wire_seconds=report.wire_seconds,
             stage_seconds=report.stage_seconds,
             pause_seconds=pause_seconds,
-            recompute_seconds=self._recomputation.seconds if self._recomputation is not None else 0.0,
+            recompute_seconds=sum(recomputation.seconds for recomputation in self._recomputations),
         )
 
     def _refuse_dirty(self) -> None:

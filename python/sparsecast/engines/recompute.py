@@ -138,15 +138,6 @@ class Recomputation:
                     raise DirtyError(f"{slot.name} is not what {_named(step)} makes of the weights")
         self._synchronize()
 
-    def report(self) -> dict[str, object]:
-        """Returns what is recomputed, and what it costs, as JSON values."""
-        return {
-            "derived": self.derived,
-            "shadows": sorted(self.shadows),
-            "shadow_bytes": self.shadow_bytes,
-            "recompute_seconds": self.seconds,
-        }
-
     def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
         """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against
         it. `known` names the storages of the model.
@@ -192,6 +183,16 @@ class Recomputation:
     def _synchronize(self) -> None:
         if any(slot.data.is_cuda for step in self.steps for slot in step.derived):
             torch.cuda.synchronize()
+
+
+def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:
+    """Returns what is recomputed, and what it costs, as JSON values."""
+    return {
+        "derived": [name for each in recomputations for name in each.derived],
+        "shadows": sorted(name for each in recomputations for name in each.shadows),
+        "shadow_bytes": sum(each.shadow_bytes for each in recomputations),
+        "recompute_seconds": sum(each.seconds for each in recomputations),
+    }
 
 
 def _named(step: Step) -> str:

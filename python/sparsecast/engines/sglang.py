@@ -27,7 +27,7 @@ from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
 from sparsecast.engines.loader_trace import TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver, State
-from sparsecast.engines.recompute import Recomputation
+from sparsecast.engines.recompute import Recomputation, report
 from sparsecast.errors import UsageError
 from sparsecast.transports import World
 
@@ -189,7 +189,7 @@ class SglangEnd:
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
             "in_place": self._traced.in_place if self._traced is not None else 0,
-            **(self._recomputation.report() if self._recomputation is not None else {}),
+            **report([self._recomputation] if self._recomputation is not None else []),
         }
 
     def _joined(self) -> Receiver:
@@ -217,6 +217,7 @@ class SglangEnd:
             failure = error
         raise_if_any_failed(failure, self._group)
         self._map_verified = self._map_verified or verify
+        assert recomputation is not None
         assert traced is not None
         if not info.needs_anchor:
             self._shadows = traced.shadows()
@@ -233,7 +234,7 @@ class SglangEnd:
                     memories,
                     version=version,
                     needs_anchor=info.needs_anchor,
-                    recomputation=recomputation,
+                    recomputations=[recomputation],
                 )
             )
         )

@@ -37,7 +37,7 @@ from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, with
 from sparsecast.engines._vllm_model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver
-from sparsecast.engines.recompute import Recomputation
+from sparsecast.engines.recompute import Recomputation, report
 from sparsecast.engines.vllm_plugin import check_version
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
@@ -148,7 +148,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         super().__init__(config, vllm_config, device, model)
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
-        self.recomputation: Recomputation | None = None
+        self.recomputations: list[Recomputation] = []
+        """What vLLM computes of the weights of the target, and of a draft that follows."""
         self.find_draft: Callable[[], torch.nn.Module | None] | None = None
         """Returns the draft model of this worker; None if the worker has not said how."""
         self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
@@ -247,7 +248,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
             "received_bytes": receipt.received_bytes if receipt is not None else 0,
             "in_place": self.traced.in_place if self.traced is not None else 0,
-            **(self.recomputation.report() if self.recomputation is not None else {}),
+            **report(self.recomputations),
         }
 
     @with_code
@@ -285,17 +286,18 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
 
         failure: BaseException | None = None
         traced: TracedLoader | None = None
-        recomputation: Recomputation | None = None
+        recomputations: list[Recomputation] = []
         try:
             with set_current_vllm_config(self.vllm_config):
-                traced, recomputation, draft = self._trace(init_info)
+                traced, recomputations, draft = self._trace(init_info)
             refuse_new_ties(traced, init_info.ties)
             if init_info.proof == "checkpoint" and not self._map_verified:
                 self._verify_checkpoint(traced, draft)
             elif not init_info.needs_anchor:
                 traced.fill_shadows(self._shadows)
-            recomputation.prove(as_loaded=not init_info.needs_anchor)
-            traced.require_complete(recomputation.derived)
+            for recomputation in recomputations:
+                recomputation.prove(as_loaded=not init_info.needs_anchor)
+            traced.require_complete(recomputations[0].derived)
         except BaseException as error:  # Said to the other workers, and raised there and here.
             failure = error
         raise_if_any_failed(failure, cpu_group)
@@ -312,12 +314,12 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             traced.memories(),
             version=init_info.version,
             needs_anchor=init_info.needs_anchor,
-            recomputation=recomputation,
+            recomputations=recomputations,
         )
-        self.traced, self.recomputation = traced, recomputation
+        self.traced, self.recomputations = traced, recomputations
         return receiver
 
-    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Recomputation, Draft | None]:
+    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, list[Recomputation], Draft | None]:
         table = init_info.table()
         target = without_draft(table, init_info.draft_prefix)
         traced, recomputation = trace(self.model, target, self.vllm_config, init_info.may_miss, init_info.modes)
@@ -331,8 +333,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
                 can_look=self.find_draft is not None,
             )
         if draft is None and not init_info.draft_prefix:
-            return traced, recomputation, None
-        return with_draft(traced, draft, self.model, table, init_info.may_miss), recomputation, draft
+            return traced, [recomputation], None
+        whole, of_draft = with_draft(traced, draft, self.model, table, self.vllm_config, init_info.may_miss)
+        return whole, [recomputation, *([of_draft] if of_draft is not None else [])], draft
 
     def _verify_checkpoint(self, traced: TracedLoader, draft: Draft | None) -> None:
         files = checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model)

@@ -179,6 +179,24 @@ def _mlp(prefix: str, hidden: int, inner: int) -> Shapes:
     return shapes | {f"{prefix}down_proj.weight": (hidden, inner)}
 
 
+def deepseek_mtp_shapes(config: dict[str, Any]) -> Shapes:
+    """Names and shapes of the MTP layer behind the others, in the files of the target; its embeddings are the target's."""
+    layers = config["num_hidden_layers"]
+    longer = deepseek_shapes(config | {"num_hidden_layers": layers + 1})
+    at, hidden = f"model.layers.{layers}.", config["hidden_size"]
+    shapes = {name: shape for name, shape in longer.items() if name.startswith(at)}
+    shapes |= {f"{at}{norm}.weight": (hidden,) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    return shapes | {
+        f"{at}eh_proj.weight": (hidden, 2 * hidden),
+        f"{at}embed_tokens.weight": (config["vocab_size"], hidden),
+        f"{at}shared_head.head.weight": (config["vocab_size"], hidden),
+    }
+
+
+def deepseek_with_mtp_shapes(config: dict[str, Any]) -> Shapes:
+    return deepseek_shapes(config) | deepseek_mtp_shapes(config)
+
+
 def is_float32(name: str) -> bool:
     """Whether the released checkpoints of these classes have the tensor in float32."""
     return name.endswith("e_score_correction_bias")
@@ -186,6 +204,6 @@ def is_float32(name: str) -> bool:
 
 def is_quantised(name: str) -> bool:
     """Whether a block-fp8 checkpoint has the tensor in fp8."""
-    if name.endswith("indexer.weights_proj.weight"):
+    if name.endswith(("indexer.weights_proj.weight", "eh_proj.weight")):
         return False
     return name.endswith(("_proj.weight", "kv_a_proj_with_mqa.weight", "indexer.wq_b.weight", "indexer.wk.weight"))

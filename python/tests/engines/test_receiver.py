@@ -58,7 +58,7 @@ class Pair:
         traced = trace_loader(self.model, [("w", "BF16", SHAPE)], self.model.load_weights)
         recomputation = Recomputation(self.model, steps, traced)
         recomputation.prove(as_loaded=True)
-        self.receiver = Receiver("e", layout(), 0, [describe(self.engine_weight)], recomputation=recomputation)
+        self.receiver = Receiver("e", layout(), 0, [describe(self.engine_weight)], recomputations=[recomputation])
         self.trainer = ThreadPoolExecutor(1)
         self.generation = 0
         with socket.socket() as probe:

@@ -6,10 +6,12 @@ Import it after `pytest.importorskip("vllm")`, before anything of vLLM: it choos
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import unittest.mock
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -284,21 +286,27 @@ def load(model: torch.nn.Module, vllm_config: VllmConfig, tensors: dict[str, tor
             process_weights_after_loading(model, vllm_config.model_config, torch.device("cpu"))
 
 
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Models are made as on a CPU with nothing of its own: without fp8 kernels, AMX and sparse attention."""
+    with (
+        unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: _NoKernel()),
+        unittest.mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False),
+        unittest.mock.patch.object(CpuPlatform, "get_attn_backend_cls", staticmethod(_dense_backend)),
+    ):
+        yield
+
+
 def build(vllm_config: VllmConfig) -> torch.nn.Module:
     """The model with zeros in all weights, as vLLM makes it.
 
-    Only the choice of an fp8 kernel is left out, which no CPU without AMX has (and AMX is left out, so that all
-    machines do the same), and that of sparse attention, which no CPU has; the parameters and their loaders are others'
-    concern.
+    Only the choice of kernels is left out; the parameters and their loaders are others' concern.
     """
     vllm_config.compilation_config.static_forward_context.clear()  # It refuses a second model with the same layers.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        no_kernel = unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: _NoKernel())
-        no_amx = unittest.mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        dense = unittest.mock.patch.object(CpuPlatform, "get_attn_backend_cls", staticmethod(_dense_backend))
-        with no_kernel, no_amx, dense, set_current_vllm_config(vllm_config):
+        with without_kernels(), set_current_vllm_config(vllm_config):
             model = initialize_model(vllm_config)
     finally:
         torch.set_default_dtype(before)
