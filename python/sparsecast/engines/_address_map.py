@@ -64,6 +64,8 @@ class TracedLoader:
     """Live parameters that no canonical tensor fills, and what is missing."""
     shadowed: Mapping[str, str] = field(default_factory=dict)
     """Canonical tensors that the loader computes with, and how: whole in `tensors`, each in a shadow of its own."""
+    computed: tuple[str, ...] = ()
+    """Live tensors that the loader makes from shadows, in whole or in part."""
     failed: Mapping[str, Exception] = field(default_factory=dict)
     """Canonical tensors, all in `refused`, on which the loader itself failed."""
     live: tuple[str, ...] = ()

@@ -8,8 +8,11 @@ makes its result `Computed`, and nothing is written into live memory.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,6 +38,30 @@ aten = torch.ops.aten
 _NEW = (aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full)
 _NEW_LIKE = (aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like)
 _NEW_OF = (aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full)
+
+
+@contextlib.contextmanager
+def pools_run_here() -> Iterator[None]:
+    """Runs at once, in this thread, what this thread hands to thread pools meanwhile, as loaders do with copies: a
+    dispatch mode is that of one thread, and would not see it.
+    """
+    owner, submit = threading.get_ident(), ThreadPoolExecutor.submit
+
+    def run(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        if threading.get_ident() != owner:
+            return submit(pool, work, *arguments, **options)
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*arguments, **options))
+        except Exception as error:  # Whoever waits for the work hears of it.
+            future.set_exception(error)
+        return future
+
+    ThreadPoolExecutor.submit = run  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -23,7 +23,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets everything happen, and notes for the storages that there were before which are read and written.
 
     `known` names them by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel launched by
-    itself, another thread) is not seen.
+    itself), or runs in another thread (but see `pools_run_here`), is not seen.
     """
 
     def __init__(self, known: Mapping[int, str]) -> None:

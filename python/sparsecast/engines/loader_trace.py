@@ -38,7 +38,7 @@ from sparsecast.engines._strided import (
     cut_into_boxes,
     row_major,
 )
-from sparsecast.engines._trace_mode import LoaderTrace, storage_elements, storage_key
+from sparsecast.engines._trace_mode import LoaderTrace, pools_run_here, storage_elements, storage_key
 from sparsecast.errors import UnsupportedError, UsageError
 
 __all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
@@ -127,14 +127,14 @@ def _run_loader(
     """
     trace = LoaderTrace(live, sources)
     try:
-        with torch.no_grad(), trace:
+        with torch.no_grad(), pools_run_here(), trace:
             load_weights(iter(sources.items()))
         return trace
     except Exception:  # The loader is not ours: whatever it raises, one of the tensors is the reason.
         trace = LoaderTrace(live, sources)
     for name, tensor in sources.items():
         try:
-            with torch.no_grad(), trace:
+            with torch.no_grad(), pools_run_here(), trace:
                 load_weights(iter([(name, tensor)]))
         except Exception as error:
             failed[name] = error
@@ -270,10 +270,14 @@ class _MapBuilder:
             tuple(name for name in index if name not in used),
             missing,
             shadowed,
+            self._made_of(shadowed),
             self.failed,
             tuple(self.live),
             tuple(name for name in missing if not self.memory(name).pieces),
         )
+
+    def _made_of(self, shadowed: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(name for name in self.storages() if self.memory(name).names() & shadowed.keys())
 
     def _shadow(self, name: str) -> TracedTensor:
         device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from sparsecast.buffers import bits_of
 from sparsecast.engines._derived import slots
 from sparsecast.engines._dtypes import TORCH_DTYPES
-from sparsecast.engines._trace_mode import storage_key
+from sparsecast.engines._trace_mode import pools_run_here, storage_key
 from sparsecast.engines._watch import Watch
 from sparsecast.engines.loader_trace import LoadWeights
 from sparsecast.errors import UnsupportedError
@@ -87,7 +87,7 @@ class MaskedLoader:
             self._load(name, tensor)
 
     def _load(self, name: str, tensor: torch.Tensor) -> None:
-        with torch.no_grad(), _MaskedCopies(name, tensor):
+        with torch.no_grad(), pools_run_here(), _MaskedCopies(name, tensor):
             self._load_weights(iter([(name, tensor)]))
 
 

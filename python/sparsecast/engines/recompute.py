@@ -23,7 +23,7 @@ import torch
 
 from sparsecast.buffers import bits_of
 from sparsecast.engines._derived import Slot, slots
-from sparsecast.engines._trace_mode import storage_key
+from sparsecast.engines._trace_mode import pools_run_here, storage_key
 from sparsecast.engines._watch import Watch
 from sparsecast.engines.loader_trace import LoadWeights, TracedLoader
 from sparsecast.errors import DirtyError, UnsupportedError
@@ -67,7 +67,8 @@ def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -
 class Recomputation:
     """The steps that bring the derived tensors of one rank up to date; for the engine's thread, while nothing runs.
 
-    `traced` is the map of what updates patch, with the shadows. `needed` names the tensors that the steps have to make.
+    `traced` is the map of what updates patch, with the shadows. `needed` names the tensors that the steps have to make,
+    besides those that the map says the loader computes.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Recomputation:
         needed: Collection[str] = (),
     ) -> None:
         self.steps = tuple(steps)
-        self.needed = frozenset(needed)
+        self.needed = frozenset(needed).union(traced.computed)
         self.shadows = traced.shadows()
         self.seconds = 0.0
         """Duration of the last `run`."""
@@ -148,7 +149,7 @@ class Recomputation:
         watch = Watch({**known, **dict.fromkeys(inputs, "a shadow")})
         failure: Exception | None = None
         try:
-            with watch:
+            with pools_run_here(), watch:
                 step.run()
         except Exception as error:  # The engine's code may raise anything.
             failure = error

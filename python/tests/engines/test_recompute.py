@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -273,7 +275,12 @@ def reads_on_the_host(p: torch.nn.Parameter, t: torch.Tensor) -> None:
     p.data.fill_(t[0].item() * 2)
 
 
-@pytest.mark.parametrize("how", [None, loads_then_works_in_place, reads_on_the_host])
+def hands_to_a_pool(p: torch.nn.Parameter, t: torch.Tensor) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(lambda: p.data.copy_(t.exp())).result()
+
+
+@pytest.mark.parametrize("how", [None, loads_then_works_in_place, reads_on_the_host, hands_to_a_pool])
 def test_what_a_loader_computes_is_loaded_again_from_a_shadow_of_the_canonical_tensor(how: Any) -> None:
     model, fresh = Mixer(), Mixer()
     model.how = fresh.how = how or model.how
@@ -317,6 +324,21 @@ def test_a_loader_that_does_not_make_the_same_of_the_same_is_refused(how: Any, r
     traced = traced_with_shadows(model)
     with pytest.raises(UnsupportedError, match=reason):
         Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())], traced).prove(as_loaded=False)
+
+
+def test_a_loader_whose_work_nobody_sees_is_refused() -> None:
+    def hides(p: torch.nn.Parameter, t: torch.Tensor) -> None:
+        thread = threading.Thread(target=lambda: p.data.copy_(t.exp()))
+        thread.start()
+        thread.join()
+
+    model = Mixer()
+    model.load_weights(values(1).items())
+    traced = traced_with_shadows(model)
+    model.how = hides
+    recomputation = Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())], traced)
+    with pytest.raises(UnsupportedError, match="no step of the engine makes: A"):
+        recomputation.prove(as_loaded=True)
 
 
 def test_a_mode_can_be_forced_by_a_pattern_of_names() -> None:

@@ -55,6 +55,7 @@ def test_computed_tensors_follow_every_update_keep_their_addresses_and_are_audit
     assert engine.call("differences", folder / "v0") == [[]] * engine.size
     status = json.loads(phase(engine, "status")[1])
     assert computes in status["derived"] and status["shadows"] == shadows
+    assert config["model_type"] == "nemotron_h" or set(shadows) <= set(status["derived"])  # Casts keep their names.
     for version in (1, 2):
         change(trainer, version)
         assert update(engine, trainer)["version"] == version
