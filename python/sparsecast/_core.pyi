@@ -1,6 +1,6 @@
 """The C++ library behind the package sparsecast."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, overload
 
 import numpy
@@ -444,6 +444,11 @@ class Subscriber:
     def apply(self, after: int = 0, written: int = 0) -> ApplyReport:
         """
         Applies and verifies the staged delta. On a device nothing is written before the CUDA event `after`, and `written` is recorded after the last write (handles; 0: none). Raises IncompleteError, DigestMismatchError (the old version stands), or DirtyError.
+        """
+
+    def apply_nan_masked(self, load: Callable[[int, int, int], None]) -> ApplyReport:
+        """
+        Applies the staged delta by calls load(index, address, stream), one for each tensor that it names: at the address lies the whole tensor, contiguous, NaN where nothing changes, until the call returns. Verifies the result by reading. Raises UnsupportedError for dtypes without NaNs and elements that become one (nothing was written), DigestMismatchError (nothing was written), DirtyError, or what `load` raises (dirty). sparsecast.engines.masked_loader.MaskedLoader is a `load` for the loader of an engine.
         """
 
     def undo_last(self) -> None: ...

@@ -251,6 +251,23 @@ void bind_subscriber(nb::module_& m) {
           " `written` is recorded after the last write (handles; 0: none). Raises IncompleteError, "
           "DigestMismatchError (the old version stands), or DirtyError.")
       .def(
+          "apply_nan_masked",
+          [](PythonSubscriber& self,
+             const nb::typed<nb::callable, void(std::size_t, std::uintptr_t, std::uintptr_t)>& load) {
+            const nb::gil_scoped_release release;
+            return self.get().apply_nan_masked([&](std::size_t index, const std::byte* tensor, CUstream_st* stream) {
+              const nb::gil_scoped_acquire acquire;
+              load(index, reinterpret_cast<std::uintptr_t>(tensor), reinterpret_cast<std::uintptr_t>(stream));
+            });
+          },
+          nb::arg("load"),
+          "Applies the staged delta by calls load(index, address, stream), one for each tensor that it names: at the "
+          "address lies the whole tensor, contiguous, NaN where nothing changes, until the call returns. Verifies the "
+          "result by reading. Raises UnsupportedError for dtypes without NaNs and elements that become one (nothing "
+          "was "
+          "written), DigestMismatchError (nothing was written), DirtyError, or what `load` raises (dirty). "
+          "sparsecast.engines.masked_loader.MaskedLoader is a `load` for the loader of an engine.")
+      .def(
           "undo_last", [](PythonSubscriber& self) { self.get().undo_last(); }, ReleaseGil())
       .def(
           "sync",

@@ -1,13 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds tensors that an engine computes from weights after loading, outside its parameters and buffers."""
+"""Finds the tensors of modules, and those among them that an engine computes from weights after loading."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
+
+_OWNERS = ("impl", "quant_method")  # Objects of a module that keep tensors for it.
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A place where a module keeps a tensor, with what it held when it was found."""
+
+    name: str
+    table: dict[str, Any]
+    """Dict that holds the tensor under `key`: parameters, buffers or attributes of a module."""
+    key: str
+    tensor: torch.Tensor
+    data: torch.Tensor
+    """The same memory, which stays when the tensor is given another one."""
+    registered: bool
+    """Whether it is a parameter or a buffer."""
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Identity of the place, the same for every slot that was found there."""
+        return id(self.table), self.key
+
+    def is_as_found(self) -> bool:
+        """Returns whether the same tensor with the same memory is still there."""
+        now, data = self.table.get(self.key), self.data
+        return (
+            now is self.tensor
+            and now.data_ptr() == data.data_ptr()
+            and (now.dtype, now.shape, now.stride()) == (data.dtype, data.shape, data.stride())
+        )
+
+    def put_back(self) -> None:
+        """Makes it hold the tensor and the memory that it held when it was found."""
+        if not self.is_as_found():
+            self.tensor.data = self.data
+            self.table[self.key] = self.tensor
+
+
+def slots(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
+    """Yields every place of a module and its submodules, and of their `impl` and `quant_method`, that has a tensor."""
+    seen: set[int] = set()
+    for module_name, part in module.named_modules(prefix=prefix):
+        tables: list[tuple[str, dict[str, Any], bool]] = [("", part._parameters, True), ("", part._buffers, True)]
+        tables.append(("", vars(part), False))
+        tables += [(f"{owner}.", vars(vars(part)[owner]), False) for owner in _OWNERS if _has_dict(part, owner)]
+        for start, table, registered in tables:
+            if id(table) in seen:
+                continue
+            seen.add(id(table))
+            for key, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    name = f"{module_name}.{start}{key}".removeprefix(".")
+                    yield Slot(name, table, key, value, value.detach(), registered)
 
 
 def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> set[str]:
@@ -17,20 +72,17 @@ def derived_tensors(model: torch.nn.Module, besides: Collection[str] = ()) -> se
     A patch of the weights does not update them. Vectors are ignored (slopes, frequencies and scales that come from the
     configuration), as are attributes named in `besides`.
     """
-    live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    found: set[str] = set()
-    for module_name, module in model.named_modules():
-        owners: list[tuple[str, Mapping[str, Any]]] = [("", vars(module))]
-        owners += [
-            (f"{key}.", vars(module)[key].__dict__) for key in ("impl", "quant_method") if _has_dict(module, key)
-        ]
-        for prefix, attributes in owners:
-            for key, value in attributes.items():
-                if key in besides or not isinstance(value, torch.Tensor) or value.dim() < 2:
-                    continue
-                if value.is_floating_point() and value.untyped_storage().data_ptr() not in live:
-                    found.add(f"{module_name}.{prefix}{key}")
-    return found
+    found = list(slots(model))
+    live = {slot.data.untyped_storage().data_ptr() for slot in found if slot.registered}
+    return {
+        slot.name
+        for slot in found
+        if slot.key not in besides
+        and not slot.data.is_meta
+        and slot.data.dim() >= 2
+        and slot.data.is_floating_point()
+        and slot.data.untyped_storage().data_ptr() not in live
+    }
 
 
 def packed_copies(model: torch.nn.Module) -> set[str]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-import torch
-
 from sparsecast.errors import UnsupportedError, UsageError
 
 
@@ -27,12 +25,12 @@ def raise_for(
     refused: Mapping[str, str],
     missing: Mapping[str, str],
     names: Iterable[str],
-    live: Mapping[str, torch.Tensor],
+    live: Iterable[str],
 ) -> None:
     """Raises for anything that makes a trace incomplete: unknown names first, then refused tensors, then missing ones.
 
     `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are those of a `TracedLoader`,
-    `names` its canonical names, and `live` the tensors of the model.
+    `names` its canonical names, and `live` those of the tensors of the model.
     """
     unknown = [name for name, error in failed.items() if _is_unknown_name(error)]
     if unknown:

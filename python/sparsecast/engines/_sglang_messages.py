@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -55,6 +55,8 @@ class GroupInfo:
     ties: frozenset[frozenset[str]] = frozenset()
     """Pairs of names that are one tensor at the trainer."""
     may_miss: tuple[str, ...] = ()
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Mode ("in_place", "shadow") by pattern (fnmatch) of the trainer's tensors, where it is not left to the loader."""
     """Patterns (fnmatch) of parameters of SGLang that the trainer does not have."""
     proof: Proof = "checkpoint"
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
@@ -99,6 +101,7 @@ def parse_group(text: str) -> GroupInfo:
         "tensors": _take(found, "tensors", None, _tensors),
         "ties": _take(found, "ties", frozenset(), _ties),
         "may_miss": _take(found, "may_miss", (), _texts),
+        "modes": _take(found, "modes", {}, _modes),
         "proof": _take(found, "proof", "checkpoint", _one_of("checkpoint", "trust")),
     }
     _refuse_rest(found, "group_name")
@@ -169,6 +172,12 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise UsageError(f"{name} is a {type(value).__name__} where a list of texts is due")
     return tuple(_text(name, item) for item in value)
+
+
+def _modes(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(mode, str) for mode in value.values()):
+        raise UsageError(f"{name} is no object of patterns and modes")
+    return dict(value)
 
 
 def _count(name: str, value: Any) -> int:

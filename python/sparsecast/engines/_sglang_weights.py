@@ -5,7 +5,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from sparsecast.engines._derived import derived_tensors
 from sparsecast.engines._sglang_draft import say_stale_draft
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
+from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -33,12 +34,6 @@ def refuse_if_not_as_loaded(model: torch.nn.Module) -> None:
         more = f"; and {len(reworked) - 4} more" if len(reworked) > 4 else ""
         raise UnsupportedError(
             f"{len(reworked)} layers do not keep their weights as the checkpoint has them: {listed}{more}; {_OTHER_WAY}"
-        )
-    derived = derived_tensors(model)
-    if derived:
-        raise UnsupportedError(
-            "the model computes with tensors that it has derived from its weights after loading, which a patch would "
-            f"leave behind: {', '.join(sorted(derived)[:4])}; {_OTHER_WAY}"
         )
 
 
@@ -121,8 +116,9 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
     return None
 
 
-def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) -> TracedLoader:
-    """Traces `model.load_weights` for the table of the trainer, or for that of the checkpoint if the trainer gave none.
+def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) -> tuple[TracedLoader, Recomputation]:
+    """Traces `model.load_weights` for the table of the trainer, or for that of the checkpoint if the trainer gave none,
+    and finds the steps of SGLang that compute tensors from weights; they are not proven yet.
 
     Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
     """
@@ -130,22 +126,54 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
     say_stale_draft()
     table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
     load_weights: Any = model.load_weights
-    traced = trace_loader(model, table, load_weights, may_miss=info.may_miss)
+    traced = trace_loader(model, table, load_weights, may_miss=info.may_miss, strict=False, modes=info.modes)
+    recomputation = _recomputation(model, config, traced)
     for alias, original in traced.ties:
         if frozenset((alias, original)) not in info.ties:
             raise UnsupportedError(
                 f"SGLang keeps {alias!r} and {original!r} in one memory, because they are tied or were equal when they "
                 "were loaded, and the trainer has two tensors: name them in ties, or start SGLang from untied weights"
             )
-    return traced
+    return traced, recomputation
+
+
+def _recomputation(model: torch.nn.Module, config: ModelConfig, traced: TracedLoader) -> Recomputation:
+    load_weights: Any = model.load_weights
+    derived = derived_tensors(model) | set(traced.untouched)
+    steps = [loader_step(model, load_weights, traced.shadows())] if traced.shadowed else []
+    finish: Any = getattr(model, "post_load_weights", None)
+    if callable(finish):  # What SGLang's loaders call after loading; the only one of its interfaces for that.
+        steps += steps_that_make(derived, [Step("", model, finish)])
+    for step in steps:
+        step.run = _in_context(config, step.run)
+    made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
+    left = derived - made - set(traced.untouched)
+    if left:
+        raise UnsupportedError(
+            "the model computes with tensors that it has derived from its weights after loading, which a patch would "
+            f"leave behind: {', '.join(sorted(left)[:4])}; {_OTHER_WAY}"
+        )
+    traced.require_complete(made)
+    return Recomputation(model, steps, traced, made - set(traced.untouched))
+
+
+def _in_context(config: ModelConfig, run: Callable[[], object]) -> Callable[[], object]:
+    """Returns `run` as SGLang's loaders run it: without gradients, with the model's default dtype."""
+    from sglang.srt.model_loader.utils import set_default_torch_dtype
+
+    def wrapped() -> None:
+        with torch.no_grad(), set_default_torch_dtype(config.dtype):
+            run()
+
+    return wrapped
 
 
 def verify_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: ModelConfig) -> None:
-    """Compares live memory with the files that SGLang was started from, through the address map.
+    """Compares live memory with the files that SGLang was started from, through the address map, and fills the shadows.
 
     Raises UnsupportedError naming the tensors that a kernel keeps in another order than the loader writes.
     """
-    wrong = traced.differences(_checkpoint(model, config))
+    wrong = traced.differences(traced.filling(_checkpoint(model, config)))
     if wrong:
         listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
         raise UnsupportedError(

@@ -8,13 +8,16 @@ makes its result `Computed`, and nothing is written into live memory.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsecast.engines._strided import (
     CONSTANT,
@@ -35,6 +38,30 @@ aten = torch.ops.aten
 _NEW = (aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full)
 _NEW_LIKE = (aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like)
 _NEW_OF = (aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full)
+
+
+@contextlib.contextmanager
+def pools_run_here() -> Iterator[None]:
+    """Runs at once, in this thread, what this thread hands to thread pools meanwhile, as loaders do with copies: a
+    dispatch mode is that of one thread, and would not see it.
+    """
+    owner, submit = threading.get_ident(), ThreadPoolExecutor.submit
+
+    def run(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        if threading.get_ident() != owner:
+            return submit(pool, work, *arguments, **options)
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*arguments, **options))
+        except Exception as error:  # Whoever waits for the work hears of it.
+            future.set_exception(error)
+        return future
+
+    ThreadPoolExecutor.submit = run  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -70,6 +97,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_names: dict[int, str] = {}
         self._keep_alive: list[torch.Tensor] = []  # A storage that is freed would give its identity to another one.
         self._read_scalars: dict[float | int, torch.Tensor] = {}
+        self._read_back: set[int] = set()  # Storages that were filled from live ones.
         for name, tensor in live.items():
             self._live_names.setdefault(storage_key(tensor), name)
             self._memory(tensor)
@@ -89,13 +117,17 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         handler = _HANDLERS.get(func.overloadpacket)
         if handler is not None:
             return handler(self, func, args, kwargs)
+        if func.is_view:
+            return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        traced = [t for t in tensors if self._names_of(t)]
-        written = _written_tensors(func, args, kwargs)
+        traced = [t for t in tensors if self._names_of(t, live=True)]
+        written = written_tensors(func, args, kwargs)
         if written and (traced or any(storage_key(t) in self._live_names for t in written)):
             return self._computed_in_place(func, traced, written, args)
-        if not traced or func.is_view:
+        if not traced:
             return func(*args, **kwargs)
+        if any(t.is_meta for t in traced):  # Nothing is computed; other operands come along.
+            args, kwargs = tree_map(_on_meta, (args, kwargs))
         return self._computed_result(func, traced, func(*args, **kwargs))
 
     def _computed_result(self, func: Any, traced: Sequence[torch.Tensor], result: Any) -> Any:
@@ -105,6 +137,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result  # A view that its schema does not call one, as _unsafe_view is.
         origin = self._compute(f"{func.overloadpacket.__name__}() computes with it", traced)
         for output in outputs:
+            self._note_read_back(output, traced)
             self._overwrite(output, origin)
         return result
 
@@ -112,16 +145,19 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, traced: Sequence[torch.Tensor], written: Sequence[torch.Tensor], args: tuple[Any, ...]
     ) -> Any:
         # This changes the elements of a live tensor as well, hence its names.
-        origin = self._compute(f"{func.overloadpacket.__name__}() computes with it", [*traced, *written], live=True)
+        origin = self._compute(f"{func.overloadpacket.__name__}() computes with it", [*traced, *written])
         for output in written:
+            self._note_read_back(output, traced)
             self._overwrite(output, origin)
         return args[0] if args else None
 
-    def _compute(self, reason: str, tensors: Sequence[torch.Tensor], *, live: bool = False) -> Computed:
-        names = frozenset().union(*(self._names_of(t, live=live) for t in tensors))
+    def _compute(self, reason: str, tensors: Sequence[torch.Tensor]) -> Computed:
+        names = self._all_names(tensors)
         first = next((self.computed[name] for name in sorted(names) if name in self.computed), reason)
-        for name in names:
-            self.computed.setdefault(name, first)
+        if not all(self._is_read_back(t) for t in tensors):
+            for name in names:
+                self.computed.setdefault(name, first)
+        # Else it may be a check, or a tensor beside the model: it matters where it goes into a live tensor.
         return Computed(names, first)
 
     # -- memories ------------------------------------------------------------------------------------------------
@@ -143,6 +179,18 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory = self.memories.get(key) if live or key not in self._live_names else None
         return memory.names() if memory is not None else frozenset()
 
+    def _is_read_back(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor is live, or has its elements from live ones that the loader has read again."""
+        return storage_key(tensor) in self._live_names or storage_key(tensor) in self._read_back
+
+    def _note_read_back(self, tensor: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
+        if sources and all(self._is_read_back(source) for source in sources):
+            self._read_back.add(storage_key(tensor))
+
+    def _all_names(self, tensors: Sequence[torch.Tensor]) -> frozenset[str]:
+        """Returns the canonical tensors from which elements came, those of live tensors included."""
+        return frozenset[str]().union(*(self._names_of(t, live=True) for t in tensors))
+
     def _overwrite(self, tensor: torch.Tensor, origin: Origin) -> None:
         dims = [Dim(n, 0, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
         if tensor.numel():
@@ -162,6 +210,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not names:
             self._overwrite(target, CONSTANT)
             return
+        self._note_read_back(target, [source])
         if source.dtype != target.dtype:
             self._overwrite(target, self._compute(f"copy_() casts {source.dtype} to {target.dtype}", [source]))
             return
@@ -298,7 +347,12 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             start = i
 
 
-def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _on_meta(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) and not leaf.is_meta else leaf
+
+
+def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Returns the arguments that an operator writes, by its schema."""
     found: list[torch.Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

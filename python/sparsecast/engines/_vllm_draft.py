@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparsecast.engines._trace_mode import storage_key
-from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, refuse_copies_of_weights
+from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, recomputation_of
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
+from sparsecast.engines.recompute import Recomputation
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -105,10 +106,11 @@ def with_draft(
     draft: Draft | None,
     target: torch.nn.Module,
     canonical: Sequence[CanonicalTensor],
+    vllm_config: VllmConfig,
     may_miss: Sequence[str] = (),
-) -> TracedLoader:
-    """Returns the map of the target with that of the draft, over the trainer's whole table; within
-    `set_current_vllm_config`.
+) -> tuple[TracedLoader, Recomputation | None]:
+    """Returns the map of the target with that of the draft, over the trainer's whole table, and what vLLM computes of
+    the draft's weights, not proven yet; within `set_current_vllm_config`.
 
     Raises UnsupportedError naming tensors that reach the draft and cannot be patched there, UsageError naming parameters
     of the draft that nothing fills although other tensors of the trainer reach it. A draft that none reaches stays as it
@@ -116,7 +118,7 @@ def with_draft(
     """
     traced = _over_table(traced, canonical)
     if draft is None:
-        return traced
+        return traced, None
     found = trace_loader(draft.model, draft.table(canonical), loader_of(draft.model), strict=False)
     shared = {storage_key(tensor) for tensor in (*target.parameters(), *target.buffers())}
     own = [i for i, tensor in enumerate(found.tensors) if storage_key(tensor.memory) not in shared]
@@ -126,15 +128,19 @@ def with_draft(
         raise UnsupportedError(f"these tensors cannot be patched in the draft {draft.config.model}: {listed}; {_KEEP}")
     if not own:
         _say_kept(draft.config, "the trainer's table has no tensors of it")
-        return traced
-    missing = _missing(draft, found, shared, may_miss)
+        return traced, None
+    whose = f"the draft {draft.config.model}"
+    parameters = dict(draft.model.named_parameters())
+    alone = tuple(name for name in found.untouched if storage_key(parameters[name]) not in shared)
+    found = replace(found, untouched=alone)
+    recomputation, made = recomputation_of(draft.model, found, vllm_config, draft.config, whose)
+    missing = _missing(draft, found, shared, [*may_miss, *(f"{LIVE_PREFIX}{name}" for name in made)])
     if missing:
         raise UsageError(
             f"no tensor of the trainer fills {'; '.join(missing[:8])} of the draft {draft.config.model}: send them, name "
             f"them in may_miss, {_KEEP}"
         )
-    refuse_copies_of_weights(draft.model, f"the draft {draft.config.model}")
-    return _joined(traced, found, own, draft.prefix)
+    return _joined(traced, found, own, draft.prefix), recomputation
 
 
 def _missing(draft: Draft, found: TracedLoader, shared: set[int], may_miss: Sequence[str]) -> list[str]:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparsecast.engines._derived import derived_tensors, packed_copies
-from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, TracedLoader, trace_loader
+from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
+from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -18,13 +20,78 @@ if TYPE_CHECKING:
 _KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
 
 
-def trace(model: torch.nn.Module, canonical: Sequence[CanonicalTensor], may_miss: Sequence[str] = ()) -> TracedLoader:
-    """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`.
+def trace(
+    model: torch.nn.Module,
+    canonical: Sequence[CanonicalTensor],
+    vllm_config: VllmConfig,
+    may_miss: Sequence[str] = (),
+    modes: Modes | None = None,
+) -> tuple[TracedLoader, Recomputation]:
+    """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`, and finds the steps of vLLM that compute
+    tensors from weights; they are not proven yet.
 
-    Also refuses what only vLLM does: see `refuse_copies_of_weights`.
+    Raises UnsupportedError naming tensors that cannot be patched, copies of weights that are packed for a CPU, and
+    tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
     """
-    refuse_copies_of_weights(model)
-    return trace_loader(model, canonical, loader_of(model), may_miss=may_miss)
+    traced = trace_loader(model, canonical, loader_of(model), may_miss=may_miss, strict=False, modes=modes or {})
+    recomputation, made = recomputation_of(model, traced, vllm_config)
+    traced.require_complete(made)
+    return traced, recomputation
+
+
+def recomputation_of(
+    model: torch.nn.Module,
+    traced: TracedLoader,
+    vllm_config: VllmConfig,
+    model_config: Any = None,
+    whose: str = "the model",
+) -> tuple[Recomputation, set[str]]:
+    """Returns the steps of vLLM that compute tensors of a model with this map, not proven yet, and the names of the
+    tensors that they may make. `model_config` is that of a draft.
+
+    Raises UnsupportedError for copies of weights that are packed for a CPU, and for tensors that no step makes.
+    """
+    refuse_packed_copies(model, whose)
+    derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES) | set(traced.untouched)
+    # A parameter that nothing fills at all may be one of them; if no step makes it, that is found after the proof.
+    steps = [loader_step(model, loader_of(model), traced.shadows())] if traced.shadowed else []
+    steps += steps_that_make(derived, post_processing(model, model_config or vllm_config.model_config))
+    for step in steps:
+        step.run = _in_context(vllm_config, step.run)
+    made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
+    refuse_derived(derived - made - set(traced.untouched), whose)
+    return Recomputation(model, steps, traced, made - set(traced.untouched)), made
+
+
+def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]:
+    """Yields what vLLM runs over a model after loading, in its order (`process_weights_after_loading` of its loader)."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase):
+            yield Step(name, module, partial(method.process_weights_after_loading, module))
+    for name, module in model.named_modules():
+        finish: Any = getattr(module, "process_weights_after_loading", None)
+        if isinstance(module, AttentionLayerBase) and callable(finish):
+            yield Step(name, module, partial(finish, model_config.dtype))
+    finish = getattr(model, "process_weights_after_loading", None)
+    if callable(finish):
+        yield Step("", model, finish)
+
+
+def _in_context(vllm_config: VllmConfig, run: Callable[[], object]) -> Callable[[], object]:
+    """Returns `run` as vLLM's loader runs it: without gradients, with its configuration and its default dtype."""
+    from vllm.config import set_current_vllm_config
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    def wrapped() -> None:
+        dtype = vllm_config.model_config.dtype
+        with torch.no_grad(), set_current_vllm_config(vllm_config), set_default_torch_dtype(dtype):
+            run()
+
+    return wrapped
 
 
 def loader_of(model: torch.nn.Module) -> LoadWeights:
@@ -32,10 +99,8 @@ def loader_of(model: torch.nn.Module) -> LoadWeights:
     return load_weights
 
 
-def refuse_copies_of_weights(model: torch.nn.Module, whose: str = "the model") -> None:
-    """Raises UnsupportedError for tensors that post-processing has derived from weights (W_UV and W_UK_T of MLA, a
-    packed copy for a kernel), which a patch of the weights would not update.
-    """
+def refuse_packed_copies(model: torch.nn.Module, whose: str = "the model") -> None:
+    """Raises UnsupportedError for layers that compute with a copy of their weights that is packed for this CPU."""
     packed = packed_copies(model)
     if packed:
         listed = ", ".join(sorted(packed)[:4])
@@ -44,7 +109,10 @@ def refuse_copies_of_weights(model: torch.nn.Module, whose: str = "the model") -
             f"({listed}, ...), which a patch would not reach; with the environment variable ONEDNN_MAX_CPU_ISA=AVX2 "
             "vLLM makes no such copies: start the server with it"
         )
-    derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES)
+
+
+def refuse_derived(derived: Collection[str], whose: str = "the model") -> None:
+    """Raises UnsupportedError for tensors that are derived from weights, if there are any."""
     if derived:
         listed = ", ".join(sorted(derived)[:8])
         raise UnsupportedError(

@@ -9,7 +9,8 @@ transposes and permutations of rows come out as what they are, strides, with no 
     receiver = Receiver(..., traced.layout(), traced.memories())
 
 The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change.
-What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason.
+What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason,
+or, with `modes`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`).
 
 A trace says what the loader would do now. Where a kernel's layout differs from the loader's although the parameter kept
 its shape and its loader, only the bytes can tell: `TracedLoader.differences` compares them, and so does the digest
@@ -19,15 +20,14 @@ when a `Receiver` joins.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from sparsecast.buffers import bits_of
+from sparsecast.engines._address_map import CanonicalTensor, TracedLoader, TracedShard, TracedTensor
+from sparsecast.engines._derived import Slot, slots
 from sparsecast.engines._dtypes import TORCH_DTYPES
-from sparsecast.engines._loader_errors import raise_for
 from sparsecast.engines._strided import (
     Computed,
     Dim,
@@ -38,103 +38,23 @@ from sparsecast.engines._strided import (
     cut_into_boxes,
     row_major,
 )
-from sparsecast.engines._trace_mode import LoaderTrace, storage_elements, storage_key
+from sparsecast.engines._trace_mode import LoaderTrace, pools_run_here, storage_elements, storage_key
 from sparsecast.errors import UnsupportedError, UsageError
 
-if TYPE_CHECKING:
-    from sparsecast import Layout, Memory
-
-CanonicalTensor = tuple[str, str, Sequence[int]]
-"""Name, safetensors dtype ("BF16") and shape of a tensor as the checkpoint has it."""
+__all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """An engine's loader: takes (name, tensor) pairs, in any number, of any part of the checkpoint."""
 
+Modes = Mapping[str, str]
+"""Mode by pattern (fnmatch) of canonical names, where the choice is not left to the trace; modes are in `MODES`."""
 
-@dataclass(frozen=True)
-class TracedTensor:
-    """A live tensor of the rank: all of its storage, as `LocalTensor` wants it."""
-
-    name: str
-    dtype: str
-    memory: torch.Tensor
-    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`."""
+MODES = ("in_place", "shadow")
 
 
-@dataclass(frozen=True)
-class TracedShard:
-    """A box of canonical tensor `tensor` where it lies in live tensor `local`; fields as in `sparsecast.Shard`."""
-
-    tensor: int
-    offset: tuple[int, ...]
-    extent: tuple[int, ...]
-    local: int
-    first: int
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TracedLoader:
-    """Result of `trace_loader` on one rank."""
-
-    table: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Canonical tensors in the order of the caller, without those in `refused`."""
-    tensors: tuple[TracedTensor, ...]
-    """Live tensors that hold elements of the table."""
-    shards: tuple[TracedShard, ...]
-    ties: tuple[tuple[str, str], ...]
-    """Pairs (alias, original) of names that are loaded into the same memory."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Canonical tensors without an address map, and the reason: they need the dense loading of the engine."""
-    unused: tuple[str, ...] = ()
-    """Names in the table of which this rank holds nothing: experts or stages of other ranks, or names without use here.
-    """
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Live parameters that no canonical tensor fills, and what is missing."""
-
-    def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
-        """Returns the layout of this rank alone, to be joined with the others (`sparsecast.layouts.join_layouts`).
-
-        `exclude` drops canonical tensors that another rank refuses, so that all ranks have one table.
-        """
-        from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
-
-        kept = [i for i, (name, _, _) in enumerate(self.table) if name not in exclude]
-        place = {old: new for new, old in enumerate(kept)}
-        shards = [
-            Shard(place[s.tensor], Box(s.offset, s.extent), s.local, s.first, s.strides)
-            for s in self.shards
-            if s.tensor in place
-        ]
-        tensors = [LocalTensor(t.name, t.dtype, t.memory.numel()) for t in self.tensors]
-        ties = [tie for tie in self.ties if not set(tie) & set(exclude)]
-        return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
-
-    def memories(self) -> list[Memory]:
-        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
-        from sparsecast import describe
-
-        return [describe(tensor.memory, dtype=tensor.dtype) for tensor in self.tensors]
-
-    def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-        """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
-
-        An empty dict for the whole checkpoint that the engine was started from verifies that the map is right: that
-        nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
-        """
-        places: dict[str, list[TracedShard]] = {}
-        for shard in self.shards:
-            places.setdefault(self.table[shard.tensor][0], []).append(shard)
-        found: dict[str, int] = {}
-        for name, tensor in canonical:
-            for shard in places.get(name, ()):
-                memory = self.tensors[shard.local].memory
-                live = memory.as_strided(shard.extent, shard.strides, shard.first)
-                box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
-                wrong = int((bits_of(live) != bits_of(tensor[box]).to(live.device)).sum())
-                if wrong:
-                    found[name] = found.get(name, 0) + wrong
-        return found
+def mode_of(name: str, modes: Modes) -> str:
+    """Returns the mode that the first fitting pattern forces, or an empty text."""
+    return next((mode for pattern, mode in modes.items() if fnmatch.fnmatch(name, pattern)), "")
 
 
 def trace_loader(
@@ -144,32 +64,39 @@ def trace_loader(
     *,
     strict: bool = True,
     may_miss: Sequence[str] = (),
+    modes: Modes | None = None,
 ) -> TracedLoader:
     """Traces `load_weights` into the parameters and buffers of `model`.
 
     `canonical` is the whole checkpoint as the trainer names it; on every rank the same. With `strict`, anything that
     cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
     fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
-    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. Not for use while another
-    thread loads or runs the model.
+    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `modes`, tensors that
+    the loader computes with, or scatters too much, are not refused: they get memory of their own, on the device of the
+    model, which is of no value until it is filled (`TracedLoader.filling`). The first pattern (fnmatch) in `modes` that
+    fits a name forces its mode: "shadow" is taken although there is a map, "in_place" refused if there is none. Not for
+    use while another thread loads or runs the model.
     """
+    for pattern, mode in (modes or {}).items():
+        if mode not in MODES:
+            raise UsageError(f"modes: {mode!r} of {pattern!r} is none of {', '.join(MODES)}")
     sources = _meta_tensors(canonical)
     live = _live_tensors(model)
-    registered = _registered(model)
+    found = list(slots(model))
     failed: dict[str, Exception] = {}
     try:
         trace = _run_loader(live, sources, load_weights, failed)
-        replaced = _replaced(registered)
+        replaced = _replaced(found)
     finally:
-        _restore(registered)
+        for slot in found:
+            slot.put_back()
     builder = _MapBuilder(canonical, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
     builder.refuse_clashes()
     builder.refuse_replaced(replaced)
     builder.collect()
-    traced = builder.finish(may_miss)
+    traced = builder.finish(may_miss, modes)
     if strict:
-        names = [name for name, _, _ in traced.table]
-        raise_for(failed=failed, refused=traced.refused, missing=traced.missing, names=names, live=live)
+        traced.require_complete()
     return traced
 
 
@@ -200,47 +127,28 @@ def _run_loader(
     """
     trace = LoaderTrace(live, sources)
     try:
-        with torch.no_grad(), trace:
+        with torch.no_grad(), pools_run_here(), trace:
             load_weights(iter(sources.items()))
         return trace
     except Exception:  # The loader is not ours: whatever it raises, one of the tensors is the reason.
         trace = LoaderTrace(live, sources)
     for name, tensor in sources.items():
         try:
-            with torch.no_grad(), trace:
+            with torch.no_grad(), pools_run_here(), trace:
                 load_weights(iter([(name, tensor)]))
         except Exception as error:
             failed[name] = error
     return trace
 
 
-_Registered = list[tuple[dict[str, Any], str, Any, Any]]
-
-
-def _registered(model: torch.nn.Module) -> _Registered:
-    """Returns every parameter and buffer at its place in a module, with its tensor."""
-    tables: list[dict[str, Any]] = []
-    for module in model.modules():
-        tables += [module._parameters, module._buffers]
-    return [
-        (table, name, tensor, tensor.data) for table in tables for name, tensor in table.items() if tensor is not None
-    ]
-
-
-def _replaced(registered: _Registered) -> set[int]:
+def _replaced(found: Sequence[Slot]) -> set[int]:
     """Returns the storages that a module no longer has after loading, because the loader replaced the tensor."""
     return {
-        storage_key(data)
-        for table, name, tensor, data in registered
-        if storage_key(tensor.data) != storage_key(data) or table.get(name) is not tensor
+        storage_key(slot.data)
+        for slot in found
+        if slot.registered
+        and (slot.table.get(slot.key) is not slot.tensor or storage_key(slot.tensor.data) != storage_key(slot.data))
     }
-
-
-def _restore(registered: _Registered) -> None:
-    for table, name, tensor, data in registered:
-        if storage_key(tensor.data) != storage_key(data):
-            tensor.data = data
-        table[name] = tensor
 
 
 class _MapBuilder:
@@ -260,9 +168,11 @@ class _MapBuilder:
         self.live = live
         self.parameters = parameters
         self.trace = trace
-        self.refused = dict(trace.computed)
-        for name, error in failed.items():
-            self.refused[name] = f"the engine's loader failed: {type(error).__name__}: {error}"
+        self.failed = failed
+        self.refused = {
+            name: f"the engine's loader failed: {type(error).__name__}: {error}" for name, error in failed.items()
+        }
+        self.computed = {name: why for name, why in trace.computed.items() if name not in failed}
         self.ties: dict[str, str] = {}
         self.found: dict[str, list[tuple[str, Region]]] = {}  # By canonical name: live tensor, region in it.
 
@@ -277,7 +187,7 @@ class _MapBuilder:
             elif isinstance(clash.new, str):
                 for name, other in ((old, clash.new), (clash.new, old)):
                     self.refused.setdefault(name, f"{where} is loaded from it and from {other!r} in one place")
-            else:
+            elif not (isinstance(clash.new, Computed) and old in clash.new.names):
                 self.refused.setdefault(old, f"{where} is written over after it was loaded")
 
     def refuse_replaced(self, replaced: set[int]) -> None:
@@ -293,11 +203,11 @@ class _MapBuilder:
             for piece in memory.pieces:
                 if isinstance(piece.origin, Computed):
                     for name in piece.origin.names:
-                        self.refused[name] = f"{where} is no copy of it: {piece.origin.reason}"
+                        self.computed[name] = f"{where} is no copy of it: {piece.origin.reason}"
                 elif isinstance(piece.origin, str):
                     self._add(piece.origin, where, piece.region, memory.frame)
         for name in self.trace.read_on_host - self.found.keys():
-            self.refused.setdefault(name, "the loader reads its value on the host")
+            self.computed.setdefault(name, "the loader reads its value on the host")
 
     def _add(self, name: str, where: str, region: Region, frame: Frame) -> None:
         dims = [Dim(*d) for d in zip(region.extent, region.strides, frame.strides, strict=True)]
@@ -305,7 +215,7 @@ class _MapBuilder:
         try:
             boxes = cut_into_boxes(self.frames[name], region.first, dims, to)
         except TooScatteredError as error:
-            self.refused.setdefault(name, f"its place in {where} {error}")
+            self.computed.setdefault(name, f"its place in {where} {error}")
             return
         self.found.setdefault(name, []).extend((where, box) for box in boxes)
 
@@ -317,11 +227,19 @@ class _MapBuilder:
                 seen.add(storage_key(tensor))
                 yield name
 
-    def finish(self, may_miss: Sequence[str]) -> TracedLoader:
-        self._refuse_mixed_dtypes()
+    def finish(self, may_miss: Sequence[str], modes: Modes | None) -> TracedLoader:
+        """Returns the result; without `modes`, what is computed is refused."""
+        self._find_mixed_dtypes()
+        forced = {name: mode_of(name, modes or {}) for name in self.frames}
+        for name in self.frames:
+            if forced[name] == "shadow" and (name in self.found or name in self.computed):
+                self.computed.setdefault(name, "so it was asked for")
+            elif name in self.computed and (modes is None or forced[name] == "in_place"):
+                self.refused.setdefault(name, self.computed[name])
+        shadowed = {n: self.computed[n] for n in self.frames if n in self.computed and n not in self.refused}
         kept = [(name, dtype, tuple(shape)) for name, dtype, shape in self.canonical if name not in self.refused]
         index = {name: i for i, (name, _, _) in enumerate(kept)}
-        places = {name: boxes for name, boxes in self.found.items() if name in index}
+        places = {name: boxes for name, boxes in self.found.items() if name in index and name not in shadowed}
         tensors: dict[str, TracedTensor] = {}
         for name, boxes in places.items():
             for where, _ in boxes:
@@ -333,13 +251,38 @@ class _MapBuilder:
             for name, boxes in places.items()
             for where, box in boxes
         ]
+        for name in shadowed:
+            shape = self.frames[name].shape
+            shards.append(
+                TracedShard(index[name], (0,) * len(shape), shape, len(tensors), 0, self.frames[name].strides)
+            )
+            tensors[f"shadow of {name}"] = self._shadow(name)
         self._tie_skipped_names(places)
         ties = tuple((a, o) for a, o in self.ties.items() if a in index and o in index)
-        used = places.keys() | {alias for alias, _ in ties}
-        unused = tuple(name for name in index if name not in used)
+        missing = self._missing(may_miss)
+        used = places.keys() | shadowed.keys() | {alias for alias, _ in ties}
         return TracedLoader(
-            tuple(kept), tuple(tensors.values()), tuple(shards), ties, self.refused, unused, self._missing(may_miss)
+            tuple(kept),
+            tuple(tensors.values()),
+            tuple(shards),
+            ties,
+            self.refused,
+            tuple(name for name in index if name not in used),
+            missing,
+            shadowed,
+            self._made_of(shadowed),
+            self.failed,
+            tuple(self.live),
+            tuple(name for name in missing if not self.memory(name).pieces),
         )
+
+    def _made_of(self, shadowed: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(name for name in self.storages() if self.memory(name).names() & shadowed.keys())
+
+    def _shadow(self, name: str) -> TracedTensor:
+        device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))
+        memory = torch.zeros(self.frames[name].elements, dtype=TORCH_DTYPES[self.dtypes[name]], device=device)
+        return TracedTensor(f"shadow of {name}", self.dtypes[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
         """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias."""
@@ -352,14 +295,14 @@ class _MapBuilder:
                 if same and self.frames[other].shape == self.frames[name].shape and other in self.parameters:
                     self.ties.setdefault(name, other)
 
-    def _refuse_mixed_dtypes(self) -> None:
+    def _find_mixed_dtypes(self) -> None:
         dtype_of: dict[str, tuple[str, str]] = {}
         for name, boxes in self.found.items():
             for where, _ in boxes:
                 first, dtype = dtype_of.setdefault(where, (name, self.dtypes[name]))
                 if dtype != self.dtypes[name]:
                     reason = f"{where} has bits of {first!r} ({dtype}) as well as of it ({self.dtypes[name]})"
-                    self.refused.setdefault(name, reason)
+                    self.computed.setdefault(name, reason)
 
     def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:
         """Returns parameters with elements that neither a tensor nor a constant of the loader fills."""

@@ -24,6 +24,7 @@ from sparsecast.transports import Channels, World
 
 if TYPE_CHECKING:
     from sparsecast import ControlChannel, Layout, Memory, ShardedReport, ShardedSubscriber
+    from sparsecast.engines.recompute import Recomputation
 
 State = Literal["unproven", "ready", "receiving", "staged", "applying", "broken", "dirty", "closed"]
 
@@ -46,7 +47,9 @@ class Receipt:
     wire_seconds: float
     stage_seconds: float
     pause_seconds: float
-    """Seconds in `apply`: the writes, the digest, and the decision of all ranks."""
+    """Seconds in `apply`: the writes, the digest, the decision of all ranks, and what is computed from the weights."""
+    recompute_seconds: float = 0.0
+    """Share of `pause_seconds` that the engine's own code took to compute tensors from the weights."""
 
 
 @dataclass
@@ -65,7 +68,8 @@ class Receiver:
     `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
+    stream of the receiver's own). `recomputations` bring tensors that the engine computes from its weights up to date,
+    after every write. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Receiver:
         threads: int = 1,
         audit_versions: int = 64,
         stream: int = 0,
+        recomputations: Sequence[Recomputation] = (),
     ) -> None:
         from sparsecast import ShardedSubscriber
 
@@ -98,6 +103,7 @@ class Receiver:
         )
         self._device = next((memory.device for memory in tensors), "cpu")
         self._tensors = len(tensors)
+        self._recomputations = tuple(recomputations)
         self._version = version
         self._state: State = "unproven"
         self._epoch = 0  # Odd while an apply runs.
@@ -166,9 +172,12 @@ class Receiver:
                 self._wire.submit(self._regroup, channel, world.channels, remaining).result()
             except BaseException as error:
                 self._state = self._after_failed_join(error, verified)
+                if self._state == "broken":
+                    self._recompute()
                 raise
             self._channel = channel
             self._version = self._subscriber.version
+            self._recompute()
             self._state = "ready"
 
     def start_receive(self, timeout: float = 60.0, *, base_version: int | None = None) -> None:
@@ -219,7 +228,10 @@ class Receiver:
                 report = self._subscriber.apply(max(deadline - begin, 0.001))
             except BaseException as error:
                 self._state = "dirty" if isinstance(error, DirtyError) else "broken"
+                if self._state == "broken":
+                    self._recompute()  # The weights are whole: of the version before, or of the one in doubt.
                 raise
+            self._recompute()
             receipt = self._receipt(report, time.monotonic() - begin)
             self._version = report.version
             self._state = "ready"
@@ -259,16 +271,20 @@ class Receiver:
             except BaseException:
                 self._state = "dirty"
                 raise
+            self._recompute()
             self._version = self._subscriber.version
 
     def audit(self) -> None:
-        """Reads all weights and compares their digest with that of the version. Raises DirtyError naming a tensor: then
-        only join() repairs them.
+        """Reads all weights and compares their digest with that of the version, and what the engine has computed from
+        them with what it computes now. Raises DirtyError naming a tensor: then only join() repairs them. No generation
+        may run.
         """
         self._refuse_closed()
         self._refuse_dirty()
         try:
             self._subscriber.audit()
+            for recomputation in self._recomputations:
+                recomputation.audit()
         except DirtyError:
             self._state = "dirty"
             raise
@@ -284,6 +300,15 @@ class Receiver:
 
     def _regroup(self, channel: ControlChannel, channels: Channels, timeout: float) -> None:
         _on_device(self._device, lambda: self._subscriber.regroup(channel, channels=channels, timeout=timeout))
+
+    def _recompute(self) -> None:
+        """Brings what the engine has computed from its weights up to date with them; "dirty" if that fails."""
+        try:
+            for recomputation in self._recomputations:
+                recomputation.run()
+        except BaseException:
+            self._state = "dirty"
+            raise
 
     def _receive(self, timeout: float) -> None:
         try:
@@ -327,6 +352,7 @@ class Receiver:
             wire_seconds=report.wire_seconds,
             stage_seconds=report.stage_seconds,
             pause_seconds=pause_seconds,
+            recompute_seconds=sum(recomputation.seconds for recomputation in self._recomputations),
         )
 
     def _refuse_dirty(self) -> None:

@@ -9,8 +9,8 @@
     weights_checker "apply"       apply     the pause: apply in place, verify, stamp what is generated from now on
     destroy_weights_update_group  leave
 
-Parameters stay where they are, with the addresses that CUDA graphs captured, and no post-processing runs; what
-post-processing has made of the weights must therefore be nothing, which `_sglang_weights` sees to.
+Parameters stay where they are, with the addresses that CUDA graphs captured, and what the engine has computed from them
+is computed again (`recompute`); otherwise post-processing must have changed nothing, which `_sglang_weights` sees to.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import torch.distributed as dist
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
-from sparsecast.engines.loader_trace import CanonicalTensor
+from sparsecast.engines.loader_trace import TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver, State
+from sparsecast.engines.recompute import Recomputation, report
 from sparsecast.errors import UsageError
 from sparsecast.transports import World
 
@@ -48,9 +49,12 @@ class SglangEnd:
         self._runner = model_runner
         self._group = cpu_group
         self._rank = dist.get_rank(cpu_group)
-        self._table: tuple[CanonicalTensor, ...] | None = None
+        self._asked: tuple[Any, ...] = ()  # Table and modes of the receiver.
         self._map_verified = False  # Once; later the weights differ from those in the files.
         self._left_version: int | None = None
+        self._traced: TracedLoader | None = None
+        self._recomputation: Recomputation | None = None
+        self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
         """Meets the trainer, verifies that this engine holds its version, and returns it. A later call joins a new
@@ -70,13 +74,17 @@ class SglangEnd:
             interface=info.interface,
             channels=info.channels,
         )
-        known = self.receiver is not None and self.receiver.state != "closed" and info.tensors == self._table
+        known = (
+            self.receiver is not None and self.receiver.state != "closed" and self._asked == (info.tensors, info.modes)
+        )
         if not known or info.needs_anchor:
             self.receiver = self._make_receiver(info)
-            self._table = info.tensors
+            self._asked = (info.tensors, info.modes)
         receiver = self._joined()
         self._synchronize()  # Joining may write an anchor; what SGLang has enqueued still reads the weights.
         receiver.join(world, info.timeout)
+        if self._traced is not None:
+            self._shadows = self._traced.shadows()
         return receiver.version
 
     def receive(self, timeout: float, base_version: int | None = None) -> None:
@@ -180,6 +188,8 @@ class SglangEnd:
             "version": receiver.version,
             "state": receiver.state,
             "in_doubt": receiver.in_doubt,
+            "in_place": self._traced.in_place if self._traced is not None else 0,
+            **report([self._recomputation] if self._recomputation is not None else []),
         }
 
     def _joined(self) -> Receiver:
@@ -192,27 +202,44 @@ class SglangEnd:
 
         model, config = self._runner.model, self._runner.model_config
         verify = info.proof == "checkpoint" and not info.needs_anchor and not self._map_verified
-        traced = None
         failure: BaseException | None = None
+        traced: TracedLoader | None = None
+        recomputation: Recomputation | None = None
         try:
-            traced = trace_weights(model, config, info)
+            traced, recomputation = trace_weights(model, config, info)
             if verify:
                 verify_checkpoint(traced, model, config)
+            elif not info.needs_anchor:
+                traced.fill_shadows(self._shadows)
+            recomputation.prove(as_loaded=not info.needs_anchor)
+            traced.require_complete(recomputation.derived)
         except Exception as error:  # Said to the other ranks, and raised there and here.
             failure = error
         raise_if_any_failed(failure, self._group)
         self._map_verified = self._map_verified or verify
+        assert recomputation is not None
         assert traced is not None
+        if not info.needs_anchor:
+            self._shadows = traced.shadows()
         layout = gather_layout(traced.layout(node=os.uname().nodename, exclude=traced.unused), self._group)
         memories = traced.memories()
         version = info.version if self._left_version is None else self._left_version
         made: list[Receiver] = []
         failure = _failure_of(
             lambda: made.append(
-                Receiver(info.engine, layout, self._rank, memories, version=version, needs_anchor=info.needs_anchor)
+                Receiver(
+                    info.engine,
+                    layout,
+                    self._rank,
+                    memories,
+                    version=version,
+                    needs_anchor=info.needs_anchor,
+                    recomputations=[recomputation],
+                )
             )
         )
         raise_if_any_failed(failure, self._group)
+        self._traced, self._recomputation = traced, recomputation
         return made[0]
 
     def _synchronize(self) -> None:

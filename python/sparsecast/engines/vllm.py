@@ -9,8 +9,8 @@ It is registered as backend "sparsecast" (`vllm_plugin`). The calls of vLLM's ow
     finish_weight_update          check that the update was applied
 
 vLLM's layerwise reload is not used: parameters stay where they are, with the addresses that CUDA graphs captured, and
-no post-processing runs. What post-processing has made of the weights must therefore be nothing; `trace` says so by
-tensor otherwise.
+post-processing runs again only over modules that have computed tensors from their weights (`recompute`). What it
+changes in the parameters themselves must be nothing; `trace` and the comparison with the checkpoint say so otherwise.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sparsecast.engines._vllm_draft import Draft, choose_draft, with_draft, with
 from sparsecast.engines._vllm_model import checkpoint_tensors, refuse_moving_experts, refuse_new_ties, trace
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver
+from sparsecast.engines.recompute import Recomputation, report
 from sparsecast.engines.vllm_plugin import check_version
 from sparsecast.errors import DirtyError, UnsupportedError, UsageError, VersionGapError
 from sparsecast.transports import Channels, World
@@ -82,6 +83,9 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     with the files that vLLM was started from; "trust" takes the caller's word, for engines started without files."""
     may_miss: list[str] = field(default_factory=list)
     """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; those of a draft begin with "draft."."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Pattern (fnmatch) of names in `tensors` and mode, "in_place" or "shadow", where the choice is not left to vLLM's
+    loader: docs/engines.md, "Tensors that engines compute"."""
     draft: Literal["follow", "keep"] = "follow"
     """Whether a draft model follows the tensors of it that the trainer has, or stays as it is."""
     draft_prefix: str = ""
@@ -144,12 +148,15 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         super().__init__(config, vllm_config, device, model)
         self.receiver: Receiver | None = None
         self.traced: TracedLoader | None = None
+        self.recomputations: list[Recomputation] = []
+        """What vLLM computes of the weights of the target, and of a draft that follows."""
         self.find_draft: Callable[[], torch.nn.Module | None] | None = None
         """Returns the draft model of this worker; None if the worker has not said how."""
-        self._table: list[CanonicalTensor] = []
+        self._asked: tuple[list[CanonicalTensor], dict[str, str]] | None = None  # Table and modes of the receiver.
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Once; later the weights differ from those in the files.
+        self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
 
     @with_code
     def parse_init_info(self, init_dict: dict[str, Any]) -> SparsecastInitInfo:
@@ -175,11 +182,14 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._in_update = False
         if self.receiver is not None and init_info.needs_anchor:
             self.receiver.close(init_info.timeout)  # Its knowledge of the memory is no longer valid.
-        if self.receiver is None or self.receiver.state == "closed" or init_info.table() != self._table:
+        asked = (init_info.table(), init_info.modes)
+        if self.receiver is None or self.receiver.state == "closed" or asked != self._asked:
             self.receiver = self._make_receiver(init_info, group.cpu_group, group.rank_in_group, group.world_size)
-            self._table = init_info.table()
+            self._asked = asked
         worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
         self.receiver.join(init_info.world(worker), init_info.timeout)
+        if self.traced is not None:
+            self._shadows = self.traced.shadows()
 
     @with_code
     def start_weight_update(self) -> None:
@@ -237,6 +247,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             "in_doubt": receiver.in_doubt,
             "pause_seconds": receipt.pause_seconds if receipt is not None else 0.0,
             "received_bytes": receipt.received_bytes if receipt is not None else 0,
+            "in_place": self.traced.in_place if self.traced is not None else 0,
+            **report(self.recomputations),
         }
 
     @with_code
@@ -273,31 +285,44 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         from sparsecast.torch.layouts import gather_layout
 
         failure: BaseException | None = None
+        traced: TracedLoader | None = None
+        recomputations: list[Recomputation] = []
         try:
             with set_current_vllm_config(self.vllm_config):
-                self.traced, draft = self._trace(init_info)
-            refuse_new_ties(self.traced, init_info.ties)
+                traced, recomputations, draft = self._trace(init_info)
+            refuse_new_ties(traced, init_info.ties)
             if init_info.proof == "checkpoint" and not self._map_verified:
-                self._verify_checkpoint(self.traced, draft)
+                self._verify_checkpoint(traced, draft)
+            elif not init_info.needs_anchor:
+                traced.fill_shadows(self._shadows)
+            for recomputation in recomputations:
+                recomputation.prove(as_loaded=not init_info.needs_anchor)
+            traced.require_complete(recomputations[0].derived)
         except BaseException as error:  # Said to the other workers, and raised there and here.
             failure = error
         raise_if_any_failed(failure, cpu_group)
         self._map_verified = True
-        assert self.traced is not None
-        layout = gather_layout(self.traced.layout(node=os.uname().nodename), cpu_group)
+        assert traced is not None
+        if not init_info.needs_anchor:
+            self._shadows = traced.shadows()
+        layout = gather_layout(traced.layout(node=os.uname().nodename), cpu_group)
         replica = self._replica(size)
-        return Receiver(
+        receiver = Receiver(
             f"{init_info.engine}/{replica}" if replica else init_info.engine,
             layout,
             rank,
-            self.traced.memories(),
+            traced.memories(),
             version=init_info.version,
             needs_anchor=init_info.needs_anchor,
+            recomputations=recomputations,
         )
+        self.traced, self.recomputations = traced, recomputations
+        return receiver
 
-    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, Draft | None]:
+    def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, list[Recomputation], Draft | None]:
         table = init_info.table()
-        traced = trace(self.model, without_draft(table, init_info.draft_prefix), init_info.may_miss)
+        target = without_draft(table, init_info.draft_prefix)
+        traced, recomputation = trace(self.model, target, self.vllm_config, init_info.may_miss, init_info.modes)
         draft = None
         if init_info.draft == "follow":
             draft = choose_draft(
@@ -308,11 +333,13 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
                 can_look=self.find_draft is not None,
             )
         if draft is None and not init_info.draft_prefix:
-            return traced, None
-        return with_draft(traced, draft, self.model, table, init_info.may_miss), draft
+            return traced, [recomputation], None
+        whole, of_draft = with_draft(traced, draft, self.model, table, self.vllm_config, init_info.may_miss)
+        return whole, [recomputation, *([of_draft] if of_draft is not None else [])], draft
 
     def _verify_checkpoint(self, traced: TracedLoader, draft: Draft | None) -> None:
-        wrong = traced.differences(checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model))
+        files = checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model)
+        wrong = traced.differences(traced.filling(files))
         if draft is not None and draft.prefix:
             wrong |= traced.differences(draft.checkpoint(self.vllm_config))
         if wrong:

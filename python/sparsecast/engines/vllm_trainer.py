@@ -84,6 +84,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     send_secret: bool = True
     """Whether the secret is sent; if False, the workers have it in their environment (SPARSECAST_SECRET)."""
     may_miss: tuple[str, ...] = ()
+    modes: dict[str, str] = field(default_factory=dict)
     draft: str = "follow"
     """Whether a draft model of the server follows ("follow") the tensors of it that the source has, or not ("keep")."""
     draft_prefix: str = ""
@@ -128,6 +129,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
             "engine": self.engine,
             "proof": self.proof,
             "may_miss": list(self.may_miss),
+            "modes": dict(self.modes),
             # An older backend refuses the fields, which is better than a draft that stays behind.
             **({"draft": self.draft} if self.draft != "follow" else {}),
             **({"draft_prefix": self.draft_prefix} if self.draft_prefix else {}),

@@ -108,6 +108,24 @@ def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.T
     return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
 
 
+def computed_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """The same for a class of `computed_models`, with block-fp8 weights and scales if its configuration says so."""
+    import computed_models as computed
+
+    shapes = computed.nemotron_shapes if config["model_type"] == "nemotron_h" else computed.deepseek_shapes
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in shapes(dict(config)).items():
+        values = torch.randn(shape, generator=generator)
+        if "quantization_config" in config and computed.is_quantised(name):
+            tensors[name] = values.to(torch.float8_e4m3fn)
+            scales = torch.rand([-(-n // 128) for n in shape], generator=generator)
+            tensors[f"{name}_scale_inv"] = scales
+        else:
+            tensors[name] = values if computed.is_float32(name) else values.bfloat16()
+    return tensors
+
+
 def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
     shapes = {f"{prefix}{x}_proj.weight": (inner, hidden) for x in ("gate", "up")}
     return shapes | {f"{prefix}down_proj.weight": (hidden, inner)}
@@ -116,6 +134,9 @@ def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
 def start_rank(folder: Path, *, tp_rank: int, tp_size: int, port: int, **server_args: Any) -> None:
     """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups."""
     allow_import_without_gpu()
+    if not torch.cuda.is_available():
+        # SGLang asks for it before it looks at the device, for models with sparse attention.
+        torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
     from sglang.srt import runtime_context
     from sglang.srt.distributed import parallel_state
     from sglang.srt.server_args import ServerArgs

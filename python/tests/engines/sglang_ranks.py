@@ -126,8 +126,8 @@ class RankProcess:
             return sorted(fresh.keys() ^ live.keys())
         return [name for name, tensor in live.items() if not torch.equal(_bits(tensor), _bits(fresh[name]))]
 
-    def addresses(self) -> list[int]:
-        return [tensor.data_ptr() for _, tensor in _tensors(self.worker.model_runner.model)]
+    def addresses(self) -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in _tensors(self.worker.model_runner.model)}
 
     def weight_version(self) -> str:
         from sglang.srt.runtime_context import get_serving
@@ -208,8 +208,8 @@ class RankProcess:
             parameter.data.zero_()
 
     def flip_bit(self, name: str) -> None:
-        parameter = dict(self.worker.model_runner.model.named_parameters())[name]
-        _bits(parameter.data).view(-1)[0] ^= 1
+        tensor = dict(_tensors(self.worker.model_runner.model))[name].data
+        _bits(tensor)[(0,) * tensor.dim()] ^= 1
 
 
 class _Request:
@@ -221,8 +221,14 @@ class _Request:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, and what attention layers have derived from them."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+    for layer, module in model.named_modules():
+        for name in ("w_kc", "w_vc", "w_scale"):
+            derived = getattr(module, name, None)
+            if isinstance(derived, torch.Tensor):
+                yield f"{layer}.{name}", derived
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe, meet
+from sparsecast.engines.loader_trace import trace_loader
 from sparsecast.engines.receiver import Receiver
-from sparsecast.errors import DeadlineError, Error, PeerFailedError, UsageError, VersionGapError
+from sparsecast.engines.recompute import Recomputation, Step
+from sparsecast.errors import DeadlineError, DirtyError, Error, PeerFailedError, UsageError, VersionGapError
 from sparsecast.transports import World
 
 SECRET = "a secret of the test"
@@ -25,14 +27,38 @@ def layout() -> Layout:
     return Layout(TensorTable([("w", "BF16", SHAPE)]), [RankLayout([LocalTensor("w", "BF16", elements)], [shard])])
 
 
+class Doubling(torch.nn.Module):
+    """An engine's model that computes a tensor from its weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.failure: Exception | None = None
+        self.finish()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor)
+
+    def finish(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.double = self.weight.data * 2
+
+
 class Pair:
     """A trainer of one rank and an engine of one rank that hold the same tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, computes: bool = False) -> None:
         self.trainer_weight = torch.arange(SHAPE[0] * SHAPE[1]).to(torch.bfloat16).view(SHAPE)
         self.engine_weight = self.trainer_weight.clone()
         self.publisher = ShardedPublisher(layout(), 0, [describe(self.trainer_weight)])
-        self.receiver = Receiver("e", layout(), 0, [describe(self.engine_weight)])
+        self.model = Doubling(self.engine_weight)
+        steps = [Step("", self.model, self.model.finish)] if computes else []
+        traced = trace_loader(self.model, [("w", "BF16", SHAPE)], self.model.load_weights)
+        recomputation = Recomputation(self.model, steps, traced)
+        recomputation.prove(as_loaded=True)
+        self.receiver = Receiver("e", layout(), 0, [describe(self.engine_weight)], recomputations=[recomputation])
         self.trainer = ThreadPoolExecutor(1)
         self.generation = 0
         with socket.socket() as probe:
@@ -82,6 +108,49 @@ def test_an_update_changes_nothing_before_apply_and_everything_after(pair: Pair)
     assert (receipt.base_version, receipt.version, receipt.elements, receipt.tensors) == (0, 1, SHAPE[1], 1)
     assert pair.receiver.last_receipt == receipt and pair.receiver.state == "ready"
     pair.receiver.audit()
+
+
+@pytest.fixture
+def computing() -> Iterator[Pair]:
+    pair = Pair(computes=True)
+    yield pair
+    pair.receiver.close()
+    pair.trainer.shutdown()
+
+
+def test_what_the_engine_computes_follows_every_write_and_is_part_of_an_audit(computing: Pair) -> None:
+    computing.join()
+    address = computing.model.double.data_ptr()
+    for row in (3, 4):
+        computing.step(row)
+        sync = computing.trainer.submit(computing.publisher.sync, 20.0)
+        receipt = computing.receiver.update(20.0)
+        sync.result()
+        assert torch.equal(computing.model.double, computing.trainer_weight * 2)
+        assert 0 < receipt.recompute_seconds <= receipt.pause_seconds
+    assert computing.model.double.data_ptr() == address
+    computing.receiver.audit()
+    computing.model.double[0, 0] += 1
+    with pytest.raises(DirtyError, match="double is not what the engine's post-processing of the model makes"):
+        computing.receiver.audit()
+    assert computing.receiver.state == "dirty"
+
+
+def test_a_computation_that_fails_makes_the_engine_dirty_until_it_has_joined_again(computing: Pair) -> None:
+    computing.join()
+    computing.step(2)
+    computing.model.failure = ValueError("no memory left")
+    sync = computing.trainer.submit(computing.publisher.sync, 20.0)
+    with pytest.raises(DirtyError, match="failed: ValueError: no memory left"):
+        computing.receiver.update(20.0)
+    sync.result()
+    assert computing.receiver.state == "dirty"
+    with pytest.raises(DirtyError), computing.receiver.span():
+        pass
+    computing.model.failure = None
+    computing.join()
+    assert computing.receiver.state == "ready" and computing.receiver.version == 1
+    assert torch.equal(computing.model.double, computing.trainer_weight * 2)
 
 
 def test_a_generation_knows_whether_an_apply_ran_under_it(pair: Pair) -> None:

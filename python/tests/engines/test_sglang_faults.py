@@ -117,7 +117,8 @@ def test_the_server_says_its_version_and_state(engine: Engine) -> None:
     for rank, state in enumerate(engine.call("internal_state")):
         assert state["tp_size"] == 2
         named = {"engine": "under test", "rank": rank, "version": 1, "state": "ready", "in_doubt": 0}
-        assert state["sparsecast"] == named
+        assert state["sparsecast"].items() >= named.items()
+        assert (state["sparsecast"]["derived"], state["sparsecast"]["shadows"]) == ([], [])
 
 
 def test_an_apply_without_a_receive_is_refused(engine: Engine) -> None:

@@ -30,6 +30,13 @@ def test_a_group_message_carries_the_trainers_table() -> None:
     assert info.ties == frozenset({frozenset({"a", "w"})})
 
 
+def test_a_group_message_forces_modes_by_pattern() -> None:
+    assert messages.parse_group(group(secret="s" * 16)).modes == {}
+    assert messages.parse_group(group(secret="s" * 16, modes={"*norm*": "shadow"})).modes == {"*norm*": "shadow"}
+    with pytest.raises(UsageError, match="modes is no object"):
+        messages.parse_group(group(secret="s" * 16, modes=["*norm*"]))
+
+
 def test_the_secret_may_stay_in_the_servers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSECAST_SECRET", "from the environment")
     assert messages.parse_group(group()).secret == "from the environment"

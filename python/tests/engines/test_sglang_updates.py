@@ -25,13 +25,13 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def group_body(trainer: Trainer, **more: Any) -> dict[str, Any]:
+def group_body(trainer: Trainer, *, ranks: int = 2, **more: Any) -> dict[str, Any]:
     info = {"secret": trainer.secret, "generation": 0, "engine": "under test", "timeout": DEADLINE / 2} | more
     return {
         "master_address": "127.0.0.1",
         "master_port": trainer.port,
         "rank_offset": 1,
-        "world_size": 3,
+        "world_size": 1 + ranks,
         "group_name": "sparsecast:" + json.dumps(info),
         "backend": "sparsecast",
     }
@@ -44,7 +44,9 @@ def phase(engine: Engine, name: str, **more: Any) -> tuple[bool, str]:
 
 def join(engine: Engine, trainer: Trainer, generation: int = 0, **more: Any) -> tuple[bool, str]:
     regrouped = trainer.regroup(1 + engine.size, generation)
-    answer = engine.post("/init_weights_update_group", group_body(trainer, generation=generation, **more))
+    answer = engine.post(
+        "/init_weights_update_group", group_body(trainer, ranks=engine.size, generation=generation, **more)
+    )
     if answer[0]:
         regrouped.result(DEADLINE)
     return answer
@@ -72,9 +74,9 @@ def change(trainer: Trainer, step: int) -> None:
     """A few elements of every tensor get other bits, among them the first and the last."""
     generator = torch.Generator().manual_seed(1000 + step)
     for tensor in trainer.tensors.values():
-        flat = tensor.view(torch.int16).view(-1)
+        flat = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]).view(-1)
         where = torch.randint(0, flat.numel(), (max(1, flat.numel() // 50),), generator=generator)
-        flat[where] += torch.randint(1, 5, where.shape, generator=generator, dtype=torch.int16)
+        flat[where] += torch.randint(1, 5, where.shape, generator=generator, dtype=flat.dtype)
         flat[0] += 1
         flat[-1] += 1
 

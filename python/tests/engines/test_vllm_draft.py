@@ -43,11 +43,11 @@ def map_of(
 ) -> TracedLoader:
     """What a worker's engine does with the trainer's table."""
     with set_current_vllm_config(pair.config):
-        traced = trace(pair.target, without_draft(canonical, prefix), may_miss)
+        traced = trace(pair.target, without_draft(canonical, prefix), pair.config, may_miss)[0]
         draft = choose_draft(
             pair.config.speculative_config, pair.config.model_config, pair.draft, prefix, can_look=True
         )
-        return with_draft(traced, draft, pair.target, canonical, may_miss)
+        return with_draft(traced, draft, pair.target, canonical, pair.config, may_miss)[0]
 
 
 class Said(logging.Handler):
@@ -165,7 +165,9 @@ def test_another_pipeline_stage_than_the_drafts_takes_the_target_alone(mimo: lis
     shapes = models.checkpoint_shapes("mimo")
     canonical = [*table(shapes)[:3], (f"{PREFIX}fc.weight", "BF16", (2, 4)), *table(shapes)[3:]]
     with set_current_vllm_config(config):
-        traced = with_draft(trace(model, without_draft(canonical, PREFIX)), None, model, canonical)
+        traced = with_draft(trace(model, without_draft(canonical, PREFIX), config)[0], None, model, canonical, config)[
+            0
+        ]
     assert [entry[0] for entry in traced.table] == [entry[0] for entry in canonical]
     assert traced.unused == (f"{PREFIX}fc.weight",)
     tensors = drafts.tensors_of(shapes, 3)
@@ -253,3 +255,39 @@ def test_target_and_draft_reach_every_version_together_through_the_workers_calls
         assert kept and all(name.startswith("draft.") for name in kept)
     finally:
         workers.close()
+
+
+def test_what_vllm_computes_of_an_mtp_heads_weights_follows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (
+        models.computed.DEEPSEEK_V3_FP8 | {"num_nextn_predict_layers": 1},
+        models.computed.deepseek_with_mtp_shapes,
+    )
+    monkeypatch.setitem(models.COMPUTED, "deepseek-mtp-fp8", shape)
+    config = drafts.config("deepseek-mtp-fp8", tmp_path, "mtp")
+    models.start(config)
+    try:
+        patched, loaded = drafts.build(config), drafts.build(config)
+        canonical = models.canonical("deepseek-mtp-fp8")
+        old, new = (models.checkpoint("deepseek-mtp-fp8", seed) for seed in (1, 2))
+        for pair, tensors in ((patched, old), (loaded, new)):
+            models.load(pair.draft, config, tensors)
+            models.load(pair.target, config, tensors)
+        with set_current_vllm_config(config):
+            traced, of_target = trace(patched.target, canonical, config)
+            draft = choose_draft(config.speculative_config, config.model_config, patched.draft, "", can_look=True)
+            traced, of_draft = with_draft(traced, draft, patched.target, canonical, config)
+        assert traced.differences(traced.filling(old.items())) == {}
+        assert of_draft is not None
+        for recomputation in (of_target, of_draft):
+            recomputation.prove(as_loaded=True)
+        assert [name for name in of_draft.derived if "_scale" not in name] == [
+            f"model.layers.2.mtp_block.self_attn.mla_attn.mla_attn.{name}" for name in ("W_UV", "W_UK_T")
+        ]
+        patch_by_map(traced, new)
+        for recomputation in (of_target, of_draft):
+            recomputation.run()
+        assert patched.differing(loaded) == []
+    finally:
+        models.stop()

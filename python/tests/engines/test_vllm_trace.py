@@ -15,11 +15,21 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from sparsecast import Publisher, Subscriber, TensorTable, describe
+from sparsecast.engines._vllm_model import trace as trace_model
 from sparsecast.engines.loader_trace import TracedLoader, trace_loader
-from sparsecast.engines.vllm import refuse_new_ties, trace
+from sparsecast.engines.masked_loader import MaskedLoader
+from sparsecast.engines.vllm import refuse_new_ties
 from sparsecast.errors import UnsupportedError, UsageError
 
 KV_SCALES = ["*.attn.*_scale"]  # vLLM makes them for every fp8 model, and deletes them after loading.
+
+
+def trace(
+    model: torch.nn.Module, canonical: list[tuple[str, str, tuple[int, ...]]], config: VllmConfig, may_miss: object = ()
+) -> TracedLoader:
+    """The map alone."""
+    return trace_model(model, canonical, config, may_miss)[0]  # type: ignore[arg-type]
 
 
 def patch_by_map(traced: TracedLoader, tensors: dict[str, torch.Tensor]) -> None:
@@ -58,13 +68,13 @@ def test_a_copy_that_a_cpu_kernel_has_packed_is_found_in_the_function_that_uses_
         with set_current_vllm_config(config):
             live = layer.weight
             layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, live, bias)
-            trace(model, models.canonical("llama"), KV_SCALES)
+            trace(model, models.canonical("llama"), config, KV_SCALES)
             packed = live.detach().clone()
             layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, packed, bias)
             if not weight_is_kept:
                 layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
             with pytest.raises(UnsupportedError, match=r"1 layers .*cpu_linear.*ONEDNN_MAX_CPU_ISA=AVX2"):
-                trace(model, models.canonical("llama"), KV_SCALES)
+                trace(model, models.canonical("llama"), config, KV_SCALES)
     finally:
         models.stop()
 
@@ -74,7 +84,7 @@ def test_a_patch_through_the_map_is_what_the_engines_own_loader_would_have_loade
     patched, loaded = models.build(config), models.build(config)
     old, new = models.checkpoint(kind, seed=1), models.checkpoint(kind, seed=2)
     with set_current_vllm_config(config):
-        traced = trace(patched, models.canonical(kind), KV_SCALES)
+        traced = trace(patched, models.canonical(kind), config, KV_SCALES)
         assert all(not models.bits_of(p.data).any() for p in patched.parameters()), "the trace wrote something"
         patched.load_weights(iter(old.items()))
         loaded.load_weights(iter(new.items()))
@@ -89,16 +99,44 @@ def test_every_address_is_found_although_the_weights_hold_anything_at_all(kind: 
     config = models.config(kind)
     model = models.build(config)
     with set_current_vllm_config(config):
-        empty = trace(model, models.canonical(kind), KV_SCALES)
+        empty = trace(model, models.canonical(kind), config, KV_SCALES)
         model.load_weights(iter(models.checkpoint(kind, seed=3).items()))
-        full = trace(model, models.canonical(kind), KV_SCALES)
+        full = trace(model, models.canonical(kind), config, KV_SCALES)
     assert full.shards == empty.shards
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"], indirect=True)
+def test_nan_masked_tensors_go_through_the_engines_own_loader(kind: str) -> None:
+    config = models.config(kind)
+    model, fresh = models.build(config), models.build(config)
+    old = models.checkpoint_without_nans(kind)
+    new = models.random_updates(old, seed=5)
+    table = TensorTable(models.canonical(kind))
+    with set_current_vllm_config(config):
+        traced = trace(model, models.canonical(kind), config, KV_SCALES)
+        model.load_weights(iter(old.items()))
+        loader = MaskedLoader(models.canonical(kind), model.load_weights)
+        loader.prove(model)
+        views = {
+            traced.table[s.tensor][0]: traced.tensors[s.local].memory.as_strided(s.extent, s.strides, s.first)
+            for s in traced.shards
+        }
+        assert len(views) == len(traced.shards), "one box each"
+        subscriber = Subscriber(table, [describe(views[name]) for name, _, _ in models.canonical(kind)])
+        trainer = {name: tensor.clone() for name, tensor in old.items()}
+        publisher = Publisher(table, [describe(tensor) for tensor in trainer.values()])
+        for name, tensor in trainer.items():
+            models.bits_of(tensor).copy_(models.bits_of(new[name]))
+        subscriber.stage(publisher.publish())
+        assert subscriber.apply_nan_masked(loader).version == 1
+        fresh.load_weights(iter(new.items()))
+    assert models.differing(model, fresh) == []
 
 
 def test_differences_names_the_tensor_whose_bits_were_changed(layer_config: VllmConfig) -> None:
     model = models.build(layer_config)
     tensors = models.checkpoint("llama", seed=1)
-    traced = trace(model, models.canonical("llama"))
+    traced = trace(model, models.canonical("llama"), layer_config)
     model.load_weights(iter(tensors.items()))
     name = "model.layers.1.mlp.up_proj.weight"
     tensors[name] = models.random_updates({name: tensors[name]}, seed=5, share=0.001)[name]
@@ -169,7 +207,7 @@ def test_an_embedding_and_a_head_that_vllm_has_joined_are_a_tie_that_the_trainer
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     model.load_weights(iter(tensors.items()))
     model.lm_head = model.lm_head.tie_weights(model.model.embed_tokens)  # As maybe_retie_word_embeddings does.
-    traced = trace(model, models.canonical("llama"))
+    traced = trace(model, models.canonical("llama"), layer_config)
     assert traced.ties == (("lm_head.weight", "model.embed_tokens.weight"),)
     refuse_new_ties(traced, [["model.embed_tokens.weight", "lm_head.weight"]])
     with pytest.raises(UnsupportedError, match=r"'lm_head.weight' and 'model.embed_tokens.weight' in one memory"):
@@ -180,35 +218,40 @@ def test_names_that_the_model_does_not_know_are_listed_with_the_nearest(layer_co
     model = models.build(layer_config)
     table = [*models.canonical("llama"), ("model.layers.1.mlp.down_prj.weight", "BF16", (64, 96))]
     with pytest.raises(UsageError, match=r"down_prj.*nearest: 'model.layers.1.mlp.down_proj.weight'"):
-        trace(model, table)
+        trace(model, table, layer_config)
 
 
 def test_a_checkpoint_without_a_part_of_a_fused_tensor_is_refused(layer_config: VllmConfig) -> None:
     model = models.build(layer_config)
     table = [entry for entry in models.canonical("llama") if entry[0] != "model.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(UsageError, match=r"model.layers.0.self_attn.qkv_proj.weight', 2048 of 8192 elements"):
-        trace(model, table)
+        trace(model, table, layer_config)
 
 
-def test_a_tensor_of_another_dtype_is_refused_as_a_cast(layer_config: VllmConfig) -> None:
+def test_a_tensor_of_another_dtype_is_kept_beside_the_model_and_cast_by_the_loader(layer_config: VllmConfig) -> None:
     model = models.build(layer_config)
     table = [
         (name, "F32" if name == "model.norm.weight" else dtype, shape)
         for name, dtype, shape in models.canonical("llama")
     ]
-    with pytest.raises(UnsupportedError, match=r"'model.norm.weight'.*casts torch.float32 to torch.bfloat16"):
-        trace(model, table)
+    traced, recomputation = trace_model(model, table, layer_config)
+    assert "casts torch.float32 to torch.bfloat16" in traced.shadowed["model.norm.weight"]
+    recomputation.prove(as_loaded=True)
+    assert recomputation.derived == ["model.norm.weight"]
+    traced.shadows()["model.norm.weight"].fill_(1.5)
+    recomputation.run()
+    assert torch.equal(model.model.norm.weight.data, torch.full((64,), 1.5, dtype=torch.bfloat16))
 
 
 def test_a_tensor_of_another_shape_is_refused_in_the_loaders_words(layer_config: VllmConfig) -> None:
     model = models.build(layer_config)
     table = [(n, d, (65,) if n == "model.norm.weight" else s) for n, d, s in models.canonical("llama")]
     with pytest.raises(UnsupportedError, match=r"'model.norm.weight': the engine's loader failed.*65"):
-        trace(model, table)
+        trace(model, table, layer_config)
 
 
 def test_tensors_derived_from_weights_are_refused_by_name(layer_config: VllmConfig) -> None:
     model = models.build(layer_config)
     model.model.layers[0].self_attn.W_UV = torch.zeros(4, 4, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedError, match=r"model.layers.0.self_attn.W_UV"):
-        trace(model, models.canonical("llama"))
+        trace(model, models.canonical("llama"), layer_config)

@@ -41,7 +41,7 @@ class Trainer:
             for i, (name, _, shape) in enumerate(table)
         ]
         ties = []
-        if models.CONFIGS[kind]["tie_word_embeddings"]:
+        if models.config_of(kind)["tie_word_embeddings"]:
             table.append(("lm_head.weight", "BF16", models.checkpoint_shapes(kind)["model.embed_tokens.weight"]))
             ties.append(("lm_head.weight", "model.embed_tokens.weight"))
         self.layout = Layout(TensorTable(table), [RankLayout(locals_, shards)], ties)
@@ -120,6 +120,40 @@ def test_after_every_update_the_workers_hold_what_a_load_of_the_whole_checkpoint
     assert all(r["version"] == 3 and r["base_version"] == 2 and r["elements"] > 0 for r in receipts)
     assert engine.last_report is not None
     assert engine.last_report.changed == sum(max(1, int(t.numel() * 0.02)) for t in trainer.tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "computed", "shadow_bytes"),
+    [
+        ("deepseek-v3-fp8", "model.layers.1.self_attn.mla_attn.mla_attn.W_UV", 0),
+        ("nemotron-h", "model.layers.0.mixer.A", 32 + 128),
+    ],
+)
+def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
+    kind: str, computed: str, shadow_bytes: int, make_workers: Callable[[str], Workers]
+) -> None:
+    workers, trainer = make_workers(kind), Trainer(kind)
+    addresses = workers.call("addresses")
+    modes = {"backbone.norm_f.weight": "shadow"}  # A plain copy otherwise.
+    engine = trainer.connect(workers, modes=modes)
+    for update in (1, 2):
+        trainer.step()
+        engine.send_weights()
+        assert workers.call("differing", updates=update) == [[], []]
+    for status in workers.call("audit"):
+        assert computed in status["derived"] and status["shadow_bytes"] == shadow_bytes
+    assert all(0 < r["recompute_seconds"] < r["pause_seconds"] for r in workers.call("receipt"))
+    workers.call("shutdown_weight_transfer_engine")
+    engine = trainer.connect(
+        workers, modes=modes
+    )  # The files are of version 0 by now: shadows are kept with the weights.
+    trainer.step()
+    engine.send_weights()
+    assert workers.call("differing", updates=3) == [[], []]
+    assert workers.call("addresses") == addresses
+    workers.call("flip_a_bit_of", live=computed)
+    failures = workers.failures("audit")
+    assert all(f is not None and f.kind == "DirtyError" and f"{computed} is not what" in str(f) for f in failures)
 
 
 def test_an_engine_on_another_version_refuses_and_is_right_after_it_has_joined_again(

@@ -89,7 +89,7 @@ class Pair:
 def config(kind: str, folder: Path, method: str, draft_folder: str | None = None, **more: Any) -> VllmConfig:
     """vLLM's configuration of the target in `folder` with a draft."""
     target = ModelConfig(
-        model=write_config(folder, models.CONFIGS[kind]),
+        model=write_config(folder, models.config_of(kind)),
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=64,
@@ -118,7 +118,7 @@ def build(vllm_config: VllmConfig, own: dict[str, torch.Tensor] | None = None) -
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with current(vllm_config):
+        with models.without_kernels(), current(vllm_config):
             draft = initialize_model(vllm_config, model_config=vllm_config.speculative_config.draft_model_config)
             for tensor in draft.parameters():
                 tensor.data.zero_()

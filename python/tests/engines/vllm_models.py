@@ -6,17 +6,21 @@ Import it after `pytest.importorskip("vllm")`, before anything of vLLM: it choos
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import unittest.mock
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # Else a build with kernels packs weights on some CPUs.
 os.environ.setdefault("VLLM_DIST_IDENT", f"sparsecast-{os.getpid()}")  # vLLM for CPUs names shared memory by it.
 
+import computed_models as computed
 import torch
 from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import (
@@ -25,8 +29,10 @@ from vllm.distributed import (
     init_distributed_environment,
     initialize_model_parallel,
 )
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import fp8
-from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.platforms.cpu import CpuPlatform
 
 HEADS, KV_HEADS, VOCABULARY, LAYERS, EXPERTS = 4, 2, 100, 2, 4
 
@@ -84,10 +90,24 @@ CONFIGS["qwen3-moe-fp8"] = {
     "moe_intermediate_size": 256,
     "quantization_config": {**_FP8["quantization_config"], "modules_to_not_convert": [*_GATES, "lm_head"]},
 }
+COMPUTED = {
+    "deepseek-v3": (computed.DEEPSEEK_V3, computed.deepseek_shapes),
+    "deepseek-v3-fp8": (computed.DEEPSEEK_V3_FP8, computed.deepseek_shapes),
+    "glm-dsa": (computed.GLM_DSA, computed.deepseek_shapes),
+    "deepseek-v3.2-fp8": (computed.DEEPSEEK_V32_FP8, computed.deepseek_shapes),
+    "nemotron-h": (computed.NEMOTRON_H, computed.nemotron_shapes),
+}
+"""Models of which vLLM computes tensors: configuration, and the shapes of its checkpoint."""
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    return COMPUTED[kind][0] if kind in COMPUTED else CONFIGS[kind]
 
 
 def checkpoint_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the model's tensors in a Hugging Face checkpoint, without the scales of fp8."""
+    if kind in COMPUTED:
+        return COMPUTED[kind][1](COMPUTED[kind][0])
     config = CONFIGS[kind]
     hidden = config["hidden_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
@@ -137,9 +157,11 @@ def canonical(kind: str) -> list[tuple[str, str, tuple[int, ...]]]:
     """The checkpoint as a table for `trace_loader`: with fp8, the quantised weights and their scales."""
     table: list[tuple[str, str, tuple[int, ...]]] = []
     for name, shape in checkpoint_shapes(kind).items():
-        if "quantization_config" in CONFIGS[kind] and name.endswith("_proj.weight"):
+        if "quantization_config" in config_of(kind) and computed.is_quantised(name):
             table.append((name, "F8_E4M3", shape))
             table.append((f"{name}_scale_inv", "F32", tuple(-(-n // 128) for n in shape)))
+        elif computed.is_float32(name):
+            table.append((name, "F32", shape))
         else:
             table.append((name, "BF16", shape))
     return table
@@ -199,7 +221,7 @@ def differing(model: torch.nn.Module, other: torch.nn.Module) -> list[str]:
 def config(kind: str, tensor_parallel: int = 1, folder: Path | None = None) -> VllmConfig:
     """vLLM's configuration of the model; `folder` is where its checkpoint is, if there is one."""
     folder = folder or Path(tempfile.mkdtemp(prefix="sparsecast-vllm-"))
-    (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
+    (folder / "config.json").write_text(json.dumps(config_of(kind)))
     model = ModelConfig(
         model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=64, enforce_eager=True
     )
@@ -229,18 +251,62 @@ def stop() -> None:
     destroy_distributed_environment()
 
 
+_backend_of = CpuPlatform.get_attn_backend_cls
+
+
+def _dense_backend(*arguments: Any, **options: Any) -> str:
+    """The attention that a CPU has: only the parameters around it matter here."""
+
+    def dense(argument: Any) -> Any:
+        return argument._replace(use_sparse=False) if hasattr(argument, "use_sparse") else argument
+
+    chosen = _backend_of(*map(dense, arguments), **{name: dense(option) for name, option in options.items()})
+    return str(chosen)
+
+
+class _NoKernel:
+    """A kernel that leaves the weights as they were loaded."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None: ...
+
+
+def _no_setup(*_: object, **__: object) -> None: ...
+
+
+def load(model: torch.nn.Module, vllm_config: VllmConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Loads a checkpoint and runs vLLM's post-processing over the model; without kernels for experts, which the Python
+    part of vLLM does not have on a CPU.
+    """
+    with set_current_vllm_config(vllm_config):
+        model.load_weights(iter(tensors.items()))
+        with (
+            unittest.mock.patch.object(UnquantizedFusedMoEMethod, "_setup_kernel", _no_setup),
+            unittest.mock.patch.object(fp8.Fp8MoEMethod, "_setup_kernel", _no_setup),
+        ):
+            process_weights_after_loading(model, vllm_config.model_config, torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Models are made as on a CPU with nothing of its own: without fp8 kernels, AMX and sparse attention."""
+    with (
+        unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: _NoKernel()),
+        unittest.mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False),
+        unittest.mock.patch.object(CpuPlatform, "get_attn_backend_cls", staticmethod(_dense_backend)),
+    ):
+        yield
+
+
 def build(vllm_config: VllmConfig) -> torch.nn.Module:
     """The model with zeros in all weights, as vLLM makes it.
 
-    Only the choice of an fp8 kernel is left out, which no CPU without AMX has; the parameters and their loaders are
-    made before it.
+    Only the choice of kernels is left out; the parameters and their loaders are others' concern.
     """
     vllm_config.compilation_config.static_forward_context.clear()  # It refuses a second model with the same layers.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        no_kernel = unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: None)
-        with no_kernel, set_current_vllm_config(vllm_config):
+        with without_kernels(), set_current_vllm_config(vllm_config):
             model = initialize_model(vllm_config)
     finally:
         torch.set_default_dtype(before)

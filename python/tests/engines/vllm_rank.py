@@ -109,6 +109,9 @@ class Rank:
         tensors = models.checkpoint(self.kind, seed)
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
+        if self.kind in models.COMPUTED:
+            models.load(model, self.config, tensors)
+            return
         with set_current_vllm_config(self.config):
             model.load_weights(iter(tensors.items()))
 
@@ -125,6 +128,9 @@ class Rank:
                 weight = module.gate_up_proj.weight.data
                 weight.copy_(torch.cat(weight.chunk(2)[::-1]))
 
+    def addresses(self) -> list[int]:
+        return [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())]
+
     def status(self) -> dict[str, Any]:
         return dict(self.worker.weight_transfer_engine.status())
 
@@ -134,6 +140,10 @@ class Rank:
 
     def audit(self) -> dict[str, Any]:
         return dict(self.worker.weight_transfer_engine.audit())
+
+    def flip_a_bit_of(self, live: str) -> None:
+        tensor = dict(self.model.named_parameters())[live].data
+        models.bits_of(tensor)[(0,) * tensor.dim()] ^= 1
 
     def flip_a_bit(self) -> None:
         models.bits_of(next(iter(self.model.parameters())).data).view(-1)[3] ^= 1

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The address map of one rank's live weights, as `loader_trace` finds it: which boxes of which canonical tensors lie
+where, and which canonical tensors are kept beside the model because the loader computes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparsecast.buffers import bits_of
+from sparsecast.engines._loader_errors import raise_for
+from sparsecast.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from sparsecast import Layout, Memory
+
+CanonicalTensor = tuple[str, str, Sequence[int]]
+"""Name, safetensors dtype ("BF16") and shape of a tensor as the checkpoint has it."""
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """A live tensor of the rank, all of its storage, or the shadow of a canonical one, as `LocalTensor` wants it."""
+
+    name: str
+    dtype: str
+    memory: torch.Tensor
+    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`."""
+
+
+@dataclass(frozen=True)
+class TracedShard:
+    """A box of canonical tensor `tensor` where it lies in live tensor `local`; fields as in `sparsecast.Shard`."""
+
+    tensor: int
+    offset: tuple[int, ...]
+    extent: tuple[int, ...]
+    local: int
+    first: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TracedLoader:
+    """Result of `trace_loader` on one rank."""
+
+    table: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Canonical tensors in the order of the caller, without those in `refused`."""
+    tensors: tuple[TracedTensor, ...]
+    """Live tensors that hold elements of the table, then the shadows."""
+    shards: tuple[TracedShard, ...]
+    ties: tuple[tuple[str, str], ...]
+    """Pairs (alias, original) of names that are loaded into the same memory."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Canonical tensors without an address map, and the reason: they need the dense loading of the engine."""
+    unused: tuple[str, ...] = ()
+    """Names in the table of which this rank holds nothing: experts or stages of other ranks, or names without use here.
+    """
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Live parameters that no canonical tensor fills, and what is missing."""
+    shadowed: Mapping[str, str] = field(default_factory=dict)
+    """Canonical tensors that the loader computes with, and how: whole in `tensors`, each in a shadow of its own."""
+    computed: tuple[str, ...] = ()
+    """Live tensors that the loader makes from shadows, in whole or in part."""
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+    """Canonical tensors, all in `refused`, on which the loader itself failed."""
+    live: tuple[str, ...] = ()
+    """Names of the parameters and buffers of the model."""
+    untouched: tuple[str, ...] = ()
+    """Names in `missing` of which nothing fills any element: they may be computed after loading."""
+
+    def require_complete(self, derived: Collection[str] = ()) -> None:
+        """Raises UnsupportedError for what is refused, and UsageError for names that the loader does not know and for
+        parameters that nothing fills, with the nearest names. `derived` names parameters that are computed after
+        loading, which no canonical tensor has to fill.
+        """
+        missing = {where: what for where, what in self.missing.items() if where not in derived}
+        names = [name for name, _, _ in self.table]
+        raise_for(failed=self.failed, refused=self.refused, missing=missing, names=names, live=self.live)
+
+    def shadows(self) -> dict[str, torch.Tensor]:
+        """Returns the shadows by canonical name, in their canonical shapes; they share the memory of `tensors`."""
+        memory = {tensor.name: tensor.memory for tensor in self.tensors}
+        shapes = {name: shape for name, _, shape in self.table}
+        return {name: memory[f"shadow of {name}"].view(shapes[name]) for name in self.shadowed}
+
+    @property
+    def in_place(self) -> int:
+        """Number of canonical tensors that are patched where they lie, or in part where they lie."""
+        return len(self.table) - len(self.unused) - len(self.shadowed)
+
+    def fill_shadows(self, known: Mapping[str, torch.Tensor]) -> None:
+        """Copies the shadows of another map of the same model. Raises UnsupportedError for one that is not there."""
+        for name, shadow in self.shadows().items():
+            if name not in known or known[name].shape != shadow.shape:
+                raise UnsupportedError(
+                    f"the engine's loader computes with {name!r} ({self.shadowed[name]}), which is therefore kept as "
+                    "the checkpoint has it: join with proof='checkpoint', or with needs_anchor, so that it is sent"
+                )
+            shadow.copy_(known[name])
+
+    def filling(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields canonical tensors as they come, after copying those that have a shadow into it. Raises
+        UnsupportedError for one of another dtype or shape than in the table.
+        """
+        shadows = self.shadows()
+        for name, tensor in canonical:
+            shadow = shadows.get(name)
+            if shadow is not None:
+                if (tensor.dtype, tensor.shape) != (shadow.dtype, shadow.shape):
+                    raise UnsupportedError(
+                        f"tensor {name!r} is {tuple(tensor.shape)} of {tensor.dtype} in the engine's checkpoint, and "
+                        f"{tuple(shadow.shape)} of {shadow.dtype} at the trainer: join with needs_anchor, so that the "
+                        "trainer sends it, or send it as the checkpoint has it"
+                    )
+                shadow.copy_(tensor)
+            yield name, tensor
+
+    def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
+        """Returns the layout of this rank alone, to be joined with the others (`sparsecast.layouts.join_layouts`).
+
+        `exclude` drops canonical tensors that another rank refuses, so that all ranks have one table.
+        """
+        from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
+
+        kept = [i for i, (name, _, _) in enumerate(self.table) if name not in exclude]
+        place = {old: new for new, old in enumerate(kept)}
+        shards = [
+            Shard(place[s.tensor], Box(s.offset, s.extent), s.local, s.first, s.strides)
+            for s in self.shards
+            if s.tensor in place
+        ]
+        tensors = [LocalTensor(t.name, t.dtype, t.memory.numel()) for t in self.tensors]
+        ties = [tie for tie in self.ties if not set(tie) & set(exclude)]
+        return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
+
+    def memories(self) -> list[Memory]:
+        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
+        from sparsecast import describe
+
+        return [describe(tensor.memory, dtype=tensor.dtype) for tensor in self.tensors]
+
+    def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+        """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
+
+        An empty dict for the whole checkpoint that the engine was started from verifies that the map is right: that
+        nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
+        """
+        places: dict[str, list[TracedShard]] = {}
+        for shard in self.shards:
+            places.setdefault(self.table[shard.tensor][0], []).append(shard)
+        found: dict[str, int] = {}
+        for name, tensor in canonical:
+            for shard in places.get(name, ()):
+                memory = self.tensors[shard.local].memory
+                live = memory.as_strided(shard.extent, shard.strides, shard.first)
+                box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
+                wrong = int((bits_of(live) != bits_of(tensor[box]).to(live.device)).sum())
+                if wrong:
+                    found[name] = found.get(name, 0) + wrong
+        return found

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch dispatch mode that sees which memory a piece of an engine's code reads and writes, and undoes the writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sparsecast.engines._trace_mode import storage_key, written_tensors
+
+aten = torch.ops.aten
+
+_OVERWRITES = (aten.copy_, aten._foreach_copy_, aten.fill_, aten.zero_)  # What these write, they do not read.
+_COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
+_COLLECTIVE_NAMES = ("all_gather", "all_reduce", "reduce_scatter", "broadcast", "all_to_all")
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets everything happen, and notes for the storages that there were before which are read and written.
+
+    `known` names them by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel launched by
+    itself), or runs in another thread (but see `pools_run_here`), is not seen.
+    """
+
+    def __init__(self, known: Mapping[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: set[int] = set()
+        self.written: set[int] = set()
+        self.has_read_unknown = False
+        """Whether it read a tensor that is neither known nor was made meanwhile."""
+        self.reasons: list[str] = []
+        """Reasons why the result may differ from that of another run."""
+        self._known = known
+        self._made: set[int] = set()
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []  # Bytes of a storage, and a copy from before.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        name = packet.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.reasons.append(f"it draws random numbers ({name})")
+        if func.namespace in _COLLECTIVE_NAMESPACES or any(word in name for word in _COLLECTIVE_NAMES):
+            self.reasons.append(f"it depends on other ranks ({name})")
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if packet is aten.lift_fresh:
+            self._made |= {storage_key(t) for t in tensors}  # A constant of the code itself.
+        written = written_tensors(func, args, kwargs)
+        outputs = [kwargs[a.name] for a in func._schema.arguments if a.is_out and a.name in kwargs]
+        unread = {id(t) for t in (written if packet in _OVERWRITES else outputs)}
+        if not func.is_view:
+            for tensor in tensors:
+                if id(tensor) not in unread and tensor.numel():
+                    self._note_read(storage_key(tensor))
+        for tensor in written:
+            self._note_written(tensor)
+        result = func(*args, **kwargs)
+        made = {storage_key(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+        self._made |= made - {storage_key(t) for t in tensors} - self._known.keys()
+        return result
+
+    def has_changed(self) -> bool:
+        """Returns whether any byte of a storage that there was before is another one now."""
+        return any(not torch.equal(memory, before) for memory, before in self._before)
+
+    def undo(self) -> None:
+        """Gives every storage that was there before its bytes back."""
+        for memory, before in self._before:
+            memory.copy_(before)
+
+    def _note_read(self, key: int) -> None:
+        if key in self._known:
+            self.read |= {key} - self.written  # What it has written itself is no input.
+        elif key not in self._made:
+            self.has_read_unknown = True
+
+    def _note_written(self, tensor: torch.Tensor) -> None:
+        key = storage_key(tensor)
+        if key in self._made or key in self.written:
+            return
+        self.written.add(key)
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        storage = tensor.untyped_storage()
+        memory.set_(storage, 0, (storage.nbytes(),), (1,))
+        self._before.append((memory, memory.clone()))

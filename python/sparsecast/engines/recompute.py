@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that an engine computes from its weights, brought up to date after each update by the engine's own code.
+
+What an engine computes once, after or while loading (MLA's factors of `kv_b_proj`, Mamba's `A = -exp(A_log)`, casts), a
+patch of the weights leaves behind. A `Step` is the piece of the engine that computed it; a `Recomputation` runs the
+steps again, after each update and within the pause, and leaves the results at the addresses where they were:
+
+    a step of the loader             canonical tensors that it computes with are kept beside the model (shadows) and
+                                     patched like weights; the loader gets them again
+    a step of post-processing        its inputs are live weights, which are patched in place; it runs over one module
+
+`prove` runs every step once before the first update and refuses, with the reason, those whose results are not a
+function of their inputs alone, or not what the engine's own load has left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sparsecast.buffers import bits_of
+from sparsecast.engines._derived import Slot, slots
+from sparsecast.engines._trace_mode import pools_run_here, storage_key
+from sparsecast.engines._watch import Watch
+from sparsecast.engines.loader_trace import LoadWeights, TracedLoader
+from sparsecast.errors import DirtyError, UnsupportedError
+
+
+@dataclass
+class Step:
+    """A piece of an engine's code that computes tensors of `module` from weights of `module` and from `inputs`."""
+
+    name: str
+    """Name of `module` in its model; empty for the model itself."""
+    module: torch.nn.Module
+    run: Callable[[], object]
+    inputs: tuple[torch.Tensor, ...] = ()
+    """Shadows that it reads."""
+    derived: list[Slot] = field(default_factory=list)
+    """Places whose tensors it computes; `Recomputation.prove` finds them."""
+
+    def may_make(self, derived: str) -> bool:
+        """Returns whether a place of this name is in its module."""
+        return not self.name or derived.startswith(f"{self.name}.")
+
+
+def loader_step(model: torch.nn.Module, load_weights: LoadWeights, shadows: Mapping[str, torch.Tensor]) -> Step:
+    """Returns the step that gives the loader of a model the canonical tensors with which it computes."""
+    return Step("", model, lambda: load_weights(iter(shadows.items())), tuple(shadows.values()))
+
+
+def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -> list[Step]:
+    """Returns the steps of an engine, in its order, that may have made one of these tensors: those of the innermost
+    modules that have the tensor.
+    """
+    steps = list(post_processing)
+    wanted: set[str] = set()
+    for name in derived:
+        fitting = [step.name for step in steps if step.may_make(name)]
+        wanted |= {max(fitting, key=len)} if fitting else set()
+    return [step for step in steps if step.name in wanted]
+
+
+class Recomputation:
+    """The steps that bring the derived tensors of one rank up to date; for the engine's thread, while nothing runs.
+
+    `traced` is the map of what updates patch, with the shadows. `needed` names the tensors that the steps have to make,
+    besides those that the map says the loader computes.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        steps: Sequence[Step],
+        traced: TracedLoader,
+        needed: Collection[str] = (),
+    ) -> None:
+        self.steps = tuple(steps)
+        self.needed = frozenset(needed).union(traced.computed)
+        self.shadows = traced.shadows()
+        self.seconds = 0.0
+        """Duration of the last `run`."""
+        self._model = model
+        self._patched = {storage_key(tensor.memory) for tensor in traced.tensors}
+
+    @property
+    def shadow_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.shadows.values())
+
+    @property
+    def derived(self) -> list[str]:
+        """Names of the tensors that are computed, by their places in the model."""
+        return [slot.name for step in self.steps for slot in step.derived]
+
+    def prove(self, *, as_loaded: bool) -> None:
+        """Runs every step and puts everything back as it was. Raises UnsupportedError, with the reason, for a step that
+        cannot be run again, and for a tensor in `needed` that none computes.
+
+        With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
+        bits; without it (weights that are still to come) each step has to make the same bits twice.
+        """
+        known = {storage_key(slot.data): slot.name for slot in slots(self._model)}
+        for step in self.steps:
+            first = self._observe(step, known)
+            second = {} if as_loaded else {slot.place: made for slot, made in self._observe(step, known)}
+            for slot, made in first:
+                other = slot.data if as_loaded else second.get(slot.place)
+                if other is None or not torch.equal(bits_of(made), bits_of(other)):
+                    how = "what the engine's load has left" if as_loaded else "what it made a moment before"
+                    raise UnsupportedError(f"{_named(step)} does not make {slot.name} again: it differs from {how}")
+            step.derived = [slot for slot, _ in first]
+        left = sorted(self.needed - set(self.derived))
+        if left:
+            listed = ", ".join(left[:8])
+            raise UnsupportedError(
+                f"tensors that are derived from weights, and that no step of the engine makes: {listed}"
+            )
+
+    def run(self) -> None:
+        """Computes every derived tensor anew, at the address where it was. Raises DirtyError, naming the tensor or the
+        step, if that fails: then the weights are of the new version, and what was computed from them is not.
+        """
+        begin = time.perf_counter()
+        for step in self.steps:
+            _run(step)
+        self._synchronize()
+        self.seconds = time.perf_counter() - begin
+
+    def audit(self) -> None:
+        """Computes every derived tensor anew and compares. Raises DirtyError naming one that was something else."""
+        for step in self.steps:
+            before = [slot.data.clone() for slot in step.derived]
+            _run(step)
+            for slot, old in zip(step.derived, before, strict=True):
+                if not torch.equal(bits_of(slot.data), bits_of(old)):
+                    raise DirtyError(f"{slot.name} is not what {_named(step)} makes of the weights")
+        self._synchronize()
+
+    def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
+        """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against
+        it. `known` names the storages of the model.
+        """
+        own = list(slots(step.module, step.name))
+        writable = {storage_key(slot.data) for slot in own}
+        inputs = {storage_key(tensor) for tensor in step.inputs}
+        watch = Watch({**known, **dict.fromkeys(inputs, "a shadow")})
+        failure: Exception | None = None
+        try:
+            with pools_run_here(), watch:
+                step.run()
+        except Exception as error:  # The engine's code may raise anything.
+            failure = error
+        made: list[tuple[Slot, torch.Tensor]] = []
+        reasons = [] if failure is None else [f"it fails when it is run again: {type(failure).__name__}: {failure}"]
+        for slot in own:
+            moved = not slot.is_as_found()
+            if moved or storage_key(slot.data) in watch.written:
+                now = slot.table.get(slot.key)
+                reasons += _changed_form(slot, now)
+                made.append((slot, now.detach().clone() if isinstance(now, torch.Tensor) else slot.data))
+        for slot in own:
+            slot.put_back()
+        watch.undo()
+        reasons += watch.reasons
+        outside = sorted(known[key] for key in watch.read - (inputs or writable))
+        if outside:
+            reasons.append(f"it reads {outside[0]}, which is not its own")
+        elsewhere = sorted(known.get(key, "a tensor that no module shows") for key in watch.written - writable)
+        if elsewhere:
+            reasons.append(f"it writes {elsewhere[0]}, which is not its own")
+        touched = watch.written | {storage_key(slot.data) for slot, _ in made}
+        weights = sorted(known[key] for key in touched & self._patched if key in known)
+        if weights and not step.inputs:  # Even if it leaves the same bits now: a clamp, say.
+            reasons.append(f"it writes {weights[0]}, a weight that updates patch")
+        if watch.has_read_unknown:
+            reasons.append("it reads a tensor that no module shows")
+        if reasons:
+            raise UnsupportedError(f"{_named(step)} cannot be run again after an update: {reasons[0]}")
+        return made
+
+    def _synchronize(self) -> None:
+        if any(slot.data.is_cuda for step in self.steps for slot in step.derived):
+            torch.cuda.synchronize()
+
+
+def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:
+    """Returns what is recomputed, and what it costs, as JSON values."""
+    return {
+        "derived": [name for each in recomputations for name in each.derived],
+        "shadows": sorted(name for each in recomputations for name in each.shadows),
+        "shadow_bytes": sum(each.shadow_bytes for each in recomputations),
+        "recompute_seconds": sum(each.seconds for each in recomputations),
+    }
+
+
+def _named(step: Step) -> str:
+    if step.inputs:
+        return "the engine's loader"
+    return f"the engine's post-processing of {step.name or 'the model'}"
+
+
+def _changed_form(slot: Slot, now: object) -> list[str]:
+    if not isinstance(now, torch.Tensor) or (now.numel() == 0 and slot.data.numel()):
+        return [f"it frees {slot.name}"]
+    if (now.dtype, now.shape) != (slot.data.dtype, slot.data.shape):
+        was = f"{tuple(slot.data.shape)} of {slot.data.dtype}"
+        return [f"it makes {tuple(now.shape)} of {now.dtype} where {slot.name} was {was}"]
+    return []
+
+
+def _run(step: Step) -> None:
+    try:
+        step.run()
+    except Exception as error:  # The engine's code: whatever it raises, its results are missing.
+        raise DirtyError(f"{_named(step)} failed: {type(error).__name__}: {error}") from error
+    for slot in step.derived:
+        _settle(slot)
+
+
+def _settle(slot: Slot) -> None:
+    """Brings a result to the address where it was before, if the step has put it elsewhere."""
+    if slot.is_as_found():
+        return
+    now = slot.table.get(slot.key)
+    if not isinstance(now, torch.Tensor) or (now.dtype, now.shape) != (slot.data.dtype, slot.data.shape):
+        raise DirtyError(f"the engine's post-processing has not made {slot.name} again")
+    slot.data.copy_(now.detach())
+    slot.put_back()
