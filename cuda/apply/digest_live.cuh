@@ -68,7 +68,7 @@ __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::u
       constexpr unsigned kOfWord = 4 / sizeof(T);
       bits = static_cast<T>(words[e / kOfWord] >> e % kOfWord * 8 * sizeof(T));
     }
-    sum.add(digest_multiplier(counter + e * kDigestStep), digest_multiplicand(key_hi, bits));
+    sum.add(digest_weight(counter + e * kDigestStep, key_hi), digest_word(bits));
   }
 }
 
@@ -111,7 +111,7 @@ __device__ void digest_elements(const Received& received, const LiveTensor& tens
   }
   for (std::uint64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     const T bits = reinterpret_cast<const T*>(tensor.data)[place_of(view, i)];
-    sum.add(digest_multiplier(tensor.key_lo, digest_place(digest_view, i)), digest_multiplicand(tensor.key_hi, bits));
+    sum.add(digest_weight(tensor.key_lo, tensor.key_hi, digest_place(digest_view, i)), digest_word(bits));
   }
 }
 

@@ -51,8 +51,7 @@ __device__ T cta_sum(ScanShared& shared, T value) {
 
 struct AddDigests {
   __device__ DigestSum operator()(DigestSum a, const DigestSum& b) const {
-    a.lo += b.lo;
-    a.hi += b.hi + (a.lo < b.lo ? 1 : 0);
+    add_wide(a, b.lo, b.hi);
     return a;
   }
 };
