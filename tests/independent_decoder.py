@@ -18,6 +18,7 @@ import math
 import pathlib
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,6 +79,7 @@ class Delta:
     base_version: int
     base_digest: int
     result_digest: int
+    format_minor: int
     value_codec: int
     frame_capacity: int
     changed: int
@@ -129,7 +131,7 @@ def stored_hash(form: struct.Struct, record: bytes, stored: bytes) -> int | None
     """2.2 and 2.3: the checksum of a TABLE or FRAME, its last fixed field"""
     if form is FRAME:
         words = np.frombuffer(record[form.size :], "<u8")
-        stored = (tensor_digest(0, words) % (1 << 128)).to_bytes(16, "little")
+        stored = (tensor_digest(0, words, first_mix) % (1 << 128)).to_bytes(16, "little")
     return xxh3_64(stored, xxh3_64(record[: form.size - 8]) or 0)
 
 
@@ -218,12 +220,12 @@ def read_delta(data: bytes) -> Delta:
         reserved,
         delta_id,
     ) = unpack_record(HEADER, b"SCH1", records[0])
-    require(major == 1 and minor <= 1, f"unsupported: the delta needs a reader of format {major}.{minor}")
+    require(major == 1 and minor <= 2, f"unsupported: the delta needs a reader of format {major}.{minor}")
     require(flags == 0, "unsupported: an unknown feature")
     require_hash(delta_id, xxh3_64(records[0][:120]), "the header's checksum")
     require(size == 128 and base_version != version, "the header is impossible")
     require(1 << 20 <= capacity <= 1 << 30 and mode <= 5 and values <= 2, "a header field is out of range")
-    require(minor == int(mode == 5), "format_minor is not that of the position mode")
+    require(minor == 2 or minor == int(mode == 5), "format_minor is not that of the position mode")
     require(mode != 5 or values == ULP, "the position mode context with values other than ulp")
     require(not any(reserved), "a reserved field is set")
 
@@ -231,7 +233,7 @@ def read_delta(data: bytes) -> Delta:
     require(own_id == delta_id and flags <= 1 and reserved == 0 and raw_bytes <= 1 << 26, "the table is impossible")
     table = unpack_stored(read_stored(TABLE, records[1], stored_bytes, checksum), flags == 1, raw_bytes)
     require_hash(h128(table_hash), xxh3_128(table), "the table's hash")
-    delta = Delta(version, base_version, h128(base_digest), 0, values, capacity, 0, read_tensors(table))
+    delta = Delta(version, base_version, h128(base_digest), 0, minor, values, capacity, 0, read_tensors(table))
     require(count == tensors == len(delta.tensors), "tensors are not as many as announced")
     require(elements == sum(t.elements for t in delta.tensors), "elements are not as many as announced")
 
@@ -285,12 +287,12 @@ def apply_delta(delta: Delta, base: Checkpoint) -> Checkpoint:
     require({t.name for t in delta.tensors} == set(base), "the base has other tensors")
     for t in delta.tensors:
         require((DTYPES[t.dtype][0], t.shape) == base[t.name][:2], f"{t.name} has another dtype or shape in the base")
-    require_hash(delta.base_digest, state_digest(delta.tensors, base), "the base's digest")
+    require_hash(delta.base_digest, state_digest(delta, base), "the base's digest")
     result = {name: (dtype, shape, bits.copy()) for name, (dtype, shape, bits) in base.items()}
     for block in (b for frame in delta.frames for b in frame):
         tensor = delta.tensors[block.tensor]
         apply_block(block, tensor, result[tensor.name][2], delta.value_codec)
-    require_hash(delta.result_digest, state_digest(delta.tensors, result), "the result's digest")
+    require_hash(delta.result_digest, state_digest(delta, result), "the result's digest")
     return result
 
 
@@ -299,22 +301,44 @@ def sum_of(values: np.ndarray) -> int:
     return int((values & np.uint64(0xFFFFFFFF)).sum()) + (int((values >> np.uint64(32)).sum()) << 32)
 
 
-def tensor_digest(key: int, elements: np.ndarray) -> int:
+HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+Factors = tuple[np.ndarray, np.ndarray]
+
+
+def first_mix(k: np.ndarray, key_high: np.uint64, u: np.ndarray, _: int = 64) -> Factors:
+    """6: the factors of the products; k has been counted up, u are words of `width` bits"""
+    k = (k ^ (k >> HALF)) * np.uint64(0xD6E8FEB86659FD93)
+    return (k ^ (k >> HALF)) | np.uint64(1), (u * np.uint64(0xA0761D6478BD642F)) ^ key_high
+
+
+def triangle(u: np.ndarray, width: int) -> np.ndarray:
+    """6: u (u + 1) / 2 mod 2^width; below 2^32, so that nothing is lost"""
+    return (u * (u + np.uint64(1)) >> np.uint64(1)) & np.uint64((1 << width) - 1)
+
+
+def second_mix(x: np.ndarray, key_high: np.uint64, u: np.ndarray, width: int) -> Factors:
+    x = ((x & LOW) * np.uint64(0xBB67AE86)) ^ x ^ key_high
+    x = ((x >> HALF) * np.uint64(0xA54FF53B)) ^ ((x & LOW) << HALF)
+    x = ((x >> HALF) * np.uint64(0x9B05688D)) ^ ((x & LOW) << HALF)
+    if width < 64:
+        return x | np.uint64(1), triangle(u, width)
+    return x | np.uint64(1), (u >> HALF << HALF) + triangle(((u & LOW) + (u >> HALF)) & LOW, 32)
+
+
+def tensor_digest(key: int, elements: np.ndarray, mix: Callable[..., Factors]) -> int:
     """6; the sum of products is taken over their four 32 x 32 bit parts."""
-    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
-    u = elements.astype(np.uint64)
-    k = np.arange(1, len(u) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key & (1 << 64) - 1)
-    k = (k ^ (k >> half)) * np.uint64(0xD6E8FEB86659FD93)
-    a = (k ^ (k >> half)) | np.uint64(1)
-    b = (u * np.uint64(0xA0761D6478BD642F)) ^ np.uint64(key >> 64)
-    a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
+    counters = np.arange(1, len(elements) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words, width = elements.astype(np.uint64), 8 * elements.itemsize
+    a, b = mix(counters + np.uint64(key & (1 << 64) - 1), np.uint64(key >> 64), words, width)
+    a0, a1, b0, b1 = a & LOW, a >> HALF, b & LOW, b >> HALF
     return sum_of(a0 * b0) + ((sum_of(a0 * b1) + sum_of(a1 * b0)) << 32) + (sum_of(a1 * b1) << 64)
 
 
-def state_digest(tensors: list[Tensor], state: Checkpoint) -> int | None:
-    if any(t.key is None for t in tensors):
+def state_digest(delta: Delta, state: Checkpoint) -> int | None:
+    if any(t.key is None for t in delta.tensors):
         return None
-    return sum(tensor_digest(t.key, state[t.name][2]) for t in tensors) % (1 << 128)
+    mix = second_mix if delta.format_minor == 2 else first_mix
+    return sum(tensor_digest(t.key, state[t.name][2], mix) for t in delta.tensors) % (1 << 128)
 
 
 def read_safetensors(path: pathlib.Path) -> Checkpoint:

@@ -48,10 +48,11 @@ def decode(data: bytes, changes: list[Change]) -> decoder.Checkpoint:
 
 class DecoderCase(unittest.TestCase):
     def assert_round_trip(self, changes: list[Change], **options: int) -> None:
-        result = decode(add_checksum(encode(changes, **options)), changes)
+        second = random.random() < 0.5  # Either mix.
+        result = decode(add_checksum(encode(changes, second=second, **options)), changes)
         for change in changes:
             self.assertTrue(
-                np.array_equal(result[change.name][2], change.new), f"seed {SEED}, {change.name}, {options}"
+                np.array_equal(result[change.name][2], change.new), f"seed {SEED}, {change.name}, {options}, {second=}"
             )
 
 
@@ -439,7 +440,7 @@ class Refuses(unittest.TestCase):
             (0, 88, "<I", 1, "tensors"),
             (0, 92, "<I", (1 << 20) - 1, "capacity"),
             (0, 92, "<I", (1 << 30) + 1, "capacity"),
-            (0, 96, "B", 5, "mode"),
+            (0, 96, "B", 6, "mode"),
             (0, 97, "B", 3, "value codec"),
             (0, 97, "B", XOR, "another value codec than the blocks'"),
             (0, 98, "B", 1, "reserved"),
@@ -486,17 +487,27 @@ class Refuses(unittest.TestCase):
         with self.assertRaisesRegex(decoder.FormatError, "unsupported: .* 1.3"):
             decoder.read_delta(self.records[0] + self.records[1] + self.records[3])  # Before any checksum.
 
+    def test_the_digests_of_another_format(self) -> None:
+        for second, minor in ((True, 0), (False, 2)):
+            header, *others = encode(self.changes, mode=PACKED, second=second)
+            decode(add_checksum([header, *others]), self.changes)
+            with self.assertRaisesRegex(decoder.FormatError, "the base's digest"):
+                decode(add_checksum([patch(header, 10, "<H", minor), *others]), self.changes)
+
     def test_context_where_it_must_not_be(self) -> None:
         self.changes = [weights_change(random.Random(SEED), "t", 1, 40_000, 1)]
-        header, *others = encode(self.changes, mode=CONTEXT)
+        header, *others = encode(self.changes, mode=CONTEXT, second=False)
         decode(add_checksum([header, *others]), self.changes)
         other_mode = patch(patch(header, 10, "<H", 0), 96, "B", 0)
+        second, *_ = encode(self.changes, mode=CONTEXT)
         for wrong, why in (
             (patch(header, 10, "<H", 0), "format_minor"),
             (patch(header, 96, "B", 0), "format_minor"),
             (patch(header, 96, "B", 6), "out of range"),
             (patch(header, 97, "B", XOR), "other than ulp"),
             (other_mode, "another position mode"),
+            (patch(second, 10, "<H", 0), "format_minor"),
+            (patch(second, 96, "B", 0), "another position mode"),
         ):
             with self.assertRaisesRegex(decoder.FormatError, why):
                 decoder.read_delta(add_checksum([wrong, *others]))

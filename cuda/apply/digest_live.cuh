@@ -38,15 +38,20 @@ struct DigestHalves {
   LongSum middle;
   std::uint64_t high = 0;
 
-  __device__ void add(std::uint64_t a, std::uint64_t b) {
-    const auto a_low = static_cast<std::uint32_t>(a);
-    const auto a_high = static_cast<std::uint32_t>(a >> 32);
-    const auto b_low = static_cast<std::uint32_t>(b);
-    const auto b_high = static_cast<std::uint32_t>(b >> 32);
+  /// Adds an element.
+  template <class T>
+  __device__ void add(std::uint64_t weight, T bits) {
+    const auto a_low = static_cast<std::uint32_t>(weight);
+    const auto a_high = static_cast<std::uint32_t>(weight >> 32);
+    const std::uint64_t word = digest_word(bits);
+    const auto b_low = static_cast<std::uint32_t>(word);
     low.add_product(a_low, b_low);
-    middle.add_product(a_low, b_high);
     middle.add_product(a_high, b_low);
-    high += std::uint64_t{a_high} * b_high;
+    if constexpr (sizeof(T) == 8) {
+      const auto b_high = static_cast<std::uint32_t>(word >> 32);
+      middle.add_product(a_low, b_high);
+      high += std::uint64_t{a_high} * b_high;
+    }
   }
   __device__ DigestSum total() const {
     const DigestSum shifted{middle.low << 32, (middle.low >> 32) + (std::uint64_t{middle.carries} << 32)};
@@ -68,7 +73,7 @@ __device__ void digest_vector(const uint4& vector, std::uint64_t counter, std::u
       constexpr unsigned kOfWord = 4 / sizeof(T);
       bits = static_cast<T>(words[e / kOfWord] >> e % kOfWord * 8 * sizeof(T));
     }
-    sum.add(digest_multiplier(counter + e * kDigestStep), digest_multiplicand(key_hi, bits));
+    sum.add(digest_weight(counter + e * kDigestStep, key_hi), bits);
   }
 }
 
@@ -111,7 +116,7 @@ __device__ void digest_elements(const Received& received, const LiveTensor& tens
   }
   for (std::uint64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     const T bits = reinterpret_cast<const T*>(tensor.data)[place_of(view, i)];
-    sum.add(digest_multiplier(tensor.key_lo, digest_place(digest_view, i)), digest_multiplicand(tensor.key_hi, bits));
+    sum.add(digest_weight(tensor.key_lo, tensor.key_hi, digest_place(digest_view, i)), bits);
   }
 }
 

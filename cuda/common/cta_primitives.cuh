@@ -74,8 +74,7 @@ __device__ inline void wait_for_copies() {
 
 struct AddDigests {
   __device__ DigestSum operator()(DigestSum a, const DigestSum& b) const {
-    a.lo += b.lo;
-    a.hi += b.hi + (a.lo < b.lo ? 1 : 0);
+    add_wide(a, b.lo, b.hi);
     return a;
   }
 };

@@ -30,8 +30,9 @@ struct DeltaHeader {
   std::uint64_t base_version = 0;
   Hash128 table_hash;
   StateDigest base_digest;
-  std::uint64_t elements = 0;  ///< Number of elements in the whole table.
-  std::uint32_t tensors = 0;   ///< Number of tensors in the whole table.
+  DigestMix digest_mix = DigestMix::kSecond;  ///< Mix of the digests of this delta.
+  std::uint64_t elements = 0;                 ///< Number of elements in the whole table.
+  std::uint32_t tensors = 0;                  ///< Number of tensors in the whole table.
   std::uint32_t frame_capacity = 0;
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;

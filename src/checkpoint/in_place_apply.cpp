@@ -97,6 +97,7 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   const DeltaFile undo = DeltaFile::open(fs, undo_path);
   require_same_table(store.table(), checkpoint, undo.table(), undo_path);
+  store.use_digest_mix(undo.header().digest_mix);
   undo.report();
   if (undo.header().values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kCorrupt, "an undo record must have raw values", undo_path);
@@ -140,6 +141,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   const DeltaChain chain(fs, deltas, store.table(), checkpoint, options.progress);
   if (chain.size() == 0) throw Error(ErrorCode::kUsage, "no delta to apply", checkpoint);
+  store.use_digest_mix(chain[0].header().digest_mix);
 
   report.digest = read_digest(store, options);
   report.already_applied = chain.position_of(report.digest, checkpoint);
@@ -162,6 +164,7 @@ StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint
                                    const CheckpointApplyOptions& options) {
   CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, delta.table(), delta.name());
+  store.use_digest_mix(delta.header().digest_mix);
   delta.report();
   apply_one(fs, checkpoint, store, delta, options);
   return delta.commit().result_digest;

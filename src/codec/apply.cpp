@@ -77,6 +77,7 @@ void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Di
   const bool inverse = direction == Direction::kInverse;
   const std::uint32_t* positions = decoded.dense ? nullptr : decoded.positions.data();
   const Hash128 key = kDigest ? target.index->key : Hash128{};
+  const DigestMix mix = kDigest ? target.index->mix : DigestMix::kSecond;
   for (std::uint32_t i = 0; i < decoded.count; ++i) {
     const std::uint32_t at = positions != nullptr ? positions[i] : i;
     if (positions != nullptr) {
@@ -87,7 +88,7 @@ void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Di
     const T old_bits = load_word<T>(word);
     const T new_bits = changed_bits(old_bits, decoded.coded[i], kCodec, floating, inverse);
     store_word(word, 0, new_bits);
-    if constexpr (kDigest) digest_replace(sum, key.lo, key.hi, places.index(at), old_bits, new_bits);
+    if constexpr (kDigest) digest_replace(sum, mix, key, places.index(at), old_bits, new_bits);
     if (target.replaced != nullptr) {
       const auto* bytes = reinterpret_cast<const std::byte*>(&old_bits);
       target.replaced->insert(target.replaced->end(), bytes, bytes + sizeof(T));

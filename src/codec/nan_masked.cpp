@@ -121,7 +121,7 @@ StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyS
     }
     if (!known) return;
     const std::uint64_t at = index.first + static_cast<std::uint64_t>(indices.offset(element));
-    digest_replace(sum, index.key.lo, index.key.hi, at, old_bits, new_bits);
+    digest_replace(sum, index.mix, index.key, at, old_bits, new_bits);
   });
   return StateDigest{{sum.lo, sum.hi}};
 }

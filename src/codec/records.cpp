@@ -28,6 +28,12 @@ void start_record(Bytes& record, std::uint32_t magic_number) {
   put(record, 4, static_cast<std::uint32_t>(record.size()));
 }
 
+/// Returns the lowest format_minor that a delta can state.
+std::uint16_t minor_of(PositionMode positions, DigestMix mix) {
+  if (mix == DigestMix::kSecond) return 2;
+  return positions == PositionMode::kContext ? 1 : 0;
+}
+
 }  // namespace
 
 RecordPrefix peek_record(ConstBytes bytes) {
@@ -68,7 +74,7 @@ Bytes pack_header(DeltaHeader& header) {
   Bytes record(kHeaderBytes);
   start_record(record, kHeaderMagic);
   put(record, 8, kFormatMajor);
-  put(record, 10, static_cast<std::uint16_t>(header.positions == PositionMode::kContext ? 1 : 0));
+  put(record, 10, minor_of(header.positions, header.digest_mix));
   put(record, 16, header.stream);
   put(record, 32, header.version);
   put(record, 40, header.base_version);
@@ -116,10 +122,11 @@ DeltaHeader parse_header(ConstBytes record) {
     corrupt(fmt::format("frame capacity {} is out of range", header.frame_capacity));
   }
   if (mode > 5 || values > 2) corrupt("unknown position mode or value codec");
-  if ((mode == 5) != (minor == 1)) corrupt("position mode and format version disagree");
+  header.positions = static_cast<PositionMode>(mode);
+  header.digest_mix = minor < 2 ? DigestMix::kFirst : DigestMix::kSecond;
+  if (minor != minor_of(header.positions, header.digest_mix)) corrupt("position mode and format version disagree");
   if (mode == 5 && values != 2) corrupt("context positions need ulp values");
   require_zero(record.subspan(98, 22), "reserved header bytes");
-  header.positions = static_cast<PositionMode>(mode);
   header.values = static_cast<ValueCodec>(values);
   return header;
 }
@@ -168,6 +175,7 @@ TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
       table.elements() != header.elements) {
     corrupt("the counts in header and table record disagree");
   }
+  if (header.digest_mix != table.digest_mix()) return table.with_digest_mix(header.digest_mix);
   return table;
 }
 

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "core/digest_common.hpp"
+#include "core/digest_kernels.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
@@ -19,46 +19,54 @@
 namespace sparsecast {
 namespace {
 
-/// Sums `count` elements that lie `step` elements apart in memory and `index_step` apart in the digest. Steps are
-/// numbers, or kOne to make the step a compile-time constant.
-template <class T, class IndexStep, class Step>
-DigestSum sum_run(const Hash128& key, std::uint64_t first, IndexStep index_step, const std::byte* bits, Step step,
-                  std::uint64_t count) {
-  const auto add = [&](DigestSum& sum, std::uint64_t i) {
-    const auto at = static_cast<std::int64_t>(i) * step * static_cast<std::int64_t>(sizeof(T));
-    digest_add(sum, digest_multiplier(key.lo, first + i * static_cast<std::uint64_t>(std::int64_t{index_step})),
-               digest_multiplicand(key.hi, load_word<T>(bits + at)));
-  };
-  // Two accumulators: the additions with carry are the longest dependency chain.
-  DigestSum even;
-  DigestSum odd;
-  std::uint64_t i = 0;
-  for (; i + 2 <= count; i += 2) {
-    add(even, i);
-    add(odd, i + 1);
+/// Adds up elements one by one: `count` of them that lie `step` elements apart in memory and `index_step` apart in the
+/// digest.
+template <class T, DigestMix kMix>
+void sum_one_by_one(const Hash128& key, std::uint64_t first, std::int64_t index_step, const std::byte* bits,
+                    std::int64_t step, std::uint64_t count, DigestSum& sum) {
+  std::uint64_t counter = digest_counter(key.lo, first);
+  const std::uint64_t counter_step = static_cast<std::uint64_t>(index_step) * kDigestStep;
+  for (std::uint64_t i = 0; i < count; ++i, counter += counter_step) {
+    const T word = load_word<T>(bits + static_cast<std::int64_t>(i) * step * static_cast<std::int64_t>(sizeof(T)));
+    if constexpr (kMix == DigestMix::kFirst) {
+      digest_add(sum, first_mix_weight(counter), first_mix_word(key.hi, word));
+    } else {
+      digest_add(sum, digest_weight(counter, key.hi), digest_word(word));
+    }
   }
-  if (i < count) add(even, i);
-  StateDigest total{{even.lo, even.hi}};
-  total += StateDigest{{odd.lo, odd.hi}};
-  return {total.value.lo, total.value.hi};
 }
 
-constexpr std::integral_constant<std::int64_t, 1> kOne;
+/// Adds up such elements with the mix of `index`.
+template <class T>
+void sum_run(const DigestIndex& index, std::uint64_t first, std::int64_t index_step, const std::byte* bits,
+             std::int64_t step, std::uint64_t count, DigestSum& sum) {
+  const Hash128& key = index.key;
+  if (index.mix == DigestMix::kFirst) {
+    sum_one_by_one<T, DigestMix::kFirst>(key, first, index_step, bits, step, count, sum);
+    return;
+  }
+  if (step == 1) {
+    const std::uint64_t done =
+        cpu::sum_elements(digest_counter(key.lo, first), static_cast<std::uint64_t>(index_step) * kDigestStep, key.hi,
+                          bits, count, sizeof(T), sum);
+    first += done * static_cast<std::uint64_t>(index_step);
+    bits += done * sizeof(T);
+    count -= done;
+  }
+  sum_one_by_one<T, DigestMix::kSecond>(key, first, index_step, bits, step, count, sum);
+}
 
 /// Sums run by run. The runs in memory and those in the digest may have different lengths.
 template <class T>
-StateDigest sum_strided(const DigestIndex& index, const TensorView& tensor, std::uint64_t first, std::uint64_t count) {
+DigestSum sum_strided(const DigestIndex& index, const TensorView& tensor, std::uint64_t first, std::uint64_t count) {
   ElementWalk places(tensor.view);
   ElementWalk indices = index.walk();
-  StateDigest total;
+  DigestSum total;
   for (const std::uint64_t end = first + count; first < end;) {
     const std::byte* bits = tensor.data + places.offset(first) * static_cast<std::int64_t>(sizeof(T));
     const std::uint64_t at = index.first + static_cast<std::uint64_t>(indices.offset(first));
     const std::uint64_t length = std::min({places.left(first), indices.left(first), end - first});
-    const DigestSum run = places.step() == 1 && indices.step() == 1
-                              ? sum_run<T>(index.key, at, kOne, bits, kOne, length)
-                              : sum_run<T>(index.key, at, indices.step(), bits, places.step(), length);
-    total += StateDigest{{run.lo, run.hi}};
+    sum_run<T>(index, at, indices.step(), bits, places.step(), length, total);
     first += length;
   }
   return total;
@@ -66,20 +74,17 @@ StateDigest sum_strided(const DigestIndex& index, const TensorView& tensor, std:
 
 }  // namespace
 
-StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first, std::span<const std::byte> bits) {
-  const std::size_t bytes = element_size(dtype);
-  const DigestSum total =
-      with_word(bytes, [&]<class T>() { return sum_run<T>(key, first, kOne, bits.data(), kOne, bits.size() / bytes); });
-  return {{total.lo, total.hi}};
+StateDigest digest_span(const Hash128& key, DType dtype, std::uint64_t first, std::span<const std::byte> bits,
+                        DigestMix mix) {
+  const DigestIndex index{key, first, true, {}, mix};
+  return digest_elements(index, dtype, {bits.data(), nullptr}, 0, bits.size() / element_size(dtype));
 }
 
 StateDigest digest_elements(const DigestIndex& index, DType dtype, const TensorView& tensor, std::uint64_t first,
                             std::uint64_t count) {
-  const std::size_t bytes = element_size(dtype);
-  if (index.flat && tensor.view == nullptr) {
-    return digest_span(index.key, dtype, index.first + first, {tensor.data + first * bytes, count * bytes});
-  }
-  return with_word(bytes, [&]<class T>() { return sum_strided<T>(index, tensor, first, count); });
+  const DigestSum total =
+      with_word(element_size(dtype), [&]<class T>() { return sum_strided<T>(index, tensor, first, count); });
+  return {{total.lo, total.hi}};
 }
 
 std::vector<StateDigest> digest_tensors(const TensorTable& table, std::size_t first_tensor,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The mix of the state digest (docs/wire-format.md §6), shared by host and device.
+// The mixes of the state digest (docs/wire-format.md §6) and of the words of a frame, shared by host and device.
 
 #include <cstdint>
 
@@ -9,15 +9,13 @@
 
 namespace sparsecast {
 
-/// A 128-bit sum as two words; the device has no native 128-bit integer in every compiler.
+/// A 128-bit sum as two words.
 struct DigestSum {
   std::uint64_t lo = 0;
   std::uint64_t hi = 0;
 };
 
 inline constexpr std::uint64_t kDigestStep = 0x9E3779B97F4A7C15ULL;
-inline constexpr std::uint64_t kDigestMixer = 0xD6E8FEB86659FD93ULL;
-inline constexpr std::uint64_t kDigestSpread = 0xA0761D6478BD642FULL;
 
 /// Returns the counter of element `index` of the tensor whose key has low word `key_lo`. That of the next element is
 /// larger by kDigestStep.
@@ -25,18 +23,54 @@ SPARSECAST_HD std::uint64_t digest_counter(std::uint64_t key_lo, std::uint64_t i
   return key_lo + (index + 1) * kDigestStep;
 }
 
-/// Returns the odd multiplier of the element that has this counter.
-SPARSECAST_HD std::uint64_t digest_multiplier(std::uint64_t counter) {
-  const std::uint64_t k = (counter ^ (counter >> 32)) * kDigestMixer;
-  return (k ^ (k >> 32)) | 1;
+// Multipliers of the three rounds of a weight: the first 32 bits of the fractions of the square roots of 3, 7 and 13,
+// the first made even and the others odd, so that each round is a bijection.
+inline constexpr std::uint32_t kDigestRound1 = 0xBB67AE86U;
+inline constexpr std::uint32_t kDigestRound2 = 0xA54FF53BU;
+inline constexpr std::uint32_t kDigestRound3 = 0x9B05688DU;
+
+/// Returns the weight of the element that has this counter, an odd number. Each round multiplies one half of the word.
+SPARSECAST_HD std::uint64_t digest_weight(std::uint64_t counter, std::uint64_t key_hi) {
+  std::uint64_t x = (counter & 0xFFFFFFFFULL) * kDigestRound1 ^ counter ^ key_hi;
+  x = (x >> 32) * kDigestRound2 ^ x << 32;
+  x = (x >> 32) * kDigestRound3 ^ x << 32;
+  return x | 1;
 }
-SPARSECAST_HD std::uint64_t digest_multiplier(std::uint64_t key_lo, std::uint64_t index) {
-  return digest_multiplier(digest_counter(key_lo, index));
+SPARSECAST_HD std::uint64_t digest_weight(std::uint64_t key_lo, std::uint64_t key_hi, std::uint64_t index) {
+  return digest_weight(digest_counter(key_lo, index), key_hi);
 }
 
-/// Returns the multiplicand of an element with storage bits `bits`.
-SPARSECAST_HD std::uint64_t digest_multiplicand(std::uint64_t key_hi, std::uint64_t bits) {
-  return (bits * kDigestSpread) ^ key_hi;
+/// Returns what the weight of an element with storage bits `bits` is multiplied by, a bijection of them: a triangular
+/// number, modulo 2^width. What a step changes in it depends on all bits, not on the step alone: where a delta meets
+/// other bits than those of its base, the digest after it is another.
+template <class T>
+SPARSECAST_HD std::uint64_t digest_word(T bits) {
+  if constexpr (sizeof(T) == 8) {
+    const auto high = static_cast<std::uint32_t>(bits >> 32);
+    return std::uint64_t{high} << 32 | digest_word(static_cast<std::uint32_t>(bits) + high);
+  } else if constexpr (sizeof(T) == 4) {
+    const std::uint64_t u = bits;
+    return static_cast<std::uint32_t>((u * u + u) >> 1);
+  } else {
+    const std::uint32_t u = bits;
+    return static_cast<T>((u * u + u) >> 1);
+  }
+}
+
+// The first mix: of the words of a frame (docs/wire-format.md §2.3), with a key of 0, and of the state digests in
+// deltas of the formats 1.0 and 1.1.
+inline constexpr std::uint64_t kFirstMixer = 0xD6E8FEB86659FD93ULL;
+inline constexpr std::uint64_t kFirstSpread = 0xA0761D6478BD642FULL;
+
+/// Returns the weight of the element that has this counter in the first mix, an odd number.
+SPARSECAST_HD std::uint64_t first_mix_weight(std::uint64_t counter) {
+  const std::uint64_t k = (counter ^ (counter >> 32)) * kFirstMixer;
+  return (k ^ (k >> 32)) | 1;
+}
+
+/// Returns what the first mix multiplies the weight of an element by, a bijection of its storage bits.
+SPARSECAST_HD std::uint64_t first_mix_word(std::uint64_t key_hi, std::uint64_t bits) {
+  return (bits * kFirstSpread) ^ key_hi;
 }
 
 SPARSECAST_HD void multiply_wide(std::uint64_t a, std::uint64_t b, std::uint64_t& lo, std::uint64_t& hi) {
@@ -51,27 +85,41 @@ SPARSECAST_HD void multiply_wide(std::uint64_t a, std::uint64_t b, std::uint64_t
 #endif
 }
 
-SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t a, std::uint64_t b) {
-  std::uint64_t lo;
-  std::uint64_t hi;
-  multiply_wide(a, b, lo, hi);
-  sum.lo += lo;
-  sum.hi += hi + (sum.lo < lo ? 1 : 0);
+/// Adds a number of 128 bits to a sum.
+SPARSECAST_HD void add_wide(DigestSum& sum, std::uint64_t lo, std::uint64_t hi) {
+  __extension__ using Wide = unsigned __int128;
+  const Wide total = (static_cast<Wide>(sum.hi) << 64 | sum.lo) + (static_cast<Wide>(hi) << 64 | lo);
+  sum.lo = static_cast<std::uint64_t>(total);
+  sum.hi = static_cast<std::uint64_t>(total >> 64);
 }
 
-/// Adds the change of the digest when element `index` changes from `old_bits` to `new_bits`. One product serves both
-/// terms: with multiplicands n and o, a n - a o = a ((n - o) mod 2^64) - (n < o ? 2^64 a : 0).
-SPARSECAST_HD void digest_replace(DigestSum& sum, std::uint64_t key_lo, std::uint64_t key_hi, std::uint64_t index,
-                                  std::uint64_t old_bits, std::uint64_t new_bits) {
-  const std::uint64_t a = digest_multiplier(key_lo, index);
-  const std::uint64_t new_word = digest_multiplicand(key_hi, new_bits);
-  const std::uint64_t old_word = digest_multiplicand(key_hi, old_bits);
+/// Adds the product of a weight and the word of an element.
+SPARSECAST_HD void digest_add(DigestSum& sum, std::uint64_t weight, std::uint64_t word) {
   std::uint64_t lo;
   std::uint64_t hi;
-  multiply_wide(a, new_word - old_word, lo, hi);
-  hi -= new_word < old_word ? a : 0;
-  sum.lo += lo;
-  sum.hi += hi + (sum.lo < lo ? 1 : 0);
+  multiply_wide(weight, word, lo, hi);
+  add_wide(sum, lo, hi);
+}
+
+/// Adds word `index` of a frame to the sum of its words.
+SPARSECAST_HD void add_frame_word(DigestSum& sum, std::uint64_t index, std::uint64_t word) {
+  digest_add(sum, first_mix_weight(digest_counter(0, index)), first_mix_word(0, word));
+}
+
+/// Adds the change of the digest when the word of the element with this weight changes. One product serves both terms:
+/// a n - a o = a ((n - o) mod 2^64) - (n < o ? 2^64 a : 0).
+SPARSECAST_HD void digest_change(DigestSum& sum, std::uint64_t weight, std::uint64_t old_word, std::uint64_t new_word) {
+  std::uint64_t lo;
+  std::uint64_t hi;
+  multiply_wide(weight, new_word - old_word, lo, hi);
+  add_wide(sum, lo, hi - (new_word < old_word ? weight : 0));
+}
+
+/// Adds the change of the digest when element `index` changes from `old_bits` to `new_bits`.
+template <class T>
+SPARSECAST_HD void digest_replace(DigestSum& sum, std::uint64_t key_lo, std::uint64_t key_hi, std::uint64_t index,
+                                  T old_bits, T new_bits) {
+  digest_change(sum, digest_weight(key_lo, key_hi, index), digest_word(old_bits), digest_word(new_bits));
 }
 
 }  // namespace sparsecast

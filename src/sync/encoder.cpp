@@ -121,6 +121,7 @@ template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Element
 void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
                    std::uint32_t* positions, T* coded, DigestSum& sum) {
   const Hash128 key = tile.index->key;
+  const DigestMix mix = tile.index->mix;
   for (std::uint32_t i = 0; i < view.changed; ++i) {
     const std::uint32_t at = found[i];
     positions[i] = tile.base + at;
@@ -132,7 +133,7 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
     if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
     if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
     if constexpr (kRefresh) store_word(view.refresh + old_offset, 0, new_bits);
-    if constexpr (kDigest) digest_replace(sum, key.lo, key.hi, elements.index(at), old_bits, new_bits);
+    if constexpr (kDigest) digest_replace(sum, mix, key, elements.index(at), old_bits, new_bits);
   }
 }
 
@@ -413,6 +414,7 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
   header.base_version = base_version;
   header.table_hash = table.hash();
   header.base_digest = base_digest;
+  header.digest_mix = table.digest_mix();
   header.elements = table.elements();
   header.tensors = static_cast<std::uint32_t>(table.size());
   header.frame_capacity = options.frame_capacity;

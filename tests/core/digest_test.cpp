@@ -4,16 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 
-#include "core/digest_common.hpp"
+#include "core/digest_kernels.hpp"
+#include "core/tensor_view.hpp"
+#include "core/word.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/simd_targets.hpp"
 #include "support/strided_state.hpp"
 
 namespace sparsecast::test {
 namespace {
 
 constexpr DType kByWidth[] = {DType::kF8E4M3, DType::kBF16, DType::kF32, DType::kF64};
+constexpr DigestMix kMixes[] = {DigestMix::kFirst, DigestMix::kSecond};
 
 Hash128 random_key(Random& random) { return {random.next(), random.next()}; }
 
@@ -21,6 +26,10 @@ Bytes random_bits(Random& random, std::size_t bytes) {
   Bytes bits(bytes);
   for (std::byte& b : bits) b = static_cast<std::byte>(random.next());
   return bits;
+}
+
+std::uint64_t word_of(std::size_t size, std::uint64_t bits) {
+  return with_word(size, [&]<class T>() { return digest_word(static_cast<T>(bits)); });
 }
 
 TEST(StateDigest, ReplacingElementsGivesTheDigestOfTheNewBits) {
@@ -32,17 +41,21 @@ TEST(StateDigest, ReplacingElementsGivesTheDigestOfTheNewBits) {
     const std::uint64_t count = random.between(1, 300);
     const std::uint64_t first = random.chance(0.5) ? 0 : random.next() >> 20;
     const Hash128 key = random_key(random);
+    const DigestMix mix = kMixes[round / 4 % 2];
     Bytes bits = random_bits(random, count * size);
-    StateDigest running = digest_span(key, dtype, first, bits);
+    StateDigest running = digest_span(key, dtype, first, bits, mix);
     DigestSum change;
     for (std::uint64_t i = random.below(200); i > 0; --i) {
       const std::uint64_t at = random.below(count);
       const std::uint64_t old_bits = read_element(bits.data(), size, at);
       write_element(bits.data(), size, at, random.next());
-      digest_replace(change, key.lo, key.hi, first + at, old_bits, read_element(bits.data(), size, at));
+      const std::uint64_t new_bits = read_element(bits.data(), size, at);
+      with_word(size, [&]<class T>() {
+        digest_replace(change, mix, key, first + at, static_cast<T>(old_bits), static_cast<T>(new_bits));
+      });
     }
     running += StateDigest{{change.lo, change.hi}};
-    ASSERT_EQ(running, digest_span(key, dtype, first, bits)) << "round " << round;
+    ASSERT_EQ(running, digest_span(key, dtype, first, bits, mix)) << "round " << round;
   }
 }
 
@@ -60,8 +73,10 @@ TEST(StateDigest, TakingBackWhatWasAddedLeavesNothing) {
     const std::uint64_t index = random.next();
     const std::uint64_t bits = random.next();
     const std::uint64_t other = random.next();
-    digest_replace(change, a.value.lo, a.value.hi, index, bits, other);
-    digest_replace(change, a.value.lo, a.value.hi, index, other, bits);
+    const DigestMix mix = kMixes[i % 2];
+    digest_replace(change, mix, a.value, index, bits, other);
+    ASSERT_TRUE(bits == other || change.lo != 0 || change.hi != 0);
+    digest_replace(change, mix, a.value, index, other, bits);
     ASSERT_EQ(change.lo, 0U);
     ASSERT_EQ(change.hi, 0U);
   }
@@ -75,14 +90,15 @@ TEST(StateDigest, PiecesOfATensorAddUpToTheWhole) {
     const std::size_t size = element_size(dtype);
     const std::uint64_t count = random.below(5'000);
     const Hash128 key = random_key(random);
+    const DigestMix mix = kMixes[round / 4 % 2];
     const Bytes bits = random_bits(random, count * size);
     std::vector<StateDigest> parts;
     for (std::uint64_t first = 0; first < count;) {
       const std::uint64_t piece = std::min(count - first, random.below(random.chance(0.5) ? 8 : 2'000));
-      parts.push_back(digest_span(key, dtype, first, ConstBytes(bits).subspan(first * size, piece * size)));
+      parts.push_back(digest_span(key, dtype, first, ConstBytes(bits).subspan(first * size, piece * size), mix));
       first += piece;
     }
-    ASSERT_EQ(sum(parts), digest_span(key, dtype, 0, bits)) << "round " << round;
+    ASSERT_EQ(sum(parts), digest_span(key, dtype, 0, bits, mix)) << "round " << round;
   }
 }
 
@@ -96,15 +112,20 @@ TEST(StateDigest, OfATableIsTheSameForAnyNumberOfThreadsAndTheSumOverItsElements
   for (const TensorSpec& spec : table) state.push_back(random_bits(random, spec.bytes()));
   const std::vector<StateDigest> found = digest_tensors(table, refs_to(table, views(state)), 1);
   EXPECT_EQ(digest_tensors(table, refs_to(table, views(state)), 3), found);
+  const TensorTable of_first_mix = table.with_digest_mix(DigestMix::kFirst);
+  const std::vector<StateDigest> found_first = digest_tensors(of_first_mix, refs_to(table, views(state)), 2);
   for (std::size_t t = 0; t < table.size(); ++t) {
     const Hash128 key = table.digest_key(t);
     const std::size_t size = element_size(table[t].dtype);
     DigestSum slow;
+    DigestSum slow_first;
     for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
-      digest_add(slow, digest_multiplier(key.lo, i),
-                 digest_multiplicand(key.hi, read_element(state[t].data(), size, i)));
+      const std::uint64_t bits = read_element(state[t].data(), size, i);
+      digest_add(slow, digest_weight(key.lo, key.hi, i), word_of(size, bits));
+      digest_add(slow_first, first_mix_weight(digest_counter(key.lo, i)), first_mix_word(key.hi, bits));
     }
     EXPECT_EQ(found[t], (StateDigest{{slow.lo, slow.hi}})) << table[t].name;
+    EXPECT_EQ(found_first[t], (StateDigest{{slow_first.lo, slow_first.hi}})) << table[t].name;
   }
 }
 
@@ -145,7 +166,176 @@ TEST(StateDigest, KnowsPlaceTensorAndBits) {
   EXPECT_NE(digest, digest_span(key, DType::kBF16, 6, bits));
   EXPECT_NE(digest, digest_span({1, 3}, DType::kBF16, 5, bits));
   EXPECT_NE(digest, digest_span({2, 2}, DType::kBF16, 5, bits));
+  EXPECT_NE(digest, digest_span(key, DType::kBF16, 5, bits, DigestMix::kFirst));
   EXPECT_NE(digest, digest_span(key, DType::kBF16, 5, Bytes(2, std::byte{8})));
+}
+
+TEST(StateDigest, WordsAreBijections) {
+  std::vector<bool> found(1 << 16);
+  for (std::uint32_t u = 0; u < 1 << 16; ++u) {
+    const std::uint64_t word = digest_word(static_cast<std::uint16_t>(u));
+    ASSERT_LT(word, 1U << 16);
+    ASSERT_FALSE(found[word]) << u;
+    found[word] = true;
+  }
+  // A triangular number modulo 2^k tells u modulo 2^k, so that of a wider word is a bijection as well.
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  for (int i = 0; i < 100'000; ++i) {
+    const std::size_t size = std::size_t{1} << random.below(4);
+    const std::uint64_t bits = random.next() >> (64 - 8 * size);
+    const std::uint64_t other = bits ^ (std::uint64_t{1} << random.below(8 * size));
+    ASSERT_NE(word_of(size, bits), word_of(size, other));
+    ASSERT_EQ(word_of(size, bits) >> (8 * size - 1) >> 1, 0U);
+  }
+}
+
+TEST(StateDigest, AStepFromAWrongWordIsAnotherChange) {
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  int missed = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    const std::size_t size = std::size_t{1} << random.below(4);
+    const std::uint64_t mask = ~std::uint64_t{0} >> (64 - 8 * size);
+    const std::uint64_t right = random.next() & mask;
+    const bool one_bit = random.chance(0.5);
+    const std::uint64_t wrong = (right ^ (one_bit ? std::uint64_t{1} << random.below(8 * size) : random.next())) & mask;
+    const std::uint64_t step = random.between(1, 8);
+    if (wrong == right || std::max(wrong, right) > mask - step) continue;
+    const auto change = [&](std::uint64_t from) { return word_of(size, (from + step) & mask) - word_of(size, from); };
+    const bool seen = change(wrong) != change(right);
+    ASSERT_TRUE(seen || step % 2 == 0 || size == 8) << right << ' ' << wrong << ' ' << step;
+    missed += seen ? 0 : 1;
+  }
+  EXPECT_LT(missed, 8'000);
+}
+
+TEST(StateDigest, AnyChangeOfOneElementIsSeen) {
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  for (int i = 0; i < 100'000; ++i) {
+    const Hash128 key = random_key(random);
+    const std::size_t size = std::size_t{1} << random.below(4);
+    const std::uint64_t bits = random.next();
+    const std::uint64_t flipped = bits ^ (std::uint64_t{1} << random.below(8 * size));
+    const std::uint64_t at = random.next();
+    DigestSum change;
+    with_word(size, [&]<class T>() {
+      digest_replace(change, key.lo, key.hi, at, static_cast<T>(bits), static_cast<T>(flipped));
+    });
+    ASSERT_TRUE(change.lo != 0 || change.hi != 0);
+  }
+}
+
+TEST(DigestKernels, EveryInstructionSetSumsAsTheElementsDo) {
+  SCOPED_TRACE(seed_note());
+  std::uint64_t summed = 0;
+  for_each_target([&] {
+    for (std::uint64_t round = 0; round < 200; ++round) {
+      Random random(case_seed(run_seed(), round));
+      const std::size_t size = element_size(kByWidth[round % 4]);
+      // More than a chunk of the kernels at times; all bits set, so that sums of products come close to their words.
+      const std::uint64_t count = round < 8 ? 40'000 + random.below(200) : random.below(300);
+      const std::size_t shift = random.below(9);
+      Bytes bits = random_bits(random, shift + count * size);
+      if (random.chance(0.3)) std::ranges::fill(bits, std::byte{0xFF});
+      const Hash128 key = random_key(random);
+      const std::uint64_t step = random.chance(0.5) ? 1 : random.next() >> 40;
+      const std::uint64_t first = random.next() >> 20;
+      DigestSum sum{random.next(), random.next()};
+      DigestSum expected = sum;
+      const std::uint64_t done = cpu::sum_elements(digest_counter(key.lo, first), step * kDigestStep, key.hi,
+                                                   bits.data() + shift, count, size, sum);
+      ASSERT_LE(done, count);
+      // Without SIMD all elements are left.
+      ASSERT_TRUE(done == 0 || done + 256 > count) << "more than the last vector was left";
+      summed += done;
+      for (std::uint64_t i = 0; i < done; ++i) {
+        digest_add(expected, digest_weight(key.lo, key.hi, first + i * step),
+                   word_of(size, read_element(bits.data() + shift, size, i)));
+      }
+      ASSERT_EQ(sum.lo, expected.lo) << "round " << round;
+      ASSERT_EQ(sum.hi, expected.hi) << "round " << round;
+    }
+  });
+  EXPECT_GT(summed, 200'000U);
+}
+
+/// Errors at places that have to do with one another: element k of the pattern lies `along[k]` strides and `across[k]`
+/// pitches from its beginning.
+struct ErrorPattern {
+  std::vector<std::uint64_t> along;
+  std::vector<std::uint64_t> across;
+  std::vector<std::int64_t> errors;
+};
+
+const ErrorPattern kPatterns[] = {
+    {{0, 1}, {0, 0}, {1, -1}},  // Two elements exchanged.
+    {{0, 1}, {0, 0}, {1, 1}},   // Two that move alike.
+    {{0, 1, 2}, {0, 0, 0}, {1, -2, 1}},
+    {{0, 1, 2, 3}, {0, 0, 0, 0}, {1, -3, 3, -1}},
+    {{0, 1, 0, 1}, {0, 0, 1, 1}, {1, -1, -1, 1}},  // Two exchanged, in two rows.
+};
+
+/// Where the parts of a sum begin. Its lowest bit says nothing, as weights are odd.
+constexpr unsigned kParts[] = {1, 14, 27, 40, 51};
+
+/// Returns how often, at most, a part of 13 bits of the sums of weights times errors was all zeros or all ones, among
+/// 2^16 sums of one pattern, stride and key: of random numbers 16 times.
+template <class Weight>
+int most_coincidences(const Weight& weight) {
+  Random random(run_seed());
+  int most = 0;
+  for (const ErrorPattern& pattern : kPatterns) {
+    for (const std::uint64_t stride : {1, 2, 3, 64, 1'000, 2'048, 4'096, 16'384, 1 << 20}) {
+      for (const std::uint64_t pitch : {std::uint64_t{1'024} * stride, 7 * stride + 1}) {
+        const Hash128 key = random_key(random);
+        int found[std::size(kParts)] = {};
+        for (std::uint64_t i = 0; i < 1 << 16; ++i) {
+          std::uint64_t sum = 0;
+          for (std::size_t k = 0; k < pattern.errors.size(); ++k) {
+            const std::uint64_t at = i + pattern.along[k] * stride + pattern.across[k] * pitch;
+            sum += static_cast<std::uint64_t>(pattern.errors[k]) * weight(key, at);
+          }
+          for (std::size_t p = 0; p < std::size(kParts); ++p) {
+            const std::uint64_t part = sum >> kParts[p] & 0x1FFF;
+            found[p] += part == 0 || part == 0x1FFF ? 1 : 0;
+          }
+        }
+        most = std::max(most, *std::ranges::max_element(found));
+      }
+    }
+  }
+  return most;
+}
+
+TEST(DigestWeights, SumsOfErrorsThatGoTogetherAreAsThoseOfRandomNumbers) {
+  SCOPED_TRACE(seed_note());
+  const auto second = [](const Hash128& key, std::uint64_t i) { return digest_weight(key.lo, key.hi, i); };
+  EXPECT_LT(most_coincidences(second), 60);
+  // The measure tells a weak mix: the same with two rounds of the three.
+  const auto two_rounds = [](const Hash128& key, std::uint64_t i) {
+    const std::uint64_t counter = digest_counter(key.lo, i);
+    const std::uint64_t x = (counter & 0xFFFFFFFF) * kDigestRound1 ^ counter ^ key.hi;
+    return ((x >> 32) * kDigestRound2 ^ x << 32) | 1;
+  };
+  EXPECT_GT(most_coincidences(two_rounds), 100);
+}
+
+TEST(DigestWeights, DependOnEveryBitOfTheKeyAndTheIndex) {
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  constexpr int kRounds = 1'000;
+  for (unsigned bit = 0; bit < 3 * 64; ++bit) {
+    int flipped = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      std::uint64_t words[3] = {random.next(), random.next(), random.next()};
+      const std::uint64_t weight = digest_weight(words[0], words[1], words[2]);
+      words[bit / 64] ^= std::uint64_t{1} << (bit % 64);
+      flipped += std::popcount(weight ^ digest_weight(words[0], words[1], words[2]));
+    }
+    EXPECT_GT(flipped, 12 * kRounds) << "bits of the weight with bit " << bit % 64 << " of word " << bit / 64;
+  }
 }
 
 }  // namespace

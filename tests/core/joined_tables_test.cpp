@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "support/expect_error.hpp"
+
 namespace sparsecast::test {
 namespace {
 
@@ -38,6 +40,13 @@ TEST(JoinedTables, KeepsOrderDigestsAndTellsEqualNamesApart) {
   EXPECT_EQ(sums[0], (StateDigest{{3, 0}}));
   EXPECT_EQ(sums[1], StateDigest{});
   EXPECT_EQ(sums[2], (StateDigest{{5, 0}}));
+}
+
+TEST(JoinedTables, HaveOneDigestMix) {
+  const auto second = table_of({{"a", DType::kBF16, {4}}});
+  const auto first = std::make_shared<const TensorTable>(second->with_digest_mix(DigestMix::kFirst));
+  EXPECT_EQ(JoinedTables({first, first}).all().digest_mix(), DigestMix::kFirst);
+  expect_error(ErrorCode::kUsage, [&] { JoinedTables({second, first}); }, {"stream 1", "mix"});
 }
 
 }  // namespace

@@ -81,8 +81,10 @@ StateDigest digest_by_element(const TensorTable& table, std::size_t tensor, cons
       index += left % spec.shape[d - 1] * static_cast<std::uint64_t>(origin.strides[d - 1]);
       left /= spec.shape[d - 1];
     }
-    const Wide product = Wide{digest_multiplier(origin.key.lo, index)} *
-                         digest_multiplicand(origin.key.hi, read_element(bits.data(), element_size(spec.dtype), i));
+    const std::uint64_t word = with_word(element_size(spec.dtype), [&]<class T>() {
+      return digest_word(static_cast<T>(read_element(bits.data(), sizeof(T), i)));
+    });
+    const Wide product = Wide{digest_weight(origin.key.lo, origin.key.hi, index)} * word;
     digest += StateDigest{{static_cast<std::uint64_t>(product), static_cast<std::uint64_t>(product >> 64)}};
   }
   return digest;

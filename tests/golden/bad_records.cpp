@@ -12,10 +12,12 @@
 namespace sparsecast::test {
 
 BadBase bad_base() {
-  BadBase start{TensorTable(std::vector<TensorSpec>{
-                    {"floats", DType::kBF16, {40}}, {"bytes", DType::kU8, {20'000}}, {"words", DType::kF32, {6}}}),
-                {},
-                {}};
+  BadBase start{
+      TensorTable(std::vector<TensorSpec>{
+                      {"floats", DType::kBF16, {40}}, {"bytes", DType::kU8, {20'000}}, {"words", DType::kF32, {6}}})
+          .with_digest_mix(DigestMix::kFirst),
+      {},
+      {}};
   for (const TensorSpec& spec : start.table) {
     Bytes& bits = start.base.emplace_back(spec.bytes());
     for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::byte>(i * i / 7);
@@ -104,7 +106,9 @@ void add_header(Collection& all) {
   all.torn("header_record_bytes", "the header says 136 bytes", set(4, 136U));
   all.checksummed("format_major_2", "a format of another major version", set(8, std::uint16_t{2}),
                   ErrorCode::kUnsupported);
-  all.checksummed("format_minor_2", "a format of a later minor version", set(10, std::uint16_t{2}),
+  all.checksummed("format_minor_2", "format 1.2 with the digests of 1.0", set(10, std::uint16_t{2}),
+                  ErrorCode::kWrongBase);
+  all.checksummed("format_minor_3", "a format of a later minor version", set(10, std::uint16_t{3}),
                   ErrorCode::kUnsupported);
   all.checksummed("format_minor_1_without_context", "format 1.1 without its position mode", set(10, std::uint16_t{1}));
   all.checksummed("context_in_format_1_0", "position mode context in format 1.0", set(96, std::uint8_t{5}));

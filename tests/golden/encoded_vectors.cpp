@@ -218,8 +218,10 @@ States many_states() {
 class Collection {
  public:
   void add(const std::string& name, const States& states, const EncodeOptions& options, const Step& step = {}) {
-    const Bytes delta = encode_file(states.table, states.base, states.result, options, step);
-    vectors_.push_back({name, states.name, states.table, states.base, states.result, delta, true});
+    const TensorTable table = states.table.with_digest_mix(mix_);
+    const Bytes delta = encode_file(table, states.base, states.result, options, step);
+    const std::string format = mix_ == DigestMix::kFirst ? "" : "format_1_2_";
+    vectors_.push_back({format + name, states.name, table, states.base, states.result, delta, true});
   }
   void add_all_codecs(const States& states, PositionMode mode) {
     for (const ValueCodec values : kCodecs) {
@@ -227,9 +229,12 @@ class Collection {
           options_of(mode, values));
     }
   }
+  /// Makes the vectors that are added next ones of format 1.2; those before are of 1.0 and 1.1.
+  void enter_format_1_2() { mix_ = DigestMix::kSecond; }
   std::vector<GoodVector> take() { return std::move(vectors_); }
 
  private:
+  DigestMix mix_ = DigestMix::kFirst;
   std::vector<GoodVector> vectors_;
 };
 
@@ -279,6 +284,18 @@ std::vector<GoodVector> encoded_vectors() {
           options_of(PositionMode::kBitmap, ValueCodec::kRaw, 1));
   all.add("zstd_3_gap16_xor", weights, options_of(PositionMode::kGap16, ValueCodec::kXor, 3));
   all.add("zstd_19_index32_ulp", weights, options_of(PositionMode::kIndex32, ValueCodec::kUlp, 19));
+
+  all.enter_format_1_2();
+  all.add_all_codecs(dtype_states(), PositionMode::kAuto);
+  all.add_all_codecs(shape_states(), PositionMode::kAuto);
+  all.add("special_packed_ulp", special_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
+  all.add("wide_packed_xor", wide_states(), options_of(PositionMode::kPacked, ValueCodec::kXor));
+  all.add("dtypes_context_ulp", dtype_states(), context);
+  all.add("optimizer_context_ulp", optimizer_states(), context);
+  all.add("many_tensors", many_states(), options_of(PositionMode::kAuto, ValueCodec::kUlp));
+  all.add("no_change", still, options_of(PositionMode::kAuto, ValueCodec::kUlp));
+  all.add("no_tensors", states_of("nothing", {}), options_of(PositionMode::kAuto, ValueCodec::kRaw));
+  all.add("zstd_3_gap16_xor", weights, options_of(PositionMode::kGap16, ValueCodec::kXor, 3));
   return all.take();
 }
 

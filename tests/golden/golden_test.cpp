@@ -11,6 +11,7 @@
 #include "sparsecast/safetensors.hpp"
 #include "sparsecast/subscriber.hpp"
 #include "support/delta_bytes.hpp"
+#include "support/expect_error.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -85,6 +86,19 @@ TEST(Golden, EveryGoodVectorDecodesBitForBit) {
   });
 }
 
+TEST(Golden, ASubscriberOfTheOtherMixRefusesByName) {
+  int refused = 0;
+  for_good([&](const nlohmann::json&, const DeltaFile& delta, TensorState base, const TensorState&) {
+    const bool first = delta.header().digest_mix == DigestMix::kFirst;
+    const TensorTable other = delta.table().with_digest_mix(first ? DigestMix::kSecond : DigestMix::kFirst);
+    const TensorState before = base;
+    expect_error(ErrorCode::kUnsupported, [&] { receive(delta, other, base); }, {"mix", first ? "1" : "2"});
+    EXPECT_TRUE(base == before);
+    ++refused;
+  });
+  EXPECT_GE(refused, 50);
+}
+
 TEST(Golden, EveryCanonicalVectorIsEncodedAgainByteForByte) {
   int encoded = 0;
   for_good(
@@ -136,6 +150,7 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
   std::set<std::pair<PositionMode, ValueCodec>> modes;
   std::set<std::pair<DType, ValueCodec>> dtypes;
   std::set<int> position_codecs;
+  std::set<std::pair<DigestMix, bool>> formats;
   std::size_t most_frames = 0;
   for_good([&](const nlohmann::json& vector, const DeltaFile& delta, const TensorState&, const TensorState&) {
     if (vector.at("canonical")) modes.insert({delta.header().positions, delta.header().values});
@@ -146,11 +161,13 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
     for (const DeltaReport::Tensor& tensor : report.tensors) {
       dtypes.insert({delta.table()[tensor.index].dtype, delta.header().values});
     }
+    formats.insert({delta.header().digest_mix, delta.header().positions == PositionMode::kContext});
     most_frames = std::max(most_frames, delta.frames());
   });
   EXPECT_EQ(modes.size(), 16U);
   EXPECT_EQ(dtypes.size(), 36U);
   EXPECT_EQ(position_codecs.size(), 6U);
+  EXPECT_EQ(formats.size(), 4U);
   EXPECT_GE(most_frames, 3U);
 }
 
@@ -170,7 +187,7 @@ TEST(Golden, EveryBadVectorIsRefusedWithItsErrorAndChangesNothing) {
     try {
       const DeltaFile delta = DeltaFile::over(bytes, vector.at("delta"));
       delta.report();
-      receive(delta, table, live);
+      receive(delta, table.with_digest_mix(delta.header().digest_mix), live);
       ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
       EXPECT_EQ(to_string(error.code()), vector.at("error").get<std::string>()) << error.what();

@@ -53,15 +53,18 @@ std::uint64_t bytes_of(FileSystem& fs, const std::string& path) {
 /// along the way, unless the chain has only one step.
 class Conversion {
  public:
-  Conversion(Console& console, const ConvertFlags& flags, std::size_t steps, const Progress& progress)
+  Conversion(Console& console, const ConvertFlags& flags, const std::vector<ConvertStep>& steps,
+             const Progress& progress)
       : console_(console),
         fs_(console.fs),
         flags_(flags),
-        single_(steps == 1),
+        single_(steps.size() == 1),
         progress_(progress),
         scratch_(fs_, flags.output),
         state_(flags.base) {
-    const CheckpointStore store(fs_, CheckpointLayout::of(Checkpoint::open(fs_, state_)), OpenMode::kRead);
+    CheckpointStore store(fs_, CheckpointLayout::of(Checkpoint::open(fs_, state_)), OpenMode::kRead);
+    const ConvertStep& first = steps.front();
+    if (!first.foreign) store.use_digest_mix(DeltaFile::open(fs_, first.path).header().digest_mix);
     digest_ = sum(digest_store(store, flags.encode.threads, progress));
   }
 
@@ -218,7 +221,7 @@ int run_convert(Console& console, const ConvertFlags& flags) {
   ProgressBar bar(console);
   std::vector<Written> all;
   {
-    Conversion conversion(console, flags, steps.size(), bar.callback());
+    Conversion conversion(console, flags, steps, bar.callback());
     for (std::size_t i = 0; i < steps.size(); ++i) all.push_back(conversion.convert(steps[i], i + 1 == steps.size()));
   }
   bar.wipe();

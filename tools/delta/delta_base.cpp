@@ -20,7 +20,7 @@ Checkpoint open_base(FileSystem& fs, const std::string& path, const DeltaFile& d
   require_not_interrupted(fs, path);
   Checkpoint base = Checkpoint::open(fs, path);
   require_same_table(base.table(), path, delta.table(), delta.name());
-  require_base(sum(digest_tensors(base.table(), refs_to(base.table(), base.tensors()), threads)), path, delta);
+  require_base(sum(digest_tensors(delta.table(), refs_to(delta.table(), base.tensors()), threads)), path, delta);
   return base;
 }
 

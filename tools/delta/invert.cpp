@@ -31,6 +31,7 @@ CheckpointStore open_store(Console& console, const InvertFlags& flags, const Del
   require_not_interrupted(console.fs, flags.base);
   CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.base)), OpenMode::kRead);
   require_same_table(store.table(), flags.base, delta.table(), flags.delta);
+  store.use_digest_mix(delta.header().digest_mix);
   const StateDigest digest = sum(digest_store(store, flags.encode.threads, progress));
   require_base(digest, flags.base, delta);
   return store;

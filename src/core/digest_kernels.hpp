@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The sum of the state digest over elements that follow one another in memory.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/digest_common.hpp"
+
+namespace sparsecast::cpu {
+
+/// Adds the digest of the first elements of `element_bytes` bytes at `bits`, at any alignment, at most `count` of them,
+/// and returns how many; the last few are left. The first has the counter `counter`, each other one that is larger by
+/// `counter_step`.
+std::uint64_t sum_elements(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi,
+                           const std::byte* bits, std::uint64_t count, std::size_t element_bytes, DigestSum& sum);
+
+}  // namespace sparsecast::cpu
