@@ -25,7 +25,6 @@ import independent_blocks as blocks  # noqa: E402
 TILE = blocks.TILE
 CTA = 256  # Threads of most kernels.
 WARPS = 128  # Threads of those that give a block to a warp.
-MIXER = 0xD6E8FEB86659FD93
 KEY = (0x1234567890ABCDEF, 0xFEDCBA0987654321)
 KERNELS = {  # By name in the listing's demangled symbols, with the source and the type of the elements.
     "detect": "detect<(DetectSource){source}>",
@@ -105,13 +104,14 @@ def pack(layout: dict[str, int], **fields: int) -> bytes:
 
 
 def digest_of(indices: np.ndarray, bits: np.ndarray) -> int:
-    """Returns the state digest (docs/wire-format.md) of elements."""
-    total, low = 0, (1 << 64) - 1
+    """Returns the state digest (docs/wire-format.md §6, the second mix) of elements of up to 32 bits."""
+    total, low, width = 0, (1 << 64) - 1, 8 * bits.itemsize
     for index, word in zip(indices.tolist(), bits.tolist(), strict=True):
-        k = (KEY[0] + (index + 1) * 0x9E3779B97F4A7C15) & low
-        k = (k ^ k >> 32) * MIXER & low
-        a = (k ^ k >> 32) | 1
-        total += a * ((word * 0xA0761D6478BD642F & low) ^ KEY[1])
+        x = (KEY[0] + (index + 1) * 0x9E3779B97F4A7C15) & low
+        x ^= ((x & 0xFFFFFFFF) * 0xBB67AE86) ^ KEY[1]
+        for multiplier in (0xA54FF53B, 0x9B05688D):
+            x = ((x >> 32) * multiplier) ^ ((x & 0xFFFFFFFF) << 32)
+        total += (x | 1) * (word * (word + 1) // 2 % (1 << width))
     return total % (1 << 128)
 
 
