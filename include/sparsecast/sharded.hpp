@@ -49,8 +49,9 @@ struct ShardedOptions {
   /// for trainers without spare device memory. The kernels read it there, and write to it what has changed: each sync
   /// brings all its bytes over the bus. Of tensors in host memory it is Error{kUsage}.
   bool pinned_snapshot = false;
-  int threads = 1;                    ///< Subscriber: threads for apply and digests; 0: all cores.
-  std::uint32_t audit_versions = 64;  ///< Subscriber: as in SubscriberOptions.
+  int threads = 1;                          ///< Subscriber: threads for apply and digests; 0: all cores.
+  std::uint32_t audit_versions = 64;        ///< Subscriber: as in SubscriberOptions.
+  std::chrono::microseconds audit_time{0};  ///< Subscriber: as in SubscriberOptions.
   /// Subscriber: true when the memory holds no version yet; the trainer then seeds it in the next regroup().
   bool needs_anchor = false;
   bool report_tensors = false;  ///< Publisher: fill in ShardedReport::tensors, which reads every block's entry.

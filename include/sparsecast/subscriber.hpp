@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,6 +24,9 @@ struct SubscriberOptions {
   int threads = 1;            ///< Threads for apply and digests; 0: all cores.
   /// Number of audit_next() calls in which the whole state is read once; 0 disables the audit.
   std::uint32_t audit_versions = 64;
+  /// Time that an audit_next() may take on average, by the speed of those before: the whole state is then read in more
+  /// calls than `audit_versions`. 0: no limit.
+  std::chrono::microseconds audit_time{0};
   /// Whether to accept deltas that lead to an older version (the inverse of one that was applied).
   bool allow_rollback = false;
 };
@@ -113,7 +117,9 @@ class SPARSECAST_API Subscriber {
 
   /// Rolling audit, to be called after each version when the engine runs again: re-reads some whole tensors, in turn,
   /// and compares them with their running digests, so that a flipped bit that no delta touches is found within
-  /// `audit_versions` calls. Returns the bytes read. Throws Error{kDirty} that names the tensor, and marks dirty.
+  /// `audit_versions` calls, or in those that `audit_time` needs. Tensors are read whole: one that takes longer than a
+  /// call may is read when calls before it have left it the time. Returns the bytes read. Throws Error{kDirty} that
+  /// names the tensor, and marks dirty.
   std::uint64_t audit_next();
   /// Re-reads every byte. Throws Error{kDirty} that names the first tensor that differs, and marks dirty.
   void audit();

@@ -421,7 +421,7 @@ class Subscriber:
     Subscriber on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies the result. A failure leaves the old version, or the state dirty, which the error says. Not thread-safe.
     """
 
-    def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, allow_rollback: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, allow_rollback: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
         `tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must keep their addresses. Reads all of them once.
         """
@@ -587,7 +587,7 @@ class ShardedSubscriber:
     Subscriber on one rank of an engine. Not thread-safe; receive() may run in another thread than the rest, one call at a time.
     """
 
-    def __init__(self, engine: str, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, needs_anchor: bool = False, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, engine: str, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, needs_anchor: bool = False, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
         `tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().
         """
@@ -742,7 +742,7 @@ class LogFollower:
     Live tensors in host memory that follow a delta log. Not thread-safe, except stop().
     """
 
-    def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, state_path: str, scratch: str, trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, pause: object | None = None) -> None:
+    def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, state_path: str, scratch: str, trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None) -> None:
         """
         `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there is no log yet.
         """

@@ -40,10 +40,13 @@ void bind_logs(nb::module_& m);
 void bind_quantize(nb::module_& m);
 
 /// Converts seconds, the unit of every function of the module. Throws Error{kUsage} for a value that is no duration.
-inline std::chrono::milliseconds milliseconds(double seconds) {
+inline std::chrono::microseconds microseconds(double seconds) {
   constexpr double kLongest = 1e9;
   if (!(seconds >= 0) || seconds > kLongest) throw Error(ErrorCode::kUsage, "a timeout is 0 to 1e9 seconds");
-  return std::chrono::milliseconds(static_cast<std::int64_t>(std::llround(seconds * 1000)));
+  return std::chrono::microseconds(static_cast<std::int64_t>(std::llround(seconds * 1e6)));
+}
+inline std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::round<std::chrono::milliseconds>(microseconds(seconds));
 }
 
 /// Parses the form of to_hex() only. Throws Error{kUsage} with `what` as its context.

@@ -268,7 +268,7 @@ void bind_follower(nb::module_& m) {
           [](PythonLogFollower* self, const std::string& location, const TensorTable& table,
              const std::vector<Memory>& tensors, const std::string& state_path, const std::string& scratch,
              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
-             bool allow_rollback, int threads, std::uint32_t audit_versions, nb::object pause) {
+             bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause) {
             FollowerOptions options;
             options.trust = trust_of(trusted_keys);
             options.trust.max_age = milliseconds(max_age);
@@ -277,13 +277,14 @@ void bind_follower(nb::module_& m) {
             SubscriberOptions subscribing;
             subscribing.threads = threads;
             subscribing.audit_versions = audit_versions;
+            subscribing.audit_time = microseconds(audit_time);
             new (self) PythonLogFollower(location, state_path, table, tensors, scratch, subscribing, std::move(options),
                                          std::move(pause));
           },
           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("state_path"),
           nb::arg("scratch"), nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("lease") = "",
           nb::arg("max_age") = 0.0, nb::arg("allow_rollback") = false, nb::arg("threads") = 1,
-          nb::arg("audit_versions") = 64, nb::arg("pause") = nb::none(),
+          nb::arg("audit_versions") = 64, nb::arg("audit_time") = 0.0, nb::arg("pause") = nb::none(),
           "`tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the "
           "versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called "
           "before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there"

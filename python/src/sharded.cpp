@@ -242,7 +242,7 @@ void bind_subscriber(nb::module_& m) {
           "__init__",
           [](PythonShardedSubscriber* self, const std::string& engine, std::shared_ptr<Layout> layout, std::size_t rank,
              const std::vector<Memory>& tensors, std::uint64_t version, bool needs_anchor,
-             const std::optional<std::string>& stream_id, int threads, std::uint32_t audit_versions,
+             const std::optional<std::string>& stream_id, int threads, std::uint32_t audit_versions, double audit_time,
              std::uintptr_t stream, double device_timeout) {
             ShardedOptions options;
             options.version = version;
@@ -250,12 +250,13 @@ void bind_subscriber(nb::module_& m) {
             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
             options.threads = threads;
             options.audit_versions = audit_versions;
+            options.audit_time = microseconds(audit_time);
             new (self)
                 PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream, device_timeout);
           },
           nb::arg("engine"), nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(),
           nb::arg("version") = 0, nb::arg("needs_anchor") = false, nb::arg("stream_id") = nb::none(),
-          nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("stream") = 0,
+          nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("audit_time") = 0.0, nb::arg("stream") = 0,
           nb::arg("device_timeout") = 60.0,
           "`tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. "
           "With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().")

@@ -208,18 +208,21 @@ void bind_subscriber(nb::module_& m) {
           "__init__",
           [](PythonSubscriber* self, const TensorTable& table, const std::vector<Memory>& tensors,
              std::uint64_t version, const std::optional<std::string>& stream_id, int threads,
-             std::uint32_t audit_versions, bool allow_rollback, std::uintptr_t stream, double device_timeout) {
+             std::uint32_t audit_versions, double audit_time, bool allow_rollback, std::uintptr_t stream,
+             double device_timeout) {
             SubscriberOptions options;
             options.version = version;
             options.threads = threads;
             options.audit_versions = audit_versions;
+            options.audit_time = microseconds(audit_time);
             options.allow_rollback = allow_rollback;
             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
             new (self) PythonSubscriber(table, tensors, options, stream, device_timeout);
           },
           nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
           nb::arg("stream_id") = nb::none(), nb::arg("threads") = 1, nb::arg("audit_versions") = 64,
-          nb::arg("allow_rollback") = false, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+          nb::arg("audit_time") = 0.0, nb::arg("allow_rollback") = false, nb::arg("stream") = 0,
+          nb::arg("device_timeout") = 60.0,
           "`tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must "
           "keep their addresses. Reads all of them once.")
       .def(

@@ -47,6 +47,7 @@ void SubscriberSide::build(const FanoutPlan& plan, int world_rank, const Meeting
   subscribing.version = version_;
   subscribing.threads = options_.threads;
   subscribing.audit_versions = options_.audit_versions;
+  subscribing.audit_time = options_.audit_time;
   routes_ = make_destination_routes(plan, world_rank, *memory_, subscribing);
 }
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "core/tensor_view.hpp"
@@ -282,7 +283,12 @@ std::uint64_t JoinedSubscriber::audit_next() {
   const TensorTable& table = tables_.all();
   const std::size_t tensors = table.size();
   if (options_.audit_versions == 0 || tensors == 0) return 0;
-  audit_credit_ += table.bytes() / options_.audit_versions + 1;
+  std::uint64_t slice = table.bytes() / options_.audit_versions + 1;
+  if (options_.audit_time.count() != 0 && audit_speed_ != 0) {
+    const double seconds = std::chrono::duration<double>(options_.audit_time).count();
+    slice = std::min(slice, static_cast<std::uint64_t>(audit_speed_ * seconds) + 1);
+  }
+  audit_credit_ += slice;
   std::uint64_t read = 0;
   std::size_t count = 0;
   while (count < tensors) {
@@ -295,8 +301,11 @@ std::uint64_t JoinedSubscriber::audit_next() {
   const std::size_t first = audit_cursor_;
   const std::size_t before_end = std::min(count, tensors - first);
   audit_cursor_ = (first + count) % tensors;
+  const auto start = std::chrono::steady_clock::now();
   audit(first, before_end);
   audit(0, count - before_end);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (read != 0 && took.count() > 0) audit_speed_ = static_cast<double>(read) / took.count();
   return read;
 }
 

@@ -93,6 +93,7 @@ class JoinedSubscriber {
   std::optional<Applied> applied_;
   std::size_t audit_cursor_ = 0;
   std::uint64_t audit_credit_ = 0;
+  double audit_speed_ = 0;  ///< Bytes a second of the last audit_next() that read anything; 0: none has.
 };
 
 }  // namespace sparsecast

@@ -83,6 +83,7 @@ class Receiver:
         needs_anchor: bool = False,
         threads: int = 1,
         audit_versions: int = 64,
+        audit_time: float = 0.0,
         stream: int = 0,
         recomputations: Sequence[Recomputation] = (),
     ) -> None:
@@ -99,6 +100,7 @@ class Receiver:
             needs_anchor=needs_anchor,
             threads=threads,
             audit_versions=audit_versions,
+            audit_time=audit_time,
             stream=stream,
         )
         self._device = next((memory.device for memory in tensors), "cpu")

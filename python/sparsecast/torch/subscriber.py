@@ -58,6 +58,7 @@ class Subscriber:
         pause: Callable[[bool], None] | None = None,
         threads: int = 1,
         audit_versions: int = 64,
+        audit_time: float = 0.0,
     ) -> None:
         self._shards = shards_of(source, rename=rename)
         self._transport = transport
@@ -65,7 +66,7 @@ class Subscriber:
         self._met = False
         self._follower: Any = None
         if isinstance(transport, Log):
-            self._follow(transport, threads, audit_versions)
+            self._follow(transport, threads, audit_versions, audit_time)
             return
         layout = gather_layout(self._shards.layout, process_group)
         self._rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
@@ -79,6 +80,7 @@ class Subscriber:
             needs_anchor=needs_anchor,
             threads=threads,
             audit_versions=audit_versions,
+            audit_time=audit_time,
             stream=self._order.number,
         )
 
@@ -164,7 +166,7 @@ class Subscriber:
             raise UsageError("a follower audits a slice after every version by itself")
         self.sharded.audit()
 
-    def _follow(self, log: Log, threads: int, audit_versions: int) -> None:
+    def _follow(self, log: Log, threads: int, audit_versions: int, audit_time: float) -> None:
         if not _core.has_log:
             raise UnsupportedError("this build of sparsecast has no delta logs (libsodium was not found)")
         if not log.state:
@@ -182,5 +184,6 @@ class Subscriber:
             lease=log.lease,
             threads=threads,
             audit_versions=audit_versions,
+            audit_time=audit_time,
             pause=self._pause,
         )
