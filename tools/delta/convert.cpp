@@ -99,7 +99,7 @@ class Conversion {
     header.version = written.version;
     header.base_digest = digest_;
     if (!flags_.stream.empty()) header.stream = hash_from_hex(flags_.stream);
-    const std::string path = delta_path(written.version);
+    std::string path = delta_path(written.version);
     DeltaOutput output(fs_, path);
     const Checkpoint base = Checkpoint::open(fs_, state_);
     const CommitRecord commit =
