@@ -40,8 +40,8 @@ enum class PositionMode : std::uint8_t {
   kIndex32,
   kBitmap,
   /// The smallest of context, packed, bitmap and dense, block by block, with larger blocks. Needs `kUlp` values, and
-  /// receivers that decode on the host: a third fewer bytes than kAuto, for the delta log and slow links. Such a delta
-  /// is of format 1.1.
+  /// receivers that decode on the host: a third fewer bytes than kAuto, for the delta log and slow links. Readers of
+  /// format 1.0 refuse it.
   kContext,
 };
 

@@ -60,7 +60,7 @@ class Collection {
   std::vector<GoodVector> vectors_;
 };
 
-ReferenceBlock block_of(PositionCodec positions, ValueCodec values, std::uint32_t kp, ForgedBits payload) {
+ReferenceBlock block_of(PositionCodec positions, ValueCodec values, std::uint32_t kp, const ForgedBits& payload) {
   ReferenceBlock block;
   block.changed = static_cast<std::uint32_t>(kPositions.size());
   block.coding = coding_word(positions, values, {kp, 0, 0});
