@@ -136,7 +136,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
   for (std::uint32_t first = 0; first < frame.blocks; first += kThreads) {
     const std::uint32_t b = first + threadIdx.x;
     ReceivedBlock block;
-    std::uint64_t undo_bytes = 0;
+    std::uint32_t undo_words = 0;  // Of 8 bytes: at most 2^22, those of a section.
     if (b < frame.blocks) {
       const std::uint32_t* entry = entries + 4 * std::uint64_t{b};
       const std::uint32_t group = group_of(begins, frame.groups, b);
@@ -163,15 +163,15 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
         block.payload_words = (end - begin) / 4;
         if (!warp_decodes(block)) list_for_cta(received, frame.first_block + b, block);
         const bool dense = Coding::unpack(block.coding).positions == PositionCodec::kDense;
-        undo_bytes = ((std::uint64_t{dense ? block.span : block.changed} << block.element_shift) + 7) / 8 * 8;
+        undo_words = (((dense ? block.span : block.changed) << block.element_shift) + 7) / 8;
       }
     }
-    const auto scanned = cta_scan(shared.scan, undo_bytes);
-    const auto changes = cta_scan(shared.scan, std::uint64_t{b < frame.blocks ? block.changed : 0});
-    block.first_change = frame.first_change + changed + changes.before;
-    changed += changes.total;
-    block.undo = undo + scanned.before;
-    undo += scanned.total;
+    // Changes are below 2^24 a block.
+    const auto sums = cta_scan(shared.scan, std::uint64_t{b < frame.blocks ? block.changed : 0} << 32 | undo_words);
+    block.first_change = frame.first_change + changed + (sums.before >> 32);
+    block.undo = undo + 8 * (sums.before & 0xFFFFFFFFU);
+    changed += sums.total >> 32;
+    undo += 8 * (sums.total & 0xFFFFFFFFU);
     if (b < frame.blocks) received.blocks[frame.first_block + b] = block;
   }
   if (threadIdx.x == 0) {
