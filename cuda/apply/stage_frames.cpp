@@ -145,6 +145,9 @@ void DeviceApplier::State::check_headers(std::span<const StreamFrames> deltas) {
   received_.block_count = static_cast<std::uint32_t>(blocks);
 }
 
+/// Entries take at most this share of the memory that the device has free: the engine beside them may come to need it.
+constexpr std::uint64_t kEntriesOfFree = 4;
+
 /// Makes room for the entries of the staged deltas, if there may be so many; without it the pause is only longer.
 void DeviceApplier::State::reserve_entries() {
   received_.entry_positions = nullptr;
@@ -155,6 +158,10 @@ void DeviceApplier::State::reserve_entries() {
     entry_positions_ = DeviceMemory();
     entry_words_ = DeviceMemory();
     const std::uint64_t entries = std::min(most, changed_ + changed_ / 2);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    if (entries * (4 + plan_.widest) > free / kEntriesOfFree) return;
     try {
       entry_positions_ = DeviceMemory(entries * sizeof(std::uint32_t));
       entry_words_ = DeviceMemory(entries * plan_.widest);

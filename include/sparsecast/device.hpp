@@ -35,8 +35,8 @@ struct DeviceOptions {
   /// more than twice as much).
   std::uint64_t chunk_bytes = kDefaultChunkBytes;
   /// Most bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes each for
-  /// bf16), so that the pause only writes them. Those of a larger delta, or where there is not so much memory, are
-  /// decoded again in the pause. Unset: a sixteenth of the bytes of the tensors.
+  /// bf16), so that the pause only writes them. Those of a larger delta, or where that is more than a quarter of the
+  /// memory that the device has free, are decoded again in the pause. Unset: a sixteenth of the bytes of the tensors.
   std::optional<std::uint64_t> entry_bytes = {};
 };
 

@@ -476,6 +476,11 @@ TEST(DeviceApplierEntries, AreKeptUpToTheirBytesAndWrittenWithoutThePayloads) {
   };
   constexpr std::uint64_t kNeeded = 500 * (4 + 2);
   EXPECT_GE(apply_after_damage(kNeeded), kNeeded);
+  emulation::free_memory(4 * kNeeded);
+  EXPECT_GE(apply_after_damage(kNeeded), kNeeded);
+  emulation::free_memory(4 * kNeeded - 1);
+  expect_error(ErrorCode::kCorrupt, [&] { apply_after_damage(kNeeded); }, {"have changed since they were staged"});
+  emulation::free_memory(std::size_t{1} << 36);
   expect_error(ErrorCode::kCorrupt, [&] { apply_after_damage(kNeeded - 1); }, {"have changed since they were staged"});
 }
 

@@ -83,6 +83,8 @@ std::atomic<int> successes_left = -1;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int busy_questions = 0;
+constexpr std::size_t kMuchMemory = std::size_t{1} << 36;
+thread_local std::size_t free_bytes = kMuchMemory;
 thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
 std::atomic<bool> capturing = false;
@@ -221,6 +223,7 @@ void finish_copies() {
 }
 void be_busy(int questions) { busy_questions = questions; }
 void fail_allocation_after(int successes) { successes_left = successes; }
+void free_memory(std::size_t bytes) { free_bytes = bytes; }
 
 OnStream::OnStream(cudaStream_t stream) {
   if constexpr (kWatched) operation_.emplace(agent_of(stream));
@@ -260,6 +263,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 }
 cudaError_t cudaMalloc(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kDevice); }
 cudaError_t cudaFree(void* at) { return release(at); }
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  *free = free_bytes;
+  *total = kMuchMemory;
+  return cudaSuccess;
+}
 cudaError_t cudaMallocHost(void** at, std::size_t bytes) { return allocate(at, bytes, MemoryKind::kPinnedHost); }
 cudaError_t cudaFreeHost(void* at) { return release(at); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {

@@ -91,6 +91,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 /// New memory holds random bytes.
 cudaError_t cudaMalloc(void** at, std::size_t bytes);
 cudaError_t cudaFree(void* at);
+/// Says what free_memory() has set.
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
 cudaError_t cudaMallocHost(void** at, std::size_t bytes);
 cudaError_t cudaFreeHost(void* at);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
@@ -185,5 +187,7 @@ void capture_streams(bool capture);
 void be_busy(int questions);
 /// Makes the allocation after `successes` more fail; a negative number means none.
 void fail_allocation_after(int successes);
+/// Sets the bytes that devices say they have free, for this thread; at first it is much.
+void free_memory(std::size_t bytes);
 
 }  // namespace sparsecast::emulation
