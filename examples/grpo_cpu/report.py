@@ -21,7 +21,7 @@ class Row:
     def __str__(self) -> str:
         return (
             f"{self.step:4} {self.reward:7.3f} {self.density:8.3%} {self.wire_bytes:8} {self.dense_bytes:8} "
-            f"{self.dense_bytes / self.wire_bytes:6.1f} {1e3 * self.pause_seconds:9.1f}  {self.digest[:8]}"
+            f"{self.dense_bytes / self.wire_bytes:6.1f} {1e3 * self.pause_seconds:9.1f}  {self.digest[-8:]}"
         )
 
 
