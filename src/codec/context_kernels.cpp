@@ -100,7 +100,7 @@ std::uint32_t SumWords(const std::byte* bytes, std::size_t count) {
   std::uint32_t total = hn::GetLane(hn::SumOfLanes(d, hn::Add(first, second)));
   for (; i < whole; ++i) total += load_word<std::uint32_t>(bytes, i);
   std::uint32_t last = 0;
-  std::memcpy(&last, bytes + whole * 4, count % 4);
+  if (count % 4 != 0) std::memcpy(&last, bytes + whole * 4, count % 4);  // There may be no bytes at all.
   return total + last;
 }
 
