@@ -97,7 +97,11 @@ std::uint32_t SumWords(const std::byte* bytes, std::size_t count) {
     first = hn::Add(first, hn::LoadU(d, words + i));
     second = hn::Add(second, hn::LoadU(d, words + i + lanes));
   }
-  std::uint32_t total = hn::GetLane(hn::SumOfLanes(d, hn::Add(first, second)));
+  // Lane by lane: the compiler's own sum of lanes is one of signed numbers, which must not overflow.
+  HWY_ALIGN std::uint32_t sums[HWY_MAX_BYTES / 4];
+  hn::Store(hn::Add(first, second), d, sums);
+  std::uint32_t total = 0;
+  for (std::size_t lane = 0; lane < lanes; ++lane) total += sums[lane];
   for (; i < whole; ++i) total += load_word<std::uint32_t>(bytes, i);
   std::uint32_t last = 0;
   if (count % 4 != 0) std::memcpy(&last, bytes + whole * 4, count % 4);  // There may be no bytes at all.
