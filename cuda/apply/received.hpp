@@ -106,7 +106,7 @@ struct ReceivedBlock {
 struct ReceiveControl {
   std::uint64_t directory_input_error = kNoInputError;
   std::uint64_t block_input_error = kNoInputError;
-  /// What a later pass has found in a block that validation had accepted, and that has changed since.
+  /// Error that a pass after validation has found: the block's bytes have changed since.
   std::uint64_t changed_input_error = kNoInputError;
   std::uint64_t undo_bytes = 0;
   std::uint32_t cta_blocks = 0;  ///< Number of blocks listed in cta_blocks.

@@ -6,7 +6,6 @@
 #include <array>
 
 #include "cuda/common/device_memory.hpp"
-#include "cuda/common/streams.hpp"
 #include "cuda/common/tile_plan.hpp"
 
 namespace sparsecast::cuda {

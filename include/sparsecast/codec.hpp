@@ -45,8 +45,8 @@ enum class PositionMode : std::uint8_t {
   kContext,
 };
 
-/// What a delta under PositionMode::kAuto saves: the time that its two ends compute, its bytes, or the time in which a
-/// link of a known rate brings a version. The rule has its measured break-even in docs/performance.md.
+/// Cost that PositionMode::kAuto minimizes: the compute time of both ends, the bytes of the delta, or the time until a
+/// version has arrived over a link of a known rate. The rule and its measured break-even: docs/performance.md.
 struct SPARSECAST_API Objective {
   /// Bytes a second that the slowest link to a receiver brings: 0 counts bytes alone, infinity time alone.
   double link_bytes_per_second = std::numeric_limits<double>::infinity();

@@ -172,7 +172,7 @@ SPARSECAST_API CommitRecord compose(const DeltaFile& first, const DeltaFile& sec
 
 /// Writes a delta u->v anew, to `sink`, with the positions, compression and frames of `options`; the value codec stays.
 /// A `context` delta, and a result that is to be one, need `base`, the tensors at u (parallel to the table). With
-/// `since`, a delta u->w that needs no base to be taken back, `base` has the tensors at w instead. Throws
+/// `since`, a delta u->w that is neither `raw` nor `context`, `base` has the tensors at w instead. Throws
 /// Error{kUsage | kTableMismatch | kWrongBase}.
 SPARSECAST_API CommitRecord recode(const DeltaFile& delta, const EncodeOptions& options, const RecordSink& sink,
                                    std::optional<std::span<const ConstBytes>> base = std::nullopt,

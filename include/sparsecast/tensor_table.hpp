@@ -39,7 +39,7 @@ struct DigestOrigin {
   std::vector<std::int64_t> strides;  ///< Index of (i, j, ...) is first + i * strides[0] + ...; empty: first + i.
 };
 
-/// What the state digest adds up of each element (docs/wire-format.md, "State digest").
+/// Function of an element's index and bits whose values the state digest sums (docs/wire-format.md, "State digest").
 enum class DigestMix : std::uint8_t {
   kFirst = 1,  ///< That of deltas of the formats 1.0 and 1.1. It is computed on the host alone.
   kSecond = 2,

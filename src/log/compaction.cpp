@@ -92,9 +92,9 @@ class Merger {
   /// True when a part of what was merged has `context` positions in the log.
   bool context() const noexcept { return context_; }
 
-  /// Writes a merged delta with `context` positions, by the mirror's weights, from which all is taken back that leads
-  /// there from the delta's base: `after` are the single deltas from its end on. Returns null when one of those is not
-  /// known by itself.
+  /// Writes a merged delta with `context` positions. Its base is the mirror's weights with the merged delta and
+  /// `after`, the single deltas from its end to the mirror's version, undone. Returns null when one of those has
+  /// `context` positions and the mirror has not kept it in plain form.
   std::unique_ptr<ScratchFile> with_context(const ScratchFile& merged, const std::vector<DeltaRef>& after) {
     std::unique_ptr<ScratchFile> since;
     for (const DeltaRef& ref : after) {
@@ -281,7 +281,7 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
     }
     step = span;
   }
-  // Of use is what a span takes that has not ended yet.
+  // A plain delta is still needed while a span that takes it has not ended.
   const std::vector<std::uint32_t>& spans = state.options.merge_spans;
   if (open_mirror) {
     open_mirror->plain.remove_if([&](std::uint64_t from, std::uint64_t to) {

@@ -171,7 +171,7 @@ void require_base_of(const std::span<const ConstBytes>& base, const TensorTable&
   }
 }
 
-/// `since` leads from where `delta` starts to the tensors at hand, and can be taken back by itself.
+/// Requires that `since` starts where `delta` does and can be inverted without a base.
 void require_way_back(const DeltaFile& delta, const DeltaFile& since) {
   if (since.header().base_digest != delta.header().base_digest || since.header().stream != delta.header().stream) {
     throw Error(ErrorCode::kWrongBase, fmt::format("it does not start from {}", describe_base(delta.header())),
