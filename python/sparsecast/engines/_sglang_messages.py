@@ -55,9 +55,10 @@ class GroupInfo:
     ties: frozenset[frozenset[str]] = frozenset()
     """Pairs of names that are one tensor at the trainer."""
     may_miss: tuple[str, ...] = ()
-    modes: Mapping[str, str] = field(default_factory=dict)
-    """Mode ("in_place", "shadow") by pattern (fnmatch) of the trainer's tensors, where it is not left to the loader."""
     """Patterns (fnmatch) of parameters of SGLang that the trainer does not have."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Mode ("in_place", "shadow", "nan_masked", "dense") by pattern (fnmatch) of the trainer's tensors, where it is not
+    left to the loader: docs/engines.md, "Modes"."""
     proof: Proof = "checkpoint"
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
     with the files that SGLang was started from, at the first call; "trust" takes the caller's word, for servers whose

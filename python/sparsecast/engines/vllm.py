@@ -84,8 +84,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     may_miss: list[str] = field(default_factory=list)
     """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; those of a draft begin with "draft."."""
     modes: dict[str, str] = field(default_factory=dict)
-    """Pattern (fnmatch) of names in `tensors` and mode, "in_place" or "shadow", where the choice is not left to vLLM's
-    loader: docs/engines.md, "Tensors that engines compute"."""
+    """Pattern (fnmatch) of names in `tensors` and mode ("in_place", "shadow", "nan_masked", "dense") where the choice is
+    not left to vLLM's loader: docs/engines.md, "Modes"."""
     draft: Literal["follow", "keep"] = "follow"
     """Whether a draft model follows the tensors of it that the trainer has, or stays as it is."""
     draft_prefix: str = ""
