@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import socket
 import sys
 import threading
@@ -254,11 +255,21 @@ def _serve(commands: Connection, arguments: tuple[Any, ...]) -> None:
 # -- in the test's process ---------------------------------------------------------------------------------------
 
 
+def _forks_of_one_import() -> Any:
+    """Returns the context for processes that are forked from one that has imported SGLang: once, not once a rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sglang_preload"])
+    here = str(Path(__file__).parent)
+    if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # The fork server looks nowhere else.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), here]))
+    return context
+
+
 class Engine:
     """All ranks of an engine; `call` runs a method of RankProcess on every one at the same time."""
 
     def __init__(self, folder: Path, size: int, **server_args: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _forks_of_one_import()
         self.size = size
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
