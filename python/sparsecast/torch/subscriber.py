@@ -42,7 +42,8 @@ class Subscriber:
     form than the trainer; with DTensor parameters each rank makes one over the same ``process_group``. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
     holds no version yet and is seeded when the group meets; otherwise it must hold ``version``. From a log it is
     brought to the newest version whatever it holds. ``pause(True)`` is called before weights are written and
-    ``pause(False)`` when they are verified, in the thread of update() or apply(). Call from one thread, except
+    ``pause(False)`` when they are verified, in the thread of update() or apply(). ``entry_bytes``, on a device: most
+    bytes of its memory for decoded changes between receive() and apply(); None: a sixteenth of the weights. Call from one thread, except
     receive(), which may run in another.
     """
 
@@ -60,6 +61,7 @@ class Subscriber:
         threads: int = 1,
         audit_versions: int = 64,
         audit_time: float = 0.0,
+        entry_bytes: int | None = None,
     ) -> None:
         self._loader = source if isinstance(source, LoaderSource) else None
         self._loader_failure: DirtyError | None = None
@@ -90,6 +92,7 @@ class Subscriber:
             audit_versions=audit_versions,
             audit_time=audit_time,
             stream=self._order.number,
+            entry_bytes=entry_bytes,
         )
 
     @property

@@ -173,7 +173,7 @@ def test_each_mode_can_be_forced_and_leaves_what_a_load_of_the_whole_checkpoint_
     kind = "qwen3-moe-fp8"
     workers, trainer = make_workers(kind), Trainer(kind)
     addresses = workers.call("addresses")
-    engine = trainer.connect(workers, modes=FORCED)
+    engine = trainer.connect(workers, modes=FORCED, entry_bytes=1 << 20)
     for update in (1, 2, 3):
         trainer.step()
         engine.send_weights()
@@ -281,8 +281,9 @@ def test_vllms_own_order_of_calls_holds(make_workers: Callable[[str], Workers]) 
 
 
 def test_every_field_of_the_init_info_is_plain_json() -> None:
-    info = Trainer("llama").init_info().for_workers()
+    info = Trainer("llama").init_info(entry_bytes=1 << 20).for_workers()
     assert json.loads(json.dumps(info)) == info
+    assert info["entry_bytes"] == 1 << 20 and "entry_bytes" not in Trainer("llama").init_info().for_workers()
 
 
 def test_the_trainers_weights_are_what_the_test_thinks() -> None:

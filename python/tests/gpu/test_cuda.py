@@ -42,8 +42,9 @@ def same_bits(trainer: nn.Module, engine: nn.Module) -> bool:
     return all(torch.equal(a.to(b.dtype).cpu(), b.cpu()) for a, b in pairs)
 
 
+@pytest.mark.parametrize("entry_bytes", [None, 0])
 @pytest.mark.parametrize("detector", ["snapshot", "pinned", "fused_cast"])
-def test_a_device_publisher_makes_the_frames_of_the_host(detector: str) -> None:
+def test_a_device_publisher_makes_the_frames_of_the_host(detector: str, entry_bytes: int | None) -> None:
     torch.manual_seed(1)
     master = torch.randn(1000, 257, device="cuda")
     on_device = master.bfloat16()
@@ -54,7 +55,7 @@ def test_a_device_publisher_makes_the_frames_of_the_host(detector: str) -> None:
     masters = [sc.describe(master)] if detector == "fused_cast" else None
     publisher = sc.Publisher(table, [sc.describe(on_device)], detector=detector, masters=masters, stream=stream)
     host = sc.Publisher(table, [sc.describe(on_host)])
-    subscriber = sc.Subscriber(table, [sc.describe(held)], stream=stream)
+    subscriber = sc.Subscriber(table, [sc.describe(held)], stream=stream, entry_bytes=entry_bytes)
     for _ in range(5):
         master += torch.randn_like(master) * 1e-3
         if detector != "fused_cast":
