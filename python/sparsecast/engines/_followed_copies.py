@@ -141,7 +141,7 @@ class MaskedCopies(_FollowedCopies):  # type: ignore[no-untyped-call]
     def _arrives(self, source: torch.Tensor, target: torch.Tensor) -> None:
         bits, live = bits_of(source).to(target.device), bits_of(target)
         unsigned, largest = _LARGEST[source.dtype]
-        live.copy_(torch.where((bits & unsigned) > largest, live, bits))
+        torch.where((bits & unsigned) > largest, live, bits, out=live)
 
     def _number(self, func: Any, tensor: torch.Tensor) -> Any:
         return func(tensor)
@@ -182,11 +182,12 @@ class ReadBack(_FollowedCopies):  # type: ignore[no-untyped-call]
         """Copies those elements of `target` to `source[index]` that come from the model."""
         to, bits = bits_of(source), bits_of(target).to(source.device)
         if storage_key(target) not in self._made:
-            found = torch.ones_like(bits, dtype=torch.bool)
+            to[index] = bits
+            self._found_in(source)[index] = True
         else:
             found = self._found_in(target).to(source.device)
-        to[index] = torch.where(found, bits, to[index])
-        self._found_in(source)[index] |= found
+            to[index] = torch.where(found, bits, to[index])
+            self._found_in(source)[index] |= found
 
     def _found_in(self, view: torch.Tensor) -> torch.Tensor:
         key = storage_key(view)

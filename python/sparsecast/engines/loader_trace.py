@@ -101,7 +101,7 @@ def trace_loader(
     builder.collect()
     traced = builder.finish(may_miss, modes)
     if strict:
-        traced.require_complete()
+        traced.require_complete(traced.may_fill())
     return traced
 
 

@@ -40,7 +40,7 @@ class MaskedLoader:
     def prove(self, model: torch.nn.Module) -> None:
         """Loads a tensor of NaNs alone for each name, which must change no parameter or buffer of `model`, and puts
         back what it did change. Raises UnsupportedError naming a tensor that cannot be NaN-masked: an integer one, or
-        one with which the loader computes, or which it does not copy element by element.
+        one with which the loader computes, or which it does not copy element by element, or on which it fails.
         """
         found = list(slots(model))
         known = {storage_key(slot.data): slot.name for slot in found}
@@ -55,6 +55,12 @@ class MaskedLoader:
                 with watch:
                     self.load(name, tensor)
                 changed = watch.has_changed() or not all(slot.is_as_found() for slot in found)
+            except UnsupportedError:
+                raise
+            except Exception as error:  # The engine's code may raise anything.
+                raise UnsupportedError(
+                    f"tensor {name!r} cannot be NaN-masked: the loader fails: {type(error).__name__}: {error}"
+                ) from error
             finally:
                 for slot in found:
                     slot.put_back()

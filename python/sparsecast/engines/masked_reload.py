@@ -86,7 +86,7 @@ class MaskedReload:
         changed = bits_of(self._read(name, new)[0]) != bits_of(new)
         if not changed.any():
             return
-        if bool((changed & is_nan(new)).any()):
+        if bool(is_nan(new[changed]).any()):
             self.loaded_whole.append(name)
             with torch.no_grad():
                 self._load_weights(iter([(name, new.clone())]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -265,6 +266,12 @@ def counts(engine: Engine, name: str, tensor: torch.Tensor) -> None:
 def drops(engine: Engine, name: str, tensor: torch.Tensor) -> None: ...
 
 
+def chokes_on_nans(engine: Engine, name: str, tensor: torch.Tensor) -> None:
+    if not math.isfinite(tensor.item()):
+        raise ValueError(f"not a scale: {tensor.item()}")
+    Engine.load(engine, name, tensor)
+
+
 def loads_other_values(engine: Engine, name: str, tensor: torch.Tensor) -> None:
     Engine.load(engine, name, tensor.flip(0))
 
@@ -275,6 +282,7 @@ REFUSED: dict[str, tuple[str, Load | None, str, str]] = {
     "casts": ("k", casts, "nan_masked", r"'k' cannot be NaN-masked: the loader casts it to torch.float32"),
     "counts": ("k", counts, "nan_masked", r"'k': the loader writes something else than copies"),
     "replaces": ("down", replaces, "nan_masked", r"'down': the loader writes something else than copies"),
+    "chokes": ("scale", chokes_on_nans, "nan_masked", r"'scale' .*: the loader fails: ValueError: not a scale: nan"),
     "flips": ("q", loads_other_values, "nan_masked", r"'q' cannot be NaN-masked: the loader computes with it \(flip\)"),
     "counts, dense": ("k", counts, "dense", r"loader, given 'k', cannot be run again .*: it reads scale"),
     "computes, in place": ("a_log", None, "in_place", r"'a_log': .*exp\(\) computes with it"),
