@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import socket
 import sys
 import threading
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fork_server import forks_of
 
 DEADLINE = 120.0
 """Seconds after which a test gives up; nothing is measured by it."""
@@ -255,21 +254,11 @@ def _serve(commands: Connection, arguments: tuple[Any, ...]) -> None:
 # -- in the test's process ---------------------------------------------------------------------------------------
 
 
-def _forks_of_one_import() -> Any:
-    """Returns the context for processes that are forked from one that has imported SGLang: once, not once a rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sglang_preload"])
-    here = str(Path(__file__).parent)
-    if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # The fork server looks nowhere else.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), here]))
-    return context
-
-
 class Engine:
     """All ranks of an engine; `call` runs a method of RankProcess on every one at the same time."""
 
     def __init__(self, folder: Path, size: int, **server_args: Any) -> None:
-        context = _forks_of_one_import()
+        context = forks_of("sglang_preload")
         self.size = size
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
