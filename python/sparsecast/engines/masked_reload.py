@@ -24,8 +24,8 @@ class MaskedReload:
     """Brings the model to what the copies hold, one tensor at a time, and reads each of them back.
 
     `copies` are the canonical tensors in canonical shapes, in host memory or on the device of the model, which the
-    caller patches. Beside them it needs memory on the device for four times the tensor that it is at. For the engine's
-    thread, while nothing runs.
+    caller patches. Beside them it needs memory on the device for four times the tensor that it is at, and 8 bytes for
+    each element of it that has changed. For the engine's thread, while nothing runs.
     """
 
     def __init__(self, model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> None:
@@ -83,16 +83,19 @@ class MaskedReload:
                 raise DirtyError(f"tensor {name!r}: the model does not hold what was loaded")
 
     def _update(self, name: str, new: torch.Tensor) -> None:
-        changed = bits_of(self._read(name, new)[0]) != bits_of(new)
-        if not changed.any():
+        bits = bits_of(new).view(-1)
+        changed = (bits_of(self._read(name, new)[0]).view(-1) != bits).nonzero().view(-1)
+        if not changed.numel():
             return
-        if bool(is_nan(new[changed]).any()):
+        values = bits[changed]
+        if bool(is_nan(values.view(new.dtype)).any()):
             self.loaded_whole.append(name)
             with torch.no_grad():
                 self._load_weights(iter([(name, new.clone())]))
         else:
-            masked = torch.where(changed, bits_of(new), nan_bits(new.dtype))
-            self._loader.load(name, masked.view(new.dtype))
+            masked = torch.full_like(bits, nan_bits(new.dtype))
+            masked[changed] = values
+            self._loader.load(name, masked.view(new.dtype).view(new.shape))
         if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):
             raise DirtyError(f"tensor {name!r}: the engine's loader left other bytes")
 
