@@ -421,9 +421,9 @@ class Subscriber:
     Subscriber on one rank: stage(), then apply(), which is the whole pause: it writes in place and verifies the result. A failure leaves the old version, or the state dirty, which the error says. Not thread-safe.
     """
 
-    def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, allow_rollback: bool = False, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, allow_rollback: bool = False, stream: int = 0, device_timeout: float = 60.0, entry_bytes: int | None = None) -> None:
         """
-        `tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must keep their addresses. Reads all of them once.
+        `tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must keep their addresses. Reads all of them once. `entry_bytes`: most bytes of device memory for the decoded changes of a staged delta, so that the pause only writes them; a larger delta is decoded again in the pause. None: a sixteenth of the bytes of the tensors. Of no meaning on the host.
         """
 
     @overload
@@ -587,9 +587,9 @@ class ShardedSubscriber:
     Subscriber on one rank of an engine. Not thread-safe; receive() may run in another thread than the rest, one call at a time.
     """
 
-    def __init__(self, engine: str, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, needs_anchor: bool = False, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, engine: str, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, needs_anchor: bool = False, stream_id: str | None = None, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, stream: int = 0, device_timeout: float = 60.0, entry_bytes: int | None = None) -> None:
         """
-        `tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().
+        `tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup(). `entry_bytes` is as for Subscriber.
         """
 
     def regroup(self, world: ControlChannel, channels: str = 'control', timeout: float = 60.0) -> None:

@@ -142,12 +142,14 @@ std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<M
   return refs;
 }
 
-DeviceOptions device_options(int device, std::uintptr_t stream, double timeout) {
+DeviceOptions device_options(int device, std::uintptr_t stream, double timeout,
+                             std::optional<std::uint64_t> entry_bytes) {
   DeviceOptions options;
   options.device = device;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): torch and cupy give streams as numbers.
   options.stream = reinterpret_cast<CUstream_st*>(stream);
   options.deadline = milliseconds(timeout);
+  options.entry_bytes = entry_bytes;
   return options;
 }
 

@@ -63,6 +63,7 @@ void require_device_and_dtype(const Memory& one, const Memory& first, const std:
 void require_writable(const Memory& one, const std::string& context);
 
 /// Returns options for a CUDA stream of the caller (0: one of the object) on the device of its tensors.
-DeviceOptions device_options(int device, std::uintptr_t stream, double timeout);
+DeviceOptions device_options(int device, std::uintptr_t stream, double timeout,
+                             std::optional<std::uint64_t> entry_bytes = {});
 
 }  // namespace sparsecast::python

@@ -69,12 +69,13 @@ class PythonShardedSubscriber {
  public:
   PythonShardedSubscriber(const std::string& engine, std::shared_ptr<const Layout> layout, std::size_t rank,
                           const std::vector<Memory>& tensors, const ShardedOptions& options, std::uintptr_t stream,
-                          double device_timeout)
+                          double device_timeout, std::optional<std::uint64_t> entry_bytes)
       : rank_(rank),
         stream_(stream),
         device_timeout_(device_timeout),
+        entry_bytes_(entry_bytes),
         memory_(rank_memory(*layout, rank, tensors, true)) {
-    const DeviceOptions device = device_options(memory_.device(), stream, device_timeout);
+    const DeviceOptions device = device_options(memory_.device(), stream, device_timeout, entry_bytes);
     const nb::gil_scoped_release release;
     subscriber_ =
         std::make_unique<ShardedSubscriber>(engine, std::move(layout), rank, memory_.tensors, options, device);
@@ -82,7 +83,8 @@ class PythonShardedSubscriber {
 
   void replace(std::shared_ptr<const Layout> layout, const std::vector<Memory>& tensors) {
     RankMemory memory = rank_memory(*layout, rank_, tensors, true);
-    subscriber_->replace(std::move(layout), memory.tensors, device_options(memory.device(), stream_, device_timeout_));
+    subscriber_->replace(std::move(layout), memory.tensors,
+                         device_options(memory.device(), stream_, device_timeout_, entry_bytes_));
     memory_ = std::move(memory);
   }
 
@@ -93,6 +95,7 @@ class PythonShardedSubscriber {
   std::size_t rank_;
   std::uintptr_t stream_;
   double device_timeout_;
+  std::optional<std::uint64_t> entry_bytes_;
   RankMemory memory_;
   std::unique_ptr<ShardedSubscriber> subscriber_;
 };
@@ -243,7 +246,7 @@ void bind_subscriber(nb::module_& m) {
           [](PythonShardedSubscriber* self, const std::string& engine, std::shared_ptr<Layout> layout, std::size_t rank,
              const std::vector<Memory>& tensors, std::uint64_t version, bool needs_anchor,
              const std::optional<std::string>& stream_id, int threads, std::uint32_t audit_versions, double audit_time,
-             std::uintptr_t stream, double device_timeout) {
+             std::uintptr_t stream, double device_timeout, std::optional<std::uint64_t> entry_bytes) {
             ShardedOptions options;
             options.version = version;
             options.needs_anchor = needs_anchor;
@@ -251,15 +254,16 @@ void bind_subscriber(nb::module_& m) {
             options.threads = threads;
             options.audit_versions = audit_versions;
             options.audit_time = microseconds(audit_time);
-            new (self)
-                PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream, device_timeout);
+            new (self) PythonShardedSubscriber(engine, std::move(layout), rank, tensors, options, stream,
+                                               device_timeout, entry_bytes);
           },
           nb::arg("engine"), nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(),
           nb::arg("version") = 0, nb::arg("needs_anchor") = false, nb::arg("stream_id") = nb::none(),
           nb::arg("threads") = 1, nb::arg("audit_versions") = 64, nb::arg("audit_time") = 0.0, nb::arg("stream") = 0,
-          nb::arg("device_timeout") = 60.0,
+          nb::arg("device_timeout") = 60.0, nb::arg("entry_bytes") = nb::none(),
           "`tensors` as for ShardedPublisher, writable. `engine` names the engine, whose ranks share the layout. "
-          "With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup().")
+          "With `needs_anchor` the memory holds no version yet, and the trainer seeds it in the next regroup(). "
+          "`entry_bytes` is as for Subscriber.")
       .def("regroup", &regroup<PythonShardedSubscriber>, nb::arg("world"), nb::arg("channels") = "control",
            nb::arg("timeout") = 60.0, kRegroup)
       .def(

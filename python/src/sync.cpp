@@ -80,10 +80,10 @@ struct PythonDelta {
 class PythonSubscriber {
  public:
   PythonSubscriber(const TensorTable& table, const std::vector<Memory>& tensors, const SubscriberOptions& options,
-                   std::uintptr_t stream, double device_timeout)
+                   std::uintptr_t stream, double device_timeout, std::optional<std::uint64_t> entry_bytes)
       : table_(std::make_shared<const TensorTable>(table)), kept_(tensors) {
     std::vector<TensorRef> live = tensors_for(*table_, tensors, true, "tensor");
-    const DeviceOptions device = device_options(device_of(live), stream, device_timeout);
+    const DeviceOptions device = device_options(device_of(live), stream, device_timeout, entry_bytes);
     const nb::gil_scoped_release release;
     subscriber_ = std::make_unique<Subscriber>(table_, std::move(live), options, device);
   }
@@ -209,7 +209,7 @@ void bind_subscriber(nb::module_& m) {
           [](PythonSubscriber* self, const TensorTable& table, const std::vector<Memory>& tensors,
              std::uint64_t version, const std::optional<std::string>& stream_id, int threads,
              std::uint32_t audit_versions, double audit_time, bool allow_rollback, std::uintptr_t stream,
-             double device_timeout) {
+             double device_timeout, std::optional<std::uint64_t> entry_bytes) {
             SubscriberOptions options;
             options.version = version;
             options.threads = threads;
@@ -217,14 +217,17 @@ void bind_subscriber(nb::module_& m) {
             options.audit_time = microseconds(audit_time);
             options.allow_rollback = allow_rollback;
             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
-            new (self) PythonSubscriber(table, tensors, options, stream, device_timeout);
+            new (self) PythonSubscriber(table, tensors, options, stream, device_timeout, entry_bytes);
           },
           nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
           nb::arg("stream_id") = nb::none(), nb::arg("threads") = 1, nb::arg("audit_versions") = 64,
           nb::arg("audit_time") = 0.0, nb::arg("allow_rollback") = false, nb::arg("stream") = 0,
-          nb::arg("device_timeout") = 60.0,
+          nb::arg("device_timeout") = 60.0, nb::arg("entry_bytes") = nb::none(),
           "`tensors` are live, parallel to the table, writable, in host memory or on one CUDA device; they must "
-          "keep their addresses. Reads all of them once.")
+          "keep their addresses. Reads all of them once. `entry_bytes`: most bytes of device memory for the decoded "
+          "changes of a staged delta, so that the pause only writes them; a larger delta is decoded again in the "
+          "pause. "
+          "None: a sixteenth of the bytes of the tensors. Of no meaning on the host.")
       .def(
           "stage",
           [](PythonSubscriber& self, const nb::bytes& record) {

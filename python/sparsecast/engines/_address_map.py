@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The address map of one rank's live weights, as `loader_trace` finds it: which boxes of which canonical tensors lie
-where, and which canonical tensors are kept beside the model because the loader computes with them.
+where, and which canonical tensors are kept beside the model because they have no such places.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from sparsecast.buffers import bits_of
 from sparsecast.engines._loader_errors import raise_for
+from sparsecast.engines._memory import seen_by
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 CanonicalTensor = tuple[str, str, Sequence[int]]
 """Name, safetensors dtype ("BF16") and shape of a tensor as the checkpoint has it."""
 
+MODES = ("in_place", "shadow", "nan_masked", "dense")
+"""How updates reach a canonical tensor; docs/engines.md, "Modes"."""
+
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A live tensor of the rank, all of its storage, or the shadow of a canonical one, as `LocalTensor` wants it."""
+    """A live tensor of the rank, all of its storage, or the copy of a canonical one, as `LocalTensor` wants it."""
 
     name: str
     dtype: str
@@ -51,7 +55,7 @@ class TracedLoader:
     table: tuple[tuple[str, str, tuple[int, ...]], ...]
     """Canonical tensors in the order of the caller, without those in `refused`."""
     tensors: tuple[TracedTensor, ...]
-    """Live tensors that hold elements of the table, then the shadows."""
+    """Live tensors that hold elements of the table, then the copies of canonical ones."""
     shards: tuple[TracedShard, ...]
     ties: tuple[tuple[str, str], ...]
     """Pairs (alias, original) of names that are loaded into the same memory."""
@@ -63,9 +67,14 @@ class TracedLoader:
     missing: Mapping[str, str] = field(default_factory=dict)
     """Live parameters that no canonical tensor fills, and what is missing."""
     shadowed: Mapping[str, str] = field(default_factory=dict)
-    """Canonical tensors that the loader computes with, and how: whole in `tensors`, each in a shadow of its own."""
+    """Canonical tensors that are not patched in place, and why: whole in `tensors`, each in a copy of its own."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Mode of each tensor in `shadowed`; empty for one in `unseen` whose mode is not forced: "nan_masked" if that can be
+    proven, else "dense"."""
+    unseen: tuple[str, ...] = ()
+    """Canonical tensors in `shadowed` whose loading the trace could not follow: the loader fails without their memory."""
     computed: tuple[str, ...] = ()
-    """Live tensors that the loader makes from shadows, in whole or in part."""
+    """Live tensors that the loader makes from these copies, in whole or in part."""
     failed: Mapping[str, Exception] = field(default_factory=dict)
     """Canonical tensors, all in `refused`, on which the loader itself failed."""
     live: tuple[str, ...] = ()
@@ -82,11 +91,18 @@ class TracedLoader:
         names = [name for name, _, _ in self.table]
         raise_for(failed=self.failed, refused=self.refused, missing=missing, names=names, live=self.live)
 
-    def shadows(self) -> dict[str, torch.Tensor]:
-        """Returns the shadows by canonical name, in their canonical shapes; they share the memory of `tensors`."""
+    def shadows(self, mode: str | None = None) -> dict[str, torch.Tensor]:
+        """Returns the copies of canonical tensors, all or those of a mode, by name and in their canonical shapes; they
+        share the memory of `tensors`.
+        """
         memory = {tensor.name: tensor.memory for tensor in self.tensors}
         shapes = {name: shape for name, _, shape in self.table}
-        return {name: memory[f"shadow of {name}"].view(shapes[name]) for name in self.shadowed}
+        chosen = [name for name in self.shadowed if mode is None or self.modes[name] == mode]
+        return {name: memory[f"shadow of {name}"].view(shapes[name]) for name in chosen}
+
+    def may_fill(self) -> set[str]:
+        """Returns the names in `missing` that tensors may fill whose loading the trace could not follow."""
+        return set(self.missing) if self.unseen else set()
 
     @property
     def in_place(self) -> int:
@@ -98,8 +114,8 @@ class TracedLoader:
         for name, shadow in self.shadows().items():
             if name not in known or known[name].shape != shadow.shape:
                 raise UnsupportedError(
-                    f"the engine's loader computes with {name!r} ({self.shadowed[name]}), which is therefore kept as "
-                    "the checkpoint has it: join with proof='checkpoint', or with needs_anchor, so that it is sent"
+                    f"{name!r} is not patched in place ({self.shadowed[name]}), and therefore kept as the checkpoint has "
+                    "it: join with proof='checkpoint', or with needs_anchor, so that it is sent"
                 )
             shadow.copy_(known[name])
 
@@ -139,10 +155,13 @@ class TracedLoader:
         return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
 
     def memories(self) -> list[Memory]:
-        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`."""
+        """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`. Copies in host memory
+        are described as the device of the others reaches them.
+        """
         from sparsecast import describe
 
-        return [describe(tensor.memory, dtype=tensor.dtype) for tensor in self.tensors]
+        device = next((tensor.memory.device for tensor in self.tensors if tensor.memory.is_cuda), None)
+        return [describe(seen_by(device, tensor.memory), dtype=tensor.dtype) for tensor in self.tensors]
 
     def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
         """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.

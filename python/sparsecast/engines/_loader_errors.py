@@ -14,7 +14,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f" (nearest: {', '.join(repr(other) for other in close)})" if close else ""
 
 
-def _is_unknown_name(error: Exception) -> bool:
+def is_unknown_name(error: Exception) -> bool:
     """Returns whether a loader failed on an unknown name: it looks names up in a dict, or says so in its message."""
     return isinstance(error, KeyError) or "no module or parameter named" in str(error)
 
@@ -32,7 +32,7 @@ def raise_for(
     `failed` has the exceptions of the loader by canonical name, `refused` and `missing` are those of a `TracedLoader`,
     `names` its canonical names, and `live` those of the tensors of the model.
     """
-    unknown = [name for name, error in failed.items() if _is_unknown_name(error)]
+    unknown = [name for name, error in failed.items() if is_unknown_name(error)]
     if unknown:
         listed = _listed(f"{name!r}{_nearest(name, live)}" for name in unknown)
         raise UsageError(f"the engine's model has no place for {listed}")

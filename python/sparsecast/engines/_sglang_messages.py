@@ -55,9 +55,13 @@ class GroupInfo:
     ties: frozenset[frozenset[str]] = frozenset()
     """Pairs of names that are one tensor at the trainer."""
     may_miss: tuple[str, ...] = ()
-    modes: Mapping[str, str] = field(default_factory=dict)
-    """Mode ("in_place", "shadow") by pattern (fnmatch) of the trainer's tensors, where it is not left to the loader."""
     """Patterns (fnmatch) of parameters of SGLang that the trainer does not have."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Mode ("in_place", "shadow", "nan_masked", "dense") by pattern (fnmatch) of the trainer's tensors, where it is not
+    left to the loader: docs/engines.md, "Modes"."""
+    entry_bytes: int | None = None
+    """Most bytes of a rank's device memory for decoded changes between staging and apply; None: a sixteenth of its
+    weights. For the first call."""
     proof: Proof = "checkpoint"
     """How it is made sure that no kernel has repacked weights behind their loader: "checkpoint" compares live memory
     with the files that SGLang was started from, at the first call; "trust" takes the caller's word, for servers whose
@@ -102,6 +106,7 @@ def parse_group(text: str) -> GroupInfo:
         "ties": _take(found, "ties", frozenset(), _ties),
         "may_miss": _take(found, "may_miss", (), _texts),
         "modes": _take(found, "modes", {}, _modes),
+        "entry_bytes": _take(found, "entry_bytes", None, _count),
         "proof": _take(found, "proof", "checkpoint", _one_of("checkpoint", "trust")),
     }
     _refuse_rest(found, "group_name")

@@ -6,7 +6,7 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
@@ -14,11 +14,13 @@ from sparsecast.engines._derived import derived_tensors
 from sparsecast.engines._sglang_draft import say_stale_draft
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
+from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
+
+P = ParamSpec("P")
 
 _OTHER_WAY = "load these weights by /update_weights_from_distributed or /update_weights_from_disk"
 
@@ -138,14 +140,13 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
 
 
 def _recomputation(model: torch.nn.Module, config: ModelConfig, traced: TracedLoader) -> Recomputation:
-    load_weights: Any = model.load_weights
+    loader: Any = model.load_weights
+    load_weights = _in_context(config, loader)
     derived = derived_tensors(model) | set(traced.untouched)
-    steps = [loader_step(model, load_weights, traced.shadows())] if traced.shadowed else []
+    steps = loader_steps(model, load_weights, traced)
     finish: Any = getattr(model, "post_load_weights", None)
     if callable(finish):  # What SGLang's loaders call after loading; the only one of its interfaces for that.
-        steps += steps_that_make(derived, [Step("", model, finish)])
-    for step in steps:
-        step.run = _in_context(config, step.run)
+        steps += steps_that_make(derived, [Step("", model, _in_context(config, finish))])
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
     left = derived - made - set(traced.untouched)
     if left:
@@ -153,17 +154,17 @@ def _recomputation(model: torch.nn.Module, config: ModelConfig, traced: TracedLo
             "the model computes with tensors that it has derived from its weights after loading, which a patch would "
             f"leave behind: {', '.join(sorted(left)[:4])}; {_OTHER_WAY}"
         )
-    traced.require_complete(made)
-    return Recomputation(model, steps, traced, made - set(traced.untouched))
+    traced.require_complete(made | traced.may_fill())
+    return Recomputation(model, steps, traced, made - set(traced.untouched), load_weights)
 
 
-def _in_context(config: ModelConfig, run: Callable[[], object]) -> Callable[[], object]:
+def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, object]:
     """Returns `run` as SGLang's loaders run it: without gradients, with the model's default dtype."""
     from sglang.srt.model_loader.utils import set_default_torch_dtype
 
-    def wrapped() -> None:
+    def wrapped(*arguments: P.args, **options: P.kwargs) -> object:
         with torch.no_grad(), set_default_torch_dtype(config.dtype):
-            run()
+            return run(*arguments, **options)
 
     return wrapped
 

@@ -328,13 +328,14 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise TraceRefusedError("a value that was computed from it decides how it is loaded")
         # The value does not exist; a number that no loader has takes its place, so that fill_() can know it again.
         n = len(self._read_scalars) + 1
-        value: float | int = -(2**40 + n) if not source.dtype.is_floating_point else _odd_float(n)
+        value: float | int = -(2**40 + n) if not source.dtype.is_floating_point else odd_float(n)
         self._read_scalars[value] = source
         self.read_on_host |= self._names_of(source)
         return value
 
 
-def _odd_float(n: int) -> float:
+def odd_float(n: int) -> float:
+    """Returns the n-th of some numbers that no loader has."""
     return float(struct.unpack("<d", struct.pack("<Q", (0x0123 << 48) + n))[0])
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
 from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
-from sparsecast.engines.recompute import Recomputation, Step, loader_step, steps_that_make
+from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+P = ParamSpec("P")
 
 _KV_CACHE_ATTRIBUTES = frozenset({"kv_cache"})
 
@@ -35,7 +37,7 @@ def trace(
     """
     traced = trace_loader(model, canonical, loader_of(model), may_miss=may_miss, strict=False, modes=modes or {})
     recomputation, made = recomputation_of(model, traced, vllm_config)
-    traced.require_complete(made)
+    traced.require_complete(made | traced.may_fill())
     return traced, recomputation
 
 
@@ -54,13 +56,14 @@ def recomputation_of(
     refuse_packed_copies(model, whose)
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES) | set(traced.untouched)
     # A parameter that nothing fills at all may be one of them; if no step makes it, that is found after the proof.
-    steps = [loader_step(model, loader_of(model), traced.shadows())] if traced.shadowed else []
-    steps += steps_that_make(derived, post_processing(model, model_config or vllm_config.model_config))
-    for step in steps:
+    load_weights = _in_context(vllm_config, loader_of(model))
+    steps = loader_steps(model, load_weights, traced)
+    for step in steps_that_make(derived, post_processing(model, model_config or vllm_config.model_config)):
         step.run = _in_context(vllm_config, step.run)
+        steps.append(step)
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
     refuse_derived(derived - made - set(traced.untouched), whose)
-    return Recomputation(model, steps, traced, made - set(traced.untouched)), made
+    return Recomputation(model, steps, traced, made - set(traced.untouched), load_weights), made
 
 
 def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]:
@@ -81,15 +84,15 @@ def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]
         yield Step("", model, finish)
 
 
-def _in_context(vllm_config: VllmConfig, run: Callable[[], object]) -> Callable[[], object]:
+def _in_context(vllm_config: VllmConfig, run: Callable[P, object]) -> Callable[P, object]:
     """Returns `run` as vLLM's loader runs it: without gradients, with its configuration and its default dtype."""
     from vllm.config import set_current_vllm_config
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    def wrapped() -> None:
+    def wrapped(*arguments: P.args, **options: P.kwargs) -> object:
         dtype = vllm_config.model_config.dtype
         with torch.no_grad(), set_current_vllm_config(vllm_config), set_default_torch_dtype(dtype):
-            run()
+            return run(*arguments, **options)
 
     return wrapped
 

@@ -10,7 +10,8 @@ transposes and permutations of rows come out as what they are, strides, with no 
 
 The loader is called as for a checkpoint, and nothing is written: neither weights nor the model's attributes change.
 What is computed on the way (a cast, arithmetic, a repack) has no address map; it is refused by tensor, with the reason,
-or, with `modes`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`).
+or, with `modes`, kept as the checkpoint has it beside the model, to be loaded anew after each update (`recompute`). So
+is what the loader takes and cannot be followed with.
 
 A trace says what the loader would do now. Where a kernel's layout differs from the loader's although the parameter kept
 its shape and its loader, only the bytes can tell: `TracedLoader.differences` compares them, and so does the digest
@@ -25,9 +26,11 @@ from typing import Any
 
 import torch
 
-from sparsecast.engines._address_map import CanonicalTensor, TracedLoader, TracedShard, TracedTensor
+from sparsecast.engines._address_map import MODES, CanonicalTensor, TracedLoader, TracedShard, TracedTensor
 from sparsecast.engines._derived import Slot, slots
 from sparsecast.engines._dtypes import TORCH_DTYPES
+from sparsecast.engines._loader_errors import is_unknown_name
+from sparsecast.engines._memory import host_memory
 from sparsecast.engines._strided import (
     Computed,
     Dim,
@@ -39,6 +42,7 @@ from sparsecast.engines._strided import (
     row_major,
 )
 from sparsecast.engines._trace_mode import LoaderTrace, pools_run_here, storage_elements, storage_key
+from sparsecast.engines._watch import Watch
 from sparsecast.errors import UnsupportedError, UsageError
 
 __all__ = ["CanonicalTensor", "LoadWeights", "Modes", "TracedLoader", "TracedShard", "TracedTensor", "trace_loader"]
@@ -48,8 +52,6 @@ LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 Modes = Mapping[str, str]
 """Mode by pattern (fnmatch) of canonical names, where the choice is not left to the trace; modes are in `MODES`."""
-
-MODES = ("in_place", "shadow")
 
 
 def mode_of(name: str, modes: Modes) -> str:
@@ -72,10 +74,11 @@ def trace_loader(
     cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
     fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
     name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `modes`, tensors that
-    the loader computes with, or scatters too much, are not refused: they get memory of their own, on the device of the
-    model, which is of no value until it is filled (`TracedLoader.filling`). The first pattern (fnmatch) in `modes` that
-    fits a name forces its mode: "shadow" is taken although there is a map, "in_place" refused if there is none. Not for
-    use while another thread loads or runs the model.
+    the loader computes with, or scatters too much, or fails on because they have no memory, are not refused: they get
+    memory of their own, which is of no value until it is filled (`TracedLoader.filling`); on the device of the model
+    for shadows, in host memory for others. The first pattern (fnmatch) in `modes` that fits a name forces its mode (one
+    of `MODES`): the others are taken although there is a map, "in_place" refused if there is none. Not for use while
+    another thread loads or runs the model.
     """
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:
@@ -91,12 +94,14 @@ def trace_loader(
         for slot in found:
             slot.put_back()
     builder = _MapBuilder(canonical, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
+    if modes is not None:
+        builder.unseen = _only_want_memory(model, sources, load_weights, failed)
     builder.refuse_clashes()
     builder.refuse_replaced(replaced)
     builder.collect()
     traced = builder.finish(may_miss, modes)
     if strict:
-        traced.require_complete()
+        traced.require_complete(traced.may_fill())
     return traced
 
 
@@ -141,6 +146,36 @@ def _run_loader(
     return trace
 
 
+def _only_want_memory(
+    model: torch.nn.Module,
+    sources: Mapping[str, torch.Tensor],
+    load_weights: LoadWeights,
+    failed: Mapping[str, Exception],
+) -> set[str]:
+    """Returns those of the tensors in `failed` on which the loader does not fail if they have memory. Leaves the model
+    as it was. Ends at the first one on which it does: the model is refused then.
+    """
+    found = list(slots(model))
+    known = {storage_key(slot.data): slot.name for slot in found}
+    device = next((slot.data.device for slot in found), torch.device("cpu"))
+    loaded: set[str] = set()
+    for name, error in failed.items():
+        watch = Watch(known)
+        try:
+            if is_unknown_name(error):
+                break
+            with torch.no_grad(), pools_run_here(), watch:
+                load_weights(iter([(name, torch.ones_like(sources[name], device=device))]))
+        except Exception:  # It stays refused, with the words of the trace.
+            break
+        finally:
+            for slot in found:
+                slot.put_back()
+            watch.undo()
+        loaded.add(name)
+    return loaded
+
+
 def _replaced(found: Sequence[Slot]) -> set[int]:
     """Returns the storages that a module no longer has after loading, because the loader replaced the tensor."""
     return {
@@ -173,6 +208,7 @@ class _MapBuilder:
             name: f"the engine's loader failed: {type(error).__name__}: {error}" for name, error in failed.items()
         }
         self.computed = {name: why for name, why in trace.computed.items() if name not in failed}
+        self.unseen: set[str] = set()  # Names in `refused` of which a trace can say no more, and a real load may.
         self.ties: dict[str, str] = {}
         self.found: dict[str, list[tuple[str, Region]]] = {}  # By canonical name: live tensor, region in it.
 
@@ -193,8 +229,9 @@ class _MapBuilder:
     def refuse_replaced(self, replaced: set[int]) -> None:
         for where, tensor in self.live.items():
             if storage_key(tensor) in replaced:
-                for name in self.memory(where).names():
-                    self.refused.setdefault(name, f"the loader replaces {where} by another tensor")
+                for name in self.memory(where).names() - self.refused.keys():
+                    self.refused[name] = f"the loader replaces {where} by another tensor"
+                    self.unseen.add(name)
 
     def collect(self) -> None:
         """Finds the boxes of every canonical tensor in live memory; refuses what has none."""
@@ -232,11 +269,14 @@ class _MapBuilder:
         self._find_mixed_dtypes()
         forced = {name: mode_of(name, modes or {}) for name in self.frames}
         for name in self.frames:
-            if forced[name] == "shadow" and (name in self.found or name in self.computed):
+            if modes is not None and name in self.unseen and forced[name] != "in_place":
+                self.computed[name] = self.refused.pop(name)
+            elif forced[name] not in ("", "in_place") and (name in self.found or name in self.computed):
                 self.computed.setdefault(name, "so it was asked for")
             elif name in self.computed and (modes is None or forced[name] == "in_place"):
                 self.refused.setdefault(name, self.computed[name])
         shadowed = {n: self.computed[n] for n in self.frames if n in self.computed and n not in self.refused}
+        chosen = {n: forced[n] or ("" if n in self.unseen else "shadow") for n in shadowed}
         kept = [(name, dtype, tuple(shape)) for name, dtype, shape in self.canonical if name not in self.refused]
         index = {name: i for i, (name, _, _) in enumerate(kept)}
         places = {name: boxes for name, boxes in self.found.items() if name in index and name not in shadowed}
@@ -256,7 +296,7 @@ class _MapBuilder:
             shards.append(
                 TracedShard(index[name], (0,) * len(shape), shape, len(tensors), 0, self.frames[name].strides)
             )
-            tensors[f"shadow of {name}"] = self._shadow(name)
+            tensors[f"shadow of {name}"] = self._shadow(name, chosen[name])
         self._tie_skipped_names(places)
         ties = tuple((a, o) for a, o in self.ties.items() if a in index and o in index)
         missing = self._missing(may_miss)
@@ -270,8 +310,10 @@ class _MapBuilder:
             tuple(name for name in index if name not in used),
             missing,
             shadowed,
+            chosen,
+            tuple(name for name in shadowed if name in self.unseen),
             self._made_of(shadowed),
-            self.failed,
+            {name: error for name, error in self.failed.items() if name in self.refused},
             tuple(self.live),
             tuple(name for name in missing if not self.memory(name).pieces),
         )
@@ -279,9 +321,13 @@ class _MapBuilder:
     def _made_of(self, shadowed: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(name for name in self.storages() if self.memory(name).names() & shadowed.keys())
 
-    def _shadow(self, name: str) -> TracedTensor:
+    def _shadow(self, name: str, mode: str) -> TracedTensor:
         device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))
-        memory = torch.zeros(self.frames[name].elements, dtype=TORCH_DTYPES[self.dtypes[name]], device=device)
+        elements, dtype = self.frames[name].elements, TORCH_DTYPES[self.dtypes[name]]
+        if mode == "shadow":
+            memory = torch.zeros(elements, dtype=dtype, device=device)
+        else:
+            memory = host_memory(elements, dtype, device)
         return TracedTensor(f"shadow of {name}", self.dtypes[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:

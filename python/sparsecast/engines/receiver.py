@@ -68,7 +68,7 @@ class Receiver:
     `layout` is the whole engine's, the same on all its ranks; `tensors[i]` is the memory of
     `layout.ranks[rank].tensors[i]`, contiguous, which the caller keeps where it is. The memory holds `version` now,
     unless `needs_anchor`: then `join` writes all of it. On a GPU all work is enqueued on `stream` (its handle; 0: a
-    stream of the receiver's own). `recomputations` bring tensors that the engine computes from its weights up to date,
+    stream of the receiver's own). `entry_bytes` is that of `Subscriber`. `recomputations` bring tensors that the engine computes from its weights up to date,
     after every write. Raises what `ShardedSubscriber` raises for a layout and memory that do not fit.
     """
 
@@ -85,6 +85,7 @@ class Receiver:
         audit_versions: int = 64,
         audit_time: float = 0.0,
         stream: int = 0,
+        entry_bytes: int | None = None,
         recomputations: Sequence[Recomputation] = (),
     ) -> None:
         from sparsecast import ShardedSubscriber
@@ -102,6 +103,7 @@ class Receiver:
             audit_versions=audit_versions,
             audit_time=audit_time,
             stream=stream,
+            entry_bytes=entry_bytes,
         )
         self._device = next((memory.device for memory in tensors), "cpu")
         self._tensors = len(tensors)

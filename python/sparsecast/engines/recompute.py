@@ -9,6 +9,9 @@ steps again, after each update and within the pause, and leaves the results at t
                                      patched like weights; the loader gets them again
     a step of post-processing        its inputs are live weights, which are patched in place; it runs over one module
 
+A loader's steps take all shadows at once, which it may compute with together, and tensors in mode "dense" a few at a
+time. Those in mode "nan_masked" are no steps: `masked_reload` brings them up to date.
+
 `prove` runs every step once before the first update and refuses, with the reason, those whose results are not a
 function of their inputs alone, or not what the engine's own load has left.
 """
@@ -18,14 +21,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from sparsecast.buffers import bits_of
+from sparsecast.engines._address_map import MODES
 from sparsecast.engines._derived import Slot, slots
 from sparsecast.engines._trace_mode import pools_run_here, storage_key
 from sparsecast.engines._watch import Watch
 from sparsecast.engines.loader_trace import LoadWeights, TracedLoader
+from sparsecast.engines.masked_reload import MaskedReload
 from sparsecast.errors import DirtyError, UnsupportedError
 
 
@@ -39,6 +45,8 @@ class Step:
     run: Callable[[], object]
     inputs: tuple[torch.Tensor, ...] = ()
     """Shadows that it reads."""
+    loads: tuple[str, ...] = ()
+    """Names of the tensors that it gives the loader, if it is one of several of the loader."""
     derived: list[Slot] = field(default_factory=list)
     """Places whose tensors it computes; `Recomputation.prove` finds them."""
 
@@ -50,6 +58,34 @@ class Step:
 def loader_step(model: torch.nn.Module, load_weights: LoadWeights, shadows: Mapping[str, torch.Tensor]) -> Step:
     """Returns the step that gives the loader of a model the canonical tensors with which it computes."""
     return Step("", model, lambda: load_weights(iter(shadows.items())), tuple(shadows.values()))
+
+
+def loader_steps(model: torch.nn.Module, load_weights: LoadWeights, traced: TracedLoader) -> list[Step]:
+    """Returns the steps of the loader for this map: one for its shadows, and those for its dense tensors."""
+    shadows = traced.shadows("shadow")
+    steps = [loader_step(model, load_weights, shadows)] if shadows else []
+    return steps + dense_steps(model, load_weights, traced.shadows("dense"))
+
+
+def dense_steps(model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> list[Step]:
+    """Returns steps that give the loader whole tensors from host memory, in their order, in each step as many as have
+    the bytes of the largest. Each is on the device of the model when the loader takes it.
+    """
+    largest = max((copy.nbytes for copy in copies.values()), default=0)
+    device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
+    groups: list[dict[str, torch.Tensor]] = []
+    left = 0
+    for name, copy in copies.items():
+        if not groups or copy.nbytes > left:
+            groups.append({})
+            left = largest
+        groups[-1][name] = copy
+        left -= copy.nbytes
+
+    def give(group: Mapping[str, torch.Tensor]) -> object:
+        return load_weights((name, copy.to(device)) for name, copy in group.items())
+
+    return [Step("", model, partial(give, group), tuple(group.values()), tuple(group)) for group in groups]
 
 
 def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -> list[Step]:
@@ -67,8 +103,9 @@ def steps_that_make(derived: Collection[str], post_processing: Iterable[Step]) -
 class Recomputation:
     """The steps that bring the derived tensors of one rank up to date; for the engine's thread, while nothing runs.
 
-    `traced` is the map of what updates patch, with the shadows. `needed` names the tensors that the steps have to make,
-    besides those that the map says the loader computes.
+    `traced` is the map of what updates patch, with the copies that are kept beside the model. `needed` names the tensors
+    that the steps have to make, besides those that the map says the loader computes. `load_weights` is the loader for
+    tensors in mode "nan_masked", and for those whose mode is chosen by `prove`.
     """
 
     def __init__(
@@ -77,10 +114,17 @@ class Recomputation:
         steps: Sequence[Step],
         traced: TracedLoader,
         needed: Collection[str] = (),
+        load_weights: LoadWeights | None = None,
     ) -> None:
         self.steps = tuple(steps)
         self.needed = frozenset(needed).union(traced.computed)
         self.shadows = traced.shadows()
+        self.modes = dict(traced.modes)
+        """Mode of each tensor in `shadows`; empty until `prove` has chosen it."""
+        self.reasons = dict(traced.shadowed)
+        """Reason of each mode: what keeps the tensor from being patched in place."""
+        self._load_weights = load_weights
+        self._masked: MaskedReload | None = None
         self.seconds = 0.0
         """Duration of the last `run`."""
         self._model = model
@@ -92,8 +136,14 @@ class Recomputation:
 
     @property
     def derived(self) -> list[str]:
-        """Names of the tensors that are computed, by their places in the model."""
-        return [slot.name for step in self.steps for slot in step.derived]
+        """Names of the tensors that are computed or loaded again, by their places in the model."""
+        made = [slot.name for step in self.steps for slot in step.derived]
+        return list(dict.fromkeys([*made, *(self._masked.derived if self._masked is not None else ())]))
+
+    @property
+    def loaded_whole(self) -> list[str]:
+        """NaN-masked tensors that were loaded whole in the last `run`, because elements of them became NaNs."""
+        return self._masked.loaded_whole if self._masked is not None else []
 
     def prove(self, *, as_loaded: bool) -> None:
         """Runs every step and puts everything back as it was. Raises UnsupportedError, with the reason, for a step that
@@ -102,6 +152,7 @@ class Recomputation:
         With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
         bits; without it (weights that are still to come) each step has to make the same bits twice.
         """
+        self._choose_and_mask(as_loaded)
         known = {storage_key(slot.data): slot.name for slot in slots(self._model)}
         for step in self.steps:
             first = self._observe(step, known)
@@ -124,13 +175,19 @@ class Recomputation:
         step, if that fails: then the weights are of the new version, and what was computed from them is not.
         """
         begin = time.perf_counter()
+        if self._masked is not None:
+            self._masked.run()
         for step in self.steps:
             _run(step)
         self._synchronize()
         self.seconds = time.perf_counter() - begin
 
     def audit(self) -> None:
-        """Computes every derived tensor anew and compares. Raises DirtyError naming one that was something else."""
+        """Computes every derived tensor anew, reads every NaN-masked one back, and compares. Raises DirtyError naming
+        one that was something else.
+        """
+        if self._masked is not None:
+            self._masked.audit()
         for step in self.steps:
             before = [slot.data.clone() for slot in step.derived]
             _run(step)
@@ -138,6 +195,30 @@ class Recomputation:
                 if not torch.equal(bits_of(slot.data), bits_of(old)):
                     raise DirtyError(f"{slot.name} is not what {_named(step)} makes of the weights")
         self._synchronize()
+
+    def _choose_and_mask(self, as_loaded: bool) -> None:
+        """Chooses the mode of tensors that the trace could not follow, and proves those that are to be NaN-masked."""
+        still_open = {name: self.shadows[name] for name, mode in self.modes.items() if mode == ""}
+        for name, copy in still_open.items():
+            try:
+                self._masked_reload({name: copy}).prove(as_loaded=as_loaded)
+                self.modes[name] = "nan_masked"
+            except Exception as error:  # The engine's code may raise anything.
+                self.modes[name] = "dense"
+                self.reasons[name] += f"; {error}"
+        dense = {name: copy for name, copy in still_open.items() if self.modes[name] == "dense"}
+        if dense:  # Before the post-processing, which may read what they load.
+            assert self._load_weights is not None
+            self.steps = (*dense_steps(self._model, self._load_weights, dense), *self.steps)
+        masked = {name: copy for name, copy in self.shadows.items() if self.modes[name] == "nan_masked"}
+        if masked:
+            self._masked = self._masked_reload(masked)
+            self._masked.prove(as_loaded=as_loaded)
+
+    def _masked_reload(self, copies: Mapping[str, torch.Tensor]) -> MaskedReload:
+        if self._load_weights is None:
+            raise UnsupportedError(f"tensor {next(iter(copies))!r} needs the engine's loader, which is not known here")
+        return MaskedReload(self._model, self._load_weights, copies)
 
     def _observe(self, step: Step, known: Mapping[int, str]) -> list[tuple[Slot, torch.Tensor]]:
         """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against
@@ -187,18 +268,29 @@ class Recomputation:
 
 
 def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:
-    """Returns what is recomputed, and what it costs, as JSON values."""
+    """Returns which tensors are not patched in place, by mode and with the reason, what is recomputed, and what it
+    costs, as JSON values.
+    """
     return {
+        "modes": {mode: _reasons(recomputations, mode) for mode in MODES if mode != "in_place"},
         "derived": [name for each in recomputations for name in each.derived],
         "shadows": sorted(name for each in recomputations for name in each.shadows),
         "shadow_bytes": sum(each.shadow_bytes for each in recomputations),
         "recompute_seconds": sum(each.seconds for each in recomputations),
+        "loaded_whole": sorted(name for each in recomputations for name in each.loaded_whole),
+    }
+
+
+def _reasons(recomputations: Sequence[Recomputation], mode: str) -> dict[str, str]:
+    return {
+        name: each.reasons[name] for each in recomputations for name, own in sorted(each.modes.items()) if own == mode
     }
 
 
 def _named(step: Step) -> str:
     if step.inputs:
-        return "the engine's loader"
+        listed = ", ".join(map(repr, step.loads[:4])) + (", ..." if len(step.loads) > 4 else "")
+        return f"the engine's loader, given {listed}," if listed else "the engine's loader"
     return f"the engine's post-processing of {step.name or 'the model'}"
 
 

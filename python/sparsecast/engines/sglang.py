@@ -234,6 +234,7 @@ class SglangEnd:
                     memories,
                     version=version,
                     needs_anchor=info.needs_anchor,
+                    entry_bytes=info.entry_bytes,
                     recomputations=[recomputation],
                 )
             )

@@ -84,8 +84,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     may_miss: list[str] = field(default_factory=list)
     """Patterns (fnmatch) of parameters of vLLM that the trainer does not have; those of a draft begin with "draft."."""
     modes: dict[str, str] = field(default_factory=dict)
-    """Pattern (fnmatch) of names in `tensors` and mode, "in_place" or "shadow", where the choice is not left to vLLM's
-    loader: docs/engines.md, "Tensors that engines compute"."""
+    """Pattern (fnmatch) of names in `tensors` and mode ("in_place", "shadow", "nan_masked", "dense") where the choice is
+    not left to vLLM's loader: docs/engines.md, "Modes"."""
     draft: Literal["follow", "keep"] = "follow"
     """Whether a draft model follows the tensors of it that the trainer has, or stays as it is."""
     draft_prefix: str = ""
@@ -93,6 +93,9 @@ class SparsecastInitInfo(WeightTransferInitInfo):
     trains. MTP heads in the target's files need none."""
     timeout: float = 300.0
     """Seconds for meeting, and for every later update."""
+    entry_bytes: int | None = None
+    """Most bytes of a worker's device memory for decoded changes between staging and apply; None: a sixteenth of its
+    weights. For the first call."""
     release: str = ""
     """Version of sparsecast at the trainer; refused if it differs in more than the patch number. Empty: not compared."""
 
@@ -101,6 +104,8 @@ class SparsecastInitInfo(WeightTransferInitInfo):
             raise ValueError(f"proof {self.proof!r} is neither 'checkpoint' nor 'trust'")
         if self.draft not in ("follow", "keep"):
             raise ValueError(f"draft {self.draft!r} is neither 'follow' nor 'keep'")
+        if self.entry_bytes is not None and self.entry_bytes < 0:
+            raise ValueError(f"entry_bytes {self.entry_bytes} is negative")
         if not self.tensors:
             raise ValueError("tensors is empty: the engine needs the trainer's table")
         for entry in self.tensors:
@@ -314,6 +319,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             traced.memories(),
             version=init_info.version,
             needs_anchor=init_info.needs_anchor,
+            entry_bytes=init_info.entry_bytes,
             recomputations=recomputations,
         )
         self.traced, self.recomputations = traced, recomputations

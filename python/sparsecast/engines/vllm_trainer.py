@@ -89,6 +89,9 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
     """Whether a draft model of the server follows ("follow") the tensors of it that the source has, or not ("keep")."""
     draft_prefix: str = ""
     """Prefix of the names of a draft that has files of its own at the server, and is trained here, too."""
+    entry_bytes: int | None = None
+    """Most bytes of a worker's device memory for decoded changes between staging and apply; None: a sixteenth of its
+    weights."""
     timeout: float = 300.0
     needs_anchor: bool = False
     """Whether the engine is to be sent all weights at first: its own are not those of the trainer's version."""
@@ -133,6 +136,7 @@ class SparsecastTrainerInitInfo(TrainerInitInfo):
             # An older backend refuses the fields, which is better than a draft that stays behind.
             **({"draft": self.draft} if self.draft != "follow" else {}),
             **({"draft_prefix": self.draft_prefix} if self.draft_prefix else {}),
+            **({"entry_bytes": self.entry_bytes} if self.entry_bytes is not None else {}),
             "timeout": self.timeout,
         }
 

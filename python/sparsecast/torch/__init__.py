@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from ..transports import Log, Met, Mpi, World
 from .layouts import gather_layout
+from .loader_source import LoaderSource
 from .publisher import Publisher
 from .report import PublishReport, TensorReport
 from .shards import LocalShards, shards_of
 from .subscriber import Subscriber, UpdateReport
 
 __all__ = [
+    "LoaderSource",
     "LocalShards",
     "Log",
     "Met",

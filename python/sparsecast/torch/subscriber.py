@@ -14,9 +14,10 @@ import torch.distributed as dist
 from .. import _core
 from .._core import ShardedSubscriber
 from ..buffers import describe
-from ..errors import UnsupportedError, UsageError
+from ..errors import DirtyError, UnsupportedError, UsageError
 from ..transports import Log, Transport
 from .layouts import gather_layout
+from .loader_source import LoaderSource
 from .shards import LocalShards, Rename, Source, shards_of, whole_tensors
 from .streams import StreamOrder
 
@@ -37,17 +38,18 @@ class UpdateReport:
 class Subscriber:
     """Keeps the weights of a torch model at the versions of the trainer, over a world of ranks or from a delta log.
 
-    ``source`` is that of :class:`Publisher`; with DTensor parameters each rank makes one over the same
-    ``process_group``. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
+    ``source`` is that of :class:`Publisher`, or a :class:`LoaderSource` for a model that keeps its weights in another
+    form than the trainer; with DTensor parameters each rank makes one over the same ``process_group``. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
     holds no version yet and is seeded when the group meets; otherwise it must hold ``version``. From a log it is
     brought to the newest version whatever it holds. ``pause(True)`` is called before weights are written and
-    ``pause(False)`` when they are verified, in the thread of update() or apply(). Call from one thread, except
+    ``pause(False)`` when they are verified, in the thread of update() or apply(). ``entry_bytes``, on a device: most
+    bytes of its memory for decoded changes between receive() and apply(); None: a sixteenth of the weights. Call from one thread, except
     receive(), which may run in another.
     """
 
     def __init__(
         self,
-        source: Source | LocalShards,
+        source: Source | LocalShards | LoaderSource,
         *,
         transport: Transport,
         engine: str = "engine",
@@ -59,8 +61,11 @@ class Subscriber:
         threads: int = 1,
         audit_versions: int = 64,
         audit_time: float = 0.0,
+        entry_bytes: int | None = None,
     ) -> None:
-        self._shards = shards_of(source, rename=rename)
+        self._loader = source if isinstance(source, LoaderSource) else None
+        self._loader_failure: DirtyError | None = None
+        self._shards = shards_of(source.shards if isinstance(source, LoaderSource) else source, rename=rename)
         self._transport = transport
         self._pause = pause or (lambda paused: None)
         self._met = False
@@ -68,6 +73,11 @@ class Subscriber:
         if isinstance(transport, Log):
             self._follow(transport, threads, audit_versions, audit_time)
             return
+        if self._loader is not None and self._loader.holds_copies and not (needs_anchor or self._loader.is_filled):
+            raise UsageError(
+                "copies of tensors that are not patched in place are empty: give LoaderSource the checkpoint that the "
+                "model was loaded from, or let the trainer send everything (needs_anchor)"
+            )
         layout = gather_layout(self._shards.layout, process_group)
         self._rank = dist.get_rank(process_group) if len(layout.ranks) > 1 else 0
         self._order = StreamOrder(self._shards.tensors)
@@ -75,18 +85,23 @@ class Subscriber:
             engine,
             layout,
             self._rank,
-            [describe(tensor) for tensor in self._shards.tensors],
+            self._loader.memories() if self._loader is not None else [describe(t) for t in self._shards.tensors],
             version=version,
             needs_anchor=needs_anchor,
             threads=threads,
             audit_versions=audit_versions,
             audit_time=audit_time,
             stream=self._order.number,
+            entry_bytes=entry_bytes,
         )
 
     @property
     def version(self) -> int | None:
-        """Version that the weights hold, verified; None if it is not known yet."""
+        """Version that the weights hold, verified; None if it is not known yet, or if the loader of a LoaderSource has
+        failed: the next update() then loads everything again.
+        """
+        if self._loader_failure is not None:
+            return None
         if self._follower is not None:
             version: int | None = self._follower.version
             return version
@@ -104,6 +119,7 @@ class Subscriber:
         world = self._transport.open(self._rank)
         self._order.catch_up()  # An anchor is written after earlier reads of the weights.
         self.sharded.regroup(world, channels=self._transport.channels, timeout=self._transport.timeout)
+        self._load()
         self._met = True
 
     def receive(self) -> None:
@@ -122,17 +138,24 @@ class Subscriber:
             raise
 
     def apply(self) -> UpdateReport:
-        """Writes the staged version, verifies it, and waits for the decision of all ranks: the pause. Live only."""
+        """Writes the staged version, verifies it, and waits for the decision of all ranks: the pause. Live only.
+
+        With a LoaderSource, its loader then gets what is not patched in place. DirtyError if that fails: the version is
+        that of all ranks then, and the weights are not of it until regroup() or the next update has loaded it again.
+        """
         if self._follower is not None:
             raise UsageError("a log is followed by update()")
         begin = time.perf_counter()
         self._pause(True)
         try:
             self._order.catch_up()  # Weights are written after earlier reads.
-            done = self.sharded.apply(self._transport.timeout)
-        except Exception:
-            self._met = False
-            raise
+            try:
+                done = self.sharded.apply(self._transport.timeout)
+            except Exception:
+                self._met = False
+                raise
+            finally:  # Also after a failure: copies and weights are then of the version before, or of one in doubt.
+                self._load()
         finally:
             self._pause(False)
         return UpdateReport(
@@ -149,6 +172,8 @@ class Subscriber:
             self.receive()
             return self.apply()
         begin = time.perf_counter()
+        if self._loader_failure is not None:
+            self._load()  # The follower itself is at its version, and may find nothing to do.
         done = self._follower.step(version)
         return UpdateReport(
             done.version,
@@ -165,6 +190,35 @@ class Subscriber:
         if self._follower is not None:
             raise UsageError("a follower audits a slice after every version by itself")
         self.sharded.audit()
+        if self._loader is not None:
+            self._loader.audit()
+
+    def modes(self) -> dict[str, Any]:
+        """Returns how many tensors are patched in place, and those that are not by mode, with the reasons
+        (:meth:`LoaderSource.report`); JSON values.
+        """
+        if self._loader is None:
+            return {"in_place": len(self._shards.tensors)}
+        return self._loader.report()
+
+    def _load(self) -> None:
+        """Has the loader bring the model to what the copies hold."""
+        if self._loader is None:
+            return
+        try:
+            self._loader.load()
+            self._loader_failure = None
+        except DirtyError as error:
+            self._loader_failure = error
+            raise
+
+    def _pause_follower(self, paused: bool) -> None:
+        """Is called by a follower around each apply; it keeps what is raised here until its step has ended."""
+        try:
+            if not paused:
+                self._load()
+        finally:
+            self._pause(paused)
 
     def _follow(self, log: Log, threads: int, audit_versions: int, audit_time: float) -> None:
         if not _core.has_log:
@@ -185,5 +239,5 @@ class Subscriber:
             threads=threads,
             audit_versions=audit_versions,
             audit_time=audit_time,
-            pause=self._pause,
+            pause=self._pause_follower,
         )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import socket
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fork_server import forks_of
 
 DEADLINE = 120.0
 """Seconds after which a test gives up; nothing is measured by it."""
@@ -258,7 +258,7 @@ class Engine:
     """All ranks of an engine; `call` runs a method of RankProcess on every one at the same time."""
 
     def __init__(self, folder: Path, size: int, **server_args: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forks_of("sglang_preload")
         self.size = size
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []

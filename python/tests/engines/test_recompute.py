@@ -399,5 +399,5 @@ def test_a_checkpoint_of_another_dtype_than_the_trainers_fills_no_shadow() -> No
 def test_shadows_that_nothing_has_filled_are_refused_by_name() -> None:
     model = Mixer()
     traced = trace_loader(model, TABLE, model.load_weights, modes={})
-    with pytest.raises(UnsupportedError, match=r"computes with 'A_log' .*needs_anchor"):
+    with pytest.raises(UnsupportedError, match=r"'A_log' is not patched in place .*needs_anchor"):
         traced.fill_shadows({})

@@ -37,6 +37,13 @@ def test_a_group_message_forces_modes_by_pattern() -> None:
         messages.parse_group(group(secret="s" * 16, modes=["*norm*"]))
 
 
+def test_a_group_message_bounds_the_memory_of_entries() -> None:
+    assert messages.parse_group(group(secret="s" * 16)).entry_bytes is None
+    assert messages.parse_group(group(secret="s" * 16, entry_bytes=0)).entry_bytes == 0
+    with pytest.raises(UsageError, match="entry_bytes is -1, not a count"):
+        messages.parse_group(group(secret="s" * 16, entry_bytes=-1))
+
+
 def test_the_secret_may_stay_in_the_servers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSECAST_SECRET", "from the environment")
     assert messages.parse_group(group()).secret == "from the environment"

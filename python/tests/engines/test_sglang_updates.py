@@ -112,6 +112,34 @@ def test_after_every_sparse_update_all_ranks_are_bit_for_bit_a_fresh_load_of_the
     assert engine.post("/destroy_weights_update_group", {"group_name": "sparsecast"}) == (True, "left the group")
 
 
+def test_each_mode_can_be_forced_on_a_server_that_is_seeded(served: Any) -> None:
+    config, engine, tensors, folder = served
+    trainer = Trainer(tensors)
+    addresses = engine.call("addresses")
+    moe = "num_experts" in config
+    modes = {
+        "*.q_proj.weight": "nan_masked",
+        "*.k_proj.weight": "dense",
+        "*.layers.0.mlp.experts.0.*" if moe else "*.layers.0.mlp.*": "nan_masked",
+        "*.layers.1.mlp.experts.1.*" if moe else "*.layers.1.mlp.*": "dense",
+        "model.norm.weight": "shadow",
+    }
+    success, message = join(engine, trainer, needs_anchor=True, modes=modes)
+    assert success, message
+    for version in (1, 2):
+        change(trainer, version)
+        assert update(engine, trainer)["elements"] > 0
+    sglang_engine.write_checkpoint(folder / "forced", config, trainer.tensors)
+    assert engine.call("differences", folder / "forced") == [[], []]
+    assert engine.call("addresses") == addresses
+    status = json.loads(phase(engine, "status")[1])
+    names = {mode: list(reasons) for mode, reasons in status["modes"].items()}
+    assert names["shadow"] == ["model.norm.weight"]
+    assert len(names["nan_masked"]) >= 2 and len(names["dense"]) >= 2
+    assert phase(engine, "audit")[0]
+    assert engine.post("/destroy_weights_update_group", {"group_name": "sparsecast"}) == (True, "left the group")
+
+
 def test_an_update_whose_trainer_is_gone_ends_at_the_version_before_on_every_rank(tmp_path: Any) -> None:
     config = sglang_engine.QWEN2
     trainer = Trainer(sglang_engine.canonical_tensors(config, seed=1))

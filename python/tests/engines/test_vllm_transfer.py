@@ -156,6 +156,40 @@ def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
     assert all(f is not None and f.kind == "DirtyError" and f"{computed} is not what" in str(f) for f in failures)
 
 
+FORCED = {
+    "*.q_proj.weight": "nan_masked",  # fp8, of which every worker has some rows of a fused parameter
+    "*.k_proj.weight": "dense",
+    "*.experts.0.*": "nan_masked",  # a part of a stacked parameter, and its scales
+    "*.experts.1.*": "dense",
+    "*.experts.2.*": "shadow",
+    "*norm.weight": "nan_masked",
+    "lm_head.weight": "dense",
+}
+
+
+def test_each_mode_can_be_forced_and_leaves_what_a_load_of_the_whole_checkpoint_makes(
+    make_workers: Callable[[str], Workers],
+) -> None:
+    kind = "qwen3-moe-fp8"
+    workers, trainer = make_workers(kind), Trainer(kind)
+    addresses = workers.call("addresses")
+    engine = trainer.connect(workers, modes=FORCED, entry_bytes=1 << 20)
+    for update in (1, 2, 3):
+        trainer.step()
+        engine.send_weights()
+        assert workers.call("differing", updates=update) == [[], []]
+    assert workers.call("addresses") == addresses
+    for status in workers.call("audit"):
+        names = {mode: list(reasons) for mode, reasons in status["modes"].items()}
+        assert " ".join(names["nan_masked"]).count("q_proj.weight") == 2 and "lm_head.weight" in names["dense"]
+        assert all(".experts.2." in name for name in names["shadow"]) and len(names["shadow"]) == 12
+        assert status["in_place"] + sum(map(len, names.values())) == len(trainer.tensors)
+        # Random bits have NaNs: tensors with a changed one among them were loaded whole, the others masked.
+        assert 0 < len(status["loaded_whole"]) < len(names["nan_masked"])
+    workers.call("flip_a_bit_of", live="model.layers.1.self_attn.qkv_proj.weight")
+    assert all(f is not None and f.kind == "DirtyError" for f in workers.failures("audit"))
+
+
 def test_an_engine_on_another_version_refuses_and_is_right_after_it_has_joined_again(
     make_workers: Callable[[str], Workers],
 ) -> None:
@@ -247,8 +281,9 @@ def test_vllms_own_order_of_calls_holds(make_workers: Callable[[str], Workers]) 
 
 
 def test_every_field_of_the_init_info_is_plain_json() -> None:
-    info = Trainer("llama").init_info().for_workers()
+    info = Trainer("llama").init_info(entry_bytes=1 << 20).for_workers()
     assert json.loads(json.dumps(info)) == info
+    assert info["entry_bytes"] == 1 << 20 and "entry_bytes" not in Trainer("llama").init_info().for_workers()
 
 
 def test_the_trainers_weights_are_what_the_test_thinks() -> None:

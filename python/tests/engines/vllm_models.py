@@ -32,7 +32,12 @@ from vllm.distributed import (
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import fp8
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
+
+# vLLM looks at each class of models in a process of its own, which imports vLLM anew, and keeps what it has found where
+# another version looks, too. There is no GPU here that a look could take hold of.
+registry._run_in_subprocess = lambda look: look()
 
 HEADS, KV_HEADS, VOCABULARY, LAYERS, EXPERTS = 4, 2, 100, 2, 4
 

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker of a vLLM server without its scheduler and its kernels: the real worker's weight-transfer methods, driven
-by lines of JSON on stdin ({"call": method, "arguments": {...}}), answered by lines that start with "REPLY ".
-
-    python vllm_rank.py '{"rank": 0, "size": 2}'
+by pairs of a method and its arguments, answered by pairs of ("value", value) or (name of an exception, its words).
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import os
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -158,17 +156,15 @@ class Rank:
         return getattr(self if hasattr(self, name) else self.worker, name)(**arguments)
 
 
-def main() -> None:
-    rank = Rank(**json.loads(sys.argv[1]))
-    print("REPLY " + json.dumps({"value": "ready"}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+def serve(calls: Connection, rank: int, size: int, environment: dict[str, str]) -> None:
+    """Answers calls in a process of its own until it is killed."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    worker = Rank(rank, size)
+    calls.send(("value", "ready"))
+    while True:
+        name, arguments = calls.recv()
         try:
-            reply: dict[str, Any] = {"value": rank.call(request["call"], request["arguments"])}
+            calls.send(("value", worker.call(name, arguments)))
         except Exception as error:
-            reply = {"error": type(error).__name__, "words": str(error)}
-        print("REPLY " + json.dumps(reply), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            calls.send((type(error).__name__, str(error)))

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
-import subprocess
-import sys
-import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from fork_server import forks_of
 
 WAIT_SECONDS = 300.0
 
@@ -25,6 +23,13 @@ class WorkerFailedError(RuntimeError):
         self.kind = kind
 
 
+def _serve(*arguments: Any) -> None:
+    """Runs in the worker's process, the only one that imports all of vLLM."""
+    import vllm_rank
+
+    vllm_rank.serve(*arguments)
+
+
 class Workers:
     """The server's end of a `VLLMWeightSyncClient`: calls every worker, as collective_rpc does."""
 
@@ -32,45 +37,35 @@ class Workers:
         self.weight_version: str | None = None
         self.opened = 0
         self.processes = []
-        self.replies: list[queue.Queue[str]] = []
-        script = Path(__file__).with_name("vllm_rank.py")
-        self.ident = ident = f"sparsecast-{uuid.uuid4().hex[:12]}"
+        self._pipes: list[Connection] = []
+        context = forks_of("vllm_rank")
+        self.ident = f"sparsecast-{uuid.uuid4().hex[:12]}"
+        environment = {"GLOO_SOCKET_IFNAME": "lo", "VLLM_DIST_IDENT": self.ident}
         for rank in range(size):
-            argument = {"rank": rank, "size": size}
-            process = subprocess.Popen(
-                [sys.executable, str(script), json.dumps(argument)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_DIST_IDENT": ident},
-                text=True,
-            )
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, size, environment), daemon=True)
+            process.start()
+            theirs.close()
             self.processes.append(process)
-            self.replies.append(queue.Queue())
-            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+            self._pipes.append(ours)
         self.pool = ThreadPoolExecutor(size)
         for rank in range(size):
             assert self._reply(rank) == "ready"
 
-    def _read(self, rank: int) -> None:
-        output = self.processes[rank].stdout
-        assert output is not None
-        for line in output:
-            if line.startswith("REPLY "):
-                self.replies[rank].put(line[6:])
-        self.replies[rank].put(json.dumps({"error": "Exit", "words": f"worker {rank} has ended"}))
-
     def _reply(self, rank: int) -> Any:
-        reply = json.loads(self.replies[rank].get(timeout=WAIT_SECONDS))
-        if "error" in reply:
-            raise WorkerFailedError(reply["error"], reply["words"])
-        return reply["value"]
+        try:
+            if not self._pipes[rank].poll(WAIT_SECONDS):
+                raise TimeoutError(f"worker {rank} does not answer")
+            kind, value = self._pipes[rank].recv()
+        except EOFError:
+            raise WorkerFailedError("Exit", f"worker {rank} has ended") from None
+        if kind != "value":
+            raise WorkerFailedError(kind, value)
+        return value
 
     def ask(self, rank: int, name: str, arguments: dict[str, Any]) -> Any:
         """Calls one worker."""
-        stdin = self.processes[rank].stdin
-        assert stdin is not None
-        stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
-        stdin.flush()
+        self._pipes[rank].send((name, arguments))
         return self._reply(rank)
 
     def call(self, name: str, **arguments: Any) -> list[Any]:
@@ -105,7 +100,7 @@ class Workers:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+            process.join()
         self.pool.shutdown(wait=False)
         for left in Path("/dev/shm").glob(f"*{self.ident}*"):  # vLLM for CPUs leaves it when it is killed.
             left.unlink(missing_ok=True)

@@ -7,6 +7,8 @@ import dataclasses
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch import nn
 
 import sparsecast as sc
 from sparsecast import errors
-from sparsecast.torch import Log, Publisher, Subscriber, World
+from sparsecast.torch import LoaderSource, Log, Publisher, Subscriber, World
 from sparsecast.transforms import Fp8BlockQuantize, Transforms
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device answers")
@@ -40,8 +42,9 @@ def same_bits(trainer: nn.Module, engine: nn.Module) -> bool:
     return all(torch.equal(a.to(b.dtype).cpu(), b.cpu()) for a, b in pairs)
 
 
+@pytest.mark.parametrize("entry_bytes", [None, 0])
 @pytest.mark.parametrize("detector", ["snapshot", "pinned", "fused_cast"])
-def test_a_device_publisher_makes_the_frames_of_the_host(detector: str) -> None:
+def test_a_device_publisher_makes_the_frames_of_the_host(detector: str, entry_bytes: int | None) -> None:
     torch.manual_seed(1)
     master = torch.randn(1000, 257, device="cuda")
     on_device = master.bfloat16()
@@ -52,7 +55,7 @@ def test_a_device_publisher_makes_the_frames_of_the_host(detector: str) -> None:
     masters = [sc.describe(master)] if detector == "fused_cast" else None
     publisher = sc.Publisher(table, [sc.describe(on_device)], detector=detector, masters=masters, stream=stream)
     host = sc.Publisher(table, [sc.describe(on_host)])
-    subscriber = sc.Subscriber(table, [sc.describe(held)], stream=stream)
+    subscriber = sc.Subscriber(table, [sc.describe(held)], stream=stream, entry_bytes=entry_bytes)
     for _ in range(5):
         master += torch.randn_like(master) * 1e-3
         if detector != "fused_cast":
@@ -158,3 +161,46 @@ def test_records_travel_over_nccl_between_processes_on_one_device() -> None:
     for process in ranks:
         process.join(TIMEOUT)
     assert isinstance(told[0], int) and told[0] == told[1], told
+
+
+class Fused(nn.Module):
+    """A model whose loader fuses two tensors, and casts a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.Parameter(torch.zeros(300, 64, dtype=torch.bfloat16, device="cuda"), requires_grad=False)
+        self.norm = nn.Parameter(torch.zeros(64, dtype=torch.bfloat16, device="cuda"), requires_grad=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            {"q": self.qk.data[:200], "k": self.qk.data[200:], "norm": self.norm.data}[name].copy_(tensor)
+
+
+@pytest.mark.parametrize("modes", [{}, {"q": "nan_masked"}, {"q": "dense", "k": "nan_masked"}, {"*": "dense"}])
+def test_copies_in_pinned_host_memory_are_patched_by_the_device_and_loaded(modes: dict[str, str]) -> None:
+    table = [("q", "BF16", (200, 64)), ("k", "BF16", (100, 64)), ("norm", "F32", (64,))]
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    held = {name: torch.randn(shape, generator=generator, device="cuda") for name, _, shape in table}
+    held = {name: tensor if name == "norm" else tensor.bfloat16() for name, tensor in held.items()}
+    engine = Fused()
+    engine.load_weights(held.items())
+    addresses = [p.data_ptr() for p in engine.parameters()]
+    source = LoaderSource(engine, engine.load_weights, table, modes=modes, checkpoint=held.items())
+    world = World("127.0.0.1", free_port(), "a secret of sixteen or more", size=2, timeout=TIMEOUT)
+    subscriber = Subscriber(source, transport=dataclasses.replace(world, rank_offset=1))
+    publisher = Publisher(list(held.items()), transport=world)
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(publisher.regroup)
+        subscriber.regroup()
+        meeting.result()
+        for version in (1, 2, 3):
+            for tensor in held.values():
+                tensor[version] *= 1.5
+            publishing = pool.submit(publisher.publish)
+            assert subscriber.update().version == version
+            publishing.result()
+            fresh = Fused()
+            fresh.load_weights(held.items())
+            assert same_bits(fresh, engine)
+    subscriber.audit()
+    assert [p.data_ptr() for p in engine.parameters()] == addresses

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch tensors over memory that torch has not allocated, and host memory that a device reaches."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+
+def tensor_at(
+    address: int, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device, owner: object = None
+) -> torch.Tensor:
+    """Returns the tensor whose elements lie at an address, without a copy. On a CUDA device it keeps `owner` alive."""
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    size = elements * dtype.itemsize
+    if size == 0:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    else:
+        memory = torch.as_tensor(_DeviceBytes(address, size, owner), device=device)
+    return memory.view(dtype).view(shape)
+
+
+def host_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns zeros in host memory; pinned, so that `seen_by` works, if `device` is a CUDA device."""
+    return torch.zeros(elements, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def seen_by(device: torch.device | None, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor as one of a CUDA device, which reaches pinned host memory at the same address; the tensor
+    itself if it is there already, or if `device` is None.
+    """
+    if device is None or tensor.is_cuda:
+        return tensor
+    return tensor_at(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), device, tensor)
+
+
+class _DeviceBytes:
+    """Memory of a device for torch, by the CUDA array interface."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self._owner = owner

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canonical tensors of which an engine's own loader is given what has changed, NaN-masked, after each update.
+
+For tensors that updates patch in a copy beside the model, because their places in the model are not known, and with
+which the loader does nothing but copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from sparsecast.buffers import bits_of, dtype_name
+from sparsecast.engines._derived import slots
+from sparsecast.engines._followed_copies import is_nan, nan_bits
+from sparsecast.engines._trace_mode import storage_key
+from sparsecast.engines.loader_trace import LoadWeights
+from sparsecast.engines.masked_loader import MaskedLoader
+from sparsecast.errors import DirtyError, UnsupportedError
+
+
+class MaskedReload:
+    """Brings the model to what the copies hold, one tensor at a time, and reads each of them back.
+
+    `copies` are the canonical tensors in canonical shapes, in host memory or on the device of the model, which the
+    caller patches. Beside them it needs memory on the device for four times the tensor that it is at, and 8 bytes for
+    each element of it that has changed. For the engine's thread, while nothing runs.
+    """
+
+    def __init__(self, model: torch.nn.Module, load_weights: LoadWeights, copies: Mapping[str, torch.Tensor]) -> None:
+        self.copies = dict(copies)
+        self.derived: list[str] = []
+        """Names of the tensors of the model into which the loader copies, once they are proven."""
+        self.loaded_whole: list[str] = []
+        """Tensors of which the last `run` has given the loader all elements, because some have become NaNs."""
+        self._model = model
+        self._load_weights = load_weights
+        self._device = next((slot.data.device for slot in slots(model)), torch.device("cpu"))
+        table = [(name, dtype_name(copy.dtype), tuple(copy.shape)) for name, copy in self.copies.items()]
+        self._loader = MaskedLoader(table, load_weights, self._device)
+
+    def prove(self, *, as_loaded: bool) -> None:
+        """Raises UnsupportedError naming a tensor that cannot be NaN-masked (an integer one, or one with which the
+        loader does more than copy), or that is not read back as its copy is, which `as_loaded` compares. The model is
+        as before then.
+        """
+        self._loader.prove(self._model)
+        names = {storage_key(slot.data): slot.name for slot in slots(self._model)}
+        found: dict[str, None] = {}
+        for name, copy in self.copies.items():
+            new = copy.to(self._device)
+            live, places = self._read(name, new)
+            if not places:
+                raise UnsupportedError(f"tensor {name!r} cannot be NaN-masked: the loader copies nothing of it")
+            if as_loaded and not torch.equal(bits_of(live), bits_of(new)):
+                raise UnsupportedError(
+                    f"tensor {name!r} cannot be NaN-masked: what the engine's load has left is not read back as it was"
+                )
+            found.update({names[storage_key(place)]: None for place in places if storage_key(place) in names})
+        self.derived = list(found)
+
+    def run(self) -> None:
+        """Loads what the copies have and the model has not. Raises DirtyError naming the tensor if the loader fails, or
+        leaves other bits.
+        """
+        self.loaded_whole = []
+        for name, copy in self.copies.items():
+            try:
+                self._update(name, copy.to(self._device))
+            except DirtyError:
+                raise
+            except Exception as error:  # The engine's code: whatever it raises, a part may be loaded.
+                raise DirtyError(
+                    f"tensor {name!r}: the engine's loader failed: {type(error).__name__}: {error}"
+                ) from error
+
+    def audit(self) -> None:
+        """Reads every tensor back. Raises DirtyError naming one of which the model holds something else."""
+        for name, copy in self.copies.items():
+            new = copy.to(self._device)
+            if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):
+                raise DirtyError(f"tensor {name!r}: the model does not hold what was loaded")
+
+    def _update(self, name: str, new: torch.Tensor) -> None:
+        bits = bits_of(new).view(-1)
+        changed = (bits_of(self._read(name, new)[0]).view(-1) != bits).nonzero().view(-1)
+        if not changed.numel():
+            return
+        values = bits[changed]
+        if bool(is_nan(values.view(new.dtype)).any()):
+            self.loaded_whole.append(name)
+            with torch.no_grad():
+                self._load_weights(iter([(name, new.clone())]))
+        else:
+            masked = torch.full_like(bits, nan_bits(new.dtype))
+            masked[changed] = values
+            self._loader.load(name, masked.view(new.dtype).view(new.shape))
+        if not torch.equal(bits_of(self._read(name, new)[0]), bits_of(new)):
+            raise DirtyError(f"tensor {name!r}: the engine's loader left other bytes")
+
+    def _read(self, name: str, new: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Returns the tensor as the model holds it, with the elements of `new` that the model does not hold, and where
+        it is in the model.
+        """
+        live = new.clone()
+        return live, self._loader.read_back(name, live)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch model whose parameters are not the checkpoint's tensors: its own loader says where those go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .._core import Memory
+from ..engines.loader_trace import CanonicalTensor, LoadWeights, Modes, trace_loader
+from ..engines.recompute import Recomputation, loader_steps, report
+from ..errors import UnsupportedError
+from .shards import LocalShards
+
+
+class LoaderSource:
+    """Source of a :class:`Subscriber` whose model fuses, casts or computes what ``load_weights`` gives it.
+
+    ``tensors`` are the trainer's, as (name, safetensors dtype, shape); on every rank the same. A trace of the loader
+    decides in which mode each of them is updated: in place, or from a copy beside the model ("shadow", "nan_masked",
+    "dense"); the first pattern (fnmatch) in ``modes`` that fits a name forces its mode. docs/engines.md explains them.
+    ``checkpoint`` is what the model has been loaded from, as (name, tensor): it is compared with the model, and fills
+    the copies. Without it nothing is compared, and copies need a trainer that sends everything (``needs_anchor``, or a
+    log). Parameters that match a pattern in ``may_miss`` may stay unfilled.
+
+    The model must not be loaded or run in another thread meanwhile. Raises UnsupportedError naming the tensors that no
+    mode, or not the forced one, can update, with the reasons, and UsageError for names that do not fit.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        load_weights: LoadWeights,
+        tensors: Sequence[CanonicalTensor],
+        *,
+        modes: Modes | None = None,
+        checkpoint: Iterable[tuple[str, torch.Tensor]] | None = None,
+        may_miss: Sequence[str] = (),
+    ) -> None:
+        traced = trace_loader(model, tensors, load_weights, strict=False, may_miss=may_miss, modes=modes or {})
+        traced.require_complete(traced.may_fill())
+        self._in_place = traced.in_place
+        self.holds_copies = bool(traced.shadowed)
+        """Whether any tensor is updated from a copy."""
+        self.is_filled = checkpoint is not None
+        """Whether the copies hold the checkpoint's values."""
+        if checkpoint is not None:
+            wrong = traced.differences(traced.filling(checkpoint))
+            if wrong:
+                listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
+                raise UnsupportedError(f"the model does not hold what its checkpoint has: {listed}")
+        steps = loader_steps(model, load_weights, traced)
+        self._recomputation = Recomputation(model, steps, traced, load_weights=load_weights)
+        self._recomputation.prove(as_loaded=checkpoint is not None)
+        traced.require_complete(self._recomputation.derived)
+        memory = [tensor.memory for tensor in traced.tensors]
+        self.shards = LocalShards(traced.layout(), memory, [None] * len(memory))
+        self._traced = traced
+
+    def memories(self) -> list[Memory]:
+        """Returns what updates patch, parallel to the tensors of ``shards``."""
+        return self._traced.memories()
+
+    def load(self) -> None:
+        """Brings the model to what the copies hold. Raises DirtyError naming a tensor or a step that fails."""
+        with torch.no_grad():
+            self._recomputation.run()
+
+    def audit(self) -> None:
+        """Compares what the model has made of the copies with what it makes now. Raises DirtyError naming a tensor."""
+        with torch.no_grad():
+            self._recomputation.audit()
+
+    def report(self) -> dict[str, Any]:
+        """Returns as JSON values how many tensors are patched in place, and the others by mode, with the reasons."""
+        return {"in_place": self._in_place, **report([self._recomputation])}

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscribers of models that keep their weights in another form than the trainer: live, and from a log."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from sparsecast_ports import free_port
+from torch import nn
+
+from sparsecast import errors
+from sparsecast.torch import LoaderSource, Log, Publisher, Subscriber, World
+
+TABLE = [("q", "BF16", (6, 4)), ("k", "BF16", (2, 4)), ("norm", "F32", (4,)), ("steps", "I64", (1,))]
+
+
+class Trainer(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.q = nn.Parameter(torch.randn(6, 4, generator=generator).bfloat16(), requires_grad=False)
+        self.k = nn.Parameter(torch.randn(2, 4, generator=generator).bfloat16(), requires_grad=False)
+        self.norm = nn.Parameter(torch.randn(4, generator=generator), requires_grad=False)
+        self.register_buffer("steps", torch.tensor([seed]))
+
+    def step(self) -> None:
+        self.q[1, 2] += 1
+        self.k[1] -= 1
+        self.norm *= 1.5
+        self.steps += 1
+
+
+class Engine(nn.Module):
+    """Fuses q and k, and casts the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.Parameter(torch.zeros(8, 4, dtype=torch.bfloat16), requires_grad=False)
+        self.norm = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16), requires_grad=False)
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+        self.failure: Exception | None = None
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            if self.failure is not None:
+                raise self.failure
+            place = {"q": self.qk.data[:6], "k": self.qk.data[6:], "norm": self.norm.data, "steps": self.steps}[name]
+            place.copy_(tensor)
+
+    def holds(self, trainer: Trainer) -> bool:
+        fresh = Engine()
+        fresh.load_weights((name, getattr(trainer, name)) for name, _, _ in TABLE)
+        return all(
+            torch.equal(a, b) for a, b in zip(self.state_dict().values(), fresh.state_dict().values(), strict=True)
+        )
+
+
+def checkpoint(trainer: Trainer) -> list[tuple[str, torch.Tensor]]:
+    return [(name, getattr(trainer, name)) for name, _, _ in TABLE]
+
+
+MODES = [{}, {"q": "nan_masked", "norm": "dense"}, {"*": "dense"}]
+
+
+@pytest.mark.parametrize("modes", MODES)
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_live_subscriber_follows_through_the_loader_of_its_model(modes: dict[str, str], seeded: bool) -> None:
+    trainer, engine = Trainer(1), Engine()
+    if not seeded:
+        engine.load_weights(checkpoint(trainer))
+    addresses = [p.data_ptr() for p in engine.parameters()]
+    files = None if seeded else checkpoint(trainer)
+    source = LoaderSource(engine, engine.load_weights, TABLE, modes=modes, checkpoint=files)
+    world = World("127.0.0.1", free_port(), "a secret of sixteen or more", size=2, timeout=30.0)
+    pauses: list[bool] = []
+    subscriber = Subscriber(
+        source, transport=dataclasses.replace(world, rank_offset=1), needs_anchor=seeded, pause=pauses.append
+    )
+    publisher = Publisher(trainer, transport=world)
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(publisher.regroup)
+        subscriber.regroup()
+        meeting.result()
+        assert engine.holds(trainer)
+        for version in (1, 2, 3):
+            trainer.step()
+            publishing = pool.submit(publisher.publish)
+            assert subscriber.update().version == version
+            publishing.result()
+            assert engine.holds(trainer) and subscriber.version == version
+    assert [p.data_ptr() for p in engine.parameters()] == addresses
+    assert pauses == [True, False] * 3
+    subscriber.audit()
+    found = subscriber.modes()
+    chosen = {name: mode for mode, names in found["modes"].items() for name in names}
+    expected = {"norm": "shadow"} if not modes else {n: modes.get(n, modes.get("*")) for n in chosen}
+    assert chosen == expected and found["in_place"] == len(TABLE) - len(chosen)
+    with torch.no_grad():
+        engine.norm[1] += 1
+    with pytest.raises(errors.DirtyError, match="norm is not what the engine's loader.* makes of the weights"):
+        subscriber.audit()
+
+
+def test_a_follower_of_a_log_loads_what_it_does_not_patch_and_again_after_a_failure(tmp_path: pathlib.Path) -> None:
+    trainer, engine = Trainer(1), Engine()
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
+    publisher = Publisher(trainer, transport=log)
+    source = LoaderSource(engine, engine.load_weights, TABLE, modes={"k": "nan_masked"})
+    pauses: list[bool] = []
+    subscriber = Subscriber(
+        source, transport=dataclasses.replace(log, state=str(tmp_path / "state")), pause=pauses.append
+    )
+    trainer.step()
+    publisher.publish()
+    assert subscriber.update().version == 2 and engine.holds(trainer)
+    trainer.step()
+    publisher.publish()
+    engine.failure = ValueError("no room")
+    with pytest.raises(errors.DirtyError, match="'k': the engine's loader failed: ValueError: no room"):
+        subscriber.update()
+    assert subscriber.version is None and pauses[-1] is False
+    with pytest.raises(errors.DirtyError, match="no room"):
+        subscriber.update()
+    engine.failure = None
+    subscriber.update()
+    assert subscriber.version == 3 and engine.holds(trainer)
+
+
+def test_copies_that_nothing_has_filled_are_refused() -> None:
+    engine = Engine()
+    source = LoaderSource(engine, engine.load_weights, TABLE)
+    world = World("127.0.0.1", free_port(), "a secret of sixteen or more", size=2, rank_offset=1)
+    with pytest.raises(errors.UsageError, match="are empty: give LoaderSource the checkpoint"):
+        Subscriber(source, transport=world)
+
+
+def test_a_checkpoint_that_the_model_does_not_hold_is_refused_by_name() -> None:
+    engine = Engine()
+    engine.load_weights(checkpoint(Trainer(1)))
+    other = Trainer(1)
+    other.q[1, 1] += 1
+    with pytest.raises(errors.UnsupportedError, match=r"not hold what its checkpoint has: 'q' \(1 elements\)"):
+        LoaderSource(engine, engine.load_weights, TABLE, checkpoint=checkpoint(other))
