@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "codec/codec_common.hpp"
-#include "core/digest_common.hpp"
+#include "core/digest_changes.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
@@ -71,14 +71,11 @@ class StridedPlaces {
 };
 
 template <class T, ValueCodec kCodec, bool kDigest, class Places>
-void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Direction direction, Places places,
-                   DigestSum& sum) {
+void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Direction direction, Places places) {
   const bool floating = is_floating(target.dtype);
   const bool inverse = direction == Direction::kInverse;
   const std::uint32_t* positions = decoded.dense ? nullptr : decoded.positions.data();
-  const Hash128 key = kDigest ? target.index->key : Hash128{};
-  const DigestMix mix = kDigest ? target.index->mix : DigestMix::kSecond;
-  for (std::uint32_t i = 0; i < decoded.count; ++i) {
+  const auto write = [&](std::uint32_t i, const auto& record) {
     const std::uint32_t at = positions != nullptr ? positions[i] : i;
     if (positions != nullptr) {
       const std::uint32_t ahead = positions[std::min(i + kPrefetchDistance, decoded.count - 1)];
@@ -88,23 +85,31 @@ void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Di
     const T old_bits = load_word<T>(word);
     const T new_bits = changed_bits(old_bits, decoded.coded[i], kCodec, floating, inverse);
     store_word(word, 0, new_bits);
-    if constexpr (kDigest) digest_replace(sum, mix, key, places.index(at), old_bits, new_bits);
+    if constexpr (kDigest) record(places.index(at), old_bits, new_bits);
     if (target.replaced != nullptr) {
       const auto* bytes = reinterpret_cast<const std::byte*>(&old_bits);
       target.replaced->insert(target.replaced->end(), bytes, bytes + sizeof(T));
     }
+  };
+  if constexpr (kDigest) {
+    DigestChanges<T> digest(target.index->key, target.index->mix);
+    digest.add_each(decoded.count, write);
+    const DigestSum sum = digest.take();
+    *target.change += StateDigest{{sum.lo, sum.hi}};
+  } else {
+    for (std::uint32_t i = 0; i < decoded.count; ++i) write(i, nullptr);
   }
 }
 
 template <class T, ValueCodec kCodec>
 void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
-                   Direction direction, DigestSum& sum) {
+                   Direction direction) {
   const bool flat = target.view == nullptr && (target.index == nullptr || target.index->flat);
   const auto run = [&]<bool kDigest>() {
     if (flat) {
-      write_changes<T, kCodec, kDigest>(decoded, target, direction, FlatPlaces(block, target), sum);
+      write_changes<T, kCodec, kDigest>(decoded, target, direction, FlatPlaces(block, target));
     } else {
-      write_changes<T, kCodec, kDigest>(decoded, target, direction, StridedPlaces(block, target), sum);
+      write_changes<T, kCodec, kDigest>(decoded, target, direction, StridedPlaces(block, target));
     }
   };
   if (target.change != nullptr) {
@@ -117,19 +122,17 @@ void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const 
 template <class T>
 void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
                    Direction direction) {
-  DigestSum sum;
   switch (block.coding.values) {
     case ValueCodec::kRaw:
-      write_changes<T, ValueCodec::kRaw>(decoded, block, target, direction, sum);
+      write_changes<T, ValueCodec::kRaw>(decoded, block, target, direction);
       break;
     case ValueCodec::kXor:
-      write_changes<T, ValueCodec::kXor>(decoded, block, target, direction, sum);
+      write_changes<T, ValueCodec::kXor>(decoded, block, target, direction);
       break;
     case ValueCodec::kUlp:
-      write_changes<T, ValueCodec::kUlp>(decoded, block, target, direction, sum);
+      write_changes<T, ValueCodec::kUlp>(decoded, block, target, direction);
       break;
   }
-  if (target.change != nullptr) *target.change += StateDigest{{sum.lo, sum.hi}};
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 
 #include "codec/codec_common.hpp"
 #include "codec/frame_writer.hpp"
-#include "core/digest_common.hpp"
+#include "core/digest_changes.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
 #include "core/trace.hpp"
@@ -119,10 +119,8 @@ class StridedElements {
 /// Gathers the changed elements' bits, turns them into coded words, refreshes the snapshot and sums the digest.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
 void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
-                   std::uint32_t* positions, T* coded, DigestSum& sum) {
-  const Hash128 key = tile.index->key;
-  const DigestMix mix = tile.index->mix;
-  for (std::uint32_t i = 0; i < view.changed; ++i) {
+                   std::uint32_t* positions, T* coded, DigestChanges<T>& digest) {
+  const auto code = [&](std::uint32_t i, const auto& record) {
     const std::uint32_t at = found[i];
     positions[i] = tile.base + at;
     const T new_bits = load_word<T>(elements.template current<T>(at));
@@ -133,15 +131,20 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
     if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
     if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
     if constexpr (kRefresh) store_word(view.refresh + old_offset, 0, new_bits);
-    if constexpr (kDigest) digest_replace(sum, mix, key, elements.index(at), old_bits, new_bits);
+    if constexpr (kDigest) record(elements.index(at), old_bits, new_bits);
+  };
+  if constexpr (kDigest) {
+    digest.add_each(view.changed, code);
+  } else {
+    for (std::uint32_t i = 0; i < view.changed; ++i) code(i, nullptr);
   }
 }
 
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* found, std::uint32_t* positions,
-                  T* coded, DigestSum& sum) {
+                  T* coded, DigestChanges<T>& digest) {
   const auto code = [&](auto elements) {
-    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, positions, coded, sum);
+    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, positions, coded, digest);
   };
   if (view.current_view == nullptr && view.old_view == nullptr && tile.index->flat) {
     code(FlatElements(view, tile));
@@ -151,7 +154,8 @@ void code_changes(const TileView& view, const TileContext& tile, const std::uint
 }
 
 template <class T>
-using CodeChanges = void (*)(const TileView&, const TileContext&, const std::uint32_t*, std::uint32_t*, T*, DigestSum&);
+using CodeChanges = void (*)(const TileView&, const TileContext&, const std::uint32_t*, std::uint32_t*, T*,
+                             DigestChanges<T>&);
 
 template <class T, ValueCodec kCodec>
 CodeChanges<T> select_coder(bool refresh, bool digest) {
@@ -197,7 +201,7 @@ void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count
 /// Detects and codes one tile of `count` elements, part by part while each is in the nearest cache.
 template <class T>
 void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32_t count, Worker& worker,
-                 CodeChanges<T> code, SectionBuilder<T>& builder, DigestSum& sum) {
+                 CodeChanges<T> code, SectionBuilder<T>& builder, DigestChanges<T>& digest) {
   const std::uint64_t first = tile.first;
   TileWorkspace& workspace = *worker.workspace;
   const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
@@ -211,7 +215,7 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
     view = job.detector.detect(task.tensor, tile.first, part, workspace);
     if (at == 0) current = view.current;
     if (builder.needs_old_bits()) add_old_bits<T>(view, tile.first, part, worker, builder);
-    code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, sum);
+    code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, digest);
     changed += view.changed;
   }
   if (view.current_view != nullptr) {
@@ -231,16 +235,17 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   TileContext tile{0, 0, &index, is_floating(spec.dtype)};
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
-  DigestSum sum;
+  DigestChanges<T> digest(index.key, index.mix);
   // Room for a section that goes dense: growing by halves would hold it twice. What is not written takes no memory.
   out.payload.reserve(task.elements * sizeof(T) + task.elements / kTileElems * kBlockEntryBytes + kBlockEntryBytes);
   builder.begin(spec, out);
   for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
     tile.first = task.first + offset;
     const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, task.elements - offset));
-    encode_tile(job, task, tile, count, worker, code, builder, sum);
+    encode_tile(job, task, tile, count, worker, code, builder, digest);
   }
   builder.end();
+  const DigestSum sum = digest.take();
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
 }
 
