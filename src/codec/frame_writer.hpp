@@ -9,6 +9,7 @@
 
 #include "codec/block_coding.hpp"
 #include "codec/context_kernels.hpp"
+#include "codec/word_kernels.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
 
@@ -36,10 +37,11 @@ class SectionBuilder {
   SectionBuilder(PositionMode mode, ValueCodec values) : mode_(mode), values_(values) {
     const std::uint32_t most = mode == PositionMode::kContext ? kContextBlockChanges : kBlockChanges;
     positions_.resize(most + kTileElems);
-    coded_.resize(most + kTileElems);
+    coded_.resize(most + kTileElems + cpu::kCodedSlack);
   }
 
-  /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words.
+  /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words,
+  /// with room for cpu::kCodedSlack more of the latter.
   struct TileSlot {
     std::uint32_t* positions;
     T* coded;

@@ -39,6 +39,20 @@ class DigestChanges {
     add_each(1, [&](std::uint32_t, const auto& record) { record(at, before, after); });
   }
 
+  /// `count` elements, which count at first + offsets[i] in the digest, change from before[i] to after[i].
+  void add_run(std::uint64_t first, const std::uint32_t* offsets, const T* before, const T* after,
+               std::uint32_t count) {
+    std::uint32_t i = 0;
+    if (mix_ == DigestMix::kSecond) {
+      const std::uint64_t counter = digest_counter(key_.lo, first);
+      while (const std::uint32_t summed = cpu::sum_changes_at(counter, offsets + i, key_.hi, before + i, after + i,
+                                                              count - i, sizeof(T), sum_)) {
+        i += summed;
+      }
+    }
+    for (; i < count; ++i) add(first + offsets[i], before[i], after[i]);
+  }
+
   /// Returns the sum of all that was added, and begins anew.
   DigestSum take() {
     flush();

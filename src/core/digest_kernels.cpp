@@ -154,9 +154,10 @@ void AddShifted(std::int64_t value, unsigned shift, DigestSum& sum) {
 
 /// Adds the products of weights and the differences of one piece of the words of `count` changes, in whole vectors.
 /// Differences are made positive by 2^kPieceBits: products then have 49 bits, which leaves room for kMostSummedChanges.
-template <class T, unsigned kShift>
-void SumChangedPieces(const std::uint64_t* counters, std::uint64_t key_hi, const T* before, const T* after,
-                      std::uint32_t count, DigestSum& sum) {
+/// counters(i) loads those of the vector at change i.
+template <class T, unsigned kShift, class Counters>
+HWY_INLINE void SumChangedPieces(const Counters& counters, std::uint64_t key_hi, const T* before, const T* after,
+                                 std::uint32_t count, DigestSum& sum) {
   const Tag d;
   const Vec key = hn::Set(d, key_hi);
   const Vec bias = hn::Set(d, std::uint64_t{1} << kPieceBits);
@@ -166,7 +167,7 @@ void SumChangedPieces(const std::uint64_t* counters, std::uint64_t key_hi, const
   Vec weights_low = hn::Zero(d);
   Vec weights_high = hn::Zero(d);
   for (std::uint32_t i = 0; i < count; i += static_cast<std::uint32_t>(hn::Lanes(d))) {
-    const Vec weights = Weights(hn::LoadU(d, counters + i), key);
+    const Vec weights = Weights(counters(i), key);
     const Vec old_pieces = PieceOf<T, kShift>(LoadElements(before + i));
     const Vec difference = hn::Sub(hn::Add(PieceOf<T, kShift>(LoadElements(after + i)), bias), old_pieces);
     sum_low = hn::Add(sum_low, MultiplyLow(weights, difference));
@@ -190,19 +191,50 @@ void SumChangedPieces(const std::uint64_t* counters, std::uint64_t key_hi, const
 
 #endif
 
+#if HWY_TARGET != HWY_SCALAR
+/// Sums the whole vectors among the changes, and returns how many these are.
+template <class Counters>
+HWY_INLINE std::uint32_t SumChangesOf(const Counters& counters, std::uint64_t key_hi, const void* before,
+                                      const void* after, std::uint32_t count, std::size_t element_bytes,
+                                      DigestSum& sum) {
+  const auto lanes = static_cast<std::uint32_t>(hn::Lanes(Tag()));
+  const std::uint32_t whole = std::min(count, kMostSummedChanges) / lanes * lanes;
+  if (whole == 0) return 0;
+  with_word(element_bytes, [&]<class T>() HWY_ATTR {
+    SumChangedPieces<T, 0>(counters, key_hi, static_cast<const T*>(before), static_cast<const T*>(after), whole, sum);
+  });
+  return whole;
+}
+#endif
+
 std::uint32_t SumChanges(const std::uint64_t* counters, std::uint64_t key_hi, const void* before, const void* after,
                          std::uint32_t count, std::size_t element_bytes, DigestSum& sum) {
 #if HWY_TARGET == HWY_SCALAR
   (void)counters, (void)key_hi, (void)before, (void)after, (void)count, (void)element_bytes, (void)sum;
   return 0;
 #else
-  const auto lanes = static_cast<std::uint32_t>(hn::Lanes(Tag()));
-  const std::uint32_t whole = std::min(count, kMostSummedChanges) / lanes * lanes;
-  if (whole == 0) return 0;
-  with_word(element_bytes, [&]<class T>() {
-    SumChangedPieces<T, 0>(counters, key_hi, static_cast<const T*>(before), static_cast<const T*>(after), whole, sum);
-  });
-  return whole;
+  const auto load = [&](std::uint32_t i) HWY_ATTR { return hn::LoadU(Tag(), counters + i); };
+  return SumChangesOf(load, key_hi, before, after, count, element_bytes, sum);
+#endif
+}
+
+std::uint32_t SumChangesAt(std::uint64_t counter, const std::uint32_t* offsets, std::uint64_t key_hi,
+                           const void* before, const void* after, std::uint32_t count, std::size_t element_bytes,
+                           DigestSum& sum) {
+#if HWY_TARGET == HWY_SCALAR
+  (void)counter, (void)offsets, (void)key_hi, (void)before, (void)after, (void)count, (void)element_bytes, (void)sum;
+  return 0;
+#else
+  const Tag d;
+  const Vec first = hn::Set(d, counter);
+  const Vec step_low = hn::Set(d, kDigestStep & 0xFFFFFFFFULL);
+  const Vec step_high = hn::Set(d, kDigestStep >> 32);
+  const auto load = [&](std::uint32_t i) HWY_ATTR {
+    const Vec at = LoadElements(offsets + i);
+    const Vec high = hn::ShiftLeft<32>(MultiplyLow(at, step_high));
+    return hn::Add(hn::Add(first, high), MultiplyLow(at, step_low));
+  };
+  return SumChangesOf(load, key_hi, before, after, count, element_bytes, sum);
 #endif
 }
 
@@ -226,6 +258,7 @@ namespace sparsecast::cpu {
 
 HWY_EXPORT(SumElements);
 HWY_EXPORT(SumChanges);
+HWY_EXPORT(SumChangesAt);
 
 std::uint64_t sum_elements(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi,
                            const std::byte* bits, std::uint64_t count, std::size_t element_bytes, DigestSum& sum) {
@@ -235,6 +268,12 @@ std::uint64_t sum_elements(std::uint64_t counter, std::uint64_t counter_step, st
 std::uint32_t sum_changes(const std::uint64_t* counters, std::uint64_t key_hi, const void* before, const void* after,
                           std::uint32_t count, std::size_t element_bytes, DigestSum& sum) {
   return HWY_DYNAMIC_DISPATCH(SumChanges)(counters, key_hi, before, after, count, element_bytes, sum);
+}
+
+std::uint32_t sum_changes_at(std::uint64_t counter, const std::uint32_t* offsets, std::uint64_t key_hi,
+                             const void* before, const void* after, std::uint32_t count, std::size_t element_bytes,
+                             DigestSum& sum) {
+  return HWY_DYNAMIC_DISPATCH(SumChangesAt)(counter, offsets, key_hi, before, after, count, element_bytes, sum);
 }
 
 }  // namespace sparsecast::cpu

@@ -25,4 +25,9 @@ inline constexpr std::uint32_t kMostSummedChanges = 512;
 std::uint32_t sum_changes(const std::uint64_t* counters, std::uint64_t key_hi, const void* before, const void* after,
                           std::uint32_t count, std::size_t element_bytes, DigestSum& sum);
 
+/// The same for elements whose counters are counter + offsets[i] * kDigestStep.
+std::uint32_t sum_changes_at(std::uint64_t counter, const std::uint32_t* offsets, std::uint64_t key_hi,
+                             const void* before, const void* after, std::uint32_t count, std::size_t element_bytes,
+                             DigestSum& sum);
+
 }  // namespace sparsecast::cpu
