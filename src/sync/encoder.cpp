@@ -48,7 +48,7 @@ struct Worker {
       if constexpr (sizeof(T) == 4) return builder32;
       if constexpr (sizeof(T) == 8) return builder64;
     }();
-    if (!slot) slot.emplace(options.positions, options.values);
+    if (!slot) slot.emplace(options.positions, options.values, options.block_changes);
     return *slot;
   }
 };
@@ -327,6 +327,10 @@ void check_encode_options(const EncodeOptions& options, bool knows_old) {
   }
   if (options.zstd_level < 0 || options.zstd_level > 19) throw Error(ErrorCode::kUsage, "zstd level is not 0 to 19");
   if (options.threads < 0) throw Error(ErrorCode::kUsage, "a negative number of threads");
+  if (options.block_changes != kBlockChanges && options.block_changes != kLargeBlockChanges) {
+    throw Error(ErrorCode::kUsage, fmt::format("blocks of {} changes: they have {} or {}", options.block_changes,
+                                               kBlockChanges, kLargeBlockChanges));
+  }
   if (!knows_old && options.values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",
