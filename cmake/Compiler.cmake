@@ -63,7 +63,7 @@ function(sparsecast_join_sources target)
   endif()
   set(alone
       # Compiled once for each instruction set, or with CLI11.
-      /codec/kernels /codec/context_kernels /core/digest_kernels /codec_bench/scan /options /common/parser /main
+      /codec/[a-z_]*kernels /core/digest_kernels /codec_bench/scan /options /common/parser /main
       # Replaced by the linker where tests run programs on another machine (tests/EmulatedMachine.cmake).
       /cuda_device_api /nccl_library /device_weights /synthetic /doctor_machine
       # Their private names, or headers, clash with those of a neighbour.

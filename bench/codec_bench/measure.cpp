@@ -15,6 +15,12 @@ EncodeOptions with(PositionMode positions, ValueCodec values, int zstd) {
   return options;
 }
 
+EncodeOptions with_large_blocks(PositionMode positions, ValueCodec values) {
+  EncodeOptions options = with(positions, values);
+  options.block_changes = kLargeBlockChanges;
+  return options;
+}
+
 std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,
                          const std::vector<ConstBytes>& after, const EncodeOptions& options) {
   const auto detector = make_compare_detector(table, after, before);

@@ -11,6 +11,8 @@ namespace sparsecast::bench {
 
 /// Returns default options with these codecs.
 EncodeOptions with(PositionMode positions, ValueCodec values, int zstd = 0);
+/// The same with blocks of kLargeBlockChanges.
+EncodeOptions with_large_blocks(PositionMode positions, ValueCodec values);
 
 /// Returns the size of a whole delta file for one step.
 std::uint64_t file_bytes(const TensorTable& table, const std::vector<ConstBytes>& before,

@@ -27,6 +27,7 @@ struct PairedSubject {
   std::size_t size = 0;
   int threads = 1;
   PositionMode positions = PositionMode::kAuto;
+  std::uint32_t block_changes = kBlockChanges;
 };
 
 /// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
@@ -69,6 +70,7 @@ bool measure(const PairedSubject& subject, const char* name, int repeat, const s
   EncodeOptions options;
   options.threads = subject.threads;
   options.positions = subject.positions;
+  options.block_changes = subject.block_changes;
   std::vector<std::byte> live = subject.pair.before;
   std::uint64_t bytes = 0;
   bool right = true;
@@ -131,6 +133,7 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
     const char* name = "";
     double density = 0;
     PositionMode positions = PositionMode::kAuto;
+    std::uint32_t block_changes = kBlockChanges;
   };
   constexpr SummaryCase kCases[] = {{DType::kBF16, "bf16", 0.0001},
                                     {DType::kBF16, "bf16", 0.001},
@@ -143,6 +146,9 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
                                     {DType::kF8E4M3, "fp8", 0.01},
                                     {DType::kF32, "f32", 0.01},
                                     {DType::kF64, "f64", 0.01},
+                                    {DType::kBF16, "bf16L", 0.001, PositionMode::kAuto, kLargeBlockChanges},
+                                    {DType::kBF16, "bf16L", 0.01, PositionMode::kAuto, kLargeBlockChanges},
+                                    {DType::kBF16, "bf16L", 0.1, PositionMode::kAuto, kLargeBlockChanges},
                                     {DType::kBF16, "bf16c", 0.001, PositionMode::kContext},
                                     {DType::kBF16, "bf16c", 0.01, PositionMode::kContext},
                                     {DType::kBF16, "bf16c", 0.1, PositionMode::kContext}};
@@ -156,7 +162,8 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
                                 elements,
                                 size,
                                 threads,
-                                c.positions};
+                                c.positions,
+                                c.block_changes};
     const std::string row_name =
         fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));
     all_right = measure(subject, c.name, repeat, row_name, record) && all_right;

@@ -49,6 +49,7 @@ const Options& own_codings() {
   static const Options all = {
       {"auto + ulp", with(PositionMode::kAuto, ValueCodec::kUlp)},
       {"packed + ulp", with(PositionMode::kPacked, ValueCodec::kUlp)},
+      {"packed + ulp, large blocks", with_large_blocks(PositionMode::kPacked, ValueCodec::kUlp)},
       {"context + ulp", with(PositionMode::kContext, ValueCodec::kUlp)},
       {"auto + ulp, zstd 1", with(PositionMode::kAuto, ValueCodec::kUlp, 1)},
       {"packed + xor", with(PositionMode::kPacked, ValueCodec::kXor)},

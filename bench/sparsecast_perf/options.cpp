@@ -110,6 +110,10 @@ void add_coding(CLI::App& app, Options& options, Names& names) {
   app.add_option("--values", names.values, "ulp, xor or raw")
       ->check(CLI::IsMember({"ulp", "xor", "raw"}))
       ->capture_default_str();
+  app.add_option("--block-changes", options.encode.block_changes,
+                 "Changes of a block: 512, or 4096, which hosts code faster and smaller")
+      ->check(CLI::IsMember({512, 4096}))
+      ->capture_default_str();
   app.add_option("--zstd", options.encode.zstd_level, "zstd level of frame bodies, 0: none")
       ->check(CLI::Range(0, 19))
       ->capture_default_str();
@@ -154,6 +158,7 @@ void check_combinations(const Options& options) {
           "--detector fused needs the fp32 masters that only --synthetic has");
   require(options.detector != DetectorKind::kPinned || cuda, "--detector pinned needs --backend cuda");
   require(!cuda || options.encode.zstd_level == 0, "--zstd is not possible with --backend cuda");
+  require(!cuda || options.encode.block_changes == kBlockChanges, "--backend cuda codes --block-changes 512 only");
   require(!by_hand || options.ranks != 0, "--rank needs --ranks");
   require(!by_hand || options.rank < options.ranks, "--rank must be less than --ranks");
   require(by_hand == !options.rendezvous.empty(), "--rank and --rendezvous belong together");

@@ -201,9 +201,10 @@ std::string format_header(const Header& header, const Options& options) {
   text += field("model", fmt::format("{} tensors, {} elements", header.tensors, header.elements));
   if (header.fanout) text += format_plan(*header.fanout);
   text +=
-      field("encoding", fmt::format("detector {}, positions {}, values {}, zstd {}, frames of {} MiB", header.detector,
-                                    to_string(options.encode.positions), to_string(options.encode.values),
-                                    options.encode.zstd_level, options.encode.frame_capacity >> 20));
+      field("encoding",
+            fmt::format("detector {}, positions {}, values {}, blocks of {} changes, zstd {}, frames of {} MiB",
+                        header.detector, to_string(options.encode.positions), to_string(options.encode.values),
+                        options.encode.block_changes, options.encode.zstd_level, options.encode.frame_capacity >> 20));
   text += field("dense", header.dense_call);
   text += field("link", pace_of(options) + (options.link_gbps == 0 ? "" : ", sparse and dense alike"));
   return text + "#\n" + columns();
@@ -270,6 +271,7 @@ bench::Record make_record(const Header& header, const Options& options, const st
           {"detector", header.detector},
           {"positions", to_string(options.encode.positions)},
           {"values", to_string(options.encode.values)},
+          {"block_changes", options.encode.block_changes},
           {"zstd", options.encode.zstd_level}};
   if (header.fanout) json["fanout"] = to_json(*header.fanout, options.fanout);
   json["rows"] = nlohmann::ordered_json::array();

@@ -400,6 +400,9 @@ TilePlan make_plan(const JoinedTables& tables, std::size_t tensors, const Encode
     throw Error(ErrorCode::kUnsupported, "'context' positions are encoded on the host only");
   }
   if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
+  if (options.block_changes != kBlockChanges) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("a device codes blocks of {} changes only", kBlockChanges));
+  }
   if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
     throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
   }

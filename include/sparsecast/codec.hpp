@@ -74,9 +74,10 @@ SPARSECAST_API std::optional<Objective> objective_from_name(std::string_view nam
 inline constexpr std::uint32_t kTileElems = 1U << 14;
 inline constexpr std::uint32_t kSectionElems = 1U << 22;
 inline constexpr std::uint32_t kTilesPerSection = kSectionElems / kTileElems;
-/// A block ends with the tile in which the section's count of changes passes a multiple of this (one of kContext, of
-/// 4096).
+/// A block ends with the tile in which the section's count of changes passes a multiple of
+/// EncodeOptions::block_changes, which is one of these (one of kContext, of the latter).
 inline constexpr std::uint32_t kBlockChanges = 512;
+inline constexpr std::uint32_t kLargeBlockChanges = 4096;
 
 inline constexpr std::uint32_t kMinFrameCapacity = 1U << 20;
 inline constexpr std::uint32_t kMaxFrameCapacity = 1U << 30;
@@ -88,6 +89,10 @@ struct EncodeOptions {
   /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not
   /// on a device, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
   std::optional<Objective> objective = {};
+  /// kBlockChanges: blocks as a device's warps take them; it codes no others (Error{kUnsupported}). kLargeBlockChanges:
+  /// fewer and larger ones, which hosts code faster, in some 3 % fewer bytes (docs/performance.md); a device subscriber
+  /// decodes them within the pause. What the commands write has these, unless the objective is speed.
+  std::uint32_t block_changes = kBlockChanges;
   int zstd_level = 0;                        ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
   std::uint32_t frame_capacity = 16U << 20;  ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
   int threads = 1;                           ///< 0: all cores. Never changes the bytes.

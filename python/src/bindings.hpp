@@ -59,7 +59,7 @@ inline ConstBytes bytes_of(const nb::bytes& bytes) {
 
 /// Returns encoder options by their names on the command line. Throws Error{kUsage} that lists the valid names.
 EncodeOptions encode_options(const std::string& positions, const std::string& values,
-                             const std::optional<std::string>& objective, int zstd_level, std::uint32_t frame_capacity,
-                             int threads);
+                             const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level,
+                             std::uint32_t frame_capacity, int threads);
 
 }  // namespace sparsecast::python

@@ -189,7 +189,7 @@ void bind_publisher(nb::module_& m) {
              const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<std::string>& key,
              const std::vector<std::string>& trusted_keys, const std::string& mirror, bool merge, bool anchors,
              double deadline, const std::string& positions, const std::string& values,
-             const std::optional<std::string>& objective, int zstd_level, int threads) {
+             const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level, int threads) {
             LogPublisherOptions options;
             options.writer.key = signing_key(key);
             options.writer.threads = threads;
@@ -197,21 +197,23 @@ void bind_publisher(nb::module_& m) {
             options.merge = merge;
             options.anchors = anchors;
             options.deadline = milliseconds(deadline);
-            new (self) PythonLogPublisher(
-                location, table, {detector, tensors, masters}, std::move(options), trusted_keys,
-                encode_options(positions, values, objective, zstd_level, EncodeOptions{}.frame_capacity, threads));
+            new (self)
+                PythonLogPublisher(location, table, {detector, tensors, masters}, std::move(options), trusted_keys,
+                                   encode_options(positions, values, objective, block_changes, zstd_level,
+                                                  EncodeOptions{}.frame_capacity, threads));
           },
           nb::arg("location"), nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
           nb::arg("masters") = nb::none(), nb::arg("key") = nb::none(),
           nb::arg("trusted_keys") = std::vector<std::string>{}, nb::arg("mirror") = "", nb::arg("merge") = true,
           nb::arg("anchors") = true, nb::arg("deadline") = 120.0, nb::arg("positions") = "auto",
-          nb::arg("values") = "ulp", nb::arg("objective") = nb::none(), nb::arg("zstd_level") = 0,
-          nb::arg("threads") = 1,
+          nb::arg("values") = "ulp", nb::arg("objective") = nb::none(), nb::arg("block_changes") = kBlockChanges,
+          nb::arg("zstd_level") = 0, nb::arg("threads") = 1,
           "Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises "
           "WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; "
           "`trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and "
           "merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the "
-          "rate of the slowest link, '100Mb/s'.")
+          "rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other "
+          "positions than 'context', on the host only.")
       .def(
           "publish",
           [](PythonLogPublisher& self, const std::string& label) {

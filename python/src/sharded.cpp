@@ -190,8 +190,9 @@ void bind_publisher(nb::module_& m) {
           [](PythonShardedPublisher* self, std::shared_ptr<Layout> layout, std::size_t rank,
              const std::vector<Memory>& tensors, std::uint64_t version, const std::optional<std::string>& stream_id,
              const std::string& positions, const std::string& values, const std::optional<std::string>& objective,
-             int zstd_level, int threads, const std::vector<std::string>& unsent, bool report_tensors, bool masters,
-             const std::string& detector, std::uintptr_t stream, double device_timeout) {
+             std::uint32_t block_changes, int zstd_level, int threads, const std::vector<std::string>& unsent,
+             bool report_tensors, bool masters, const std::string& detector, std::uintptr_t stream,
+             double device_timeout) {
             if (detector != "snapshot" && detector != "pinned") {
               throw Error(ErrorCode::kUsage,
                           fmt::format("there is no detector '{}' over shards: snapshot, pinned", detector));
@@ -201,17 +202,18 @@ void bind_publisher(nb::module_& m) {
             options.report_tensors = report_tensors;
             options.version = version;
             if (stream_id) options.stream = hash_from_python(*stream_id, "stream_id");
-            options.encode =
-                encode_options(positions, values, objective, zstd_level, EncodeOptions{}.frame_capacity, threads);
+            options.encode = encode_options(positions, values, objective, block_changes, zstd_level,
+                                            EncodeOptions{}.frame_capacity, threads);
             options.plan.unsent = unsent;
             new (self)
                 PythonShardedPublisher(std::move(layout), rank, tensors, options, masters, stream, device_timeout);
           },
           nb::arg("layout"), nb::arg("rank"), nb::arg("tensors"), nb::kw_only(), nb::arg("version") = 0,
           nb::arg("stream_id") = nb::none(), nb::arg("positions") = "auto", nb::arg("values") = "ulp",
-          nb::arg("objective") = nb::none(), nb::arg("zstd_level") = 0, nb::arg("threads") = 1,
-          nb::arg("unsent") = std::vector<std::string>{}, nb::arg("report_tensors") = false, nb::arg("masters") = false,
-          nb::arg("detector") = "snapshot", nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+          nb::arg("objective") = nb::none(), nb::arg("block_changes") = kBlockChanges, nb::arg("zstd_level") = 0,
+          nb::arg("threads") = 1, nb::arg("unsent") = std::vector<std::string>{}, nb::arg("report_tensors") = false,
+          nb::arg("masters") = false, nb::arg("detector") = "snapshot", nb::arg("stream") = 0,
+          nb::arg("device_timeout") = 60.0,
           "`tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA "
           "device. They must keep their addresses, and hold `version` when regroup() is first called, which takes "
           "the snapshot. With `masters`, a tensor that is BF16 in the layout may be given as F32: its fp32 master,"

@@ -139,18 +139,18 @@ void bind_publisher(nb::module_& m) {
           [](PythonPublisher* self, const TensorTable& table, const std::vector<Memory>& tensors,
              const std::string& detector, const std::optional<std::vector<std::optional<Memory>>>& masters,
              std::uint64_t version, const std::optional<std::string>& stream_id, const std::string& positions,
-             const std::string& values, const std::optional<std::string>& objective, int zstd_level,
-             std::uint32_t frame_capacity, int threads, std::uintptr_t stream, double device_timeout) {
+             const std::string& values, const std::optional<std::string>& objective, std::uint32_t block_changes,
+             int zstd_level, std::uint32_t frame_capacity, int threads, std::uintptr_t stream, double device_timeout) {
             const DetectorRequest request{detector, tensors, masters, stream, device_timeout};
-            new (self)
-                PythonPublisher(table, request, version, stream_id,
-                                encode_options(positions, values, objective, zstd_level, frame_capacity, threads));
+            new (self) PythonPublisher(
+                table, request, version, stream_id,
+                encode_options(positions, values, objective, block_changes, zstd_level, frame_capacity, threads));
           },
           nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("detector") = "snapshot",
           nb::arg("masters") = nb::none(), nb::arg("version") = 0, nb::arg("stream_id") = nb::none(),
           nb::arg("positions") = "auto", nb::arg("values") = "ulp", nb::arg("objective") = nb::none(),
-          nb::arg("zstd_level") = 0, nb::arg("frame_capacity") = 16U << 20, nb::arg("threads") = 1,
-          nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
+          nb::arg("block_changes") = kBlockChanges, nb::arg("zstd_level") = 0, nb::arg("frame_capacity") = 16U << 20,
+          nb::arg("threads") = 1, nb::arg("stream") = 0, nb::arg("device_timeout") = 60.0,
           "`tensors` are parallel to the table, in host memory or on one CUDA device, and hold what receivers hold. "
           "Detectors: 'snapshot' (a copy beside the tensors), 'pinned' (CUDA tensors, the copy in pinned host memory), "
           "'fused_cast' (no copy: `masters[i]`, fp32 of the same shape or None, are cast to tensors[i], bf16, by "

@@ -52,8 +52,8 @@ Hash128 hash_from_python(const std::string& text, const char* what) {
 }
 
 EncodeOptions encode_options(const std::string& positions, const std::string& values,
-                             const std::optional<std::string>& objective, int zstd_level, std::uint32_t frame_capacity,
-                             int threads) {
+                             const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level,
+                             std::uint32_t frame_capacity, int threads) {
   EncodeOptions options;
   const auto mode = position_mode_from_name(positions);
   if (!mode) throw Error(ErrorCode::kUsage, fmt::format("there is no position codec '{}'", positions));
@@ -69,6 +69,7 @@ EncodeOptions encode_options(const std::string& positions, const std::string& va
           fmt::format("there is no objective '{}': speed, size, or a rate in Mb/s, Gb/s, MB/s or GB/s", *objective));
     }
   }
+  options.block_changes = block_changes;
   options.zstd_level = zstd_level;
   options.frame_capacity = frame_capacity;
   options.threads = threads;

@@ -2,16 +2,15 @@
 #include "codec/apply.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "codec/codec_common.hpp"
-#include "core/digest_common.hpp"
+#include "codec/unpack_kernels.hpp"
+#include "core/digest_changes.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
 namespace {
-
-/// Distance ahead of the writes at which cache lines are asked for: positions are random within the block.
-constexpr std::uint32_t kPrefetchDistance = 24;
 
 /// Elements that follow one another in memory, and in the digest.
 class FlatPlaces {
@@ -27,7 +26,17 @@ class FlatPlaces {
   std::byte* word_ahead(std::uint32_t at) const {
     return word<T>(at);
   }
-  std::uint64_t index(std::uint32_t at) const { return first_ + at; }
+  /// Adds changes `first` to `end` of the block to the digest.
+  template <class T>
+  void add_to(DigestChanges<T>& digest, const DecodedBlock<T>& decoded, std::uint32_t first, std::uint32_t end,
+              const T* before, const T* after) const {
+    if (decoded.dense) {
+      digest.add_each(end - first,
+                      [&](std::uint32_t i, const auto& record) { record(first_ + first + i, before[i], after[i]); });
+    } else {
+      digest.add_run(first_, decoded.positions.data() + first, before, after, end - first);
+    }
+  }
 
  private:
   std::byte* window_;
@@ -56,8 +65,13 @@ class StridedPlaces {
   std::byte* word_ahead(std::uint32_t at) {
     return data_ + ahead_.offset(first_ - window_first_ + at) * static_cast<std::int64_t>(sizeof(T));
   }
-  std::uint64_t index(std::uint32_t at) {
-    return digest_first_ + static_cast<std::uint64_t>(indices_.offset(first_ + at));
+  template <class T>
+  void add_to(DigestChanges<T>& digest, const DecodedBlock<T>& decoded, std::uint32_t first, std::uint32_t end,
+              const T* before, const T* after) {
+    digest.add_each(end - first, [&](std::uint32_t i, const auto& record) {
+      const std::uint64_t at = first_ + (decoded.dense ? first + i : decoded.positions[first + i]);
+      record(digest_first_ + static_cast<std::uint64_t>(indices_.offset(at)), before[i], after[i]);
+    });
   }
 
  private:
@@ -70,66 +84,54 @@ class StridedPlaces {
   ElementWalk indices_;
 };
 
-template <class T, ValueCodec kCodec, bool kDigest, class Places>
-void write_changes(const DecodedBlock<T>& decoded, const ApplyTarget& target, Direction direction, Places places,
-                   DigestSum& sum) {
-  const bool floating = is_floating(target.dtype);
-  const bool inverse = direction == Direction::kInverse;
+/// Changes that are written together: their bits are read, moved and written, one loop after another.
+constexpr std::uint32_t kRun = cpu::kMostSummedChanges;
+
+template <class T, class Places>
+void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const ApplyTarget& target, Direction direction,
+                   Places places) {
   const std::uint32_t* positions = decoded.dense ? nullptr : decoded.positions.data();
-  const Hash128 key = kDigest ? target.index->key : Hash128{};
-  const DigestMix mix = kDigest ? target.index->mix : DigestMix::kSecond;
-  for (std::uint32_t i = 0; i < decoded.count; ++i) {
-    const std::uint32_t at = positions != nullptr ? positions[i] : i;
+  std::optional<DigestChanges<T>> digest;
+  if (target.change != nullptr) digest.emplace(target.index->key, target.index->mix);
+  std::byte* words[kRun];
+  T before[kRun];
+  T after[kRun];
+  std::uint32_t ahead = 0;
+  for (std::uint32_t first = 0; first < decoded.count; first += kRun) {
+    const std::uint32_t end = std::min(decoded.count, first + kRun);
     if (positions != nullptr) {
-      const std::uint32_t ahead = positions[std::min(i + kPrefetchDistance, decoded.count - 1)];
-      __builtin_prefetch(places.template word_ahead<T>(ahead), 1);
+      // The lines of the run after this one are asked for too.
+      for (const std::uint32_t last = std::min(decoded.count, end + kRun); ahead < last; ++ahead) {
+        __builtin_prefetch(places.template word_ahead<T>(positions[ahead]), 1);
+      }
     }
-    std::byte* const word = places.template word<T>(at);
-    const T old_bits = load_word<T>(word);
-    const T new_bits = changed_bits(old_bits, decoded.coded[i], kCodec, floating, inverse);
-    store_word(word, 0, new_bits);
-    if constexpr (kDigest) digest_replace(sum, mix, key, places.index(at), old_bits, new_bits);
+    for (std::uint32_t i = 0; i < end - first; ++i) {
+      words[i] = places.template word<T>(positions != nullptr ? positions[first + i] : first + i);
+      before[i] = load_word<T>(words[i]);
+    }
+    cpu::advance_words(before, decoded.coded.data() + first, end - first, sizeof(T), values, is_floating(target.dtype),
+                       direction == Direction::kInverse, after);
+    for (std::uint32_t i = 0; i < end - first; ++i) store_word(words[i], 0, after[i]);
+    if (digest) places.add_to(*digest, decoded, first, end, before, after);
     if (target.replaced != nullptr) {
-      const auto* bytes = reinterpret_cast<const std::byte*>(&old_bits);
-      target.replaced->insert(target.replaced->end(), bytes, bytes + sizeof(T));
+      const auto* bytes = reinterpret_cast<const std::byte*>(before);
+      target.replaced->insert(target.replaced->end(), bytes, bytes + (end - first) * sizeof(T));
     }
   }
-}
-
-template <class T, ValueCodec kCodec>
-void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
-                   Direction direction, DigestSum& sum) {
-  const bool flat = target.view == nullptr && (target.index == nullptr || target.index->flat);
-  const auto run = [&]<bool kDigest>() {
-    if (flat) {
-      write_changes<T, kCodec, kDigest>(decoded, target, direction, FlatPlaces(block, target), sum);
-    } else {
-      write_changes<T, kCodec, kDigest>(decoded, target, direction, StridedPlaces(block, target), sum);
-    }
-  };
-  if (target.change != nullptr) {
-    run.template operator()<true>();
-  } else {
-    run.template operator()<false>();
+  if (digest) {
+    const DigestSum sum = digest->take();
+    *target.change += StateDigest{{sum.lo, sum.hi}};
   }
 }
 
 template <class T>
 void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
                    Direction direction) {
-  DigestSum sum;
-  switch (block.coding.values) {
-    case ValueCodec::kRaw:
-      write_changes<T, ValueCodec::kRaw>(decoded, block, target, direction, sum);
-      break;
-    case ValueCodec::kXor:
-      write_changes<T, ValueCodec::kXor>(decoded, block, target, direction, sum);
-      break;
-    case ValueCodec::kUlp:
-      write_changes<T, ValueCodec::kUlp>(decoded, block, target, direction, sum);
-      break;
+  if (target.view == nullptr && (target.index == nullptr || target.index->flat)) {
+    write_changes<T>(decoded, block.coding.values, target, direction, FlatPlaces(block, target));
+  } else {
+    write_changes<T>(decoded, block.coding.values, target, direction, StridedPlaces(block, target));
   }
-  if (target.change != nullptr) *target.change += StateDigest{{sum.lo, sum.hi}};
 }
 
 }  // namespace

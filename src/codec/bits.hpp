@@ -75,6 +75,7 @@ class BitReader {
  public:
   explicit BitReader(std::span<const std::byte> bytes) : bytes_(bytes), end_(bytes.size() * 8) {}
 
+  std::span<const std::byte> bytes() const { return bytes_; }
   std::uint64_t position() const { return bit_; }
   std::uint64_t end() const { return end_; }
   void seek(std::uint64_t bit) {
@@ -88,7 +89,7 @@ class BitReader {
   }
 
   /// 57 or more valid bits from `bit` on, zeros beyond the end.
-  std::uint64_t peek(std::uint64_t bit) const {
+  [[gnu::always_inline]] std::uint64_t peek(std::uint64_t bit) const {
     const std::uint64_t byte = bit >> 3;
     std::uint64_t word = 0;
     if (byte + 8 <= bytes_.size()) {
@@ -97,6 +98,12 @@ class BitReader {
       std::memcpy(&word, bytes_.data() + byte, bytes_.size() - byte);
     }
     return word >> (bit & 7);
+  }
+
+  /// `width` (0 to 63) bits from `bit` on, zeros beyond the end.
+  std::uint64_t peek_long(std::uint64_t bit, std::uint64_t width) const {
+    const std::uint64_t word = (peek(bit) & 0xFFFFFFFFU) | peek(bit + 32) << 32;
+    return word & ((std::uint64_t{1} << width) - 1);
   }
 
   std::uint64_t get(std::uint32_t width) {

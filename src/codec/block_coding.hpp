@@ -22,6 +22,20 @@ struct Escape {
   std::uint32_t tail_bits;
 };
 
+/// Scratch for unary codes, and for what they tell of exceptions or escapes.
+struct ExceptionScratch {
+  std::vector<Escape> list;
+  std::vector<std::uint32_t> ones;
+  std::vector<std::uint32_t> zeros;
+};
+
+/// How many changes of a key have magnitudes of a width.
+struct WidthCount {
+  std::uint32_t key;
+  std::uint32_t width;
+  std::uint32_t changes;
+};
+
 /// Scratch of `context` blocks. Changes are numbered class by class, in each by position.
 struct ContextScratch {
   std::vector<std::uint32_t> ranks;
@@ -36,8 +50,11 @@ struct ContextScratch {
   std::vector<std::uint32_t> gaps;
   std::vector<std::uint32_t> escaped;  ///< Quotients.
   std::vector<std::uint32_t> exceptions;
+  std::vector<std::uint64_t> high;    ///< Magnitudes of the exceptions.
   std::vector<std::uint32_t> widths;  ///< Changes by key and width of their magnitude.
+  std::vector<WidthCount> seen;       ///< Those that are not 0.
   // To decode.
+  std::vector<std::uint64_t> quotients;
   std::vector<std::uint32_t> numbers;  ///< By position.
   std::vector<std::uint8_t> tile_keys;
   Bytes tile_words;
@@ -75,7 +92,7 @@ struct DecodedBlock {
   std::vector<T> coded;
   std::uint32_t count = 0;  ///< Entries that are valid in both (span for a dense block).
   bool dense = false;
-  std::vector<Escape> escapes;  ///< Scratch.
+  ExceptionScratch exceptions;
   ContextScratch context;
 };
 
@@ -107,11 +124,21 @@ struct BlockChanges {
   std::uint32_t old_sum = 0;  ///< Sum of these old bits as 32-bit words (docs/wire-format.md §4.3).
 };
 
+/// Magnitudes of ulp values: words of 32 bits, but of elements of 64 bits.
+template <class Word>
+struct UlpScratch {
+  std::vector<Word> magnitudes;
+  std::vector<Word> high;  ///< What exceptions have above the low bits.
+};
+
 /// Scratch of one encoding thread.
 struct EncodeScratch {
   std::vector<std::uint32_t> gaps;
   std::vector<std::uint32_t> exceptions;
+  std::vector<std::uint32_t> exception_gaps;
   std::vector<std::uint32_t> escaped;  ///< Quotients.
+  UlpScratch<std::uint32_t> ulp32;
+  UlpScratch<std::uint64_t> ulp64;
   Bytes values;
   ContextScratch context;
 };

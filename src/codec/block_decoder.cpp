@@ -6,6 +6,7 @@
 #include "codec/bits.hpp"
 #include "codec/codec_common.hpp"
 #include "codec/rice_reader.hpp"
+#include "codec/unpack_kernels.hpp"
 #include "core/word.hpp"
 
 namespace sparsecast {
@@ -65,63 +66,44 @@ void add_tails(BitReader& reader, const std::vector<Escape>& escapes, std::uint3
 }
 
 std::uint64_t read_packed(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::uint32_t kp,
-                          std::vector<Escape>& escapes, std::uint32_t* out) {
+                          std::vector<std::uint32_t>& ones, std::vector<Escape>& escapes, std::uint32_t* out) {
   BitReader reader(payload);
-  const std::uint64_t quotients_at = std::uint64_t{count} * kp;
-  if (quotients_at + count > reader.end()) BitReader::overrun();
+  reader.skip(std::uint64_t{count} * kp);
+  read_unary(reader, count, ones, out);
   const std::uint64_t mask = (std::uint64_t{1} << kp) - 1;
-  // Ones of the quotient string are taken from a window of 32 bits at a time; the distance between two of them is a
-  // quotient. `last_one` + 1 is where the current quotient's zeros begin.
-  std::uint64_t window_at = quotients_at;
-  std::uint64_t begin = quotients_at;
   std::uint64_t remainder_at = 0;
   std::uint64_t next = 0;
-  std::uint32_t i = 0;
   escapes.clear();
-  while (i < count) {
-    if (window_at >= reader.end()) BitReader::overrun();
-    std::uint64_t window = reader.peek(window_at) & 0xFFFFFFFFU;
-    while (window != 0 && i < count) {
-      const std::uint64_t one = window_at + static_cast<std::uint64_t>(std::countr_zero(window));
-      window &= window - 1;
-      std::uint64_t quotient = one - begin;
-      if (quotient >= kEscape) {
-        if (quotient > kMaxQuotientZeros) throw Error(ErrorCode::kCorrupt, "a quotient has too many zeros");
-        const auto zeros = static_cast<std::uint32_t>(quotient);
-        if (zeros > kEscape) escapes.push_back({i, zeros - kEscape});
-        quotient = quotient_of_zeros(zeros);
-      }
-      const std::uint64_t gap = quotient << kp | (reader.peek(remainder_at) & mask);
-      const std::uint64_t position = next + gap;
-      if (position >= span) bad_position();
-      out[i++] = static_cast<std::uint32_t>(position);
-      next = position + 1;
-      begin = one + 1;
-      remainder_at += kp;
+  for (std::uint32_t i = 0; i < count; ++i, remainder_at += kp) {
+    std::uint64_t quotient = out[i];
+    if (quotient >= kEscape) {
+      if (quotient > kMaxQuotientZeros) throw Error(ErrorCode::kCorrupt, "a quotient has too many zeros");
+      const auto zeros = static_cast<std::uint32_t>(quotient);
+      if (zeros > kEscape) escapes.push_back({i, zeros - kEscape});
+      quotient = quotient_of_zeros(zeros);
     }
-    window_at += 32;
+    const std::uint64_t position = next + (quotient << kp | (reader.peek(remainder_at) & mask));
+    out[i] = static_cast<std::uint32_t>(position);
+    next = position + 1;
   }
-  reader.seek(begin);
+  // Positions grow, so that the last one tells of all.
+  if (next > span) bad_position();
   add_tails(reader, escapes, count, span, kp, out);
   return reader.finish_part();
 }
 
-std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::uint32_t* out) {
+std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::vector<std::uint32_t>& ones,
+                          std::uint32_t* out) {
   const ConstBytes part = take(payload, padded_bytes(span));
-  std::uint32_t found = 0;
-  for (std::uint32_t first = 0; first < span; first += 32) {
-    auto word = load_word<std::uint32_t>(part.data(), first / 32);
-    if (span - first < 32 && (word >> (span - first)) != 0) {
-      throw Error(ErrorCode::kCorrupt, "padding bits of a block are set");
-    }
-    if (static_cast<std::uint32_t>(std::popcount(word)) > count - found) {
-      throw Error(ErrorCode::kCorrupt, "a bitmap has more bits set than its block has changes");
-    }
-    for (; word != 0; word &= word - 1) {
-      out[found++] = first + static_cast<std::uint32_t>(std::countr_zero(word));
-    }
+  if (span % 32 != 0 && (load_word<std::uint32_t>(part.data(), span / 32) >> (span % 32)) != 0) {
+    throw Error(ErrorCode::kCorrupt, "padding bits of a block are set");
   }
-  if (found != count) throw Error(ErrorCode::kCorrupt, "a bitmap has fewer bits set than its block has changes");
+  const std::uint64_t found = cpu::count_ones(part);
+  if (found > count) throw Error(ErrorCode::kCorrupt, "a bitmap has more bits set than its block has changes");
+  if (found < count) throw Error(ErrorCode::kCorrupt, "a bitmap has fewer bits set than its block has changes");
+  grow(ones, count + cpu::kOnesSlack);
+  cpu::list_ones(part, 0, count, ones.data());
+  std::copy_n(ones.data(), count, out);
   return part.size();
 }
 
@@ -134,48 +116,45 @@ void read_words(ConstBytes part, std::uint32_t count, T* out) {
   require_zero_tail(part, bytes);
 }
 
+/// `width` bits from `bit` on: of a magnitude of an element T, less than its width.
 template <class T>
-void require_magnitude(std::uint64_t magnitude, bool negative) {
-  constexpr std::uint64_t kHalf = std::uint64_t{1} << (8 * sizeof(T) - 1);
-  if (magnitude >= kHalf - (negative ? 0 : 1)) distance_does_not_fit();
+std::uint64_t peek_bits(const BitReader& reader, std::uint64_t bit, std::uint64_t width) {
+  if constexpr (sizeof(T) == 8) return reader.peek_long(bit, width);
+  return reader.peek(bit) & ((std::uint64_t{1} << width) - 1);
+}
+
+/// The magnitudes in `out` become coded words, with the signs at the beginning of the part, which ends where the reader
+/// is.
+template <class T>
+void finish_ulp(BitReader& reader, ConstBytes part, std::uint32_t count, T* out) {
+  if (!cpu::sign_magnitudes(part, count, sizeof(T), out)) distance_does_not_fit();
+  if (reader.finish_part() != part.size()) bad_length();
 }
 
 template <class T>
-void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, std::vector<Escape>& list, T* out) {
+void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, ExceptionScratch& scratch, T* out) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
   BitReader reader(part);
-  const std::uint64_t low_at = count;
-  const std::uint64_t exceptions_at = low_at + std::uint64_t{count} * coding.kv;
-  if (exceptions_at > reader.end()) BitReader::overrun();
+  reader.skip(count);
+  std::uint64_t low_at = reader.position();
+  reader.skip(std::uint64_t{count} * coding.kv);
   if (coding.kv == 0) {
-    // Almost every change is one ULP: all of them first, then the exceptions are put over them.
-    for (std::uint32_t first = 0; first < count; first += 32) {
-      const std::uint64_t signs = reader.peek(first);
-      const std::uint32_t end = std::min(count - first, 32U);
-      for (std::uint32_t i = 0; i < end; ++i) {
-        out[first + i] = static_cast<T>(1 - 2 * static_cast<int>(signs >> i & 1));
-      }
-    }
+    std::fill_n(out, count, T{0});
   } else {
-    reader.seek(low_at);
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::uint64_t low = reader.get(coding.kv);
-      const bool negative = (reader.peek(i) & 1) != 0;
-      require_magnitude<T>(low, negative);
-      out[i] = ulp_from_magnitude(static_cast<T>(low), negative);
+    for (std::uint32_t i = 0; i < count; ++i, low_at += coding.kv) {
+      out[i] = static_cast<T>(peek_bits<T>(reader, low_at, coding.kv));
     }
   }
-  reader.seek(exceptions_at);
-  read_exceptions(reader, count, coding.ke, kWidth - 1 - coding.kv, list);
-  for (const auto& [index, tail_bits] : list) {
-    const std::uint64_t high = std::uint64_t{1} << tail_bits | reader.get(tail_bits);
-    const bool negative = (reader.peek(index) & 1) != 0;
-    const T low = coding.kv == 0 ? T{0} : ulp_magnitude(out[index]);
-    const std::uint64_t magnitude = high << coding.kv | low;
-    require_magnitude<T>(magnitude, negative);
-    out[index] = ulp_from_magnitude(static_cast<T>(magnitude), negative);
+  // With the low bits, less than half the range of a word.
+  const std::uint64_t tail_bits = read_exceptions(reader, count, coding.ke, kWidth - 1 - coding.kv, scratch);
+  std::uint64_t tail_at = reader.position();
+  reader.skip(tail_bits);
+  for (const auto& [index, bits] : scratch.list) {
+    const std::uint64_t high = std::uint64_t{1} << bits | peek_bits<T>(reader, tail_at, bits);
+    out[index] = static_cast<T>(out[index] | high << coding.kv);
+    tail_at += bits;
   }
-  if (reader.finish_part() != part.size()) bad_length();
+  finish_ulp(reader, part, count, out);
 }
 
 /// The form with lengths.
@@ -185,20 +164,22 @@ void read_lengths(ConstBytes part, std::uint32_t count, T* out) {
   constexpr std::uint64_t kFieldMask = (std::uint64_t{1} << kField) - 1;
   BitReader reader(part);
   reader.skip(std::uint64_t{count} * (1 + kField));
+  std::uint64_t tail_at = reader.position();
+  std::uint64_t tail_bits = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint64_t length = reader.peek(count + std::uint64_t{i} * kField) & kFieldMask;
-    std::uint64_t magnitude = length;  // Of 0 and 1 the length is all there is.
-    if (length > 1) magnitude = std::uint64_t{1} << (length - 1) | reader.get(static_cast<std::uint32_t>(length) - 1);
-    const bool negative = (reader.peek(i) & 1) != 0;
-    require_magnitude<T>(magnitude, negative);
-    out[i] = ulp_from_magnitude(static_cast<T>(magnitude), negative);
+    out[i] = static_cast<T>(length);
+    tail_bits += length - (length != 0 ? 1 : 0);
   }
-  if (reader.finish_part() != part.size()) bad_length();
-}
-
-template <class Vector>
-void grow(Vector& vector, std::size_t size) {
-  if (vector.size() < size) vector.resize(size);
+  reader.skip(tail_bits);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    // Of 0 the length is all there is, and of 1 the highest bit.
+    const std::uint64_t some = out[i] != 0 ? 1 : 0;
+    const std::uint64_t bits = out[i] - some;
+    out[i] = static_cast<T>(some << bits | peek_bits<T>(reader, tail_at, bits));
+    tail_at += bits;
+  }
+  finish_ulp(reader, part, count, out);
 }
 
 }  // namespace
@@ -236,16 +217,17 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out, const OldBits* ol
                             : read_gaps<std::uint16_t>(block.payload, count, block.span, positions);
       break;
     case PositionCodec::kBitmap:
-      used = read_bitmap(block.payload, count, block.span, positions);
+      used = read_bitmap(block.payload, count, block.span, out.exceptions.ones, positions);
       break;
     default:
-      used = read_packed(block.payload, count, block.span, coding.kp, out.escapes, positions);
+      used =
+          read_packed(block.payload, count, block.span, coding.kp, out.exceptions.ones, out.exceptions.list, positions);
   }
   const ConstBytes values = block.payload.subspan(used);
   if (coding.lengths) {
     read_lengths(values, count, out.coded.data());
   } else if (coding.values == ValueCodec::kUlp) {
-    read_ulp(values, count, coding, out.escapes, out.coded.data());
+    read_ulp(values, count, coding, out.exceptions, out.coded.data());
   } else {
     read_words(values, count, out.coded.data());
   }

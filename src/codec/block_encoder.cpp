@@ -29,85 +29,74 @@ struct UlpPlan {
   bool lengths = false;
 };
 
-/// docs/wire-format.md §5.3, when more than a quarter of the magnitudes are not 0.
-template <class T>
-UlpPlan plan_magnitudes(const T* coded, std::uint32_t count) {
-  constexpr std::uint32_t kWidth = 8 * sizeof(T);
-  std::uint32_t by_width[kWidth + 1] = {};
-  for (std::uint32_t i = 0; i < count; ++i) ++by_width[bit_width64(ulp_magnitude(coded[i]))];
+/// docs/wire-format.md §5.3, when more than a quarter of the magnitudes are not 0. `width`: bits of an element.
+template <class Word>
+UlpPlan plan_magnitudes(const Word* magnitudes, std::uint32_t count, std::uint32_t width) {
+  std::uint32_t by_width[8 * sizeof(Word) + 1] = {};
+  cpu::count_widths(magnitudes, count, by_width);
   UlpPlan best;
   std::uint64_t best_cost = ~std::uint64_t{0};
-  for (std::uint32_t kv = 0; kv < kWidth; ++kv) {
+  for (std::uint32_t kv = 0; kv < width; ++kv) {
     std::uint32_t exceptions = 0;
-    const std::uint64_t cost = ulp_cost(by_width, kWidth, count, kv, exceptions);
+    const std::uint64_t cost = ulp_cost(by_width, width, count, kv, exceptions);
     if (cost < best_cost) {
       best_cost = cost;
       best = {kv, false};
     }
     if (exceptions == 0) break;
   }
-  return lengths_cost(by_width, kWidth, count) < best_cost ? UlpPlan{0, true} : best;
-}
-
-/// The form with lengths: signs, lengths, then what is below the magnitudes' highest bits.
-template <class T>
-void encode_lengths(const T* coded, std::uint32_t count, Bytes& out) {
-  constexpr std::uint32_t kWidth = 8 * sizeof(T);
-  const std::uint64_t bound = std::uint64_t{count} * (1 + length_field_bits(kWidth) + kWidth) + 64;
-  out.assign(padded_bytes(bound) + kSlack, std::byte{0});
-  cpu::sign_bits(reinterpret_cast<const std::byte*>(coded), count, sizeof(T), out.data());
-  BitWriter writer(out.data(), count);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    writer.put(static_cast<std::uint64_t>(bit_width64(ulp_magnitude(coded[i]))), length_field_bits(kWidth));
-  }
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint64_t magnitude = ulp_magnitude(coded[i]);
-    const std::uint32_t bits = bits_below_highest(magnitude);
-    if (bits != 0) writer.put_long(magnitude ^ std::uint64_t{1} << bits, bits);
-  }
-  out.resize(padded_bytes(writer.position()));
+  return lengths_cost(by_width, width, count) < best_cost ? UlpPlan{0, true} : best;
 }
 
 /// Writes the ulp value part into scratch.values (padded) and sets kv, ke and lengths.
-template <class T>
-void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Coding& coding) {
-  constexpr std::uint64_t kWidth = 8 * sizeof(T);
-  if (scratch.exceptions.size() < count + kIndexSlack) scratch.exceptions.resize(count + kIndexSlack);
+template <class T, class Word>
+void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, UlpScratch<Word>& ulp, Coding& coding) {
+  constexpr std::uint32_t kWidth = 8 * sizeof(T);
   const auto* words = reinterpret_cast<const std::byte*>(coded);
+  if (scratch.exceptions.size() < count + kIndexSlack) scratch.exceptions.resize(count + kIndexSlack);
   std::uint32_t* index = scratch.exceptions.data();
   std::uint32_t exceptions = cpu::find_exceptions(words, count, sizeof(T), 0, index);
   UlpPlan plan;
-  if (std::uint64_t{exceptions} * 4 > count) plan = plan_magnitudes(coded, count);
-  if (plan.lengths) {
-    coding.lengths = true;
-    encode_lengths(coded, count, scratch.values);
-    return;
+  if (std::uint64_t{exceptions} * 4 > count) {
+    ulp.magnitudes.resize(std::max<std::size_t>(ulp.magnitudes.size(), count));
+    cpu::list_magnitudes(coded, count, sizeof(T), ulp.magnitudes.data());
+    plan = plan_magnitudes(ulp.magnitudes.data(), count, kWidth);
   }
-  const std::uint32_t kv = plan.kv;
-  if (kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), kv, index);
-  const std::uint32_t ke = exceptions_parameter(index, exceptions);
+  if (plan.kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), plan.kv, index);
+  coding.lengths = plan.lengths;
+  coding.kv = plan.kv;
+  coding.ke = plan.lengths ? 0 : exceptions_parameter(index, exceptions);
 
-  const std::uint64_t bound =
-      count * (2 + std::uint64_t{kv}) + 2 * kWidth + exceptions * (ke + 3 + 2 * (kWidth - kv)) + 64;
-  scratch.values.assign(padded_bytes(bound) + kSlack, std::byte{0});
-  std::byte* out = scratch.values.data();
-  cpu::sign_bits(words, count, sizeof(T), out);
-  BitWriter writer(out, count);
-  if (kv != 0) {
-    const std::uint64_t mask = (std::uint64_t{1} << kv) - 1;
-    for (std::uint32_t i = 0; i < count; ++i) writer.put_long(ulp_magnitude(coded[i]) & mask, kv);
+  std::uint64_t bound = std::uint64_t{count} * (2 + plan.kv) + 64;
+  if (plan.lengths) {
+    bound += std::uint64_t{count} * (length_field_bits(kWidth) + kWidth);
+  } else {
+    bound += 2 * kWidth + std::uint64_t{exceptions} * (coding.ke + 3 + 2 * (kWidth - plan.kv));
   }
-  const auto high = [&](std::uint32_t e) { return std::uint64_t{ulp_magnitude(coded[index[e]])} >> kv; };
-  put_exceptions(index, exceptions, ke, high, writer);
+  scratch.values.assign(padded_bytes(bound) + kSlack, std::byte{0});
+  cpu::sign_bits(words, count, sizeof(T), scratch.values.data());
+  BitWriter writer(scratch.values.data(), count);
+  if (plan.lengths) {
+    cpu::put_widths(ulp.magnitudes.data(), count, length_field_bits(kWidth), writer);
+    cpu::put_tails(ulp.magnitudes.data(), count, writer);
+  } else {
+    if (plan.kv != 0) cpu::put_fields(ulp.magnitudes.data(), count, plan.kv, writer);
+    ulp.high.resize(std::max<std::size_t>(ulp.high.size(), exceptions));
+    for (std::uint32_t e = 0; e < exceptions; ++e) ulp.high[e] = Word{ulp_magnitude(coded[index[e]])} >> plan.kv;
+    scratch.exception_gaps.resize(std::max<std::size_t>(scratch.exception_gaps.size(), exceptions));
+    put_exceptions(index, exceptions, coding.ke, ulp.high.data(), scratch.exception_gaps.data(), writer);
+  }
   scratch.values.resize(padded_bytes(writer.position()));
-  coding.kv = kv;
-  coding.ke = ke;
 }
 
 template <class T>
 void encode_values(const BlockChanges<T>& block, EncodeScratch& scratch, Coding& coding) {
   if (coding.values == ValueCodec::kUlp) {
-    encode_ulp(block.coded, block.count, scratch, coding);
+    if constexpr (sizeof(T) == 8) {
+      encode_ulp(block.coded, block.count, scratch, scratch.ulp64, coding);
+    } else {
+      encode_ulp(block.coded, block.count, scratch, scratch.ulp32, coding);
+    }
     return;
   }
   const std::size_t bytes = block.count * sizeof(T);
@@ -118,10 +107,10 @@ void encode_values(const BlockChanges<T>& block, EncodeScratch& scratch, Coding&
 void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::vector<std::uint32_t>& escaped,
                   std::byte* out) {
   BitWriter writer(out, 0);
-  if (kp != 0) put_remainders(gaps, count, kp, writer);
+  cpu::put_fields(gaps, count, kp, writer);
   escaped.clear();
-  put_quotients(gaps, count, kp, writer, escaped);
-  put_tails(escaped, writer);
+  cpu::put_quotients(gaps, count, kp, writer, escaped);
+  put_escaped_tails(escaped, writer);
 }
 
 template <class Gap>
@@ -130,8 +119,12 @@ void write_gaps(const std::uint32_t* gaps, std::uint32_t count, std::byte* out) 
 }
 
 void write_bitmap(const std::uint32_t* positions, std::uint32_t count, std::byte* out) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    out[positions[i] >> 3] |= static_cast<std::byte>(1U << (positions[i] & 7));
+  // A word of the bitmap is stored once, so that no change waits for the store of the one before.
+  for (std::uint32_t i = 0; i < count;) {
+    const std::uint32_t at = positions[i] >> 5;
+    std::uint32_t word = 0;
+    for (; i < count && positions[i] >> 5 == at; ++i) word |= 1U << (positions[i] & 31);
+    store_word(out, at, word);
   }
 }
 
@@ -208,7 +201,7 @@ Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec 
   coding.values = values;
   if (scratch.gaps.size() < block.count) scratch.gaps.resize(block.count);
   std::uint32_t* gaps = scratch.gaps.data();
-  list_gaps(block.positions, block.count, gaps);
+  cpu::list_gaps(block.positions, block.count, gaps);
   const std::uint64_t position_bytes = plan_positions(block.positions, gaps, block.count, block.span, mode, coding);
   encode_values(block, scratch, coding);
   if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&

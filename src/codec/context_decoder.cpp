@@ -15,16 +15,6 @@ namespace {
   throw Error(ErrorCode::kWrongBase, "the weights of a block are not those of the delta's base version");
 }
 
-/// Reads a quotient's zeros; its tail, which `tails` lists, comes later.
-std::uint64_t read_quotient(BitReader& reader, std::uint32_t index, std::uint32_t most_tail_bits,
-                            std::vector<Escape>& tails) {
-  const std::uint64_t zeros = reader.get_unary(kEscape + most_tail_bits);
-  if (zeros < kEscape) return zeros;
-  const auto tail_bits = static_cast<std::uint32_t>(zeros) - kEscape;
-  if (tail_bits > 0) tails.push_back({index, tail_bits});
-  return kEscape - 1 + (std::uint64_t{1} << tail_bits);
-}
-
 /// One block. Changes are numbered as they are stored: class by class, in each by position.
 template <class T>
 class ContextDecoder {
@@ -67,17 +57,16 @@ class ContextDecoder {
       if (kp[c] > kMaxRiceParameter) throw Error(ErrorCode::kCorrupt, "a Rice parameter is out of range");
     }
     std::uint32_t* ranks = scratch_.ranks.data();
+    std::uint64_t remainder_at = reader.position();
+    for (std::uint32_t c = 0; c < classes_.count; ++c) reader.skip(std::uint64_t{begin_[c + 1] - begin_[c]} * kp[c]);
     for (std::uint32_t c = 0; c < classes_.count; ++c) {
-      for (std::uint32_t i = begin_[c]; i < begin_[c + 1]; ++i)
-        ranks[i] = static_cast<std::uint32_t>(reader.get(kp[c]));
+      const std::uint64_t mask = (std::uint64_t{1} << kp[c]) - 1;
+      for (std::uint32_t i = begin_[c]; i < begin_[c + 1]; ++i, remainder_at += kp[c]) {
+        ranks[i] = static_cast<std::uint32_t>(reader.peek(remainder_at) & mask);
+      }
     }
-    out_.escapes.clear();
     // A quotient below 2^22 and remainders below 2^22 add up to less than 2^45.
-    std::vector<std::uint64_t>& quotients = scratch_.magnitudes;
-    for (std::uint32_t i = 0; i < n; ++i) {
-      quotients[i] = read_quotient(reader, i, kMaxQuotientZeros - kEscape, out_.escapes);
-    }
-    for (const auto& [index, bits] : out_.escapes) quotients[index] += reader.get(bits);
+    const std::uint64_t* quotients = read_quotients(reader, n, kMaxQuotientZeros - kEscape);
     for (std::uint32_t c = 0; c < classes_.count; ++c) {
       std::uint64_t next = 0;
       for (std::uint32_t i = begin_[c]; i < begin_[c + 1]; ++i) {
@@ -129,6 +118,27 @@ class ContextDecoder {
     return scratch_.tile_words.data();
   }
 
+  /// Reads `count` quotients with escapes, and the tails that follow them.
+  const std::uint64_t* read_quotients(BitReader& reader, std::uint32_t count, std::uint32_t most_tail_bits) {
+    ExceptionScratch& scratch = out_.exceptions;
+    grow(scratch.zeros, count);
+    grow(scratch_.quotients, count);
+    read_unary(reader, count, scratch.ones, scratch.zeros.data());
+    scratch.list.clear();
+    for (std::uint32_t i = 0; i < count; ++i) {
+      std::uint64_t quotient = scratch.zeros[i];
+      if (quotient >= kEscape) {
+        const std::uint32_t tail_bits = scratch.zeros[i] - kEscape;
+        if (tail_bits > most_tail_bits) throw Error(ErrorCode::kCorrupt, "a quotient has too many zeros");
+        if (tail_bits > 0) scratch.list.push_back({i, tail_bits});
+        quotient = kEscape - 1 + (std::uint64_t{1} << tail_bits);
+      }
+      scratch_.quotients[i] = quotient;
+    }
+    for (const auto& [index, bits] : scratch.list) scratch_.quotients[index] += reader.get(bits);
+    return scratch_.quotients.data();
+  }
+
   /// The value part: coded words, in the order of the numbers, into `magnitudes`.
   void read_values(ConstBytes part) {
     const std::uint32_t n = block_.changed;
@@ -141,27 +151,37 @@ class ContextDecoder {
     if (values.rice_keys > kContextKeys) throw Error(ErrorCode::kCorrupt, "a key is out of range");
     const std::uint64_t signs_at = reader.position();
     reader.skip(n);
+    std::uint32_t rice = 0;
+    std::uint64_t low_at = reader.position();
+    std::uint64_t all_low_bits = 0;
     for (std::uint32_t i = 0; i < n; ++i) {
-      const bool rice = keys[i] < values.rice_keys;
-      magnitudes[i] = rice ? reader.get(values.low_bits(keys[i], kWidth)) : 0;
+      if (keys[i] >= values.rice_keys) continue;
+      ++rice;
+      all_low_bits += values.low_bits(keys[i], kWidth);
     }
-    read_exceptions(reader, n, block_.coding.ke, kWidth - 1, out_.escapes);
-    for (const auto& [index, bits] : out_.escapes) {
+    reader.skip(all_low_bits);
+    for (std::uint32_t i = 0; i < n; ++i) {
+      magnitudes[i] = 0;
+      if (keys[i] >= values.rice_keys) continue;
+      const std::uint32_t bits = values.low_bits(keys[i], kWidth);
+      magnitudes[i] = reader.peek_long(low_at, bits);
+      low_at += bits;
+    }
+    read_exceptions(reader, n, block_.coding.ke, kWidth - 1, out_.exceptions);
+    for (const auto& [index, bits] : out_.exceptions.list) {
       if (keys[index] < values.rice_keys) {
         throw Error(ErrorCode::kCorrupt, "an exception has a key that is Rice-coded");
       }
       magnitudes[index] = std::uint64_t{1} << bits | reader.get(bits);
     }
-    out_.escapes.clear();
-    const auto add = [&](std::uint32_t i, std::uint64_t quotient) {
+    const std::uint64_t* quotients = read_quotients(reader, rice, kWidth - 2);
+    for (std::uint32_t i = 0; i < n; ++i) {
+      if (keys[i] >= values.rice_keys) continue;
+      const std::uint64_t quotient = *quotients++;
       const std::uint32_t low = values.low_bits(keys[i], kWidth);
       if (quotient >> (kWidth - 1 - low) != 0) distance_does_not_fit();
       magnitudes[i] += quotient << low;
-    };
-    for (std::uint32_t i = 0; i < n; ++i) {
-      if (keys[i] < values.rice_keys) add(i, read_quotient(reader, i, kWidth - 2, out_.escapes));
     }
-    for (const auto& [index, bits] : out_.escapes) add(index, reader.get(bits));
     if (reader.finish_part() != part.size()) {
       throw Error(ErrorCode::kCorrupt, "a block's payload has the wrong length");
     }

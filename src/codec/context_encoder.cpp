@@ -70,7 +70,7 @@ class ContextEncoder {
     const auto count_bits = static_cast<std::uint32_t>(bit_width64(block_.count));
     for (std::uint32_t c = 0; c < classes_.count; ++c) {
       if (size_of(c) == 0) continue;
-      list_gaps(scratch_.ranks.data() + begin_[c], size_of(c), gaps + begin_[c]);
+      cpu::list_gaps(scratch_.ranks.data() + begin_[c], size_of(c), gaps + begin_[c]);
       bits += 5 + choose_kp(scratch_.ranks.data() + begin_[c], gaps + begin_[c], size_of(c), kp[c]);
     }
     bits += std::uint64_t{classes_.count - 1} * count_bits;
@@ -86,13 +86,13 @@ class ContextEncoder {
       if (size_of(c) != 0) writer.put(kp[c], 5);
     }
     for (std::uint32_t c = 0; c < classes_.count; ++c) {
-      if (kp[c] != 0) put_remainders(gaps + begin_[c], size_of(c), kp[c], writer);
+      cpu::put_fields(gaps + begin_[c], size_of(c), kp[c], writer);
     }
     scratch_.escaped.clear();
     for (std::uint32_t c = 0; c < classes_.count; ++c) {
-      put_quotients(gaps + begin_[c], size_of(c), kp[c], writer, scratch_.escaped);
+      cpu::put_quotients(gaps + begin_[c], size_of(c), kp[c], writer, scratch_.escaped);
     }
-    put_tails(scratch_.escaped, writer);
+    put_escaped_tails(scratch_.escaped, writer);
     out.resize(begin + padded_bytes(writer.position()));
   }
 
@@ -109,18 +109,23 @@ class ContextEncoder {
       ++widths[std::size_t{scratch_.keys[i]} * kWidths +
                static_cast<std::uint32_t>(bit_width64(scratch_.magnitudes[i]))];
     }
+    // Few keys and widths occur.
+    scratch_.seen.clear();
+    for (std::uint32_t key = 0; key < values.rice_keys; ++key) {
+      if (scratch_.counts[key] == 0) continue;
+      for (std::uint32_t width = 0; width < kWidths; ++width) {
+        const std::uint32_t n = widths[std::size_t{key} * kWidths + width];
+        if (n != 0) scratch_.seen.push_back({key, width, n});
+      }
+    }
     const std::uint32_t first = values.rice_keys > 8 ? values.rice_keys - 8 : 0;
     std::uint64_t best = ~std::uint64_t{0};
     for (std::uint32_t scale = first; scale < values.rice_keys + 8 * sizeof(T); ++scale) {
       const ContextValues tried{values.rice_keys, scale};
       std::uint64_t cost = 0;
-      for (std::uint32_t key = 0; key < values.rice_keys; ++key) {
-        if (scratch_.counts[key] == 0) continue;
+      for (const auto& [key, width, n] : scratch_.seen) {
         const std::uint32_t low = tried.low_bits(key, 8 * sizeof(T));
-        for (std::uint32_t width = 0; width < kWidths; ++width) {
-          const std::uint64_t n = widths[std::size_t{key} * kWidths + width];
-          if (n != 0) cost += n * (std::uint64_t{2} * low + quotient_cost(width > low ? width - low : 0));
-        }
+        cost += std::uint64_t{n} * (std::uint64_t{2} * low + quotient_cost(width > low ? width - low : 0));
       }
       if (cost < best) {
         best = cost;
@@ -156,9 +161,9 @@ class ContextEncoder {
       const std::uint64_t mask = (std::uint64_t{1} << low_bits(i)) - 1;
       writer.put_long(scratch_.magnitudes[i] & mask, low_bits(i));
     }
-    put_exceptions(
-        exceptions, exception_count, coding.ke, [&](std::uint32_t e) { return scratch_.magnitudes[exceptions[e]]; },
-        writer);
+    scratch_.high.resize(exception_count);
+    for (std::uint32_t e = 0; e < exception_count; ++e) scratch_.high[e] = scratch_.magnitudes[exceptions[e]];
+    put_exceptions(exceptions, exception_count, coding.ke, scratch_.high.data(), scratch_.gaps.data(), writer);
     const auto quotient = [&](std::uint32_t i) { return scratch_.magnitudes[i] >> low_bits(i); };
     for (std::uint32_t i = 0; i < n; ++i) {
       if (!is_rice(i)) continue;

@@ -17,7 +17,7 @@ namespace sparsecast {
 inline constexpr std::uint32_t kMostClasses = 16;
 /// A block ends with the tile in which the section's count of changes passes a multiple of this: its parameters are
 /// those of 16 classes, which fewer changes would not pay for.
-inline constexpr std::uint32_t kContextBlockChanges = 4096;
+inline constexpr std::uint32_t kContextBlockChanges = kLargeBlockChanges;
 /// Keys are bytes; a bound that is above all of them.
 inline constexpr std::uint32_t kContextKeys = 256;
 inline constexpr std::uint32_t kPositionCheckFactor = 0x9E3779B1U;

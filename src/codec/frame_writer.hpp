@@ -9,6 +9,7 @@
 
 #include "codec/block_coding.hpp"
 #include "codec/context_kernels.hpp"
+#include "codec/word_kernels.hpp"
 #include "sparsecast/delta.hpp"
 #include "sparsecast/digest.hpp"
 
@@ -33,13 +34,15 @@ template <class T>
 class SectionBuilder {
  public:
   /// The builder may be reused for many sections, one after another.
-  SectionBuilder(PositionMode mode, ValueCodec values) : mode_(mode), values_(values) {
-    const std::uint32_t most = mode == PositionMode::kContext ? kContextBlockChanges : kBlockChanges;
+  SectionBuilder(PositionMode mode, ValueCodec values, std::uint32_t block_changes)
+      : mode_(mode), values_(values), plain_block_changes_(block_changes) {
+    const std::uint32_t most = std::max(block_changes, mode == PositionMode::kContext ? kContextBlockChanges : 0);
     positions_.resize(most + kTileElems);
-    coded_.resize(most + kTileElems);
+    coded_.resize(most + kTileElems + cpu::kCodedSlack);
   }
 
-  /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words.
+  /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words,
+  /// with room for cpu::kCodedSlack more of the latter.
   struct TileSlot {
     std::uint32_t* positions;
     T* coded;
@@ -50,7 +53,7 @@ class SectionBuilder {
     elements_ = spec.elements();
     dtype_ = spec.dtype;
     context_ = mode_ == PositionMode::kContext && is_floating(spec.dtype);
-    block_changes_ = context_ ? kContextBlockChanges : kBlockChanges;
+    block_changes_ = context_ ? kContextBlockChanges : plain_block_changes_;
     counts_.clear();
     out_ = &out;
     pending_ = 0;
@@ -185,7 +188,7 @@ class SectionBuilder {
     counts_.clear();
   }
 
-  /// Codes the pending tiles in mode kAuto, with its smaller blocks, to divided_.
+  /// Codes the pending tiles in mode kAuto, with its own blocks, to divided_.
   void divide() {
     divided_.clear();
     std::uint64_t before = seen_ - pending_;
@@ -197,8 +200,9 @@ class SectionBuilder {
       do {
         last = counts_[i].tile;
         reached += counts_[i++].changes;
-      } while (i < counts_.size() && first.changes < kBlockChanges && counts_[i].changes < kBlockChanges &&
-               reached / kBlockChanges == before / kBlockChanges);
+      } while (i < counts_.size() && first.changes < plain_block_changes_ &&
+               counts_[i].changes < plain_block_changes_ &&
+               reached / plain_block_changes_ == before / plain_block_changes_);
       const auto count = static_cast<std::uint32_t>(reached - before);
       const std::uint32_t base = (first.tile - first_tile_) * kTileElems;
       moved_.resize(std::max<std::size_t>(moved_.size(), count));
@@ -216,6 +220,7 @@ class SectionBuilder {
 
   PositionMode mode_;
   ValueCodec values_;
+  std::uint32_t plain_block_changes_;  ///< Of blocks that are not `context`.
   std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
   DType dtype_ = DType::kBF16;

@@ -14,6 +14,8 @@
 //
 #include <hwy/highway.h>
 
+#include "codec/expand-inl.hpp"
+
 HWY_BEFORE_NAMESPACE();
 // Capitals, as Highway has them: the functions that call these have the same words.
 // NOLINTBEGIN(readability-identifier-naming)
@@ -25,27 +27,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// while positions are written, and the mask in registers or the nearest cache.
 constexpr std::uint32_t kTurn = 512;
 constexpr std::uint32_t kTurnWords = kTurn / 64;
-
-/// Appends the positions of the bits of `words` mask words; `first` is the position of the first bit.
-HWY_INLINE std::uint32_t* ExpandWords(const std::uint64_t* mask, std::uint32_t words, std::uint32_t first,
-                                      std::uint32_t* positions) {
-  // The guard bit spares a test for zero, which compilers turn into a branch.
-  constexpr std::uint64_t kGuard = std::uint64_t{1} << 63;
-  for (std::uint32_t w = 0; w < words; ++w, first += 64) {
-    std::uint64_t bits = mask[w];
-    std::uint32_t* out = positions;
-    positions += std::popcount(bits);
-    // At about 1 % a word has 0.6 bits set: two writes without a branch mispredict least.
-    do {
-      out[0] = first + static_cast<std::uint32_t>(std::countr_zero(bits | kGuard));
-      bits &= bits - 1;
-      out[1] = first + static_cast<std::uint32_t>(std::countr_zero(bits | kGuard));
-      bits &= bits - 1;
-      out += 2;
-    } while (HWY_UNLIKELY(bits != 0));
-  }
-  return positions;
-}
 
 /// Change mask of up to kTurn elements, filled vector by vector, then element by element.
 template <class D>
@@ -75,9 +56,9 @@ class TurnMask {
     done_ = 0;
     return words_;
   }
-  HWY_INLINE std::uint32_t* Expand(std::uint32_t first, std::uint32_t* positions) {
+  HWY_INLINE std::uint32_t* Positions(std::uint32_t first, std::uint32_t* positions) {
     ClearFrom(done_);
-    positions = ExpandWords(words_, static_cast<std::uint32_t>((done_ + 63) / 64), first, positions);
+    positions = Expand(words_, static_cast<std::uint32_t>((done_ + 63) / 64), first, positions);
     done_ = 0;
     return positions;
   }
@@ -93,6 +74,16 @@ class TurnMask {
   std::size_t done_ = 0;
 };
 
+/// Where more than one in so many elements changed, coding them takes so long that the hardware's prefetch of what is
+/// compared next falls behind.
+constexpr std::size_t kBusy = 50;
+
+/// Asks for the part of an array after the next one, which is `bytes` long as the one at `part`.
+HWY_INLINE void PrefetchPart(const std::byte* part, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(part + 2 * bytes + at);
+}
+
 template <class T>
 std::uint32_t CompareWords(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::uint32_t* positions) {
@@ -107,7 +98,11 @@ std::uint32_t CompareWords(const std::byte* current, const std::byte* old, std::
     std::size_t i = first;
     for (; i + lanes <= end; i += lanes) mask.Put(hn::Ne(hn::LoadU(d, a + i), hn::LoadU(d, b + i)));
     for (; i < end; ++i) mask.PutBit(load_word<T>(current, i) != load_word<T>(old, i));
-    out = mask.Expand(first, out);
+    out = mask.Positions(first, out);
+  }
+  if (static_cast<std::size_t>(out - positions) * kBusy > count) {
+    PrefetchPart(current, count * sizeof(T));
+    PrefetchPart(old, count * sizeof(T));
   }
   return static_cast<std::uint32_t>(out - positions);
 }
@@ -163,7 +158,7 @@ std::uint32_t CastWords(const std::byte* master, std::uint32_t count, const std:
       store_word(cast, i, new_bits);
       mask.PutBit(new_bits != old_bits);
     }
-    out = mask.Expand(first, out);
+    out = mask.Positions(first, out);
   }
   return static_cast<std::uint32_t>(out - positions);
 }
@@ -217,7 +212,7 @@ std::uint32_t FindExceptions(const std::byte* coded, std::uint32_t count, std::u
       mask.Put(hn::Ne(hn::And(magnitude, high), zero));
     }
     for (; i < end; ++i) mask.PutBit((ulp_magnitude(words[i]) & static_cast<T>(~low_mask)) != 0);
-    out = mask.Expand(first, out);
+    out = mask.Positions(first, out);
   }
   return static_cast<std::uint32_t>(out - indices);
 }
@@ -276,7 +271,7 @@ std::uint32_t FindExceptionsAny(const std::byte* coded, std::uint32_t count, std
 }
 
 std::uint32_t ExpandTile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions) {
-  return static_cast<std::uint32_t>(ExpandWords(mask, (count + 63) / 64, 0, positions) - positions);
+  return static_cast<std::uint32_t>(Expand(mask, (count + 63) / 64, 0, positions) - positions);
 }
 
 }  // namespace sparsecast::cpu::HWY_NAMESPACE

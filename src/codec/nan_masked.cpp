@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "codec/codec_common.hpp"
-#include "core/digest_common.hpp"
+#include "core/digest_changes.hpp"
 #include "core/masked_copy.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
@@ -83,27 +83,24 @@ void NanMaskedDelta::find_runs(const std::vector<const FrameReader*>& frames) {
 
 /// Calls visit(element, live bits, new bits) for every element that the run names; live bits are the new ones where
 /// they are unknown.
-template <class Visit>
+template <class T, class Visit>
 void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const {
-  const DType dtype = table_[tensor].dtype;
-  const bool floating = is_floating(dtype);
+  const bool floating = is_floating(table_[tensor].dtype);
   const std::byte* const live = live_[tensor].data;
   ElementWalk places(live_[tensor].strides.empty() ? nullptr : &views_[tensor]);
-  with_word(element_size(dtype), [&]<class T>() {
-    DecodedBlock<T>& decoded = scratch.get<T>();
-    for (std::size_t b = run.begin; b < run.end; ++b) {
-      const BlockRef& block = run.frame->blocks()[b];
-      decode_block(block, decoded);
-      for (std::uint32_t i = 0; i < decoded.count; ++i) {
-        const std::uint64_t element = block.first_element + (decoded.dense ? i : decoded.positions[i]);
-        T old_bits = decoded.coded[i];
-        if (live != nullptr) {
-          old_bits = load_word<T>(live + places.offset(element) * static_cast<std::int64_t>(sizeof(T)));
-        }
-        visit(element, old_bits, changed_bits(old_bits, decoded.coded[i], block.coding.values, floating, inverse_));
+  DecodedBlock<T>& decoded = scratch.get<T>();
+  for (std::size_t b = run.begin; b < run.end; ++b) {
+    const BlockRef& block = run.frame->blocks()[b];
+    decode_block(block, decoded);
+    for (std::uint32_t i = 0; i < decoded.count; ++i) {
+      const std::uint64_t element = block.first_element + (decoded.dense ? i : decoded.positions[i]);
+      T old_bits = decoded.coded[i];
+      if (live != nullptr) {
+        old_bits = load_word<T>(live + places.offset(element) * static_cast<std::int64_t>(sizeof(T)));
       }
+      visit(element, old_bits, changed_bits(old_bits, decoded.coded[i], block.coding.values, floating, inverse_));
     }
-  });
+  }
 }
 
 StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const {
@@ -111,17 +108,18 @@ StateDigest NanMaskedDelta::check_run(const Run& run, std::size_t tensor, ApplyS
   const DigestIndex index = digest_index_of(table_, tensor);
   ElementWalk indices = index.walk();
   const bool known = live_[tensor].data != nullptr;
-  DigestSum sum;
-  visit_run(run, tensor, scratch, [&]<class T>(std::uint64_t element, T old_bits, T new_bits) {
-    if (is_nan_bits(pattern, new_bits) && !(known && new_bits == old_bits)) {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("element {} becomes a NaN ({:#x}), which says 'unchanged' in a NaN-masked tensor",
-                              element, new_bits),
-                  name_of(table_[tensor]));
-    }
-    if (!known) return;
-    const std::uint64_t at = index.first + static_cast<std::uint64_t>(indices.offset(element));
-    digest_replace(sum, index.mix, index.key, at, old_bits, new_bits);
+  const DigestSum sum = with_word(element_size(table_[tensor].dtype), [&]<class T>() {
+    DigestChanges<T> digest(index.key, index.mix);
+    visit_run<T>(run, tensor, scratch, [&](std::uint64_t element, T old_bits, T new_bits) {
+      if (is_nan_bits(pattern, new_bits) && !(known && new_bits == old_bits)) {
+        throw Error(ErrorCode::kUnsupported,
+                    fmt::format("element {} becomes a NaN ({:#x}), which says 'unchanged' in a NaN-masked tensor",
+                                element, new_bits),
+                    name_of(table_[tensor]));
+      }
+      if (known) digest.add(index.first + static_cast<std::uint64_t>(indices.offset(element)), old_bits, new_bits);
+    });
+    return digest.take();
   });
   return StateDigest{{sum.lo, sum.hi}};
 }
@@ -137,8 +135,10 @@ void NanMaskedDelta::expand(std::size_t tensor, MutableBytes out) const {
   const std::vector<Run>& runs = runs_[tensor];
   std::vector<ApplyScratch> scratch(static_cast<std::size_t>(resolve_threads(threads_)));
   parallel_for(threads_, runs.size(), [&](std::size_t worker, std::size_t i) {
-    visit_run(runs[i], tensor, scratch[worker],
-              [&]<class T>(std::uint64_t element, T, T new_bits) { store_word(out.data(), element, new_bits); });
+    with_word(element_size(spec.dtype), [&]<class T>() {
+      visit_run<T>(runs[i], tensor, scratch[worker],
+                   [&](std::uint64_t element, T, T new_bits) { store_word(out.data(), element, new_bits); });
+    });
   });
 }
 

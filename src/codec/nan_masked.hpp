@@ -43,7 +43,7 @@ class NanMaskedDelta {
     std::size_t end = 0;
   };
   void find_runs(const std::vector<const FrameReader*>& frames);
-  template <class Visit>
+  template <class T, class Visit>
   void visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const;
   StateDigest check_run(const Run& run, std::size_t tensor, ApplyScratch& scratch) const;
 

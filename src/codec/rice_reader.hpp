@@ -9,6 +9,8 @@
 
 #include "codec/bits.hpp"
 #include "codec/block_coding.hpp"
+#include "codec/pack_kernels.hpp"
+#include "codec/unpack_kernels.hpp"
 
 namespace sparsecast {
 
@@ -16,30 +18,52 @@ namespace sparsecast {
   throw Error(ErrorCode::kCorrupt, "a distance in ULP does not fit its element");
 }
 
-/// Reads number, indices and lengths of the exceptions among `count` changes into `list`; what is below the highest bit
-/// of each, less than `high_bits` bits, follows in the string. Throws Error{kCorrupt}.
-inline void read_exceptions(BitReader& reader, std::uint32_t count, std::uint32_t ke, std::uint32_t high_bits,
-                            std::vector<Escape>& list) {
+template <class Vector>
+void grow(Vector& vector, std::size_t size) {
+  if (vector.size() < size) vector.resize(size);
+}
+
+/// Reads the zeros before each of the next `count` ones. `ones` is scratch. Throws Error{kCorrupt}.
+inline void read_unary(BitReader& reader, std::uint32_t count, std::vector<std::uint32_t>& ones, std::uint32_t* zeros) {
+  if (count == 0) return;
+  grow(ones, count + cpu::kOnesSlack);
+  if (cpu::list_ones(reader.bytes(), reader.position(), count, ones.data()) != count) BitReader::overrun();
+  cpu::list_gaps(ones.data(), count, zeros);
+  reader.skip(std::uint64_t{ones[count - 1]} + 1);
+}
+
+/// Reads number, indices and lengths of the exceptions among `count` changes into scratch.list; what is below the
+/// highest bit of each, less than `high_bits` bits, follows in the string. Returns the bits of all that. Throws
+/// Error{kCorrupt}.
+inline std::uint64_t read_exceptions(BitReader& reader, std::uint32_t count, std::uint32_t ke, std::uint32_t high_bits,
+                                     ExceptionScratch& scratch) {
   const std::uint64_t exceptions = reader.get_exp_golomb();
   if (exceptions > count) throw Error(ErrorCode::kCorrupt, "more exceptions than changes");
   if (exceptions == 0 && ke != 0) throw Error(ErrorCode::kCorrupt, "a parameter without exceptions");
+  const auto n = static_cast<std::uint32_t>(exceptions);
   std::uint64_t remainder_at = reader.position();
   reader.skip(exceptions * ke);
   const std::uint64_t remainder_mask = (std::uint64_t{1} << ke) - 1;
-  list.resize(exceptions);
+  scratch.list.resize(n);
+  grow(scratch.zeros, n);
+  read_unary(reader, n, scratch.ones, scratch.zeros.data());
   std::uint64_t next = 0;
-  for (Escape& exception : list) {
-    const std::uint64_t quotient = reader.get_unary(count);
-    const std::uint64_t index = next + (quotient << ke | (reader.peek(remainder_at) & remainder_mask));
-    if (index >= count) throw Error(ErrorCode::kCorrupt, "an exception lies outside its block");
-    exception.index = static_cast<std::uint32_t>(index);
+  for (std::uint32_t e = 0; e < n; ++e, remainder_at += ke) {
+    const std::uint64_t index =
+        next + (std::uint64_t{scratch.zeros[e]} << ke | (reader.peek(remainder_at) & remainder_mask));
+    scratch.list[e].index = static_cast<std::uint32_t>(index);
     next = index + 1;
-    remainder_at += ke;
   }
-  for (Escape& exception : list) {
-    exception.tail_bits = static_cast<std::uint32_t>(reader.get_unary(63));
-    if (exception.tail_bits >= high_bits) distance_does_not_fit();
+  // Indices grow, so that the last one tells of all.
+  if (next > count) throw Error(ErrorCode::kCorrupt, "an exception lies outside its block");
+  read_unary(reader, n, scratch.ones, scratch.zeros.data());
+  std::uint64_t tail_bits = 0;
+  for (std::uint32_t e = 0; e < n; ++e) {
+    if (scratch.zeros[e] >= high_bits) distance_does_not_fit();
+    scratch.list[e].tail_bits = scratch.zeros[e];
+    tail_bits += scratch.zeros[e];
   }
+  return tail_bits;
 }
 
 }  // namespace sparsecast

@@ -38,17 +38,6 @@ struct DigestIndex {
 /// Returns the digest map of tensor `tensor` of a table; throws as view_of_tensor.
 DigestIndex digest_index_of(const TensorTable& table, std::size_t tensor);
 
-/// Adds the change of the digest when the element that counts at `at` changes from `old_bits` to `new_bits`.
-template <class T>
-void digest_replace(DigestSum& sum, DigestMix mix, const Hash128& key, std::uint64_t at, T old_bits, T new_bits) {
-  if (mix == DigestMix::kFirst) {
-    digest_change(sum, first_mix_weight(digest_counter(key.lo, at)), first_mix_word(key.hi, old_bits),
-                  first_mix_word(key.hi, new_bits));
-  } else {
-    digest_replace(sum, key.lo, key.hi, at, old_bits, new_bits);
-  }
-}
-
 /// A tensor's elements in host memory, for reading.
 struct TensorView {
   const std::byte* data = nullptr;    ///< Address of the first element.

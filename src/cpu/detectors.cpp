@@ -19,7 +19,7 @@ namespace {
 
 /// Elements of one detect() call. Long enough that the call costs little, and short enough that the processor keeps
 /// prefetching the arrays while changes are encoded (bench/results).
-constexpr std::uint32_t kDetectorPart = 1024;
+constexpr std::uint32_t kDetectorPart = 2048;
 
 /// Returns the bytes of an element, by tensor.
 std::vector<std::size_t> element_sizes(const TensorTable& table) {

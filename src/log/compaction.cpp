@@ -147,6 +147,7 @@ class Merger {
   EncodeOptions options_like(const DeltaFile& delta, Compression compression) const {
     EncodeOptions options;
     options.frame_capacity = delta.header().frame_capacity;
+    options.block_changes = kLargeBlockChanges;
     options.zstd_level = compression == Compression::kAsFound && compressed_ ? kDerivedZstdLevel : 0;
     options.threads = threads_;
     return options;

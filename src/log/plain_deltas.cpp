@@ -51,6 +51,7 @@ void PlainDeltas::keep(const DeltaFile& delta, std::span<const ConstBytes> base,
   const DeltaHeader& header = delta.header();
   EncodeOptions options;
   options.frame_capacity = header.frame_capacity;
+  options.block_changes = kLargeBlockChanges;
   options.zstd_level = is_compressed(delta) ? kDerivedZstdLevel : 0;
   options.threads = threads;
   AtomicFile file(fs_, path(header.base_version, header.version));

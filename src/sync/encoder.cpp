@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,7 +16,7 @@
 
 #include "codec/codec_common.hpp"
 #include "codec/frame_writer.hpp"
-#include "core/digest_common.hpp"
+#include "core/digest_changes.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
 #include "core/trace.hpp"
@@ -46,7 +48,7 @@ struct Worker {
       if constexpr (sizeof(T) == 4) return builder32;
       if constexpr (sizeof(T) == 8) return builder64;
     }();
-    if (!slot) slot.emplace(options.positions, options.values);
+    if (!slot) slot.emplace(options.positions, options.values, options.block_changes);
     return *slot;
   }
 };
@@ -116,15 +118,13 @@ class StridedElements {
   ElementWalk index_walk_;
 };
 
-/// Gathers the changed elements' bits, turns them into coded words, refreshes the snapshot and sums the digest.
+/// Gathers the bits of `count` changed elements, turns them into coded words, refreshes the snapshot and sums the
+/// digest.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
 void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
-                   std::uint32_t* positions, T* coded, DigestSum& sum) {
-  const Hash128 key = tile.index->key;
-  const DigestMix mix = tile.index->mix;
-  for (std::uint32_t i = 0; i < view.changed; ++i) {
+                   std::uint32_t count, T* coded, DigestChanges<T>& digest) {
+  const auto code = [&](std::uint32_t i, const auto& record) {
     const std::uint32_t at = found[i];
-    positions[i] = tile.base + at;
     const T new_bits = load_word<T>(elements.template current<T>(at));
     T old_bits = 0;
     [[maybe_unused]] const std::int64_t old_offset = elements.template old_offset<T>(at);
@@ -133,25 +133,64 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
     if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
     if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
     if constexpr (kRefresh) store_word(view.refresh + old_offset, 0, new_bits);
-    if constexpr (kDigest) digest_replace(sum, mix, key, elements.index(at), old_bits, new_bits);
+    if constexpr (kDigest) record(elements.index(at), old_bits, new_bits);
+  };
+  if constexpr (kDigest) {
+    digest.add_each(count, code);
+  } else {
+    for (std::uint32_t i = 0; i < count; ++i) code(i, nullptr);
   }
 }
 
+/// The same for the `elements` contiguous elements of the view, of which so many changed that all are read.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
-void code_changes(const TileView& view, const TileContext& tile, const std::uint32_t* found, std::uint32_t* positions,
-                  T* coded, DigestSum& sum) {
-  const auto code = [&](auto elements) {
-    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, positions, coded, sum);
-  };
-  if (view.current_view == nullptr && view.old_view == nullptr && tile.index->flat) {
-    code(FlatElements(view, tile));
+void code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
+                         const std::uint32_t* found, T* coded, DigestChanges<T>& digest) {
+  constexpr std::uint32_t kRun = 512;
+  [[maybe_unused]] T before[kRun + cpu::kCodedSlack];
+  [[maybe_unused]] T after[kRun + cpu::kCodedSlack];
+  const FlatElements places(view, tile);
+  std::uint32_t done = 0;
+  for (std::uint32_t first = 0; first < elements; first += kRun) {
+    const std::uint32_t end = std::min(elements, first + kRun);
+    const std::byte* const current = view.current + first * sizeof(T);
+    const std::uint32_t differing =
+        cpu::code_changed(current, view.old + first * sizeof(T), end - first, sizeof(T), kCodec, tile.floating,
+                          coded + done, kDigest ? before : nullptr, kDigest ? after : nullptr);
+    const auto last = std::lower_bound(found + done, found + std::min(view.changed, done + kRun), end);
+    const auto count = static_cast<std::uint32_t>(last - found) - done;
+    if (count != differing) {  // The detector reports elements that did not change.
+      code_elements<T, kCodec, kRefresh, kDigest>(view, tile, places, found + done, count, coded + done, digest);
+    } else {
+      if constexpr (kDigest) digest.add_run(places.index(0), found + done, before, after, count);
+      if constexpr (kRefresh) std::memcpy(view.refresh + first * sizeof(T), current, (end - first) * sizeof(T));
+    }
+    done += count;
+  }
+}
+
+/// With one change in so many elements, or more, reading all of them is faster.
+constexpr std::uint32_t kDenseOneIn = 16;
+
+/// Codes the changes of a part of a tile, `elements` long. Writes their positions in the block and their coded words.
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
+void code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
+                  std::uint32_t* positions, T* coded, DigestChanges<T>& digest) {
+  for (std::uint32_t i = 0; i < view.changed; ++i) positions[i] = tile.base + found[i];
+  if (view.current_view != nullptr || view.old_view != nullptr || !tile.index->flat) {
+    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, StridedElements(view, tile), found, view.changed, coded,
+                                                digest);
+  } else if (view.old != nullptr && std::uint64_t{view.changed} * kDenseOneIn > elements) {
+    code_dense_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, coded, digest);
   } else {
-    code(StridedElements(view, tile));
+    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, FlatElements(view, tile), found, view.changed, coded,
+                                                digest);
   }
 }
 
 template <class T>
-using CodeChanges = void (*)(const TileView&, const TileContext&, const std::uint32_t*, std::uint32_t*, T*, DigestSum&);
+using CodeChanges = void (*)(const TileView&, const TileContext&, std::uint32_t, const std::uint32_t*, std::uint32_t*,
+                             T*, DigestChanges<T>&);
 
 template <class T, ValueCodec kCodec>
 CodeChanges<T> select_coder(bool refresh, bool digest) {
@@ -197,7 +236,7 @@ void add_old_bits(const TileView& view, std::uint64_t first, std::uint32_t count
 /// Detects and codes one tile of `count` elements, part by part while each is in the nearest cache.
 template <class T>
 void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32_t count, Worker& worker,
-                 CodeChanges<T> code, SectionBuilder<T>& builder, DigestSum& sum) {
+                 CodeChanges<T> code, SectionBuilder<T>& builder, DigestChanges<T>& digest) {
   const std::uint64_t first = tile.first;
   TileWorkspace& workspace = *worker.workspace;
   const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
@@ -211,7 +250,7 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
     view = job.detector.detect(task.tensor, tile.first, part, workspace);
     if (at == 0) current = view.current;
     if (builder.needs_old_bits()) add_old_bits<T>(view, tile.first, part, worker, builder);
-    code(view, tile, workspace.positions, slot.positions + changed, slot.coded + changed, sum);
+    code(view, tile, part, workspace.positions, slot.positions + changed, slot.coded + changed, digest);
     changed += view.changed;
   }
   if (view.current_view != nullptr) {
@@ -231,16 +270,17 @@ void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlo
   TileContext tile{0, 0, &index, is_floating(spec.dtype)};
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
-  DigestSum sum;
+  DigestChanges<T> digest(index.key, index.mix);
   // Room for a section that goes dense: growing by halves would hold it twice. What is not written takes no memory.
   out.payload.reserve(task.elements * sizeof(T) + task.elements / kTileElems * kBlockEntryBytes + kBlockEntryBytes);
   builder.begin(spec, out);
   for (std::uint64_t offset = 0; offset < task.elements; offset += kTileElems) {
     tile.first = task.first + offset;
     const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(kTileElems, task.elements - offset));
-    encode_tile(job, task, tile, count, worker, code, builder, sum);
+    encode_tile(job, task, tile, count, worker, code, builder, digest);
   }
   builder.end();
+  const DigestSum sum = digest.take();
   out.digest_change = StateDigest{{sum.lo, sum.hi}};
 }
 
@@ -287,6 +327,10 @@ void check_encode_options(const EncodeOptions& options, bool knows_old) {
   }
   if (options.zstd_level < 0 || options.zstd_level > 19) throw Error(ErrorCode::kUsage, "zstd level is not 0 to 19");
   if (options.threads < 0) throw Error(ErrorCode::kUsage, "a negative number of threads");
+  if (options.block_changes != kBlockChanges && options.block_changes != kLargeBlockChanges) {
+    throw Error(ErrorCode::kUsage, fmt::format("blocks of {} changes: they have {} or {}", options.block_changes,
+                                               kBlockChanges, kLargeBlockChanges));
+  }
   if (!knows_old && options.values != ValueCodec::kRaw) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("the detector does not know the old bits that '{}' values need; use 'raw'",

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/digest_kernels.hpp"
+#include "core/digest_changes.hpp"
 #include "core/tensor_view.hpp"
 #include "core/word.hpp"
 #include "support/oracle.hpp"
@@ -45,15 +45,28 @@ TEST(StateDigest, ReplacingElementsGivesTheDigestOfTheNewBits) {
     Bytes bits = random_bits(random, count * size);
     StateDigest running = digest_span(key, dtype, first, bits, mix);
     DigestSum change;
-    for (std::uint64_t i = random.below(200); i > 0; --i) {
-      const std::uint64_t at = random.below(count);
-      const std::uint64_t old_bits = read_element(bits.data(), size, at);
-      write_element(bits.data(), size, at, random.next());
-      const std::uint64_t new_bits = read_element(bits.data(), size, at);
-      with_word(size, [&]<class T>() {
-        digest_replace(change, mix, key, first + at, static_cast<T>(old_bits), static_cast<T>(new_bits));
-      });
-    }
+    with_word(size, [&]<class T>() {
+      DigestChanges<T> changes(key, mix);
+      // One by one, in runs around the width of vectors, and in runs of more than a batch.
+      for (std::uint64_t runs = random.below(20); runs > 0; --runs) {
+        std::vector<std::uint32_t> at(random.chance(0.1) ? random.below(1500) : random.below(20));
+        std::vector<T> before;
+        std::vector<T> after;
+        for (std::uint32_t& place : at) {
+          place = static_cast<std::uint32_t>(random.below(count));
+          before.push_back(load_word<T>(bits.data(), place));
+          after.push_back(random.chance(0.1) ? static_cast<T>(~T{0}) : static_cast<T>(random.next()));
+          store_word(bits.data(), place, after.back());
+        }
+        const auto n = static_cast<std::uint32_t>(at.size());
+        if (random.chance(0.5)) {
+          changes.add_run(first, at.data(), before.data(), after.data(), n);
+        } else {
+          changes.add_each(n, [&](std::uint32_t i, const auto& record) { record(first + at[i], before[i], after[i]); });
+        }
+      }
+      change = changes.take();
+    });
     running += StateDigest{{change.lo, change.hi}};
     ASSERT_EQ(running, digest_span(key, dtype, first, bits, mix)) << "round " << round;
   }
@@ -74,9 +87,13 @@ TEST(StateDigest, TakingBackWhatWasAddedLeavesNothing) {
     const std::uint64_t bits = random.next();
     const std::uint64_t other = random.next();
     const DigestMix mix = kMixes[i % 2];
-    digest_replace(change, mix, a.value, index, bits, other);
+    DigestChanges<std::uint64_t> changes(a.value, mix);
+    changes.add(index, bits, other);
+    change = changes.take();
     ASSERT_TRUE(bits == other || change.lo != 0 || change.hi != 0);
-    digest_replace(change, mix, a.value, index, other, bits);
+    changes.add(index, bits, other);
+    changes.add(index, other, bits);
+    change = changes.take();
     ASSERT_EQ(change.lo, 0U);
     ASSERT_EQ(change.hi, 0U);
   }
@@ -259,6 +276,49 @@ TEST(DigestKernels, EveryInstructionSetSumsAsTheElementsDo) {
     }
   });
   EXPECT_GT(summed, 200'000U);
+}
+
+TEST(DigestKernels, EveryInstructionSetSumsChangesAsOneByOne) {
+  SCOPED_TRACE(seed_note());
+  std::uint64_t summed = 0;
+  for_each_target([&] {
+    for (std::uint64_t round = 0; round < 200; ++round) {
+      Random random(case_seed(run_seed(), round));
+      const std::size_t size = element_size(kByWidth[round % 4]);
+      const auto count = static_cast<std::uint32_t>(random.below(round < 8 ? 2000 : 100));
+      Bytes before = random_bits(random, count * size + 8);
+      Bytes after = random_bits(random, count * size + 8);
+      // Differences as large as they can be.
+      if (random.chance(0.3)) std::ranges::fill(before, std::byte{0xFF});
+      if (random.chance(0.3)) std::ranges::fill(after, std::byte{0});
+      const Hash128 key = random_key(random);
+      const std::uint64_t counter = random.next();
+      std::vector<std::uint32_t> offsets(count);
+      std::vector<std::uint64_t> counters(count);
+      for (std::uint32_t i = 0; i < count; ++i) {
+        offsets[i] = static_cast<std::uint32_t>(random.next());
+        counters[i] = counter + offsets[i] * kDigestStep;
+      }
+      DigestSum sum{random.next(), random.next()};
+      DigestSum expected = sum;
+      DigestSum by_offset = sum;
+      const std::uint32_t done =
+          cpu::sum_changes(counters.data(), key.hi, before.data(), after.data(), count, size, sum);
+      ASSERT_EQ(done, cpu::sum_changes_at(counter, offsets.data(), key.hi, before.data(), after.data(), count, size,
+                                          by_offset));
+      ASSERT_LE(done, std::min(count, cpu::kMostSummedChanges));
+      summed += done;
+      for (std::uint32_t i = 0; i < done; ++i) {
+        digest_change(expected, digest_weight(counters[i], key.hi), word_of(size, read_element(before.data(), size, i)),
+                      word_of(size, read_element(after.data(), size, i)));
+      }
+      for (const DigestSum& found : {sum, by_offset}) {
+        ASSERT_EQ(found.lo, expected.lo) << "round " << round;
+        ASSERT_EQ(found.hi, expected.hi) << "round " << round;
+      }
+    }
+  });
+  EXPECT_GT(summed, 5'000U);
 }
 
 /// Errors at places that have to do with one another: element k of the pattern lies `along[k]` strides and `across[k]`

@@ -531,7 +531,7 @@ std::uint64_t reference_element(ConstBytes bits, DType dtype, std::uint64_t inde
 }
 
 std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes old_bits, ConstBytes new_bits,
-                                             PositionMode mode, ValueCodec values) {
+                                             PositionMode mode, ValueCodec values, std::uint32_t block_changes) {
   const std::uint64_t elements = spec.elements();
   const auto differs = [&](std::uint64_t i) {
     return reference_element(old_bits, spec.dtype, i) != reference_element(new_bits, spec.dtype, i);
@@ -564,7 +564,7 @@ std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes 
 
   std::vector<ReferenceBlock> blocks;
   const bool context = mode == PositionMode::kContext;
-  for (const TileRun& run : cut_into_runs(changes, 512)) {
+  for (const TileRun& run : cut_into_runs(changes, block_changes)) {
     blocks.push_back(block_at(run));
     encode(content_of(run), context ? PositionMode::kAuto : mode, values, blocks.back());
   }

@@ -122,8 +122,8 @@ std::vector<FrameContent> cut_into_frames(const TensorTable& table, std::span<co
                                           std::span<const ConstBytes> new_state, const EncodeOptions& options) {
   std::vector<FrameContent> frames;
   for (std::size_t t = 0; t < table.size(); ++t) {
-    for (ReferenceBlock& block :
-         reference_blocks(table[t], old_state[t], new_state[t], options.positions, options.values)) {
+    for (ReferenceBlock& block : reference_blocks(table[t], old_state[t], new_state[t], options.positions,
+                                                  options.values, options.block_changes)) {
       if (frames.empty()) frames.emplace_back();
       frames.back().blocks.emplace_back(t, block);
       if (frames.back().blocks.size() > 1 && padded(64 + frames.back().body_bytes()) > options.frame_capacity) {

@@ -16,6 +16,7 @@ struct EncodeFlags {
   std::string positions = "auto";
   std::string values = "ulp";
   std::string objective = "size";
+  std::uint32_t block_changes = 0;  ///< 0: as the objective has it.
   int zstd_level = 0;
   int threads = 0;
   std::uint32_t frame_mb = 16;

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Writing of many codes into a bit string (docs/wire-format.md §4), with SIMD: the codes of a vector of numbers are
+// joined in registers, so that one store serves several of them.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "codec/bits.hpp"
+#include "codec/codec_common.hpp"
+
+namespace sparsecast::cpu {
+
+/// Differences between neighbours, less one: the gaps between `count` increasing positions. The first is its position.
+void list_gaps(const std::uint32_t* positions, std::uint32_t count, std::uint32_t* gaps);
+
+/// The low `width` (0 to 32) bits of each number.
+void put_fields(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t width, BitWriter& writer);
+
+/// Each number >> shift in unary: zeros, then a one.
+void put_unary(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t shift, BitWriter& writer);
+
+/// The quotients gap >> kp, those from kEscape on as escapes (docs/wire-format.md §4.1); the latter are appended to
+/// `escaped`, for their tails.
+void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, BitWriter& writer,
+                   std::vector<std::uint32_t>& escaped);
+
+/// Magnitudes (ulp_magnitude) of coded words of `element_bytes` bytes, at most 4.
+void list_magnitudes(const void* coded, std::uint32_t count, std::size_t element_bytes, std::uint32_t* magnitudes);
+
+/// Adds to by_width[b] how many numbers have exactly b bits up to their highest one, for b in 0 to 32.
+void count_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width);
+
+/// The number of bits of each number up to its highest one, as fields of `field` bits.
+void put_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t field, BitWriter& writer);
+
+/// bits_below_highest() of each number in unary.
+void put_unary_tail_widths(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer);
+
+/// The bits of each number below its highest one.
+void put_tails(const std::uint32_t* numbers, std::uint32_t count, BitWriter& writer);
+
+// The same for magnitudes of elements of 64 bits, which are rare: one at a time.
+
+inline void list_magnitudes(const void* coded, std::uint32_t count, std::size_t, std::uint64_t* magnitudes) {
+  const auto* words = static_cast<const std::uint64_t*>(coded);
+  for (std::uint32_t i = 0; i < count; ++i) magnitudes[i] = ulp_magnitude(words[i]);
+}
+
+inline void put_fields(const std::uint64_t* numbers, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
+  if (width == 0) return;
+  const std::uint64_t mask = ~std::uint64_t{0} >> (64 - width);
+  for (std::uint32_t i = 0; i < count; ++i) writer.put_long(numbers[i] & mask, width);
+}
+
+inline void count_widths(const std::uint64_t* numbers, std::uint32_t count, std::uint32_t* by_width) {
+  for (std::uint32_t i = 0; i < count; ++i) ++by_width[bit_width64(numbers[i])];
+}
+
+inline void put_widths(const std::uint64_t* numbers, std::uint32_t count, std::uint32_t field, BitWriter& writer) {
+  for (std::uint32_t i = 0; i < count; ++i) writer.put(static_cast<std::uint32_t>(bit_width64(numbers[i])), field);
+}
+
+inline void put_unary_tail_widths(const std::uint64_t* numbers, std::uint32_t count, BitWriter& writer) {
+  for (std::uint32_t i = 0; i < count; ++i) writer.put_unary(bits_below_highest(numbers[i]));
+}
+
+inline void put_tails(const std::uint64_t* numbers, std::uint32_t count, BitWriter& writer) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = bits_below_highest(numbers[i]);
+    if (bits != 0) writer.put_long(numbers[i] ^ std::uint64_t{1} << bits, bits);
+  }
+}
+
+}  // namespace sparsecast::cpu

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The change of a state digest, summed over changed elements in batches that vector instructions take.
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "core/digest_kernels.hpp"
+#include "core/tensor_view.hpp"
+
+namespace sparsecast {
+
+/// Sums over the elements of one tensor, which are unsigned words T.
+template <class T>
+class DigestChanges {
+ public:
+  DigestChanges(const Hash128& key, DigestMix mix) : key_(key), mix_(mix) {}
+
+  /// Calls write(i, record) for each i in [0, count), which says through record(at, before, after) how the element that
+  /// counts at `at` in the digest changes.
+  template <class Write>
+  void add_each(std::uint32_t count, Write write) {
+    for (std::uint32_t i = 0; i < count;) {
+      const std::uint32_t end = std::min(count, i + (kBatch - count_));
+      std::uint32_t slot = count_;  // A copy, which no write can be taken to alter.
+      const auto record = [&](std::uint64_t at, T before, T after) {
+        counters_[slot] = digest_counter(key_.lo, at);
+        before_[slot] = before;
+        after_[slot++] = after;
+      };
+      for (; i < end; ++i) write(i, record);
+      count_ = slot;
+      if (count_ == kBatch) flush();
+    }
+  }
+  void add(std::uint64_t at, T before, T after) {
+    add_each(1, [&](std::uint32_t, const auto& record) { record(at, before, after); });
+  }
+
+  /// `count` elements, which count at first + offsets[i] in the digest, change from before[i] to after[i].
+  void add_run(std::uint64_t first, const std::uint32_t* offsets, const T* before, const T* after,
+               std::uint32_t count) {
+    std::uint32_t i = 0;
+    if (mix_ == DigestMix::kSecond) {
+      const std::uint64_t counter = digest_counter(key_.lo, first);
+      while (const std::uint32_t summed = cpu::sum_changes_at(counter, offsets + i, key_.hi, before + i, after + i,
+                                                              count - i, sizeof(T), sum_)) {
+        i += summed;
+      }
+    }
+    for (; i < count; ++i) add(first + offsets[i], before[i], after[i]);
+  }
+
+  /// Returns the sum of all that was added, and begins anew.
+  DigestSum take() {
+    flush();
+    return std::exchange(sum_, {});
+  }
+
+ private:
+  static constexpr std::uint32_t kBatch = cpu::kMostSummedChanges;
+
+  void flush() {
+    std::uint32_t i = 0;
+    if (mix_ == DigestMix::kSecond) {
+      i = cpu::sum_changes(counters_, key_.hi, before_, after_, count_, sizeof(T), sum_);
+    }
+    for (; i < count_; ++i) {
+      if (mix_ == DigestMix::kFirst) {
+        digest_change(sum_, first_mix_weight(counters_[i]), first_mix_word(key_.hi, before_[i]),
+                      first_mix_word(key_.hi, after_[i]));
+      } else {
+        digest_change(sum_, digest_weight(counters_[i], key_.hi), digest_word(before_[i]), digest_word(after_[i]));
+      }
+    }
+    count_ = 0;
+  }
+
+  Hash128 key_;
+  DigestMix mix_;
+  DigestSum sum_;
+  std::uint32_t count_ = 0;
+  std::uint64_t counters_[kBatch];
+  T before_[kBatch];
+  T after_[kBatch];
+};
+
+}  // namespace sparsecast
