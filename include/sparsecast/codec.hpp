@@ -85,8 +85,8 @@ struct EncodeOptions {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
   /// Decides for kAuto. It becomes kContext when the objective is size, or a link below kContextLinkBytesPerSecond, and
-  /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not
-  /// on a device, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
+  /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not a
+  /// mask, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
   std::optional<Objective> objective = {};
   int zstd_level = 0;                        ///< 0: frames are stored as they are; 1 to 19: zstd where it is smaller.
   std::uint32_t frame_capacity = 16U << 20;  ///< Bytes of one frame record, kMinFrameCapacity to kMaxFrameCapacity.
