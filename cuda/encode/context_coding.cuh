@@ -224,7 +224,7 @@ __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uin
     for (std::uint32_t width = 0; width < kWidths; ++width) {
       const std::uint32_t changes = shared.widths[distance][width];
       if (changes == 0) continue;
-      cost += changes * (2 * low + static_cast<std::uint32_t>(quotient_cost(width > low ? width - low : 0)));
+      cost += changes * (2 * low + quotient_cost(width > low ? width - low : 0));
     }
     if (cost != 0) atomicAdd(&shared.costs[s], cost);
   }

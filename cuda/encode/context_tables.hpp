@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tables in device memory of the blocks of a chunk that may be `context` (docs/wire-format.md §5.4), and the launchers
-// of the kernels that make these blocks:
+// Tables in device memory of the blocks of a chunk that may be `context` (docs/wire-format.md §5.4):
 //
 //   block records  --form_contexts-->  context blocks  --encode_contexts-->  payloads in the arena
 //   context blocks, block records  --choose_blocks-->  the records of the delta
@@ -12,7 +11,6 @@
 
 #include <cstdint>
 
-#include "cuda/common/encode_launchers.hpp"
 #include "cuda/common/pipeline.hpp"
 
 namespace sparsecast::cuda {
@@ -44,17 +42,5 @@ struct ContextTables {
 constexpr std::size_t context_scratch_bytes(std::size_t element_bytes) {
   return kTileElems * (2 * element_bytes + 4 + 4 + 2 + 1 + 1);
 }
-
-/// Enqueues forming the blocks of a chunk that may be `context`.
-void launch_form_contexts(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
-                          const DeviceStream& device);
-/// Enqueues coding those whose elements have 2^size bytes. `source` is not kMask.
-void launch_encode_contexts(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
-                            const ContextTables& contexts, const DeviceStream& device);
-/// Returns the number of CTAs that launch_encode_contexts uses for a chunk of `tiles` tiles.
-unsigned context_grid(std::uint64_t tiles, const DeviceStream& device);
-/// Enqueues choosing the blocks of the chunk: those of the pipeline, or `context` blocks where these are smaller.
-void launch_choose_blocks(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
-                          const DeviceStream& device);
 
 }  // namespace sparsecast::cuda

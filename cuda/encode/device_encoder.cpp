@@ -18,6 +18,7 @@
 #include "cuda/common/table_upload.hpp"
 #include "cuda/detect/snapshot_prefetch.hpp"
 #include "cuda/encode/chunk_sets.hpp"
+#include "cuda/encode/context_launchers.hpp"
 #include "cuda/encode/context_memory.hpp"
 #include "cuda/encode/encoder_tensors.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "cuda/common/launch.hpp"
 #include "cuda/encode/context_blocks.cuh"
+#include "cuda/encode/context_launchers.hpp"
 
 namespace sparsecast::cuda {
 namespace {
