@@ -61,6 +61,16 @@ class Arithmetic(unittest.TestCase):
         self.check("VIADDMNMX.U32 R0, R2, R4, R6, PT", lambda a, b, c: min((a + b) & LOW, c))
         self.check("VIMNMX R0, R2, R4, !PT", lambda a, b, c: max(signed(a), signed(b)))
 
+    def test_the_smaller_sum_in_each_half(self):
+        def half(a, b, c):
+            total = (a + b) % (1 << 16)
+            return max(0, min(total - (total >> 15 << 16), c - (c >> 15 << 16)))
+
+        self.check(
+            "VIADDMNMX.S16x2.RELU R0, R2, R4, R6, PT",
+            lambda a, b, c: half(a >> 16, b >> 16, c >> 16) << 16 | half(a & 0xFFFF, b & 0xFFFF, c & 0xFFFF),
+        )
+
     def test_64_bits_are_added_and_taken_away_by_carries(self):
         for sign in ("", "-"):
             for seed in range(8):

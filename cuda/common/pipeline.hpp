@@ -21,6 +21,7 @@
 #include "core/host_device.hpp"
 #include "core/strided_view.hpp"
 #include "sparsecast/codec.hpp"
+#include "sparsecast/dtype.hpp"
 
 namespace sparsecast::cuda {
 
@@ -82,6 +83,7 @@ struct TensorEntry {
   /// True if all pointers are aligned for 16-byte loads and no run of a view ends within one comparison of 16 bytes of
   /// `old`.
   bool vectors = false;
+  DType dtype = DType::kBF16;
 };
 
 /// A delta stream: its tensors and sections end where those of the next one begin.

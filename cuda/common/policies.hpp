@@ -37,7 +37,7 @@ struct DetectPolicy {
   unsigned ctas_beside_encode = 3;
 };
 
-/// encode_blocks is limited by registers, encode_runs by shared memory.
+/// encode_blocks and encode_contexts are limited by registers, encode_runs by shared memory.
 struct EncodePolicy {
   /// Warps in a CTA of encode_runs.
   static constexpr unsigned run_warps(unsigned element_bytes) { return by_size(element_bytes, 4, 2, 2); }
@@ -45,6 +45,7 @@ struct EncodePolicy {
   unsigned ctas = 3;
   unsigned run_ctas = 5;
   unsigned wide_run_ctas = 5;  ///< For elements of 4 and 8 bytes.
+  unsigned context_ctas = 2;   ///< Of encode_contexts.
 };
 
 /// decode_blocks is limited by registers, decode_runs by shared memory. Decoding waits at barriers

@@ -20,6 +20,7 @@ TensorEntry describe(const TensorTable& table, std::size_t t, TilePlan& plan) {
   if (!digest.flat) entry.digest_view = add_view(plan, digest.view);
   entry.element_shift = static_cast<std::uint8_t>(std::countr_zero(element_size(table[t].dtype)));
   entry.floating = is_floating(table[t].dtype);
+  entry.dtype = table[t].dtype;
   return entry;
 }
 
@@ -46,12 +47,14 @@ void append_sections(TilePlan& plan, TensorEntry& tensor, std::uint32_t index) {
   }
 }
 
-/// Returns the largest possible payload of a section: all elements uncompressed, each block padded.
-std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section) {
+/// Returns the largest possible payloads of a section: all elements uncompressed, each block padded; with `context`,
+/// also what encode_contexts writes before it is known what is smaller.
+std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section, bool context) {
   const std::uint64_t first = std::uint64_t{section.first_tile} * kTileElems;
   const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;
   const std::uint64_t elements = std::min(most, tensor.elements - first);
-  return (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
+  const std::uint64_t blocks = (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
+  return context && tensor.floating ? 2 * blocks + kBlockEntryBytes * section.tiles : blocks;
 }
 
 /// Returns the entries of the tiles of a chunk that have `each` of them, or one for each element if that is less; at
@@ -102,7 +105,7 @@ void enter_tiles(TilePlan& plan, DetectSource source) {
   for (TileEntry& tile : plan.tiles) enter_tile(tile, plan.tensors[tile.tensor], source);
 }
 
-TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
+TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes, bool context) {
   TilePlan plan;
   const TensorTable& table = tables.all();
   if (table.digest_mix() != DigestMix::kSecond) {
@@ -124,7 +127,7 @@ TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes) {
   const std::uint64_t most_tiles = chunk_bytes / kTileElems;
   for (std::uint32_t s = 0; s < plan.sections.size(); ++s) {
     const SectionEntry& section = plan.sections[s];
-    const std::uint64_t worst = worst_bytes(plan.tensors[section.tensor], section);
+    const std::uint64_t worst = worst_bytes(plan.tensors[section.tensor], section, context);
     if (plan.chunks.empty() || plan.chunks.back().worst_bytes + worst > chunk_bytes ||
         section.tile_base + section.tiles - plan.chunks.back().tile_begin > most_tiles) {
       Chunk chunk;

@@ -30,11 +30,12 @@ struct TilePlan {
 };
 
 /// Builds the plan of the joined table. A chunk has at most `chunk_bytes` bytes of elements, and at most one tile for
-/// each 16384 of them; or one section if that is more.
+/// each 16384 of them; or one section if that is more. With `context` floating tensors count twice, because their
+/// payloads are written in two codings.
 /// Keys are those of the digest origins with the first element of the origin already added: kernels digest the
 /// row-major index, or its place in the digest view. Throws Error{kUnsupported} for 2^31 tiles or more and for another
 /// digest mix than kSecond, and {kUsage} as digest_index_of does.
-TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes);
+TilePlan plan_tiles(const JoinedTables& tables, std::uint64_t chunk_bytes, bool context = false);
 
 /// Enters the pointers of its tensor into a tile, which has its numbers.
 void enter_tile(TileEntry& tile, const TensorEntry& tensor, DetectSource source);

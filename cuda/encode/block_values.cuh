@@ -28,22 +28,17 @@ struct ValuePlan {
   std::uint32_t high_bit = 0;   ///< Bit at which their high parts start.
 };
 
-/// Writes the indices of the entries whose magnitude has a bit at or above `low_bits` to `exceptions`, in order, and
-/// returns their number.
-template <class T, class Threads>
-__device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, std::uint32_t low_bits,
+/// Writes the indices of the `count` entries that are exceptions, as is_exception(i) says, in order, and returns their
+/// number.
+template <class Threads, class IsException>
+__device__ std::uint32_t list_exceptions(std::uint32_t count, const IsException& is_exception,
                                          std::uint16_t* exceptions, const Threads& threads) {
-  const auto excepted = [low_bits](T word) {
-    // With no low bits all but 1 and -1 are.
-    return low_bits == 0 ? (static_cast<T>(word + 1) & static_cast<T>(~T{2})) != 0
-                         : ulp_magnitude(word) >> low_bits != 0;
-  };
   const Share share = Threads::share(count);
   std::uint64_t marked = 0;  // A bit for each entry of the share.
   std::uint64_t bit = 1;
   SPARSECAST_UNROLL_FOR(Threads)
   for (std::uint32_t i = share.begin; i < share.end; ++i) {
-    if (excepted(words[i])) marked |= bit;
+    if (is_exception(i)) marked |= bit;
     bit <<= 1;
   }
   const auto scanned = threads.scan(static_cast<std::uint32_t>(__popcll(marked)));
@@ -54,6 +49,19 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
   }
   Threads::sync();
   return static_cast<std::uint32_t>(scanned.total);
+}
+
+/// Lists the entries whose magnitude has a bit at or above `low_bits`.
+template <class T, class Threads>
+__device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, std::uint32_t low_bits,
+                                         std::uint16_t* exceptions, const Threads& threads) {
+  const auto excepted = [words, low_bits](std::uint32_t i) {
+    const T word = words[i];
+    // With no low bits all but 1 and -1 are.
+    return low_bits == 0 ? (static_cast<T>(word + 1) & static_cast<T>(~T{2})) != 0
+                         : ulp_magnitude(word) >> low_bits != 0;
+  };
+  return list_exceptions(count, excepted, exceptions, threads);
 }
 
 /// Chooses kv or the form with lengths (docs/wire-format.md §5.3) when more than a quarter of the magnitudes are not 0.
@@ -91,16 +99,16 @@ __device__ void place_lengths(const T* words, std::uint32_t count, const Threads
   plan.bytes = static_cast<std::uint32_t>(padded_bytes(begin + scanned.total));
 }
 
-/// Writes the signs, the first `count` bits of the value part.
+/// Writes the signs, `count` bits from number `first_bit` on.
 template <class T, class Threads>
-__device__ void write_signs(const T* words, std::uint32_t count, std::uint32_t* out) {
+__device__ void write_signs(const T* words, std::uint32_t count, std::uint32_t* out, std::uint32_t first_bit = 0) {
   const Share share = Threads::share(count);
   for (std::uint32_t begin = share.begin; begin < share.end; begin += 32) {
     const std::uint32_t each = share.end - begin < 32 ? share.end - begin : 32;
     std::uint32_t signs = 0;
     for (std::uint32_t i = 0; i < each; ++i)
       signs |= static_cast<std::uint32_t>(words[begin + i] >> (kWidthOf<T> - 1)) << i;
-    put_bits(out, begin, signs, each);
+    put_bits(out, first_bit + begin, signs, each);
   }
 }
 
@@ -133,6 +141,31 @@ struct Exceptions {
   __device__ T high(std::uint32_t j) const { return static_cast<T>(ulp_magnitude(words[index[j]]) >> kv); }
 };
 
+/// Chooses ke and places the exceptions of this thread, plan.exceptions in all, from bit number `begin_bit` on. Returns
+/// the bit behind them.
+template <class T, class Threads>
+__device__ std::uint32_t place_exceptions(const Exceptions<T>& exceptions, std::uint32_t begin_bit,
+                                          const Threads& threads, ValuePlan& plan) {
+  if (plan.exceptions != 0) {
+    plan.ke = rice_parameter(exceptions.index[plan.exceptions - 1] + 1U - plan.exceptions, plan.exceptions);
+  }
+  const Share share = Threads::share(plan.exceptions);
+  TwoSums own;  // Zeros of the quotients of the gaps, and bits of the high parts.
+  SPARSECAST_UNROLL_FOR(Threads)
+  for (std::uint32_t j = share.begin; j < share.end; ++j) {
+    own.first += exceptions.gap(j) >> plan.ke;
+    own.second += bits_below_highest(exceptions.high(j));
+  }
+  const TwoScans scanned = threads.scan(own);
+  std::uint32_t bit = begin_bit + exp_golomb_bits(plan.exceptions) + plan.exceptions * plan.ke;
+  plan.unary_bit = bit + share.begin + scanned.before.first;
+  bit += plan.exceptions + scanned.total.first;
+  plan.width_bit = bit + share.begin + scanned.before.second;
+  bit += plan.exceptions + scanned.total.second;
+  plan.high_bit = bit + scanned.before.second;
+  return bit + scanned.total.second;
+}
+
 template <class T, class Threads>
 __device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, std::uint16_t* index, const Threads& threads,
                               ValuesShared& shared) {
@@ -146,25 +179,9 @@ __device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, std::uint16_t
     }
     if (plan.kv != 0) plan.exceptions = list_exceptions(words, count, plan.kv, index, threads);
   }
-  if (plan.exceptions != 0) {
-    plan.ke = rice_parameter(index[plan.exceptions - 1] + 1U - plan.exceptions, plan.exceptions);
-  }
   const Exceptions<T> exceptions{words, index, plan.kv};
-  const Share share = Threads::share(plan.exceptions);
-  TwoSums own;  // Zeros of the quotients of the gaps, and bits of the high parts.
-  SPARSECAST_UNROLL_FOR(Threads)
-  for (std::uint32_t j = share.begin; j < share.end; ++j) {
-    own.first += exceptions.gap(j) >> plan.ke;
-    own.second += bits_below_highest(exceptions.high(j));
-  }
-  const TwoScans scanned = threads.scan(own);
-  std::uint32_t bit = count * (1 + plan.kv) + exp_golomb_bits(plan.exceptions) + plan.exceptions * plan.ke;
-  plan.unary_bit = bit + share.begin + scanned.before.first;
-  bit += plan.exceptions + scanned.total.first;
-  plan.width_bit = bit + share.begin + scanned.before.second;
-  bit += plan.exceptions + scanned.total.second;
-  plan.high_bit = bit + scanned.before.second;
-  plan.bytes = static_cast<std::uint32_t>(padded_bytes(bit + scanned.total.second));
+  plan.bytes =
+      static_cast<std::uint32_t>(padded_bytes(place_exceptions(exceptions, count * (1 + plan.kv), threads, plan)));
   return plan;
 }
 

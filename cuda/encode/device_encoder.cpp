@@ -18,6 +18,8 @@
 #include "cuda/common/table_upload.hpp"
 #include "cuda/detect/snapshot_prefetch.hpp"
 #include "cuda/encode/chunk_sets.hpp"
+#include "cuda/encode/context_launchers.hpp"
+#include "cuda/encode/context_memory.hpp"
 #include "cuda/encode/encoder_tensors.hpp"
 
 namespace sparsecast::cuda {
@@ -47,20 +49,24 @@ class DeviceEncoder::State {
 
   void start(cudaStream_t stream);
   std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
+  std::vector<DeviceFrames> without_context(std::span<const DeltaHeader> headers);
 
  private:
   void upload_tables();
   void load_kernels();
   void enqueue_delta();
   void enqueue_chunks(std::uint32_t first);
-  void enqueue_frames();
-  void enqueue_assembly();
+  void enqueue_encode(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& stream);
+  Pipeline chosen() const;
+  void enqueue_frames(const Pipeline& pipeline);
+  void enqueue_assembly(const Pipeline& pipeline);
   void enqueue_counts();
   void tell(const char* step) const {
     if (device_.after_step) device_.after_step(step);
   }
   void wait_for_counts();
   void grow_arena();
+  bool grow_frames();
   bool grow_entries();
   std::vector<DeviceFrames> complete_frames(std::span<const DeltaHeader> headers);
   DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
@@ -93,6 +99,9 @@ class DeviceEncoder::State {
   DeviceMemory tensors_, streams_, sections_, tiles_, views_, scratch_;
   ChunkSets sets_;
   DeviceMemory records_, order_, section_blocks_, section_sums_;
+  bool context_ = false;  ///< Blocks may be `context`.
+  ContextMemory context_memory_;
+  ContextTables contexts_;
   DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
   DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
   PinnedMemory h_counts_, h_headers_;
@@ -106,7 +115,8 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   table_elements_ = tables.all().elements();
   pipeline_.section_count = static_cast<std::uint32_t>(plan_.sections.size());
   pipeline_.frame_capacity = options.frame_capacity;
-  pipeline_.positions = options.positions;
+  context_ = options.positions == PositionMode::kContext;
+  pipeline_.positions = context_ ? PositionMode::kAuto : options.positions;  // What `context` blocks are compared with.
   pipeline_.values = options.values;
   pipeline_.refresh = refresh;
   pipeline_.stream_count = static_cast<std::uint32_t>(streams());
@@ -124,8 +134,10 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
 
   sets_ = ChunkSets(plan_, std::min<std::uint64_t>(device.entries != 0 ? device.entries : plan_.chunk_entries,
                                                    plan_.most_chunk_entries));
-  pipeline_.scratch_stride = scratch_bytes(plan_.widest);
-  scratch_ = DeviceMemory(encode_grid(plan_.chunk_tiles, device_stream_) * pipeline_.scratch_stride);
+  pipeline_.scratch_stride = context_ ? context_scratch_bytes(plan_.widest) : scratch_bytes(plan_.widest);
+  unsigned ctas = encode_grid(plan_.chunk_tiles, device_stream_);
+  if (context_) ctas = std::max(ctas, context_grid(plan_.chunk_tiles, device_stream_));
+  scratch_ = DeviceMemory(ctas * pipeline_.scratch_stride);
   pipeline_.scratch = scratch_.as();
 
   records_ = DeviceMemory(plan_.tiles.size() * sizeof(BlockRecord));
@@ -136,6 +148,11 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   pipeline_.order = order_.as<OrderedBlock>();
   pipeline_.section_blocks = section_blocks_.as<std::uint32_t>();
   pipeline_.section_sums = section_sums_.as<SectionSums>();
+
+  if (context_) {
+    context_memory_ = ContextMemory(plan_);
+    contexts_ = context_memory_.tables();
+  }
 
   const std::uint64_t frames = frames_at_most(plan_, options.frame_capacity);
   counts_ = DeviceMemory(head_bytes() + frames * sizeof(FrameEntry));
@@ -165,9 +182,7 @@ void DeviceEncoder::State::load_kernels() {
   loader.loads_only = true;
   launch_detect(source_, pipeline_, {}, false, loader);
   launch_end_chunk(pipeline_, loader);
-  for (unsigned size = 0; size < 4; ++size) {
-    if (plan_.has_size[size]) launch_encode(source_, size, pipeline_, {}, loader);
-  }
+  enqueue_encode(pipeline_, {}, loader);
   launch_cut_frames(pipeline_, loader);
   launch_assemble_frames(pipeline_, 0, 0, loader);
   launch_place_headers(pipeline_, nullptr, 0, loader);
@@ -193,9 +208,7 @@ void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
       record(detected_[c % 2].get(), stream);
       wait_behind(encoding.stream, detected_[c % 2].get());
     }
-    for (unsigned size = 0; size < 4; ++size) {
-      if (plan_.has_size[size]) launch_encode(source_, size, pipeline, chunk, encoding);
-    }
+    enqueue_encode(pipeline, chunk, encoding);
     if (c + 2 < plan_.chunks.size()) launch_end_chunk(pipeline, encoding);
     if (overlaps) record(encoded_[c % 2].get(), encoding.stream);
     tell("encode");
@@ -204,14 +217,38 @@ void DeviceEncoder::State::enqueue_chunks(std::uint32_t first) {
   if (overlaps) wait_behind(stream, encoded_[(plan_.chunks.size() - 1) % 2].get());
 }
 
-void DeviceEncoder::State::enqueue_frames() {
-  launch_cut_frames(pipeline_, device_stream_);
-  tell("cut");
-  enqueue_assembly();
+void DeviceEncoder::State::enqueue_encode(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& stream) {
+  if (context_) {
+    // Before encode_blocks, which refreshes tiles that have no entries.
+    launch_form_contexts(pipeline, chunk, contexts_, stream);
+    for (unsigned size = 0; size < 4; ++size) {
+      if (plan_.has_size[size]) launch_encode_contexts(source_, size, pipeline, chunk, contexts_, stream);
+    }
+  }
+  for (unsigned size = 0; size < 4; ++size) {
+    if (plan_.has_size[size]) launch_encode(source_, size, pipeline, chunk, stream);
+  }
+  if (context_) launch_choose_blocks(pipeline, chunk, contexts_, stream);
 }
 
-void DeviceEncoder::State::enqueue_assembly() {
-  launch_assemble_frames(pipeline_, plan_.tiles.size(), plan_.worst_bytes, device_stream_);
+/// Returns the pipeline with the blocks of the delta.
+Pipeline DeviceEncoder::State::chosen() const {
+  Pipeline pipeline = pipeline_;
+  if (context_) {
+    pipeline.records = contexts_.chosen;
+    pipeline.section_blocks = contexts_.chosen_blocks;
+  }
+  return pipeline;
+}
+
+void DeviceEncoder::State::enqueue_frames(const Pipeline& pipeline) {
+  launch_cut_frames(pipeline, device_stream_);
+  tell("cut");
+  enqueue_assembly(pipeline);
+}
+
+void DeviceEncoder::State::enqueue_assembly(const Pipeline& pipeline) {
+  launch_assemble_frames(pipeline, plan_.tiles.size(), plan_.worst_bytes, device_stream_);
   tell("assemble");
   enqueue_counts();
 }
@@ -256,7 +293,7 @@ void DeviceEncoder::State::enqueue_delta() {
         "cudaMemsetAsync");
   tell("");
   enqueue_chunks(0);
-  enqueue_frames();
+  enqueue_frames(chosen());
 }
 
 void DeviceEncoder::State::wait_for_counts() {
@@ -276,6 +313,16 @@ void DeviceEncoder::State::grow_arena() {
   pipeline_.arena = arena_.as();
   pipeline_.arena_bytes = arena_.bytes();
   for (const std::uint32_t set : {0U, 1U}) launch_end_chunk(sets_.enter(pipeline_, set), device_stream_);
+}
+
+/// Makes room for the frames that have been cut. Returns whether there was none.
+bool DeviceEncoder::State::grow_frames() {
+  if (counts().frames_bytes <= frame_memory_.bytes()) return false;
+  frame_memory_ = DeviceMemory();
+  frame_memory_ = DeviceMemory(counts().frames_bytes);
+  pipeline_.frame_memory = frame_memory_.as();
+  pipeline_.frame_memory_bytes = frame_memory_.bytes();
+  return true;
 }
 
 /// Makes room for the entries of all tiles of a delta like the last one, if there is memory; it is only faster. Returns
@@ -307,17 +354,13 @@ std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHead
     grown = true;
     grow_arena();
     enqueue_chunks(counts().next_chunk);
-    enqueue_frames();
+    enqueue_frames(chosen());
     wait_for_counts();
     retired_arena_ = DeviceMemory();
   }
-  if (counts().frames_bytes > frame_memory_.bytes()) {
+  if (grow_frames()) {
     grown = true;
-    frame_memory_ = DeviceMemory();
-    frame_memory_ = DeviceMemory(counts().frames_bytes);
-    pipeline_.frame_memory = frame_memory_.as();
-    pipeline_.frame_memory_bytes = frame_memory_.bytes();
-    enqueue_assembly();
+    enqueue_assembly(chosen());
     wait_for_counts();
   }
   grown = grow_entries() || grown;
@@ -335,6 +378,17 @@ std::vector<DeviceFrames> DeviceEncoder::State::finish(std::span<const DeltaHead
               .changed = changed,
               .density = trace_density(changed, table_elements_)});
   return out;
+}
+
+std::vector<DeviceFrames> DeviceEncoder::State::without_context(std::span<const DeltaHeader> headers) {
+  enqueue_frames(pipeline_);
+  wait_for_counts();
+  if (grow_frames()) {
+    graph_.drop();
+    enqueue_assembly(pipeline_);
+    wait_for_counts();
+  }
+  return complete_frames(headers);
 }
 
 /// Computes the header of the frame of this index in the count table.
@@ -396,8 +450,8 @@ TilePlan make_plan(const JoinedTables& tables, std::size_t tensors, const Encode
   if (tensors != tables.all().size()) {
     throw Error(ErrorCode::kUsage, fmt::format("{} device tensors for a table of {}", tensors, tables.all().size()));
   }
-  if (options.positions == PositionMode::kContext) {
-    throw Error(ErrorCode::kUnsupported, "'context' positions are encoded on the host only");
+  if (options.positions == PositionMode::kContext && options.values != ValueCodec::kUlp) {
+    throw Error(ErrorCode::kUsage, "'context' positions need 'ulp' values");
   }
   if (options.zstd_level != 0) throw Error(ErrorCode::kUnsupported, "zstd is not done on the device");
   if (options.block_changes != kBlockChanges) {
@@ -406,7 +460,7 @@ TilePlan make_plan(const JoinedTables& tables, std::size_t tensors, const Encode
   if (options.frame_capacity < kMinFrameCapacity || options.frame_capacity > kMaxFrameCapacity) {
     throw Error(ErrorCode::kUsage, fmt::format("frame capacity {} is out of range", options.frame_capacity));
   }
-  return plan_tiles(tables, device.chunk_bytes);
+  return plan_tiles(tables, device.chunk_bytes, options.positions == PositionMode::kContext);
 }
 
 }  // namespace
@@ -417,6 +471,9 @@ DeviceEncoder::~DeviceEncoder() = default;
 void DeviceEncoder::start(CUstream_st* stream) { state_->start(stream); }
 std::vector<DeviceFrames> DeviceEncoder::finish(std::span<const DeltaHeader> headers) {
   return state_->finish(headers);
+}
+std::vector<DeviceFrames> DeviceEncoder::without_context(std::span<const DeltaHeader> headers) {
+  return state_->without_context(headers);
 }
 DeviceFrames DeviceEncoder::finish(const DeltaHeader& header) {
   return std::move(state_->finish({&header, 1}).front());

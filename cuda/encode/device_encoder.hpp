@@ -123,7 +123,11 @@ class DeviceEncoder {
   /// and checksums of the frames, and enqueues writing them. `headers` and the result are parallel to the streams. The
   /// frames are complete for work enqueued on the stream afterwards. Throws Error{kTimeout} at the deadline.
   std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
-  /// Does it for the only stream.
+  /// Makes the frames of the last delta again, without `context` blocks: with the blocks that these were compared with,
+  /// which tell the positions of changes without the old weights. Waits for the device once. `headers` are those of
+  /// finish(), whose frames are gone; the new ones are valid until the next start().
+  std::vector<DeviceFrames> without_context(std::span<const DeltaHeader> headers);
+  /// finish() for the only stream.
   DeviceFrames finish(const DeltaHeader& header);
 
  private:

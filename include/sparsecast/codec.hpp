@@ -86,8 +86,8 @@ struct EncodeOptions {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
   /// Decides for kAuto. It becomes kContext when the objective is size, or a link below kContextLinkBytesPerSecond, and
-  /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not
-  /// on a device, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
+  /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not a
+  /// mask, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
   std::optional<Objective> objective = {};
   /// kBlockChanges: blocks as a device's warps take them; it codes no others (Error{kUnsupported}). kLargeBlockChanges:
   /// fewer and larger ones, which hosts code faster, in some 3 % fewer bytes (docs/performance.md); a device subscriber

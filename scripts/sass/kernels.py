@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, encode_runs and
-encode_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live. Checks
+"""Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, form_contexts,
+encode_contexts, encode_runs and encode_blocks, choose_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live. Checks
 what each leaves in memory, and returns what its warps took."""
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ KEY = (0x1234567890ABCDEF, 0xFEDCBA0987654321)
 KERNELS = {  # By name in the listing's demangled symbols, with the source and the type of the elements.
     "detect": "detect<(DetectSource){source}>",
     "form": "form_blocks",
+    "form contexts": "form_contexts",
+    "encode contexts": "encode_contexts<(DetectSource){source}, {type}>",
+    "choose": "choose_blocks",
     "encode by a warp": "encode_runs<{type}>",
     "encode by a CTA": "encode_blocks<(DetectSource){source}, {type}>",
     "stage by a warp": "decode_runs<{type}, false>",
@@ -204,7 +207,7 @@ class Delta:
         tensor = pack(
             at["TensorEntry"], current=current, old=self.snapshot, refresh=self.snapshot, elements=n, key_lo=KEY[0],
             key_hi=KEY[1], digest_view=none, current_view=view, old_view=none, sections=1, element_shift=self.shift,
-            floating=1, vectors=1,
+            floating=1, vectors=1, dtype=self.weights.dtype,
         )  # fmt: skip
         step = TILE * self.current.itemsize * (self.weights.row == 0)
         tiles = b"".join(
@@ -217,7 +220,7 @@ class Delta:
         counts, firsts = memory.allocate(4 * self.tiles), memory.allocate(4 * self.tiles)
         positions, capacity = memory.allocate(n // 2), n // 4
         records = memory.allocate(at["BlockRecord"][""] * self.tiles)
-        section_blocks, arena = memory.allocate(8), memory.allocate((size + 2) * n)
+        section_blocks, arena = memory.allocate(8), memory.allocate(2 * (size + 2) * n)
         control, self.sums = memory.put(bytes(at["Control"][""])), memory.put(bytes(16))
         chunk = control + at["Control"]["chunks"]
         memory.store(np.array([chunk + at["ChunkCounts"]["started"]]), 4, np.array([[1]]))
@@ -226,8 +229,8 @@ class Delta:
             tiles=memory.put(tiles), views=self.views, tile_counts=counts,
             tile_offsets=memory.allocate(4 * self.tiles), tile_entries=firsts, entry_positions=positions,
             entry_words=memory.allocate(size * capacity), entry_word_bytes=size, entry_capacity=capacity, records=records,
-            section_blocks=section_blocks, scratch=memory.allocate((size + 6) * TILE), scratch_stride=(size + 6) * TILE,
-            arena=arena, arena_bytes=(size + 2) * n, control=control, counts=chunk, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
+            section_blocks=section_blocks, scratch=memory.allocate((2 * size + 12) * TILE), scratch_stride=(2 * size + 12) * TILE,
+            arena=arena, arena_bytes=2 * (size + 2) * n, control=control, counts=chunk, stream_sums=self.sums, section_count=1, stream_count=1, values=2, refresh=1,
         )  # fmt: skip
         for lists in ("runs", "items"):
             begin = at["Pipeline"][lists]
@@ -243,6 +246,13 @@ class Delta:
         self.launch("form", parameters, 1)
         count = int(memory.get(section_blocks, np.uint32, 1)[0])
         require(0 < count <= self.tiles, f"form_blocks made {count} blocks")
+        fields = {name: where for name, where in at["BlockRecord"].items() if name}
+        dtype = np.dtype({
+            "names": list(fields), "offsets": list(fields.values()),
+            "formats": ["<u8" if name == "payload" else "<u4" for name in fields], "itemsize": at["BlockRecord"][""],
+        })  # fmt: skip
+        self.arena = arena
+        contexts, context_blocks = self.encode_contexts(parameters, dtype)
         runs, items = (
             int(memory.get(chunk + at["ChunkCounts"][lists], np.uint32, 4)[self.shift]) for lists in ("runs", "items")
         )
@@ -251,13 +261,10 @@ class Delta:
         left = int(memory.get(chunk + at["ChunkCounts"]["items"], np.uint32, 4)[self.shift])
         require(left == items, f"encode_runs left {left - items} of {runs} blocks")
         self.launch("encode by a CTA", parameters, items)
-        fields = {name: where for name, where in at["BlockRecord"].items() if name}
-        dtype = np.dtype({
-            "names": list(fields), "offsets": list(fields.values()),
-            "formats": ["<u8" if name == "payload" else "<u4" for name in fields], "itemsize": at["BlockRecord"][""],
-        })  # fmt: skip
-        self.records, self.arena = memory.get(records, dtype, count), arena
-        self.check_payloads()
+        self.records = memory.get(records, dtype, count)
+        self.check_payloads(self.records)
+        self.check_snapshot()
+        self.choose(parameters, contexts, context_blocks, dtype)
 
     def check_tiles(self, counts: np.ndarray, firsts: np.ndarray, positions: np.ndarray) -> None:
         require((counts == self.changed.sum(1)).all(), "detect counted changes wrongly")
@@ -265,20 +272,53 @@ class Delta:
             found = positions[firsts[tile] : firsts[tile] + counts[tile]]
             require((found == np.flatnonzero(self.changed[tile])).all(), f"positions of tile {tile} are wrong")
 
-    def check_payloads(self) -> None:
+    def encode_contexts(self, parameters: bytes, dtype: np.dtype) -> tuple[bytes, np.ndarray]:
+        """Runs the kernels of the blocks that may be `context`; returns their tables, and the records of these blocks."""
+        memory, at, tiles = self.memory, self.at, self.tiles
+        size, record = at["ContextBlock"][""], at["ContextBlock"]["record"]
+        table, section_blocks = memory.allocate(size * tiles), memory.allocate(4)
+        contexts = pack(
+            at["ContextTables"], blocks=table, items=memory.allocate(8 * tiles), section_blocks=section_blocks,
+            item_count=memory.put(bytes(4)), chosen=memory.allocate(dtype.itemsize * tiles),
+            chosen_blocks=memory.allocate(4),
+        )  # fmt: skip
+        self.launch("form contexts", parameters + contexts, 1)
+        self.launch("encode contexts", parameters + contexts, tiles)
+        count = int(memory.get(section_blocks, np.uint32, 1)[0])
+        raw = memory.get(table, np.uint8, size * count).reshape(count, size)[:, record : record + dtype.itemsize]
+        found = np.ascontiguousarray(raw).view(dtype).ravel()
+        self.check_payloads(found)
+        return contexts, found
+
+    def choose(self, parameters: bytes, contexts: bytes, context_blocks: np.ndarray, dtype: np.dtype) -> None:
+        """Runs choose_blocks, and checks that it keeps what is smaller."""
+        self.launch("choose", parameters + contexts, 1)
+        chosen, blocks = (
+            int.from_bytes(contexts[where : where + 8], "little")
+            for where in (self.at["ContextTables"][name] for name in ("chosen", "chosen_blocks"))
+        )
+        found = self.memory.get(chosen, dtype, int(self.memory.get(blocks, np.uint32, 1)[0]))
+        self.check_payloads(found)
+        size = sum(int(record["payload_bytes"]) + 16 for record in found)
+        for records in (self.records, context_blocks):
+            require(
+                size <= sum(int(record["payload_bytes"]) + 16 for record in records), "the larger blocks were chosen"
+            )
+
+    def check_payloads(self, records: np.ndarray) -> None:
         """Decodes the payloads by the second decoder, which knows nothing of kernels, and applies them."""
         weights = self.old.copy()
         tensor = blocks.Tensor("weight", self.weights.dtype, (len(weights),), None)
-        for record in self.records:
+        for record in records:
             size = int(record["payload_bytes"])
             payload = self.memory.get(self.arena + int(record["payload"]), np.uint8, size).tobytes()
             entry = (int(record["first_tile"]), int(record["extent"]), size, int(record["coding"]))
             blocks.apply_block(blocks.read_block(entry, 0, payload, 0, tensor, blocks.ULP), tensor, weights, blocks.ULP)
         require((weights == self.new).all(), "the payloads do not give the new weights")
-        require(
-            (self.memory.get(self.snapshot, self.weights.bits, len(weights)) == self.new).all(),
-            "the snapshot is not fresh",
-        )
+
+    def check_snapshot(self) -> None:
+        snapshot = self.memory.get(self.snapshot, self.weights.bits, len(self.new))
+        require((snapshot == self.new).all(), "the snapshot is not fresh")
         self.check_digest(self.sums, "the encoder")
 
     def check_digest(self, address: int, who: str) -> None:

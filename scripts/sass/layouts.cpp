@@ -7,6 +7,7 @@
 
 #include "cuda/apply/received.hpp"
 #include "cuda/common/pipeline.hpp"
+#include "cuda/encode/context_tables.hpp"
 
 using namespace sparsecast::cuda;
 using sparsecast::StridedView;
@@ -22,7 +23,7 @@ int main() {
   FIELD(TensorEntry, current), FIELD(TensorEntry, old), FIELD(TensorEntry, refresh), FIELD(TensorEntry, elements);
   FIELD(TensorEntry, key_lo), FIELD(TensorEntry, key_hi), FIELD(TensorEntry, digest_view);
   FIELD(TensorEntry, current_view), FIELD(TensorEntry, old_view), FIELD(TensorEntry, sections);
-  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, floating), FIELD(TensorEntry, vectors);
+  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, floating), FIELD(TensorEntry, vectors), FIELD(TensorEntry, dtype);
   END(TensorEntry), COMMA();
   BEGIN(TileEntry), FIELD(TileEntry, current), FIELD(TileEntry, old), FIELD(TileEntry, tensor);
   FIELD(TileEntry, number), FIELD(TileEntry, current_view), FIELD(TileEntry, old_view), FIELD(TileEntry, count);
@@ -41,6 +42,11 @@ int main() {
   BEGIN(Chunk), FIELD(Chunk, section_end), FIELD(Chunk, tile_end), FIELD(Chunk, worst_bytes), END(Chunk), COMMA();
   BEGIN(BlockRecord), FIELD(BlockRecord, first_tile), FIELD(BlockRecord, extent), FIELD(BlockRecord, payload_bytes);
   FIELD(BlockRecord, coding), FIELD(BlockRecord, payload), END(BlockRecord), COMMA();
+  BEGIN(ContextTables), FIELD(ContextTables, blocks), FIELD(ContextTables, items), FIELD(ContextTables, section_blocks);
+  FIELD(ContextTables, item_count), FIELD(ContextTables, chosen), FIELD(ContextTables, chosen_blocks);
+  END(ContextTables), COMMA();
+  BEGIN(ContextBlock), FIELD(ContextBlock, record), FIELD(ContextBlock, first), FIELD(ContextBlock, blocks);
+  END(ContextBlock), COMMA();
   BEGIN(Control), FIELD(Control, chunks), END(Control), COMMA();
   BEGIN(ChunkCounts), FIELD(ChunkCounts, runs), FIELD(ChunkCounts, items), FIELD(ChunkCounts, started);
   END(ChunkCounts), COMMA();

@@ -92,6 +92,9 @@ inline constexpr std::uint32_t kEscape = 8;
 /// Zeros before the one of an escaped quotient are at most this many: gaps are less than 2^22.
 inline constexpr std::uint32_t kMaxQuotientZeros = kEscape + 21;
 
+/// The fewest bits that the code of a gap takes, its remainder included, whatever the Rice parameter.
+SPARSECAST_HD std::uint32_t least_gap_bits(std::uint32_t gap) { return bit_width32(gap) + 1; }
+
 /// Bits in the tail of a quotient's code (docs/wire-format.md §4.1); 0 for a quotient below kEscape.
 SPARSECAST_HD std::uint32_t quotient_tail_bits(std::uint32_t quotient) {
   return quotient < kEscape ? 0 : bit_width32(quotient - (kEscape - 1)) - 1;

@@ -86,25 +86,24 @@ SPARSECAST_HD std::uint32_t value_tail_bits(std::uint64_t quotient) {
 }
 
 /// Twice the expected bits of the code of a quotient that has `width` bits (docs/wire-format.md §5.6).
-SPARSECAST_HD std::uint64_t quotient_cost(std::uint32_t width) {
-  switch (width) {
-    case 0:
-      return 2;
-    case 1:
-      return 4;
-    case 2:
-      return 7;
-    case 3:
-      return 13;
-    case 4:
-      return 25;
-    default:
-      return 4 * std::uint64_t{width} + 13;
-  }
+SPARSECAST_HD std::uint32_t quotient_cost(std::uint32_t width) {
+  constexpr std::uint64_t kNarrow = 0x190D070402;  // 2, 4, 7, 13, 25: a byte each.
+  return width < 5 ? static_cast<std::uint32_t>(kNarrow >> 8 * width & 0xFF) : 4 * width + 13;
 }
 
 /// Keys of the changes of a block.
 using KeyCounts = std::uint32_t[kContextKeys];
+
+/// docs/wire-format.md §5.6: the classes from `hi`, at most 255, down to `lo`.
+SPARSECAST_HD ContextClasses classes_between(std::uint32_t hi, std::uint32_t lo) {
+  ContextClasses classes;
+  classes.hi = hi;
+  const std::uint32_t range = hi > lo ? hi - lo : 0;
+  classes.width = range < 8 ? 1 : 2;
+  const std::uint32_t count = (range + classes.width - 1) / classes.width + 1;
+  classes.count = count < kMostClasses ? count : kMostClasses;
+  return classes;
+}
 
 /// docs/wire-format.md §5.6: the classes for n changes with these keys.
 SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32_t n) {
@@ -114,13 +113,7 @@ SPARSECAST_HD ContextClasses choose_classes(const KeyCounts& counts, std::uint32
   std::uint32_t below = 0;
   std::uint32_t lo = 0;
   while (lo < kContextKeys && (below += counts[lo]) * 16 < n) ++lo;
-  ContextClasses classes;
-  classes.hi = hi + 1 < kContextKeys ? hi + 1 : kContextKeys - 1;
-  const std::uint32_t range = classes.hi > lo ? classes.hi - lo : 0;
-  classes.width = range < 8 ? 1 : 2;
-  const std::uint32_t count = (range + classes.width - 1) / classes.width + 1;
-  classes.count = count < kMostClasses ? count : kMostClasses;
-  return classes;
+  return classes_between(hi + 1 < kContextKeys ? hi + 1 : kContextKeys - 1, lo);
 }
 
 /// docs/wire-format.md §5.6: the keys below which changes are Rice-coded; `far` counts those of more than one ULP.

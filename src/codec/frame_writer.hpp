@@ -170,12 +170,12 @@ class SectionBuilder {
     BlockChanges<T> changes{positions_.data(), coded_.data(), pending_, span_of(run)};
     changes.old_keys = old_keys_.data();
     for (std::uint32_t tile = 0; tile < run.tiles; ++tile) changes.old_sum += old_sums_[tile];
-    divide();
-    const std::size_t divided = divided_.payload.size() + divided_.blocks.size() * kBlockEntryBytes;
     Bytes& payload = out_->payload;
     const std::size_t begin = payload.size();
     const Coding coding = encode_context(changes, scratch_.context, payload);
-    if (payload.size() - begin + kBlockEntryBytes < divided) {
+    const std::size_t bytes = payload.size() - begin + kBlockEntryBytes;
+    // Most blocks are smaller than any coding of the others could be, so that these need not be coded.
+    if (bytes < least_divided_bytes() || bytes < divided_bytes()) {
       append_entry(run, pending_, coding, begin, *out_);
     } else {
       payload.resize(begin);
@@ -188,9 +188,9 @@ class SectionBuilder {
     counts_.clear();
   }
 
-  /// Codes the pending tiles in mode kAuto, with its own blocks, to divided_.
-  void divide() {
-    divided_.clear();
+  /// Calls take(run, number of its first change, changes) for each block that mode kAuto makes of the pending tiles.
+  template <class Take>
+  void divide(const Take& take) const {
     std::uint64_t before = seen_ - pending_;
     std::uint32_t at = 0;
     for (std::size_t i = 0; i < counts_.size();) {
@@ -204,13 +204,39 @@ class SectionBuilder {
                counts_[i].changes < plain_block_changes_ &&
                reached / plain_block_changes_ == before / plain_block_changes_);
       const auto count = static_cast<std::uint32_t>(reached - before);
-      const std::uint32_t base = (first.tile - first_tile_) * kTileElems;
-      moved_.resize(std::max<std::size_t>(moved_.size(), count));
-      for (std::uint32_t n = 0; n < count; ++n) moved_[n] = positions_[at + n] - base;
-      append_block({first.tile, last - first.tile + 1}, moved_.data(), coded_.data() + at, count, nullptr, divided_);
+      take(TileRun{first.tile, last - first.tile + 1}, at, count);
       before = reached;
       at += count;
     }
+  }
+
+  /// Bytes that these blocks take at least: of each change its sign and the shortest code of its gap, or a bitmap, or
+  /// all words.
+  std::uint64_t least_divided_bytes() const {
+    std::uint64_t bytes = 0;
+    divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
+      std::uint64_t gaps = 0;
+      std::uint32_t next = (run.first - first_tile_) * kTileElems;
+      for (std::uint32_t i = first; i < first + count; ++i) {
+        gaps += least_gap_bits(positions_[i] - next);
+        next = positions_[i] + 1;
+      }
+      const std::uint64_t span = span_of(run);
+      bytes += kBlockEntryBytes + std::min((std::min(gaps, span) + count) / 8, span * sizeof(T));
+    });
+    return bytes;
+  }
+
+  /// Codes these blocks to divided_; returns what they take.
+  std::uint64_t divided_bytes() {
+    divided_.clear();
+    divide([&](const TileRun& run, std::uint32_t first, std::uint32_t count) {
+      const std::uint32_t base = (run.first - first_tile_) * kTileElems;
+      moved_.resize(std::max<std::size_t>(moved_.size(), count));
+      for (std::uint32_t n = 0; n < count; ++n) moved_[n] = positions_[first + n] - base;
+      append_block(run, moved_.data(), coded_.data() + first, count, nullptr, divided_);
+    });
+    return divided_.payload.size() + divided_.blocks.size() * kBlockEntryBytes;
   }
 
   struct TileCount {

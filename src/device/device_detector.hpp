@@ -26,6 +26,10 @@ class DeviceDetector : public Detector, public PublishingDetector {
 
   std::unique_ptr<PublisherBackend> make_publisher(const JoinedTables& tables, const EncodeOptions& options) override;
   virtual PublisherBackend::Abilities abilities(const EncodeOptions& options) const noexcept = 0;
+  bool has_all_old() const noexcept final {
+    const PublisherBackend::Abilities its = abilities({});
+    return its.knows_old && !its.consumes_changes;
+  }
   /// Makes an encoder of the streams that `tables` joins to this detector's table.
   virtual cuda::DeviceEncoder make_encoder(const JoinedTables& tables, const EncodeOptions& options) = 0;
   /// Returns the snapshot, or the tensors where there is none; the device can read the memory.

@@ -18,6 +18,7 @@ class DevicePublisherBackend final : public PublisherBackend {
         detector_(detector),
         context_(detector.context),
         abilities_(detector.abilities(options)),
+        context_positions_(options.positions == PositionMode::kContext),
         encoder_(detector.make_encoder(tables, options)),
         applier_(tables, detector.state(), {.entry_bytes = 0, .deadline = context_.deadline()}) {}
 
@@ -71,6 +72,12 @@ class DevicePublisherBackend final : public PublisherBackend {
 
   void apply_to_snapshot(const std::vector<Delta>& deltas, Direction direction) override {
     const cuda::DeviceGuard guard = context_.enter();
+    if (context_positions_ && direction == Direction::kInverse) {
+      // The snapshot holds the new words, by which `context` blocks cannot be undone.
+      std::vector<DeltaHeader> headers;
+      for (const Delta& delta : deltas) headers.push_back(delta.info);
+      streams_ = encoder_.without_context(headers);
+    }
     const std::vector<std::vector<DeviceRecord>> frames = frames_on_device();
     std::vector<cuda::StreamFrames> streams;
     for (std::size_t s = 0; s < deltas.size(); ++s) streams.push_back({s, &deltas[s].info, frames[s]});
@@ -123,6 +130,7 @@ class DevicePublisherBackend final : public PublisherBackend {
   DeviceDetector& detector_;
   const DeviceContext& context_;
   const Abilities abilities_;
+  const bool context_positions_;
   cuda::DeviceEncoder encoder_;
   cuda::DeviceApplier applier_;              ///< Over the snapshot, or only to read the tensors.
   std::vector<cuda::DeviceFrames> streams_;  ///< Frames of the last encode.
@@ -146,6 +154,10 @@ bool have_same_origins(const TensorTable& a, const TensorTable& b) {
 std::unique_ptr<PublisherBackend> DeviceDetector::make_publisher(const JoinedTables& tables,
                                                                  const EncodeOptions& options) {
   check_encode_options(options, abilities(options).knows_old);
+  if (options.positions == PositionMode::kContext && !has_all_old()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a fused cast keeps no old weights, so its aborted deltas could not be joined: no 'context' positions");
+  }
   if (table->hash() != tables.all().hash()) {
     throw Error(ErrorCode::kTableMismatch, "the detector was made for another tensor table");
   }

@@ -73,9 +73,8 @@ JoinedPublisher::JoinedPublisher(JoinedTables tables, std::unique_ptr<Detector> 
   if (tiles == nullptr && publishing == nullptr) {
     throw Error(ErrorCode::kUsage, "the detector is neither a TileDetector nor made by make_detector");
   }
-  if (tiles != nullptr) {
-    options_.encode = with_positions_decided(options_.encode, tables_.all(), has_all_old(*tiles));
-  }
+  options_.encode = with_positions_decided(options_.encode, tables_.all(),
+                                           tiles != nullptr ? has_all_old(*tiles) : publishing->has_all_old());
   backend_ = tiles != nullptr ? make_host_publisher_backend(tables_, *tiles, options_.encode)
                               : publishing->make_publisher(tables_, options_.encode);
   digests_ = base_digests.empty() ? backend_->digests() : std::move(base_digests);

@@ -63,6 +63,9 @@ std::unique_ptr<PublisherBackend> make_host_publisher_backend(const JoinedTables
 class PublishingDetector {
  public:
   virtual ~PublishingDetector() = default;
+  /// Returns whether it has the old bits of all elements, and keeps them while the fate of a delta is open, as
+  /// `context` positions need.
+  virtual bool has_all_old() const noexcept = 0;
   /// `tables` and the detector must outlive the backend. Throws Error{kUsage | kTableMismatch}.
   virtual std::unique_ptr<PublisherBackend> make_publisher(const JoinedTables& tables,
                                                            const EncodeOptions& options) = 0;

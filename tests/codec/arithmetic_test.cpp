@@ -100,6 +100,19 @@ TEST(UlpDifference, OfNeighbouringFloatsIsOne) {
   EXPECT_EQ(ulp_magnitude<std::uint16_t>(0xFFFF), 0);
 }
 
+TEST(Rice, NoParameterCodesAGapInFewerBitsThanTheLeast) {
+  Random random(6);
+  for (int i = 0; i < 20'000; ++i) {
+    const auto gap =
+        i < 4'000 ? static_cast<std::uint32_t>(i) : static_cast<std::uint32_t>(random.below(kSectionElems));
+    std::uint32_t least = ~std::uint32_t{0};
+    for (std::uint32_t k = 0; k <= 22; ++k) {
+      least = std::min(least, k + 1 + quotient_zeros(gap >> k) + quotient_tail_bits(gap >> k));
+    }
+    ASSERT_EQ(least, least_gap_bits(gap)) << gap;
+  }
+}
+
 TEST(Quotient, IsRebuiltFromItsZerosAndTail) {
   for (std::uint32_t quotient = 0; quotient <= 1U << 22; ++quotient) {
     const std::uint32_t zeros = quotient_zeros(quotient);

@@ -204,10 +204,13 @@ struct Stream {
 };
 
 TEST_P(DeviceBlocks, TheSteadyStateAllocatesNothingAndWaitsOnce) {
-  Stream stream({300'000}, {.chunk_bytes = 100'000, .entries = 75'000, .frame_bytes = 600'000});
-  for (const double density : {0.05, 0.01, 0.05, 0.001}) {
-    stream.change(random_, density);
-    stream.sync(1);
+  for (const PositionMode positions : {PositionMode::kAuto, PositionMode::kContext}) {
+    Stream stream({300'000}, {.chunk_bytes = 100'000, .entries = 75'000, .frame_bytes = 600'000},
+                  {.positions = positions});
+    for (const double density : {0.05, 0.01, 0.05, 0.001}) {
+      stream.change(random_, density);
+      stream.sync(1);
+    }
   }
 }
 

@@ -41,7 +41,11 @@ INSTANTIATE_TEST_SUITE_P(Random, DeviceViews, testing::Range(0, 6));
 
 TEST_P(DeviceViews, EncodeToTheFramesOfTheirContiguousCopies) {
   for_cases(14, [](Random& random) {
-    const BoxedDelta boxes = random_boxes(random, random.chance(0.7));
+    BoxedDelta boxes = random_boxes(random, random.chance(0.7));
+    if (random.chance(0.4)) {
+      boxes.delta.options.positions = PositionMode::kContext;
+      boxes.delta.options.values = ValueCodec::kUlp;
+    }
     const RandomDelta& delta = boxes.delta;
     const auto detector = make_compare_detector(*boxes.plain, views(delta.new_state), views(delta.old_state));
     ExpectedFrames expected = encode_on_cpu(*boxes.plain, *detector, delta.options);

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// form_contexts joins the blocks of a section to blocks that may be `context`, from their records alone, and
+// choose_blocks keeps of both what is smaller (docs/wire-format.md §5.1, §5.4). They read and write some 32 bytes a
+// block. One CTA takes one section after another, with one thread for each block.
+
+#include "codec/context_model.hpp"
+#include "cuda/common/cta_primitives.cuh"
+#include "cuda/encode/context_tables.hpp"
+
+namespace sparsecast::cuda {
+
+struct FormContextsShared {
+  ScanShared scan;
+  std::uint32_t before[kTilesPerSection];  ///< Changes in the section before each block.
+  std::uint32_t count[kTilesPerSection];
+  std::uint32_t first[kTilesPerSection];  ///< First block of each that may be `context`.
+  std::uint32_t items_begin;
+};
+
+/// Returns whether block i of the section starts one that may be `context`.
+__device__ inline bool starts_context(const FormContextsShared& shared, std::uint32_t i) {
+  if (i == 0 || shared.count[i] >= kContextBlockChanges || shared.count[i - 1] >= kContextBlockChanges) return true;
+  return shared.before[i] / kContextBlockChanges != shared.before[i - 1] / kContextBlockChanges;
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    form_contexts(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
+  SPARSECAST_SHARED(FormContextsShared, shared);
+  if (pipeline.counts->started == 0) return;
+  static_assert(kContextBlockChanges % kBlockChanges == 0, "no block is divided");
+  for (std::uint32_t index = chunk.section_begin + blockIdx.x; index < chunk.section_end; index += gridDim.x) {
+    const SectionEntry section = pipeline.sections[index];
+    const std::uint32_t blocks = pipeline.tensors[section.tensor].floating ? pipeline.section_blocks[index] : 0;
+    const std::uint32_t b = threadIdx.x;
+    const BlockRecord* const records = pipeline.records + section.tile_base;
+    const std::uint32_t count = b < blocks ? records[b].extent & 0xFFFFFFU : 0;
+    shared.before[b] = cta_scan(shared.scan, count).before;
+    shared.count[b] = count;
+    __syncthreads();
+    const bool starts = b < blocks && starts_context(shared, b);
+    const auto numbers = cta_scan(shared.scan, starts ? 1U : 0U);
+    if (starts) shared.first[numbers.before] = b;
+    if (b == 0) {
+      contexts.section_blocks[index - chunk.section_begin] = numbers.total;
+      shared.items_begin = numbers.total != 0 ? atomicAdd(contexts.item_count, numbers.total) : 0;
+    }
+    __syncthreads();
+    if (starts) {
+      const std::uint32_t end = numbers.before + 1 < numbers.total ? shared.first[numbers.before + 1] : blocks;
+      const std::uint32_t last_tile = records[end - 1].first_tile + (records[end - 1].extent >> 24);
+      ContextBlock block;
+      block.first = b;
+      block.blocks = end - b;
+      block.record.first_tile = records[b].first_tile;
+      block.record.extent = (shared.before[end - 1] + shared.count[end - 1] - shared.before[b]) |
+                            (last_tile - records[b].first_tile) << 24;
+      const std::uint32_t slot = section.tile_base - chunk.tile_begin + numbers.before;
+      contexts.blocks[slot] = block;
+      contexts.items[shared.items_begin + numbers.before] = {
+          slot, section.tile_base + records[b].first_tile - section.first_tile};
+    }
+    // The scan of the next section has barriers before anything shared is written that is still read.
+    __syncthreads();
+  }
+}
+
+struct ChooseShared {
+  ScanShared scan;
+  std::uint32_t kept[kTilesPerSection];  ///< Whether each block stays, or is replaced by one that may be `context`.
+};
+
+static __global__ void __launch_bounds__(kThreads)
+    choose_blocks(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
+  SPARSECAST_SHARED(ChooseShared, shared);
+  if (pipeline.counts->started == 0) return;
+  for (std::uint32_t index = chunk.section_begin + blockIdx.x; index < chunk.section_end; index += gridDim.x) {
+    const SectionEntry section = pipeline.sections[index];
+    const std::uint32_t blocks = pipeline.section_blocks[index];
+    const std::uint32_t b = threadIdx.x;
+    const BlockRecord* const records = pipeline.records + section.tile_base;
+    BlockRecord* const chosen_records = contexts.chosen + section.tile_base;
+    shared.kept[b] = b < blocks ? 1 : 0;
+    __syncthreads();
+    ContextBlock block;
+    bool chosen = false;
+    if (b < contexts.section_blocks[index - chunk.section_begin]) {
+      block = contexts.blocks[section.tile_base - chunk.tile_begin + b];
+      std::uint64_t bytes = 0;
+      for (std::uint32_t i = block.first; i < block.first + block.blocks; ++i) {
+        bytes += kBlockEntryBytes + records[i].payload_bytes;
+      }
+      chosen = block.record.payload_bytes != kNoPayload && kBlockEntryBytes + block.record.payload_bytes < bytes;
+      for (std::uint32_t i = block.first + 1; chosen && i < block.first + block.blocks; ++i) shared.kept[i] = 0;
+    }
+    __syncthreads();
+    const std::uint32_t keeps = shared.kept[b];
+    const auto places = cta_scan(shared.scan, keeps);
+    shared.kept[b] = places.before;
+    __syncthreads();
+    if (keeps != 0) chosen_records[places.before] = records[b];
+    __syncthreads();
+    if (chosen) chosen_records[shared.kept[block.first]] = block.record;
+    if (b == 0) contexts.chosen_blocks[index] = places.total;
+    __syncthreads();
+  }
+}
+
+}  // namespace sparsecast::cuda

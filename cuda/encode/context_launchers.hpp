@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Launchers of the kernels that make `context` blocks (context_tables.hpp), as those of encode_launchers.hpp.
+
+#include "cuda/common/encode_launchers.hpp"
+#include "cuda/encode/context_tables.hpp"
+
+namespace sparsecast::cuda {
+
+/// Enqueues forming the blocks of a chunk that may be `context`.
+void launch_form_contexts(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
+                          const DeviceStream& device);
+/// Enqueues coding those whose elements have 2^size bytes. `source` is not kMask.
+void launch_encode_contexts(DetectSource source, unsigned size, const Pipeline& pipeline, const Chunk& chunk,
+                            const ContextTables& contexts, const DeviceStream& device);
+/// Returns the number of CTAs that launch_encode_contexts uses for a chunk of `tiles` tiles.
+unsigned context_grid(std::uint64_t tiles, const DeviceStream& device);
+/// Enqueues choosing the blocks of the chunk: those of the pipeline, or `context` blocks where these are smaller.
+void launch_choose_blocks(const Pipeline& pipeline, const Chunk& chunk, const ContextTables& contexts,
+                          const DeviceStream& device);
+
+}  // namespace sparsecast::cuda

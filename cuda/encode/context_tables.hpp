@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tables in device memory of the blocks of a chunk that may be `context` (docs/wire-format.md §5.4):
+//
+//   block records  --form_contexts-->  context blocks  --encode_contexts-->  payloads in the arena
+//   context blocks, block records  --choose_blocks-->  the records of the delta
+//
+// form_contexts and encode_contexts run before encode_runs and encode_blocks, which refresh what encode_contexts reads
+// of tiles without entries; choose_blocks runs behind them, when all sizes are known.
+
+#include <cstdint>
+
+#include "cuda/common/pipeline.hpp"
+
+namespace sparsecast::cuda {
+
+/// Stands for the size of a payload that is larger than all blocks that it could replace, and was not written.
+inline constexpr std::uint32_t kNoPayload = ~std::uint32_t{0};
+
+/// A block that may be `context`, and the blocks that it would replace.
+struct ContextBlock {
+  BlockRecord record;
+  std::uint32_t first = 0;   ///< Number in the section of the first block that it would replace.
+  std::uint32_t blocks = 0;  ///< Number of these.
+};
+
+/// Null pointers if no block may be `context`.
+struct ContextTables {
+  // Indexed by tile of the chunk; the blocks of a section are stored at the numbers of its tiles.
+  ContextBlock* blocks = nullptr;
+  WorkItem* items = nullptr;  ///< Of all element sizes; `record` is an index of `blocks`.
+  // Indexed by section of the chunk.
+  std::uint32_t* section_blocks = nullptr;
+  std::uint32_t* item_count = nullptr;  ///< One number.
+  // As `records` and `section_blocks` of the pipeline, which stay as they are: the blocks of the delta.
+  BlockRecord* chosen = nullptr;
+  std::uint32_t* chosen_blocks = nullptr;
+};
+
+/// Returns the scratch memory of a CTA of encode_contexts in bytes, with room for the changes of a whole tile.
+constexpr std::size_t context_scratch_bytes(std::size_t element_bytes) {
+  return kTileElems * (2 * element_bytes + 4 + 4 + 2 + 1 + 1);
+}
+
+}  // namespace sparsecast::cuda
