@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Turns the ranks of a `context` block into positions, by all threads of a CTA together, one tile after another. The
+// old words of the block are read once: first the elements of each class are counted, kScanned at a time, then each
+// change finds the count in which its rank falls, and its element among those. So an element costs the arithmetic of
+// its class and of a count, and only a change costs a search.
+//
+//   words  --count_tile-->  counts of kScanned elements  --sum_counts-->  counts before each thread's group
+//   ranks of the tile  --deal-->  positions and keys, in order of tile and class
+
+#include "cuda/apply/context_ranks.cuh"
+#include "cuda/common/context_scan.cuh"
+
+namespace sparsecast::cuda {
+
+/// Counts of kScanned elements in a tile, and those in the group of a thread.
+inline constexpr std::uint32_t kTileCounts = kTileElems / kScanned;
+inline constexpr std::uint32_t kGroupCounts = kTileCounts / kThreads;
+static_assert(kGroupCounts * kScanned <= 255);
+
+/// A change whose place is known, until its value is: the number of its entry in the block, and its key.
+struct PlacedChange {
+  std::uint32_t entry = 0;
+  std::uint32_t key = 0;
+
+  /// Entries are numbered in 22 bits, as the elements of a section are.
+  __device__ std::uint32_t pack() const { return entry << 8 | key; }
+  __device__ static PlacedChange unpack(std::uint32_t word) { return {word >> 8, word & 0xFF}; }
+};
+
+struct PlacesShared {
+  std::uint32_t counts[2][kTileCounts];          ///< Of classes 0 to 7, and of 8 to 15, 4 bits each.
+  std::uint16_t before[kMostClasses][kThreads];  ///< Elements of a class in the tile before each group.
+  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of a class.
+  std::uint32_t in_tiles[kMostClasses];          ///< The same with those of the tile.
+  std::uint32_t next[2][kMostClasses];           ///< First change that is not placed, before and after a tile.
+  std::uint32_t placed;
+};
+
+/// `kManyClasses`: the block has more than 8 classes.
+template <class T, bool kManyClasses>
+class ChangePlacer {
+ public:
+  /// `changes` are the ranks of the block's changes, in the place of each its PlacedChange is put; `positions` are
+  /// those of the block's entries.
+  __device__ ChangePlacer(const OldWords<T>& old, const ExponentField& field, const ContextHead& head,
+                          std::uint32_t* changes, std::uint32_t* positions, PlacesShared& shared, ScanShared& scan)
+      : old_(old),
+        field_(field),
+        classes_(field, head.classes),
+        head_(head),
+        changes_(changes),
+        positions_(positions),
+        shared_(shared),
+        scan_(scan) {}
+
+  /// Returns to all threads whether all changes have a place and the block's words and positions are those of the
+  /// check.
+  __device__ bool place() {
+    if (threadIdx.x < kMostClasses) {
+      shared_.in_tiles[threadIdx.x] = 0;
+      shared_.next[0][threadIdx.x] = head_.begin[threadIdx.x];
+    }
+    if (threadIdx.x == 0) shared_.placed = 0;
+    std::uint32_t turn = 0;
+    for (std::uint32_t first = 0; first < old_.span; first += kTileElems, turn ^= 1) {
+      count_tile(first);
+      __syncthreads();
+      sum_counts(turn);
+      __syncthreads();
+      deal(first, turn);
+      __syncthreads();
+    }
+    const std::uint32_t check = cta_sum(scan_, sum_);
+    return check == head_.check && shared_.placed == head_.begin[kMostClasses];
+  }
+
+ private:
+  static constexpr std::uint32_t kWarps = kThreads / 32;
+  static constexpr std::uint32_t kNibbles = 0x0F0F0F0FU;
+  static constexpr std::uint32_t kBytes = 0x00FF00FFU;
+  /// Counts of a tile that a thread makes, and how many of them it has loads in flight for.
+  static constexpr std::uint32_t kCounts = kTileCounts / kThreads;
+  static constexpr std::uint32_t kInFlight = sizeof(T) <= 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
+  using Scanned8 = ScannedWords<T>;
+
+  /// Counts the elements of each class in the tile whose first element is `first`.
+  __device__ void count_tile(std::uint32_t first) {
+    // A warp reads what lies together.
+    const std::uint32_t own = threadIdx.x / 32 * (32 * kCounts) + threadIdx.x % 32;
+    if (old_.vectors && old_.span - first >= kTileElems) {
+      for (std::uint32_t c = 0; c < kCounts; c += kInFlight) {
+        Scanned8 scanned[kInFlight];
+        SPARSECAST_UNROLL
+        for (std::uint32_t e = 0; e < kInFlight; ++e) scanned[e].load(old_, first + (own + 32 * (c + e)) * kScanned);
+        SPARSECAST_UNROLL
+        for (std::uint32_t e = 0; e < kInFlight; ++e) keep_count(own + 32 * (c + e), scanned[e], kScanned);
+      }
+      return;
+    }
+    for (std::uint32_t c = 0; c < kCounts; ++c) {
+      const std::uint32_t begin = first + (own + 32 * c) * kScanned;
+      Scanned8 scanned;
+      scanned.load_any(old_, begin);
+      keep_count(own + 32 * c, scanned, begin < old_.span ? old_.span - begin : 0);
+    }
+  }
+
+  __device__ void keep_count(std::uint32_t number, const Scanned8& scanned, std::uint32_t elements) {
+    sum_ += scanned.sum();
+    const NibbleCounts<kManyClasses> counts = count_classes<kManyClasses>(scanned, classes_, elements);
+    shared_.counts[0][number] = static_cast<std::uint32_t>(counts);
+    if constexpr (kManyClasses) shared_.counts[1][number] = static_cast<std::uint32_t>(counts >> 32);
+  }
+
+  /// Adds up the counts of each thread's group, and of the groups before it.
+  __device__ void sum_counts(std::uint32_t turn) {
+    SPARSECAST_UNROLL
+    for (std::uint32_t half = 0; half < (kManyClasses ? 2 : 1); ++half) {
+      // Four counts of 8 bits: those of even classes, and of odd ones.
+      std::uint32_t sums[2] = {};
+      const auto* const own = reinterpret_cast<const uint4*>(shared_.counts[half] + threadIdx.x * kGroupCounts);
+      SPARSECAST_UNROLL
+      for (std::uint32_t v = 0; v < kGroupCounts / 4; ++v) {
+        const uint4 four = own[v];
+        sums[0] += (four.x & kNibbles) + (four.y & kNibbles) + (four.z & kNibbles) + (four.w & kNibbles);
+        sums[1] +=
+            (four.x >> 4 & kNibbles) + (four.y >> 4 & kNibbles) + (four.z >> 4 & kNibbles) + (four.w >> 4 & kNibbles);
+      }
+      SPARSECAST_UNROLL
+      for (std::uint32_t odd = 0; odd < 2; ++odd) {
+        // Four counts of 16 bits: byte 0, 2, 1, 3.
+        const std::uint64_t wide = std::uint64_t{sums[odd] >> 8 & kBytes} << 32 | (sums[odd] & kBytes);
+        const auto scanned = cta_scan(scan_, wide);
+        SPARSECAST_UNROLL
+        for (std::uint32_t lane = 0; lane < 4; ++lane) {
+          const std::uint32_t c = 8 * half + 2 * (2 * (lane % 2) + lane / 2) + odd;
+          shared_.before[c][threadIdx.x] = static_cast<std::uint16_t>(scanned.before >> 16 * lane);
+          if (threadIdx.x != c) continue;
+          // A tile has fewer than 2^16 elements.
+          shared_.in_earlier_tiles[c] = shared_.in_tiles[c];
+          shared_.in_tiles[c] += static_cast<std::uint32_t>(scanned.total >> 16 * lane) & 0xFFFF;
+          shared_.next[turn ^ 1][c] = shared_.next[turn][c];
+        }
+      }
+    }
+  }
+
+  /// Places the changes of the tile. Warps take runs of 32 changes of one class, of which a class has several where
+  /// there are more warps than classes.
+  __device__ void deal(std::uint32_t first, std::uint32_t turn) {
+    const std::uint32_t lane = threadIdx.x % 32;
+    const std::uint32_t classes = head_.classes.count;
+    const std::uint32_t parts = (kWarps + classes - 1) / classes;
+    for (std::uint32_t item = threadIdx.x / 32; item < classes * parts; item += kWarps) {
+      const std::uint32_t c = item % classes;
+      const std::uint32_t end = head_.begin[c + 1];
+      const std::uint32_t ranks_end = shared_.in_tiles[c];
+      for (std::uint32_t i = shared_.next[turn][c] + item / classes * 32 + lane;; i += parts * 32) {
+        const std::uint32_t rank = i < end ? changes_[i] : ranks_end;
+        // Ranks ascend in a class, and the tiles before have taken all that are lower.
+        const std::uint32_t here = __ballot_sync(kAllLanes, rank < ranks_end ? 1 : 0);
+        if (here == 0) break;
+        std::uint32_t entry = 0;
+        if (lane == 0) {
+          entry = atomicAdd(&shared_.placed, static_cast<std::uint32_t>(__popc(here)));
+          atomicAdd(&shared_.next[turn ^ 1][c], static_cast<std::uint32_t>(__popc(here)));
+        }
+        entry = __shfl_sync(kAllLanes, entry, 0) + static_cast<std::uint32_t>(__popc(here & ((1U << lane) - 1)));
+        if (rank < ranks_end) place_one(first, c, rank - shared_.in_earlier_tiles[c], i, entry);
+        if (here != kAllLanes) break;
+      }
+    }
+  }
+
+  /// Finds element number `rank` of class `c` in the tile, and notes it as the place of change `i`.
+  __device__ void place_one(std::uint32_t first, std::uint32_t c, std::uint32_t rank, std::uint32_t i,
+                            std::uint32_t entry) {
+    std::uint32_t group = 0;
+    SPARSECAST_UNROLL
+    for (std::uint32_t step = kThreads / 2; step != 0; step /= 2) {
+      if (shared_.before[c][group + step] <= rank) group += step;
+    }
+    rank -= shared_.before[c][group];
+    std::uint32_t number = group * kGroupCounts;
+    const std::uint32_t* const counts = shared_.counts[kManyClasses ? c / 8 : 0];
+    for (;; ++number) {
+      const std::uint32_t count = counts[number] >> 4 * (c % 8) & 15;
+      if (rank < count) break;
+      rank -= count;
+    }
+    Scanned8 scanned;
+    const std::uint32_t begin = first + number * kScanned;
+    if (old_.vectors && old_.span - begin >= kScanned) {
+      scanned.load(old_, begin);
+    } else {
+      scanned.load_any(old_, begin);
+    }
+    std::uint32_t bits = elements_of_class(scanned, classes_, 4 * c);
+    for (; rank != 0; --rank) bits &= bits - 1;
+    std::uint32_t position = begin + static_cast<std::uint32_t>(__ffs(static_cast<int>(bits))) - 1;
+    // Words that somebody writes at the same time fail the check, but no position may lie outside of the block.
+    if (bits == 0 || position >= old_.span) position = begin;
+    changes_[i] = PlacedChange{entry, key_of(old_.at(position), field_)}.pack();
+    positions_[entry] = position;
+    sum_ += kPositionCheckFactor * position;
+  }
+
+  const OldWords<T> old_;
+  const ExponentField field_;
+  const PackedClasses classes_;
+  const ContextHead& head_;
+  std::uint32_t* const changes_;
+  std::uint32_t* const positions_;
+  PlacesShared& shared_;
+  ScanShared& scan_;
+  std::uint32_t sum_ = 0;  ///< Of this thread, for the check.
+};
+
+}  // namespace sparsecast::cuda
