@@ -6,7 +6,7 @@
 // change finds the count in which its rank falls, and its element among those. So an element costs the arithmetic of
 // its class and of a count, and only a change costs a search.
 //
-//   words  --count_tile-->  counts of kScanned elements  --sum_counts-->  counts before each thread's group
+//   words  --count_tile-->  counts of kScanned elements  --sum_groups, sum_warps-->  counts before each thread's group
 //   ranks of the tile  --deal-->  positions and keys, in order of tile and class
 
 #include "cuda/apply/context_ranks.cuh"
@@ -30,8 +30,10 @@ struct PlacedChange {
 };
 
 struct PlacesShared {
-  std::uint32_t counts[2][kTileCounts];          ///< Of classes 0 to 7, and of 8 to 15, 4 bits each.
-  std::uint16_t before[kMostClasses][kThreads];  ///< Elements of a class in the tile before each group.
+  std::uint32_t counts[2][kTileCounts];  ///< Of classes 0 to 7, and of 8 to 15, 4 bits each.
+  /// Elements of a class in the tile before each warp's groups, and from there on before each group.
+  std::uint16_t warps_before[kMostClasses][kThreads / 32];
+  std::uint16_t before[kMostClasses][kThreads];
   std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of a class.
   std::uint32_t in_tiles[kMostClasses];          ///< The same with those of the tile.
   std::uint32_t next[2][kMostClasses];           ///< First change that is not placed, before and after a tile.
@@ -67,7 +69,9 @@ class ChangePlacer {
     for (std::uint32_t first = 0; first < old_.span; first += kTileElems, turn ^= 1) {
       count_tile(first);
       __syncthreads();
-      sum_counts(turn);
+      sum_groups();
+      __syncthreads();
+      sum_warps(turn);
       __syncthreads();
       deal(first, turn);
       __syncthreads();
@@ -78,6 +82,7 @@ class ChangePlacer {
 
  private:
   static constexpr std::uint32_t kWarps = kThreads / 32;
+  static constexpr std::uint32_t kClasses = kManyClasses ? 16 : 8;
   static constexpr std::uint32_t kNibbles = 0x0F0F0F0FU;
   static constexpr std::uint32_t kBytes = 0x00FF00FFU;
   /// Counts of a tile that a thread makes, and how many of them it has loads in flight for.
@@ -90,10 +95,11 @@ class ChangePlacer {
     // A warp reads what lies together.
     const std::uint32_t own = threadIdx.x / 32 * (32 * kCounts) + threadIdx.x % 32;
     if (old_.vectors && old_.span - first >= kTileElems) {
-      for (std::uint32_t c = 0; c < kCounts; c += kInFlight) {
+      const T* at = old_.data + first + own * kScanned;
+      for (std::uint32_t c = 0; c < kCounts; c += kInFlight, at += 32 * kInFlight * kScanned) {
         Scanned8 scanned[kInFlight];
         SPARSECAST_UNROLL
-        for (std::uint32_t e = 0; e < kInFlight; ++e) scanned[e].load(old_, first + (own + 32 * (c + e)) * kScanned);
+        for (std::uint32_t e = 0; e < kInFlight; ++e) scanned[e].load(at + 32 * e * kScanned);
         SPARSECAST_UNROLL
         for (std::uint32_t e = 0; e < kInFlight; ++e) keep_count(own + 32 * (c + e), scanned[e], kScanned);
       }
@@ -114,10 +120,11 @@ class ChangePlacer {
     if constexpr (kManyClasses) shared_.counts[1][number] = static_cast<std::uint32_t>(counts >> 32);
   }
 
-  /// Adds up the counts of each thread's group, and of the groups before it.
-  __device__ void sum_counts(std::uint32_t turn) {
+  /// Adds up the counts of each thread's group, and of the groups before it in its warp.
+  __device__ void sum_groups() {
+    const std::uint32_t lane = threadIdx.x % 32;
     SPARSECAST_UNROLL
-    for (std::uint32_t half = 0; half < (kManyClasses ? 2 : 1); ++half) {
+    for (std::uint32_t half = 0; half < kClasses / 8; ++half) {
       // Four counts of 8 bits: those of even classes, and of odd ones.
       std::uint32_t sums[2] = {};
       const auto* const own = reinterpret_cast<const uint4*>(shared_.counts[half] + threadIdx.x * kGroupCounts);
@@ -129,22 +136,43 @@ class ChangePlacer {
             (four.x >> 4 & kNibbles) + (four.y >> 4 & kNibbles) + (four.z >> 4 & kNibbles) + (four.w >> 4 & kNibbles);
       }
       SPARSECAST_UNROLL
-      for (std::uint32_t odd = 0; odd < 2; ++odd) {
-        // Four counts of 16 bits: byte 0, 2, 1, 3.
-        const std::uint64_t wide = std::uint64_t{sums[odd] >> 8 & kBytes} << 32 | (sums[odd] & kBytes);
-        const auto scanned = cta_scan(scan_, wide);
+      for (std::uint32_t p = 0; p < 4; ++p) {
+        // Two counts of 16 bits, of classes c and c + 4; a warp has fewer than 2^16 elements.
+        const std::uint32_t c = 8 * half + p % 2 + p / 2 * 2;
+        const std::uint32_t two = sums[p % 2] >> 8 * (p / 2) & kBytes;
+        std::uint32_t sum = two;
         SPARSECAST_UNROLL
-        for (std::uint32_t lane = 0; lane < 4; ++lane) {
-          const std::uint32_t c = 8 * half + 2 * (2 * (lane % 2) + lane / 2) + odd;
-          shared_.before[c][threadIdx.x] = static_cast<std::uint16_t>(scanned.before >> 16 * lane);
-          if (threadIdx.x != c) continue;
-          // A tile has fewer than 2^16 elements.
-          shared_.in_earlier_tiles[c] = shared_.in_tiles[c];
-          shared_.in_tiles[c] += static_cast<std::uint32_t>(scanned.total >> 16 * lane) & 0xFFFF;
-          shared_.next[turn ^ 1][c] = shared_.next[turn][c];
+        for (std::uint32_t distance = 1; distance < 32; distance *= 2) {
+          const std::uint32_t other = __shfl_up_sync(kAllLanes, sum, distance);
+          if (lane >= distance) sum += other;
+        }
+        shared_.before[c][threadIdx.x] = static_cast<std::uint16_t>(sum - two);
+        shared_.before[c + 4][threadIdx.x] = static_cast<std::uint16_t>((sum - two) >> 16);
+        if (lane == 31) {
+          shared_.warps_before[c][threadIdx.x / 32] = static_cast<std::uint16_t>(sum);
+          shared_.warps_before[c + 4][threadIdx.x / 32] = static_cast<std::uint16_t>(sum >> 16);
         }
       }
     }
+  }
+
+  /// Adds up the sums of the warps.
+  __device__ void sum_warps(std::uint32_t turn) {
+    if (threadIdx.x >= kClasses * kWarps) return;
+    const std::uint32_t c = threadIdx.x / kWarps;
+    const std::uint32_t warp = threadIdx.x % kWarps;
+    const std::uint32_t own = shared_.warps_before[c][warp];
+    std::uint32_t sum = own;
+    SPARSECAST_UNROLL
+    for (std::uint32_t distance = 1; distance < kWarps; distance *= 2) {
+      const std::uint32_t other = __shfl_up_sync(kAllLanes, sum, distance);
+      if (warp >= distance) sum += other;
+    }
+    shared_.warps_before[c][warp] = static_cast<std::uint16_t>(sum - own);
+    if (warp + 1 != kWarps) return;
+    shared_.in_earlier_tiles[c] = shared_.in_tiles[c];
+    shared_.in_tiles[c] += sum;
+    shared_.next[turn ^ 1][c] = shared_.next[turn][c];
   }
 
   /// Places the changes of the tile. Warps take runs of 32 changes of one class, of which a class has several where
@@ -152,12 +180,15 @@ class ChangePlacer {
   __device__ void deal(std::uint32_t first, std::uint32_t turn) {
     const std::uint32_t lane = threadIdx.x % 32;
     const std::uint32_t classes = head_.classes.count;
-    const std::uint32_t parts = (kWarps + classes - 1) / classes;
-    for (std::uint32_t item = threadIdx.x / 32; item < classes * parts; item += kWarps) {
-      const std::uint32_t c = item % classes;
+    // So many parts of a class that there are as many as warps; a power of two.
+    static_assert(kWarps == 8);
+    const std::uint32_t log_parts = classes >= 8 ? 0 : classes >= 4 ? 1 : classes >= 2 ? 2 : 3;
+    for (std::uint32_t item = threadIdx.x / 32; item < classes << log_parts; item += kWarps) {
+      const std::uint32_t c = item >> log_parts;
+      const std::uint32_t part = item & ((1U << log_parts) - 1);
       const std::uint32_t end = head_.begin[c + 1];
       const std::uint32_t ranks_end = shared_.in_tiles[c];
-      for (std::uint32_t i = shared_.next[turn][c] + item / classes * 32 + lane;; i += parts * 32) {
+      for (std::uint32_t i = shared_.next[turn][c] + part * 32 + lane;; i += 32U << log_parts) {
         const std::uint32_t rank = i < end ? changes_[i] : ranks_end;
         // Ranks ascend in a class, and the tiles before have taken all that are lower.
         const std::uint32_t here = __ballot_sync(kAllLanes, rank < ranks_end ? 1 : 0);
@@ -177,15 +208,22 @@ class ChangePlacer {
   /// Finds element number `rank` of class `c` in the tile, and notes it as the place of change `i`.
   __device__ void place_one(std::uint32_t first, std::uint32_t c, std::uint32_t rank, std::uint32_t i,
                             std::uint32_t entry) {
-    std::uint32_t group = 0;
+    std::uint32_t warp = 0;
     SPARSECAST_UNROLL
-    for (std::uint32_t step = kThreads / 2; step != 0; step /= 2) {
+    for (std::uint32_t step = kWarps / 2; step != 0; step /= 2) {
+      if (shared_.warps_before[c][warp + step] <= rank) warp += step;
+    }
+    rank -= shared_.warps_before[c][warp];
+    std::uint32_t group = 32 * warp;
+    SPARSECAST_UNROLL
+    for (std::uint32_t step = 16; step != 0; step /= 2) {
       if (shared_.before[c][group + step] <= rank) group += step;
     }
     rank -= shared_.before[c][group];
     std::uint32_t number = group * kGroupCounts;
     const std::uint32_t* const counts = shared_.counts[kManyClasses ? c / 8 : 0];
-    for (;; ++number) {
+    SPARSECAST_UNROLL
+    for (std::uint32_t n = 1; n < kGroupCounts; ++n, ++number) {  // It is in the last, if in none before.
       const std::uint32_t count = counts[number] >> 4 * (c % 8) & 15;
       if (rank < count) break;
       rank -= count;
@@ -193,7 +231,7 @@ class ChangePlacer {
     Scanned8 scanned;
     const std::uint32_t begin = first + number * kScanned;
     if (old_.vectors && old_.span - begin >= kScanned) {
-      scanned.load(old_, begin);
+      scanned.load(old_.data + begin);
     } else {
       scanned.load_any(old_, begin);
     }

@@ -33,9 +33,9 @@ struct ScannedWords {
 
   std::uint32_t words[kWords];
 
-  /// Loads the elements from `position` on, a multiple of kScanned; all are in the block, and it has `vectors`.
-  __device__ void load(const OldWords<T>& old, std::uint32_t position) {
-    const T* const at = in_global(old.data + position);
+  /// Loads the elements from `at` on, which is aligned to 8 bytes, and to 16 for elements of 2 or more.
+  __device__ void load(const T* at) {
+    at = in_global(at);
     if constexpr (sizeof(T) == 1) {
       const uint2 two = *reinterpret_cast<const uint2*>(at);
       words[0] = two.x;
@@ -147,8 +147,14 @@ __device__ NibbleCounts<kManyClasses> count_classes(const ScannedWords<T>& scann
   SPARSECAST_UNROLL
   for (std::uint32_t p = 0; p < kScanned / 2; ++p) {
     const std::uint32_t two = classes.of(scanned.pair(p));
-    if (scanned.low_element(p) < count) counts += kOne << (two & (kManyClasses ? 63 : 31));
-    if (scanned.high_element(p) < count) counts += kOne << (two >> 16);
+    if constexpr (kManyClasses) {
+      if (scanned.low_element(p) < count) counts += kOne << (two & 63);
+      if (scanned.high_element(p) < count) counts += kOne << (two >> 16);
+    } else {
+      // Shifts of the high word by the low 5 bits of a number.
+      if (scanned.low_element(p) < count) counts += __funnelshift_l(0U, 1U, two);
+      if (scanned.high_element(p) < count) counts += __funnelshift_l(0U, 1U, two >> 16);
+    }
   }
   return counts;
 }

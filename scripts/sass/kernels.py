@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, encode_runs and
-encode_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live. Checks
-what each leaves in memory, and returns what its warps took."""
+encode_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live; and
+decode_context on a block of the second encoder. Checks what each leaves in memory, and returns what its warps took."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from .memory import Memory
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 import independent_blocks as blocks  # noqa: E402
+import independent_encoder as encoder  # noqa: E402
 
 TILE = blocks.TILE
 CTA = 256  # Threads of most kernels.
@@ -37,6 +38,7 @@ KERNELS = {  # By name in the listing's demangled symbols, with the source and t
     "apply by a CTA": "decode_blocks<{type}, true>",
     "keep entries by a warp": "decode_runs<{type}, false>",
     "write entries": "write_entries<{type}>",
+    "stage context": "decode_context<{type}>",
     "digest": "digest_live",
 }
 
@@ -193,6 +195,37 @@ class Delta:
             "barriers": round(cta.barriers / units, 2),
             "lanes": round(cta.lanes / total, 1),
         }
+
+    def stage_context(self) -> None:
+        """Decodes one `context` block of all tiles to entries, and writes these."""
+        memory, at, n, size = self.memory, self.at, self.tiles * TILE, self.weights.size
+        old, new, where = self.old.tolist(), self.new.tolist(), np.flatnonzero(self.old != self.new)
+        words = [encoder.coded_word(a, b, blocks.ULP, self.weights.dtype, 8 * size) for a, b in zip(old, new, strict=True)]
+        head, values, ke = encoder.encode_context(old, where.tolist(), words, self.weights.dtype, 8 * size)
+        live, sums = memory.put(self.old), memory.put(bytes(16))
+        tensor = pack(
+            at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=self.shift,
+            floating=1, dtype=self.weights.dtype, view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
+        )  # fmt: skip
+        block = pack(
+            at["ReceivedBlock"], payload=memory.put(head + values), payload_words=len(head + values) // 4, span=n,
+            changed=len(where), coding=blocks.CONTEXT | blocks.ULP << 3 | ke << 16, element_shift=self.shift, for_cta=1,
+        )  # fmt: skip
+        listed = at["ReceiveControl"]["cta_blocks"]
+        fresh = (b"\xff" * 24 + bytes(listed - 24) + (1).to_bytes(4, "little")).ljust(at["ReceiveControl"][""], b"\0")
+        control, positions = memory.put(fresh), memory.allocate(4 * len(where))
+        received = pack(
+            at["Received"], tensors=memory.put(tensor), blocks=memory.put(block), cta_blocks=memory.put(bytes(8)),
+            changes=memory.allocate(4 * len(where)), frame_undo=memory.put(bytes(8)), digest_changes=sums,
+            control=control, frame_count=1, entry_positions=positions, block_count=1, entry_word_bytes=size,
+            entry_words=memory.allocate(size * len(where)),
+        )  # fmt: skip
+        self.launch("stage context", received, self.tiles)
+        require((memory.get(control, np.uint64, 3) == 2**64 - 1).all(), "the `context` block was refused")
+        require((np.sort(memory.get(positions, np.uint32, len(where))) == where).all(), "places of `context` are wrong")
+        self.launch("write entries", received + bytes([1]), 1)
+        require((memory.get(live, self.weights.bits, n) == self.new).all(), "the entries of `context` are wrong")
+        self.check_digest(sums, "the applier of `context`")
 
     def encode(self) -> None:
         """Runs detect, form_blocks and the encoders; keeps the records and the arena."""
@@ -358,6 +391,8 @@ def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str
         ("f32", 1, 4),
     ):  # fmt: skip
         delta = Delta(code, at, WEIGHTS[what], percent, tiles)
+        if WEIGHTS[what].source == 0:
+            delta.stage_context()
         delta.encode()
         delta.decode()
         costs |= {f"{name}, {what}, {percent} %": cost for name, cost in delta.costs.items()}

@@ -174,9 +174,17 @@ def scaled_add(warp: Warp, code: Instruction, lanes: Lanes) -> None:
 
 
 def bounded(warp: Warp, code: Instruction, lanes: Lanes) -> None:
-    """VIMNMX and VIADDMNMX: the smaller of two where the predicate holds, otherwise the larger one."""
+    """VIMNMX and VIADDMNMX: the smaller of two where the predicate holds, otherwise the larger one; S16x2 of each half."""
     target, *sources, least = code.operands
     values = [warp.read(one) for one in sources if one.kind not in ("P", "UP")]
+    if "S16x2" in code.modifiers:
+        halves = [value.view(np.int16).reshape(32, 2) for value in values]
+        x, y = halves if len(halves) == 2 else (halves[0] + halves[1], halves[2])
+        result = np.where(warp.test(least)[:, None], np.minimum(x, y), np.maximum(x, y))
+        if "RELU" in code.modifiers:
+            result = np.maximum(result, np.int16(0))
+        warp.write(target, np.ascontiguousarray(result, np.int16).view(np.uint32).ravel(), lanes)
+        return
     x, y = values if len(values) == 2 else (values[0] + values[1], values[2])
     if "U32" not in code.modifiers:
         x, y = x.view(np.int32), y.view(np.int32)

@@ -127,6 +127,9 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (shift & 31));
 }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((std::uint64_t{high} << 32 | low) << (shift & 31) >> 32);
+}
 
 /// In each half, as signed numbers: max(min(a + b, most), 0).
 inline unsigned __viaddmin_s16x2_relu(unsigned a, unsigned b, unsigned most) {
