@@ -7,7 +7,7 @@
 // its class and of a count, and only a change costs a search.
 //
 //   words  --count_tile-->  counts of kScanned elements  --sum_groups, sum_warps-->  counts before each thread's group
-//   ranks of the tile  --deal-->  positions and keys, in order of tile and class
+//   ranks  --find_changes-->  changes of the tile  --deal-->  positions and keys, in order of tile and class
 
 #include "cuda/apply/context_ranks.cuh"
 #include "cuda/common/context_scan.cuh"
@@ -37,7 +37,7 @@ struct PlacesShared {
   std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of a class.
   std::uint32_t in_tiles[kMostClasses];          ///< The same with those of the tile.
   std::uint32_t next[2][kMostClasses];           ///< First change that is not placed, before and after a tile.
-  std::uint32_t placed;
+  std::uint32_t placed[2];                       ///< Changes in the tiles before, and in these and the tile.
 };
 
 /// `kManyClasses`: the block has more than 8 classes.
@@ -64,7 +64,7 @@ class ChangePlacer {
       shared_.in_tiles[threadIdx.x] = 0;
       shared_.next[0][threadIdx.x] = head_.begin[threadIdx.x];
     }
-    if (threadIdx.x == 0) shared_.placed = 0;
+    if (threadIdx.x == 0) shared_.placed[0] = 0;
     std::uint32_t turn = 0;
     for (std::uint32_t first = 0; first < old_.span; first += kTileElems, turn ^= 1) {
       count_tile(first);
@@ -73,11 +73,13 @@ class ChangePlacer {
       __syncthreads();
       sum_warps(turn);
       __syncthreads();
+      find_changes(turn);
+      __syncthreads();
       deal(first, turn);
       __syncthreads();
     }
     const std::uint32_t check = cta_sum(scan_, sum_);
-    return check == head_.check && shared_.placed == head_.begin[kMostClasses];
+    return check == head_.check && shared_.placed[turn] == head_.begin[kMostClasses];
   }
 
  private:
@@ -172,36 +174,42 @@ class ChangePlacer {
     if (warp + 1 != kWarps) return;
     shared_.in_earlier_tiles[c] = shared_.in_tiles[c];
     shared_.in_tiles[c] += sum;
-    shared_.next[turn ^ 1][c] = shared_.next[turn][c];
+    if (c == 0) shared_.placed[turn ^ 1] = shared_.placed[turn];
   }
 
-  /// Places the changes of the tile. Warps take runs of 32 changes of one class, of which a class has several where
-  /// there are more warps than classes.
-  __device__ void deal(std::uint32_t first, std::uint32_t turn) {
-    const std::uint32_t lane = threadIdx.x % 32;
-    const std::uint32_t classes = head_.classes.count;
-    // So many parts of a class that there are as many as warps; a power of two.
-    static_assert(kWarps == 8);
-    const std::uint32_t log_parts = classes >= 8 ? 0 : classes >= 4 ? 1 : classes >= 2 ? 2 : 3;
-    for (std::uint32_t item = threadIdx.x / 32; item < classes << log_parts; item += kWarps) {
-      const std::uint32_t c = item >> log_parts;
-      const std::uint32_t part = item & ((1U << log_parts) - 1);
+  /// Finds which changes are in the tile, a warp those of one class after another.
+  __device__ void find_changes(std::uint32_t turn) {
+    for (std::uint32_t c = threadIdx.x / 32; c < head_.classes.count; c += kWarps) {
+      const std::uint32_t begin = shared_.next[turn][c];
       const std::uint32_t end = head_.begin[c + 1];
       const std::uint32_t ranks_end = shared_.in_tiles[c];
-      for (std::uint32_t i = shared_.next[turn][c] + part * 32 + lane;; i += 32U << log_parts) {
-        const std::uint32_t rank = i < end ? changes_[i] : ranks_end;
+      std::uint32_t found = 0;
+      for (std::uint32_t here = kAllLanes; here == kAllLanes; found += static_cast<std::uint32_t>(__popc(here))) {
+        const std::uint32_t i = begin + found + threadIdx.x % 32;
         // Ranks ascend in a class, and the tiles before have taken all that are lower.
-        const std::uint32_t here = __ballot_sync(kAllLanes, rank < ranks_end ? 1 : 0);
-        if (here == 0) break;
-        std::uint32_t entry = 0;
-        if (lane == 0) {
-          entry = atomicAdd(&shared_.placed, static_cast<std::uint32_t>(__popc(here)));
-          atomicAdd(&shared_.next[turn ^ 1][c], static_cast<std::uint32_t>(__popc(here)));
-        }
-        entry = __shfl_sync(kAllLanes, entry, 0) + static_cast<std::uint32_t>(__popc(here & ((1U << lane) - 1)));
-        if (rank < ranks_end) place_one(first, c, rank - shared_.in_earlier_tiles[c], i, entry);
-        if (here != kAllLanes) break;
+        here = __ballot_sync(kAllLanes, i < end && changes_[i] < ranks_end ? 1 : 0);
       }
+      if (threadIdx.x % 32 == 0) {
+        shared_.next[turn ^ 1][c] = begin + found;
+        atomicAdd(&shared_.placed[turn ^ 1], found);
+      }
+    }
+  }
+
+  /// Places the changes of the tile, class by class.
+  __device__ void deal(std::uint32_t first, std::uint32_t turn) {
+    const std::uint32_t entries = shared_.placed[turn];
+    const std::uint32_t count = shared_.placed[turn ^ 1] - entries;
+    for (std::uint32_t n = threadIdx.x; n < count; n += kThreads) {
+      std::uint32_t c = 0;
+      std::uint32_t i = n;
+      for (;; ++c) {
+        const std::uint32_t of_class = shared_.next[turn ^ 1][c] - shared_.next[turn][c];
+        if (i < of_class) break;
+        i -= of_class;
+      }
+      i += shared_.next[turn][c];
+      place_one(first, c, changes_[i] - shared_.in_earlier_tiles[c], i, entries + n);
     }
   }
 

@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +130,25 @@ def random_changes(weights: Weights, percent: float, tiles: int, seed: int) -> t
     return old.astype(weights.bits), new.astype(weights.bits)
 
 
+def optimizer_changes(weights: Weights, percent: float, tiles: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns old and new bits of normal weights after a step of one size, which is likelier to change a weight the
+    smaller that is: twice as likely with each exponent down."""
+    random = np.random.default_rng(seed)
+    n = tiles * TILE
+    mantissa, top = weights.mantissa, weights.exponent + (7 if weights.size > 1 else 10)
+    binade = np.floor(np.log2(np.abs(random.normal(0, 0.5, n)) + 1e-9)).astype(np.int64)
+    exponents = np.clip(top + binade, 0, top + 2)
+    chances = np.ldexp(1.0, top - exponents)
+    share = percent / 100 / chances.mean()
+    for _ in range(20):  # So that those that are certain to change are made up for by the others.
+        share *= percent / 100 / np.minimum(share * chances, 0.95).mean()
+    changed = random.random(n) < np.minimum(share * chances, 0.95)
+    far = changed & (share * chances > 0.5)
+    steps = np.where(far, random.integers(1, 5, n), 1) * random.choice((-1, 1), n)
+    old = exponents << mantissa | random.integers(0, 1 << mantissa, n) | random.integers(0, 2, n) << 8 * weights.size - 1
+    return old.astype(weights.bits), (old + np.where(changed, steps, 0)).astype(weights.bits)
+
+
 def masters_of(bf16: np.ndarray, seed: int) -> np.ndarray:
     """Returns bits of fp32 weights whose cast to bf16 is given."""
     noise = np.random.default_rng(seed).integers(-0x7FFE, 0x7FFF, len(bf16))
@@ -147,6 +167,9 @@ def view_of(layout: dict[str, int], row: int) -> bytes:
     return bytes(result)
 
 
+Changes = Callable[[Weights, float, int, int], tuple[np.ndarray, np.ndarray]]
+
+
 class Delta:
     """The tables of a delta of one tensor in the machine's memory, and the kernels that make and apply it."""
 
@@ -158,10 +181,11 @@ class Delta:
         percent: float,
         tiles: int,
         seed: int = 7,
+        changes: Changes = random_changes,
     ) -> None:
         self.code, self.at, self.weights, self.tiles = code, at, weights, tiles
         self.shift = weights.size.bit_length() - 1
-        self.old, self.new = random_changes(weights, percent, tiles, seed)
+        self.old, self.new = changes(weights, percent, tiles, seed)
         self.current = masters_of(self.new, seed) if weights.source == 3 else self.spread(self.new)
         self.changed = (self.old != self.new).reshape(tiles, TILE)
         self.memory = Memory()
@@ -380,7 +404,8 @@ class Delta:
 
 
 def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str, float]]:
-    """Returns {"kernel of weights, percent": what a unit took}: detect's and digest's is a tile, form's a section, the others' a block.
+    """Returns {"kernel of weights, percent": what a unit took}: of detect, digest and `context` a tile, of form a section,
+    of the others a block.
     `code` is by the kernels' short names; WrongResult or MachineError for code that is wrong."""
     at = layouts(compiler)
     missing = {weights.kernel(name) for weights in WEIGHTS.values() for name in KERNELS} - code.keys()
@@ -391,9 +416,11 @@ def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str
         ("f32", 1, 4),
     ):  # fmt: skip
         delta = Delta(code, at, WEIGHTS[what], percent, tiles)
-        if WEIGHTS[what].source == 0:
-            delta.stage_context()
         delta.encode()
         delta.decode()
         costs |= {f"{name}, {what}, {percent} %": cost for name, cost in delta.costs.items()}
+    for what, percent, tiles in (("bf16", 0.2, 24), ("bf16", 1, 24), ("bf16", 5, 6), ("fp8", 1, 4), ("f32", 1, 4)):
+        delta = Delta(code, at, WEIGHTS[what], percent, tiles, changes=optimizer_changes)
+        delta.stage_context()
+        costs[f"stage context, {what}, {percent} %"] = delta.costs["stage context"]
     return costs
