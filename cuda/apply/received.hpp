@@ -56,10 +56,10 @@ struct LiveTensor {
   std::uint64_t key_hi = 0;
   std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
   bool floating = false;
-  DType dtype = DType::kBF16;
   std::uint32_t view = kNoView;         ///< Index among the views.
   std::uint32_t digest_view = kNoView;  ///< Index of the view that gives the place of its elements in the digest.
   NanPattern nan;
+  DType dtype = DType::kBF16;
 };
 
 /// A delta stream of a staging; its frames end where those of the next one begin.
@@ -135,7 +135,6 @@ struct Received {
       nullptr;  ///< Entries of a frame start at its first_block, since it has no more groups than blocks.
   ReceivedBlock* blocks = nullptr;
   std::uint32_t* cta_blocks = nullptr;      ///< Numbers of the blocks that a CTA decodes, in no order.
-  std::uint32_t* changes = nullptr;         ///< Scratch of decode_context, indexed by change.
   std::uint64_t* frame_undo = nullptr;      ///< Undo bytes of each frame; after place_undo the offset of its record.
   std::byte* undo = nullptr;                ///< Undo records; null if replaced bits are not kept.
   std::uint64_t* digest_changes = nullptr;  ///< Low and high word of the digest change of each tensor.
@@ -146,6 +145,7 @@ struct Received {
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
   std::uint32_t entry_word_bytes = 0;  ///< The largest element size in bytes: room for the word of an entry.
+  std::uint32_t* changes = nullptr;    ///< Scratch of decode_context, indexed by change.
 };
 
 enum class Pass : std::uint8_t {

@@ -145,7 +145,9 @@ def optimizer_changes(weights: Weights, percent: float, tiles: int, seed: int) -
     changed = random.random(n) < np.minimum(share * chances, 0.95)
     far = changed & (share * chances > 0.5)
     steps = np.where(far, random.integers(1, 5, n), 1) * random.choice((-1, 1), n)
-    old = exponents << mantissa | random.integers(0, 1 << mantissa, n) | random.integers(0, 2, n) << 8 * weights.size - 1
+    old = (
+        exponents << mantissa | random.integers(0, 1 << mantissa, n) | random.integers(0, 2, n) << 8 * weights.size - 1
+    )
     return old.astype(weights.bits), (old + np.where(changed, steps, 0)).astype(weights.bits)
 
 
@@ -224,7 +226,9 @@ class Delta:
         """Decodes one `context` block of all tiles to entries, and writes these."""
         memory, at, n, size = self.memory, self.at, self.tiles * TILE, self.weights.size
         old, new, where = self.old.tolist(), self.new.tolist(), np.flatnonzero(self.old != self.new)
-        words = [encoder.coded_word(a, b, blocks.ULP, self.weights.dtype, 8 * size) for a, b in zip(old, new, strict=True)]
+        words = [
+            encoder.coded_word(a, b, blocks.ULP, self.weights.dtype, 8 * size) for a, b in zip(old, new, strict=True)
+        ]
         head, values, ke = encoder.encode_context(old, where.tolist(), words, self.weights.dtype, 8 * size)
         live, sums = memory.put(self.old), memory.put(bytes(16))
         tensor = pack(
