@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the compiled kernels of a delta one after another on random changes: detect, form_blocks, encode_runs and
-encode_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live; and
-decode_context on a block of the second encoder. Checks what each leaves in memory, and returns what its warps took."""
+encode_blocks, decode_runs and decode_blocks twice, with and without entries, write_entries, and digest_live. Checks
+what each leaves in memory, and returns what its warps took."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from .memory import Memory
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 import independent_blocks as blocks  # noqa: E402
-import independent_encoder as encoder  # noqa: E402
 
 TILE = blocks.TILE
 CTA = 256  # Threads of most kernels.
@@ -130,27 +129,6 @@ def random_changes(weights: Weights, percent: float, tiles: int, seed: int) -> t
     return old.astype(weights.bits), new.astype(weights.bits)
 
 
-def optimizer_changes(weights: Weights, percent: float, tiles: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns old and new bits of normal weights after a step of one size, which is likelier to change a weight the
-    smaller that is: twice as likely with each exponent down."""
-    random = np.random.default_rng(seed)
-    n = tiles * TILE
-    mantissa, top = weights.mantissa, weights.exponent + (7 if weights.size > 1 else 10)
-    binade = np.floor(np.log2(np.abs(random.normal(0, 0.5, n)) + 1e-9)).astype(np.int64)
-    exponents = np.clip(top + binade, 0, top + 2)
-    chances = np.ldexp(1.0, top - exponents)
-    share = percent / 100 / chances.mean()
-    for _ in range(20):  # So that those that are certain to change are made up for by the others.
-        share *= percent / 100 / np.minimum(share * chances, 0.95).mean()
-    changed = random.random(n) < np.minimum(share * chances, 0.95)
-    far = changed & (share * chances > 0.5)
-    steps = np.where(far, random.integers(1, 5, n), 1) * random.choice((-1, 1), n)
-    old = (
-        exponents << mantissa | random.integers(0, 1 << mantissa, n) | random.integers(0, 2, n) << 8 * weights.size - 1
-    )
-    return old.astype(weights.bits), (old + np.where(changed, steps, 0)).astype(weights.bits)
-
-
 def masters_of(bf16: np.ndarray, seed: int) -> np.ndarray:
     """Returns bits of fp32 weights whose cast to bf16 is given."""
     noise = np.random.default_rng(seed).integers(-0x7FFE, 0x7FFF, len(bf16))
@@ -221,39 +199,6 @@ class Delta:
             "barriers": round(cta.barriers / units, 2),
             "lanes": round(cta.lanes / total, 1),
         }
-
-    def stage_context(self) -> None:
-        """Decodes one `context` block of all tiles to entries, and writes these."""
-        memory, at, n, size = self.memory, self.at, self.tiles * TILE, self.weights.size
-        old, new, where = self.old.tolist(), self.new.tolist(), np.flatnonzero(self.old != self.new)
-        words = [
-            encoder.coded_word(a, b, blocks.ULP, self.weights.dtype, 8 * size) for a, b in zip(old, new, strict=True)
-        ]
-        head, values, ke = encoder.encode_context(old, where.tolist(), words, self.weights.dtype, 8 * size)
-        live, sums = memory.put(self.old), memory.put(bytes(16))
-        tensor = pack(
-            at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=self.shift,
-            floating=1, dtype=self.weights.dtype, view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
-        )  # fmt: skip
-        block = pack(
-            at["ReceivedBlock"], payload=memory.put(head + values), payload_words=len(head + values) // 4, span=n,
-            changed=len(where), coding=blocks.CONTEXT | blocks.ULP << 3 | ke << 16, element_shift=self.shift, for_cta=1,
-        )  # fmt: skip
-        listed = at["ReceiveControl"]["cta_blocks"]
-        fresh = (b"\xff" * 24 + bytes(listed - 24) + (1).to_bytes(4, "little")).ljust(at["ReceiveControl"][""], b"\0")
-        control, positions = memory.put(fresh), memory.allocate(4 * len(where))
-        received = pack(
-            at["Received"], tensors=memory.put(tensor), blocks=memory.put(block), cta_blocks=memory.put(bytes(8)),
-            changes=memory.allocate(4 * len(where)), frame_undo=memory.put(bytes(8)), digest_changes=sums,
-            control=control, frame_count=1, entry_positions=positions, block_count=1, entry_word_bytes=size,
-            entry_words=memory.allocate(size * len(where)),
-        )  # fmt: skip
-        self.launch("stage context", received, self.tiles)
-        require((memory.get(control, np.uint64, 3) == 2**64 - 1).all(), "the `context` block was refused")
-        require((np.sort(memory.get(positions, np.uint32, len(where))) == where).all(), "places of `context` are wrong")
-        self.launch("write entries", received + bytes([1]), 1)
-        require((memory.get(live, self.weights.bits, n) == self.new).all(), "the entries of `context` are wrong")
-        self.check_digest(sums, "the applier of `context`")
 
     def encode(self) -> None:
         """Runs detect, form_blocks and the encoders; keeps the records and the arena."""
@@ -408,7 +353,7 @@ class Delta:
 
 
 def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str, float]]:
-    """Returns {"kernel of weights, percent": what a unit took}: of detect, digest and `context` a tile, of form a section,
+    """Returns {"kernel of weights, percent": what a unit took}: of detect and digest a tile, of form a section,
     of the others a block.
     `code` is by the kernels' short names; WrongResult or MachineError for code that is wrong."""
     at = layouts(compiler)
@@ -423,8 +368,4 @@ def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str
         delta.encode()
         delta.decode()
         costs |= {f"{name}, {what}, {percent} %": cost for name, cost in delta.costs.items()}
-    for what, percent, tiles in (("bf16", 0.2, 24), ("bf16", 1, 24), ("bf16", 5, 6), ("fp8", 1, 4), ("f32", 1, 4)):
-        delta = Delta(code, at, WEIGHTS[what], percent, tiles, changes=optimizer_changes)
-        delta.stage_context()
-        costs[f"stage context, {what}, {percent} %"] = delta.costs["stage context"]
     return costs
