@@ -8,7 +8,7 @@ instructions, the barriers of a CTA, and the loads and stores of local memory (s
     scripts/kernel_cost.py --record bench/results/kernel-cost-sm_90.json OBJECT...    after a change that is meant
 
 Instructions are those of the code, not those that run: loops count once. With --run the machine code of detect,
-form_blocks, encode_blocks and decode_blocks runs as well, on the host, on random changes of 1, 5 and 20 % of bf16
+form_blocks, encode_blocks, decode_blocks and decode_context runs as well, on the host, on random changes of bf16
 weights (scripts/sass): the results are checked, and the instructions that warps issued are printed, a tile of detect, a
 section of form_blocks, a block of the others. That needs numpy and a C++ compiler ($CXX, c++). All needs cuobjdump and nvdisasm of the CUDA
 toolkit, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm in the environment of the Python that runs this;
@@ -155,7 +155,7 @@ def execute(cuobjdump, arch, objects):
     """Runs the kernels of a delta; returns what a unit of each took, or None where numpy or a C++ compiler is missing."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     try:
-        from sass import kernels, listing, machine
+        from sass import context, kernels, listing, machine
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
@@ -167,7 +167,8 @@ def execute(cuobjdump, arch, objects):
         code.update(listing.parse(dump(cuobjdump, arch, "-sass", path)))
     short = demangle(sorted(code))
     try:
-        costs = kernels.run({short[name]: lines for name, lines in code.items()}, compiler)
+        named = {short[name]: lines for name, lines in code.items()}
+        costs = kernels.run(named, compiler) | context.run(named, compiler)
     except (kernels.WrongResult, machine.MachineError) as error:
         raise SystemExit(f"kernel_cost: {error}") from error
     print(f"{'executed':34} {'warp instructions':>18} {'barriers':>9} {'lanes':>6}   a unit")

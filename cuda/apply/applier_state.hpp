@@ -46,8 +46,10 @@ class DeviceApplier::State {
   FrameHeader check_header_at(const StreamFrames& delta, std::uint32_t sequence, std::size_t frame) const;
   std::string context_of(const StreamFrames& delta, std::uint32_t sequence) const;
   void reserve_entries();
+  void reserve_context();
   void validate(std::span<const StreamFrames> deltas);
   [[noreturn]] void explain(std::uint64_t input_error, std::span<const StreamFrames> deltas);
+  void decode_again(const BlockRef& block, std::size_t tensor);
   void require_staged() const {
     if (!staged_) throw Error(ErrorCode::kUsage, "no delta is staged");
   }
@@ -92,11 +94,12 @@ class DeviceApplier::State {
   bool staged_ = false;
   bool changed_since_ = false;  ///< A staged frame is no longer what it was when it was validated.
   bool any_raw_ = false;        ///< Of the staged deltas, one at least has raw words.
+  bool any_context_ = false;    ///< Of the staged deltas, one at least may have `context` positions.
   bool replaced_ = false;       ///< True while the undo record is that of the last apply.
 
   DeviceMemory tensors_, views_, sections_, sums_, changes_, control_;
   DeviceMemory streams_, frames_, inspections_, frame_undo_, group_begins_, blocks_, cta_blocks_, undo_;
-  DeviceMemory entry_positions_, entry_words_;
+  DeviceMemory entry_positions_, entry_words_, context_changes_;
   PinnedMemory h_streams_, h_frames_, h_inspections_, h_control_, h_sums_, h_changes_;
 };
 

@@ -5,7 +5,8 @@
 // tensors: decode_runs one by a warp, decode_blocks one by a CTA, where a warp cannot. Validation reads the payloads
 // once; decode_runs keeps the entries then, if there is memory for them. Apply takes the entries (write_entries), or
 // reads the payloads again, reads and writes the changed elements, and sums the change of the state digest in the same
-// pass. It writes nothing if validation found any error in the delta.
+// pass. It writes nothing if validation found any error in the delta. Blocks with `context` positions are those of
+// decode_context (decode_context.cuh), and have entries.
 // Grids: a few CTAs on each multiprocessor; each takes one block of its element size after another.
 
 #include "cuda/apply/decode_blocks.cuh"
@@ -142,12 +143,6 @@ struct RunDigest {
   }
 };
 
-/// Returns the coded words of the block's entries.
-template <class T>
-__device__ T* entry_words(const Received& received, const ReceivedBlock& block) {
-  return in_global(reinterpret_cast<T*>(received.entry_words + block.first_change * received.entry_word_bytes));
-}
-
 /// Stores the decoded changes of a block as its entries.
 template <class T>
 __device__ void keep_entries(const Received& received, const ReceivedBlock& block, const RunDecoded<T>& run) {
@@ -191,7 +186,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps<T>, kPolicy.decode.run_ctas)
   if constexpr (kWrite) digest.pass_on(received);
 }
 
-/// Writes the entries of the blocks that a warp has decoded, as decode_runs<T, true> writes the changes.
+/// Writes the entries of the blocks that have any, as decode_runs<T, true> writes the changes.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kPolicy.decode.write_ctas) write_entries(Received received, Pass pass) {
   if (WarpThreads::any(is_refused<true>(*received.control))) return;
@@ -199,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kPolicy.decode.write_ctas) write_ent
   for (std::uint32_t b = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; b < received.block_count;
        b += gridDim.x * (kThreads / 32)) {
     const ReceivedBlock& block = received.blocks[b];
-    if (block.element_shift != kShiftOf<T> || block.for_cta) continue;
+    if (block.element_shift != kShiftOf<T> || (block.for_cta && !is_context(block))) continue;
     digest.enter(received, block.tensor);
     write_changes<WarpThreads, DecodePolicy::lane_in_flight(sizeof(T))>(
         received, block, pass, in_global(received.entry_positions + block.first_change),

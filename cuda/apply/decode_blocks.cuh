@@ -46,13 +46,19 @@ __device__ InputError decode_block(const ReceivedBlock& block, DecodeShared<T>& 
   return found.input_error;
 }
 
-/// Decodes a block, unless its elements are not of T. Calls enter(block) while `shared` is free for other uses, then
-/// sink(block, first, entries) for each chunk as decode_block does. An input error is recorded in `error_word`, of the
-/// control.
+/// Returns the coded words of the block's entries.
+template <class T>
+__device__ T* entry_words(const Received& received, const ReceivedBlock& block) {
+  return in_global(reinterpret_cast<T*>(received.entry_words + block.first_change * received.entry_word_bytes));
+}
+
+/// Decodes a block, unless its elements are not of T or it has `context` positions. Calls enter(block) while `shared`
+/// is free for other uses, then sink(block, first, entries) for each chunk as decode_block does. An input error is
+/// recorded in `error_word`, of the control.
 template <class T, class Enter, class Sink>
 __device__ void decode_one(const Received& received, const ReceivedBlock& block, DecodeShared<T>& shared,
                            std::uint64_t* error_word, const Enter& enter, const Sink& sink) {
-  if (block.element_shift != kShiftOf<T>) return;
+  if (block.element_shift != kShiftOf<T> || is_context(block)) return;
   enter(block);
   const InputError input_error =
       decode_block<T>(block, shared, [&](std::uint32_t first, std::uint32_t entries) { sink(block, first, entries); });
@@ -63,13 +69,23 @@ __device__ void decode_one(const Received& received, const ReceivedBlock& block,
   __syncthreads();
 }
 
-/// Decodes the blocks of elements of T in [at, end), which are validated, so; CTA n takes every gridDim.x-th block from
-/// the n-th on.
-template <class T, class Enter, class Sink>
+/// Calls sink(block, positions, words, entries) for chunks of the changes of the blocks of elements of T in [at, end),
+/// which are validated: decodes them, or takes their entries where they have `context` positions. CTA n takes every
+/// gridDim.x-th block from the n-th on.
+template <class T, class Sink>
 __device__ void decode_range(const Received& received, const ReceivedBlock* at, const ReceivedBlock* end,
-                             DecodeShared<T>& shared, const Enter& enter, const Sink& sink) {
+                             DecodeShared<T>& shared, const Sink& sink) {
   std::uint64_t* const error_word = &received.control->changed_input_error;
-  for (at += blockIdx.x; at < end; at += gridDim.x) decode_one<T>(received, *at, shared, error_word, enter, sink);
+  for (at += blockIdx.x; at < end; at += gridDim.x) {
+    if (is_context(*at) && at->element_shift == kShiftOf<T>) {
+      sink(*at, in_global(received.entry_positions + at->first_change), entry_words<T>(received, *at), at->changed);
+    }
+    decode_one<T>(
+        received, *at, shared, error_word, [](const ReceivedBlock&) {},
+        [&](const ReceivedBlock& block, std::uint32_t, std::uint32_t entries) {
+          sink(block, shared.positions, shared.coded, entries);
+        });
+  }
 }
 
 /// Decodes the blocks of elements of T that are listed for a CTA so.

@@ -30,6 +30,38 @@ struct PositionsShared {
   std::uint32_t positions[kDecodeChunk];
 };
 
+/// Where the codes of quotients end.
+struct QuotientsEnd {
+  std::uint32_t tails = 0;  ///< Bit number of the first tail, behind the last one bit.
+  std::uint64_t end = 0;    ///< Bit number behind the last tail; 0 if the string ends before the last one bit.
+};
+
+/// Walks over the codes of `count` quotients from bit `at` on, of at most `most_zeros` zeros each, and calls
+/// visit(i, zeros) for each, in any thread. Leaves the one bits of the last chunk in shared.positions.
+template <class Visit>
+__device__ QuotientsEnd walk_quotients(const BitString& bits, std::uint32_t at, std::uint32_t count,
+                                       std::uint32_t most_zeros, PositionsShared& shared, FirstInputError& found,
+                                       const Visit& visit) {
+  std::uint64_t tails = 0;
+  for (std::uint32_t first = 0; first < count; first += kDecodeChunk) {
+    const std::uint32_t wanted = count - first < kDecodeChunk ? count - first : kDecodeChunk;
+    if (find_ones(bits, at, wanted, most_zeros, shared.positions, shared.scan) < wanted) {
+      found.refuse(InputError::kOverrun);
+      return {};
+    }
+    std::uint64_t own = 0;
+    for (std::uint32_t i = threadIdx.x; i < wanted; i += kThreads) {
+      const std::uint32_t zeros = zeros_before(shared.positions, i, at);
+      found.require(zeros <= most_zeros, InputError::kQuotient);
+      if (zeros > kEscape) own += zeros - kEscape;
+      visit(first + i, zeros);
+    }
+    tails += cta_sum(shared.scan, own);
+    at = shared.positions[wanted - 1] + 1;
+  }
+  return {at, at + tails};
+}
+
 class PositionDecoder {
  public:
   /// Decodes `count` changes among `span` elements. The coding stays packed in its word: unpacking a field again is
@@ -51,7 +83,7 @@ class PositionDecoder {
         return locate_bitmap();
       case PositionCodec::kDense:
         return end(0);
-      case PositionCodec::kContext:  // The directory's rules have refused it.
+      case PositionCodec::kContext:  // decode_context.cuh takes it.
         break;
     }
     return {};
@@ -109,27 +141,15 @@ class PositionDecoder {
   __device__ BitString locate_packed() {
     const std::uint64_t quotients = std::uint64_t{count_} * rice();
     if (quotients + count_ > payload_.bits()) return refused(InputError::kOverrun);
-    auto at = static_cast<std::uint32_t>(quotients);
-    std::uint64_t tails = 0;
-    for (std::uint32_t first = 0; first < count_; first += kDecodeChunk) {
-      const std::uint32_t wanted = count_ - first < kDecodeChunk ? count_ - first : kDecodeChunk;
-      if (find_ones(payload_, at, wanted, kMaxQuotientZeros, shared_.positions, shared_.scan) < wanted) {
-        return refused(InputError::kOverrun);
-      }
-      std::uint64_t own = 0;
-      for (std::uint32_t i = threadIdx.x; i < wanted; i += kThreads) {
-        const std::uint32_t zeros = zeros_before(shared_.positions, i, at);
-        found_.require(zeros <= kMaxQuotientZeros, InputError::kQuotient);
-        if (zeros > kEscape) own += zeros - kEscape;
-      }
-      tails += cta_sum(shared_.scan, own);
-      at = shared_.positions[wanted - 1] + 1;
-    }
+    const auto begin = static_cast<std::uint32_t>(quotients);
+    const QuotientsEnd codes = walk_quotients(payload_, begin, count_, kMaxQuotientZeros, shared_, found_,
+                                              [](std::uint32_t, std::uint32_t) {});
+    if (codes.end == 0) return {};
     if (threadIdx.x == 0) {
-      cursor().ones_bit = static_cast<std::uint32_t>(quotients);
-      cursor().tail_bit = at;
+      cursor().ones_bit = begin;
+      cursor().tail_bit = codes.tails;
     }
-    return end(at + tails);
+    return end(codes.end);
   }
 
   __device__ void read_index32(std::uint32_t first, std::uint32_t entries) {

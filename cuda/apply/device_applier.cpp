@@ -42,6 +42,7 @@ void DeviceApplier::State::load_kernels() {
     if (!plan_.has_size[size]) continue;
     launch_decode_blocks(size, received_, Pass::kValidate, loader);
     launch_decode_blocks(size, received_, Pass::kForward, loader);
+    launch_decode_context(size, received_, loader);
   }
   launch_digest(received_, nullptr, 0, nullptr, loader);
   NanExpansion::load_kernels(plan_.has_size, loader);

@@ -95,8 +95,8 @@ __device__ inline void list_for_cta(const Received& received, std::uint32_t numb
 }
 
 /// Checks one block entry by itself and fills in the fields that do not depend on other entries.
-__device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTensor& tensor, ValueCodec values,
-                                        ReceivedBlock& block) {
+__device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTensor& tensor,
+                                        const ReceivedStream& stream, ReceivedBlock& block) {
   const std::uint32_t tiles = (entry[1] >> 24) + 1;
   block.first_tile = entry[0];
   block.changed = entry[1] & 0xFFFFFFU;
@@ -107,7 +107,10 @@ __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTe
   }
   block.span = block_span(tensor.elements, block.first_tile, tiles);
   if (block.changed == 0 || block.changed > block.span) return InputError::kExtent;
-  return coding_is_possible(block.coding, values, 8U << tensor.element_shift) ? InputError::kNone : InputError::kCoding;
+  const bool possible = stream.context && is_context(block)
+                            ? tensor.floating && context_coding_is_possible(block.coding)
+                            : coding_is_possible(block.coding, stream.values, 8U << tensor.element_shift);
+  return possible ? InputError::kNone : InputError::kCoding;
 }
 
 /// Returns whether the first block of a frame lies after the last block of the frame before, as far as the counts of
@@ -142,7 +145,7 @@ __device__ inline void read_directory(const Received& received, std::uint32_t f,
       const std::uint32_t group = group_of(begins, frame.groups, b);
       block.tensor = stream.first_tensor + body[2 * group];
       block.frame = f;
-      InputError input_error = read_entry(entry, received.tensors[block.tensor], stream.values, block);
+      InputError input_error = read_entry(entry, received.tensors[block.tensor], stream, block);
       const std::uint32_t begin = b == 0 ? 0 : entry[2 - 4];
       const std::uint32_t end = entry[2];
       if (input_error == InputError::kNone && (end < begin || end > payload_bytes || end % 4 != 0 || begin % 4 != 0 ||

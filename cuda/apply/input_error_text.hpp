@@ -37,6 +37,12 @@ inline const char* describe_input_error(InputError input_error) {
       return "a difference in ULP does not fit its element";
     case InputError::kExceptions:
       return "the exceptions of a block are wrong";
+    case InputError::kClasses:
+      return "the classes of a block are wrong";
+    case InputError::kRank:
+      return "a rank lies outside its block";
+    case InputError::kBase:
+      return "the weights of a block are not those of the delta's base version";
     case InputError::kNone:
       break;
   }

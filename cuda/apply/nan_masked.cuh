@@ -40,15 +40,15 @@ __global__ void __launch_bounds__(kThreads, kCheckCtas)
     check_new_values(Received received, Pass pass, ExpansionControl* control) {
   SPARSECAST_SHARED(CheckShared<T>, shared);
   DigestSum sum;
-  const auto sink = [&](const ReceivedBlock& block, std::uint32_t, std::uint32_t entries) {
+  const auto sink = [&](const ReceivedBlock& block, const std::uint32_t* positions, const T* words,
+                        std::uint32_t entries) {
     const LiveTensor& tensor = received.tensors[block.tensor];
     for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
-      const std::uint32_t position = shared.decode.positions[i];
+      const std::uint32_t position = positions[i];
       if (position >= block.span) continue;
       const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
       const T old_bits = live_element<T>(received, tensor, index);
-      const T new_bits =
-          changed_bits(old_bits, shared.decode.coded[i], values_of(block), tensor.floating, pass == Pass::kInverse);
+      const T new_bits = changed_bits(old_bits, words[i], values_of(block), tensor.floating, pass == Pass::kInverse);
       if (new_bits != old_bits && is_nan_bits(tensor.nan, new_bits)) {
         const auto number = static_cast<std::uint64_t>(&block - received.blocks);
         atomicMin(reinterpret_cast<unsigned long long*>(&control->nan_input_error),
@@ -57,9 +57,7 @@ __global__ void __launch_bounds__(kThreads, kCheckCtas)
       digest_replace(sum, tensor.key_lo, tensor.key_hi, digest_index(received, tensor, index), old_bits, new_bits);
     }
   };
-  decode_range<T>(
-      received, received.blocks, received.blocks + received.block_count, shared.decode, [](const ReceivedBlock&) {},
-      sink);
+  decode_range<T>(received, received.blocks, received.blocks + received.block_count, shared.decode, sink);
   add_to_digest(shared.digest, sum, &control->digest_lo, &control->digest_hi);
 }
 
@@ -67,18 +65,18 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, kExpandCtas)
     expand_blocks(Received received, Pass pass, BlockRange range, T* out) {
   SPARSECAST_SHARED(DecodeShared<T>, shared);
-  const auto sink = [&](const ReceivedBlock& block, std::uint32_t, std::uint32_t entries) {
+  const auto sink = [&](const ReceivedBlock& block, const std::uint32_t* positions, const T* words,
+                        std::uint32_t entries) {
     const LiveTensor& tensor = received.tensors[block.tensor];
     for (std::uint32_t i = threadIdx.x; i < entries; i += kThreads) {
-      const std::uint32_t position = shared.positions[i];
+      const std::uint32_t position = positions[i];
       if (position >= block.span) continue;
       const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
       const T old_bits = live_element<T>(received, tensor, index);
-      out[index] = changed_bits(old_bits, shared.coded[i], values_of(block), tensor.floating, pass == Pass::kInverse);
+      out[index] = changed_bits(old_bits, words[i], values_of(block), tensor.floating, pass == Pass::kInverse);
     }
   };
-  decode_range<T>(
-      received, received.blocks + range.begin, received.blocks + range.end, shared, [](const ReceivedBlock&) {}, sink);
+  decode_range<T>(received, received.blocks + range.begin, received.blocks + range.end, shared, sink);
 }
 
 /// Number of elements of T in 16 bytes.

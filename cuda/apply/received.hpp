@@ -6,11 +6,12 @@
 //   records  --inspect_frames-->  headers and sums, for the host to check
 //   directories  --read_directories-->  blocks  --place_undo-->  offset of the undo record of each frame
 //   blocks  --decode_runs and decode_blocks, kValidate-->  the first input error, entries
+//   blocks with `context` positions, live tensors  --decode_context-->  the first input error, entries
 //   entries  --write_entries-->  live tensors
 //   blocks without entries  --decode_runs and decode_blocks, kForward-->  live tensors
 //
 // Entries, a position and a coded word of each change, are what decode_runs keeps of its blocks where there is memory
-// for all of a delta's.
+// for all of a delta's, and decode_context always.
 // An input error is recorded as (number of the block among all << 8 | reason). The lowest one is kept, and nothing
 // is written if there is one.
 
@@ -41,6 +42,9 @@ enum class InputError : std::uint8_t {
   kBitmapCount,
   kMagnitude,
   kExceptions,  ///< The number, parameter or indices of the exceptions.
+  kClasses,     ///< The numbers of changes or the parameters of the classes of a `context` block.
+  kRank,        ///< A rank lies outside its block.
+  kBase,        ///< The live tensor is not what the block was encoded against.
 };
 
 inline constexpr std::uint64_t kNoInputError = ~std::uint64_t{0};
@@ -55,6 +59,7 @@ struct LiveTensor {
   std::uint32_t view = kNoView;         ///< Index among the views.
   std::uint32_t digest_view = kNoView;  ///< Index of the view that gives the place of its elements in the digest.
   NanPattern nan;
+  DType dtype = DType::kBF16;
 };
 
 /// A delta stream of a staging; its frames end where those of the next one begin.
@@ -63,6 +68,7 @@ struct ReceivedStream {
   std::uint32_t tensor_count = 0;
   std::uint32_t first_frame = 0;
   ValueCodec values = ValueCodec::kUlp;
+  bool context = false;  ///< Blocks may have `context` positions.
 };
 
 /// A FRAME record in device memory, 8-byte aligned. The host checks the fields that come from the header before a
@@ -103,6 +109,11 @@ struct ReceivedBlock {
   bool for_cta = false;  ///< Listed in cta_blocks; all others are decoded by a warp (decode_runs.cuh).
 };
 
+/// Returns whether the block has `context` positions, so that decode_context decodes it.
+SPARSECAST_HD bool is_context(const ReceivedBlock& block) {
+  return Coding::unpack(block.coding).positions == PositionCodec::kContext;
+}
+
 struct ReceiveControl {
   std::uint64_t directory_input_error = kNoInputError;
   std::uint64_t block_input_error = kNoInputError;
@@ -134,6 +145,7 @@ struct Received {
   std::uint32_t frame_count = 0;
   std::uint32_t block_count = 0;
   std::uint32_t entry_word_bytes = 0;  ///< The largest element size in bytes: room for the word of an entry.
+  std::uint32_t* changes = nullptr;    ///< Scratch of decode_context, indexed by change.
 };
 
 enum class Pass : std::uint8_t {

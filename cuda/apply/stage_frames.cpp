@@ -4,6 +4,7 @@
 
 #include "codec/frame_reader.hpp"
 #include "codec/record_layout.hpp"
+#include "core/word.hpp"
 #include "cuda/apply/applier_state.hpp"
 #include "cuda/apply/input_error_text.hpp"
 
@@ -45,6 +46,7 @@ void DeviceApplier::State::list_streams(std::span<const StreamFrames> deltas) {
   received_.block_count = 0;
   changed_ = 0;
   any_raw_ = false;
+  any_context_ = false;
   std::uint32_t f = 0;
   for (std::uint32_t d = 0; d < deltas.size(); ++d) {
     const StreamFrames& delta = deltas[d];
@@ -56,7 +58,9 @@ void DeviceApplier::State::list_streams(std::span<const StreamFrames> deltas) {
     stream.tensor_count = static_cast<std::uint32_t>(tables_.table(delta.stream)->size());
     stream.first_frame = f;
     stream.values = delta.header->values;
+    stream.context = delta.header->positions == PositionMode::kContext;
     streams()[d] = stream;
+    any_context_ = any_context_ || stream.context;
     any_raw_ = any_raw_ || stream.values == ValueCodec::kRaw;
     for (std::size_t i = 0; i < delta.frames.size(); ++i, ++f) {
       const DeviceRecord& record = delta.frames[i];
@@ -175,9 +179,26 @@ void DeviceApplier::State::reserve_entries() {
   received_.entry_words = entry_words_.as();
 }
 
+/// Makes room for the entries of deltas with `context` positions, which cannot be done without: once the weights have
+/// changed, nothing else tells the places.
+void DeviceApplier::State::reserve_context() {
+  received_.entry_word_bytes = plan_.widest;
+  try {
+    reserve(entry_positions_, changed_ * sizeof(std::uint32_t));
+    reserve(entry_words_, changed_ * plan_.widest);
+    reserve(context_changes_, changed_ * sizeof(std::uint32_t));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    throw error.within(fmt::format("{} changes with 'context' positions", changed_));
+  }
+  received_.entry_positions = entry_positions_.as<std::uint32_t>();
+  received_.entry_words = entry_words_.as();
+  received_.changes = context_changes_.as<std::uint32_t>();
+}
+
 void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   const TraceRange<"device_stage.validate"> range;
-  reserve_entries();
+  any_context_ ? reserve_context() : reserve_entries();
   reserve(group_begins_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
   reserve(blocks_, std::uint64_t{received_.block_count} * sizeof(ReceivedBlock));
   reserve(cta_blocks_, std::uint64_t{received_.block_count} * sizeof(std::uint32_t));
@@ -191,7 +212,9 @@ void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   launch_read_directories(received_, device_stream_);
   tell("directories");
   for (unsigned size = 0; size < 4; ++size) {
-    if (plan_.has_size[size]) launch_decode_blocks(size, received_, Pass::kValidate, device_stream_);
+    if (!plan_.has_size[size]) continue;
+    launch_decode_blocks(size, received_, Pass::kValidate, device_stream_);
+    if (any_context_) launch_decode_context(size, received_, device_stream_);
   }
   tell("validate");
   read_control();
@@ -201,7 +224,29 @@ void DeviceApplier::State::validate(std::span<const StreamFrames> deltas) {
   if (keeps_replaced()) reserve(undo_, decision().undo_bytes);
 }
 
-/// Decodes the frame again on the CPU, whose error says what is wrong and where.
+/// Decodes a block on the CPU; one with `context` positions with a copy of the live tensor.
+void DeviceApplier::State::decode_again(const BlockRef& block, std::size_t tensor) {
+  const TensorSpec& spec = table()[tensor];
+  ApplyScratch scratch;
+  if (block.coding.positions != PositionCodec::kContext) return validate_block(block, spec.dtype, scratch);
+  const std::size_t size = element_size(spec.dtype);
+  const StridedView* const view = live_[tensor].view == kNoView ? nullptr : &plan_.views[live_[tensor].view];
+  // The memory from the first to the last element of the block, or of a view, whose strides may be negative.
+  std::int64_t first = view == nullptr ? static_cast<std::int64_t>(block.first_element) : 0;
+  std::int64_t last = view == nullptr ? first + block.span - 1 : 0;
+  for (std::uint32_t d = 0; view != nullptr && d < view->rank; ++d) {
+    const std::int64_t reach = static_cast<std::int64_t>(view->extents[d].divisor - 1) * view->strides[d];
+    (reach < 0 ? first : last) += reach;
+  }
+  const std::int64_t begin = first * static_cast<std::int64_t>(size);
+  const PinnedMemory h_old(static_cast<std::size_t>(last + 1 - first) * size);
+  copy_async(h_old.as(), live_[tensor].data + begin, h_old.bytes(), cudaMemcpyDeviceToHost, device_stream_.stream);
+  host_.wait(device_stream_.stream, "hand back a tensor");
+  const OldBits old{h_old.as() - (view == nullptr ? 0 : begin), spec.dtype, view};
+  with_word(size, [&]<class T>() { decode_block(block, scratch.get<T>(), &old); });
+}
+
+/// Decodes the block again on the CPU, whose error says what is wrong and where.
 void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const StreamFrames> deltas) {
   const auto number = static_cast<std::uint32_t>(input_error >> 8);
   std::size_t f = headers_.size() - 1;
@@ -213,10 +258,11 @@ void DeviceApplier::State::explain(std::uint64_t input_error, std::span<const St
   host_.wait(device_stream_.stream, "hand back a frame");
   const FrameReader frame(ConstBytes(h_record.as(), h_record.bytes()), *delta.header, table);
   const BlockRef& block = frame.blocks()[number - frames()[f].first_block];
-  ApplyScratch scratch;
+  const auto reason = static_cast<InputError>(input_error & 0xFF);
   try {
-    validate_block(block, table[block.tensor].dtype, scratch);
-    corrupt(describe_input_error(static_cast<InputError>(input_error & 0xFF)));
+    decode_again(block, streams()[frames()[f].stream].first_tensor + block.tensor);
+    throw Error(reason == InputError::kBase ? ErrorCode::kWrongBase : ErrorCode::kCorrupt,
+                describe_input_error(reason));
   } catch (const Error& error) {
     throw error.within(describe(frame.header(), block, table));
   }

@@ -61,7 +61,8 @@ struct DecodePolicy {
   unsigned apply_ctas = 3;
   unsigned wide_apply_ctas = 2;  ///< For elements of 4 and 8 bytes.
   unsigned run_ctas = 5;
-  unsigned write_ctas = 4;  ///< Of write_entries. Limited by registers.
+  unsigned write_ctas = 4;    ///< Of write_entries. Limited by registers.
+  unsigned context_ctas = 3;  ///< Of decode_context. Limited by registers.
 };
 
 struct Policy {
@@ -78,6 +79,7 @@ constexpr Policy policy_of(unsigned architecture) {
     // With three, ptxas spills.
     policy.encode.ctas = 2;
     policy.decode.apply_ctas = 2;
+    policy.decode.context_ctas = 2;
   } else if (architecture < 90) {
     policy.shared_bytes = 164 * 1024;
     policy.encode.run_ctas = 3;

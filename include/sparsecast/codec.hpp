@@ -39,9 +39,8 @@ enum class PositionMode : std::uint8_t {
   kGap16,
   kIndex32,
   kBitmap,
-  /// The smallest of context, packed, bitmap and dense, block by block, with larger blocks. Needs `kUlp` values, and
-  /// receivers that decode on the host: a third fewer bytes than kAuto, for the delta log and slow links. Readers of
-  /// format 1.0 refuse it.
+  /// The smallest of context, packed, bitmap and dense, block by block, with larger blocks. Needs `kUlp` values: a
+  /// third fewer bytes than kAuto, for the delta log and slow links. Readers of format 1.0 refuse it.
   kContext,
 };
 

@@ -37,6 +37,7 @@ struct DeviceOptions {
   /// Most bytes of device memory in which a subscriber keeps the decoded changes of a staged delta (6 bytes each for
   /// bf16), so that the pause only writes them. Those of a larger delta, or where that is more than a quarter of the
   /// memory that the device has free, are decoded again in the pause. Unset: a sixteenth of the bytes of the tensors.
+  /// Those of a delta with `context` positions are always kept, and take 4 bytes each more while it is staged.
   std::optional<std::uint64_t> entry_bytes = {};
 };
 

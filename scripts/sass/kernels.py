@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ KERNELS = {  # By name in the listing's demangled symbols, with the source and t
     "apply by a CTA": "decode_blocks<{type}, true>",
     "keep entries by a warp": "decode_runs<{type}, false>",
     "write entries": "write_entries<{type}>",
+    "stage context": "decode_context<{type}>",
     "digest": "digest_live",
 }
 
@@ -148,6 +150,9 @@ def view_of(layout: dict[str, int], row: int) -> bytes:
     return bytes(result)
 
 
+Changes = Callable[[Weights, float, int, int], tuple[np.ndarray, np.ndarray]]
+
+
 class Delta:
     """The tables of a delta of one tensor in the machine's memory, and the kernels that make and apply it."""
 
@@ -159,10 +164,11 @@ class Delta:
         percent: float,
         tiles: int,
         seed: int = 7,
+        changes: Changes = random_changes,
     ) -> None:
         self.code, self.at, self.weights, self.tiles = code, at, weights, tiles
         self.shift = weights.size.bit_length() - 1
-        self.old, self.new = random_changes(weights, percent, tiles, seed)
+        self.old, self.new = changes(weights, percent, tiles, seed)
         self.current = masters_of(self.new, seed) if weights.source == 3 else self.spread(self.new)
         self.changed = (self.old != self.new).reshape(tiles, TILE)
         self.memory = Memory()
@@ -387,7 +393,8 @@ class Delta:
 
 
 def run(code: dict[str, list[Instruction]], compiler: str) -> dict[str, dict[str, float]]:
-    """Returns {"kernel of weights, percent": what a unit took}: detect's and digest's is a tile, form's a section, the others' a block.
+    """Returns {"kernel of weights, percent": what a unit took}: of detect and digest a tile, of form a section,
+    of the others a block.
     `code` is by the kernels' short names; WrongResult or MachineError for code that is wrong."""
     at = layouts(compiler)
     missing = {weights.kernel(name) for weights in WEIGHTS.values() for name in KERNELS} - code.keys()

@@ -52,7 +52,7 @@ int main() {
   END(ChunkCounts), COMMA();
   BEGIN(LiveTensor);
   FIELD(LiveTensor, data), FIELD(LiveTensor, elements), FIELD(LiveTensor, key_lo), FIELD(LiveTensor, key_hi);
-  FIELD(LiveTensor, element_shift), FIELD(LiveTensor, floating), FIELD(LiveTensor, view);
+  FIELD(LiveTensor, element_shift), FIELD(LiveTensor, floating), FIELD(LiveTensor, dtype), FIELD(LiveTensor, view);
   FIELD(LiveTensor, digest_view), END(LiveTensor), COMMA();
   BEGIN(ReceivedBlock);
   FIELD(ReceivedBlock, payload), FIELD(ReceivedBlock, first_change), FIELD(ReceivedBlock, payload_words), FIELD(ReceivedBlock, first_tile);
@@ -61,7 +61,7 @@ int main() {
   BEGIN(ReceiveControl), FIELD(ReceiveControl, cta_blocks), END(ReceiveControl), COMMA();
   BEGIN(Received);
   FIELD(Received, tensors), FIELD(Received, views), FIELD(Received, streams), FIELD(Received, blocks), FIELD(Received, cta_blocks), FIELD(Received, frame_undo);
-  FIELD(Received, undo), FIELD(Received, digest_changes), FIELD(Received, entry_positions), FIELD(Received, entry_words);
+  FIELD(Received, changes), FIELD(Received, undo), FIELD(Received, digest_changes), FIELD(Received, entry_positions), FIELD(Received, entry_words);
   FIELD(Received, control), FIELD(Received, frame_count), FIELD(Received, block_count);
   FIELD(Received, entry_word_bytes), END(Received);
   std::printf("}\n");

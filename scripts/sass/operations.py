@@ -174,14 +174,21 @@ def scaled_add(warp: Warp, code: Instruction, lanes: Lanes) -> None:
 
 
 def bounded(warp: Warp, code: Instruction, lanes: Lanes) -> None:
-    """VIMNMX and VIADDMNMX: the smaller of two where the predicate holds, otherwise the larger one; with S16x2 in each
-    half."""
+    """VIMNMX and VIADDMNMX: the smaller of two where the predicate holds, otherwise the larger one; S16x2 of each half."""
     target, *sources, least = code.operands
-    kind = np.uint32 if "U32" in code.modifiers else np.int16 if "S16x2" in code.modifiers else np.int32
-    read = [warp.read(one).astype(np.uint32).view(kind) for one in sources if one.kind not in ("P", "UP")]
-    x, y = read if len(read) == 2 else (read[0] + read[1], read[2])
-    lower = np.repeat(warp.test(least), len(x) // 32)
-    result = np.where(lower, np.minimum(x, y), np.maximum(x, y))
+    values = [warp.read(one) for one in sources if one.kind not in ("P", "UP")]
+    if "S16x2" in code.modifiers:
+        halves = [value.view(np.int16).reshape(32, 2) for value in values]
+        x, y = halves if len(halves) == 2 else (halves[0] + halves[1], halves[2])
+        result = np.where(warp.test(least)[:, None], np.minimum(x, y), np.maximum(x, y))
+        if "RELU" in code.modifiers:
+            result = np.maximum(result, np.int16(0))
+        warp.write(target, np.ascontiguousarray(result, np.int16).view(np.uint32).ravel(), lanes)
+        return
+    x, y = values if len(values) == 2 else (values[0] + values[1], values[2])
+    if "U32" not in code.modifiers:
+        x, y = x.view(np.int32), y.view(np.int32)
+    result = np.where(warp.test(least), np.minimum(x, y), np.maximum(x, y))
     if "RELU" in code.modifiers:
         result = np.maximum(result, 0)
     warp.write(target, result.view(np.uint32), lanes)

@@ -105,14 +105,7 @@ class DeviceSubscriberBackend final : public SubscriberBackend {
     store_.clear();
   }
 
-  void begin_stream(std::size_t stream, const DeltaHeader& header) override {
-    if (header.positions == PositionMode::kContext) {
-      throw Error(ErrorCode::kUnsupported,
-                  "'context' positions are decoded on the host only, and the weights are on a "
-                  "device");
-    }
-    staged_[stream] = {header, {}};
-  }
+  void begin_stream(std::size_t stream, const DeltaHeader& header) override { staged_[stream] = {header, {}}; }
 
   void add(std::size_t stream, const FrameHeader& frame, ConstBytes record) override {
     const cuda::DeviceGuard guard = context_.enter();

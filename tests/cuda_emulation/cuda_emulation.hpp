@@ -3,6 +3,7 @@
 
 // CUDA's qualifiers and built-in functions for kernels that g++ compiles with SPARSECAST_CUDA_EMULATION.
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -125,6 +126,19 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (shift & 31));
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((std::uint64_t{high} << 32 | low) << (shift & 31) >> 32);
+}
+
+/// In each half, as signed numbers: max(min(a + b, most), 0).
+inline unsigned __viaddmin_s16x2_relu(unsigned a, unsigned b, unsigned most) {
+  const auto half = [](unsigned low, unsigned high, unsigned limit) {
+    const auto sum = static_cast<std::int16_t>(static_cast<std::uint16_t>(low + high));
+    const auto least = std::min(sum, static_cast<std::int16_t>(static_cast<std::uint16_t>(limit)));
+    return static_cast<unsigned>(std::max(least, std::int16_t{0}));
+  };
+  return half(a >> 16, b >> 16, most >> 16) << 16 | half(a & 0xFFFF, b & 0xFFFF, most & 0xFFFF);
 }
 
 inline int __popc(unsigned x) { return std::popcount(x); }

@@ -16,7 +16,7 @@ struct RandomLimits {
   std::size_t max_tensors = 4;
   std::uint64_t max_elements = 40'000;  ///< Largest number of elements of one tensor.
   double large_chance = 0.01;           ///< Probability of a tensor of up to max_elements; others have at most 600.
-  bool context = false;                 ///< Position mode `context` as well, which devices do not read.
+  bool context = false;                 ///< Position mode `context` as well, which not every detector encodes.
 };
 
 /// Two states of a table and how the step between them is to be encoded.

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Turns the ranks of a `context` block into positions, by all threads of a CTA together, one tile after another. The
+// old words of the block are read once: first the elements of each class are counted, kScanned at a time, then each
+// change finds the count in which its rank falls, and its element among those. So an element costs the arithmetic of
+// its class and of a count, and only a change costs a search.
+//
+//   words  --count_tile-->  counts of kScanned elements  --sum_groups, sum_warps-->  counts before each thread's group
+//   ranks  --find_changes-->  changes of the tile  --deal-->  positions and keys, in order of tile and class
+
+#include "cuda/apply/context_ranks.cuh"
+#include "cuda/common/context_scan.cuh"
+
+namespace sparsecast::cuda {
+
+/// Counts of kScanned elements in a tile, and those in the group of a thread.
+inline constexpr std::uint32_t kTileCounts = kTileElems / kScanned;
+inline constexpr std::uint32_t kGroupCounts = kTileCounts / kThreads;
+static_assert(kGroupCounts * kScanned <= 255);
+
+/// A change whose place is known, until its value is: the number of its entry in the block, and its key.
+struct PlacedChange {
+  std::uint32_t entry = 0;
+  std::uint32_t key = 0;
+
+  /// Entries are numbered in 22 bits, as the elements of a section are.
+  __device__ std::uint32_t pack() const { return entry << 8 | key; }
+  __device__ static PlacedChange unpack(std::uint32_t word) { return {word >> 8, word & 0xFF}; }
+};
+
+struct PlacesShared {
+  std::uint32_t counts[2][kTileCounts];  ///< Of classes 0 to 7, and of 8 to 15, 4 bits each.
+  /// Elements of a class in the tile before each warp's groups, and from there on before each group.
+  std::uint16_t warps_before[kMostClasses][kThreads / 32];
+  std::uint16_t before[kMostClasses][kThreads];
+  std::uint32_t in_earlier_tiles[kMostClasses];  ///< Elements of a class.
+  std::uint32_t in_tiles[kMostClasses];          ///< The same with those of the tile.
+  std::uint32_t next[2][kMostClasses];           ///< First change that is not placed, before and after a tile.
+  std::uint32_t placed[2];                       ///< Changes in the tiles before, and in these and the tile.
+};
+
+/// `kManyClasses`: the block has more than 8 classes.
+template <class T, bool kManyClasses>
+class ChangePlacer {
+ public:
+  /// `changes` are the ranks of the block's changes, in the place of each its PlacedChange is put; `positions` are
+  /// those of the block's entries.
+  __device__ ChangePlacer(const OldWords<T>& old, const ExponentField& field, const ContextHead& head,
+                          std::uint32_t* changes, std::uint32_t* positions, PlacesShared& shared, ScanShared& scan)
+      : old_(old),
+        field_(field),
+        classes_(field, head.classes),
+        head_(head),
+        changes_(changes),
+        positions_(positions),
+        shared_(shared),
+        scan_(scan) {}
+
+  /// Returns to all threads whether all changes have a place and the block's words and positions are those of the
+  /// check.
+  __device__ bool place() {
+    if (threadIdx.x < kMostClasses) {
+      shared_.in_tiles[threadIdx.x] = 0;
+      shared_.next[0][threadIdx.x] = head_.begin[threadIdx.x];
+    }
+    if (threadIdx.x == 0) shared_.placed[0] = 0;
+    std::uint32_t turn = 0;
+    for (std::uint32_t first = 0; first < old_.span; first += kTileElems, turn ^= 1) {
+      count_tile(first);
+      __syncthreads();
+      sum_groups();
+      __syncthreads();
+      sum_warps(turn);
+      __syncthreads();
+      find_changes(turn);
+      __syncthreads();
+      deal(first, turn);
+      __syncthreads();
+    }
+    const std::uint32_t check = cta_sum(scan_, sum_);
+    return check == head_.check && shared_.placed[turn] == head_.begin[kMostClasses];
+  }
+
+ private:
+  static constexpr std::uint32_t kWarps = kThreads / 32;
+  static constexpr std::uint32_t kClasses = kManyClasses ? 16 : 8;
+  static constexpr std::uint32_t kNibbles = 0x0F0F0F0FU;
+  static constexpr std::uint32_t kBytes = 0x00FF00FFU;
+  /// Counts of a tile that a thread makes, and how many of them it has loads in flight for.
+  static constexpr std::uint32_t kCounts = kTileCounts / kThreads;
+  static constexpr std::uint32_t kInFlight = sizeof(T) <= 2 ? 4 : sizeof(T) == 4 ? 2 : 1;
+  using Scanned8 = ScannedWords<T>;
+
+  /// Counts the elements of each class in the tile whose first element is `first`.
+  __device__ void count_tile(std::uint32_t first) {
+    // A warp reads what lies together.
+    const std::uint32_t own = threadIdx.x / 32 * (32 * kCounts) + threadIdx.x % 32;
+    if (old_.vectors && old_.span - first >= kTileElems) {
+      const T* at = old_.data + first + own * kScanned;
+      for (std::uint32_t c = 0; c < kCounts; c += kInFlight, at += 32 * kInFlight * kScanned) {
+        Scanned8 scanned[kInFlight];
+        SPARSECAST_UNROLL
+        for (std::uint32_t e = 0; e < kInFlight; ++e) scanned[e].load(at + 32 * e * kScanned);
+        SPARSECAST_UNROLL
+        for (std::uint32_t e = 0; e < kInFlight; ++e) keep_count(own + 32 * (c + e), scanned[e], kScanned);
+      }
+      return;
+    }
+    for (std::uint32_t c = 0; c < kCounts; ++c) {
+      const std::uint32_t begin = first + (own + 32 * c) * kScanned;
+      Scanned8 scanned;
+      scanned.load_any(old_, begin);
+      keep_count(own + 32 * c, scanned, begin < old_.span ? old_.span - begin : 0);
+    }
+  }
+
+  __device__ void keep_count(std::uint32_t number, const Scanned8& scanned, std::uint32_t elements) {
+    sum_ += scanned.sum();
+    const NibbleCounts<kManyClasses> counts = count_classes<kManyClasses>(scanned, classes_, elements);
+    shared_.counts[0][number] = static_cast<std::uint32_t>(counts);
+    if constexpr (kManyClasses) shared_.counts[1][number] = static_cast<std::uint32_t>(counts >> 32);
+  }
+
+  /// Adds up the counts of each thread's group, and of the groups before it in its warp.
+  __device__ void sum_groups() {
+    const std::uint32_t lane = threadIdx.x % 32;
+    SPARSECAST_UNROLL
+    for (std::uint32_t half = 0; half < kClasses / 8; ++half) {
+      // Four counts of 8 bits: those of even classes, and of odd ones.
+      std::uint32_t sums[2] = {};
+      const auto* const own = reinterpret_cast<const uint4*>(shared_.counts[half] + threadIdx.x * kGroupCounts);
+      SPARSECAST_UNROLL
+      for (std::uint32_t v = 0; v < kGroupCounts / 4; ++v) {
+        const uint4 four = own[v];
+        sums[0] += (four.x & kNibbles) + (four.y & kNibbles) + (four.z & kNibbles) + (four.w & kNibbles);
+        sums[1] +=
+            (four.x >> 4 & kNibbles) + (four.y >> 4 & kNibbles) + (four.z >> 4 & kNibbles) + (four.w >> 4 & kNibbles);
+      }
+      SPARSECAST_UNROLL
+      for (std::uint32_t p = 0; p < 4; ++p) {
+        // Two counts of 16 bits, of classes c and c + 4; a warp has fewer than 2^16 elements.
+        const std::uint32_t c = 8 * half + p % 2 + p / 2 * 2;
+        const std::uint32_t two = sums[p % 2] >> 8 * (p / 2) & kBytes;
+        std::uint32_t sum = two;
+        SPARSECAST_UNROLL
+        for (std::uint32_t distance = 1; distance < 32; distance *= 2) {
+          const std::uint32_t other = __shfl_up_sync(kAllLanes, sum, distance);
+          if (lane >= distance) sum += other;
+        }
+        shared_.before[c][threadIdx.x] = static_cast<std::uint16_t>(sum - two);
+        shared_.before[c + 4][threadIdx.x] = static_cast<std::uint16_t>((sum - two) >> 16);
+        if (lane == 31) {
+          shared_.warps_before[c][threadIdx.x / 32] = static_cast<std::uint16_t>(sum);
+          shared_.warps_before[c + 4][threadIdx.x / 32] = static_cast<std::uint16_t>(sum >> 16);
+        }
+      }
+    }
+  }
+
+  /// Adds up the sums of the warps.
+  __device__ void sum_warps(std::uint32_t turn) {
+    if (threadIdx.x >= kClasses * kWarps) return;
+    const std::uint32_t c = threadIdx.x / kWarps;
+    const std::uint32_t warp = threadIdx.x % kWarps;
+    const std::uint32_t own = shared_.warps_before[c][warp];
+    std::uint32_t sum = own;
+    SPARSECAST_UNROLL
+    for (std::uint32_t distance = 1; distance < kWarps; distance *= 2) {
+      const std::uint32_t other = __shfl_up_sync(kAllLanes, sum, distance);
+      if (warp >= distance) sum += other;
+    }
+    shared_.warps_before[c][warp] = static_cast<std::uint16_t>(sum - own);
+    if (warp + 1 != kWarps) return;
+    shared_.in_earlier_tiles[c] = shared_.in_tiles[c];
+    shared_.in_tiles[c] += sum;
+    if (c == 0) shared_.placed[turn ^ 1] = shared_.placed[turn];
+  }
+
+  /// Finds which changes are in the tile, a warp those of one class after another.
+  __device__ void find_changes(std::uint32_t turn) {
+    for (std::uint32_t c = threadIdx.x / 32; c < head_.classes.count; c += kWarps) {
+      const std::uint32_t begin = shared_.next[turn][c];
+      const std::uint32_t end = head_.begin[c + 1];
+      const std::uint32_t ranks_end = shared_.in_tiles[c];
+      std::uint32_t found = 0;
+      for (std::uint32_t here = kAllLanes; here == kAllLanes; found += static_cast<std::uint32_t>(__popc(here))) {
+        const std::uint32_t i = begin + found + threadIdx.x % 32;
+        // Ranks ascend in a class, and the tiles before have taken all that are lower.
+        here = __ballot_sync(kAllLanes, i < end && changes_[i] < ranks_end ? 1 : 0);
+      }
+      if (threadIdx.x % 32 == 0) {
+        shared_.next[turn ^ 1][c] = begin + found;
+        atomicAdd(&shared_.placed[turn ^ 1], found);
+      }
+    }
+  }
+
+  /// Places the changes of the tile, class by class.
+  __device__ void deal(std::uint32_t first, std::uint32_t turn) {
+    const std::uint32_t entries = shared_.placed[turn];
+    const std::uint32_t count = shared_.placed[turn ^ 1] - entries;
+    for (std::uint32_t n = threadIdx.x; n < count; n += kThreads) {
+      std::uint32_t c = 0;
+      std::uint32_t i = n;
+      for (;; ++c) {
+        const std::uint32_t of_class = shared_.next[turn ^ 1][c] - shared_.next[turn][c];
+        if (i < of_class) break;
+        i -= of_class;
+      }
+      i += shared_.next[turn][c];
+      place_one(first, c, changes_[i] - shared_.in_earlier_tiles[c], i, entries + n);
+    }
+  }
+
+  /// Finds element number `rank` of class `c` in the tile, and notes it as the place of change `i`.
+  __device__ void place_one(std::uint32_t first, std::uint32_t c, std::uint32_t rank, std::uint32_t i,
+                            std::uint32_t entry) {
+    std::uint32_t warp = 0;
+    SPARSECAST_UNROLL
+    for (std::uint32_t step = kWarps / 2; step != 0; step /= 2) {
+      if (shared_.warps_before[c][warp + step] <= rank) warp += step;
+    }
+    rank -= shared_.warps_before[c][warp];
+    std::uint32_t group = 32 * warp;
+    SPARSECAST_UNROLL
+    for (std::uint32_t step = 16; step != 0; step /= 2) {
+      if (shared_.before[c][group + step] <= rank) group += step;
+    }
+    rank -= shared_.before[c][group];
+    std::uint32_t number = group * kGroupCounts;
+    const std::uint32_t* const counts = shared_.counts[kManyClasses ? c / 8 : 0];
+    SPARSECAST_UNROLL
+    for (std::uint32_t n = 1; n < kGroupCounts; ++n, ++number) {  // It is in the last, if in none before.
+      const std::uint32_t count = counts[number] >> 4 * (c % 8) & 15;
+      if (rank < count) break;
+      rank -= count;
+    }
+    Scanned8 scanned;
+    const std::uint32_t begin = first + number * kScanned;
+    if (old_.vectors && old_.span - begin >= kScanned) {
+      scanned.load(old_.data + begin);
+    } else {
+      scanned.load_any(old_, begin);
+    }
+    std::uint32_t bits = elements_of_class(scanned, classes_, 4 * c);
+    for (; rank != 0; --rank) bits &= bits - 1;
+    std::uint32_t position = begin + static_cast<std::uint32_t>(__ffs(static_cast<int>(bits))) - 1;
+    // Words that somebody writes at the same time fail the check, but no position may lie outside of the block.
+    if (bits == 0 || position >= old_.span) position = begin;
+    changes_[i] = PlacedChange{entry, key_of(old_.at(position), field_)}.pack();
+    positions_[entry] = position;
+    sum_ += kPositionCheckFactor * position;
+  }
+
+  const OldWords<T> old_;
+  const ExponentField field_;
+  const PackedClasses classes_;
+  const ContextHead& head_;
+  std::uint32_t* const changes_;
+  std::uint32_t* const positions_;
+  PlacesShared& shared_;
+  ScanShared& scan_;
+  std::uint32_t sum_ = 0;  ///< Of this thread, for the check.
+};
+
+}  // namespace sparsecast::cuda
