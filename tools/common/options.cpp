@@ -55,9 +55,10 @@ void EncodeFlags::add_codec_to(Parser& parser, bool with_values) {
         ->type_name("CODEC");
   }
   parser
-      .add_option("--block-changes", block_changes,
-                  "Changes of a block: 4096 (default), or 512 (with --objective speed), which a device decodes before its "
-                  "pause, in some 3 % more bytes")
+      .add_option(
+          "--block-changes", block_changes,
+          "Changes of a block: 4096 (default), or 512 (with --objective speed), which a device decodes before its "
+          "pause, in some 3 % more bytes")
       ->check(Condition::one_of({"512", "4096"}))
       ->type_name("N");
   parser.add_option("--zstd", zstd_level, "Compress frames with zstd at this level where that is smaller; 0: off")

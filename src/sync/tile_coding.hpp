@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Changed elements of a part of a tile, as a detector found them, to positions within a block and coded words; the
+// snapshot is refreshed and the digest summed on the way.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "codec/codec_common.hpp"
+#include "codec/word_kernels.hpp"
+#include "core/digest_changes.hpp"
+#include "core/tensor_view.hpp"
+#include "core/word.hpp"
+#include "sparsecast/detector.hpp"
+
+namespace sparsecast {
+
+struct TileContext {
+  std::uint64_t first = 0;  ///< Element of the tensor at which the view starts.
+  std::uint32_t base = 0;   ///< Added to positions within the view: those within the block.
+  const DigestIndex* index = nullptr;
+  bool floating = false;
+};
+
+/// Elements that follow one another in all memory, and in the digest.
+class FlatElements {
+ public:
+  FlatElements(const TileView& view, const TileContext& tile)
+      : current_(view.current), first_(tile.index->first + tile.first) {}
+
+  template <class T>
+  const std::byte* current(std::uint32_t at) const {
+    return current_ + at * sizeof(T);
+  }
+  template <class T>
+  std::int64_t old_offset(std::uint32_t at) const {
+    return static_cast<std::int64_t>(at * sizeof(T));
+  }
+  std::uint64_t index(std::uint32_t at) const { return first_ + at; }
+
+ private:
+  const std::byte* current_;
+  std::uint64_t first_;
+};
+
+/// Elements of strided views.
+class StridedElements {
+ public:
+  StridedElements(const TileView& view, const TileContext& tile)
+      : current_(view.current),
+        // A pointer without a view is that of the tile's part.
+        current_first_(view.current_view != nullptr ? tile.first : 0),
+        old_first_(view.old_view != nullptr ? tile.first : 0),
+        first_(tile.first),
+        digest_first_(tile.index->first),
+        current_walk_(view.current_view),
+        old_walk_(view.old_view),
+        index_walk_(tile.index->walk()) {}
+
+  template <class T>
+  const std::byte* current(std::uint32_t at) {
+    return current_ + current_walk_.offset(current_first_ + at) * static_cast<std::int64_t>(sizeof(T));
+  }
+  template <class T>
+  std::int64_t old_offset(std::uint32_t at) {
+    return old_walk_.offset(old_first_ + at) * static_cast<std::int64_t>(sizeof(T));
+  }
+  std::uint64_t index(std::uint32_t at) {
+    return digest_first_ + static_cast<std::uint64_t>(index_walk_.offset(first_ + at));
+  }
+
+ private:
+  const std::byte* current_;
+  std::uint64_t current_first_;
+  std::uint64_t old_first_;
+  std::uint64_t first_;
+  std::uint64_t digest_first_;
+  ElementWalk current_walk_;
+  ElementWalk old_walk_;
+  ElementWalk index_walk_;
+};
+
+/// Gathers the bits of `count` changed elements, turns them into coded words, refreshes the snapshot and sums the
+/// digest.
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
+void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
+                   std::uint32_t count, T* coded, DigestChanges<T>& digest) {
+  const auto code = [&](std::uint32_t i, const auto& record) {
+    const std::uint32_t at = found[i];
+    const T new_bits = load_word<T>(elements.template current<T>(at));
+    T old_bits = 0;
+    [[maybe_unused]] const std::int64_t old_offset = elements.template old_offset<T>(at);
+    if constexpr (kCodec != ValueCodec::kRaw || kDigest) old_bits = load_word<T>(view.old + old_offset);
+    if constexpr (kCodec == ValueCodec::kRaw) coded[i] = new_bits;
+    if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
+    if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
+    if constexpr (kRefresh) store_word(view.refresh + old_offset, 0, new_bits);
+    if constexpr (kDigest) record(elements.index(at), old_bits, new_bits);
+  };
+  if constexpr (kDigest) {
+    digest.add_each(count, code);
+  } else {
+    for (std::uint32_t i = 0; i < count; ++i) code(i, nullptr);
+  }
+}
+
+/// The same for the `elements` contiguous elements of the view, of which so many changed that all are read.
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
+void code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
+                         const std::uint32_t* found, T* coded, DigestChanges<T>& digest) {
+  constexpr std::uint32_t kRun = 512;
+  [[maybe_unused]] T before[kRun + cpu::kCodedSlack];
+  [[maybe_unused]] T after[kRun + cpu::kCodedSlack];
+  const FlatElements places(view, tile);
+  std::uint32_t done = 0;
+  for (std::uint32_t first = 0; first < elements; first += kRun) {
+    const std::uint32_t end = std::min(elements, first + kRun);
+    const std::byte* const current = view.current + first * sizeof(T);
+    const std::uint32_t differing =
+        cpu::code_changed(current, view.old + first * sizeof(T), end - first, sizeof(T), kCodec, tile.floating,
+                          coded + done, kDigest ? before : nullptr, kDigest ? after : nullptr);
+    const auto last = std::lower_bound(found + done, found + std::min(view.changed, done + kRun), end);
+    const auto count = static_cast<std::uint32_t>(last - found) - done;
+    if (count != differing) {  // The detector reports elements that did not change.
+      code_elements<T, kCodec, kRefresh, kDigest>(view, tile, places, found + done, count, coded + done, digest);
+    } else {
+      if constexpr (kDigest) digest.add_run(places.index(0), found + done, before, after, count);
+      if constexpr (kRefresh) std::memcpy(view.refresh + first * sizeof(T), current, (end - first) * sizeof(T));
+    }
+    done += count;
+  }
+}
+
+/// With one change in so many elements, or more, reading all of them is faster.
+constexpr std::uint32_t kDenseOneIn = 16;
+
+/// Codes the changes of a part of a tile, `elements` long. Writes their positions in the block and their coded words.
+template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
+void code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
+                  std::uint32_t* positions, T* coded, DigestChanges<T>& digest) {
+  for (std::uint32_t i = 0; i < view.changed; ++i) positions[i] = tile.base + found[i];
+  if (view.current_view != nullptr || view.old_view != nullptr || !tile.index->flat) {
+    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, StridedElements(view, tile), found, view.changed, coded,
+                                                digest);
+  } else if (view.old != nullptr && std::uint64_t{view.changed} * kDenseOneIn > elements) {
+    code_dense_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, coded, digest);
+  } else {
+    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, FlatElements(view, tile), found, view.changed, coded,
+                                                digest);
+  }
+}
+
+template <class T>
+using CodeChanges = void (*)(const TileView&, const TileContext&, std::uint32_t, const std::uint32_t*, std::uint32_t*,
+                             T*, DigestChanges<T>&);
+
+template <class T, ValueCodec kCodec>
+CodeChanges<T> select_coder(bool refresh, bool digest) {
+  if (refresh) return digest ? code_changes<T, kCodec, true, true> : code_changes<T, kCodec, true, false>;
+  return digest ? code_changes<T, kCodec, false, true> : code_changes<T, kCodec, false, false>;
+}
+
+template <class T>
+CodeChanges<T> select_coder(ValueCodec values, bool refresh, bool digest) {
+  switch (values) {
+    case ValueCodec::kRaw:
+      return select_coder<T, ValueCodec::kRaw>(refresh, digest);
+    case ValueCodec::kXor:
+      return select_coder<T, ValueCodec::kXor>(refresh, digest);
+    default:
+      return select_coder<T, ValueCodec::kUlp>(refresh, digest);
+  }
+}
+
+}  // namespace sparsecast
