@@ -4,23 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <utility>
 
 #include "codec/block.hpp"
-#include "codec/record_layout.hpp"
 #include "core/trace.hpp"
-#include "cuda/common/device_memory.hpp"
-#include "cuda/common/device_stream.hpp"
 #include "cuda/common/encode_launchers.hpp"
-#include "cuda/common/graph.hpp"
 #include "cuda/common/table_upload.hpp"
-#include "cuda/detect/snapshot_prefetch.hpp"
-#include "cuda/encode/chunk_sets.hpp"
 #include "cuda/encode/context_launchers.hpp"
-#include "cuda/encode/context_memory.hpp"
-#include "cuda/encode/encoder_tensors.hpp"
+#include "cuda/encode/encoder_state.hpp"
 
 namespace sparsecast::cuda {
 namespace {
@@ -33,79 +25,6 @@ std::uint64_t frames_at_most(const TilePlan& plan, std::uint32_t capacity) {
 }
 
 }  // namespace
-
-class DeviceEncoder::State {
- public:
-  /// `plan` must hold the pointers of the tensors.
-  State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh, const EncodeOptions& options,
-        const DeviceEncoderOptions& device);
-
-  /// Declares that the old bits lie in pinned host memory and must be copied to the device chunk by chunk.
-  void prefetch_old_bits() {
-    prefetch_ = std::make_unique<SnapshotPrefetch>(plan_, host_);
-    encode_stream_.reset();
-    upload_tables();
-  }
-
-  void start(cudaStream_t stream);
-  std::vector<DeviceFrames> finish(std::span<const DeltaHeader> headers);
-  std::vector<DeviceFrames> without_context(std::span<const DeltaHeader> headers);
-
- private:
-  void upload_tables();
-  void load_kernels();
-  void enqueue_delta();
-  void enqueue_chunks(std::uint32_t first);
-  void enqueue_encode(const Pipeline& pipeline, const Chunk& chunk, const DeviceStream& stream);
-  Pipeline chosen() const;
-  void enqueue_frames(const Pipeline& pipeline);
-  void enqueue_assembly(const Pipeline& pipeline);
-  void enqueue_counts();
-  void tell(const char* step) const {
-    if (device_.after_step) device_.after_step(step);
-  }
-  void wait_for_counts();
-  void grow_arena();
-  bool grow_frames();
-  bool grow_entries();
-  std::vector<DeviceFrames> complete_frames(std::span<const DeltaHeader> headers);
-  DeviceFrame complete_frame(const DeltaHeader& header, std::uint32_t sequence, std::uint32_t index);
-
-  std::size_t streams() const { return plan_.streams.size() - 1; }
-  /// Returns the bytes of a count table before the frames' entries, all of which begin as zero.
-  std::uint64_t head_bytes() const { return sizeof(Control) + streams() * sizeof(StreamSums); }
-  const Control& counts() const { return *h_counts_.as<Control>(); }
-  const StreamSums* stream_counts() const {
-    return reinterpret_cast<const StreamSums*>(h_counts_.as() + sizeof(Control));
-  }
-  const FrameEntry* frame_counts() const { return reinterpret_cast<const FrameEntry*>(h_counts_.as() + head_bytes()); }
-
-  DetectSource source_;
-  DeviceEncoderOptions device_;
-  TilePlan plan_;
-  Pipeline pipeline_;
-  DeviceStream device_stream_;
-  HostWait host_;
-  std::uint64_t table_bytes_ = 0;
-  std::uint64_t table_elements_ = 0;
-  std::unique_ptr<SnapshotPrefetch> prefetch_;
-  bool cleared_ = false;  ///< The count table.
-  bool started_ = false;
-  bool steady_ = false;  ///< The last delta has found enough memory.
-  Graph graph_;
-  std::unique_ptr<Stream> encode_stream_;    ///< Null if encode waits for each chunk's detect and the next for it.
-  std::array<Event, 2> detected_, encoded_;  ///< Of the last chunk of each set.
-
-  DeviceMemory tensors_, streams_, sections_, tiles_, views_, scratch_;
-  ChunkSets sets_;
-  DeviceMemory records_, order_, section_blocks_, section_sums_;
-  bool context_ = false;  ///< Blocks may be `context`.
-  ContextMemory context_memory_;
-  ContextTables contexts_;
-  DeviceMemory counts_;  ///< A Control, the sums of the streams, and the frame entries.
-  DeviceMemory arena_, retired_arena_, frame_memory_, headers_;
-  PinnedMemory h_counts_, h_headers_;
-};
 
 DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, TilePlan plan, bool refresh,
                             const EncodeOptions& options, const DeviceEncoderOptions& device)
@@ -389,57 +308,6 @@ std::vector<DeviceFrames> DeviceEncoder::State::without_context(std::span<const 
     wait_for_counts();
   }
   return complete_frames(headers);
-}
-
-/// Computes the header of the frame of this index in the count table.
-DeviceFrame DeviceEncoder::State::complete_frame(const DeltaHeader& header, std::uint32_t sequence,
-                                                 std::uint32_t index) {
-  const FrameEntry& entry = frame_counts()[index];
-  DeviceFrame frame;
-  frame.header.delta_id = header.delta_id;
-  frame.header.sequence = sequence;
-  frame.header.groups = entry.groups;
-  frame.header.blocks = entry.blocks;
-  frame.header.stored_bytes = entry.body_bytes;
-  frame.header.body_bytes = entry.body_bytes;
-  frame.header.changed = entry.changed;
-  frame.header.version = header.version;
-  Bytes fixed(layout::kFramePrefix);
-  layout::put_frame_fields(fixed, frame.header);
-  frame.header.checksum =
-      layout::frame_checksum(ConstBytes(fixed).first(layout::kFramePrefix - 8), {{entry.sum_lo, entry.sum_hi}});
-  layout::put(fixed, layout::kFramePrefix - 8, frame.header.checksum);
-  std::ranges::copy(fixed, h_headers_.as() + std::size_t{index} * layout::kFramePrefix);
-  frame.d_record = frame_memory_.as() + entry.offset;
-  frame.record_bytes = static_cast<std::uint32_t>(layout::pad8(layout::kFramePrefix + entry.body_bytes));
-  return frame;
-}
-
-std::vector<DeviceFrames> DeviceEncoder::State::complete_frames(std::span<const DeltaHeader> headers) {
-  const TraceRange<"device_encode.seal"> range({.bytes = counts().frames_bytes});
-  std::vector<DeviceFrames> out(streams());
-  std::uint32_t index = 0;
-  for (std::size_t s = 0; s < out.size(); ++s) {
-    DeviceFrames& stream = out[s];
-    stream.digest_change = {{stream_counts()[s].lo, stream_counts()[s].hi}};
-    stream.commit.delta_id = headers[s].delta_id;
-    stream.commit.version = headers[s].version;
-    Bytes checksums;
-    for (; index < counts().frames && frame_counts()[index].stream == s; ++index) {
-      const DeviceFrame frame = complete_frame(headers[s], stream.commit.frames++, index);
-      stream.commit.changed += frame.header.changed;
-      stream.commit.frame_bytes += frame.record_bytes;
-      const std::byte* const checksum = h_headers_.as() + (std::size_t{index} + 1) * layout::kFramePrefix - 8;
-      checksums.insert(checksums.end(), checksum, checksum + 8);
-      stream.frames.push_back(frame);
-    }
-    stream.commit.frames_hash = xxh3_64(checksums);
-  }
-  if (index == 0) return out;
-  copy_async(headers_.as(), h_headers_.as(), std::size_t{index} * layout::kFramePrefix, cudaMemcpyHostToDevice,
-             device_stream_.stream);
-  launch_place_headers(pipeline_, headers_.as<std::uint64_t>(), counts().frames, device_stream_);
-  return out;
 }
 
 namespace {
