@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "codec/block.hpp"
+#include "codec/record_layout.hpp"
 #include "core/trace.hpp"
 #include "cuda/common/encode_launchers.hpp"
 #include "cuda/common/table_upload.hpp"
