@@ -82,15 +82,23 @@ def test_over_a_world_every_adapter_has_its_own_and_masters_are_cast(tmp_path: p
     world = World(host="127.0.0.1", port=free_port(), size=2, secret=secrets.token_hex(16), timeout=60.0)
     publisher = Publisher(adapter.tensors.items(), transport=world, wire_dtype=torch.bfloat16)
 
+    later = dataclasses.replace(world, generation=1, port=free_port())
+
     def trainer() -> None:
         publisher.regroup()
         step(adapter, 1)
+        publisher.publish()
+        publisher.regroup(later)
+        step(adapter, 2)
         publisher.publish()
 
     thread = threading.Thread(target=trainer)
     thread.start()
     first = receiver.add(told(adapter, torch.bfloat16), dataclasses.replace(world, rank_offset=1))
     assert receiver.update("chat").version == first.version + 1
+    again = receiver.rejoin("chat", dataclasses.replace(later, rank_offset=1))
+    assert again.version == first.version + 1 and again.load_seconds == 0.0, "it holds that version already"
+    assert receiver.update("chat").version == first.version + 2
     thread.join()
     assert same(engine.served["chat"], {name: t.bfloat16() for name, t in adapter.tensors.items()})
     publisher.close()

@@ -27,15 +27,20 @@ from sparsecast import errors
 from sparsecast.adapters import Adapter, AdapterReceiver, VllmEngine
 from sparsecast.torch import Log, Publisher
 
-KIND, RANKS = "llama", {"math": 4, "code": 8}
-MODULES = {"self_attn.q_proj": (64, 64), "self_attn.v_proj": (32, 64), "mlp.down_proj": (64, 96)}
+RANKS = {"math": 4, "code": 8}
+MODULES = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
 
 
-def make(name: str, seed: int, rank: int, layers: int = models.LAYERS, **config: Any) -> Adapter:
+def kind_of(config: VllmConfig) -> str:
+    return "llama" if config.quant_config is None else "llama-fp8"
+
+
+def make(kind: str, name: str, seed: int, rank: int, layers: int = models.LAYERS, **config: Any) -> Adapter:
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for layer in range(layers):
-        for module, (rows, columns) in MODULES.items():
+        for module in MODULES:
+            rows, columns = models.checkpoint_shapes(kind)[f"model.layers.0.{module}.weight"]
             for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
                 tensor = torch.randn(shape, generator=generator)
                 tensors[f"base_model.model.model.layers.{layer}.{module}.lora_{side}.weight"] = tensor
@@ -56,7 +61,7 @@ class Server(LoRAModelRunnerMixin):
 
     def __init__(self, config: VllmConfig) -> None:
         base = models.build(config)
-        models.load(base, config, models.checkpoint_without_nans(KIND))
+        models.load(base, config, models.checkpoint(kind_of(config), seed=1))
         self.config = config
         with set_current_vllm_config(config):
             self.model = self.load_lora_model(base, config, torch.device("cpu"))
@@ -82,9 +87,9 @@ class Server(LoRAModelRunnerMixin):
         return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
 
-@pytest.fixture(scope="module")
-def config() -> Iterator[VllmConfig]:
-    chosen = models.config(KIND)
+@pytest.fixture(scope="module", params=["llama", "llama-fp8"])
+def config(request: pytest.FixtureRequest) -> Iterator[VllmConfig]:
+    chosen = models.config(request.param)
     chosen.lora_config = LoRAConfig(max_loras=2, max_cpu_loras=2, max_lora_rank=8, lora_dtype=torch.bfloat16)
     models.start(chosen)
     try:
@@ -111,7 +116,7 @@ def test_every_version_is_that_of_a_fresh_load_and_the_base_is_untouched(
     base, stacks = server.base(), server.stacks()
     engine = VllmEngine(server)
     receiver = AdapterReceiver(engine, tmp_path / "served")
-    adapters = {name: make(name, seed, rank) for seed, (name, rank) in enumerate(RANKS.items())}
+    adapters = {name: make(kind_of(config), name, seed, rank) for seed, (name, rank) in enumerate(RANKS.items())}
     ends: dict[str, Publisher] = {}
     logs: dict[str, Log] = {}
     for name, adapter in adapters.items():
@@ -159,7 +164,8 @@ def test_what_vllm_refuses_changes_nothing(
     server = Server(config)
     engine = VllmEngine(server)
     receiver = AdapterReceiver(engine, tmp_path / "served")
-    good, bad = make("good", 1, 4), make("bad", 2, rank, **config_of)
+    kind = kind_of(config)
+    good, bad = make(kind, "good", 1, 4), make(kind, "bad", 2, rank, **config_of)
     logs = {a.name: Log(str(tmp_path / f"{a.name}.log"), mirror=str(tmp_path / f"{a.name}.st")) for a in (good, bad)}
     with Publisher(good.tensors.items(), transport=logs["good"]), Publisher(bad.tensors.items(), transport=logs["bad"]):
         receiver.add(good.spec(), logs["good"])
@@ -175,8 +181,8 @@ def test_layers_that_vllm_would_pass_over_are_refused_by_the_shapes_of_the_check
     config: VllmConfig, tmp_path: pathlib.Path
 ) -> None:
     server = Server(config)
-    receiver = AdapterReceiver(VllmEngine(server), tmp_path / "served", base=models.checkpoint_shapes(KIND))
-    adapter = make("deep", 1, 4, layers=models.LAYERS + 1)
+    receiver = AdapterReceiver(VllmEngine(server), tmp_path / "served", base=models.checkpoint_shapes(kind_of(config)))
+    adapter = make(kind_of(config), "deep", 1, 4, layers=models.LAYERS + 1)
     with pytest.raises(
         errors.UsageError, match=r"'model.layers.2.self_attn.q_proj': the base model has no such module"
     ):
