@@ -167,4 +167,4 @@ def _post(
 
 
 def _refused(engine: str, name: str, words: str) -> UnsupportedError:
-    return UnsupportedError(f"{engine} does not load it: {words}", f"adapter '{name}'")
+    return UnsupportedError(f"{engine} refuses it: {words}", f"adapter '{name}'")

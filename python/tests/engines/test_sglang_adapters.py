@@ -25,6 +25,6 @@ def test_every_version_is_that_of_a_fresh_load_and_what_is_refused_changes_nothi
         found = pool.submit(sglang_adapters.run, model, tmp_path, free_port()).result(240)
     assert found["wrong"] == [] and found["moved"] == [] and found["base_untouched"]
     assert found["served"] == ["code"]
-    assert "adapter 'wide': SGLang does not load it" in found["refused"] and "rank 16" in found["refused"]
-    assert "adapter 'code': SGLang does not load it" in found["went_back"]
+    assert "adapter 'wide': SGLang refuses it" in found["refused"] and "rank 16" in found["refused"]
+    assert "adapter 'code': SGLang refuses it" in found["went_back"]
     assert found["stands"] and found["recovered"]

@@ -170,7 +170,7 @@ def test_what_vllm_refuses_changes_nothing(
     with Publisher(good.tensors.items(), transport=logs["good"]), Publisher(bad.tensors.items(), transport=logs["bad"]):
         receiver.add(good.spec(), logs["good"])
         before = server.of(1)
-        with pytest.raises(errors.UnsupportedError, match=f"adapter 'bad': vLLM does not load it: .*{words}"):
+        with pytest.raises(errors.UnsupportedError, match=f"adapter 'bad': vLLM refuses it: .*{words}"):
             receiver.add(bad.spec(), logs["bad"])
     assert receiver.versions.keys() == {"good"} and server.list_loras() == {1} and same(server.of(1), before)
     with pytest.raises(errors.UsageError, match="no such adapter"):

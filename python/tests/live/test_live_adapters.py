@@ -93,6 +93,8 @@ def test_a_server_answers_as_after_loading_every_version_itself(start: Start, mo
         receiver.add(wide.spec(), logs["wide"])
     assert "rank" in str(refused.value) and "16" in str(refused.value)
     receiver.remove("code")
+    with pytest.raises(errors.Error, match="no adapter of this name" if KIND == "vllm" else "refuses it"):
+        engine.unload("code")
     with pytest.raises((AssertionError, httpx.HTTPError)):
         answers(server, "code")
     assert answers(server, "math") == before["math"] and answers(server, "") == base
