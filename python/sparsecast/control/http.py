@@ -145,7 +145,8 @@ class HttpCaller:
             given = "its token is not accepted" if self.endpoint.token else "it asks for a token and has none here"
             message, code = f"{what}: {given}", "unauthenticated"
         elif status in (404, 405, 501):
-            message, code = f"{what}: the server has no such route{_route_hint(self.endpoint.kind)}", "unsupported"
+            hint = _route_hint(self.endpoint.kind, path)
+            message, code = f"{what}: the server has no such route{hint}", "unsupported"
         else:
             return engine_error(self.endpoint.name, step, f"{what}: {text}" if text else what)
         return EndpointError(self.endpoint.name, step, message, code=code)
@@ -168,7 +169,10 @@ def _timeout_hint(kind: str, path: str) -> str:
     return " (engines answer between two steps of generation: a busy one needs a longer deadline in SyncPolicy)"
 
 
-def _route_hint(kind: str) -> str:
+def _route_hint(kind: str, path: str) -> str:
+    if kind == "vllm" and path.endswith("_lora_adapter"):
+        needs = "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        return f" (vLLM has it with {needs}), or does not see the directory, or has no adapter of this name"
     if kind == "vllm":
         return " (vLLM has it in development mode: VLLM_SERVER_DEV_MODE=1, and --weight-transfer-config)"
     return " (another version of SGLang, or a router in front of it?)"

@@ -6,7 +6,10 @@ With PyTorch's attention and sampling a Qwen3 on a CPU calls none of them. For t
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
+
+import torch
 
 __version__ = "0.4.10"
 
@@ -23,3 +26,22 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return _Missing(name)
+
+
+def _without_pinned_memory() -> None:
+    """SGLang's LoRA layers ask for pinned memory on a CPU, too, where torch has none."""
+
+    def unpinned(make_tensor: Any) -> Any:
+        def made(*arguments: Any, **options: Any) -> torch.Tensor:
+            options.pop("pin_memory", None)
+            return make_tensor(*arguments, **options)
+
+        return made
+
+    for name in ("tensor", "zeros", "empty"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+
+
+if os.environ.get("SPARSECAST_TEST_LORA"):
+    _without_pinned_memory()

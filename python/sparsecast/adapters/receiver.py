@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the adapters of one engine at the versions of their trainers.
+
+absent --add()--> served at version n --update()--> served at version m --remove()--> absent
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import _core
+from ..buffers import describe
+from ..errors import UnsupportedError, UsageError
+from ..torch import Subscriber
+from ..transports import Log, Transport
+from .adapter import CONFIG_FILE, TENSOR_FILE, AdapterSpec
+from .engines import AdapterEngine
+
+
+@dataclass(frozen=True)
+class AdapterUpdate:
+    """Report of one update. ``load_seconds`` is the engine's own time, ``total_seconds`` that of the whole call."""
+
+    name: str
+    version: int
+    received_bytes: int
+    adapter_bytes: int
+    directory: pathlib.Path
+    load_seconds: float
+    total_seconds: float
+
+
+@dataclass
+class _Held:
+    spec: AdapterSpec
+    tensors: dict[str, torch.Tensor]
+    subscriber: Subscriber
+    live: bool
+    folder: pathlib.Path
+    served: int | None = None  # Version that the engine has loaded.
+    kept: list[pathlib.Path] = field(default_factory=list)  # Directories that the engine may read, the newest last.
+
+
+class AdapterReceiver:
+    """Receives adapters, each a stream of its own, and hands every version to the engine's own adapter interface.
+
+    The tensors of each adapter are in host memory of this process, patched and verified as any other weights. A version
+    is then written below ``directory`` as a PEFT checkpoint, at a path of its own (engines know the prefixes in their
+    caches by that path), and loaded by the engine under the adapter's name; the directory before stays for requests
+    under way, older ones are removed. The engine must see ``directory`` under the same path; on a tmpfs
+    (``/dev/shm/...``) nothing is written to a disk. Weights of the base model are neither read nor written.
+
+    ``base`` maps names of the base checkpoint's tensors to shapes (:func:`checkpoint_shapes`): an adapter for a module
+    that is not there, or of another shape, is refused. Without it that is left to the engine, and vLLM ignores modules
+    that its model does not have.
+
+    Call from one thread. Several receivers need directories of their own.
+    """
+
+    def __init__(
+        self,
+        engine: AdapterEngine,
+        directory: str | os.PathLike[str],
+        *,
+        base: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._directory = pathlib.Path(directory)
+        self._base = base
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Version that the engine serves, by adapter."""
+        return {name: held.served for name, held in self._held.items() if held.served is not None}
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns the tensors of an adapter as they were received; the receiver's memory, not to be written."""
+        return dict(self._of(name).tensors)
+
+    def add(
+        self, spec: AdapterSpec, transport: Transport, *, engine: str = "engine", threads: int = 1
+    ) -> AdapterUpdate:
+        """Joins the stream of an adapter, receives its newest version and has the engine load it under its name.
+
+        ``transport`` is a log, or the adapter's own world, in which this process is the engine named ``engine`` and the
+        call meets the trainer. With a ``Log``, ``state`` may be left out. Raises UsageError for a name that is served
+        already and for modules that the base model does not have; the errors of the stream (TableMismatchError: another
+        rank or other modules than in ``spec``); EngineRefusedError. After any error the adapter is absent.
+        """
+        if spec.name in self._held:
+            raise UsageError("it is served already: remove it first", f"adapter '{spec.name}'")
+        self._check_base(spec)
+        folder = self._directory / spec.name
+        shutil.rmtree(folder, ignore_errors=True)  # What a process before this one has left.
+        folder.mkdir(parents=True)
+        try:
+            if isinstance(transport, Log) and not transport.state:
+                transport = _with_state(transport, folder / "state")
+            tensors = spec.empty()
+            subscriber = Subscriber(
+                list(tensors.items()),
+                transport=transport,
+                engine=engine,
+                threads=threads,
+                needs_anchor=not isinstance(transport, Log),
+            )
+            if not isinstance(transport, Log):
+                subscriber.regroup()  # The trainer seeds it.
+            held = _Held(spec, tensors, subscriber, not isinstance(transport, Log), folder)
+            update = self._serve(held, None)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._held[spec.name] = held
+        return update
+
+    def update(self, name: str, version: int | None = None) -> AdapterUpdate:
+        """Brings an adapter to the next version (a world), or to the newest one or ``version`` (a log), and has the
+        engine load it. Does nothing in the engine if it serves that version already.
+
+        Raises UsageError for an adapter that is not served here, the errors of the stream, and those of the engine. After
+        UnsupportedError it serves the version before; the next update tries again with what is received by then.
+        """
+        return self._serve(self._of(name), version, update=True)
+
+    def rejoin(self, name: str, transport: Transport | None = None) -> AdapterUpdate:
+        """Meets the trainer of an adapter again, live: after a failure, or when another engine joins its world.
+
+        ``transport`` describes the new world; the default is the previous one. Raises what :meth:`update` does.
+        """
+        held = self._of(name)
+        held.subscriber.regroup(transport)
+        return self._serve(held, None)
+
+    def remove(self, name: str) -> None:
+        """Has the engine unload an adapter, leaves its stream and removes its files. Other adapters are not concerned.
+
+        Raises UsageError for an adapter that is not served here, and the errors of the engine, after which it is still
+        held here.
+        """
+        held = self._of(name)
+        self._engine.unload(name)
+        del self._held[name]
+        shutil.rmtree(held.folder, ignore_errors=True)
+
+    def _of(self, name: str) -> _Held:
+        held = self._held.get(name)
+        if held is None:
+            have = ", ".join(sorted(self._held)) or "none"
+            raise UsageError(f"it is not served here, was removed or never added (served: {have})", f"adapter '{name}'")
+        return held
+
+    def _check_base(self, spec: AdapterSpec) -> None:
+        if self._base is None:
+            return
+        for module, (a, b) in spec.pairs().items():
+            where = f"adapter '{spec.name}', module '{module}'"
+            inside = [name for name in self._base if name.startswith(module + ".")]
+            if not inside:
+                raise UsageError("the base model has no such module", where)
+            shape = self._base.get(module + ".weight")
+            # A quantised base packs its weights in other shapes and names.
+            quantised = len([name for name in inside if name not in (module + ".weight", module + ".bias")]) > 0
+            if shape is not None and not quantised and tuple(shape) != (b[0], a[1]):
+                raise UsageError(f"B @ A is {[b[0], a[1]]}, and the base model has {list(shape)}", where)
+
+    def _serve(self, held: _Held, version: int | None, *, update: bool = False) -> AdapterUpdate:
+        begin = time.perf_counter()
+        received = 0
+        if update or not held.live:
+            received = held.subscriber.update(version).received_bytes
+        newest = held.subscriber.version
+        assert newest is not None
+        load_seconds = 0.0
+        if newest != held.served:
+            target = held.folder / f"v{newest}-{secrets.token_hex(4)}"  # No path twice, also after a remove().
+            _write(held, target)
+            loading = time.perf_counter()
+            try:
+                self._engine.load(held.spec.name, target, held.kept[-1] if held.kept else None)
+            except UnsupportedError:  # After other errors the engine may still read it.
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+            load_seconds = time.perf_counter() - loading
+            held.served = newest
+            held.kept.append(target)
+            while len(held.kept) > 2:
+                shutil.rmtree(held.kept.pop(0), ignore_errors=True)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in held.tensors.values())
+        return AdapterUpdate(
+            held.spec.name, newest, received, size, held.kept[-1], load_seconds, time.perf_counter() - begin
+        )
+
+
+def checkpoint_shapes(directory: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Returns names and shapes of the tensors in a directory's safetensors files; reads the headers alone."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(pathlib.Path(directory).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # It is no dict.
+                shapes[name] = tuple(opened.get_slice(name).get_shape())
+    if not shapes:
+        raise UsageError("there are no safetensors files", str(directory))
+    return shapes
+
+
+def _write(held: _Held, target: pathlib.Path) -> None:
+    target.mkdir()
+    (target / CONFIG_FILE).write_text(json.dumps(dict(held.spec.config)))
+    table = _core.TensorTable(held.spec.tensors)
+    _core.write_checkpoint(table, [describe(tensor) for tensor in held.tensors.values()], str(target / TENSOR_FILE))
+
+
+def _with_state(log: Log, state: pathlib.Path) -> Log:
+    return dataclasses.replace(log, state=str(state))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's own LoRA manager and memory pool in a process of its own, on the CPU, behind `SglangEngine`'s calls."""
+
+from __future__ import annotations
+
+import json
+import sys
+import unittest.mock
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sglang_engine
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "adapters"))
+
+from adapter_files import same, step
+
+from sparsecast import errors
+from sparsecast.adapters import Adapter, AdapterReceiver, SglangEngine
+from sparsecast.torch import Log, Publisher
+
+MODULES = {"self_attn.q_proj": (64, 64), "self_attn.v_proj": (32, 64), "mlp.down_proj": (64, 96)}
+TARGETS = [module.split(".")[1] for module in MODULES]
+
+
+def make(name: str, seed: int, rank: int) -> Adapter:
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(sglang_engine.QWEN2["num_hidden_layers"]):
+        for module, (rows, columns) in MODULES.items():
+            for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+                tensor = torch.randn(shape, generator=generator)
+                tensors[f"base_model.model.model.layers.{layer}.{module}.lora_{side}.weight"] = tensor
+    return Adapter(name, {"peft_type": "LORA", "r": rank, "lora_alpha": 12, "target_modules": TARGETS}, tensors)
+
+
+def _unpinned(make_tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*arguments: Any, **options: Any) -> torch.Tensor:
+        options.pop("pin_memory", None)
+        return make_tensor(*arguments, **options)
+
+    return made
+
+
+class Server:
+    """The two calls of `sglang.Engine`, as its tokenizer process does them: it numbers the adapters by name."""
+
+    def __init__(self, folder: Path) -> None:
+        from sglang.srt.configs.load_config import LoadConfig
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.lora.lora_manager import LoRAManager
+        from sglang.srt.runtime_context import get_server_args
+
+        config = ModelConfig(str(folder), dtype="bfloat16")
+        self.model = sglang_engine.load_model(folder, config)
+        with (  # A machine without a GPU has no pinned memory.
+            unittest.mock.patch.object(torch, "tensor", _unpinned(torch.tensor)),
+            unittest.mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
+        ):
+            self.manager = LoRAManager(
+                base_model=self.model,
+                base_hf_config=config.hf_config,
+                max_loras_per_batch=3,
+                load_config=LoadConfig(load_format="safetensors"),
+                dtype=torch.bfloat16,
+                server_args=get_server_args(),
+                lora_backend="torch_native",
+                max_lora_rank=8,
+                target_modules=TARGETS,
+            )
+        self.refs: dict[str, Any] = {}
+
+    def load_lora_adapter(self, name: str, path: str) -> Any:
+        from sglang.srt.lora.lora_registry import LoRARef
+
+        ref = LoRARef(lora_name=name, lora_path=path, pinned=False)
+        result = self.manager.load_lora_adapter(ref)
+        if result.success:
+            self.refs[name] = ref
+        return result
+
+    def unload_lora_adapter(self, name: str) -> Any:
+        return self.manager.unload_lora_adapter(self.refs.pop(name))
+
+    def of(self, name: str) -> dict[str, torch.Tensor]:
+        """What SGLang's kernels read for an adapter, once a batch has asked for it."""
+        number = self.refs[name].lora_id
+        self.manager.fetch_new_loras({number})
+        pool = self.manager.memory_pool
+        slot = pool.uid_to_buffer_id[number]
+        return {
+            f"{module}.{side}.{layer}": tensor[slot].clone()
+            for side, buffers in (("a", pool.A_buffer), ("b", pool.B_buffer))
+            for module, layers in buffers.items()
+            for layer, tensor in enumerate(layers)
+        }
+
+    def base(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+
+
+def _fresh(model: Path, adapter: Adapter, folder: Path) -> dict[str, torch.Tensor]:
+    """What another rank holds of the adapter as PEFT would have saved it."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(adapter.config))
+    save_file(dict(adapter.tensors), folder / "adapter_model.safetensors")
+    server = Server(model)
+    assert server.load_lora_adapter(adapter.name, str(folder)).success
+    return server.of(adapter.name)
+
+
+def run(model: Path, folder: Path, port: int) -> dict[str, Any]:
+    """Two adapters over four updates and a removal; then what SGLang refuses. Returns what was found."""
+    sglang_engine.start_rank(
+        model,
+        tp_rank=0,
+        tp_size=1,
+        port=port,
+        enable_lora=True,
+        max_lora_rank=8,
+        lora_target_modules=list(TARGETS),
+        lora_backend="torch_native",
+        max_loras_per_batch=3,
+    )
+    server = Server(model)
+    base = server.base()
+    receiver = AdapterReceiver(SglangEngine(server), folder / "served")
+    adapters = {"math": make("math", 1, 4), "code": make("code", 2, 8), "wide": make("wide", 3, 16)}
+    logs = {n: Log(str(folder / f"{n}.log"), mirror=str(folder / f"{n}.safetensors")) for n in adapters}
+    ends = {n: Publisher(a.tensors.items(), transport=logs[n]) for n, a in adapters.items()}
+    for name in ("math", "code"):
+        receiver.add(adapters[name].spec(), logs[name])
+    found: dict[str, Any] = {"wrong": [], "moved": []}
+    for update in range(4):
+        name, other = ("math", "code")[update % 2], ("code", "math")[update % 2]
+        untouched = server.of(other)
+        before = server.of(name)
+        step(adapters[name], update)
+        ends[name].publish()
+        receiver.update(name)
+        now = server.of(name)
+        if same(now, before) or not same(now, _fresh(model, adapters[name], folder / f"saved{update}")):
+            found["wrong"].append(update)
+        if not same(server.of(other), untouched):
+            found["moved"].append(update)
+    receiver.remove("math")
+    found["served"] = sorted(server.refs)
+    held = server.of("code")
+    try:
+        receiver.add(adapters["wide"].spec(), logs["wide"])
+    except errors.UnsupportedError as error:
+        found["refused"] = str(error)
+
+    # A version that SGLang does not read, as when its disk fails: the one before is loaded again.
+    step(adapters["code"], 9)
+    ends["code"].publish()
+    version = receiver.versions["code"]
+    load = server.load_lora_adapter
+    server.load_lora_adapter = lambda name, path: load(name, path if f"v{version}-" in path else "/nowhere")  # type: ignore[method-assign]
+    try:
+        receiver.update("code")
+    except errors.UnsupportedError as error:
+        found["went_back"] = str(error)
+    found["stands"] = receiver.versions == {"code": version} and same(server.of("code"), held)
+    server.load_lora_adapter = load  # type: ignore[method-assign]
+    receiver.update("code")
+    found["recovered"] = same(server.of("code"), _fresh(model, adapters["code"], folder / "saved-last"))
+    found["base_untouched"] = same(server.base(), base)
+    for end in ends.values():
+        end.close()
+    return found
