@@ -20,7 +20,7 @@
 namespace sparsecast::test {
 namespace {
 
-constexpr DType kContextDTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2};
+constexpr DType kContextTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2};
 
 /// Weights in which how likely a change is, and how large, depends on the exponent alone.
 RandomDelta exponent_step(Random& random, DType dtype, std::uint64_t elements, double most) {
@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Random, DeviceContext, testing::Range(0, 6));
 TEST_P(DeviceContext, AppliesAndTakesBackAnyDTypeAtAnyDensityAndAlignment) {
   Found found;
   for_cases(12, [&](Random& random) {
-    const DType dtype = random.pick(std::span<const DType>(kContextDTypes));
+    const DType dtype = random.pick(std::span<const DType>(kContextTypes));
     const std::uint64_t elements = random.chance(0.5) ? random.between(50, 3'000) : random.between(3'000, 90'000);
     const RandomDelta delta = exponent_step(random, dtype, elements, random.log_uniform(0.01, 1.0));
     SCOPED_TRACE(testing::Message() << to_string(dtype) << ", " << elements << " elements");
@@ -125,7 +125,7 @@ TEST_P(DeviceContext, AppliesBlocksOfMoreThanEightClasses) {
 
 TEST_P(DeviceContext, ReadsViews) {
   for_cases(4, [](Random& random) {
-    const DType dtype = random.pick(std::span<const DType>(kContextDTypes));
+    const DType dtype = random.pick(std::span<const DType>(kContextTypes));
     const std::size_t size = element_size(dtype);
     const std::uint64_t rows = random.between(30, 200);
     const std::uint64_t columns = random.between(30, 200);
@@ -205,7 +205,7 @@ std::string words_of_the_device(Receiver& receiver, const std::vector<Bytes>& re
 
 TEST_P(DeviceContext, AnyFlippedBitOfTheWeightsIsToldBeforeTheFirstWrite) {
   for_cases(1, [&](Random& random) {
-    const DType dtype = kContextDTypes[GetParam()];
+    const DType dtype = kContextTypes[GetParam()];
     const RandomDelta delta = one_block_step(random, dtype, 5'000, 0.5);
     const std::vector<Bytes> records = records_of(delta);
     for (int n = 0; n < 40; ++n) {
@@ -226,7 +226,7 @@ TEST_P(DeviceContext, AnyFlippedBitOfASmallBlockIsWhatTheCpuSays) {
   int refused = 0;
   int applied = 0;
   for_cases(1, [&](Random& random) {
-    const DType dtype = kContextDTypes[GetParam()];
+    const DType dtype = kContextTypes[GetParam()];
     const RandomDelta delta = one_block_step(random, dtype, 1'500, 0.3);
     const std::vector<Bytes> records = records_of(delta);
     const std::size_t frame = 1 + (static_cast<char>(records[1][2]) == 'T' ? 1 : 0);
