@@ -368,7 +368,7 @@ class Publisher:
     Publisher on one rank. Its base is what the receivers have committed: publish(), then commit() when every receiver has verified the delta, otherwise abort(). Not thread-safe.
     """
 
-    def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, zstd_level: int = 0, frame_capacity: int = 16777216, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, frame_capacity: int = 16777216, threads: int = 1, stream: int = 0, device_timeout: float = 60.0) -> None:
         """
         `tensors` are parallel to the table, in host memory or on one CUDA device, and hold what receivers hold. Detectors: 'snapshot' (a copy beside the tensors), 'pinned' (CUDA tensors, the copy in pinned host memory), 'fused_cast' (no copy: `masters[i]`, fp32 of the same shape or None, are cast to tensors[i], bf16, by publish() itself), 'mask' (the caller marks what changed; values='raw'). `objective`: what positions='auto' saves: 'speed' (the default), 'size', or the rate of the slowest link, '100Mb/s'. `stream`: a CUDA stream's number.
         """
@@ -553,7 +553,7 @@ class ShardedPublisher:
     Publisher on one rank of many: publishes its own shards. Call regroup(), then sync() any number of times, and regroup() again whenever an engine joins, leaves, fails or changes its layout. Not thread-safe.
     """
 
-    def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, masters: bool = False, detector: str = 'snapshot', stream: int = 0, device_timeout: float = 60.0) -> None:
+    def __init__(self, layout: Layout, rank: int, tensors: Sequence[Memory], *, version: int = 0, stream_id: str | None = None, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1, unsent: Sequence[str] = [], report_tensors: bool = False, masters: bool = False, detector: str = 'snapshot', stream: int = 0, device_timeout: float = 60.0) -> None:
         """
         `tensors` are the memory of layout.ranks[rank].tensors, contiguous, in host memory or on one CUDA device. They must keep their addresses, and hold `version` when regroup() is first called, which takes the snapshot. With `masters`, a tensor that is BF16 in the layout may be given as F32: its fp32 master, whose cast engines get (round to nearest, ties to even); the snapshot is then its only copy in BF16. Without, F32 for BF16 is an error. Detectors: 'snapshot' (a copy beside the tensors), 'pinned' (CUDA tensors, the copy in pinned host memory). `objective`: what positions='auto' saves: 'speed' (the default), 'size' (receivers decode on the host), or the rate of the slowest link, '100Mb/s'. `unsent`: patterns of tensors that need no engine. `stream`: handle of a CUDA stream, on which the tensors are complete when regroup() or sync() is called.
         """
@@ -677,9 +677,9 @@ class LogPublisher:
     Publisher to a delta log: detects and encodes in the thread of the caller; uploads, commits and maintains in threads of its own. One publication is in progress at a time. Not thread-safe.
     """
 
-    def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | None = None, trusted_keys: Sequence[str] = [], mirror: str = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, zstd_level: int = 0, threads: int = 1) -> None:
+    def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | None = None, trusted_keys: Sequence[str] = [], mirror: str = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1) -> None:
         """
-        Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'.
+        Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other positions than 'context', on the host only.
         """
 
     def publish(self, label: str = '') -> int:
