@@ -254,11 +254,12 @@ class RealTrace(Folder):
 
     def test_a_link_is_weighed_by_its_rate(self):
         sizes = {}
-        for objective in ("speed", "10Gb/s", "100Mb/s", "size"):
+        for objective in ("speed", "10Gb/s", "10Gb/s --block-changes 512", "100Mb/s", "size"):
             sizes[objective] = run_json(
-                "diff", self.anchor, self.steps[0], "-o", self.path("d.scd"), "--objective", objective
+                "diff", self.anchor, self.steps[0], "-o", self.path("d.scd"), "--objective", *objective.split()
             )["delta_bytes"]
-        self.assertEqual(sizes["speed"], sizes["10Gb/s"])
+        self.assertEqual(sizes["speed"], sizes["10Gb/s --block-changes 512"])
+        self.assertLess(sizes["10Gb/s"], sizes["speed"])
         self.assertEqual(sizes["size"], sizes["100Mb/s"])
         self.assertLess(sizes["size"], sizes["speed"])
         wrong = run("diff", self.anchor, self.steps[0], "-o", self.path("d.scd"), "--objective", "fast", expect=2)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Scans over whole tiles: the only code that sees every element, so the only code written with SIMD.
+// Scans over whole tiles, and over the changes of a block, with SIMD.
 
 #include <cstddef>
 #include <cstdint>

@@ -9,6 +9,7 @@
 
 #include "sparsecast/safetensors.hpp"
 #include "support/delta_bytes.hpp"
+#include "support/expect_error.hpp"
 #include "support/random.hpp"
 
 namespace sparsecast::test {
@@ -137,6 +138,17 @@ struct SpreadStep {
     }
   }
 };
+
+TEST(Size, LargeBlocksTakeTwoPercentLessAndNoOtherSizesThereAre) {
+  const SpreadStep step(Spread::kByExponent, 0.01);
+  EncodeOptions options = with(PositionMode::kPacked, ValueCodec::kUlp);
+  const std::size_t small = encode_file(step.table, step.before, step.after, options).size();
+  options.block_changes = kLargeBlockChanges;
+  const std::size_t large = encode_file(step.table, step.before, step.after, options).size();
+  EXPECT_LT(static_cast<double>(large), 0.98 * static_cast<double>(small));
+  options.block_changes = 1024;
+  expect_error(ErrorCode::kUsage, [&] { encode_file(step.table, step.before, step.after, options); }, {"1024", "4096"});
+}
 
 TEST(Size, WhatAutoTakesForSizeIsNeverLargerThanWhatItTakesForSpeedAndOnePercent) {
   EncodeOptions smallest;

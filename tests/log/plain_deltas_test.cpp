@@ -57,6 +57,7 @@ class PlainDeltasTest : public ::testing::Test {
   std::shared_ptr<ObjectStore> open() { return open_directory_store(fs_, "log"); }
   Bytes delta(std::uint64_t from, std::uint64_t to, PositionMode positions, int zstd = 0) {
     EncodeOptions options = with(positions);
+    options.block_changes = kLargeBlockChanges;  // As merged deltas have them.
     options.zstd_level = zstd;
     return encode_file(*table_, states_[from], states_[to], options, {from, to});
   }
