@@ -59,7 +59,7 @@ union ContextFindings {
   } tiles;
 };
 
-/// Properties of the changes of one block, found step by step.
+/// What is known of the changes of a block.
 struct ContextChanges {
   std::uint32_t count = 0;
   ContextClasses classes;
@@ -137,8 +137,7 @@ __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Sha
   if (key == 0) found.keys.rice_keys = 0;
   const std::uint32_t own = found.keys.all[key];
   const std::uint32_t below = cta_scan(threads.scan, own).before;
-  // Thread k has the sums up to key k. They grow with the key, so the number of threads for which a sum is too small
-  // is the first key for which it is not.
+  // As the sums grow with the key, the keys up to which one is too small are as many as say so.
   const auto keys_that = [](bool holds) { return static_cast<std::uint32_t>(__syncthreads_count(holds ? 1 : 0)); };
   const std::uint32_t lo = keys_that((below + own) * 16 < changes.count);
   const std::uint32_t hi = keys_that((changes.count - below) * 16 >= changes.count);
@@ -212,7 +211,7 @@ __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const
     std::uint32_t* const positions =
         entries.found_positions + (pipeline.tile_offsets[first_number + t] - pipeline.tile_offsets[first_number]);
     const std::uint8_t* const keys = entries.found_keys + (positions - entries.found_positions);
-    // Elements beyond the end of the tile are marked as changed, so that they are not counted.
+    // What lies behind the last element is left out as changes are.
     for (std::uint32_t w = 2 * threadIdx.x; w < 2 * threadIdx.x + 2; ++w) {
       const std::uint32_t inside = tile.count < 32 * w ? 0 : tile.count - 32 * w;
       scan.changed.words[w] = inside >= 32 ? 0 : ~0U << inside;
