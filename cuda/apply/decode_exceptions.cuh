@@ -26,7 +26,7 @@ struct ExceptionsShared {
   ExceptionCursor exceptions;
 };
 
-/// What tells the exceptions of a block from those of another.
+/// Parameters of the exceptions of one block.
 struct ExceptionFormat {
   std::uint32_t count;      ///< Changes of the block.
   std::uint32_t gap_rice;   ///< `ke`.

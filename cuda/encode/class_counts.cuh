@@ -163,7 +163,7 @@ __device__ EightKeys keys_of(const EightWords<T>& eight, const ExponentField& fi
   } else {
     SPARSECAST_UNROLL
     for (std::uint32_t p = 0; p < 4; ++p) {
-      // Of f32 the upper halves, which have the exponents.
+      // The exponent of an f32 is in its upper half; the lower one is not needed.
       const std::uint32_t two =
           sizeof(T) == 2 ? eight.words[p] : __byte_perm(eight.words[2 * p], eight.words[2 * p + 1], 0x7632);
       keys.pairs[p] = two >> field.shift % 16 & field.mask * 0x00010001U;
@@ -188,7 +188,7 @@ __device__ inline std::uint32_t add_halves_within(std::uint32_t a, std::uint32_t
 #endif
 }
 
-/// What class_of() takes, in both halves of a word.
+/// Parameters of class_of(), the same in both halves of a word.
 struct ClassPairs {
   std::uint32_t offset;
   std::uint32_t most;

@@ -59,7 +59,7 @@ union ContextFindings {
   } tiles;
 };
 
-/// What is known of the changes of a block.
+/// Properties of the changes of one block, found step by step.
 struct ContextChanges {
   std::uint32_t count = 0;
   ContextClasses classes;
@@ -137,7 +137,8 @@ __device__ inline void choose_parameters(ContextFindings& found, CtaThreads::Sha
   if (key == 0) found.keys.rice_keys = 0;
   const std::uint32_t own = found.keys.all[key];
   const std::uint32_t below = cta_scan(threads.scan, own).before;
-  // As the sums grow with the key, the keys up to which one is too small are as many as say so.
+  // Thread k has the sums up to key k. They grow with the key, so the number of threads for which a sum is too small
+  // is the first key for which it is not.
   const auto keys_that = [](bool holds) { return static_cast<std::uint32_t>(__syncthreads_count(holds ? 1 : 0)); };
   const std::uint32_t lo = keys_that((below + own) * 16 < changes.count);
   const std::uint32_t hi = keys_that((changes.count - below) * 16 >= changes.count);
@@ -211,7 +212,7 @@ __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const
     std::uint32_t* const positions =
         entries.found_positions + (pipeline.tile_offsets[first_number + t] - pipeline.tile_offsets[first_number]);
     const std::uint8_t* const keys = entries.found_keys + (positions - entries.found_positions);
-    // What lies behind the last element is left out as changes are.
+    // Elements beyond the end of the tile are marked as changed, so that they are not counted.
     for (std::uint32_t w = 2 * threadIdx.x; w < 2 * threadIdx.x + 2; ++w) {
       const std::uint32_t inside = tile.count < 32 * w ? 0 : tile.count - 32 * w;
       scan.changed.words[w] = inside >= 32 ? 0 : ~0U << inside;

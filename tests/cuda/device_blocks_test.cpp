@@ -283,6 +283,14 @@ TEST(DeviceEncoderErrors, AreTypedAndNameWhatIsWrong) {
   expect_error(ErrorCode::kUnsupported, [&] {
     static_cast<void>(cuda::DeviceEncoder::compare(table, {{memory, memory}, {memory, memory}}, true, zstd));
   });
+  EncodeOptions large;
+  large.block_changes = kLargeBlockChanges;
+  expect_error(
+      ErrorCode::kUnsupported,
+      [&] {
+        static_cast<void>(cuda::DeviceEncoder::compare(table, {{memory, memory}, {memory, memory}}, true, large));
+      },
+      {"512"});
 }
 
 #if defined(SPARSECAST_CUDA_EMULATION)
