@@ -89,7 +89,10 @@ std::uint64_t next_random() {
 }
 
 std::string describe(const Fiber& fiber) {
-  return std::string(fiber.where.file_name()) + ":" + std::to_string(fiber.where.line());
+  // From the folder of the kernels on: a compiler's cache may have given objects of one program different paths.
+  const std::string file = fiber.where.file_name();
+  const std::size_t folder = file.rfind("/cuda/");
+  return (folder == std::string::npos ? file : file.substr(folder + 1)) + ":" + std::to_string(fiber.where.line());
 }
 
 void switch_to_scheduler(Fiber& fiber) { go(fiber.place, block.scheduler); }
