@@ -15,46 +15,49 @@ void require_aligned(const MatrixShard& shard, const void* d_memory, std::size_t
   throw Error(ErrorCode::kUsage, "device memory is not aligned to its elements", "shard of '" + shard.name + "'");
 }
 
-/// Vector access needs every row of every block to begin and end at a multiple of four elements, in source and result.
-cuda::RowAccess access_of(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source, const void* d_fp8) {
-  const bool even = plan.strides[1] == 1 && plan.strides[0] % 4 == 0 && plan.extent[1] % 4 == 0 &&
-                    plan.block[1] % 4 == 0 && plan.first_cut[1] % 4 == 0;
-  const bool aligned = is_multiple(d_source, 4 * element_size(shard.dtype)) && is_multiple(d_fp8, 4);
-  return even && aligned ? cuda::RowAccess::kVectors : cuda::RowAccess::kElements;
+/// Returns whether every row of every block of the source begins and ends at a multiple of `count` elements.
+bool is_even(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source, std::uint64_t count) {
+  return plan.strides[1] == 1 && plan.strides[0] % static_cast<std::int64_t>(count) == 0 &&
+         plan.extent[1] % count == 0 && plan.block[1] % count == 0 && plan.first_cut[1] % count == 0 &&
+         is_multiple(d_source, count * element_size(shard.dtype));
 }
 
-void quantize(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source, const float* d_amax,
-              std::byte* d_fp8, float* d_scale_inv, CUstream_st* stream) {
-  require_aligned(shard, d_source, element_size(shard.dtype));
-  require_aligned(shard, d_amax, sizeof(float));
-  require_aligned(shard, d_scale_inv, sizeof(float));
-  if (plan.grid[0] == 0) return;
-  cuda::launch_quantize(shard.dtype, access_of(shard, plan, d_source, d_fp8), plan, d_source, d_amax, d_fp8,
-                        d_scale_inv, cuda::on_current_device(stream));
+/// Chooses the path for a source and its results; `d_elements` is null for amax alone.
+cuda::QuantizePath path_of(const MatrixShard& shard, const QuantizePlan& plan, const void* d_source,
+                           const void* d_elements) {
+  using cuda::QuantizePath;
+  const bool runs = plan.block[0] == 1 && plan.block[1] <= 32 * cuda::kRun && plan.block[1] % cuda::kRun == 0 &&
+                    plan.extent[1] % cuda::kRun == 0 && plan.first_cut[1] % cuda::kRun == 0;
+  if (plan.element != QuantElement::kE4M3 || (runs && is_multiple(d_elements, cuda::kRun))) {
+    return is_even(shard, plan, d_source, cuda::kRun) ? QuantizePath::kAlignedRuns : QuantizePath::kRuns;
+  }
+  return is_even(shard, plan, d_source, 4) && is_multiple(d_elements, 4) ? QuantizePath::kVectors
+                                                                         : QuantizePath::kElements;
 }
 
 }  // namespace
 
 void device_block_amax(const MatrixShard& shard, const void* d_source, float* d_amax, CUstream_st* stream) {
-  const QuantizePlan plan = plan_quantization(shard, {d_source, d_amax});
+  const QuantizePlan plan = plan_amax(shard, d_source, d_amax);
   require_aligned(shard, d_source, element_size(shard.dtype));
   require_aligned(shard, d_amax, sizeof(float));
   if (plan.grid[0] == 0) return;
-  cuda::launch_block_amax(shard.dtype, access_of(shard, plan, d_source, nullptr), plan, d_source, d_amax,
+  cuda::launch_block_amax(shard.dtype, path_of(shard, plan, d_source, nullptr), plan, d_source, d_amax,
                           cuda::on_current_device(stream));
 }
 
-void device_quantize_with_amax(const MatrixShard& shard, const void* d_source, const float* d_amax, std::byte* d_fp8,
-                               float* d_scale_inv, CUstream_st* stream) {
-  const QuantizePlan plan = plan_quantization(shard, {d_source, d_amax, d_fp8, d_scale_inv});
-  quantize(shard, plan, d_source, d_amax, d_fp8, d_scale_inv, stream);
-}
-
-void device_quantize_blocks(const MatrixShard& shard, const void* d_source, std::byte* d_fp8, float* d_scale_inv,
-                            CUstream_st* stream) {
-  const QuantizePlan plan = plan_quantization(shard, {d_source, d_fp8, d_scale_inv});
-  require_whole_blocks(shard);
-  quantize(shard, plan, d_source, nullptr, d_fp8, d_scale_inv, stream);
+void device_quantize(const MatrixShard& shard, const void* d_source, const QuantizedShard& d_out,
+                     const GivenAmax& d_amax, CUstream_st* stream) {
+  const QuantizePlan plan = plan_quantization(shard, d_source, d_out, d_amax);
+  require_aligned(shard, d_source, element_size(shard.dtype));
+  require_aligned(shard, d_out.elements, plan.element == QuantElement::kE4M3 ? 1 : 4);
+  require_aligned(shard, d_out.scales, scale_size(plan.scale));
+  for (const float* d_numbers : {static_cast<const float*>(d_out.global_scale), d_amax.blocks, d_amax.tensor}) {
+    require_aligned(shard, d_numbers, sizeof(float));
+  }
+  if (plan.grid[0] == 0) return;
+  cuda::launch_quantize(shard.dtype, path_of(shard, plan, d_source, d_out.elements), plan, d_source, d_amax, d_out,
+                        cuda::on_current_device(stream));
 }
 
 }  // namespace sparsecast

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Kernels of fp8 block quantisation (sparsecast/quantize.hpp). block_amaxes reads every element of a shard and writes 4
-// bytes a quantisation block. quantize_blocks reads every element once from memory (without a given amax twice, the
-// second time from a cache that holds the 32 to 64 KiB of the block) and writes one byte for each. Their lower bound in
-// time is the copy bandwidth of the device. Grid: a few CTAs on each multiprocessor; each takes one quantisation block
-// after another, each of its warps one row after another.
+// Kernels of quantisation (sparsecast/quantize.hpp) to elements of 8 bits, for blocks of any shape. block_amaxes reads
+// every element of a shard and writes 4 bytes a block. quantize_blocks reads every element once from memory (without a
+// given amax twice, the second time from a cache that holds the 32 to 64 KiB of a block of 128 x 128) and writes one
+// byte for each. Their lower bound in time is the copy bandwidth of the device. Grid: a few CTAs on each
+// multiprocessor; each takes one block after another, each of its warps one row after another.
 
 #include "cuda/common/launch.hpp"
 #include "cuda/quantize/quantize_launchers.hpp"
@@ -60,7 +60,7 @@ __device__ std::uint32_t own_amax(const QuantizePlan& plan, const QuantizeBlock&
   const auto look = [&](const auto& words, std::uint64_t, std::uint64_t) {
     SPARSECAST_UNROLL
     for (unsigned e = 0; e < kCount; ++e) {
-      const std::uint32_t magnitude = finite_magnitude(Bits::to_f32(words.at[e]));
+      const std::uint32_t magnitude = counted_magnitude<E4M3>(Bits::to_f32(words.at[e]));
       most = magnitude > most ? magnitude : most;
     }
   };
@@ -89,24 +89,46 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Quantises the blocks. If `amax` is null, each block uses its own.
+/// Returns the global scale of kE4M3 scales, and writes it where it is computed anew.
+template <class Element>
+__device__ float global_scale(const QuantizePlan& plan, const GivenAmax& amax, const QuantizedShard& out) {
+  if (plan.scale != QuantScale::kE4M3) return 1.0F;
+  if (amax.tensor == nullptr) return usable_global_scale(*out.global_scale);
+  const float scale = global_scale_of_amax<Element>(*amax.tensor);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *out.global_scale = scale;
+  return scale;
+}
+
+__device__ inline void store_scale(QuantScale format, void* scales, std::uint64_t block, std::uint32_t bits) {
+  if (format == QuantScale::kF32) {
+    static_cast<std::uint32_t*>(scales)[block] = bits;
+  } else if (format == QuantScale::kBF16) {
+    static_cast<std::uint16_t*>(scales)[block] = static_cast<std::uint16_t>(bits);
+  } else {
+    static_cast<std::uint8_t*>(scales)[block] = static_cast<std::uint8_t>(bits);
+  }
+}
+
+/// Quantises the blocks. If `amax.blocks` is null, each block uses its own.
 template <class Bits, unsigned kCount>
-__global__ void __launch_bounds__(kThreads) quantize_blocks(QuantizePlan plan, const typename Bits::Word* source,
-                                                            const float* amax, std::uint8_t* fp8, float* scale_inv) {
+__global__ void __launch_bounds__(kThreads)
+    quantize_blocks(QuantizePlan plan, const typename Bits::Word* source, GivenAmax amax, QuantizedShard out) {
   SPARSECAST_SHARED(AmaxShared, shared);
+  const float global = global_scale<E4M3>(plan, amax, out);
   const std::uint64_t blocks = plan.grid[0] * plan.grid[1];
   for (std::uint64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
     const QuantizeBlock block = quantize_block(plan, b);
-    const std::uint32_t most =
-        amax != nullptr ? std::bit_cast<std::uint32_t>(amax[b]) : own_amax<Bits, kCount>(plan, block, source, shared);
-    const float scale = scale_of_amax(most);
-    __syncthreads();  // amax and scale_inv may be the same memory.
-    if (threadIdx.x == 0) scale_inv[b] = scale;
+    const std::uint32_t most = amax.blocks != nullptr ? std::bit_cast<std::uint32_t>(amax.blocks[b])
+                                                      : own_amax<Bits, kCount>(plan, block, source, shared);
+    const BlockScale scale = scale_of_amax<E4M3>(plan.scale, plan.rounding, most, global);
+    if (threadIdx.x == 0) store_scale(plan.scale, out.scales, b, scale.bits);
     const auto write = [&](const auto& words, std::uint64_t row, std::uint64_t column) {
-      Words<std::uint8_t, kCount> out;
+      Words<std::uint8_t, kCount> codes;
       SPARSECAST_UNROLL
-      for (unsigned e = 0; e < kCount; ++e) out.at[e] = quantize_element(Bits::to_f32(words.at[e]), scale);
-      *reinterpret_cast<Words<std::uint8_t, kCount>*>(fp8 + row * plan.extent[1] + column) = out;
+      for (unsigned e = 0; e < kCount; ++e) {
+        codes.at[e] = quantize_element<E4M3>(Bits::to_f32(words.at[e]), scale.divisor);
+      }
+      *reinterpret_cast<Words<std::uint8_t, kCount>*>(out.elements + row * plan.extent[1] + column) = codes;
     };
     for_own_words<Bits, kCount>(plan, block, source, write);
   }

@@ -1,22 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Launchers of the kernels of fp8 block quantisation (sparsecast/quantize.hpp). Each enqueues one step on
-// `device.stream` and returns without waiting.
+// Launchers of the kernels of quantisation (sparsecast/quantize.hpp). Each enqueues one step on `device.stream` and
+// returns without waiting.
 
 #include "cuda/common/encode_launchers.hpp"
 #include "quant/quantize_plan.hpp"
 
 namespace sparsecast::cuda {
 
-/// Row access: one element at a time, or four where plan, alignment and edges are multiples of four.
-enum class RowAccess { kElements, kVectors };
+/// How a kernel goes over a shard.
+enum class QuantizePath {
+  kElements,     ///< A CTA for each block, whatever its shape; one element at a time.
+  kVectors,      ///< The same, four elements at a time: plan, alignment and edges are multiples of four.
+  kRuns,         ///< For blocks of one row: a thread for eight elements. The only one for 4-bit elements.
+  kAlignedRuns,  ///< The same, with the eight elements in one load.
+};
 
-/// Enqueues computing the amax of each quantisation block.
-void launch_block_amax(DType dtype, RowAccess access, const QuantizePlan& plan, const void* d_source, float* d_amax,
+/// Number of elements that a thread takes on the last two paths.
+inline constexpr unsigned kRun = 8;
+
+/// Enqueues computing the amax of each block.
+void launch_block_amax(DType dtype, QuantizePath path, const QuantizePlan& plan, const void* d_source, float* d_amax,
                        const DeviceStream& device);
-/// Enqueues quantising the shard. If `d_amax` is null, each block uses its own amax, and all blocks must be whole.
-void launch_quantize(DType dtype, RowAccess access, const QuantizePlan& plan, const void* d_source, const float* d_amax,
-                     std::byte* d_fp8, float* d_scale_inv, const DeviceStream& device);
+/// Enqueues quantising the shard. If `d_amax.blocks` is null, each block uses its own amax, and all blocks must be
+/// whole.
+void launch_quantize(DType dtype, QuantizePath path, const QuantizePlan& plan, const void* d_source,
+                     const GivenAmax& d_amax, const QuantizedShard& d_out, const DeviceStream& device);
 
 }  // namespace sparsecast::cuda

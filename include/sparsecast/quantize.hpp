@@ -1,22 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// fp8 block quantisation: a matrix of bf16, fp16 or fp32 as F8_E4M3 elements and one fp32 scale a block, in DeepSeek's
-// convention ("weight" and "weight_scale_inv"): element = scale_inv * fp8. It is meant for trainers whose engines hold
-// fp8: the publisher's weights are the fp8 results, which change as sparsely as the bf16 weights.
+// Quantisation of a matrix of bf16, fp16 or fp32 to 8 or 4 bits an element and a scale for each block of elements:
+// element = scale * code. It is meant for trainers whose engines hold such weights: the publisher then compares and
+// sends the results. A QuantFormat says what they are, for example:
 //
-//   amax      = the greatest magnitude of the block's finite elements, exact
-//   scale_inv = amax / 448, or 1 where that is below 2^-126 (a block of zeros, or of values as small as zero in fp8)
-//   fp8       = element / scale_inv, rounded to the nearest, ties to even; magnitudes beyond 448 become 448
+//   fp8 blocks     kE4M3, kF32, kNearest, {128, 128}     "weight", "weight_scale_inv" (DeepSeek)
+//   the same, UE8M0  kE4M3, kF32 or kE8M0, kPowerUp      scales that are powers of two (DeepSeek-V3.1, DeepGEMM)
+//   fp8 channels   kE4M3, kF32, kNearest, {1, kWhole}    "weight", "weight_scale" (compressed-tensors)
+//   fp8 tensor     kE4M3, kF32, kNearest, {kWhole, kWhole}
+//   MXFP8, MXFP4   kE4M3 or kE2M1, kE8M0, kPowerFloor, {1, 32}    (OCP Microscaling Formats 1.0)
+//   NVFP4          kE2M1, kE4M3, kNearest, {1, 16}, and a global scale
+//   int4 groups    kInt4, kBF16, kNearest, {1, 32} or {1, 128}    "weight_packed" (compressed-tensors, pack-quantized)
 //
-// Both divisions are IEEE's in fp32. Signs are kept, those of zeros too. A NaN or an infinity becomes a NaN of its sign
-// (0x7F, 0xFF): E4M3 has no infinities, and a broken value stays visible without spoiling its block. CPU and device
-// give the same bytes. Host threads must not flush subnormals to zero (torch.set_flush_denormal).
+//   amax   = the greatest magnitude of the block's finite elements, exact
+//   scale  = amax / M, with M = 448 (kE4M3), 6 (kE2M1) or 7.5 (kInt4), rounded to the format of the scale
+//   code   = element / scale, rounded to the nearest, ties to even; what lies beyond the greatest code becomes it
+//
+// All divisions are IEEE's in fp32. Signs are kept, those of zeros too (not of kInt4, which has one zero). A block of
+// zeros, or of values as small as zero, has zeros for codes and a scale that is none: 1 where kF32 and kBF16 would be
+// below 2^-126, 0.125 where kE4M3 would be zero (as compressed-tensors has it). The least scale kE8M0 is 2^-127. A
+// broken value stays visible: a NaN or an infinity becomes a NaN of its sign in kE4M3 (0x7F, 0xFF) and does not disturb
+// its block; kE2M1 and kInt4 have no NaN, so there the scale of its block is NaN and the codes are zeros. CPU and
+// device give the same bytes. Host threads must not flush subnormals to zero (torch.set_flush_denormal).
 //
 // The block grid is that of the whole matrix, independent of its shards: it begins at element (0, 0), and blocks at the
-// right and lower edges may be smaller. A rank that holds only whole blocks calls quantize_blocks. A rank whose shard
-// cuts blocks calls block_amax, takes the maximum over the ranks that share blocks, and calls quantize_with_amax; the
-// results equal those of the whole matrix. Pointers to device memory are named d_; CUstream_st* is a cudaStream_t.
+// right and lower edges may be smaller. A rank whose shard cuts blocks calls block_amax, takes the maximum over the
+// ranks that share blocks, and gives it to quantize; the results equal those of the whole matrix. Pointers to device
+// memory are named d_; CUstream_st* is a cudaStream_t.
 
 #include <array>
 #include <cstddef>
@@ -31,7 +42,43 @@ struct CUstream_st;
 
 namespace sparsecast {
 
-/// The part of a matrix that a rank holds. Pairs are {rows, columns}.
+/// Format of elements. Two elements of 4 bits share a byte, the first in the low bits, so that eight of them are one
+/// little-endian 32-bit integer.
+enum class QuantElement : std::uint8_t {
+  kE4M3,  ///< fp8 without infinities.
+  kE2M1,  ///< fp4: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign.
+  kInt4,  ///< -8 to 7, stored plus 8.
+};
+
+/// Format of scales.
+enum class QuantScale : std::uint8_t {
+  kF32,
+  kBF16,
+  kE4M3,  ///< Of scale * global scale; value = code * scale / global scale.
+  kE8M0,  ///< One byte, 2^(byte - 127); 255 is NaN.
+};
+
+/// How amax / M is rounded to a scale. kE8M0 takes powers of two only, and kE4M3 takes kNearest only.
+enum class ScaleRounding : std::uint8_t {
+  kNearest,     ///< To the nearest of the scale's format, ties to even.
+  kPowerFloor,  ///< 2^(floor(log2 amax) - floor(log2 M)): OCP MX 1.0, section 6.3. The greatest elements may saturate.
+  kPowerRound,  ///< As kPowerFloor, of an amax rounded to one bit after the point: compressed-tensors' observers.
+  kPowerUp,     ///< The least power of two that is not below amax / M, so that nothing saturates: DeepGEMM, vLLM.
+};
+
+/// A block extent that covers the whole matrix in this dimension.
+inline constexpr std::uint64_t kWhole = ~std::uint64_t{0};
+
+/// What a matrix is quantised to. Elements of 4 bits need blocks of one row and 8, 16, 32, 64, 128 or 256 columns.
+struct QuantFormat {
+  std::array<std::uint64_t, 2> block{128, 128};  ///< Extent of a block, {rows, columns}.
+  QuantElement element = QuantElement::kE4M3;
+  QuantScale scale = QuantScale::kF32;
+  ScaleRounding rounding = ScaleRounding::kNearest;
+};
+
+/// The part of a matrix that a rank holds. Pairs are {rows, columns}. With elements of 4 bits, numbers of columns are
+/// multiples of 8.
 struct MatrixShard {
   std::string name;                       ///< Name used in errors.
   DType dtype = DType::kBF16;             ///< Dtype of the source: kBF16, kF16 or kF32.
@@ -39,7 +86,7 @@ struct MatrixShard {
   std::array<std::uint64_t, 2> offset{};  ///< First element of the shard in the whole matrix.
   std::array<std::uint64_t, 2> extent{};  ///< Extent of the shard, in elements.
   std::vector<std::int64_t> strides;      ///< Strides of the source in elements; empty: row-major without gaps.
-  std::array<std::uint64_t, 2> block{128, 128};
+  QuantFormat format;
 };
 
 /// Blocks that a shard touches, as a part of the whole matrix's grid, which has ceil(rows / block rows) by ceil(columns
@@ -51,37 +98,48 @@ struct BlockGrid {
   std::uint64_t blocks() const noexcept { return extent[0] * extent[1]; }
 };
 
+/// Memory of a quantised shard, which the caller owns.
+struct QuantizedShard {
+  std::byte* elements = nullptr;  ///< extent[0] rows of extent[1] bytes; of extent[1] / 2 for elements of 4 bits.
+  void* scales = nullptr;         ///< block_grid(shard).extent scales, row-major: 4, 2 or 1 bytes each.
+  float* global_scale =
+      nullptr;  ///< One number, for kE4M3 scales only: read, or written where GivenAmax::tensor is given.
+};
+
+/// Amax values that the caller has taken over several ranks. Null pointers: none. Values that are negative or NaN count
+/// as 0, and so do infinities, but for blocks of 4-bit elements, where they mean an element that is not finite.
+struct GivenAmax {
+  const float* blocks = nullptr;  ///< block_grid(shard).extent, row-major, in the place of the shard's own.
+  const float* tensor =
+      nullptr;  ///< One number: the matrix's, of which global_scale = 448 * M / amax is computed anew.
+};
+
 /// Returns the blocks that a shard touches. Throws Error{kUsage} that names the shard when it does not lie in its
-/// matrix, has a block extent of 0, or has strides but not 2 of them; {kUnsupported} for another dtype.
+/// matrix, has a block extent of 0, numbers of columns that 4-bit elements do not allow, or strides but not 2 of them;
+/// {kUnsupported} for another dtype, or formats of element, scale and rounding that do not go together.
 SPARSECAST_API BlockGrid block_grid(const MatrixShard& shard);
 
 /// The functions below check the shard as block_grid does, and throw Error{kUsage} for null pointers. `source` is the
-/// shard's first element, at any alignment; `fp8` takes extent[0] * extent[1] bytes, row-major; `amax` and `scale_inv`
-/// are block_grid(shard).extent, row-major. `amax` and `scale_inv` may be the same memory; no other arguments may
-/// overlap. `threads` 0 means all cores.
+/// shard's first element, at any alignment. No arguments may overlap. `threads` 0 means all cores; a thread takes a row
+/// of blocks at a time.
 
-/// Writes the amax of each block over this shard's elements: 0 where it has no finite element.
+/// Writes the amax of each block over this shard's elements, block_grid(shard).extent, row-major: 0 where it has no
+/// finite element. For 4-bit elements it is infinity where one is not finite.
 SPARSECAST_API void block_amax(const MatrixShard& shard, const void* source, float* amax, int threads = 1);
 
-/// Quantises with the amax values that the caller gives. Values that are negative or not finite count as 0.
-SPARSECAST_API void quantize_with_amax(const MatrixShard& shard, const void* source, const float* amax, std::byte* fp8,
-                                       float* scale_inv, int threads = 1);
+/// Quantises a shard. Without `amax.blocks` it must hold whole blocks: otherwise throws Error{kUsage} that names the
+/// shard and the edge that cuts a block. A global scale that is not positive and finite counts as 1.
+SPARSECAST_API void quantize(const MatrixShard& shard, const void* source, const QuantizedShard& out,
+                             const GivenAmax& amax = {}, int threads = 1);
 
-/// Performs both steps for a shard of whole blocks. Throws Error{kUsage} that names the shard and the edge that cuts a
-/// block.
-SPARSECAST_API void quantize_blocks(const MatrixShard& shard, const void* source, std::byte* fp8, float* scale_inv,
-                                    int threads = 1);
-
-/// Versions of the three functions above that run on the current device, on memory that it can access, aligned to its
-/// elements (Error{kUsage}). Each enqueues one kernel on `stream` (null: the default stream) and returns without
-/// waiting or allocating; the memory must stay unchanged until the kernel has run. Rows are read four elements at a
-/// time where strides, offset and alignment are multiples of four. Throws Error{kUnsupported} in a build without the
-/// device backend or without a device, {kDevice} when the launch fails.
+/// Versions of the two functions above that run on the current device, on memory that it can access, aligned to its
+/// elements (Error{kUsage}; 4-bit elements are written to memory aligned to 4 bytes). Each enqueues one kernel on
+/// `stream` (null: the default stream) and returns without waiting or allocating; the memory must stay unchanged until
+/// the kernel has run. Rows are read several elements at a time where strides, offset and alignment allow it. Throws
+/// Error{kUnsupported} in a build without the device backend or without a device, {kDevice} when the launch fails.
 SPARSECAST_API void device_block_amax(const MatrixShard& shard, const void* d_source, float* d_amax,
                                       CUstream_st* stream);
-SPARSECAST_API void device_quantize_with_amax(const MatrixShard& shard, const void* d_source, const float* d_amax,
-                                              std::byte* d_fp8, float* d_scale_inv, CUstream_st* stream);
-SPARSECAST_API void device_quantize_blocks(const MatrixShard& shard, const void* d_source, std::byte* d_fp8,
-                                           float* d_scale_inv, CUstream_st* stream);
+SPARSECAST_API void device_quantize(const MatrixShard& shard, const void* d_source, const QuantizedShard& d_out,
+                                    const GivenAmax& d_amax, CUstream_st* stream);
 
 }  // namespace sparsecast

@@ -781,17 +781,24 @@ def generate_key(path: str) -> str:
     Makes a signing key, saves it for its owner alone, and returns the public one.
     """
 
-def block_grid(source: Memory, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = (0, 0), block: Sequence[int] = (128, 128)) -> tuple[tuple[int, int], tuple[int, int], bool]:
+class QuantFormat:
+    """
+    What a matrix is quantised to (sparsecast/quantize.hpp). Elements: E4M3, E2M1, INT4; scales: F32, BF16, E4M3 (with a global scale), E8M0; rounding of scales: nearest, power_floor, power_round, power_up; `block` is rows and columns, None for the whole matrix.
+    """
+
+    def __init__(self, element: str = 'E4M3', scale: str = 'F32', rounding: str = 'nearest', block: Sequence[int | None] = [128, 128]) -> None: ...
+
+def block_grid(source: Memory, format: QuantFormat, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = (0, 0)) -> tuple[tuple[int, int], tuple[int, int], bool]:
     """
     Returns the blocks that a shard of a matrix touches: (first block, blocks, whether all are whole), as pairs of rows and columns. `source` is the shard, bf16, fp16 or fp32; `shape` is that of the whole matrix (None: that of the shard), and `offset` where the shard begins in it.
     """
 
-def block_amax(source: Memory, amax: Memory, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = [0, 0], block: Sequence[int] = [128, 128], threads: int = 1, stream: int = 0) -> None:
+def block_amax(source: Memory, amax: Memory, format: QuantFormat, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = [0, 0], threads: int = 1, stream: int = 0) -> None:
     """
-    Writes the greatest finite magnitude that this shard has of each block to `amax`, F32 of the extent that block_grid gives. On a device: on its CUDA stream `stream`, current device, without waiting.
+    Writes the greatest finite magnitude that this shard has of each block to `amax`, F32 of the extent that block_grid gives; infinity where a block of 4-bit elements has one that is not finite. On a device: on its CUDA stream `stream`, current device, without waiting.
     """
 
-def quantize_blocks(source: Memory, fp8: Memory, scale_inv: Memory, amax: Memory | None = None, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = [0, 0], block: Sequence[int] = [128, 128], threads: int = 1, stream: int = 0) -> None:
+def quantize(source: Memory, elements: Memory, scales: Memory, format: QuantFormat, global_scale: Memory | None = None, amax: Memory | None = None, tensor_amax: Memory | None = None, *, name: str = '', shape: Sequence[int] | None = None, offset: Sequence[int] = [0, 0], threads: int = 1, stream: int = 0) -> None:
     """
-    Writes the shard's F8_E4M3 elements and its blocks' F32 weight_scale_inv (amax / 448). Without `amax` every block must be whole (UsageError names the shard and the edge); with it, the maximum over the ranks that share blocks. All contiguous, on the source's device. See sparsecast/quantize.hpp.
+    Writes the shard's elements (F8_E4M3; 4-bit ones packed into U8 or I32) and its blocks' scales (F32, BF16, F8_E4M3; U8 for E8M0). Without `amax` every block must be whole (UsageError names the shard and the edge); with it, the maximum over the ranks that share blocks. E4M3 scales need `global_scale`, F32 [1], which is read, or computed anew of `tensor_amax`, F32 [1]. All contiguous, on the source's device. See sparsecast/quantize.hpp.
     """

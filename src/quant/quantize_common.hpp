@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Arithmetic of fp8 block quantisation (sparsecast/quantize.hpp), shared by host and device: integer operations, and
-// fp32 divisions that both round in the same way.
+// Arithmetic of quantisation (sparsecast/quantize.hpp), shared by host and device: integer operations, and fp32
+// operations that both round in the same way. No NaN is computed with, because its bits differ between machines.
 
 #include <bit>
 #include <cstdint>
 
 #include "core/host_device.hpp"
+#include "sparsecast/quantize.hpp"
 
 namespace sparsecast {
 
@@ -35,13 +36,6 @@ struct F16Bits {
   }
 };
 
-/// Returns the magnitude that counts for amax. Magnitudes are ordered like their bits, so that the maximum is one of
-/// integers and does not depend on the order of reduction.
-SPARSECAST_HD std::uint32_t finite_magnitude(std::uint32_t f32) {
-  const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
-  return magnitude < kF32Infinity ? magnitude : 0;
-}
-
 SPARSECAST_HD float ieee_divide(float dividend, float divisor) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(dividend, divisor);
@@ -50,35 +44,157 @@ SPARSECAST_HD float ieee_divide(float dividend, float divisor) {
 #endif
 }
 
-/// Returns the scale of an amax, given as bits; values that are not finite and positive count as zero.
-SPARSECAST_HD float scale_of_amax(std::uint32_t amax) {
-  const float scale = amax < kF32Infinity ? ieee_divide(std::bit_cast<float>(amax), 448.0F) : 0.0F;
-  return scale < 0x1p-126F ? 1.0F : scale;
-}
-
-/// Converts fp32 to E4M3, rounded to the nearest, ties to even. Finite magnitudes beyond 448 become 448; infinities and
-/// NaNs become NaN.
-SPARSECAST_HD std::uint8_t e4m3_of_f32(std::uint32_t f32) {
-  const std::uint32_t sign = f32 >> 24 & 0x80U;
-  const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
-  std::uint32_t bits = 0;
-  if (magnitude >= kF32Infinity) {
-    bits = 0x7F;
-  } else if (magnitude >= 0x43E00000U) {  // 448
-    bits = 0x7E;
-  } else if (magnitude >= 0x3C800000U) {  // 2^-6, the smallest normal
-    // Rounding up the fraction carries into the exponent; 120 is the difference of the biases.
-    bits = ((magnitude + 0x7FFFFU + (magnitude >> 20 & 1U)) >> 20) - (120U << 3);
-  } else if (magnitude >= 0x3A800000U) {  // 2^-10, half the smallest subnormal: all below round to zero
-    const std::uint32_t shift = 141U - (magnitude >> 23);
-    const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
-    bits = (significand + (1U << (shift - 1)) - 1U + (significand >> shift & 1U)) >> shift;
+/// Converts a magnitude, given as fp32 bits, to a float of kFraction fraction bits: to the nearest, ties to even. The
+/// magnitude must be finite and not beyond the greatest of the format, which has IEEE's subnormals.
+template <unsigned kFraction, unsigned kBias>
+SPARSECAST_HD std::uint32_t nearest_code(std::uint32_t magnitude) {
+  const std::uint32_t exponent = magnitude >> 23;
+  if (exponent + kBias >= 128) {
+    // Rounding up the fraction carries into the exponent.
+    constexpr unsigned kShift = 23 - kFraction;
+    const std::uint32_t rounded = magnitude + (1U << (kShift - 1)) - 1U + (magnitude >> kShift & 1U);
+    return (rounded >> kShift) - ((127U - kBias) << kFraction);
   }
-  return static_cast<std::uint8_t>(sign | bits);
+  const unsigned shift = 151U - kBias - kFraction - exponent;
+  if (shift > 24) return 0;  // Less than half the smallest subnormal.
+  const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
+  return (significand + (1U << (shift - 1)) - 1U + (significand >> shift & 1U)) >> shift;
 }
 
-SPARSECAST_HD std::uint8_t quantize_element(std::uint32_t f32, float scale) {
-  return e4m3_of_f32(std::bit_cast<std::uint32_t>(ieee_divide(std::bit_cast<float>(f32), scale)));
+// Element formats. kMost is the M of sparsecast/quantize.hpp; of() converts the fp32 bits of element / scale.
+
+struct E4M3 {
+  static constexpr unsigned kBits = 8;
+  static constexpr float kMost = 448.0F;
+  static constexpr bool kHasNaN = true;
+  static constexpr std::uint8_t kZero = 0;
+  /// Infinities and NaNs become NaN.
+  SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
+    const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
+    std::uint32_t code = 0x7F;
+    if (magnitude < kF32Infinity) code = magnitude >= 0x43E00000U ? 0x7E : nearest_code<3, 7>(magnitude);
+    return static_cast<std::uint8_t>((f32 >> 24 & 0x80U) | code);
+  }
+  SPARSECAST_HD static float value(std::uint8_t code) {
+    const std::uint32_t magnitude = code & 0x7FU;
+    const float value = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9F
+                                      : std::bit_cast<float>((magnitude << 20) + (120U << 23));
+    return (code & 0x80U) != 0 ? -value : value;
+  }
+};
+
+struct E2M1 {
+  static constexpr unsigned kBits = 4;
+  static constexpr float kMost = 6.0F;
+  static constexpr bool kHasNaN = false;
+  static constexpr std::uint8_t kZero = 0;
+  SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
+    const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
+    const std::uint32_t code = magnitude >= 0x40C00000U ? 7 : nearest_code<1, 1>(magnitude);
+    return static_cast<std::uint8_t>((f32 >> 28 & 8U) | code);
+  }
+};
+
+struct Int4 {
+  static constexpr unsigned kBits = 4;
+  static constexpr float kMost = 7.5F;
+  static constexpr bool kHasNaN = false;
+  static constexpr std::uint8_t kZero = 8;
+  SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
+    const float value = std::bit_cast<float>(f32);
+    const float clamped = value < -8.0F ? -8.0F : value > 7.0F ? 7.0F : value;
+    // At 1.5 * 2^23 an ulp is 1, so that the sum is rounded to an integer, whose low bits it holds.
+    return static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(clamped + 0x1.8p23F) & 0xFU) ^ 8U);
+  }
+};
+
+/// Returns the magnitude that counts for amax. Magnitudes are ordered like their bits, so that the maximum is one of
+/// integers and does not depend on the order of reduction.
+template <class Element>
+SPARSECAST_HD std::uint32_t counted_magnitude(std::uint32_t f32) {
+  const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
+  if (magnitude < kF32Infinity) return magnitude;
+  return Element::kHasNaN ? 0 : kF32Infinity;
+}
+
+/// A scale as it is stored, and the number by which elements are divided; 0 where the scale is NaN.
+struct BlockScale {
+  std::uint32_t bits = 0;
+  float divisor = 0.0F;
+};
+
+SPARSECAST_HD std::uint32_t nan_of(QuantScale format) {
+  switch (format) {
+    case QuantScale::kF32:
+      return 0x7FC00000;
+    case QuantScale::kBF16:
+      return 0x7FC0;
+    case QuantScale::kE4M3:
+      return 0x7F;
+    default:
+      return 0xFF;
+  }
+}
+
+/// Returns the biased exponent of a scale that is a power of two, 0 to 253: 0 means 2^-127 or less.
+template <class Element>
+SPARSECAST_HD std::uint32_t power_of_amax(ScaleRounding rounding, std::uint32_t amax) {
+  constexpr auto kMost = std::bit_cast<std::uint32_t>(Element::kMost);
+  // What is added to the fraction carries into the exponent where the power is rounded up.
+  std::uint32_t carry = 0;
+  if (rounding == ScaleRounding::kPowerRound) carry = 1U << 21;
+  if (rounding == ScaleRounding::kPowerUp) carry = 0x7FFFFFU - (kMost & 0x7FFFFFU);
+  const std::uint32_t exponent = (amax + carry) >> 23;
+  constexpr std::uint32_t kMostExponent = (kMost >> 23) - 127U;
+  return exponent > kMostExponent ? exponent - kMostExponent : 0;
+}
+
+/// Returns the scale of an amax, given as bits. `global` is the global scale of kE4M3 scales.
+template <class Element>
+SPARSECAST_HD BlockScale scale_of_amax(QuantScale format, ScaleRounding rounding, std::uint32_t amax, float global) {
+  if (amax >= kF32Infinity) {
+    if (!Element::kHasNaN && amax == kF32Infinity) {
+      return {nan_of(format), 0.0F};
+    }
+    amax = 0;
+  }
+  float scale = 0.0F;
+  if (rounding != ScaleRounding::kNearest) {
+    const std::uint32_t power = power_of_amax<Element>(rounding, amax);
+    if (format == QuantScale::kE8M0) return {power, power == 0 ? 0x1p-127F : std::bit_cast<float>(power << 23)};
+    scale = std::bit_cast<float>(power << 23);
+  } else {
+    scale = ieee_divide(std::bit_cast<float>(amax), Element::kMost);
+  }
+  if (format == QuantScale::kE4M3) {
+    std::uint8_t code = E4M3::of(std::bit_cast<std::uint32_t>(scale * global));
+    if (code == 0) code = 0x20;  // 0.125
+    if (code == 0x7F) code = 0x7E;
+    return {code, ieee_divide(E4M3::value(code), global)};
+  }
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(scale);
+  if (format == QuantScale::kBF16) bits = (bits + 0x7FFFU + (bits >> 16 & 1U)) & 0xFFFF0000U;
+  if (bits < 0x00800000U) bits = 0x3F800000U;  // Less than 2^-126: 1.
+  return {format == QuantScale::kBF16 ? bits >> 16 : bits, std::bit_cast<float>(bits)};
+}
+
+/// Returns `scale` where it can be one: positive and finite. Otherwise 1.
+SPARSECAST_HD float usable_global_scale(float scale) {
+  return std::bit_cast<std::uint32_t>(scale) - 1U < kF32Infinity - 1U ? scale : 1.0F;
+}
+
+/// Returns the global scale of a matrix's amax, which maps it to the greatest element times the greatest scale, or 1.
+template <class Element>
+SPARSECAST_HD float global_scale_of_amax(float amax) {
+  const bool positive = std::bit_cast<std::uint32_t>(amax) - 1U < kF32Infinity - 1U;
+  return positive ? usable_global_scale(ieee_divide(E4M3::kMost * Element::kMost, amax)) : 1.0F;
+}
+
+template <class Element>
+SPARSECAST_HD std::uint8_t quantize_element(std::uint32_t f32, float divisor) {
+  const bool finite = (f32 & 0x7FFFFFFFU) < kF32Infinity;
+  if (!Element::kHasNaN && (!finite || divisor == 0.0F)) return Element::kZero;
+  return Element::of(finite ? std::bit_cast<std::uint32_t>(ieee_divide(std::bit_cast<float>(f32), divisor)) : f32);
 }
 
 }  // namespace sparsecast

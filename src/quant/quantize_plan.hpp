@@ -23,6 +23,9 @@ struct QuantizePlan {
   std::uint64_t block[2] = {};      ///< Extent of a block.
   std::uint64_t first_cut[2] = {};  ///< Elements of the first block that lie before the shard.
   std::uint64_t grid[2] = {};       ///< Number of blocks that the shard touches.
+  QuantElement element = QuantElement::kE4M3;
+  QuantScale scale = QuantScale::kF32;
+  ScaleRounding rounding = ScaleRounding::kNearest;
 
   /// Returns the shard's rows (dim 0) or columns (dim 1) in block `index` of its grid.
   SPARSECAST_HD Span span(unsigned dim, std::uint64_t index) const {
@@ -32,12 +35,16 @@ struct QuantizePlan {
   }
 };
 
-/// Checks the shard and the pointers, without reading the memory; throws as sparsecast/quantize.hpp describes. A null
-/// pointer is an error where the shard has elements.
-QuantizePlan plan_quantization(const MatrixShard& shard, std::initializer_list<const void*> pointers);
+/// Returns the bytes of a scale.
+inline std::size_t scale_size(QuantScale scale) {
+  return scale == QuantScale::kF32 ? 4 : scale == QuantScale::kBF16 ? 2 : 1;
+}
 
-/// Throws Error{kUsage} that names the edge, unless the shard has whole blocks only.
-void require_whole_blocks(const MatrixShard& shard);
+/// Check the shard and the pointers, without reading the memory; throw as sparsecast/quantize.hpp describes. A null
+/// pointer is an error where the shard has elements.
+QuantizePlan plan_amax(const MatrixShard& shard, const void* source, const float* amax);
+QuantizePlan plan_quantization(const MatrixShard& shard, const void* source, const QuantizedShard& out,
+                               const GivenAmax& amax);
 
 /// Calls body.template operator()<Bits>() with BF16Bits, F16Bits or F32Bits.
 template <class Body>
@@ -49,6 +56,19 @@ void with_source(DType dtype, const Body& body) {
       return body.template operator()<F16Bits>();
     default:
       return body.template operator()<F32Bits>();
+  }
+}
+
+/// Calls body.template operator()<Element>() with E4M3, E2M1 or Int4.
+template <class Body>
+void with_element(QuantElement element, const Body& body) {
+  switch (element) {
+    case QuantElement::kE4M3:
+      return body.template operator()<E4M3>();
+    case QuantElement::kE2M1:
+      return body.template operator()<E2M1>();
+    default:
+      return body.template operator()<Int4>();
   }
 }
 

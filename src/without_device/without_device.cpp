@@ -25,9 +25,8 @@ void device_nan_fill(DType, void*, std::uint64_t, CUstream_st*) { refuse(); }
 void device_masked_copy(const MaskedCopyLayout&, const void*, void*, CUstream_st*) { refuse(); }
 
 void device_block_amax(const MatrixShard&, const void*, float*, CUstream_st*) { refuse(); }
-void device_quantize_with_amax(const MatrixShard&, const void*, const float*, std::byte*, float*, CUstream_st*) {
+void device_quantize(const MatrixShard&, const void*, const QuantizedShard&, const GivenAmax&, CUstream_st*) {
   refuse();
 }
-void device_quantize_blocks(const MatrixShard&, const void*, std::byte*, float*, CUstream_st*) { refuse(); }
 
 }  // namespace sparsecast

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// fp8 block quantisation on the device, emulated or real, against the CPU's.
+// Quantisation on the device, emulated or real, against the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -33,16 +33,18 @@ Case random_case(Random& random) {
   shard.name = "w";
   shard.dtype = random.pick(std::span<const DType>(kSources));
   const bool even = random.chance(0.5);
+  shard.format = random_format(random, 35);
+  const bool packed = shard.format.element != QuantElement::kE4M3;
   for (unsigned d = 0; d < 2; ++d) {
-    const std::uint64_t step = even ? 4 : 1;
+    const std::uint64_t step = packed && d == 1 ? 8 : even ? 4 : 1;
     shard.shape[d] = random.between(1, 40) * step;
-    shard.block[d] = random.between(1, 35) * step;
+    if (!packed && even && shard.format.block[d] > 1 && shard.format.block[d] < 256) shard.format.block[d] *= 4;
     shard.offset[d] = random.below(shard.shape[d] / step) * step;
     shard.extent[d] = random.between(0, (shard.shape[d] - shard.offset[d]) / step) * step;
   }
   made.memory_elements = shard.extent[0] * shard.extent[1];
   if (random.chance(0.4)) return made;
-  const std::uint64_t gap = random.below(3) * (even ? 4 : 1);
+  const std::uint64_t gap = random.below(3) * (even ? 8 : 1);
   const bool transposed = random.chance(0.3);
   const std::uint64_t pitch = shard.extent[transposed ? 0 : 1] + gap;
   shard.strides = {static_cast<std::int64_t>(pitch), 1};
@@ -51,80 +53,99 @@ Case random_case(Random& random) {
   return made;
 }
 
-TEST_F(DeviceQuantize, IsTheCpusForAnyShardByte) {
+/// A copy of bytes in memory of the device, `skew` bytes into it.
+class DeviceCopy {
+ public:
+  explicit DeviceCopy(std::size_t bytes, std::size_t skew = 0) : memory_(allocate_shared(bytes + skew)), skew_(skew) {}
+  DeviceCopy(const void* from, std::size_t bytes, std::size_t skew = 0) : DeviceCopy(bytes, skew) {
+    if (bytes != 0) std::memcpy(data(), from, bytes);
+  }
+  std::byte* data() const { return memory_.get() + skew_; }
+  float* floats() const { return reinterpret_cast<float*>(data()); }
+
+ private:
+  SharedBytes memory_;
+  std::size_t skew_;
+};
+
+/// Quantises on both and expects the same bytes.
+void expect_the_cpus(const MatrixShard& shard, const Bytes& source, std::size_t skew, const float* amax,
+                     const float* tensor, float global) {
+  QuantizedMemory memory(shard);
+  memory.global_scale = global;
+  quantize(shard, source.data(), memory.out(), {amax, tensor});
+  const DeviceCopy d_source(source.data(), source.size(), skew);
+  const DeviceCopy d_elements(memory.elements.size());
+  const DeviceCopy d_scales(memory.scales.size());
+  const DeviceCopy d_global(&global, sizeof(global));
+  const DeviceCopy d_amax(amax, amax == nullptr ? 0 : block_grid(shard).blocks() * sizeof(float));
+  const DeviceCopy d_tensor(tensor, tensor == nullptr ? 0 : sizeof(float));
+  const GivenAmax given{amax == nullptr ? nullptr : d_amax.floats(), tensor == nullptr ? nullptr : d_tensor.floats()};
+  device_quantize(shard, d_source.data(), {d_elements.data(), d_scales.data(), d_global.floats()}, given, nullptr);
+  ASSERT_EQ(read_device(d_scales.data(), memory.scales.size(), nullptr), memory.scales);
+  ASSERT_EQ(read_device(d_elements.data(), memory.elements.size(), nullptr), memory.elements);
+  if (memory.elements.empty()) return;
+  const Bytes global_now = read_device(d_global.data(), sizeof(float), nullptr);
+  ASSERT_EQ(std::memcmp(global_now.data(), &memory.global_scale, sizeof(float)), 0);
+}
+
+TEST_F(DeviceQuantize, IsTheCpusForAnyShardFormatAndByte) {
   SCOPED_TRACE(seed_note());
-  for (std::uint64_t n = 0; n < 60 && !HasFailure(); ++n) {
+  for (std::uint64_t n = 0; n < 200 && !HasFailure(); ++n) {
+    SCOPED_TRACE(n);
     Random random(case_seed(run_seed(), n));
     set_thread_order(random.chance(0.7) ? random.next() : 0);
     const auto [shard, memory_elements] = random_case(random);
-    const std::size_t size = element_size(shard.dtype);
-    const std::size_t skew = random.chance(0.5) ? 0 : size;
+    const std::size_t skew = random.chance(0.5) ? 0 : element_size(shard.dtype);
     const Bytes source = random_weights(random, shard.dtype, memory_elements);
-    const std::uint64_t elements = shard.extent[0] * shard.extent[1];
     const std::uint64_t blocks = block_grid(shard).blocks();
     std::vector<float> amax(blocks);
-    std::vector<float> scale(blocks);
-    Bytes fp8(elements);
     block_amax(shard, source.data(), amax.data());
+    const DeviceCopy d_source(source.data(), source.size(), skew);
+    const DeviceCopy d_amax(blocks * sizeof(float));
+    device_block_amax(shard, d_source.data(), d_amax.floats(), nullptr);
+    const Bytes found = read_device(d_amax.data(), blocks * sizeof(float), nullptr);
+    ASSERT_TRUE(blocks == 0 || std::memcmp(found.data(), amax.data(), found.size()) == 0);
+    const auto number = static_cast<float>(random.between(0, 1000));
+    const float* tensor = random.chance(0.5) ? &number : nullptr;
+    if (block_grid(shard).whole) expect_the_cpus(shard, source, skew, nullptr, tensor, number);
     for (float& most : amax) most = random.chance(0.2) ? most * 3 : most;
-    quantize_with_amax(shard, source.data(), amax.data(), fp8.data(), scale.data());
-
-    const SharedBytes d_source(allocate_shared(source.size() + skew));
-    if (!source.empty()) std::memcpy(d_source.get() + skew, source.data(), source.size());
-    const SharedBytes d_scale(allocate_shared(blocks * 4));
-    const SharedBytes d_fp8(allocate_shared(elements));
-    auto* d_floats = reinterpret_cast<float*>(d_scale.get());
-    const auto read = [&] {
-      const Bytes bytes = read_device(d_scale.get(), blocks * 4, nullptr);
-      std::vector<float> floats(blocks);
-      if (blocks != 0) std::memcpy(floats.data(), bytes.data(), bytes.size());
-      return floats;
-    };
-    std::vector<float> own(blocks);
-    block_amax(shard, source.data(), own.data());
-    device_block_amax(shard, d_source.get() + skew, d_floats, nullptr);
-    ASSERT_EQ(read(), own) << "case " << n;
-    if (blocks != 0) std::memcpy(d_scale.get(), amax.data(), blocks * 4);
-    device_quantize_with_amax(shard, d_source.get() + skew, d_floats, d_fp8.get(), d_floats, nullptr);
-    ASSERT_EQ(read(), scale) << "case " << n;
-    ASSERT_EQ(read_device(d_fp8.get(), elements, nullptr), fp8) << "case " << n;
-    if (!block_grid(shard).whole) continue;
-    quantize_blocks(shard, source.data(), fp8.data(), scale.data());
-    device_quantize_blocks(shard, d_source.get() + skew, d_fp8.get(), d_floats, nullptr);
-    ASSERT_EQ(read(), scale) << "case " << n;
-    ASSERT_EQ(read_device(d_fp8.get(), elements, nullptr), fp8) << "case " << n;
+    expect_the_cpus(shard, source, skew, amax.data(), tensor, number);
   }
 }
 
-TEST_F(DeviceQuantize, EveryBf16PatternIsTheCpus) {
+TEST_F(DeviceQuantize, EveryBf16PatternIsTheCpusInEveryFormat) {
   Bytes source(std::size_t{2} << 16);
   for (std::uint64_t i = 0; i <= 0xFFFF; ++i) write_element(source.data(), 2, i, i);
-  const MatrixShard shard{"w", DType::kBF16, {256, 256}, {}, {256, 256}, {}, {128, 128}};
-  const std::vector<float> amax = {448.0F, 1.0F, 3e-20F, 3e38F};
-  std::vector<float> scale(4);
-  Bytes fp8(std::size_t{1} << 16);
-  quantize_with_amax(shard, source.data(), amax.data(), fp8.data(), scale.data());
-  const SharedBytes d_source(allocate_shared(source.size()));
-  const SharedBytes d_scale(allocate_shared(16));
-  const SharedBytes d_fp8(allocate_shared(fp8.size()));
-  std::memcpy(d_source.get(), source.data(), source.size());
-  std::memcpy(d_scale.get(), amax.data(), 16);
-  auto* d_floats = reinterpret_cast<float*>(d_scale.get());
-  device_quantize_with_amax(shard, d_source.get(), d_floats, d_fp8.get(), d_floats, nullptr);
-  EXPECT_EQ(read_device(d_fp8.get(), fp8.size(), nullptr), fp8);
+  const std::vector<float> of_blocks = {448.0F, 1.0F, 3e-20F, 3e38F};
+  for (const QuantFormat& format :
+       {QuantFormat{}, QuantFormat{{1, 32}, QuantElement::kE4M3, QuantScale::kE8M0, ScaleRounding::kPowerFloor},
+        QuantFormat{{1, 32}, QuantElement::kE2M1, QuantScale::kE8M0, ScaleRounding::kPowerRound},
+        QuantFormat{{1, 16}, QuantElement::kE2M1, QuantScale::kE4M3, ScaleRounding::kNearest},
+        QuantFormat{{1, 128}, QuantElement::kInt4, QuantScale::kBF16, ScaleRounding::kNearest}}) {
+    const MatrixShard shard{"w", DType::kBF16, {256, 256}, {}, {256, 256}, {}, format};
+    std::vector<float> amax(block_grid(shard).blocks());
+    for (std::size_t b = 0; b < amax.size(); ++b) amax[b] = of_blocks[b % of_blocks.size()];
+    expect_the_cpus(shard, source, 0, amax.data(), nullptr, 1.0F);
+    expect_the_cpus(shard, source, 0, nullptr, amax.data(), 1.0F);
+  }
 }
 
 TEST_F(DeviceQuantize, ErrorsAreTyped) {
   const SharedBytes memory(allocate_shared(256));
   auto* floats = reinterpret_cast<float*>(memory.get() + 128);
-  MatrixShard shard{"mlp.gate", DType::kBF16, {8, 8}, {0, 0}, {4, 8}, {}, {8, 8}};
+  MatrixShard shard{"mlp.gate", DType::kBF16, {8, 8}, {0, 0}, {4, 8}, {}, {{8, 8}}};
+  std::byte* elements = memory.get() + 192;
   const auto quantize = [&](std::size_t skew) {
-    device_quantize_blocks(shard, memory.get() + skew, memory.get() + 192, floats, nullptr);
+    device_quantize(shard, memory.get() + skew, {elements, floats}, {}, nullptr);
   };
   expect_error(ErrorCode::kUsage, [&] { quantize(0); }, {"mlp.gate", "rows 0 to 4 of 8"});
   shard.extent = {8, 8};
   shard.shape = {8, 8};
   expect_error(ErrorCode::kUsage, [&] { quantize(1); }, {"mlp.gate", "aligned"});
+  shard.format = {{1, 8}, QuantElement::kInt4, QuantScale::kBF16, ScaleRounding::kNearest};
+  ++elements;
+  expect_error(ErrorCode::kUsage, [&] { quantize(0); }, {"mlp.gate", "aligned"});
   shard.dtype = DType::kF8E4M3;
   expect_error(ErrorCode::kUnsupported, [&] { quantize(0); }, {"mlp.gate", "F8_E4M3"});
 }

@@ -30,40 +30,57 @@ struct Source {
   Bytes memory;
 };
 
-TEST(Quantize, IsTheOraclesForAnyShapeBlockAndSource) {
+/// A shape that a format allows.
+std::array<std::uint64_t, 2> random_shape(Random& random, const QuantFormat& format, std::uint64_t most) {
+  const bool eights = format.element != QuantElement::kE4M3;
+  return {random.between(1, most), eights ? 8 * random.between(1, most) : random.between(1, most)};
+}
+
+TEST(Quantize, IsTheOraclesForAnyShapeFormatAndSource) {
   SCOPED_TRACE(seed_note());
-  for (std::uint64_t n = 0; n < 120; ++n) {
+  for (std::uint64_t n = 0; n < 400; ++n) {
     Random random(case_seed(run_seed(), n));
     const DType dtype = random.pick(std::span<const DType>(kSources));
-    const std::array<std::uint64_t, 2> shape{random.between(1, 60), random.between(1, 60)};
-    const std::array<std::uint64_t, 2> block{random.between(1, 70), random.between(1, 70)};
+    const QuantFormat format = random_format(random, 70);
+    const std::array<std::uint64_t, 2> shape = random_shape(random, format, 50);
     const Bytes elements = random_weights(random, dtype, shape[0] * shape[1]);
-    const QuantizedMatrix expected = quantized_by_oracle(dtype, shape, block, elements);
     const Source source(random, dtype, shape, elements);
-    const MatrixShard shard{"w", dtype, shape, {0, 0}, shape, source.place.strides, block};
-    Bytes fp8(elements.size() / element_size(dtype));
-    std::vector<float> scale(block_grid(shard).blocks());
-    quantize_blocks(shard, source.at(0, 0), fp8.data(), scale.data(), random.chance(0.3) ? 3 : 1);
-    ASSERT_EQ(scale, expected.scale_inv) << "case " << n;
-    ASSERT_EQ(fp8, expected.fp8) << "case " << n;
+    const MatrixShard shard{"w", dtype, shape, {0, 0}, shape, source.place.strides, format};
+    QuantizedMemory memory(shard);
+    const float tensor =
+        std::ldexp(static_cast<float>(random.between(1, 1000)), static_cast<int>(random.below(40)) - 30);
+    const bool anew = random.chance(0.5);
+    memory.global_scale = tensor;
+    quantize(shard, source.at(0, 0), memory.out(), {nullptr, anew ? &tensor : nullptr}, random.chance(0.3) ? 3 : 1);
+    if (anew && format.scale == QuantScale::kE4M3) {
+      const auto most = static_cast<float>(448.0L * most_of(format.element));
+      EXPECT_EQ(memory.global_scale, static_cast<float>(static_cast<long double>(most) / tensor));
+    } else {
+      EXPECT_EQ(memory.global_scale, tensor);
+    }
+    const QuantizedMatrix expected = quantized_by_oracle(dtype, shape, format, memory.global_scale, elements);
+    ASSERT_EQ(scale_bits(format.scale, memory.scales), expected.scales) << "case " << n;
+    ASSERT_EQ(unpacked(format.element, memory.elements), expected.codes) << "case " << n;
   }
 }
 
 TEST(Quantize, ShardsThatCutBlocksGiveTheWholeMatrixsResultFromTheMaximumOfTheirAmaxes) {
   SCOPED_TRACE(seed_note());
-  for (std::uint64_t n = 0; n < 60; ++n) {
+  for (std::uint64_t n = 0; n < 150; ++n) {
     Random random(case_seed(run_seed(), n));
     const DType dtype = random.pick(std::span<const DType>(kSources));
-    const std::array<std::uint64_t, 2> shape{random.between(2, 50), random.between(2, 50)};
-    const std::array<std::uint64_t, 2> block{random.between(2, 20), random.between(2, 20)};
+    const QuantFormat format = random_format(random, 20);
+    const std::array<std::uint64_t, 2> shape = random_shape(random, format, 50);
     const Bytes elements = random_weights(random, dtype, shape[0] * shape[1]);
-    const QuantizedMatrix expected = quantized_by_oracle(dtype, shape, block, elements);
+    const auto global = static_cast<float>(random.between(1, 100'000));
+    const QuantizedMatrix expected = quantized_by_oracle(dtype, shape, format, global, elements);
     const Source source(random, dtype, shape, elements);
     // Four shards around a point: some may be empty.
-    const std::array<std::uint64_t, 2> cut{random.below(shape[0] + 1), random.below(shape[1] + 1)};
+    const std::uint64_t step = format.element == QuantElement::kE4M3 ? 1 : 8;
+    const std::array<std::uint64_t, 2> cut{random.below(shape[0] + 1), random.below(shape[1] / step + 1) * step};
     std::vector<MatrixShard> shards;
     for (unsigned quarter = 0; quarter < 4; ++quarter) {
-      MatrixShard shard{"w", dtype, shape, {}, {}, source.place.strides, block};
+      MatrixShard shard{"w", dtype, shape, {}, {}, source.place.strides, format};
       for (unsigned d = 0; d < 2; ++d) {
         const bool second = (quarter >> d & 1) != 0;
         shard.offset[d] = second ? cut[d] : 0;
@@ -71,7 +88,7 @@ TEST(Quantize, ShardsThatCutBlocksGiveTheWholeMatrixsResultFromTheMaximumOfTheir
       }
       shards.push_back(shard);
     }
-    const std::uint64_t grid_columns = (shape[1] + block[1] - 1) / block[1];
+    const std::uint64_t grid_columns = block_grid({"w", dtype, shape, {}, shape, {}, format}).extent[1];
     std::vector<float> amax(expected.amax.size(), 0.0F);
     const auto in_grid = [&](const BlockGrid& grid, std::uint64_t b) {
       return (grid.offset[0] + b / grid.extent[1]) * grid_columns + grid.offset[1] + b % grid.extent[1];
@@ -85,15 +102,18 @@ TEST(Quantize, ShardsThatCutBlocksGiveTheWholeMatrixsResultFromTheMaximumOfTheir
     ASSERT_EQ(amax, expected.amax) << "case " << n;
     for (const MatrixShard& shard : shards) {
       const BlockGrid grid = block_grid(shard);
-      std::vector<float> scale(grid.blocks());
-      for (std::uint64_t b = 0; b < scale.size(); ++b) scale[b] = amax[in_grid(grid, b)];
-      Bytes fp8(shard.extent[0] * shard.extent[1]);
-      quantize_with_amax(shard, source.at(shard.offset[0], shard.offset[1]), scale.data(), fp8.data(), scale.data());
-      for (std::uint64_t b = 0; b < scale.size(); ++b) ASSERT_EQ(scale[b], expected.scale_inv[in_grid(grid, b)]);
-      for (std::uint64_t i = 0; i < fp8.size(); ++i) {
+      std::vector<float> given(grid.blocks());
+      for (std::uint64_t b = 0; b < given.size(); ++b) given[b] = amax[in_grid(grid, b)];
+      QuantizedMemory memory(shard);
+      memory.global_scale = global;
+      quantize(shard, source.at(shard.offset[0], shard.offset[1]), memory.out(), {given.data(), nullptr});
+      const std::vector<std::uint32_t> scales = scale_bits(format.scale, memory.scales);
+      for (std::uint64_t b = 0; b < scales.size(); ++b) ASSERT_EQ(scales[b], expected.scales[in_grid(grid, b)]);
+      const std::vector<std::uint8_t> codes = unpacked(format.element, memory.elements);
+      for (std::uint64_t i = 0; i < codes.size(); ++i) {
         const std::uint64_t row = shard.offset[0] + i / shard.extent[1];
         const std::uint64_t column = shard.offset[1] + i % shard.extent[1];
-        ASSERT_EQ(fp8[i], expected.fp8[row * shape[1] + column]) << "case " << n;
+        ASSERT_EQ(codes[i], expected.codes[row * shape[1] + column]) << "case " << n;
       }
     }
   }
@@ -112,57 +132,115 @@ TEST(Quantize, IsWhatAnotherImplementationWrote) {
     const TensorSpec& spec = golden.table()[t];
     if (spec.name.find('.') != std::string::npos) continue;
     const MatrixShard shard{spec.name, spec.dtype, {spec.shape[0], spec.shape[1]}, {}, {spec.shape[0], spec.shape[1]},
-                            {},        {16, 24}};
-    Bytes fp8(spec.elements());
-    Bytes scale(block_grid(shard).blocks() * sizeof(float));
-    quantize_blocks(shard, golden.tensor(t).data(), fp8.data(), reinterpret_cast<float*>(scale.data()));
-    EXPECT_EQ(fp8, bytes(spec.name + ".weight")) << spec.name;
-    EXPECT_EQ(scale, bytes(spec.name + ".weight_scale_inv")) << spec.name;
+                            {},        {{16, 24}}};
+    QuantizedMemory memory(shard);
+    quantize(shard, golden.tensor(t).data(), memory.out());
+    EXPECT_EQ(memory.elements, bytes(spec.name + ".weight")) << spec.name;
+    EXPECT_EQ(memory.scales, bytes(spec.name + ".weight_scale_inv")) << spec.name;
     ++compared;
   }
   EXPECT_EQ(compared, 3U);
 }
 
+TEST(Quantize, AnElementThatIsNotFiniteBreaksItsBlockOfFourBitsAndNoOther) {
+  for (const auto& [element, scale, rounding, nan] :
+       {std::tuple{QuantElement::kE2M1, QuantScale::kE8M0, ScaleRounding::kPowerFloor, 0xFFU},
+        std::tuple{QuantElement::kE2M1, QuantScale::kE4M3, ScaleRounding::kNearest, 0x7FU},
+        std::tuple{QuantElement::kInt4, QuantScale::kBF16, ScaleRounding::kNearest, 0x7FC0U}}) {
+    const std::uint8_t zero = element == QuantElement::kInt4 ? 8 : 0;
+    for (const std::uint64_t broken : {0x7F80U, 0xFF80U, 0x7FC0U, 0xFF81U}) {
+      Bytes source(96 * 2);
+      for (std::uint64_t i = 0; i < 96; ++i) write_element(source.data(), 2, i, i == 40 ? broken : 0x3F80U);
+      const MatrixShard shard{"w", DType::kBF16, {1, 96}, {}, {1, 96}, {}, {{1, 32}, element, scale, rounding}};
+      std::vector<float> amax(3);
+      block_amax(shard, source.data(), amax.data());
+      EXPECT_EQ(amax, (std::vector<float>{1.0F, std::numeric_limits<float>::infinity(), 1.0F}));
+      QuantizedMemory memory(shard);
+      quantize(shard, source.data(), memory.out());
+      const std::vector<std::uint32_t> scales = scale_bits(scale, memory.scales);
+      EXPECT_EQ(scales[1], nan);
+      EXPECT_EQ(scales[0], scales[2]);
+      EXPECT_NE(scales[0], nan);
+      const std::vector<std::uint8_t> codes = unpacked(element, memory.elements);
+      for (std::uint64_t i = 0; i < 96; ++i) EXPECT_EQ(codes[i] == zero, i >= 32 && i < 64) << i;
+    }
+  }
+}
+
 TEST(Quantize, AShardThatCutsABlockIsRefusedByNameAndEdge) {
-  MatrixShard shard{"mlp.gate", DType::kBF16, {300, 300}, {128, 0}, {100, 300}, {}, {128, 128}};
+  MatrixShard shard{"mlp.gate", DType::kBF16, {300, 300}, {128, 0}, {100, 300}, {}, {}};
   Bytes source(60'000);
   Bytes fp8(30'000);
   std::vector<float> scale(9);
-  const auto quantize = [&] { quantize_blocks(shard, source.data(), fp8.data(), scale.data()); };
+  const auto quantize_all = [&] { quantize(shard, source.data(), {fp8.data(), scale.data()}); };
   EXPECT_FALSE(block_grid(shard).whole);
-  expect_error(ErrorCode::kUsage, quantize, {"mlp.gate", "rows 128 to 228 of 300", "128"});
+  expect_error(ErrorCode::kUsage, quantize_all, {"mlp.gate", "rows 128 to 228 of 300", "128"});
   shard.extent = {128, 172};
   shard.offset = {128, 128};
   EXPECT_TRUE(block_grid(shard).whole);
-  quantize();
+  quantize_all();
   shard.offset = {128, 64};
-  expect_error(ErrorCode::kUsage, quantize, {"mlp.gate", "columns 64 to 236"});
+  expect_error(ErrorCode::kUsage, quantize_all, {"mlp.gate", "columns 64 to 236"});
 }
 
 TEST(Quantize, MisuseIsTyped) {
   Bytes memory(64);
   float scale = 0;
-  MatrixShard shard{"w", DType::kBF16, {4, 4}, {0, 0}, {4, 4}, {}, {128, 128}};
-  const auto quantize = [&] { quantize_blocks(shard, memory.data(), memory.data() + 32, &scale); };
-  quantize();
+  MatrixShard shard{"w", DType::kBF16, {4, 4}, {0, 0}, {4, 4}, {}, {}};
+  const auto quantize_all = [&] { quantize(shard, memory.data(), {memory.data() + 32, &scale}); };
+  quantize_all();
   shard.dtype = DType::kI32;
-  expect_error(ErrorCode::kUnsupported, quantize, {"w", "I32"});
+  expect_error(ErrorCode::kUnsupported, quantize_all, {"w", "I32"});
   shard.dtype = DType::kBF16;
   shard.offset = {1, 0};
-  expect_error(ErrorCode::kUsage, quantize, {"w", "rows 1 to 5 of a matrix of 4"});
+  expect_error(ErrorCode::kUsage, quantize_all, {"w", "rows 1 to 5 of a matrix of 4"});
   shard.offset = {0, ~std::uint64_t{0}};
-  expect_error(ErrorCode::kUsage, quantize, {"columns"});
+  expect_error(ErrorCode::kUsage, quantize_all, {"columns"});
   shard.offset = {0, 0};
   shard.strides = {1};
-  expect_error(ErrorCode::kUsage, quantize, {"strides"});
+  expect_error(ErrorCode::kUsage, quantize_all, {"strides"});
   shard.strides = {};
-  shard.block = {128, 0};
-  expect_error(ErrorCode::kUsage, quantize, {"block"});
-  shard.block = {128, 128};
-  expect_error(ErrorCode::kUsage, [&] { quantize_blocks(shard, nullptr, memory.data(), &scale); }, {"null"});
+  shard.format.block = {128, 0};
+  expect_error(ErrorCode::kUsage, quantize_all, {"block"});
+  shard.format.block = {128, 128};
+  expect_error(ErrorCode::kUsage, [&] { quantize(shard, nullptr, {memory.data(), &scale}); }, {"null"});
   shard.extent = {0, 4};
-  quantize_blocks(shard, nullptr, nullptr, nullptr);
+  quantize(shard, nullptr, {});
   EXPECT_EQ(block_grid(shard).blocks(), 0U);
+}
+
+TEST(Quantize, FormatsThatDoNotExistAreRefused) {
+  MatrixShard shard{"mlp.up", DType::kBF16, {4, 64}, {0, 0}, {4, 64}, {}, {}};
+  const auto refused = [&](ErrorCode code, const std::string& word) {
+    expect_error(code, [&] { block_grid(shard); }, {"mlp.up", word});
+  };
+  shard.format = {{1, 32}, QuantElement::kE4M3, QuantScale::kE8M0, ScaleRounding::kNearest};
+  refused(ErrorCode::kUnsupported, "E8M0");
+  shard.format = {{1, 16}, QuantElement::kE2M1, QuantScale::kE4M3, ScaleRounding::kPowerUp};
+  refused(ErrorCode::kUnsupported, "E4M3");
+  for (const std::array<std::uint64_t, 2>& block : {std::array<std::uint64_t, 2>{2, 32}, {1, 24}, {1, 4}, {1, 512}}) {
+    shard.format = {block, QuantElement::kInt4, QuantScale::kBF16, ScaleRounding::kNearest};
+    refused(ErrorCode::kUsage, "blocks of");
+  }
+  shard.format = {{1, 32}, QuantElement::kInt4, QuantScale::kBF16, ScaleRounding::kNearest};
+  block_grid(shard);
+  shard.offset[1] = 4;
+  shard.extent[1] = 56;
+  refused(ErrorCode::kUsage, "4 columns before a shard");
+  shard.offset[1] = 0;
+  shard.extent[1] = 60;
+  refused(ErrorCode::kUsage, "60 columns of a shard");
+  shard.shape[1] = 60;
+  refused(ErrorCode::kUsage, "60 columns: 4-bit elements need a multiple of 8");
+  shard.shape[1] = 64;
+  shard.format = {{1, 16}, QuantElement::kE2M1, QuantScale::kE4M3, ScaleRounding::kNearest};
+  shard.extent[1] = 64;
+  Bytes memory(1024);
+  expect_error(ErrorCode::kUsage,
+               [&] {
+                 quantize(shard, memory.data(), {memory.data() + 512, memory.data() + 768});
+               },
+               {"mlp.up", "null"});
 }
 
 }  // namespace

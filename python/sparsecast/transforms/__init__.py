@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of tensors before they are compared and sent: LoRA and QLoRA merges, fp8 block quantisation.
+"""Transforms of tensors before they are compared and sent: LoRA and QLoRA merges, quantisation.
 
 An engine often holds other tensors than the trainer: merged weights where the trainer has a frozen base and adapters,
-or fp8 blocks where it has bf16. The publisher then compares the *results*. :class:`Transforms` chains steps; called
+or weights of 8 or 4 bits where it has bf16. The publisher then compares the *results*. :class:`Transforms` chains steps; called
 with a local shard, it writes to outputs whose addresses never change, and which are registered with a publisher::
 
     transforms = Transforms([LoraMerge({name: [adapter]}), Fp8BlockQuantize()], table)
@@ -11,26 +11,35 @@ with a local shard, it writes to outputs whose addresses never change, and which
             ...                               # the same `out` every time
 
 Shards are boxes of canonical tensors, as in a :class:`~sparsecast.Layout`. Nothing is gathered: a step works on the
-shard alone, but for :class:`Fp8BlockQuantize` with a group, which takes a maximum over the ranks that share blocks.
+shard alone, but for :class:`Quantize` with a group, which takes a maximum over the ranks that share blocks.
 """
 
 from __future__ import annotations
 
-from .fp8 import KEPT_BY_DEFAULT, Fp8BlockQuantize
+from .formats import FP8_CHANNELS, MXFP4, MXFP8, NVFP4, QuantFormat, fp8_blocks, int4_groups
 from .lora import DequantizeMerge, LoraAdapter, LoraMerge
 from .pipeline import Transforms
+from .quantize import KEPT_BY_DEFAULT, Fp8BlockQuantize, Quantize
 from .shards import transformed
 from .step import Piece, TensorSpec, Transform
 
 __all__ = [
+    "FP8_CHANNELS",
     "KEPT_BY_DEFAULT",
+    "MXFP4",
+    "MXFP8",
+    "NVFP4",
     "DequantizeMerge",
     "Fp8BlockQuantize",
     "LoraAdapter",
     "LoraMerge",
     "Piece",
+    "QuantFormat",
+    "Quantize",
     "TensorSpec",
     "Transform",
     "Transforms",
+    "fp8_blocks",
+    "int4_groups",
     "transformed",
 ]

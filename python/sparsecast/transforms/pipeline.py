@@ -73,7 +73,7 @@ class Transforms:
     def pieces(self, name: str, held: Sequence[tuple[torch.Tensor, Box]]) -> list[tuple[str, torch.Tensor, Box]]:
         """Returns the results for a rank that holds several boxes of a tensor, or none, in the order of the boxes.
 
-        Boxes may share a result (blocks of :class:`Fp8BlockQuantize`), so pass all of them at once.
+        Boxes may share a result (blocks of :class:`Quantize`), so pass all of them at once.
         """
         spec = self._spec(name)
         first = next((step for step in self._transforms if step.specs(spec)), None)

@@ -19,10 +19,18 @@ from torch import nn
 import sparsecast as sc
 from sparsecast import errors
 from sparsecast.torch import LoaderSource, Log, Publisher, Subscriber, World
-from sparsecast.transforms import Fp8BlockQuantize, Transforms
+from sparsecast.transforms import FP8_CHANNELS, MXFP4, MXFP8, NVFP4, Quantize, Transforms, fp8_blocks, int4_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device answers")
 TIMEOUT = 60.0
+FORMATS = {
+    "fp8 blocks": fp8_blocks(),
+    "fp8 channels": FP8_CHANNELS,
+    "mxfp8": MXFP8,
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+    "int4": int4_groups(),
+}
 
 
 def make_model(seed: int, device: str = "cuda") -> nn.Module:
@@ -111,19 +119,22 @@ def test_a_log_refuses_tensors_on_a_device_by_name(tmp_path: Any) -> None:
         Publisher(make_model(0), transport=Log(str(tmp_path / "log"), mirror=str(tmp_path / "m.safetensors")))
 
 
-def test_fp8_blocks_of_a_device_are_those_of_the_host() -> None:
+@pytest.mark.parametrize("shape", [(300, 517), (300, 512), (2, 64, 256)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantised_weights_of_a_device_are_those_of_the_host(name: str, shape: tuple[int, ...]) -> None:
+    if shape[-1] % 8 and not name.startswith("fp8"):
+        pytest.skip("groups are whole")
     torch.manual_seed(3)
-    weight = torch.randn(300, 517, device="cuda").bfloat16()
-    spec = ("w.weight", "BF16", (300, 517))
-    box = sc.Box((0, 0), (300, 517))
+    weight = torch.randn(shape, device="cuda").bfloat16()
+    box = sc.Box((0,) * len(shape), shape)
     results = []
     for tensor in (weight, weight.cpu()):
-        transforms = Transforms([Fp8BlockQuantize()], [spec])
-        results.append({name: out.clone() for name, out, _ in transforms("w.weight", tensor, box)})
+        transforms = Transforms([Quantize(FORMATS[name])], [("w.weight", "BF16", shape)])
+        results.append({made: out.clone() for made, out, _ in transforms("w.weight", tensor, box)})
     torch.cuda.synchronize()
     assert results[0].keys() == results[1].keys()
-    for name, out in results[0].items():
-        assert torch.equal(out.cpu().view(torch.uint8), results[1][name].view(torch.uint8)), name
+    for made, out in results[0].items():
+        assert torch.equal(out.cpu().view(torch.uint8), results[1][made].view(torch.uint8)), made
 
 
 def _nccl_rank(rank: int, world: World, answers: Any) -> None:

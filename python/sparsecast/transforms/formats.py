@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised formats of checkpoints: what their tensors hold, and what they are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .. import _core
+
+#: Elements in one number of the packed tensor, and its dtype.
+_PACKED = {"E4M3": (1, "F8_E4M3"), "E2M1": (2, "U8"), "INT4": (8, "I32")}
+_SCALES = {"F32": "F32", "BF16": "BF16", "E4M3": "F8_E4M3", "E8M0": "U8"}
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """A format of ``sparsecast/quantize.hpp``, and what a checkpoint adds to the name of a weight for its parts.
+
+    ``element`` is E4M3, E2M1 or INT4; ``scale`` is F32, BF16, E4M3 (with a global scale) or E8M0; ``rounding`` of
+    scales is nearest, power_floor, power_round or power_up. ``block`` is rows and columns; None covers the matrix.
+    """
+
+    element: str
+    scale: str
+    rounding: str = "nearest"
+    block: tuple[int | None, int | None] = (128, 128)
+    elements_suffix: str = ""
+    scales_suffix: str = "_scale"
+
+    @cached_property
+    def core(self) -> _core.QuantFormat:
+        return _core.QuantFormat(self.element, self.scale, self.rounding, self.block)
+
+    @property
+    def in_one(self) -> int:
+        """Elements along the columns that one number of the tensor of elements holds."""
+        return _PACKED[self.element][0]
+
+    @property
+    def element_dtype(self) -> str:
+        return _PACKED[self.element][1]
+
+    @property
+    def scale_dtype(self) -> str:
+        return _SCALES[self.scale]
+
+    @property
+    def has_global_scale(self) -> bool:
+        return self.scale == "E4M3"
+
+    @property
+    def has_shape(self) -> bool:
+        """Whether a checkpoint holds the shape of the weight, as one cannot tell it from I32."""
+        return self.element == "INT4"
+
+    def block_of(self, rows: int, columns: int) -> tuple[int, int]:
+        """The extent of a block of a matrix."""
+        return self.block[0] or max(rows, 1), self.block[1] or max(columns, 1)
+
+
+def fp8_blocks(block: tuple[int, int] = (128, 128), *, scale: str = "F32", rounding: str = "nearest") -> QuantFormat:
+    """DeepSeek's blocks, ``weight`` and ``weight_scale_inv``. ``rounding="power_up"`` makes UE8M0 scales, which
+    ``scale`` F32 stores as numbers and E8M0 as bytes.
+    """
+    return QuantFormat("E4M3", scale, rounding, block, scales_suffix="_scale_inv")
+
+
+def int4_groups(columns: int = 128) -> QuantFormat:
+    """compressed-tensors' ``pack-quantized``, symmetric: ``weight_packed``, ``weight_scale``, ``weight_shape``."""
+    return QuantFormat("INT4", "BF16", "nearest", (1, columns), elements_suffix="_packed")
+
+
+#: A scale for each row: ``weight``, ``weight_scale`` [rows, 1].
+FP8_CHANNELS = QuantFormat("E4M3", "F32", "nearest", (1, None))
+#: OCP MX, scales rounded as its standard says: ``weight``, ``weight_scale`` [rows, columns / 32] in U8.
+MXFP8 = QuantFormat("E4M3", "E8M0", "power_floor", (1, 32))
+#: The same in 4 bits: ``weight_packed`` [rows, columns / 2], ``weight_scale``.
+MXFP4 = QuantFormat("E2M1", "E8M0", "power_floor", (1, 32), elements_suffix="_packed")
+#: ``weight_packed``, ``weight_scale`` [rows, columns / 16] in F8_E4M3, ``weight_global_scale`` [1].
+NVFP4 = QuantFormat("E2M1", "E4M3", "nearest", (1, 16), elements_suffix="_packed")

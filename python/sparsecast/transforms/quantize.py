@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation of shards to the formats of checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._core import Box
+from ..buffers import describe
+from ..errors import UsageError
+from .formats import QuantFormat, fp8_blocks
+from .step import Piece, TensorSpec, matches_any
+
+#: What quantised checkpoints keep as it is.
+KEPT_BY_DEFAULT = ("*embed_tokens*", "*lm_head*", "*norm*", "*.mlp.gate.weight", "*.router.*", "*.bias")
+
+_ROWS = _core.QuantFormat(block=(1, None))
+
+
+class Quantize:
+    """Quantises matrices to ``format``: a tensor of elements, one of scales, and what else the format has.
+
+    Applies to every bf16, fp16 or fp32 tensor of two dimensions, or of three (stacked experts, each a matrix), whose
+    name matches none of ``skip`` (fnmatch). The arithmetic is that of ``sparsecast/quantize.hpp``. The block grid is
+    that of the whole matrix. UsageError names a matrix whose columns are not whole groups of the format.
+
+    Without ``group``, the pieces of a tensor on this rank must together hold whole blocks; UsageError names a shard
+    that splits one. With ``group``, a ``torch.distributed`` group of all ranks that share the tensor, every rank calls
+    for the same tensors in the same order, including those of which it holds nothing, and always with the same boxes.
+    The first call asks whether any rank splits a block (an all-reduce of one number, and a wait for it); if so, the
+    amax of every block is the maximum over the ranks (one all-reduce of the grid at every call).
+
+    Formats with a global scale (NVFP4) compute it anew at every call, over the whole tensor: of pieces that hold it
+    whole, or over ``group`` (one all-reduce of a number a matrix). ``global_scales`` gives those that are kept instead,
+    by the name of the weight: a number, or one a matrix of a stack. Weights that outgrow a kept one saturate.
+    ``threads`` is the number of CPU threads; 0 means all cores.
+    """
+
+    def __init__(
+        self,
+        format: QuantFormat,
+        skip: Sequence[str] = KEPT_BY_DEFAULT,
+        group: torch.distributed.ProcessGroup | None = None,
+        threads: int = 1,
+        global_scales: Mapping[str, float | Sequence[float]] | None = None,
+    ):
+        if any(extent is not None and extent < 1 for extent in format.block):
+            raise UsageError(f"a block of {format.block}: two positive numbers are due")
+        if global_scales is not None and not format.has_global_scale:
+            raise UsageError(f"{format.element} with scales in {format.scale} has no global scale")
+        self.format, self.skip, self.group, self.threads = format, skip, group, threads
+        self._global_scales = None if global_scales is None else {n: _numbers(n, s) for n, s in global_scales.items()}
+        self._splits: dict[str, bool] = {}
+
+    def specs(self, spec: TensorSpec) -> list[TensorSpec] | None:
+        if (
+            spec.dtype not in ("BF16", "F16", "F32")
+            or len(spec.shape) not in (2, 3)
+            or matches_any(spec.name, self.skip)
+        ):
+            return None
+        fmt, stack = self.format, spec.shape[:-2]
+        rows, columns = spec.shape[-2:]
+        group = fmt.block[1]
+        if fmt.block[0] == 1 and group is not None and columns % group != 0:
+            words = f"{columns} columns are not whole groups of {group}; `skip` leaves a tensor as it is"
+            raise UsageError(words, f"tensor '{spec.name}'")
+        specs = [
+            TensorSpec(spec.name + fmt.elements_suffix, fmt.element_dtype, (*stack, rows, columns // fmt.in_one)),
+            TensorSpec(spec.name + fmt.scales_suffix, fmt.scale_dtype, (*stack, *self._grid(spec))),
+        ]
+        if fmt.has_global_scale:
+            specs.append(TensorSpec(f"{spec.name}_global_scale", "F32", (*stack, 1)))
+        if fmt.has_shape:
+            specs.append(TensorSpec(f"{spec.name}_shape", "I64", (len(spec.shape),)))
+        return specs
+
+    def boxes(self, spec: TensorSpec, box: Box) -> list[Box]:
+        fmt, empty = self.format, 0 in box.extent
+        if box.offset[-1] % fmt.in_one or box.extent[-1] % fmt.in_one:
+            words = f"{box} does not hold whole numbers of {fmt.in_one} elements along the columns"
+            raise UsageError(words, f"tensor '{spec.name}'")
+        offset, extent = list(box.offset), list(box.extent)
+        offset[-1], extent[-1] = offset[-1] // fmt.in_one, extent[-1] // fmt.in_one
+        boxes = [Box(offset, extent), _nothing(len(box.offset)) if empty else self._scales_box(spec, box)]
+        stack = len(spec.shape) - 2
+        if fmt.has_global_scale:
+            of_matrices = Box((*box.offset[:stack], 0), (*box.extent[:stack], 1))
+            boxes.append(_nothing(stack + 1) if empty else of_matrices)
+        if fmt.has_shape:
+            boxes.append(Box((0,), (0 if empty else len(spec.shape),)))
+        return boxes
+
+    def reads_packed(self, spec: TensorSpec) -> bool:
+        return False
+
+    def run(self, spec: TensorSpec, pieces: Sequence[Piece]) -> None:
+        amax = self._amax(spec, pieces) if self._exchanges(spec, pieces) else None
+        kept = self._kept_global_scales(spec)
+        tensor_amax = self._tensor_amax(spec, pieces) if self.format.has_global_scale and kept is None else None
+        for piece in pieces:
+            if piece.local.numel() == 0:
+                continue
+            elements, scales = (_matrices(out) for out in piece.outputs[:2])
+            first = piece.box.offset[0] if len(spec.shape) == 3 else 0
+            if self.format.has_shape:
+                piece.outputs[-1].copy_(torch.tensor(spec.shape))
+            with _on_device(piece.local) as stream:
+                for index, matrix in enumerate(_matrices(piece.local)):
+                    given: dict[str, Any] = {}
+                    if self.format.has_global_scale:
+                        global_scale = piece.outputs[2].view(-1)[index : index + 1]
+                        given["global_scale"] = describe(global_scale)
+                        if kept is not None:
+                            global_scale.fill_(kept[first + index])
+                    if amax is not None:
+                        given["amax"] = describe(self._of_piece(spec, amax, piece.box, index))
+                    if tensor_amax is not None:
+                        given["tensor_amax"] = describe(tensor_amax[first + index : first + index + 1])
+                    _core.quantize(
+                        describe(matrix),
+                        describe(elements[index]),
+                        describe(scales[index]),
+                        self.format.core,
+                        **given,
+                        **self._place(spec, piece.box),
+                        threads=self.threads,
+                        stream=stream,
+                    )
+
+    def _block(self, spec: TensorSpec) -> tuple[int, int]:
+        return self.format.block_of(*spec.shape[-2:])
+
+    def _grid(self, spec: TensorSpec) -> tuple[int, ...]:
+        return tuple(-(-extent // block) for extent, block in zip(spec.shape[-2:], self._block(spec), strict=True))
+
+    def _scales_box(self, spec: TensorSpec, box: Box) -> Box:
+        offset, extent = list(box.offset), list(box.extent)
+        for dim, block in zip((-2, -1), self._block(spec), strict=True):
+            first, end = box.offset[dim] // block, -(-(box.offset[dim] + box.extent[dim]) // block)
+            offset[dim], extent[dim] = first, end - first
+        return Box(offset, extent)
+
+    def _place(self, spec: TensorSpec, box: Box) -> dict[str, Any]:
+        offset = (box.offset[-2], box.offset[-1])
+        return {"name": f"{spec.name} {box}", "shape": spec.shape[-2:], "offset": offset}
+
+    def _kept_global_scales(self, spec: TensorSpec) -> list[float] | None:
+        """Returns the caller's global scale of each matrix; None if they are computed anew."""
+        if self._global_scales is None:
+            return None
+        kept = self._global_scales.get(spec.name)
+        if kept is None or len(kept) != _matrix_count(spec):
+            words = f"`global_scales` has {0 if kept is None else len(kept)} numbers for it, not {_matrix_count(spec)}"
+            raise UsageError(words, f"tensor '{spec.name}'")
+        return kept
+
+    def _exchanges(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
+        """Returns whether blocks take their amax over all pieces and ranks."""
+        if self.group is None:
+            return self._splits_blocks(spec, pieces) and self._joined(spec, pieces)
+        if spec.name not in self._splits:
+            split = torch.tensor([float(self._splits_blocks(spec, pieces))], device=self._device(pieces))
+            torch.distributed.all_reduce(split, torch.distributed.ReduceOp.MAX, group=self.group)
+            self._splits[spec.name] = bool(split.item())
+        return self._splits[spec.name]
+
+    def _splits_blocks(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
+        return not all(
+            _core.block_grid(describe(m), self.format.core, **self._place(spec, p.box))[2]
+            for p in pieces
+            for m in _matrices(p.local)[:1]
+        )
+
+    def _joined(self, spec: TensorSpec, pieces: Sequence[Piece]) -> bool:
+        """Returns whether pieces that split blocks hold whole blocks together: heads of one KV group after another."""
+        block = self._block(spec)
+        held = torch.zeros((_matrix_count(spec), *self._grid(spec)), dtype=torch.int64)
+        for piece in pieces:
+            for index in range(len(_matrices(piece.local))):
+                rows, columns = (
+                    _overlaps(piece.box.offset[d], piece.box.extent[d], b) for d, b in zip((-2, -1), block, strict=True)
+                )
+                self._window(spec, held, piece.box, index).add_(rows[:, None] * columns[None, :])
+        rows, columns = (_overlaps(0, n, b) for n, b in zip(spec.shape[-2:], block, strict=True))
+        return bool(((held == 0) | (held == rows[:, None] * columns[None, :])).all())
+
+    def _of_piece(self, spec: TensorSpec, amax: torch.Tensor, box: Box, index: int) -> torch.Tensor:
+        return self._window(spec, amax, box, index).contiguous()
+
+    def _window(self, spec: TensorSpec, amax: torch.Tensor, box: Box, index: int) -> torch.Tensor:
+        """Returns the range of blocks of the whole tensor that matrix ``index`` of a box touches."""
+        scale_box = self._scales_box(spec, box)
+        rows, columns = (slice(scale_box.offset[d], scale_box.offset[d] + scale_box.extent[d]) for d in (-2, -1))
+        return amax[(box.offset[0] if len(spec.shape) == 3 else 0) + index, rows, columns]
+
+    def _amax(self, spec: TensorSpec, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Returns the amax of every block of the whole tensor, [matrices, rows, columns], over all pieces and the
+        group.
+        """
+        shape = (_matrix_count(spec), *self._grid(spec))
+        amax = torch.zeros(shape, dtype=torch.float32, device=self._device(pieces))
+        for piece in pieces:
+            if piece.local.numel() == 0:
+                continue
+            for index, matrix in enumerate(_matrices(piece.local)):
+                window = self._window(spec, amax, piece.box, index)
+                own = torch.empty(window.shape, dtype=torch.float32, device=amax.device)
+                self._find_amax(spec, piece, matrix, own, self.format.core)
+                torch.maximum(window, own, out=window)
+        return self._over_group(amax)
+
+    def _tensor_amax(self, spec: TensorSpec, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Returns the greatest finite magnitude of every matrix, [matrices], over all pieces and the group."""
+        amax = torch.zeros(_matrix_count(spec), dtype=torch.float32, device=self._device(pieces))
+        held = [0] * len(amax)
+        for piece in pieces:
+            if piece.local.numel() == 0:
+                continue
+            first = piece.box.offset[0] if len(spec.shape) == 3 else 0
+            for index, matrix in enumerate(_matrices(piece.local), first):
+                held[index] += matrix.numel()
+                rows = (piece.box.offset[-2], piece.box.extent[-2])
+                own = torch.empty((rows[1], 1), dtype=torch.float32, device=amax.device)
+                self._find_amax(spec, piece, matrix, own, _ROWS)
+                torch.maximum(amax[index], own.max(), out=amax[index])
+        if self.group is None and any(0 < n < math.prod(spec.shape[-2:]) for n in held):
+            words = "a rank with a part of it cannot know its global scale: give `group` or `global_scales`"
+            raise UsageError(words, f"tensor '{spec.name}'")
+        return self._over_group(amax)
+
+    def _find_amax(
+        self, spec: TensorSpec, piece: Piece, matrix: torch.Tensor, out: torch.Tensor, core: _core.QuantFormat
+    ) -> None:
+        place = self._place(spec, piece.box)
+        with _on_device(matrix) as stream:
+            _core.block_amax(describe(matrix), describe(out), core, **place, threads=self.threads, stream=stream)
+
+    def _over_group(self, amax: torch.Tensor) -> torch.Tensor:
+        if self.group is not None:
+            torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group=self.group)
+        return amax
+
+    def _device(self, pieces: Sequence[Piece]) -> torch.device:
+        if pieces:
+            return pieces[0].local.device
+        nccl = self.group is not None and torch.distributed.get_backend(self.group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+class Fp8BlockQuantize(Quantize):
+    """Quantises matrices to F8_E4M3 with one fp32 ``<name>_scale_inv`` for each block, as in DeepSeek's checkpoints."""
+
+    def __init__(
+        self,
+        skip: Sequence[str] = KEPT_BY_DEFAULT,
+        block: tuple[int, int] = (128, 128),
+        group: torch.distributed.ProcessGroup | None = None,
+        threads: int = 1,
+    ):
+        super().__init__(fp8_blocks(block), skip, group, threads)
+
+
+def _numbers(name: str, scales: float | Sequence[float]) -> list[float]:
+    numbers = [float(scale) for scale in (scales if isinstance(scales, Sequence) else [scales])]
+    if any(not 0 < scale < math.inf for scale in numbers):
+        raise UsageError(f"a global scale of {scales} is not positive and finite", f"tensor '{name}'")
+    return numbers
+
+
+def _nothing(dims: int) -> Box:
+    return Box((0,) * dims, (0,) * dims)
+
+
+def _matrix_count(spec: TensorSpec) -> int:
+    return spec.shape[0] if len(spec.shape) == 3 else 1
+
+
+def _overlaps(offset: int, extent: int, block: int) -> torch.Tensor:
+    """Returns, for each block that elements [offset, offset + extent) touch, how many of them it holds."""
+    end = offset + extent
+    blocks = range(offset // block, -(-end // block)) if extent else range(0)
+    return torch.tensor([min(end, (b + 1) * block) - max(offset, b * block) for b in blocks], dtype=torch.int64)
+
+
+def _matrices(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Yields a matrix, or each matrix of a stack."""
+    return [tensor] if tensor.dim() == 2 else list(tensor)
+
+
+@contextmanager
+def _on_device(tensor: torch.Tensor) -> Iterator[int]:
+    """Makes the device of a CUDA tensor current and yields the handle of the current torch stream on it; 0 on the CPU."""
+    if not tensor.is_cuda:
+        yield 0
+        return
+    with torch.cuda.device(tensor.device):
+        yield int(torch.cuda.current_stream().cuda_stream)
