@@ -119,14 +119,17 @@ TEST(Quantize, ShardsThatCutBlocksGiveTheWholeMatrixsResultFromTheMaximumOfTheir
   }
 }
 
-TEST(Quantize, IsWhatAnotherImplementationWrote) {
-  FileSystem& fs = FileSystem::posix();
-  const Checkpoint golden =
-      Checkpoint::open(fs, std::string(SPARSECAST_TESTDATA_DIR) + "/quantize/fp8_blocks.safetensors");
-  const auto bytes = [&](const std::string& name) {
-    const ConstBytes tensor = golden.tensor(golden.table().find(name).value());
-    return Bytes(tensor.begin(), tensor.end());
-  };
+Checkpoint open_golden(const std::string& name) {
+  return Checkpoint::open(FileSystem::posix(), std::string(SPARSECAST_TESTDATA_DIR) + "/quantize/" + name);
+}
+
+Bytes bytes_of(const Checkpoint& golden, const std::string& name) {
+  const ConstBytes tensor = golden.tensor(golden.table().find(name).value());
+  return {tensor.begin(), tensor.end()};
+}
+
+TEST(Quantize, IsWhatTorchWrote) {
+  const Checkpoint golden = open_golden("fp8_blocks.safetensors");
   std::size_t compared = 0;
   for (std::size_t t = 0; t < golden.table().size(); ++t) {
     const TensorSpec& spec = golden.table()[t];
@@ -135,11 +138,43 @@ TEST(Quantize, IsWhatAnotherImplementationWrote) {
                             {},        {{16, 24}}};
     QuantizedMemory memory(shard);
     quantize(shard, golden.tensor(t).data(), memory.out());
-    EXPECT_EQ(memory.elements, bytes(spec.name + ".weight")) << spec.name;
-    EXPECT_EQ(memory.scales, bytes(spec.name + ".weight_scale_inv")) << spec.name;
+    EXPECT_EQ(memory.elements, bytes_of(golden, spec.name + ".weight")) << spec.name;
+    EXPECT_EQ(memory.scales, bytes_of(golden, spec.name + ".weight_scale_inv")) << spec.name;
     ++compared;
   }
   EXPECT_EQ(compared, 3U);
+}
+
+TEST(Quantize, IsWhatCompressedTensorsWrote) {
+  constexpr auto kNearest = ScaleRounding::kNearest;
+  constexpr auto kRound = ScaleRounding::kPowerRound;
+  const Checkpoint golden = open_golden("compressed_tensors.safetensors");
+  const Bytes weight = bytes_of(golden, "weight");
+  const TensorSpec& spec = golden.table()[golden.table().find("weight").value()];
+  const std::array<std::uint64_t, 2> shape{spec.shape[0], spec.shape[1]};
+  for (const auto& [name, elements, format] :
+       {std::tuple{"fp8_channels", "weight", QuantFormat{{1, kWhole}, QuantElement::kE4M3, QuantScale::kF32, kNearest}},
+        std::tuple{"mxfp8", "weight", QuantFormat{{1, 32}, QuantElement::kE4M3, QuantScale::kE8M0, kRound}},
+        std::tuple{"mxfp4", "weight_packed", QuantFormat{{1, 32}, QuantElement::kE2M1, QuantScale::kE8M0, kRound}},
+        std::tuple{"nvfp4", "weight_packed", QuantFormat{{1, 16}, QuantElement::kE2M1, QuantScale::kE4M3, kNearest}},
+        std::tuple{"int4_128", "weight_packed",
+                   QuantFormat{{1, 128}, QuantElement::kInt4, QuantScale::kBF16, kNearest}},
+        std::tuple{"int4_32", "weight_packed",
+                   QuantFormat{{1, 32}, QuantElement::kInt4, QuantScale::kBF16, kNearest}}}) {
+    const std::string prefix = std::string(name) + ".";
+    const MatrixShard shard{name, spec.dtype, shape, {}, shape, {}, format};
+    MatrixShard whole = shard;
+    whole.format = {.block = {kWhole, kWhole}};
+    float amax = 0;
+    block_amax(whole, weight.data(), &amax);
+    QuantizedMemory memory(shard);
+    quantize(shard, weight.data(), memory.out(), {nullptr, &amax});
+    EXPECT_EQ(memory.elements, bytes_of(golden, prefix + elements)) << name;
+    EXPECT_EQ(memory.scales, bytes_of(golden, prefix + "weight_scale")) << name;
+    if (format.scale != QuantScale::kE4M3) continue;
+    const Bytes global = bytes_of(golden, prefix + "weight_global_scale");
+    EXPECT_EQ(std::memcmp(&memory.global_scale, global.data(), sizeof(float)), 0);
+  }
 }
 
 TEST(Quantize, AnElementThatIsNotFiniteBreaksItsBlockOfFourBitsAndNoOther) {
