@@ -2,11 +2,13 @@
 #pragma once
 
 // Kernels of quantisation (sparsecast/quantize.hpp) for blocks of one row and at most 256 columns, with elements of 8
-// or 4 bits. A thread takes a run of eight elements, which it keeps in registers; the shift that share a block, a power
+// or 4 bits. A thread takes a run of eight elements, which it keeps in registers; the lanes that share a block, a power
 // of two, take the maximum by shuffles. run_amaxes reads every element once and writes 4 bytes a block; quantize_runs
 // reads every element once and writes its codes, 4 or 8 bytes a thread, and a scale a block. Their lower bound in time
 // is the copy bandwidth of the device. Grid: a few CTAs on each multiprocessor; each of their warps takes one row after
 // another, 256 columns at a time.
+
+#include <type_traits>
 
 #include "cuda/quantize/quantize.cuh"
 
@@ -82,6 +84,7 @@ __device__ void for_own_runs(const QuantizePlan& plan, const typename Bits::Word
   }
 }
 
+/// Writes the amax of each block. All 4-bit elements count alike.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads)
     run_amaxes(QuantizePlan plan, bool aligned, unsigned shift, const typename Bits::Word* source, float* amax) {

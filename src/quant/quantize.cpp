@@ -5,8 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "core/parallel.hpp"

@@ -153,9 +153,7 @@ SPARSECAST_HD std::uint32_t power_of_amax(ScaleRounding rounding, std::uint32_t 
 template <class Element>
 SPARSECAST_HD BlockScale scale_of_amax(QuantScale format, ScaleRounding rounding, std::uint32_t amax, float global) {
   if (amax >= kF32Infinity) {
-    if (!Element::kHasNaN && amax == kF32Infinity) {
-      return {nan_of(format), 0.0F};
-    }
+    if (!Element::kHasNaN && amax == kF32Infinity) return {nan_of(format), 0.0F};
     amax = 0;
   }
   float scale = 0.0F;

@@ -3,6 +3,7 @@
 
 // Validates a quantisation and prepares it for host and device.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/host_device.hpp"

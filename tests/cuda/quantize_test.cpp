@@ -86,7 +86,7 @@ void expect_the_cpus(const MatrixShard& shard, const Bytes& source, std::size_t 
   ASSERT_EQ(read_device(d_elements.data(), memory.elements.size(), nullptr), memory.elements);
   if (memory.elements.empty()) return;
   const Bytes global_now = read_device(d_global.data(), sizeof(float), nullptr);
-  ASSERT_EQ(std::memcmp(global_now.data(), &memory.global_scale, sizeof(float)), 0);
+  ASSERT_EQ(read_element(global_now.data(), 4, 0), std::bit_cast<std::uint32_t>(memory.global_scale));
 }
 
 TEST_F(DeviceQuantize, IsTheCpusForAnyShardFormatAndByte) {

@@ -97,6 +97,15 @@ void check_nearest(const std::vector<float>& values, const Nearest& nearest) {
   }
 }
 
+TEST(E2M1, HasTheValuesOfItsStandard) {
+  constexpr float kValues[] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+  for (std::uint8_t code = 0; code < 8; ++code) {
+    EXPECT_EQ(e2m1_value(code), kValues[code]);
+    EXPECT_EQ(E2M1::of(f32_bits(kValues[code])), code);
+    EXPECT_EQ(E2M1::of(f32_bits(-kValues[code])), code | 8U);
+  }
+}
+
 TEST(E2M1, EveryTieAndAnyPatternGoesToTheNearest) {
   check_nearest<E2M1>({0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, 8.0F}, nearest_e2m1);
 }

@@ -173,7 +173,7 @@ TEST(Quantize, IsWhatCompressedTensorsWrote) {
     EXPECT_EQ(memory.scales, bytes_of(golden, prefix + "weight_scale")) << name;
     if (format.scale != QuantScale::kE4M3) continue;
     const Bytes global = bytes_of(golden, prefix + "weight_global_scale");
-    EXPECT_EQ(std::memcmp(&memory.global_scale, global.data(), sizeof(float)), 0);
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(memory.global_scale), read_element(global.data(), 4, 0));
   }
 }
 
@@ -184,7 +184,7 @@ TEST(Quantize, AnElementThatIsNotFiniteBreaksItsBlockOfFourBitsAndNoOther) {
         std::tuple{QuantElement::kInt4, QuantScale::kBF16, ScaleRounding::kNearest, 0x7FC0U}}) {
     const std::uint8_t zero = element == QuantElement::kInt4 ? 8 : 0;
     for (const std::uint64_t broken : {0x7F80U, 0xFF80U, 0x7FC0U, 0xFF81U}) {
-      Bytes source(96 * 2);
+      Bytes source(std::size_t{96} * 2);
       for (std::uint64_t i = 0; i < 96; ++i) write_element(source.data(), 2, i, i == 40 ? broken : 0x3F80U);
       const MatrixShard shard{"w", DType::kBF16, {1, 96}, {}, {1, 96}, {}, {{1, 32}, element, scale, rounding}};
       std::vector<float> amax(3);

@@ -58,11 +58,12 @@ inline std::uint8_t nearest_e4m3(long double value) {
   return sign | nearest_of(std::fabs(value), 0x7F, e4m3_value);
 }
 
+inline long double e2m1_value(std::uint8_t code) { return ieee_value(code & 7U, 3, 1) * 0x1p2L; }
+
 /// The E2M1 nearest to a finite value; beyond 6: 6.
 inline std::uint8_t nearest_e2m1(long double value) {
-  constexpr long double kValues[] = {0, 0.5L, 1, 1.5L, 2, 3, 4, 6};
-  return (std::signbit(value) ? 8 : 0) |
-         nearest_of(std::fmin(std::fabs(value), 6.0L), 8, [&](std::uint8_t code) { return kValues[code]; });
+  const std::uint8_t sign = std::signbit(value) ? 8 : 0;
+  return sign | nearest_of(std::fmin(std::fabs(value), 6.0L), 8, e2m1_value);
 }
 
 /// The int4 nearest to a finite value, plus 8.
