@@ -44,23 +44,6 @@ SPARSECAST_HD float ieee_divide(float dividend, float divisor) {
 #endif
 }
 
-/// Converts a magnitude, given as fp32 bits, to a float of kFraction fraction bits: to the nearest, ties to even. The
-/// magnitude must be finite and not beyond the greatest of the format, which has IEEE's subnormals.
-template <unsigned kFraction, unsigned kBias>
-SPARSECAST_HD std::uint32_t nearest_code(std::uint32_t magnitude) {
-  const std::uint32_t exponent = magnitude >> 23;
-  if (exponent + kBias >= 128) {
-    // Rounding up the fraction carries into the exponent.
-    constexpr unsigned kShift = 23 - kFraction;
-    const std::uint32_t rounded = magnitude + (1U << (kShift - 1)) - 1U + (magnitude >> kShift & 1U);
-    return (rounded >> kShift) - ((127U - kBias) << kFraction);
-  }
-  const unsigned shift = 151U - kBias - kFraction - exponent;
-  if (shift > 24) return 0;  // Less than half the smallest subnormal.
-  const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
-  return (significand + (1U << (shift - 1)) - 1U + (significand >> shift & 1U)) >> shift;
-}
-
 // Element formats. kMost is the M of sparsecast/quantize.hpp; of() converts the fp32 bits of element / scale.
 
 struct E4M3 {
@@ -71,8 +54,19 @@ struct E4M3 {
   /// Infinities and NaNs become NaN.
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
-    std::uint32_t code = 0x7F;
-    if (magnitude < kF32Infinity) code = magnitude >= 0x43E00000U ? 0x7E : nearest_code<3, 7>(magnitude);
+    std::uint32_t code = 0;
+    if (magnitude >= kF32Infinity) {
+      code = 0x7F;
+    } else if (magnitude >= 0x43E00000U) {  // 448
+      code = 0x7E;
+    } else if (magnitude >= 0x3C800000U) {  // 2^-6, the smallest normal
+      // Rounding up the fraction carries into the exponent; 120 is the difference of the biases.
+      code = ((magnitude + 0x7FFFFU + (magnitude >> 20 & 1U)) >> 20) - (120U << 3);
+    } else if (magnitude >= 0x3A800000U) {  // 2^-10, half the smallest subnormal: all below round to zero
+      const std::uint32_t shift = 141U - (magnitude >> 23);
+      const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
+      code = (significand + (1U << (shift - 1)) - 1U + (significand >> shift & 1U)) >> shift;
+    }
     return static_cast<std::uint8_t>((f32 >> 24 & 0x80U) | code);
   }
   SPARSECAST_HD static float value(std::uint8_t code) {
@@ -90,7 +84,12 @@ struct E2M1 {
   static constexpr std::uint8_t kZero = 0;
   SPARSECAST_HD static std::uint8_t of(std::uint32_t f32) {
     const std::uint32_t magnitude = f32 & 0x7FFFFFFFU;
-    const std::uint32_t code = magnitude >= 0x40C00000U ? 7 : nearest_code<1, 1>(magnitude);
+    // Comparisons with the middles between values, without branches, as codes are hard to predict. Ties go to even
+    // codes.
+    const std::uint32_t code = std::uint32_t{magnitude > 0x3E800000U} + std::uint32_t{magnitude >= 0x3F400000U} +
+                               std::uint32_t{magnitude > 0x3FA00000U} + std::uint32_t{magnitude >= 0x3FE00000U} +
+                               std::uint32_t{magnitude > 0x40200000U} + std::uint32_t{magnitude >= 0x40600000U} +
+                               std::uint32_t{magnitude > 0x40A00000U};  // 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5
     return static_cast<std::uint8_t>((f32 >> 28 & 8U) | code);
   }
 };
