@@ -140,7 +140,7 @@ class Held:
     """What an engine of one format holds, and the publishers that would send it, one a codec."""
 
     def __init__(self, case: Case, first: dict[str, torch.Tensor]) -> None:
-        self.case, self.fmt, self.figures = case, case.fmt, Figures()
+        self.case, self.fmt, self.figures, self.versions = case, case.fmt, Figures(), 0
         fmt = case.fmt
         self.table = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in first.items()]
         self.transforms: Transforms | None = None
@@ -161,11 +161,12 @@ class Held:
         self.before = [tensor.clone() for _, _, tensor in self.results]
 
     def _run(self, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        up = self.versions % 2
+        self.versions += 1
         for name, weight in weights.items():
             if self.case.moves_greatest:
                 weight = weight.clone()
-                bits = weight.view(torch.int16).view(-1)
-                bits[weight.abs().argmax()] += self.figures.steps % 2
+                weight.view(torch.int16).view(-1)[weight.abs().argmax()] += up
             if self.transforms is None:
                 yield name, name, weight
             else:

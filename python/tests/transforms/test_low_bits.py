@@ -62,7 +62,7 @@ def test_it_counts_codes_bytes_and_scales(low_bits: Any, trace: pathlib.Path) ->
 def test_a_global_scale_that_follows_the_greatest_weight_changes_scales(low_bits: Any, trace: pathlib.Path) -> None:
     measured = low_bits.measure(str(trace), [])
     assert measured["NVFP4, kept, greatest moves"].changed["scales"] == 0
-    assert measured["NVFP4, anew, greatest moves"].changed["scales"] >= STEPS - 1, "the global scale at least"
+    assert measured["NVFP4, anew, greatest moves"].changed["scales"] >= STEPS, "the global scale at least"
 
 
 def test_the_program_prints_a_row_for_each_case(
