@@ -230,9 +230,8 @@ def measure(directory: str, skip: Sequence[str]) -> dict[str, Figures]:
         if not held:
             if not weights:
                 sys.exit(f"low_bits.py: {directory}: no matrix is left to quantise")
-            print(
-                f"{directory}: {len(trace) - 1} steps, {len(names)} matrices of {sum(t.numel() for t in weights.values())}"
-            )
+            elements = sum(tensor.numel() for tensor in weights.values())
+            print(f"{directory}: {len(trace) - 1} steps, {len(names)} matrices of {elements}")
             held = {title: Held(case, weights) for title, case in CASES.items()}
             continue
         for one in held.values():
