@@ -110,7 +110,7 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 void code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
                          const std::uint32_t* found, T* coded, DigestChanges<T>& digest) {
-  constexpr std::uint32_t kRun = 512;
+  constexpr std::uint32_t kRun = 2048;
   [[maybe_unused]] T before[kRun + cpu::kCodedSlack];
   [[maybe_unused]] T after[kRun + cpu::kCodedSlack];
   const FlatElements places(view, tile);
@@ -121,7 +121,9 @@ void code_dense_elements(const TileView& view, const TileContext& tile, std::uin
     const std::uint32_t differing =
         cpu::code_changed(current, view.old + first * sizeof(T), end - first, sizeof(T), kCodec, tile.floating,
                           coded + done, kDigest ? before : nullptr, kDigest ? after : nullptr);
-    const auto last = std::lower_bound(found + done, found + std::min(view.changed, done + kRun), end);
+    const std::uint32_t* const last =
+        end == elements ? found + view.changed
+                        : std::lower_bound(found + done, found + std::min(view.changed, done + kRun), end);
     const auto count = static_cast<std::uint32_t>(last - found) - done;
     if (count != differing) {  // The detector reports elements that did not change.
       code_elements<T, kCodec, kRefresh, kDigest>(view, tile, places, found + done, count, coded + done, digest);
@@ -140,7 +142,9 @@ constexpr std::uint32_t kDenseOneIn = 16;
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
 void code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
                   std::uint32_t* positions, T* coded, DigestChanges<T>& digest) {
-  for (std::uint32_t i = 0; i < view.changed; ++i) positions[i] = tile.base + found[i];
+  const std::uint32_t base = tile.base;
+  const std::uint32_t changed = view.changed;
+  for (std::uint32_t i = 0; i < changed; ++i) positions[i] = base + found[i];
   if (view.current_view != nullptr || view.old_view != nullptr || !tile.index->flat) {
     code_elements<T, kCodec, kRefresh, kDigest>(view, tile, StridedElements(view, tile), found, view.changed, coded,
                                                 digest);
