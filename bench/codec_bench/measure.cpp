@@ -11,6 +11,7 @@ EncodeOptions with(PositionMode positions, ValueCodec values, int zstd) {
   EncodeOptions options;
   options.positions = positions;
   options.values = values;
+  options.objective = Objective::link(100e6);  // Fast enough for `auto` without context, too slow for quick blocks.
   options.zstd_level = zstd;
   return options;
 }

@@ -28,6 +28,7 @@ struct PairedSubject {
   int threads = 1;
   PositionMode positions = PositionMode::kAuto;
   std::uint32_t block_changes = kBlockChanges;
+  Objective objective;
 };
 
 /// Runs `work` on parts of [0, elements), in whole tiles, one part per thread.
@@ -71,6 +72,7 @@ bool measure(const PairedSubject& subject, const char* name, int repeat, const s
   options.threads = subject.threads;
   options.positions = subject.positions;
   options.block_changes = subject.block_changes;
+  options.objective = subject.objective;
   std::vector<std::byte> live = subject.pair.before;
   std::uint64_t bytes = 0;
   bool right = true;
@@ -134,7 +136,9 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
     double density = 0;
     PositionMode positions = PositionMode::kAuto;
     std::uint32_t block_changes = kBlockChanges;
+    Objective objective = Objective::speed();
   };
+  constexpr Objective kSmallest = Objective::link(100e6);  // Of all but context, without quick blocks.
   constexpr SummaryCase kCases[] = {{DType::kBF16, "bf16", 0.0001},
                                     {DType::kBF16, "bf16", 0.001},
                                     {DType::kBF16, "bf16", 0.003},
@@ -149,6 +153,8 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
                                     {DType::kBF16, "bf16L", 0.001, PositionMode::kAuto, kLargeBlockChanges},
                                     {DType::kBF16, "bf16L", 0.01, PositionMode::kAuto, kLargeBlockChanges},
                                     {DType::kBF16, "bf16L", 0.1, PositionMode::kAuto, kLargeBlockChanges},
+                                    {DType::kBF16, "bf16S", 0.3, PositionMode::kAuto, kBlockChanges, kSmallest},
+                                    {DType::kBF16, "bf16S", 0.6, PositionMode::kAuto, kBlockChanges, kSmallest},
                                     {DType::kBF16, "bf16c", 0.001, PositionMode::kContext},
                                     {DType::kBF16, "bf16c", 0.01, PositionMode::kContext},
                                     {DType::kBF16, "bf16c", 0.1, PositionMode::kContext}};
@@ -163,7 +169,8 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
                                 size,
                                 threads,
                                 c.positions,
-                                c.block_changes};
+                                c.block_changes,
+                                c.objective};
     const std::string row_name =
         fmt::format("summary/{}/{:g}%/{} MiB/{} threads/", c.name, 100 * c.density, mib, resolve_threads(threads));
     all_right = measure(subject, c.name, repeat, row_name, record) && all_right;

@@ -234,6 +234,7 @@ struct Pipeline {
   std::uint32_t frame_capacity = 0;
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;
+  bool quick = false;  ///< As in BlockRules.
   bool refresh = false;
 };
 

@@ -64,10 +64,11 @@ __device__ std::uint32_t list_exceptions(const T* words, std::uint32_t count, st
   return list_exceptions(count, excepted, exceptions, threads);
 }
 
-/// Chooses kv or the form with lengths (docs/wire-format.md §5.3) when more than a quarter of the magnitudes are not 0.
-/// Each thread costs some kv.
+/// Chooses kv or the form with lengths (docs/wire-format.md §5.3) when more than a quarter of the magnitudes are not 0,
+/// or the kv of a quick block (§5.7). Each thread costs some kv.
 template <class T, class Threads>
-__device__ void plan_magnitudes(const T* words, std::uint32_t count, ValuesShared& shared, ValuePlan& plan) {
+__device__ void plan_magnitudes(const T* words, std::uint32_t count, bool quick, ValuesShared& shared,
+                                ValuePlan& plan) {
   for (std::uint32_t b = Threads::rank(); b < 65; b += Threads::kCount) shared.by_width[b] = 0;
   if (Threads::rank() == 0) shared.best = ~0ULL;
   Threads::sync();
@@ -77,12 +78,13 @@ __device__ void plan_magnitudes(const T* words, std::uint32_t count, ValuesShare
   Threads::sync();
   for (std::uint32_t kv = Threads::rank(); kv < kWidthOf<T>; kv += Threads::kCount) {
     std::uint32_t exceptions;
-    const std::uint64_t cost = ulp_cost(shared.by_width, kWidthOf<T>, count, kv, exceptions);
+    std::uint64_t cost = ulp_cost(shared.by_width, kWidthOf<T>, count, kv, exceptions);
+    if (quick) cost = exceptions > quick_exceptions(count) ? 1 : 0;
     atomicMin(&shared.best, cost << 8 | kv);  // The smallest kv of equal costs wins.
   }
   Threads::sync();
   // Neither is written again before the barriers of the code that follows.
-  plan.lengths = lengths_cost(shared.by_width, kWidthOf<T>, count) < shared.best >> 8;
+  plan.lengths = !quick && lengths_cost(shared.by_width, kWidthOf<T>, count) < shared.best >> 8;
   plan.kv = plan.lengths ? 0 : static_cast<std::uint32_t>(shared.best & 0xFF);
 }
 
@@ -167,12 +169,12 @@ __device__ std::uint32_t place_exceptions(const Exceptions<T>& exceptions, std::
 }
 
 template <class T, class Threads>
-__device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, std::uint16_t* index, const Threads& threads,
-                              ValuesShared& shared) {
+__device__ ValuePlan plan_ulp(const T* words, std::uint32_t count, bool quick, std::uint16_t* index,
+                              const Threads& threads, ValuesShared& shared) {
   ValuePlan plan;
   plan.exceptions = list_exceptions(words, count, 0, index, threads);
-  if (plan.exceptions * 4 > count) {
-    plan_magnitudes<T, Threads>(words, count, shared, plan);
+  if (quick ? plan.exceptions > quick_exceptions(count) : plan.exceptions * 4 > count) {
+    plan_magnitudes<T, Threads>(words, count, quick, shared, plan);
     if (plan.lengths) {
       place_lengths(words, count, threads, plan);
       return plan;

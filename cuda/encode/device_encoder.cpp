@@ -38,6 +38,7 @@ DeviceEncoder::State::State(const JoinedTables& tables, DetectSource source, Til
   context_ = options.positions == PositionMode::kContext;
   pipeline_.positions = context_ ? PositionMode::kAuto : options.positions;  // What `context` blocks are compared with.
   pipeline_.values = options.values;
+  pipeline_.quick = rules_of(options).quick;
   pipeline_.refresh = refresh;
   pipeline_.stream_count = static_cast<std::uint32_t>(streams());
 

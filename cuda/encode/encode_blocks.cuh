@@ -189,14 +189,15 @@ struct BlockPlan {
   }
 };
 
-/// Chooses the coding of a block (docs/wire-format.md §5.4).
+/// Chooses the coding of a block (docs/wire-format.md §5.4, §5.7).
 template <class T, class Threads>
 __device__ BlockPlan plan_block(const Pipeline& pipeline, const PositionList& list, const Entries<T>& entries,
                                 const Threads& threads, ValuesShared& shared) {
   BlockPlan plan;
-  plan.positions = plan_positions(list, pipeline.positions, threads);
+  const bool quick = pipeline.quick && is_quick_block(list.count, list.span);
+  plan.positions = plan_positions(list, quick ? PositionMode::kBitmap : pipeline.positions, threads);
   if (pipeline.values == ValueCodec::kUlp) {
-    plan.values = plan_ulp(entries.words, list.count, entries.exceptions, threads, shared);
+    plan.values = plan_ulp(entries.words, list.count, quick, entries.exceptions, threads, shared);
   } else {
     plan.values.bytes = static_cast<std::uint32_t>(padded_bytes(list.count * kWidthOf<T>));
   }

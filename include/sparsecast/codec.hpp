@@ -32,8 +32,8 @@ enum class ValueCodec : std::uint8_t {
 /// Position codecs that an encoder may use. In every mode, a block that would be larger than its dense form is sent as
 /// `kDense`, so no delta exceeds the dense bytes by more than 1 %.
 enum class PositionMode : std::uint8_t {
-  /// The smallest of packed, bitmap and dense, block by block; or kContext, where the objective asks for it and the
-  /// encoder can (EncodeOptions::objective).
+  /// The smallest of packed, bitmap and dense, block by block; or what the objective (EncodeOptions::objective) asks
+  /// for: kContext, where the encoder can, or codes that are quick where many elements changed.
   kAuto = 0,
   kPacked,
   kGap16,
@@ -59,6 +59,10 @@ struct SPARSECAST_API Objective {
 /// Links that bring fewer bytes a second than this are worth the time of `context` in a live sync: 16 cores at each
 /// end, of which each saves 2 MB in a second of its time. A constant, so that no machine changes the bytes.
 inline constexpr double kContextLinkBytesPerSecond = 16 * 2e6;
+
+/// Links that bring so many bytes a second are not worth the smallest codes of blocks of which a quarter or more
+/// changed: 16 cores at each end, of which each spends a second of its time on what saves less. A constant, likewise.
+inline constexpr double kQuickLinkBytesPerSecond = 16 * 80e6;
 
 SPARSECAST_API std::string_view to_string(PositionCodec codec) noexcept;
 SPARSECAST_API std::string_view to_string(ValueCodec codec) noexcept;
@@ -86,7 +90,9 @@ struct EncodeOptions {
   ValueCodec values = ValueCodec::kUlp;
   /// Decides for kAuto. It becomes kContext when the objective is size, or a link below kContextLinkBytesPerSecond, and
   /// the values are kUlp, a tensor is of a floating dtype, and the encoder has all old weights (not a fused cast, not a
-  /// mask, not a derived delta without its base). Nullopt: size for a LogPublisher, else speed.
+  /// mask, not a derived delta without its base). When it is speed, or a link of kQuickLinkBytesPerSecond or more,
+  /// blocks of which a quarter or more changed have bitmaps and values in fields of one width, which both ends code
+  /// faster, in more bytes (docs/performance.md). Nullopt: size for a LogPublisher, else speed.
   std::optional<Objective> objective = {};
   /// kBlockChanges: blocks as a device's warps take them; it codes no others (Error{kUnsupported}). kLargeBlockChanges:
   /// fewer and larger ones, which hosts code faster, in some 3 % fewer bytes (docs/performance.md); a device subscriber

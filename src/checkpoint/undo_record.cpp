@@ -58,7 +58,7 @@ class UndoBuilder {
   SectionBuilder<T>& builder(const BlockRef& block) {
     const std::uint32_t section = block.first_tile / kTilesPerSection;
     auto& slot = std::get<std::optional<SectionBuilder<T>>>(builders_);
-    if (!slot) slot.emplace(positions_mode_, ValueCodec::kRaw, kBlockChanges);
+    if (!slot) slot.emplace(BlockRules{positions_mode_, ValueCodec::kRaw}, kBlockChanges);
     if (open_ && tensor_ == block.tensor && section_ == section) return *slot;
     end_section();
     tensor_ = block.tensor;

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "codec/codec_common.hpp"
-#include "codec/unpack_kernels.hpp"
+#include "codec/word_kernels.hpp"
 #include "core/digest_changes.hpp"
 #include "core/word.hpp"
 
@@ -124,10 +124,44 @@ void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const Appl
   }
 }
 
+/// write_changes for a bitmap block whose elements follow one another in memory, and in the digest.
+template <class T>
+void write_marked(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
+                  Direction direction) {
+  constexpr std::uint32_t kElements = 2048;
+  const FlatPlaces places(block, target);
+  std::optional<DigestChanges<T>> digest;
+  if (target.change != nullptr) digest.emplace(target.index->key, target.index->mix);
+  T before[kElements + cpu::kCodedSlack];
+  T after[kElements];
+  std::uint32_t done = 0;
+  for (std::uint32_t first = 0; first < block.span; first += kElements) {
+    const std::uint32_t count = cpu::gather_marked(target.window + first * sizeof(T), decoded.bitmap + first / 8,
+                                                   std::min(kElements, block.span - first), sizeof(T), before);
+    cpu::advance_words(before, decoded.coded.data() + done, count, sizeof(T), block.coding.values,
+                       is_floating(target.dtype), direction == Direction::kInverse, after);
+    const std::uint32_t* positions = decoded.positions.data() + done;
+    for (std::uint32_t i = 0; i < count; ++i) store_word(target.window, positions[i], after[i]);
+    if (digest) places.add_to(*digest, decoded, done, done + count, before, after);
+    if (target.replaced != nullptr) {
+      const auto* bytes = reinterpret_cast<const std::byte*>(before);
+      target.replaced->insert(target.replaced->end(), bytes, bytes + count * sizeof(T));
+    }
+    done += count;
+  }
+  if (digest) {
+    const DigestSum sum = digest->take();
+    *target.change += StateDigest{{sum.lo, sum.hi}};
+  }
+}
+
 template <class T>
 void write_changes(const DecodedBlock<T>& decoded, const BlockRef& block, const ApplyTarget& target,
                    Direction direction) {
-  if (target.view == nullptr && (target.index == nullptr || target.index->flat)) {
+  const bool flat = target.view == nullptr && (target.index == nullptr || target.index->flat);
+  if (flat && decoded.bitmap != nullptr) {
+    write_marked(decoded, block, target, direction);
+  } else if (flat) {
     write_changes<T>(decoded, block.coding.values, target, direction, FlatPlaces(block, target));
   } else {
     write_changes<T>(decoded, block.coding.values, target, direction, StridedPlaces(block, target));

@@ -43,6 +43,20 @@ struct Coding {
 
 inline constexpr std::uint32_t kMaxRiceParameter = 22;
 
+/// What a writer is told about blocks other than `context` (docs/wire-format.md §5).
+struct BlockRules {
+  PositionMode positions = PositionMode::kAuto;
+  ValueCodec values = ValueCodec::kUlp;
+  bool quick = false;  ///< Blocks of many changes have bitmaps and fields of one width.
+};
+
+/// Returns what the options, of which kAuto is decided (with_positions_decided), say of blocks.
+inline BlockRules rules_of(const EncodeOptions& options) {
+  const Objective objective = options.objective.value_or(Objective::speed());
+  return {options.positions, options.values,
+          options.positions == PositionMode::kAuto && objective.link_bytes_per_second >= kQuickLinkBytesPerSecond};
+}
+
 /// A block that an encoder has finished; its payload lies at [payload_begin, payload_begin + payload_bytes) of the
 /// section's buffer.
 struct EncodedBlock {

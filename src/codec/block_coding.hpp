@@ -92,6 +92,8 @@ struct DecodedBlock {
   std::vector<T> coded;
   std::uint32_t count = 0;  ///< Entries that are valid in both (span for a dense block).
   bool dense = false;
+  /// Of a bitmap block: its position part, in the payload.
+  const std::byte* bitmap = nullptr;
   ExceptionScratch exceptions;
   ContextScratch context;
 };
@@ -119,6 +121,8 @@ struct BlockChanges {
   std::uint32_t span = 0;   ///< Elements of the block.
   /// New bits of all `span` elements, needed only to send a raw block dense; null when unknown.
   const std::byte* current = nullptr;
+  /// The position part that the block has as a bitmap (docs/wire-format.md §4.1), or null: it is made of `positions`.
+  const std::byte* bitmap = nullptr;
   /// Keys (context_model.hpp) of the old bits of all `span` elements, for `context` alone.
   const std::uint8_t* old_keys = nullptr;
   std::uint32_t old_sum = 0;  ///< Sum of these old bits as 32-bit words (docs/wire-format.md §4.3).
@@ -139,14 +143,13 @@ struct EncodeScratch {
   std::vector<std::uint32_t> escaped;  ///< Quotients.
   UlpScratch<std::uint32_t> ulp32;
   UlpScratch<std::uint64_t> ulp64;
-  Bytes values;
   ContextScratch context;
 };
 
-/// Appends the block's payload to `payload` (a multiple of 4 bytes) and returns its coding. `mode` is not kContext.
+/// Appends the block's payload to `payload` (a multiple of 4 bytes) and returns its coding. The position mode is not
+/// kContext.
 template <class T>
-Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec values, EncodeScratch& scratch,
-                    Bytes& payload);
+Coding encode_block(const BlockChanges<T>& block, const BlockRules& rules, EncodeScratch& scratch, Bytes& payload);
 
 /// encode_block as `context`; needs the keys of the old bits.
 template <class T>

@@ -92,8 +92,8 @@ std::uint64_t read_packed(ConstBytes payload, std::uint32_t count, std::uint32_t
   return reader.finish_part();
 }
 
-std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::vector<std::uint32_t>& ones,
-                          std::uint32_t* out) {
+/// `out` has room for cpu::kOnesSlack more.
+std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t span, std::uint32_t* out) {
   const ConstBytes part = take(payload, padded_bytes(span));
   if (span % 32 != 0 && (load_word<std::uint32_t>(part.data(), span / 32) >> (span % 32)) != 0) {
     throw Error(ErrorCode::kCorrupt, "padding bits of a block are set");
@@ -101,9 +101,7 @@ std::uint64_t read_bitmap(ConstBytes payload, std::uint32_t count, std::uint32_t
   const std::uint64_t found = cpu::count_ones(part);
   if (found > count) throw Error(ErrorCode::kCorrupt, "a bitmap has more bits set than its block has changes");
   if (found < count) throw Error(ErrorCode::kCorrupt, "a bitmap has fewer bits set than its block has changes");
-  grow(ones, count + cpu::kOnesSlack);
-  cpu::list_ones(part, 0, count, ones.data());
-  std::copy_n(ones.data(), count, out);
+  cpu::list_ones(part, 0, count, out);
   return part.size();
 }
 
@@ -136,15 +134,8 @@ void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, Except
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
   BitReader reader(part);
   reader.skip(count);
-  std::uint64_t low_at = reader.position();
   reader.skip(std::uint64_t{count} * coding.kv);
-  if (coding.kv == 0) {
-    std::fill_n(out, count, T{0});
-  } else {
-    for (std::uint32_t i = 0; i < count; ++i, low_at += coding.kv) {
-      out[i] = static_cast<T>(peek_bits<T>(reader, low_at, coding.kv));
-    }
-  }
+  cpu::read_fields(part, count, count, coding.kv, sizeof(T), out);
   // With the low bits, less than half the range of a word.
   const std::uint64_t tail_bits = read_exceptions(reader, count, coding.ke, kWidth - 1 - coding.kv, scratch);
   std::uint64_t tail_at = reader.position();
@@ -161,16 +152,12 @@ void read_ulp(ConstBytes part, std::uint32_t count, const Coding& coding, Except
 template <class T>
 void read_lengths(ConstBytes part, std::uint32_t count, T* out) {
   constexpr std::uint32_t kField = length_field_bits(8 * sizeof(T));
-  constexpr std::uint64_t kFieldMask = (std::uint64_t{1} << kField) - 1;
   BitReader reader(part);
   reader.skip(std::uint64_t{count} * (1 + kField));
   std::uint64_t tail_at = reader.position();
   std::uint64_t tail_bits = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint64_t length = reader.peek(count + std::uint64_t{i} * kField) & kFieldMask;
-    out[i] = static_cast<T>(length);
-    tail_bits += length - (length != 0 ? 1 : 0);
-  }
+  cpu::read_fields(part, count, count, kField, sizeof(T), out);
+  for (std::uint32_t i = 0; i < count; ++i) tail_bits += out[i] - (out[i] != 0 ? 1U : 0U);
   reader.skip(tail_bits);
   for (std::uint32_t i = 0; i < count; ++i) {
     // Of 0 the length is all there is, and of 1 the highest bit.
@@ -190,14 +177,16 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out, const OldBits* ol
   if (coding.positions == PositionCodec::kDense) {
     grow(out.coded, block.span);
     out.dense = true;
+    out.bitmap = nullptr;
     out.count = block.span;
     read_words(block.payload, block.span, out.coded.data());
     return;
   }
   const std::uint32_t count = block.changed;
-  grow(out.positions, count);
+  grow(out.positions, count + cpu::kOnesSlack);
   grow(out.coded, count);
   out.dense = false;
+  out.bitmap = coding.positions == PositionCodec::kBitmap ? block.payload.data() : nullptr;
   out.count = count;
   if (coding.positions == PositionCodec::kContext) {
     if (old == nullptr) {
@@ -217,7 +206,7 @@ void decode_block(const BlockRef& block, DecodedBlock<T>& out, const OldBits* ol
                             : read_gaps<std::uint16_t>(block.payload, count, block.span, positions);
       break;
     case PositionCodec::kBitmap:
-      used = read_bitmap(block.payload, count, block.span, out.exceptions.ones, positions);
+      used = read_bitmap(block.payload, count, block.span, positions);
       break;
     default:
       used =

@@ -48,21 +48,27 @@ UlpPlan plan_magnitudes(const Word* magnitudes, std::uint32_t count, std::uint32
   return lengths_cost(by_width, width, count) < best_cost ? UlpPlan{0, true} : best;
 }
 
-/// Writes the ulp value part into scratch.values (padded) and sets kv, ke and lengths.
+/// Appends the ulp value part (padded) and sets kv, ke and lengths. `quick`: kv is that of a quick block.
 template <class T, class Word>
-void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, UlpScratch<Word>& ulp, Coding& coding) {
+void append_ulp(const T* coded, std::uint32_t count, bool quick, EncodeScratch& scratch, UlpScratch<Word>& ulp,
+                Coding& coding, Bytes& payload) {
   constexpr std::uint32_t kWidth = 8 * sizeof(T);
   const auto* words = reinterpret_cast<const std::byte*>(coded);
   if (scratch.exceptions.size() < count + kIndexSlack) scratch.exceptions.resize(count + kIndexSlack);
   std::uint32_t* index = scratch.exceptions.data();
-  std::uint32_t exceptions = cpu::find_exceptions(words, count, sizeof(T), 0, index);
   UlpPlan plan;
-  if (std::uint64_t{exceptions} * 4 > count) {
-    ulp.magnitudes.resize(std::max<std::size_t>(ulp.magnitudes.size(), count));
-    cpu::list_magnitudes(coded, count, sizeof(T), ulp.magnitudes.data());
-    plan = plan_magnitudes(ulp.magnitudes.data(), count, kWidth);
+  std::uint32_t exceptions = 0;
+  if (quick) {
+    plan.kv = cpu::least_low_bits(words, count, sizeof(T), quick_exceptions(count));
+  } else {
+    exceptions = cpu::find_exceptions(words, count, sizeof(T), 0, index);
+    if (std::uint64_t{exceptions} * 4 > count) {
+      ulp.magnitudes.resize(std::max<std::size_t>(ulp.magnitudes.size(), count));
+      cpu::list_magnitudes(coded, count, sizeof(T), ulp.magnitudes.data());
+      plan = plan_magnitudes(ulp.magnitudes.data(), count, kWidth);
+    }
   }
-  if (plan.kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), plan.kv, index);
+  if (quick || plan.kv != 0) exceptions = cpu::find_exceptions(words, count, sizeof(T), plan.kv, index);
   coding.lengths = plan.lengths;
   coding.kv = plan.kv;
   coding.ke = plan.lengths ? 0 : exceptions_parameter(index, exceptions);
@@ -73,35 +79,37 @@ void encode_ulp(const T* coded, std::uint32_t count, EncodeScratch& scratch, Ulp
   } else {
     bound += 2 * kWidth + std::uint64_t{exceptions} * (coding.ke + 3 + 2 * (kWidth - plan.kv));
   }
-  scratch.values.assign(padded_bytes(bound) + kSlack, std::byte{0});
-  cpu::sign_bits(words, count, sizeof(T), scratch.values.data());
-  BitWriter writer(scratch.values.data(), count);
+  const std::size_t begin = payload.size();
+  payload.resize(begin + padded_bytes(bound) + kSlack);
+  cpu::sign_bits(words, count, sizeof(T), payload.data() + begin);
+  BitWriter writer(payload.data() + begin, count);
   if (plan.lengths) {
     cpu::put_widths(ulp.magnitudes.data(), count, length_field_bits(kWidth), writer);
     cpu::put_tails(ulp.magnitudes.data(), count, writer);
   } else {
-    if (plan.kv != 0) cpu::put_fields(ulp.magnitudes.data(), count, plan.kv, writer);
+    cpu::put_low_bits(coded, count, plan.kv, writer);
     ulp.high.resize(std::max<std::size_t>(ulp.high.size(), exceptions));
     for (std::uint32_t e = 0; e < exceptions; ++e) ulp.high[e] = Word{ulp_magnitude(coded[index[e]])} >> plan.kv;
     scratch.exception_gaps.resize(std::max<std::size_t>(scratch.exception_gaps.size(), exceptions));
     put_exceptions(index, exceptions, coding.ke, ulp.high.data(), scratch.exception_gaps.data(), writer);
   }
-  scratch.values.resize(padded_bytes(writer.position()));
+  payload.resize(begin + padded_bytes(writer.position()));
 }
 
 template <class T>
-void encode_values(const BlockChanges<T>& block, EncodeScratch& scratch, Coding& coding) {
+void append_values(const BlockChanges<T>& block, bool quick, EncodeScratch& scratch, Coding& coding, Bytes& payload) {
   if (coding.values == ValueCodec::kUlp) {
     if constexpr (sizeof(T) == 8) {
-      encode_ulp(block.coded, block.count, scratch, scratch.ulp64, coding);
+      append_ulp(block.coded, block.count, quick, scratch, scratch.ulp64, coding, payload);
     } else {
-      encode_ulp(block.coded, block.count, scratch, scratch.ulp32, coding);
+      append_ulp(block.coded, block.count, quick, scratch, scratch.ulp32, coding, payload);
     }
     return;
   }
+  const std::size_t begin = payload.size();
   const std::size_t bytes = block.count * sizeof(T);
-  scratch.values.assign(padded_bytes(bytes * 8), std::byte{0});
-  std::memcpy(scratch.values.data(), block.coded, bytes);
+  payload.resize(begin + padded_bytes(bytes * 8));
+  std::memcpy(payload.data() + begin, block.coded, bytes);
 }
 
 void write_packed(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t kp, std::vector<std::uint32_t>& escaped,
@@ -155,33 +163,45 @@ std::uint64_t plan_positions(const std::uint32_t* positions, const std::uint32_t
   }
 }
 
-void write_positions(const std::uint32_t* positions, const std::uint32_t* gaps, std::uint32_t count,
-                     const Coding& coding, EncodeScratch& scratch, std::byte* out) {
+/// Appends a position part of `bytes` bytes.
+template <class T>
+void append_positions(const BlockChanges<T>& block, const Coding& coding, std::uint64_t bytes, EncodeScratch& scratch,
+                      Bytes& payload) {
+  const std::uint32_t* gaps = scratch.gaps.data();
+  const std::size_t begin = payload.size();
+  payload.resize(begin + bytes + kSlack);
+  std::byte* out = payload.data() + begin;
   switch (coding.positions) {
     case PositionCodec::kIndex32:
-      std::memcpy(out, positions, std::size_t{count} * 4);
+      std::memcpy(out, block.positions, std::size_t{block.count} * 4);
       break;
     case PositionCodec::kGap16:
       if (coding.kp != 0) {
-        write_gaps<std::uint32_t>(gaps, count, out);
+        write_gaps<std::uint32_t>(gaps, block.count, out);
       } else {
-        write_gaps<std::uint16_t>(gaps, count, out);
+        write_gaps<std::uint16_t>(gaps, block.count, out);
       }
       break;
     case PositionCodec::kBitmap:
-      write_bitmap(positions, count, out);
+      if (block.bitmap != nullptr) {
+        std::memcpy(out, block.bitmap, (block.span + 7) / 8);
+      } else {
+        write_bitmap(block.positions, block.count, out);
+      }
       break;
     default:
-      write_packed(gaps, count, coding.kp, scratch.escaped, out);
+      write_packed(gaps, block.count, coding.kp, scratch.escaped, out);
   }
+  payload.resize(begin + bytes);
 }
 
-/// All words of the block, in the value codec; false when a raw block's unchanged bits are not known.
+/// Puts all words of the block in the place of what follows `begin`, in the value codec; returns false, with nothing
+/// done, when a raw block's unchanged bits are not known.
 template <class T>
-bool append_dense(const BlockChanges<T>& block, ValueCodec values, Bytes& payload) {
+bool replace_by_dense(const BlockChanges<T>& block, ValueCodec values, std::size_t begin, Bytes& payload) {
   const bool complete = block.count == block.span;
   if (values == ValueCodec::kRaw && block.current == nullptr && !complete) return false;
-  const std::size_t begin = payload.size();
+  payload.resize(begin);
   payload.resize(begin + padded_bytes(std::uint64_t{block.span} * sizeof(T) * 8));
   std::byte* out = payload.data() + begin;
   if (values == ValueCodec::kRaw && block.current != nullptr) {
@@ -195,31 +215,33 @@ bool append_dense(const BlockChanges<T>& block, ValueCodec values, Bytes& payloa
 }  // namespace
 
 template <class T>
-Coding encode_block(const BlockChanges<T>& block, PositionMode mode, ValueCodec values, EncodeScratch& scratch,
-                    Bytes& payload) {
+Coding encode_block(const BlockChanges<T>& block, const BlockRules& rules, EncodeScratch& scratch, Bytes& payload) {
   Coding coding;
-  coding.values = values;
-  if (scratch.gaps.size() < block.count) scratch.gaps.resize(block.count);
-  std::uint32_t* gaps = scratch.gaps.data();
-  cpu::list_gaps(block.positions, block.count, gaps);
-  const std::uint64_t position_bytes = plan_positions(block.positions, gaps, block.count, block.span, mode, coding);
-  encode_values(block, scratch, coding);
-  if (std::uint64_t{block.span} * sizeof(T) < position_bytes + scratch.values.size() &&
-      append_dense(block, values, payload)) {
-    return {PositionCodec::kDense, values, 0, 0, 0};
+  coding.values = rules.values;
+  const bool quick = rules.quick && is_quick_block(block.count, block.span);
+  std::uint64_t position_bytes = padded_bytes(block.span);
+  if (quick) {
+    coding.positions = PositionCodec::kBitmap;
+  } else {
+    scratch.gaps.resize(std::max<std::size_t>(scratch.gaps.size(), block.count));
+    cpu::list_gaps(block.positions, block.count, scratch.gaps.data());
+    position_bytes =
+        plan_positions(block.positions, scratch.gaps.data(), block.count, block.span, rules.positions, coding);
   }
   const std::size_t begin = payload.size();
-  payload.resize(begin + position_bytes + scratch.values.size() + kSlack);
-  write_positions(block.positions, gaps, block.count, coding, scratch, payload.data() + begin);
-  payload.resize(begin + position_bytes);
-  payload.insert(payload.end(), scratch.values.begin(), scratch.values.end());
+  append_positions(block, coding, position_bytes, scratch, payload);
+  append_values(block, quick, scratch, coding, payload);
+  if (std::uint64_t{block.span} * sizeof(T) < payload.size() - begin &&
+      replace_by_dense(block, rules.values, begin, payload)) {
+    return {PositionCodec::kDense, rules.values, 0, 0, 0};
+  }
   return coding;
 }
 
-template Coding encode_block(const BlockChanges<std::uint8_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
-template Coding encode_block(const BlockChanges<std::uint16_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
-template Coding encode_block(const BlockChanges<std::uint32_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
-template Coding encode_block(const BlockChanges<std::uint64_t>&, PositionMode, ValueCodec, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint8_t>&, const BlockRules&, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint16_t>&, const BlockRules&, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint32_t>&, const BlockRules&, EncodeScratch&, Bytes&);
+template Coding encode_block(const BlockChanges<std::uint64_t>&, const BlockRules&, EncodeScratch&, Bytes&);
 
 namespace {
 

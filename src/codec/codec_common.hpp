@@ -130,6 +130,17 @@ SPARSECAST_HD std::uint64_t ulp_cost(const std::uint32_t* by_width, std::uint32_
   return cost + estimate_rice_bits(exceptions, n);
 }
 
+// Quick blocks (docs/wire-format.md §5.7): fields of one width that few values exceed, after M. Zukowski et al.,
+// "Super-Scalar RAM-CPU Cache Compression", 2006 (patched frames of reference).
+
+/// Returns whether a writer that is told to be quick codes a block of `changes` out of `span` elements so.
+SPARSECAST_HD bool is_quick_block(std::uint32_t changes, std::uint32_t span) {
+  return std::uint64_t{changes} * 4 >= span;
+}
+
+/// Most exceptions among the values of a quick block.
+SPARSECAST_HD std::uint32_t quick_exceptions(std::uint32_t changes) { return changes / 16; }
+
 /// Bits of the field that holds a magnitude's length, 0 to width - 1 (docs/wire-format.md §4.2).
 SPARSECAST_HD constexpr std::uint32_t length_field_bits(std::uint32_t width) {
   return width == 8 ? 3 : width == 16 ? 4 : width == 32 ? 5 : 6;

@@ -179,7 +179,7 @@ void FrameReader::resolve_context(const TensorTable& table, const std::function<
         decode_block(block, decoded, &old);
         const BlockChanges<T> changes{decoded.positions.data(), decoded.coded.data(), decoded.count, block.span};
         const std::size_t begin = resolved_.size();
-        const Coding coding = encode_block(changes, PositionMode::kPacked, ValueCodec::kUlp, scratch, resolved_);
+        const Coding coding = encode_block(changes, {PositionMode::kPacked, ValueCodec::kUlp}, scratch, resolved_);
         done.push_back({b, begin, resolved_.size(), coding});
       });
     } catch (const Error& error) {

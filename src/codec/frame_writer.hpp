@@ -34,25 +34,28 @@ template <class T>
 class SectionBuilder {
  public:
   /// The builder may be reused for many sections, one after another.
-  SectionBuilder(PositionMode mode, ValueCodec values, std::uint32_t block_changes)
-      : mode_(mode), values_(values), plain_block_changes_(block_changes) {
-    const std::uint32_t most = std::max(block_changes, mode == PositionMode::kContext ? kContextBlockChanges : 0);
+  SectionBuilder(const BlockRules& rules, std::uint32_t block_changes)
+      : rules_(rules), plain_block_changes_(block_changes) {
+    const std::uint32_t most =
+        std::max(block_changes, rules.positions == PositionMode::kContext ? kContextBlockChanges : 0);
     positions_.resize(most + kTileElems);
     coded_.resize(most + kTileElems + cpu::kCodedSlack);
+    bitmap_.resize(kTileElems / 8 + cpu::kBitmapSlack);
   }
 
   /// Destination of the changes of a tile: positions (of the element within the tile, plus `base`) and coded words,
-  /// with room for cpu::kCodedSlack more of the latter.
+  /// with room for cpu::kCodedSlack more of the latter, and perhaps a bitmap of the tile, with cpu::kBitmapSlack.
   struct TileSlot {
     std::uint32_t* positions;
     T* coded;
     std::uint32_t base;
+    std::byte* bitmap;
   };
 
   void begin(const TensorSpec& spec, SectionBlocks& out) {
     elements_ = spec.elements();
     dtype_ = spec.dtype;
-    context_ = mode_ == PositionMode::kContext && is_floating(spec.dtype);
+    context_ = rules_.positions == PositionMode::kContext && is_floating(spec.dtype);
     block_changes_ = context_ ? kContextBlockChanges : plain_block_changes_;
     counts_.clear();
     out_ = &out;
@@ -71,12 +74,12 @@ class SectionBuilder {
     }
     old_sums_.push_back(0);
     tile_ = tile;
-    return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems};
+    return {positions_.data() + pending_, coded_.data() + pending_, (tile - first_tile_) * kTileElems, bitmap_.data()};
   }
 
   /// Returns whether end_tile(count, ...) may make use of the tile's new bits.
   bool needs_current(std::uint32_t count) const {
-    if (values_ != ValueCodec::kRaw || count == 0) return false;
+    if (rules_.values != ValueCodec::kRaw || count == 0) return false;
     return count >= block_changes_ || (std::uint64_t{tile_} + 1) * kTileElems >= elements_;
   }
 
@@ -92,7 +95,8 @@ class SectionBuilder {
   }
 
   /// The slot holds `count` changes, perhaps none. `current`: the new bits of the whole tile, or null when unknown.
-  void end_tile(std::uint32_t count, const std::byte* current) {
+  /// `has_bitmap`: the slot holds the bitmap as well.
+  void end_tile(std::uint32_t count, const std::byte* current, bool has_bitmap = false) {
     if (count == 0) return;
     const bool alone = count >= block_changes_;
     if (alone && pending_ != 0) start_block_here(count);
@@ -102,7 +106,7 @@ class SectionBuilder {
     seen_ += count;
     // The tensor's last tile may be so short that its block has to go dense, for which a raw block needs all its bits.
     const bool last_alone = first_tile_ == last_tile_ && (std::uint64_t{last_tile_} + 1) * kTileElems >= elements_;
-    if (alone || last_alone) flush(current);
+    if (alone || last_alone) flush(current, has_bitmap);
   }
 
   void end() {
@@ -124,12 +128,13 @@ class SectionBuilder {
     bucket_ = seen_ / block_changes_;
   }
 
-  void flush(const std::byte* current) {
+  /// `has_bitmap`: bitmap_ is that of the block, which is one tile.
+  void flush(const std::byte* current, bool has_bitmap = false) {
     if (context_) {
       flush_context();
     } else {
       append_block({first_tile_, last_tile_ - first_tile_ + 1}, positions_.data(), coded_.data(), pending_, current,
-                   *out_);
+                   has_bitmap ? bitmap_.data() : nullptr, *out_);
     }
     pending_ = 0;
   }
@@ -143,11 +148,12 @@ class SectionBuilder {
 
   /// Appends a block that needs no old bits.
   void append_block(const TileRun& run, const std::uint32_t* positions, const T* coded, std::uint32_t count,
-                    const std::byte* current, SectionBlocks& out) {
+                    const std::byte* current, const std::byte* bitmap, SectionBlocks& out) {
     const std::size_t begin = out.payload.size();
-    const BlockChanges<T> changes{positions, coded, count, span_of(run), current};
-    const PositionMode mode = mode_ == PositionMode::kContext ? PositionMode::kAuto : mode_;
-    append_entry(run, count, encode_block(changes, mode, values_, scratch_, out.payload), begin, out);
+    const BlockChanges<T> changes{positions, coded, count, span_of(run), current, bitmap};
+    BlockRules rules = rules_;
+    if (rules.positions == PositionMode::kContext) rules.positions = PositionMode::kAuto;
+    append_entry(run, count, encode_block(changes, rules, scratch_, out.payload), begin, out);
   }
 
   /// The payload reaches from `begin` to the end of what there is.
@@ -234,7 +240,7 @@ class SectionBuilder {
       const std::uint32_t base = (run.first - first_tile_) * kTileElems;
       moved_.resize(std::max<std::size_t>(moved_.size(), count));
       for (std::uint32_t n = 0; n < count; ++n) moved_[n] = positions_[first + n] - base;
-      append_block(run, moved_.data(), coded_.data() + first, count, nullptr, divided_);
+      append_block(run, moved_.data(), coded_.data() + first, count, nullptr, nullptr, divided_);
     });
     return divided_.payload.size() + divided_.blocks.size() * kBlockEntryBytes;
   }
@@ -244,8 +250,7 @@ class SectionBuilder {
     std::uint32_t changes = 0;
   };
 
-  PositionMode mode_;
-  ValueCodec values_;
+  BlockRules rules_;
   std::uint32_t plain_block_changes_;  ///< Of blocks that are not `context`.
   std::uint32_t block_changes_ = kBlockChanges;
   std::uint64_t elements_ = 0;
@@ -254,6 +259,7 @@ class SectionBuilder {
   SectionBlocks* out_ = nullptr;
   std::vector<std::uint32_t> positions_;
   std::vector<T> coded_;
+  Bytes bitmap_;
   std::vector<std::uint8_t> old_keys_;   ///< Of all elements from first_tile_ on, where context_.
   std::vector<std::uint32_t> old_sums_;  ///< Sums of the old bits of each tile from first_tile_ on.
   std::vector<TileCount> counts_;        ///< Of the pending tiles that changed, where context_.

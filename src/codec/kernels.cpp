@@ -188,6 +188,29 @@ void SignBits(const std::byte* coded, std::uint32_t count, std::byte* out) {
 }
 
 template <class T>
+std::uint32_t LeastLowBits(const std::byte* coded, std::uint32_t count, std::uint32_t most) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  constexpr std::uint32_t kMostBits = 8 * sizeof(T) - 1;
+  const T* words = reinterpret_cast<const T*>(coded);
+  for (std::uint32_t bits = 0; bits < kMostBits; ++bits) {
+    // Words of such magnitudes lie 2^bits around 0, which is none of them.
+    const T around = static_cast<T>(T{1} << bits);
+    const T width = static_cast<T>(around + around);
+    const auto from = hn::Set(d, around);
+    const auto to = hn::Set(d, width);
+    std::uint32_t above = 0;
+    std::uint32_t i = 0;
+    for (; i + lanes <= count; i += lanes) {
+      above += static_cast<std::uint32_t>(hn::CountTrue(d, hn::Gt(hn::Add(hn::LoadU(d, words + i), from), to)));
+    }
+    for (; i < count; ++i) above += static_cast<T>(words[i] + around) > width ? 1 : 0;
+    if (above <= most) return bits;
+  }
+  return kMostBits;
+}
+
+template <class T>
 std::uint32_t FindExceptions(const std::byte* coded, std::uint32_t count, std::uint32_t low_bits,
                              std::uint32_t* indices) {
   const hn::ScalableTag<T> d;
@@ -270,6 +293,11 @@ std::uint32_t FindExceptionsAny(const std::byte* coded, std::uint32_t count, std
   }
 }
 
+std::uint32_t LeastLowBitsAny(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
+                              std::uint32_t most) {
+  return with_word(element_bytes, [&]<class T>() { return LeastLowBits<T>(coded, count, most); });
+}
+
 std::uint32_t ExpandTile(const std::uint64_t* mask, std::uint32_t count, std::uint32_t* positions) {
   return static_cast<std::uint32_t>(Expand(mask, (count + 63) / 64, 0, positions) - positions);
 }
@@ -287,6 +315,7 @@ HWY_EXPORT(ExpandTile);
 HWY_EXPORT(QuotientBits);
 HWY_EXPORT(SignBitsAny);
 HWY_EXPORT(FindExceptionsAny);
+HWY_EXPORT(LeastLowBitsAny);
 
 std::uint32_t compare_tile(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, std::uint32_t* positions) {
@@ -308,6 +337,11 @@ std::uint32_t quotient_bits(const std::uint32_t* gaps, std::uint32_t count, std:
 
 void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out) {
   HWY_DYNAMIC_DISPATCH(SignBitsAny)(coded, count, element_bytes, out);
+}
+
+std::uint32_t least_low_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
+                             std::uint32_t most) {
+  return HWY_DYNAMIC_DISPATCH(LeastLowBitsAny)(coded, count, element_bytes, most);
 }
 
 std::uint32_t find_exceptions(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,

@@ -27,6 +27,10 @@ std::uint32_t expand_tile(const std::uint64_t* mask, std::uint32_t count, std::u
 /// words are written, one more than `count` needs.
 void sign_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes, std::byte* out);
 
+/// The fewest low bits that leave at most `most` of the words with a magnitude of more bits. No word is 0.
+std::uint32_t least_low_bits(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
+                             std::uint32_t most);
+
 /// Indices of the words whose magnitude has a bit at or above `low_bits`.
 std::uint32_t find_exceptions(const std::byte* coded, std::uint32_t count, std::size_t element_bytes,
                               std::uint32_t low_bits, std::uint32_t* indices);

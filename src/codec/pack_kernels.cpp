@@ -191,6 +191,69 @@ void ListMagnitudes(const void* coded, std::uint32_t count, std::size_t element_
   }
 }
 
+template <class T>
+void PutLowBitsOf(const T* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
+  constexpr std::uint32_t kRun = 256;
+  std::uint32_t magnitudes[kRun];
+  for (std::uint32_t begin = 0; begin < count; begin += kRun) {
+    const std::uint32_t each = std::min(kRun, count - begin);
+    ListMagnitudesOf(coded + begin, each, magnitudes);
+    PutFields(magnitudes, each, width, writer);
+  }
+}
+
+/// Words of 16 bits, at most 7 bits of each, without spreading them to lanes of 32. Returns how many it has put: whole
+/// vectors.
+std::uint32_t PutLowBitsOfHalves([[maybe_unused]] const std::uint16_t* coded, [[maybe_unused]] std::uint32_t count,
+                                 [[maybe_unused]] std::uint32_t width, [[maybe_unused]] BitWriter& writer) {
+#if HWY_TARGET == HWY_SCALAR
+  return 0;
+#else
+  const hn::ScalableTag<std::uint16_t> d;
+  const hn::RebindToSigned<decltype(d)> signed_d;
+  const hn::Repartition<std::uint32_t, decltype(d)> d32;
+  const hn::Repartition<std::uint64_t, decltype(d)> d64;
+  const auto lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  const auto one = hn::Set(d, 1);
+  const auto mask = hn::Set(d, static_cast<std::uint16_t>((1U << width) - 1));
+  const auto low16 = hn::Set(d32, 0xFFFFU);
+  const auto low32 = hn::Set(d64, 0xFFFFFFFFULL);
+  const int shift = static_cast<int>(width);
+  BitWriter out = writer;  // A copy, which stays in registers.
+  std::uint32_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto word = hn::LoadU(d, coded + i);
+    const auto down = hn::MaskFromVec(hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(signed_d, word))));
+    const auto fields = hn::BitCast(d32, hn::And(hn::IfThenElse(down, hn::Not(word), hn::Sub(word, one)), mask));
+    const auto two =
+        hn::BitCast(d64, hn::Or(hn::And(fields, low16), hn::ShiftLeftSame(hn::ShiftRight<16>(fields), shift)));
+    const auto four = hn::Or(hn::And(two, low32), hn::ShiftLeftSame(hn::ShiftRight<32>(two), 2 * shift));
+    const auto eight =
+        hn::Or(hn::ConcatEven(d64, four, four), hn::ShiftLeftSame(hn::ConcatOdd(d64, four, four), 4 * shift));
+    HWY_ALIGN std::uint64_t bits[HWY_MAX_BYTES / 8];
+    hn::Store(eight, d64, bits);
+    for (std::uint32_t w = 0; w < lanes / 8; ++w) out.put(bits[w], 8 * width);
+  }
+  writer = out;
+  return i;
+#endif
+}
+
+void PutLowBits(const void* coded, std::uint32_t count, std::size_t element_bytes, std::uint32_t width,
+                BitWriter& writer) {
+  constexpr std::uint32_t kWidest = 7;  // So that eight fields fit one put.
+  std::uint32_t done = 0;
+  switch (element_bytes) {
+    case 1:
+      return PutLowBitsOf(static_cast<const std::uint8_t*>(coded), count, width, writer);
+    case 2:
+      if (width <= kWidest) done = PutLowBitsOfHalves(static_cast<const std::uint16_t*>(coded), count, width, writer);
+      return PutLowBitsOf(static_cast<const std::uint16_t*>(coded) + done, count - done, width, writer);
+    default:
+      return PutLowBitsOf(static_cast<const std::uint32_t*>(coded), count, width, writer);
+  }
+}
+
 void CountWidths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width) {
   const Tag d;
   const auto lanes = static_cast<std::uint32_t>(hn::Lanes(d));
@@ -268,6 +331,7 @@ HWY_EXPORT(PutFields);
 HWY_EXPORT(PutUnary);
 HWY_EXPORT(PutQuotients);
 HWY_EXPORT(ListMagnitudes);
+HWY_EXPORT(PutLowBits);
 HWY_EXPORT(CountWidths);
 HWY_EXPORT(PutWidths);
 HWY_EXPORT(PutUnaryTailWidths);
@@ -292,6 +356,18 @@ void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t
 
 void list_magnitudes(const void* coded, std::uint32_t count, std::size_t element_bytes, std::uint32_t* magnitudes) {
   HWY_DYNAMIC_DISPATCH(ListMagnitudes)(coded, count, element_bytes, magnitudes);
+}
+
+void put_low_bits(const std::uint8_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
+  if (width != 0) HWY_DYNAMIC_DISPATCH(PutLowBits)(coded, count, 1, width, writer);
+}
+
+void put_low_bits(const std::uint16_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
+  if (width != 0) HWY_DYNAMIC_DISPATCH(PutLowBits)(coded, count, 2, width, writer);
+}
+
+void put_low_bits(const std::uint32_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
+  if (width != 0) HWY_DYNAMIC_DISPATCH(PutLowBits)(coded, count, 4, width, writer);
 }
 
 void count_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width) {

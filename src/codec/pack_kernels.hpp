@@ -30,6 +30,11 @@ void put_quotients(const std::uint32_t* gaps, std::uint32_t count, std::uint32_t
 /// Magnitudes (ulp_magnitude) of coded words of `element_bytes` bytes, at most 4.
 void list_magnitudes(const void* coded, std::uint32_t count, std::size_t element_bytes, std::uint32_t* magnitudes);
 
+/// The low `width` (0 to 31) bits of the magnitude of each coded word.
+void put_low_bits(const std::uint8_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
+void put_low_bits(const std::uint16_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
+void put_low_bits(const std::uint32_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer);
+
 /// Adds to by_width[b] how many numbers have exactly b bits up to their highest one, for b in 0 to 32.
 void count_widths(const std::uint32_t* numbers, std::uint32_t count, std::uint32_t* by_width);
 
@@ -49,10 +54,9 @@ inline void list_magnitudes(const void* coded, std::uint32_t count, std::size_t,
   for (std::uint32_t i = 0; i < count; ++i) magnitudes[i] = ulp_magnitude(words[i]);
 }
 
-inline void put_fields(const std::uint64_t* numbers, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
-  if (width == 0) return;
-  const std::uint64_t mask = ~std::uint64_t{0} >> (64 - width);
-  for (std::uint32_t i = 0; i < count; ++i) writer.put_long(numbers[i] & mask, width);
+inline void put_low_bits(const std::uint64_t* coded, std::uint32_t count, std::uint32_t width, BitWriter& writer) {
+  const std::uint64_t mask = (std::uint64_t{1} << width) - 1;
+  for (std::uint32_t i = 0; i < count; ++i) writer.put_long(ulp_magnitude(coded[i]) & mask, width);
 }
 
 inline void count_widths(const std::uint64_t* numbers, std::uint32_t count, std::uint32_t* by_width) {

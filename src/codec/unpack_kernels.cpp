@@ -91,40 +91,54 @@ bool SignMagnitudes(std::span<const std::byte> signs, std::uint32_t count, std::
 }
 
 template <class T>
-void AdvanceWordsOf(const T* before, const T* coded, std::uint32_t count, ValueCodec values, bool floating,
-                    bool inverse, T* after) {
-  const hn::ScalableTag<T> d;
-  const auto lanes = static_cast<std::uint32_t>(hn::Lanes(d));
-  constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-  const auto sign = hn::Set(d, kSign);
-  const auto zero = hn::Zero(d);
-  // ordered() and from_ordered() invert the bits of a float: all of them on one side of zero, the sign on the other.
-  const auto all_of_float = hn::Set(d, static_cast<T>(floating ? ~T{0} : T{0}));
-  const auto sign_of_float = hn::Set(d, floating ? kSign : T{0});
+void ReadFieldsOf(std::span<const std::byte> bytes, std::uint64_t bit, std::uint32_t count, std::uint32_t width,
+                  T* words) {
   std::uint32_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto old_bits = hn::LoadU(d, before + i);
-    const auto word = hn::LoadU(d, coded + i);
-    auto bits = word;
-    if (values == ValueCodec::kXor) bits = hn::Xor(old_bits, word);
-    if (values == ValueCodec::kUlp) {
-      const auto negative = hn::Ne(hn::And(old_bits, sign), zero);
-      const auto ordered_bits = hn::Xor(old_bits, hn::IfThenElse(negative, all_of_float, sign_of_float));
-      const auto moved = inverse ? hn::Sub(ordered_bits, word) : hn::Add(ordered_bits, word);
-      const auto positive = hn::Ne(hn::And(moved, sign), zero);
-      bits = hn::Xor(moved, hn::IfThenElse(positive, sign_of_float, all_of_float));
+#if HWY_TARGET != HWY_SCALAR
+  // Eight fields fill `width` bytes: each of two vectors takes the bytes of four fields from the same 16.
+  constexpr std::uint32_t kWidest = 15;
+  if constexpr (sizeof(T) <= 4) {
+    const hn::FixedTag<std::uint8_t, 16> d8;
+    const hn::FixedTag<std::uint32_t, 4> d;
+    const hn::Rebind<T, decltype(d)> narrow;
+    const auto phase = static_cast<std::uint32_t>(bit & 7);
+    alignas(16) std::uint8_t taken[32];
+    alignas(16) std::uint32_t shifts[8];
+    for (std::uint32_t field = 0; field < 8; ++field) {
+      const std::uint32_t at = phase + field * std::min(width, kWidest);
+      shifts[field] = at & 7;
+      // What lies beyond a field is masked.
+      for (std::uint32_t b = 0; b < 4; ++b) taken[field * 4 + b] = static_cast<std::uint8_t>(std::min(15U, at / 8 + b));
     }
-    hn::StoreU(bits, d, after + i);
+    const auto taken_low = hn::Load(d8, taken);
+    const auto taken_high = hn::Load(d8, taken + 16);
+    const auto shifts_low = hn::Load(d, shifts);
+    const auto shifts_high = hn::Load(d, shifts + 4);
+    const auto mask = hn::Set(d, (1U << std::min(width, kWidest)) - 1);
+    const auto store = [&](auto fields, T* to) HWY_ATTR {
+      if constexpr (sizeof(T) == 4) {
+        hn::StoreU(fields, d, to);
+      } else {
+        hn::StoreU(hn::TruncateTo(narrow, fields), narrow, to);
+      }
+    };
+    for (std::uint64_t at = bit / 8; width <= kWidest && i + 8 <= count && at + 16 <= bytes.size();
+         i += 8, at += width) {
+      const auto group = hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(bytes.data() + at));
+      const auto low = hn::BitCast(d, hn::TableLookupBytes(group, taken_low));
+      const auto high = hn::BitCast(d, hn::TableLookupBytes(group, taken_high));
+      store(hn::And(hn::Shr(low, shifts_low), mask), words + i);
+      store(hn::And(hn::Shr(high, shifts_high), mask), words + i + 4);
+    }
   }
-  for (; i < count; ++i) after[i] = changed_bits(before[i], coded[i], values, floating, inverse);
+#endif
+  const std::uint64_t mask = (std::uint64_t{1} << width) - 1;
+  for (; i < count; ++i) words[i] = static_cast<T>(WordAt(bytes, bit + std::uint64_t{i} * width) & mask);
 }
 
-void AdvanceWords(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
-                  ValueCodec values, bool floating, bool inverse, void* after) {
-  with_word(element_bytes, [&]<class T>() HWY_ATTR {
-    AdvanceWordsOf(static_cast<const T*>(before), static_cast<const T*>(coded), count, values, floating, inverse,
-                   static_cast<T*>(after));
-  });
+void ReadFields(std::span<const std::byte> bytes, std::uint64_t bit, std::uint32_t count, std::uint32_t width,
+                std::size_t element_bytes, void* words) {
+  with_word(element_bytes, [&]<class T>() HWY_ATTR { ReadFieldsOf(bytes, bit, count, width, static_cast<T*>(words)); });
 }
 
 }  // namespace sparsecast::cpu::HWY_NAMESPACE
@@ -137,7 +151,7 @@ namespace sparsecast::cpu {
 HWY_EXPORT(ListOnes);
 HWY_EXPORT(CountOnes);
 HWY_EXPORT(SignMagnitudes);
-HWY_EXPORT(AdvanceWords);
+HWY_EXPORT(ReadFields);
 
 std::uint32_t list_ones(std::span<const std::byte> bytes, std::uint64_t begin, std::uint32_t count,
                         std::uint32_t* places) {
@@ -150,9 +164,9 @@ bool sign_magnitudes(std::span<const std::byte> signs, std::uint32_t count, std:
   return HWY_DYNAMIC_DISPATCH(SignMagnitudes)(signs, count, element_bytes, words);
 }
 
-void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
-                   ValueCodec values, bool floating, bool inverse, void* after) {
-  HWY_DYNAMIC_DISPATCH(AdvanceWords)(before, coded, count, element_bytes, values, floating, inverse, after);
+void read_fields(std::span<const std::byte> bytes, std::uint64_t bit, std::uint32_t count, std::uint32_t width,
+                 std::size_t element_bytes, void* words) {
+  HWY_DYNAMIC_DISPATCH(ReadFields)(bytes, bit, count, width, element_bytes, words);
 }
 
 }  // namespace sparsecast::cpu

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <span>
 
-#include "sparsecast/codec.hpp"
-
 namespace sparsecast::cpu {
 
 /// Entries that list_ones() may write beyond those it was asked for. It works through so many bits at a time.
@@ -26,9 +24,9 @@ std::uint64_t count_ones(std::span<const std::byte> bytes);
 /// whether word i is negative. Returns false if one does not fit.
 bool sign_magnitudes(std::span<const std::byte> signs, std::uint32_t count, std::size_t element_bytes, void* words);
 
-/// Bits before and after that elements of `element_bytes` bytes have when their coded words (docs/wire-format.md §4.2)
-/// are applied, or with `inverse` undone.
-void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
-                   ValueCodec values, bool floating, bool inverse, void* after);
+/// Reads `count` fields of `width` bits, less than those of a word of `element_bytes` bytes, from `bit` on; the string
+/// holds them all.
+void read_fields(std::span<const std::byte> bytes, std::uint64_t bit, std::uint32_t count, std::uint32_t width,
+                 std::size_t element_bytes, void* words);
 
 }  // namespace sparsecast::cpu

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Coded words where so many elements changed that reading all of them is faster than gathering the changed ones.
+// Coded words (docs/wire-format.md §4.2), vector by vector, also where so many elements changed that reading all of
+// them is faster than gathering the changed ones.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +13,22 @@ namespace sparsecast::cpu {
 
 /// Room that code_changed() needs beyond the words that it lists.
 inline constexpr std::size_t kCodedSlack = 64;
+inline constexpr std::size_t kBitmapSlack = 8;
 
 /// Lists the coded words (docs/wire-format.md §4.2) of the elements that differ between two arrays of any alignment,
-/// words of `element_bytes` bytes, and, unless null, their bits before and after. Returns their number; may write up to
-/// kCodedSlack words beyond.
+/// words of `element_bytes` bytes, and, unless null, their bits before and after, and a bitmap (§4.1) of `count` bits.
+/// Returns their number; may write up to kCodedSlack words, and kBitmapSlack bytes of the bitmap, beyond.
 std::uint32_t code_changed(const std::byte* current, const std::byte* old, std::uint32_t count,
                            std::size_t element_bytes, ValueCodec values, bool floating, void* coded, void* before,
-                           void* after);
+                           void* after, std::byte* bitmap);
+
+/// Bits that elements of `element_bytes` bytes have after their coded words are applied, or with `inverse` undone.
+void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
+                   ValueCodec values, bool floating, bool inverse, void* after);
+
+/// Lists those of `count` elements of `element_bytes` bytes, of any alignment, that are set in a bitmap (§4.1). Returns
+/// their number; may write up to kCodedSlack words beyond.
+std::uint32_t gather_marked(const std::byte* words, const std::byte* bitmap, std::uint32_t count,
+                            std::size_t element_bytes, void* out);
 
 }  // namespace sparsecast::cpu

@@ -53,7 +53,7 @@ void merge(ValueCodec values, const SectionChanges<T>& a, const SectionChanges<T
 template <class T>
 void encode_changes(const SectionChanges<T>& changes, const SectionBits& bits, const TensorSpec& spec,
                     const SectionId& id, const EncodeOptions& options, SectionBlocks& out) {
-  SectionBuilder<T> builder(options.positions, options.values, options.block_changes);
+  SectionBuilder<T> builder(rules_of(options), options.block_changes);
   builder.begin(spec, out);
   const bool old_bits = builder.needs_old_bits();
   std::size_t begin = 0;

@@ -46,7 +46,7 @@ struct Worker {
       if constexpr (sizeof(T) == 4) return builder32;
       if constexpr (sizeof(T) == 8) return builder64;
     }();
-    if (!slot) slot.emplace(options.positions, options.values, options.block_changes);
+    if (!slot) slot.emplace(rules_of(options), options.block_changes);
     return *slot;
   }
 };
@@ -83,6 +83,7 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
   const auto slot = builder.begin_tile(static_cast<std::uint32_t>(first / kTileElems));
   const std::byte* current = nullptr;
   std::uint32_t changed = 0;
+  bool has_bitmap = true;
   TileView view;
   for (std::uint32_t at = 0; at < count; at += job.part) {
     tile.first = first + at;
@@ -91,7 +92,9 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
     view = job.detector.detect(task.tensor, tile.first, part, workspace);
     if (at == 0) current = view.current;
     if (builder.needs_old_bits()) add_old_bits<T>(view, tile.first, part, worker, builder);
-    code(view, tile, part, workspace.positions, slot.positions + changed, slot.coded + changed, digest);
+    has_bitmap = code(view, tile, part, workspace.positions, slot.positions + changed, slot.coded + changed,
+                      slot.bitmap + at / 8, digest) &&
+                 has_bitmap;
     changed += view.changed;
   }
   if (view.current_view != nullptr) {
@@ -101,7 +104,7 @@ void encode_tile(const Job& job, const Task& task, TileContext tile, std::uint32
       current = workspace.kept;
     }
   }
-  builder.end_tile(changed, current);
+  builder.end_tile(changed, current, has_bitmap);
 }
 
 template <class T>

@@ -106,26 +106,29 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
   }
 }
 
-/// The same for the `elements` contiguous elements of the view, of which so many changed that all are read.
+/// The same for the `elements` contiguous elements of the view, of which so many changed that all are read. Returns
+/// whether it has written which ones to `bitmap`.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
-void code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
-                         const std::uint32_t* found, T* coded, DigestChanges<T>& digest) {
+bool code_dense_elements(const TileView& view, const TileContext& tile, std::uint32_t elements,
+                         const std::uint32_t* found, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {
   constexpr std::uint32_t kRun = 2048;
   [[maybe_unused]] T before[kRun + cpu::kCodedSlack];
   [[maybe_unused]] T after[kRun + cpu::kCodedSlack];
   const FlatElements places(view, tile);
   std::uint32_t done = 0;
+  bool complete = true;
   for (std::uint32_t first = 0; first < elements; first += kRun) {
     const std::uint32_t end = std::min(elements, first + kRun);
     const std::byte* const current = view.current + first * sizeof(T);
     const std::uint32_t differing =
         cpu::code_changed(current, view.old + first * sizeof(T), end - first, sizeof(T), kCodec, tile.floating,
-                          coded + done, kDigest ? before : nullptr, kDigest ? after : nullptr);
+                          coded + done, kDigest ? before : nullptr, kDigest ? after : nullptr, bitmap + first / 8);
     const std::uint32_t* const last =
         end == elements ? found + view.changed
                         : std::lower_bound(found + done, found + std::min(view.changed, done + kRun), end);
     const auto count = static_cast<std::uint32_t>(last - found) - done;
     if (count != differing) {  // The detector reports elements that did not change.
+      complete = false;
       code_elements<T, kCodec, kRefresh, kDigest>(view, tile, places, found + done, count, coded + done, digest);
     } else {
       if constexpr (kDigest) digest.add_run(places.index(0), found + done, before, after, count);
@@ -133,32 +136,35 @@ void code_dense_elements(const TileView& view, const TileContext& tile, std::uin
     }
     done += count;
   }
+  return complete;
 }
 
 /// With one change in so many elements, or more, reading all of them is faster.
 constexpr std::uint32_t kDenseOneIn = 16;
 
 /// Codes the changes of a part of a tile, `elements` long. Writes their positions in the block and their coded words.
+/// Returns whether it has written a bitmap of the part, too.
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest>
-void code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
-                  std::uint32_t* positions, T* coded, DigestChanges<T>& digest) {
+bool code_changes(const TileView& view, const TileContext& tile, std::uint32_t elements, const std::uint32_t* found,
+                  std::uint32_t* positions, T* coded, std::byte* bitmap, DigestChanges<T>& digest) {
   const std::uint32_t base = tile.base;
   const std::uint32_t changed = view.changed;
   for (std::uint32_t i = 0; i < changed; ++i) positions[i] = base + found[i];
   if (view.current_view != nullptr || view.old_view != nullptr || !tile.index->flat) {
     code_elements<T, kCodec, kRefresh, kDigest>(view, tile, StridedElements(view, tile), found, view.changed, coded,
                                                 digest);
-  } else if (view.old != nullptr && std::uint64_t{view.changed} * kDenseOneIn > elements) {
-    code_dense_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, coded, digest);
-  } else {
-    code_elements<T, kCodec, kRefresh, kDigest>(view, tile, FlatElements(view, tile), found, view.changed, coded,
-                                                digest);
+    return false;
   }
+  if (view.old != nullptr && std::uint64_t{view.changed} * kDenseOneIn > elements) {
+    return code_dense_elements<T, kCodec, kRefresh, kDigest>(view, tile, elements, found, coded, bitmap, digest);
+  }
+  code_elements<T, kCodec, kRefresh, kDigest>(view, tile, FlatElements(view, tile), found, view.changed, coded, digest);
+  return false;
 }
 
 template <class T>
-using CodeChanges = void (*)(const TileView&, const TileContext&, std::uint32_t, const std::uint32_t*, std::uint32_t*,
-                             T*, DigestChanges<T>&);
+using CodeChanges = bool (*)(const TileView&, const TileContext&, std::uint32_t, const std::uint32_t*, std::uint32_t*,
+                             T*, std::byte*, DigestChanges<T>&);
 
 template <class T, ValueCodec kCodec>
 CodeChanges<T> select_coder(bool refresh, bool digest) {

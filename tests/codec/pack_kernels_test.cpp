@@ -39,6 +39,7 @@ class Written {
  public:
   Written(std::uint32_t begin, std::size_t bits) : bytes_(bits / 8 + 64, std::byte{0}), writer_(bytes_.data(), begin) {}
   BitWriter& writer() { return writer_; }
+  ConstBytes bytes() const { return bytes_; }
   /// The bits up to the end, and whether all after them are zero.
   bool operator==(const Written& other) const {
     return writer_.position() == other.writer_.position() &&
@@ -209,11 +210,23 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
         std::vector<T> before(coded.size());
         std::vector<T> after(coded.size());
         const bool bits_too = random.chance(0.5);
-        const std::uint32_t found =
-            cpu::code_changed(reinterpret_cast<const std::byte*>(new_bits.data()),
-                              reinterpret_cast<const std::byte*>(old_bits.data()), count, sizeof(T), values, floating,
-                              coded.data(), bits_too ? before.data() : nullptr, bits_too ? after.data() : nullptr);
+        Bytes bitmap(count / 8 + 1 + cpu::kBitmapSlack, std::byte{0xA5});
+        const std::uint32_t found = cpu::code_changed(
+            reinterpret_cast<const std::byte*>(new_bits.data()), reinterpret_cast<const std::byte*>(old_bits.data()),
+            count, sizeof(T), values, floating, coded.data(), bits_too ? before.data() : nullptr,
+            bits_too ? after.data() : nullptr, bits_too ? bitmap.data() : nullptr);
         ASSERT_EQ(found, expected.size());
+        if (bits_too) {
+          for (std::uint32_t i = 0; i < (count + 7) / 8 * 8; ++i) {
+            ASSERT_EQ((static_cast<unsigned>(bitmap[i / 8]) >> i % 8 & 1) != 0,
+                      i < count && new_bits[i] != old_bits[i]);
+          }
+          std::vector<T> gathered(count + cpu::kCodedSlack);
+          ASSERT_EQ(cpu::gather_marked(reinterpret_cast<const std::byte*>(old_bits.data()), bitmap.data(), count,
+                                       sizeof(T), gathered.data()),
+                    found);
+          ASSERT_TRUE(std::equal(expected_before.begin(), expected_before.end(), gathered.begin()));
+        }
         ASSERT_TRUE(std::equal(expected.begin(), expected.end(), coded.begin()));
         if (bits_too) {
           ASSERT_TRUE(std::equal(expected_before.begin(), expected_before.end(), before.begin()));
@@ -226,6 +239,51 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
         if (values == ValueCodec::kRaw) return;
         cpu::advance_words(expected_after.data(), coded.data(), found, sizeof(T), values, floating, true, moved.data());
         ASSERT_TRUE(std::equal(expected_before.begin(), expected_before.end(), moved.begin()));
+      });
+    }
+  });
+}
+
+TEST(WordKernels, LowBitsOfMagnitudesArePutCountedAndReadBack) {
+  SCOPED_TRACE(seed_note());
+  for_each_target([&] {
+    for (std::uint64_t round = 0; round < 240; ++round) {
+      Random random(case_seed(run_seed(), round));
+      with_word(std::size_t{1} << round % 4, [&]<class T>() {
+        constexpr std::uint32_t kWidth = 8 * sizeof(T);
+        const auto count = static_cast<std::uint32_t>(random.below(round < 24 ? 3000 : 200));
+        const auto most_bits = static_cast<std::uint32_t>(random.below(kWidth));
+        std::vector<T> coded(count);
+        for (T& word : coded) {
+          const T magnitude = static_cast<T>(random.next() & ((std::uint64_t{1} << most_bits) - 1));
+          word = ulp_from_magnitude(magnitude, random.chance(0.5));
+        }
+        const auto exceptions = [&](std::uint32_t bits) {
+          return static_cast<std::uint32_t>(std::count_if(
+              coded.begin(), coded.end(), [&](T word) { return (std::uint64_t{ulp_magnitude(word)} >> bits) != 0; }));
+        };
+        const auto most = static_cast<std::uint32_t>(random.below(count / 4 + 1));
+        std::uint32_t expected_bits = 0;
+        while (exceptions(expected_bits) > most) ++expected_bits;
+        ASSERT_EQ(cpu::least_low_bits(reinterpret_cast<const std::byte*>(coded.data()), count, sizeof(T), most),
+                  expected_bits);
+
+        const auto width = static_cast<std::uint32_t>(random.below(kWidth));
+        const auto begin = static_cast<std::uint32_t>(random.below(64));
+        const std::size_t bits = begin + std::uint64_t{count} * width;
+        Written found(begin, bits + 1024);
+        Written expected(begin, bits + 1024);
+        cpu::put_low_bits(coded.data(), count, width, found.writer());
+        std::vector<T> fields(count);
+        for (std::uint32_t i = 0; i < count; ++i) {
+          fields[i] = static_cast<T>(ulp_magnitude(coded[i]) & ((std::uint64_t{1} << width) - 1));
+          expected.writer().put_long(fields[i], width);
+        }
+        ASSERT_TRUE(found == expected);
+        std::vector<T> read(count, T{0x5A});
+        // The string ends with the fields, so that nothing beyond them may be read.
+        cpu::read_fields(found.bytes().first((bits + 7) / 8), begin, count, width, sizeof(T), read.data());
+        ASSERT_EQ(read, fields);
       });
     }
   });

@@ -19,6 +19,7 @@ EncodeOptions with(PositionMode positions, ValueCodec values) {
   EncodeOptions options;
   options.positions = positions;
   options.values = values;
+  options.objective = Objective::link(100e6);  // Fast enough for `auto` without context, too slow for quick blocks.
   return options;
 }
 
@@ -202,6 +203,29 @@ void expect_dense_bound(DType dtype, double density) {
       }
     }
   }
+}
+
+TEST(Size, QuickBlocksAreBitmapsWithValuesOfOneWidth) {
+  const TensorTable table({{"quarter", DType::kBF16, {3 * kTileElems}}, {"fewer", DType::kBF16, {kTileElems}}});
+  Random random(31);
+  TensorState before{Bytes(table[0].bytes()), Bytes(table[1].bytes())};
+  TensorState after = before;
+  for (std::size_t t = 0; t < 2; ++t) {
+    for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
+      if (i % 4 != 0 || (t == 1 && i == 0)) continue;
+      write_element(after[t].data(), 2, i, random.between(1, random.chance(0.05) ? 600 : 16));
+    }
+  }
+  EncodeOptions options;  // The default objective is speed.
+  const Bytes bytes = encode_file(table, before, after, options);
+  const DeltaReport report = DeltaFile::over(bytes, "quick").report();
+  // One in twenty is above 16 ULP: fields of 4 bits.
+  const double per_change = 4 + 1 + 4 + 0.05 * (4 + 2 * 5);
+  EXPECT_NEAR(8.0 * static_cast<double>(report.tensors.at(0).bytes) / (3 * kTileElems / 4), per_change, 0.4);
+  options.objective = Objective::link(1.28e9);
+  EXPECT_EQ(encode_file(table, before, after, options), bytes);
+  options.objective = Objective::link(1.27e9);
+  EXPECT_LT(encode_file(table, before, after, options).size(), bytes.size());
 }
 
 TEST(Size, AFullyChangedRandomTensorTakesAtMostItsDenseBytesAndOnePercent) {

@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "core/word.hpp"
 #include "golden_vectors.hpp"
 #include "support/random_delta.hpp"
 
@@ -27,6 +28,7 @@ EncodeOptions options_of(PositionMode positions, ValueCodec values, int zstd_lev
   EncodeOptions options;
   options.positions = positions;
   options.values = values;
+  options.objective = Objective::link(100e6);  // Of no rule of its own: neither context nor quick.
   options.zstd_level = zstd_level;
   return options;
 }
@@ -164,6 +166,30 @@ States dense_states() {
   return states;
 }
 
+/// Blocks of a quarter of their elements, one fewer and all; distances in ULP of which some take more bits than most.
+States quick_states() {
+  Random random(12);
+  States states = states_of("quick", {{"bf16", DType::kBF16, {400}},
+                                      {"f32", DType::kF32, {64}},
+                                      {"i8", DType::kI8, {37}},
+                                      {"f64", DType::kF64, {33}}});
+  const std::uint64_t changes[] = {240, 16, 9, 33};
+  for (std::size_t t = 0; t < states.table.size(); ++t) {
+    with_word(element_size(states.table[t].dtype), [&]<class T>() {
+      const std::uint64_t elements = states.table[t].elements();
+      for (std::uint64_t i = 0; i < elements; ++i) {
+        const T old_bits = static_cast<T>(random.next() >> 2);
+        const bool far = random.chance(0.05);
+        const T new_bits = static_cast<T>(old_bits + 1 + random.below(far ? 60 : 6));
+        store_word(states.base[t].data(), i, old_bits);
+        const bool changed = i * changes[t] / elements != (i + 1) * changes[t] / elements;
+        store_word(states.result[t].data(), i, changed ? new_bits : old_bits);
+      }
+    });
+  }
+  return states;
+}
+
 /// Every way in which tiles become blocks, short of a section's end: full tiles, runs, gaps over 16 bits, a short tail.
 States tile_states(const std::string& name, const std::vector<std::uint64_t>& changes_by_tile) {
   Random random(7);
@@ -286,6 +312,11 @@ std::vector<GoodVector> encoded_vectors() {
   all.add("zstd_19_index32_ulp", weights, options_of(PositionMode::kIndex32, ValueCodec::kUlp, 19));
 
   all.enter_format_1_2();
+  for (const ValueCodec values : {ValueCodec::kRaw, ValueCodec::kUlp}) {
+    EncodeOptions quick = options_of(PositionMode::kAuto, values);
+    quick.objective = Objective::speed();
+    all.add("quick_auto_" + std::string(to_string(values)), quick_states(), quick);
+  }
   all.add_all_codecs(dtype_states(), PositionMode::kAuto);
   all.add_all_codecs(shape_states(), PositionMode::kAuto);
   all.add("special_packed_ulp", special_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));

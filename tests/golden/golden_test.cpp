@@ -108,6 +108,8 @@ TEST(Golden, EveryCanonicalVectorIsEncodedAgainByteForByte) {
         EncodeOptions options;
         options.positions = header.positions;
         options.values = header.values;
+        const bool quick = vector.at("name").get<std::string>().find("quick") != std::string::npos;
+        options.objective = quick ? Objective::speed() : Objective::link(100e6);
         options.frame_capacity = header.frame_capacity;
         const auto detector = make_compare_detector(delta.table(), views(result), views(base));
         std::vector<Bytes> records;

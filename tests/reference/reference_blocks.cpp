@@ -217,8 +217,18 @@ std::uint64_t put_exceptions(BitString& bits, const Words& exceptions, const Wor
   return ke;
 }
 
+/// §5.7
+std::uint64_t quick_kv(const Words& magnitudes) {
+  std::uint64_t kv = 0;
+  const auto exceptions = [&] {
+    return std::count_if(magnitudes.begin(), magnitudes.end(), [&](std::uint64_t m) { return (m >> kv) != 0; });
+  };
+  while (16 * static_cast<std::uint64_t>(exceptions()) > magnitudes.size()) ++kv;
+  return kv;
+}
+
 /// §4.2, ulp under a position codec other than dense.
-Part ulp_part(const BlockContent& block) {
+Part ulp_part(const BlockContent& block, bool quick) {
   const std::uint64_t width = block.width();
   Words signs;
   Words magnitudes;
@@ -228,7 +238,7 @@ Part ulp_part(const BlockContent& block) {
   }
   BitString bits;
   for (const std::uint64_t sign : signs) bits.put_field(sign, 1);
-  const std::optional<std::uint64_t> chosen = choose_kv(magnitudes, width);
+  const std::optional<std::uint64_t> chosen = quick ? quick_kv(magnitudes) : choose_kv(magnitudes, width);
   if (!chosen) {
     for (const std::uint64_t m : magnitudes) bits.put_field(width_of(m), width_of(width) - 1);
     for (const std::uint64_t m : magnitudes) bits.put_field(m, m == 0 ? 0 : width_of(m) - 1);
@@ -478,9 +488,10 @@ void put(const BlockContent& block, PositionCodec codec, const Part& positions, 
   out.payload.insert(out.payload.end(), words.bytes.begin(), words.bytes.end());
 }
 
-void encode(const BlockContent& block, PositionMode mode, ValueCodec values, ReferenceBlock& out) {
-  auto [codec, positions] = position_choice(block, mode);
-  Part words = values == ValueCodec::kUlp ? ulp_part(block) : words_part(block.words, block.width());
+void encode(const BlockContent& block, PositionMode mode, ValueCodec values, bool quick, ReferenceBlock& out) {
+  quick = quick && mode == PositionMode::kAuto && 4 * block.n() >= block.span();
+  auto [codec, positions] = position_choice(block, quick ? PositionMode::kBitmap : mode);
+  Part words = values == ValueCodec::kUlp ? ulp_part(block, quick) : words_part(block.words, block.width());
   if (block.span() * block.element_bytes() < bytes_of(positions, words)) {
     codec = PositionCodec::kDense;
     positions = {};
@@ -531,7 +542,8 @@ std::uint64_t reference_element(ConstBytes bits, DType dtype, std::uint64_t inde
 }
 
 std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes old_bits, ConstBytes new_bits,
-                                             PositionMode mode, ValueCodec values, std::uint32_t block_changes) {
+                                             PositionMode mode, ValueCodec values, std::uint32_t block_changes,
+                                             bool quick) {
   const std::uint64_t elements = spec.elements();
   const auto differs = [&](std::uint64_t i) {
     return reference_element(old_bits, spec.dtype, i) != reference_element(new_bits, spec.dtype, i);
@@ -566,7 +578,7 @@ std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes 
   const bool context = mode == PositionMode::kContext;
   for (const TileRun& run : cut_into_runs(changes, block_changes)) {
     blocks.push_back(block_at(run));
-    encode(content_of(run), context ? PositionMode::kAuto : mode, values, blocks.back());
+    encode(content_of(run), context ? PositionMode::kAuto : mode, values, quick, blocks.back());
   }
   if (!context || !is_floating(spec.dtype)) return blocks;
 

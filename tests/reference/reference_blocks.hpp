@@ -25,8 +25,9 @@ struct ReferenceBlock {
 std::uint64_t reference_element(ConstBytes bits, DType dtype, std::uint64_t index);
 
 /// All blocks that take a tensor from `old_bits` to `new_bits`, in order; `block_changes`: L of rule 1, but for
-/// context.
+/// context; `quick`: rule 7 holds.
 std::vector<ReferenceBlock> reference_blocks(const TensorSpec& spec, ConstBytes old_bits, ConstBytes new_bits,
-                                             PositionMode mode, ValueCodec values, std::uint32_t block_changes = 512);
+                                             PositionMode mode, ValueCodec values, std::uint32_t block_changes = 512,
+                                             bool quick = false);
 
 }  // namespace sparsecast

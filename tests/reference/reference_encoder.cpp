@@ -120,10 +120,12 @@ struct FrameContent {
 /// §5.5
 std::vector<FrameContent> cut_into_frames(const TensorTable& table, std::span<const ConstBytes> old_state,
                                           std::span<const ConstBytes> new_state, const EncodeOptions& options) {
+  const bool quick = options.positions == PositionMode::kAuto &&
+                     (!options.objective || options.objective->link_bytes_per_second >= 1.28e9);
   std::vector<FrameContent> frames;
   for (std::size_t t = 0; t < table.size(); ++t) {
     for (ReferenceBlock& block : reference_blocks(table[t], old_state[t], new_state[t], options.positions,
-                                                  options.values, options.block_changes)) {
+                                                  options.values, options.block_changes, quick)) {
       if (frames.empty()) frames.emplace_back();
       frames.back().blocks.emplace_back(t, block);
       if (frames.back().blocks.size() > 1 && padded(64 + frames.back().body_bytes()) > options.frame_capacity) {
