@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/differential.hpp"
+#include "support/oracle.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -56,6 +57,39 @@ TEST_P(DeviceEncoderTest, AgreesWithTheCpuOnAnyStep) {
     }
     if (HasFailure()) return;
   }
+}
+
+TEST(DeviceQuickBlocks, AreThoseOfTheCpu) {
+  if (!device_present()) GTEST_SKIP() << "no device";
+  // A quarter of the elements and more are quick, one fewer are not.
+  const double shares[] = {0.25, 0.24, 0.7, 0.3, 1};
+  RandomDelta delta;
+  delta.table = std::make_shared<const TensorTable>(TensorTable({{"quarter", DType::kBF16, {3 * kTileElems}},
+                                                                 {"fewer", DType::kF32, {kTileElems}},
+                                                                 {"most", DType::kF64, {kTileElems + 40}},
+                                                                 {"short", DType::kF8E4M3, {400}},
+                                                                 {"all", DType::kI16, {1000}}}));
+  Random random(41);
+  for (std::size_t t = 0; t < delta.table->size(); ++t) {
+    const TensorSpec& spec = (*delta.table)[t];
+    const std::size_t size = element_size(spec.dtype);
+    delta.old_state.emplace_back(spec.bytes());
+    delta.new_state.emplace_back(spec.bytes());
+    double owed = 0;
+    for (std::uint64_t i = 0; i < spec.elements(); ++i) {
+      const std::uint64_t old_bits = random.below(64);
+      const std::uint64_t moved = old_bits + 1 + random.below(random.chance(0.05) ? 40 : 5);
+      owed += shares[t];
+      write_element(delta.old_state[t].data(), size, i, old_bits);
+      write_element(delta.new_state[t].data(), size, i, owed >= 1 ? moved : old_bits);
+      if (owed >= 1) owed -= 1;
+    }
+  }
+  for (const std::uint64_t order : {0, 1, 2, 3}) {
+    set_thread_order(order);
+    expect_compare_agrees(delta, random);
+  }
+  set_thread_order(0);
 }
 
 }  // namespace
