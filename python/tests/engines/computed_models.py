@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of classes of which engines compute tensors from the checkpoint's: configurations and checkpoints."""
+"""Small models of classes of which engines compute tensors from the checkpoint's: configurations and checkpoints; and
+the checkpoints of plain decoders.
+"""
 
 from __future__ import annotations
 
@@ -172,6 +174,39 @@ def nemotron_shapes(config: dict[str, Any]) -> Shapes:
             shapes[f"{at}mixer.up_proj.weight"] = (config["intermediate_size"], hidden)
             shapes[f"{at}mixer.down_proj.weight"] = (hidden, config["intermediate_size"])
     return shapes | {"backbone.norm_f.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
+
+
+def decoder_shapes(config: dict[str, Any]) -> Shapes:
+    """The same for Llama, Qwen2, Qwen3 and Qwen3-MoE."""
+    hidden = config["hidden_size"]
+    shapes: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        shapes |= decoder_layer_shapes(config, f"model.layers.{layer}.")
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def decoder_layer_shapes(config: dict[str, Any], prefix: str) -> Shapes:
+    """Names and shapes of one layer of these."""
+    hidden, head, kind = config["hidden_size"], config["head_dim"], config["model_type"]
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    rows = {"q": query, "k": key, "v": key}
+    at = f"{prefix}self_attn."
+    shapes: Shapes = {f"{at}{name}_proj.weight": (n, hidden) for name, n in rows.items()}
+    if kind == "qwen2":
+        shapes |= {f"{at}{name}_proj.bias": (n,) for name, n in rows.items()}
+    shapes[f"{at}o_proj.weight"] = (hidden, query)
+    if kind.startswith("qwen3"):
+        shapes |= {f"{at}{name}_norm.weight": (head,) for name in ("q", "k")}
+    if "num_experts" in config:
+        shapes[f"{prefix}mlp.gate.weight"] = (config["num_experts"], hidden)
+        for expert in range(config["num_experts"]):
+            shapes |= _mlp(f"{prefix}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+    else:
+        shapes |= _mlp(f"{prefix}mlp.", hidden, config["intermediate_size"])
+    return shapes | {f"{prefix}{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
 
 
 def _mlp(prefix: str, hidden: int, inner: int) -> Shapes:

@@ -84,38 +84,17 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[s
 
 
 def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """Random weights of a checkpoint with this configuration, by their names in it."""
-    hidden, vocabulary, head = config["hidden_size"], config["vocab_size"], 16
-    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        shapes |= {f"{at}self_attn.{x}_proj.weight": (n, hidden) for x, n in (("q", query), ("k", key), ("v", key))}
-        shapes |= {f"{at}self_attn.o_proj.weight": (hidden, query)}
-        shapes |= {f"{at}{x}_layernorm.weight": (hidden,) for x in ("input", "post_attention")}
-        if config["model_type"] == "qwen2":
-            shapes |= {f"{at}self_attn.{x}_proj.bias": (n,) for x, n in (("q", query), ("k", key), ("v", key))}
-            shapes |= _mlp(f"{at}mlp.", hidden, config["intermediate_size"])
-        else:
-            shapes |= {f"{at}self_attn.{x}_norm.weight": (head,) for x in ("q", "k")}
-            shapes |= {f"{at}mlp.gate.weight": (config["num_experts"], hidden)}
-            for expert in range(config["num_experts"]):
-                shapes |= _mlp(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocabulary, hidden)
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
-
-
-def computed_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """The same for a class of `computed_models`, with block-fp8 weights and scales if its configuration says so."""
+    """Random weights of a checkpoint with this configuration, by their names in it; with block-fp8 weights and scales
+    if it says so.
+    """
     import computed_models as computed
+    import layout_models as layouts
 
-    shapes = computed.nemotron_shapes if config["model_type"] == "nemotron_h" else computed.deepseek_shapes
+    nemotron = config["model_type"] == "nemotron_h"
+    shapes = (computed.nemotron_shapes if nemotron else layouts.shapes_of)({"head_dim": 16, **config})
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in shapes(dict(config)).items():
+    for name, shape in shapes.items():
         values = torch.randn(shape, generator=generator)
         if "quantization_config" in config and computed.is_quantised(name):
             tensors[name] = values.to(torch.float8_e4m3fn)
@@ -124,11 +103,6 @@ def computed_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.Te
         else:
             tensors[name] = values if computed.is_float32(name) else values.bfloat16()
     return tensors
-
-
-def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    shapes = {f"{prefix}{x}_proj.weight": (inner, hidden) for x in ("gate", "up")}
-    return shapes | {f"{prefix}down_proj.weight": (hidden, inner)}
 
 
 def start_rank(folder: Path, *, tp_rank: int, tp_size: int, port: int, **server_args: Any) -> None:

@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
 def served(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Any]:
     config, ranks, computes, shadows = MODELS[request.param]
     experts = {"ep_size": 2} if request.param == "deepseek-v3" else {}
-    tensors = sglang_engine.computed_tensors(config, seed=7)
+    tensors = sglang_engine.canonical_tensors(config, seed=7)
     sglang_engine.write_checkpoint(tmp_path / "v0", config, tensors)
     engine = Engine(tmp_path / "v0", ranks, **experts)
     yield config, computes, shadows, engine, tensors, tmp_path

@@ -32,7 +32,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def mtp_shapes() -> Shapes:
     """Names and shapes of MiMo's MTP layer in the files of the target."""
-    layer = models.layer_shapes("qwen2", "model.mtp_layers.0.")
+    layer = models.computed.decoder_layer_shapes(models.CONFIGS["qwen2"], "model.mtp_layers.0.")
     norms = {
         f"model.mtp_layers.0.{name}.weight": (HIDDEN,)
         for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")
@@ -42,7 +42,7 @@ def mtp_shapes() -> Shapes:
 
 def eagle_shapes(*, embeddings: bool) -> Shapes:
     """Names and shapes of an EAGLE head of Llama in its own files."""
-    shapes = models.layer_shapes("llama", "layers.0.")
+    shapes = models.computed.decoder_layer_shapes(models.CONFIGS["llama"], "layers.0.")
     del shapes["layers.0.input_layernorm.weight"]
     shapes["fc.weight"] = (HIDDEN, 2 * HIDDEN)
     if embeddings:

@@ -21,6 +21,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # Else a build with kernels
 os.environ.setdefault("VLLM_DIST_IDENT", f"sparsecast-{os.getpid()}")  # vLLM for CPUs names shared memory by it.
 
 import computed_models as computed
+import layout_models as layouts
 import torch
 from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import (
@@ -106,6 +107,8 @@ COMPUTED = {
 
 
 def config_of(kind: str) -> dict[str, Any]:
+    if kind in layouts.CELLS:
+        return layouts.config_of(kind)
     return COMPUTED[kind][0] if kind in COMPUTED else CONFIGS[kind]
 
 
@@ -113,49 +116,7 @@ def checkpoint_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the model's tensors in a Hugging Face checkpoint, without the scales of fp8."""
     if kind in COMPUTED:
         return COMPUTED[kind][1](COMPUTED[kind][0])
-    config = CONFIGS[kind]
-    hidden = config["hidden_size"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
-    for layer in range(LAYERS):
-        shapes |= layer_shapes(kind, f"model.layers.{layer}.")
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (VOCABULARY, hidden)
-    return shapes
-
-
-def layer_shapes(kind: str, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one decoder layer."""
-    config = CONFIGS[kind]
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for projection, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-        shapes[f"{prefix}self_attn.{projection}_proj.weight"] = (heads * head_dim, hidden)
-        if kind in ("qwen2", "mimo"):
-            shapes[f"{prefix}self_attn.{projection}_proj.bias"] = (heads * head_dim,)
-    shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, HEADS * head_dim)
-    if kind.startswith("qwen3"):
-        shapes[f"{prefix}self_attn.q_norm.weight"] = (head_dim,)
-        shapes[f"{prefix}self_attn.k_norm.weight"] = (head_dim,)
-    shapes |= _mlp_shapes(config, prefix)
-    shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-    shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-    return shapes
-
-
-def _mlp_shapes(config: dict[str, Any], prefix: str) -> dict[str, tuple[int, ...]]:
-    hidden = config["hidden_size"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    groups = [(f"{prefix}mlp.", config["intermediate_size"])]
-    if "num_experts" in config:
-        shapes[f"{prefix}mlp.gate.weight"] = (EXPERTS, hidden)
-        size = config["moe_intermediate_size"]
-        groups = [(f"{prefix}mlp.experts.{expert}.", size) for expert in range(EXPERTS)]
-    for group, size in groups:
-        shapes[f"{group}gate_proj.weight"] = (size, hidden)
-        shapes[f"{group}up_proj.weight"] = (size, hidden)
-        shapes[f"{group}down_proj.weight"] = (hidden, size)
-    return shapes
+    return layouts.shapes_of(config_of(kind))
 
 
 def canonical(kind: str) -> list[tuple[str, str, tuple[int, ...]]]:

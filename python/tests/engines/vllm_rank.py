@@ -107,7 +107,7 @@ class Rank:
         tensors = models.checkpoint(self.kind, seed)
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
-        if self.kind in models.COMPUTED:
+        if self.kind in models.COMPUTED or self.kind in models.layouts.CELLS:
             models.load(model, self.config, tensors)
             return
         with set_current_vllm_config(self.config):
