@@ -81,6 +81,8 @@ class TracedLoader:
     """Names of the parameters and buffers of the model."""
     untouched: tuple[str, ...] = ()
     """Names in `missing` of which nothing fills any element: they may be computed after loading."""
+    repacked: tuple[str, ...] = ()
+    """Names in `tensors` of copies as loaded, of which the engine makes its live parameters (`repacked`)."""
 
     def require_complete(self, derived: Collection[str] = ()) -> None:
         """Raises UnsupportedError for what is refused, and UsageError for names that the loader does not know and for
@@ -107,23 +109,33 @@ class TracedLoader:
     @property
     def in_place(self) -> int:
         """Number of canonical tensors that are patched where they lie, or in part where they lie."""
-        return len(self.table) - len(self.unused) - len(self.shadowed)
+        copies = {i for i, tensor in enumerate(self.tensors) if tensor.name in self.repacked}
+        into_copies = {shard.tensor for shard in self.shards if shard.local in copies}
+        return len(self.table) - len(self.unused) - len(self.shadowed) - len(into_copies)
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """Returns everything that is kept beside the model: the shadows, and the copies of repacked parameters."""
+        copies = {tensor.name: tensor.memory for tensor in self.tensors if tensor.name in self.repacked}
+        return {**self.shadows(), **{f"{name} as loaded": memory for name, memory in copies.items()}}
 
     def fill_shadows(self, known: Mapping[str, torch.Tensor]) -> None:
-        """Copies the shadows of another map of the same model. Raises UnsupportedError for one that is not there."""
-        for name, shadow in self.shadows().items():
-            if name not in known or known[name].shape != shadow.shape:
+        """Copies what another map of the same model has kept. Raises UnsupportedError for what is not there."""
+        for name, copy in self.kept().items():
+            if name not in known or known[name].shape != copy.shape:
+                reason = self.shadowed.get(name, "the engine changes it after loading")
                 raise UnsupportedError(
-                    f"{name!r} is not patched in place ({self.shadowed[name]}), and therefore kept as the checkpoint has "
+                    f"{name!r} is not patched in place ({reason}), and therefore kept as the checkpoint has "
                     "it: join with proof='checkpoint', or with needs_anchor, so that it is sent"
                 )
-            shadow.copy_(known[name])
+            copy.copy_(known[name])
 
     def filling(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields canonical tensors as they come, after copying those that have a shadow into it. Raises
-        UnsupportedError for one of another dtype or shape than in the table.
+        """Yields canonical tensors as they come, after copying those that have a shadow into it, and what lies in
+        copies of repacked parameters into these. Raises UnsupportedError for one of another dtype or shape than in the
+        table.
         """
         shadows = self.shadows()
+        places = self._places({tensor.name for tensor in self.tensors} & set(self.repacked))
         for name, tensor in canonical:
             shadow = shadows.get(name)
             if shadow is not None:
@@ -134,6 +146,8 @@ class TracedLoader:
                         "trainer sends it, or send it as the checkpoint has it"
                     )
                 shadow.copy_(tensor)
+            for live, box in places.get(name, ()):
+                bits_of(live).copy_(bits_of(tensor[box]))
             yield name, tensor
 
     def layout(self, node: str = "", exclude: Collection[str] = ()) -> Layout:
@@ -169,16 +183,27 @@ class TracedLoader:
         An empty dict for the whole checkpoint that the engine was started from verifies that the map is right: that
         nothing has repacked a parameter behind its loader. Names that this rank does not hold are passed over.
         """
-        places: dict[str, list[TracedShard]] = {}
-        for shard in self.shards:
-            places.setdefault(self.table[shard.tensor][0], []).append(shard)
+        places = self._places({tensor.name for tensor in self.tensors})
         found: dict[str, int] = {}
         for name, tensor in canonical:
-            for shard in places.get(name, ()):
-                memory = self.tensors[shard.local].memory
-                live = memory.as_strided(shard.extent, shard.strides, shard.first)
-                box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
+            for live, box in places.get(name, ()):
                 wrong = int((bits_of(live) != bits_of(tensor[box]).to(live.device)).sum())
                 if wrong:
                     found[name] = found.get(name, 0) + wrong
         return found
+
+    def modules_of(self, names: Collection[str]) -> set[str]:
+        """Returns the names of the modules in whose live tensors some of these canonical tensors lie."""
+        wanted = {i for i, (name, _, _) in enumerate(self.table) if name in names}
+        return {self.tensors[s.local].name.rpartition(".")[0] for s in self.shards if s.tensor in wanted}
+
+    def _places(self, names: Collection[str]) -> dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]]:
+        """Returns where canonical tensors lie in the tensors of these names: views of memory, and boxes."""
+        places: dict[str, list[tuple[torch.Tensor, tuple[slice, ...]]]] = {}
+        for shard in self.shards:
+            local = self.tensors[shard.local]
+            if local.name in names:
+                view = local.memory.as_strided(shard.extent, shard.strides, shard.first)
+                box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
+                places.setdefault(self.table[shard.tensor][0], []).append((view, box))
+        return places

@@ -5,7 +5,8 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
@@ -15,6 +16,7 @@ from sparsecast.engines._sglang_draft import say_stale_draft
 from sparsecast.engines._sglang_messages import GroupInfo
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
+from sparsecast.engines.repacked import RepackedModules
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -25,18 +27,60 @@ P = ParamSpec("P")
 _OTHER_WAY = "load these weights by /update_weights_from_distributed or /update_weights_from_disk"
 
 
-def refuse_if_not_as_loaded(model: torch.nn.Module) -> None:
-    """Raises UnsupportedError, with the reason, if live weights differ from what the loaders wrote, or may move."""
+def refuse_server_wide(model: torch.nn.Module) -> None:
+    """Raises UnsupportedError, with the reason, if the server keeps weights where a patch of a rank's memory is not
+    enough, or may move them.
+    """
     reason = _server_wide_reason(model)
     if reason is not None:
         raise UnsupportedError(f"{reason}; {_OTHER_WAY}")
-    reworked = reworked_layers(model)
-    if reworked:
+
+
+def repacked_modules(model: torch.nn.Module, config: ModelConfig, too: Collection[str]) -> RepackedModules:
+    """Returns the layers whose weights are in another form than that of the loader, and those of the modules in `too`
+    that have post-processing, with copies as loaded.
+
+    Raises UnsupportedError naming them and the reasons if SGLang does not make the model once more.
+    """
+    reworked = {name: "not what was loaded" for name in too if hasattr(model.get_submodule(name), "quant_method")}
+    reworked |= reworked_layers(model)
+    if not reworked:
+        return RepackedModules(model, model, {})
+    try:
+        twin = _twin(config)
+        finish = {name: _finish(twin.get_submodule(name), config) for name in reworked}
+        return RepackedModules(model, twin, finish)
+    except Exception as error:  # SGLang's code may raise anything.
         listed = "; ".join(f"{name}: {why}" for name, why in list(reworked.items())[:4])
         more = f"; and {len(reworked) - 4} more" if len(reworked) > 4 else ""
         raise UnsupportedError(
-            f"{len(reworked)} layers do not keep their weights as the checkpoint has them: {listed}{more}; {_OTHER_WAY}"
-        )
+            f"{len(reworked)} layers do not keep their weights as the checkpoint has them: {listed}{more}; and SGLang "
+            f"does not make the model once more, for copies that are: {type(error).__name__}: {error}; {_OTHER_WAY}"
+        ) from error
+
+
+def _finish(module: torch.nn.Module, config: ModelConfig) -> Callable[[], object]:
+    method: Any = module.quant_method
+    return _in_context(config, partial(method.process_weights_after_loading, module))
+
+
+def _twin(config: ModelConfig) -> torch.nn.Module:
+    """Returns the model anew, on the meta device, as SGLang makes one to sign its structure."""
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.layers.rotary_embedding.factory import _ROPE_DICT
+    from sglang.srt.model_loader.loader import _get_quantization_config, _initialize_model
+    from sglang.srt.model_loader.utils import set_default_torch_dtype
+
+    load_config = LoadConfig()
+    embeddings = dict(_ROPE_DICT)
+    try:
+        with set_default_torch_dtype(config.dtype), torch.device("meta"):
+            quantisation = _get_quantization_config(config, load_config)
+            twin: torch.nn.Module = _initialize_model(config, load_config, quantisation)
+            return twin
+    finally:
+        _ROPE_DICT.clear()
+        _ROPE_DICT.update(embeddings)
 
 
 def _server_wide_reason(model: torch.nn.Module) -> str | None:
@@ -118,18 +162,32 @@ def _fp8_reworked(layer: torch.nn.Module, method: Any, weights: Sequence[str]) -
     return None
 
 
-def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) -> tuple[TracedLoader, Recomputation]:
+def trace_weights(
+    model: torch.nn.Module, config: ModelConfig, info: GroupInfo, repacked_too: Collection[str] = ()
+) -> tuple[TracedLoader, Recomputation]:
     """Traces `model.load_weights` for the table of the trainer, or for that of the checkpoint if the trainer gave none,
-    and finds the steps of SGLang that compute tensors from weights; they are not proven yet.
+    and finds the steps of SGLang that compute tensors from weights; they are not proven yet. `repacked_too` names
+    modules whose parameters are not what was loaded, although their form tells nothing.
 
     Raises UnsupportedError with the tensors and the reasons, and UsageError for names that do not fit.
     """
-    refuse_if_not_as_loaded(model)
+    refuse_server_wide(model)
     say_stale_draft()
+    repacked = repacked_modules(model, config, repacked_too)
     table = list(info.tensors) if info.tensors is not None else checkpoint_table(model, config)
     load_weights: Any = model.load_weights
-    traced = trace_loader(model, table, load_weights, may_miss=info.may_miss, strict=False, modes=info.modes)
-    recomputation = _recomputation(model, config, traced)
+    with repacked.shown():
+        traced = trace_loader(
+            model,
+            table,
+            load_weights,
+            may_miss=info.may_miss,
+            strict=False,
+            modes=info.modes,
+            several=repacked.parameters,
+        )
+    traced = repacked.completed(traced)
+    recomputation = _recomputation(model, config, traced, repacked)
     for alias, original in traced.ties:
         if frozenset((alias, original)) not in info.ties:
             raise UnsupportedError(
@@ -139,11 +197,13 @@ def trace_weights(model: torch.nn.Module, config: ModelConfig, info: GroupInfo) 
     return traced, recomputation
 
 
-def _recomputation(model: torch.nn.Module, config: ModelConfig, traced: TracedLoader) -> Recomputation:
+def _recomputation(
+    model: torch.nn.Module, config: ModelConfig, traced: TracedLoader, repacked: RepackedModules
+) -> Recomputation:
     loader: Any = model.load_weights
-    load_weights = _in_context(config, loader)
-    derived = derived_tensors(model) | set(traced.untouched)
-    steps = loader_steps(model, load_weights, traced)
+    load_weights = _in_context(config, repacked.around(loader))
+    derived = {name for name in derived_tensors(model) if not repacked.has(name)} | set(traced.untouched)
+    steps = repacked.steps(loader_steps(model, load_weights, traced))
     finish: Any = getattr(model, "post_load_weights", None)
     if callable(finish):  # What SGLang's loaders call after loading; the only one of its interfaces for that.
         steps += steps_that_make(derived, [Step("", model, _in_context(config, finish))])
@@ -169,19 +229,29 @@ def _in_context(config: ModelConfig, run: Callable[P, object]) -> Callable[P, ob
     return wrapped
 
 
-def verify_checkpoint(traced: TracedLoader, model: torch.nn.Module, config: ModelConfig) -> None:
-    """Compares live memory with the files that SGLang was started from, through the address map, and fills the shadows.
+def trace_and_verify(
+    model: torch.nn.Module, config: ModelConfig, info: GroupInfo
+) -> tuple[TracedLoader, Recomputation, set[str]]:
+    """Runs `trace_weights`, compares live memory with the files that SGLang was started from, through the address map,
+    and fills what is kept beside the model. Where kernels keep what was loaded in another order, the map is another one,
+    and the names of these modules are returned, too.
 
-    Raises UnsupportedError naming the tensors that a kernel keeps in another order than the loader writes.
+    Raises UnsupportedError naming the tensors that are not those of the files either way.
     """
+    traced, recomputation = trace_weights(model, config, info)
     wrong = traced.differences(traced.filling(_checkpoint(model, config)))
-    if wrong:
+    if not wrong:
+        return traced, recomputation, set()
+    rearranged = traced.modules_of(wrong)
+    traced, recomputation = trace_weights(model, config, info, rearranged)
+    if traced.differences(traced.filling(_checkpoint(model, config))):
         listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
         raise UnsupportedError(
             f"{len(wrong)} tensors in the rank's memory are not what its checkpoint has, starting with "
-            f"{listed}: a kernel keeps them in another order than the loader writes, or they were changed since; "
-            f"{_OTHER_WAY}"
+            f"{listed}: a kernel keeps them in another order than the loader writes, and SGLang's post-processing does "
+            f"not make it, or they were changed since; {_OTHER_WAY}"
         )
+    return traced, recomputation, rearranged
 
 
 def checkpoint_table(model: torch.nn.Module, config: ModelConfig) -> list[CanonicalTensor]:

@@ -12,6 +12,7 @@ import torch
 from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
+from sparsecast.engines.repacked import RepackedModules
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -28,15 +29,29 @@ def trace(
     vllm_config: VllmConfig,
     may_miss: Sequence[str] = (),
     modes: Modes | None = None,
+    repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation]:
     """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`, and finds the steps of vLLM that compute
-    tensors from weights; they are not proven yet.
+    tensors from weights; they are not proven yet. `repacked_too` names modules whose parameters are not what was loaded,
+    although their form tells nothing.
 
     Raises UnsupportedError naming tensors that cannot be patched, copies of weights that are packed for a CPU, and
     tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
     """
-    traced = trace_loader(model, canonical, loader_of(model), may_miss=may_miss, strict=False, modes=modes or {})
-    recomputation, made = recomputation_of(model, traced, vllm_config)
+    refuse_packed_copies(model)
+    repacked = repacked_modules(model, vllm_config, repacked_too)
+    with repacked.shown():
+        traced = trace_loader(
+            model,
+            canonical,
+            loader_of(model),
+            may_miss=may_miss,
+            strict=False,
+            modes=modes or {},
+            several=repacked.parameters,
+        )
+    traced = repacked.completed(traced)
+    recomputation, made = recomputation_of(model, traced, vllm_config, repacked=repacked)
     traced.require_complete(made | traced.may_fill())
     return traced, recomputation
 
@@ -47,6 +62,7 @@ def recomputation_of(
     vllm_config: VllmConfig,
     model_config: Any = None,
     whose: str = "the model",
+    repacked: RepackedModules | None = None,
 ) -> tuple[Recomputation, set[str]]:
     """Returns the steps of vLLM that compute tensors of a model with this map, not proven yet, and the names of the
     tensors that they may make. `model_config` is that of a draft.
@@ -56,8 +72,14 @@ def recomputation_of(
     refuse_packed_copies(model, whose)
     derived = derived_tensors(model, _KV_CACHE_ATTRIBUTES) | set(traced.untouched)
     # A parameter that nothing fills at all may be one of them; if no step makes it, that is found after the proof.
-    load_weights = _in_context(vllm_config, loader_of(model))
+    loader = loader_of(model)
+    if repacked is not None:
+        loader = repacked.around(loader)
+        derived = {name for name in derived if not repacked.has(name)}
+    load_weights = _in_context(vllm_config, loader)
     steps = loader_steps(model, load_weights, traced)
+    if repacked is not None:
+        steps = repacked.steps(steps)
     for step in steps_that_make(derived, post_processing(model, model_config or vllm_config.model_config)):
         step.run = _in_context(vllm_config, step.run)
         steps.append(step)
@@ -82,6 +104,64 @@ def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]
     finish = getattr(model, "process_weights_after_loading", None)
     if callable(finish):
         yield Step("", model, finish)
+
+
+def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Collection[str]) -> RepackedModules:
+    """Returns the modules whose parameters have another form than vLLM has recorded before it loaded them, and those of
+    the modules in `too` that have post-processing.
+    """
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
+
+    names: list[str] = []
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase) and not isinstance(method, BaseKVCacheMethod):
+            recorded = {key: _form(p) for key, p in get_layerwise_info(module).restore_metadata[0].items()}
+            now = {key: _form(p) for key, p in module._parameters.items() if p is not None and key not in SKIP_TENSORS}
+            if (recorded != now and recorded) or name in too:
+                names.append(name)
+    if not names:
+        return RepackedModules(model, model, {})
+    try:
+        twin = _twin(vllm_config)
+        steps = post_processing(twin, vllm_config.model_config)
+        finish = {step.name: _in_context(vllm_config, step.run) for step in steps}
+        return RepackedModules(model, twin, {name: finish[name] for name in names})
+    except Exception as error:  # vLLM's code may raise anything; it has no adapters in the model that it makes anew.
+        raise UnsupportedError(
+            f"{len(names)} layers do not keep their parameters as they were loaded ({', '.join(names[:4])}, ...), and vLLM "
+            f"does not make the model once more, for copies that do: {type(error).__name__}: {error}; use a dense "
+            "weight-transfer backend (nccl) for this model"
+        ) from error
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _twin(vllm_config: VllmConfig) -> torch.nn.Module:
+    """Returns the model anew, on the meta device; vLLM's tables of layers go on to name those of the live one."""
+    from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    compilation = vllm_config.compilation_config
+    layers, experts = dict(compilation.static_forward_context), list(compilation.static_all_moe_layers)
+    embeddings = dict(_ROPE_DICT)
+    compilation.static_forward_context.clear()
+    try:
+        with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
+            twin: torch.nn.Module = initialize_model(vllm_config)
+            return twin
+    finally:
+        compilation.static_forward_context.clear()
+        compilation.static_forward_context.update(layers)
+        compilation.static_all_moe_layers[:] = experts
+        _ROPE_DICT.clear()
+        _ROPE_DICT.update(embeddings)
 
 
 def _in_context(vllm_config: VllmConfig, run: Callable[P, object]) -> Callable[P, object]:

@@ -23,10 +23,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets everything happen, and notes for the storages that there were before which are read and written.
 
     `known` names them by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel launched by
-    itself), or runs in another thread (but see `pools_run_here`), is not seen.
+    itself), or runs in another thread (but see `pools_run_here`), is not seen. With `may_read_tables`, tensors of int64,
+    which are indices, and of at most 512 bytes, which are tables of a format's values, are no unknown reads.
     """
 
-    def __init__(self, known: Mapping[int, str]) -> None:
+    def __init__(self, known: Mapping[int, str], *, may_read_tables: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[int] = set()
         self.written: set[int] = set()
@@ -35,6 +36,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reasons: list[str] = []
         """Reasons why the result may differ from that of another run."""
         self._known = known
+        self._may_read_tables = may_read_tables
         self._made: set[int] = set()
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []  # Bytes of a storage, and a copy from before.
 
@@ -57,7 +59,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view:
             for tensor in tensors:
                 if id(tensor) not in unread and tensor.numel():
-                    self._note_read(storage_key(tensor))
+                    self._note_read(tensor)
         for tensor in written:
             self._note_written(tensor)
         result = func(*args, **kwargs)
@@ -74,11 +76,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for memory, before in self._before:
             memory.copy_(before)
 
-    def _note_read(self, key: int) -> None:
+    def _note_read(self, tensor: torch.Tensor) -> None:
+        key = storage_key(tensor)
         if key in self._known:
             self.read |= {key} - self.written  # What it has written itself is no input.
         elif key not in self._made:
-            self.has_read_unknown = True
+            is_table = tensor.dtype == torch.int64 or tensor.untyped_storage().nbytes() <= 512
+            self.has_read_unknown |= not (self._may_read_tables and is_table)
 
     def _note_written(self, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)

@@ -21,7 +21,7 @@ when a `Receiver` joins.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ def trace_loader(
     strict: bool = True,
     may_miss: Sequence[str] = (),
     modes: Modes | None = None,
+    several: Collection[str] = (),
 ) -> TracedLoader:
     """Traces `load_weights` into the parameters and buffers of `model`.
 
@@ -77,8 +78,9 @@ def trace_loader(
     the loader computes with, or scatters too much, or fails on because they have no memory, are not refused: they get
     memory of their own, which is of no value until it is filled (`TracedLoader.filling`); on the device of the model
     for shadows, in host memory for others. The first pattern (fnmatch) in `modes` that fits a name forces its mode (one
-    of `MODES`): the others are taken although there is a map, "in_place" refused if there is none. Not for use while
-    another thread loads or runs the model.
+    of `MODES`): the others are taken although there is a map, "in_place" refused if there is none. `several` names
+    parameters into whose elements the loader may load several tensors, one over the other, that are no ties; with
+    `modes` these tensors get shadows. Not for use while another thread loads or runs the model.
     """
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:
@@ -96,7 +98,7 @@ def trace_loader(
     builder = _MapBuilder(canonical, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
     if modes is not None:
         builder.unseen = _only_want_memory(model, sources, load_weights, failed)
-    builder.refuse_clashes()
+    builder.refuse_clashes(set(several) if modes is not None else set())
     builder.refuse_replaced(replaced)
     builder.collect()
     traced = builder.finish(may_miss, modes)
@@ -215,10 +217,13 @@ class _MapBuilder:
     def memory(self, live_name: str) -> TracedMemory:
         return self.trace.memories[storage_key(self.live[live_name])]
 
-    def refuse_clashes(self) -> None:
+    def refuse_clashes(self, several: Collection[str]) -> None:
         for where, clash in self.trace.clashes:
             old = str(clash.old)
-            if isinstance(clash.new, str) and clash.same and self.frames[old].shape == self.frames[clash.new].shape:
+            if isinstance(clash.new, str) and where in several:
+                for name, other in ((old, clash.new), (clash.new, old)):
+                    self.computed.setdefault(name, f"{where} is loaded from it and from {other!r} in one place")
+            elif isinstance(clash.new, str) and clash.same and self.frames[old].shape == self.frames[clash.new].shape:
                 self.ties.setdefault(clash.new, old)
             elif isinstance(clash.new, str):
                 for name, other in ((old, clash.new), (clash.new, old)):
@@ -322,7 +327,8 @@ class _MapBuilder:
         return tuple(name for name in self.storages() if self.memory(name).names() & shadowed.keys())
 
     def _shadow(self, name: str, mode: str) -> TracedTensor:
-        device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))
+        devices = {tensor.device for tensor in self.live.values()}
+        device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
         elements, dtype = self.frames[name].elements, TORCH_DTYPES[self.dtypes[name]]
         if mode == "shadow":
             memory = torch.zeros(elements, dtype=dtype, device=device)

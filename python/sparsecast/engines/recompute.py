@@ -47,6 +47,10 @@ class Step:
     """Shadows that it reads."""
     loads: tuple[str, ...] = ()
     """Names of the tensors that it gives the loader, if it is one of several of the loader."""
+    repacks: bool = False
+    """Whether it is post-processing that makes tensors of `module` of `inputs` alone (`repacked`)."""
+    places: tuple[Slot, ...] = ()
+    """More places that it may write than those of `module`."""
     derived: list[Slot] = field(default_factory=list)
     """Places whose tensors it computes; `Recomputation.prove` finds them."""
 
@@ -128,11 +132,19 @@ class Recomputation:
         self.seconds = 0.0
         """Duration of the last `run`."""
         self._model = model
+        live = {storage_key(slot.data) for slot in slots(model)}
+        inputs = [tensor for step in self.steps if step.repacks for tensor in step.inputs]
+        self._copies = {id(tensor): tensor for tensor in inputs if storage_key(tensor) not in live}
         self._patched = {storage_key(tensor.memory) for tensor in traced.tensors}
 
     @property
     def shadow_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.shadows.values())
+        return sum(tensor.nbytes for tensor in (*self.shadows.values(), *self._copies.values()))
+
+    @property
+    def repacked(self) -> list[str]:
+        """Names of the modules whose parameters are made of copies as loaded."""
+        return [step.name for step in self.steps if step.repacks]
 
     @property
     def derived(self) -> list[str]:
@@ -146,22 +158,26 @@ class Recomputation:
         return self._masked.loaded_whole if self._masked is not None else []
 
     def prove(self, *, as_loaded: bool) -> None:
-        """Runs every step and puts everything back as it was. Raises UnsupportedError, with the reason, for a step that
-        cannot be run again, and for a tensor in `needed` that none computes.
+        """Runs every step and puts all of the model back as it was. Raises UnsupportedError, with the reason, for a step
+        that cannot be run again, and for a tensor in `needed` that none computes.
 
         With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
         bits; without it (weights that are still to come) each step has to make the same bits twice.
         """
         self._choose_and_mask(as_loaded)
-        known = {storage_key(slot.data): slot.name for slot in slots(self._model)}
+        more = [slot for step in self.steps for slot in step.places]
+        known = {storage_key(slot.data): slot.name for slot in (*more, *slots(self._model))}
+        beside = {storage_key(copy) for copy in self._copies.values()}  # Of no value before the loader has made them.
         for step in self.steps:
             first = self._observe(step, known)
-            second = {} if as_loaded else {slot.place: made for slot, made in self._observe(step, known)}
             for slot, made in first:
-                other = slot.data if as_loaded else second.get(slot.place)
-                if other is None or not torch.equal(bits_of(made), bits_of(other)):
-                    how = "what the engine's load has left" if as_loaded else "what it made a moment before"
-                    raise UnsupportedError(f"{_named(step)} does not make {slot.name} again: it differs from {how}")
+                if storage_key(slot.data) in beside:
+                    slot.data.copy_(made)
+            if as_loaded:
+                _compare(step, first, {slot.place: slot.data for slot, _ in first}, "what the engine's load has left")
+            if step.repacks or not as_loaded:
+                second = {slot.place: made for slot, made in self._observe(step, known)}
+                _compare(step, first, second, "what it made a moment before")
             step.derived = [slot for slot, _ in first]
         left = sorted(self.needed - set(self.derived))
         if left:
@@ -224,10 +240,10 @@ class Recomputation:
         """Runs a step and undoes it. Returns what it made, and where. Raises UnsupportedError with the reason against
         it. `known` names the storages of the model.
         """
-        own = list(slots(step.module, step.name))
+        own = [*slots(step.module, step.name), *step.places]
         writable = {storage_key(slot.data) for slot in own}
         inputs = {storage_key(tensor) for tensor in step.inputs}
-        watch = Watch({**known, **dict.fromkeys(inputs, "a shadow")})
+        watch = Watch({**known, **dict.fromkeys(inputs, "a shadow")}, may_read_tables=step.repacks)
         failure: Exception | None = None
         try:
             with pools_run_here(), watch:
@@ -235,7 +251,7 @@ class Recomputation:
         except Exception as error:  # The engine's code may raise anything.
             failure = error
         made: list[tuple[Slot, torch.Tensor]] = []
-        reasons = [] if failure is None else [f"it fails when it is run again: {type(failure).__name__}: {failure}"]
+        reasons = [] if failure is None else [_failed(failure)]
         for slot in own:
             moved = not slot.is_as_found()
             if moved or storage_key(slot.data) in watch.written:
@@ -246,7 +262,11 @@ class Recomputation:
             slot.put_back()
         watch.undo()
         reasons += watch.reasons
-        outside = sorted(known[key] for key in watch.read - (inputs or writable))
+        readable = inputs or writable
+        if step.repacks:  # Buffers, such as the map of experts, and parameters of other modules are as they were.
+            buffers = {storage_key(slot.data) for slot in own if slot.table is step.module._buffers}
+            readable = inputs | buffers | (writable & self._patched)
+        outside = sorted(known[key] for key in watch.read - readable)
         if outside:
             reasons.append(f"it reads {outside[0]}, which is not its own")
         elsewhere = sorted(known.get(key, "a tensor that no module shows") for key in watch.written - writable)
@@ -254,7 +274,7 @@ class Recomputation:
             reasons.append(f"it writes {elsewhere[0]}, which is not its own")
         touched = watch.written | {storage_key(slot.data) for slot, _ in made}
         weights = sorted(known[key] for key in touched & self._patched if key in known)
-        if weights and not step.inputs:  # Even if it leaves the same bits now: a clamp, say.
+        if weights and (step.repacks or not step.inputs):  # Even if it leaves the same bits now: a clamp, say.
             reasons.append(f"it writes {weights[0]}, a weight that updates patch")
         if watch.has_read_unknown:
             reasons.append("it reads a tensor that no module shows")
@@ -274,6 +294,7 @@ def report(recomputations: Sequence[Recomputation]) -> dict[str, object]:
     return {
         "modes": {mode: _reasons(recomputations, mode) for mode in MODES if mode != "in_place"},
         "derived": [name for each in recomputations for name in each.derived],
+        "repacked": [name for each in recomputations for name in each.repacked],
         "shadows": sorted(name for each in recomputations for name in each.shadows),
         "shadow_bytes": sum(each.shadow_bytes for each in recomputations),
         "recompute_seconds": sum(each.seconds for each in recomputations),
@@ -287,8 +308,23 @@ def _reasons(recomputations: Sequence[Recomputation], mode: str) -> dict[str, st
     }
 
 
+def _compare(
+    step: Step, made: Sequence[tuple[Slot, torch.Tensor]], others: Mapping[tuple[int, str], torch.Tensor], what: str
+) -> None:
+    for slot, tensor in made:
+        other = others.get(slot.place)
+        if other is None or not torch.equal(bits_of(tensor), bits_of(other)):
+            raise UnsupportedError(f"{_named(step)} does not make {slot.name} again: it differs from {what}")
+
+
+def _failed(failure: Exception) -> str:
+    if isinstance(failure, UnsupportedError):
+        return failure.message
+    return f"it fails when it is run again: {type(failure).__name__}: {failure}"
+
+
 def _named(step: Step) -> str:
-    if step.inputs:
+    if step.inputs and not step.repacks:
         listed = ", ".join(map(repr, step.loads[:4])) + (", ..." if len(step.loads) > 4 else "")
         return f"the engine's loader, given {listed}," if listed else "the engine's loader"
     return f"the engine's post-processing of {step.name or 'the model'}"

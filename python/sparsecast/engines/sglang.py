@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from sparsecast.engines._agreement import raise_if_any_failed
 from sparsecast.engines._sglang_messages import GroupInfo
-from sparsecast.engines._sglang_weights import trace_weights, verify_checkpoint
+from sparsecast.engines._sglang_weights import trace_and_verify, trace_weights
 from sparsecast.engines.loader_trace import TracedLoader
 from sparsecast.engines.receiver import Receipt, Receiver, State
 from sparsecast.engines.recompute import Recomputation, report
@@ -55,6 +55,7 @@ class SglangEnd:
         self._traced: TracedLoader | None = None
         self._recomputation: Recomputation | None = None
         self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
+        self._rearranged: set[str] = set()  # Modules of which the files have shown that a kernel keeps another order.
 
     def join(self, host: str, port: int, rank_offset: int, world_size: int, info: GroupInfo) -> int:
         """Meets the trainer, verifies that this engine holds its version, and returns it. A later call joins a new
@@ -84,7 +85,7 @@ class SglangEnd:
         self._synchronize()  # Joining may write an anchor; what SGLang has enqueued still reads the weights.
         receiver.join(world, info.timeout)
         if self._traced is not None:
-            self._shadows = self._traced.shadows()
+            self._shadows = self._traced.kept()
         return receiver.version
 
     def receive(self, timeout: float, base_version: int | None = None) -> None:
@@ -206,11 +207,12 @@ class SglangEnd:
         traced: TracedLoader | None = None
         recomputation: Recomputation | None = None
         try:
-            traced, recomputation = trace_weights(model, config, info)
             if verify:
-                verify_checkpoint(traced, model, config)
-            elif not info.needs_anchor:
-                traced.fill_shadows(self._shadows)
+                traced, recomputation, self._rearranged = trace_and_verify(model, config, info)
+            else:
+                traced, recomputation = trace_weights(model, config, info, self._rearranged)
+                if not info.needs_anchor:
+                    traced.fill_shadows(self._shadows)
             recomputation.prove(as_loaded=not info.needs_anchor)
             traced.require_complete(recomputation.derived)
         except Exception as error:  # Said to the other ranks, and raised there and here.
@@ -220,7 +222,7 @@ class SglangEnd:
         assert recomputation is not None
         assert traced is not None
         if not info.needs_anchor:
-            self._shadows = traced.shadows()
+            self._shadows = traced.kept()
         layout = gather_layout(traced.layout(node=os.uname().nodename, exclude=traced.unused), self._group)
         memories = traced.memories()
         version = info.version if self._left_version is None else self._left_version

@@ -161,6 +161,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._timeout = 300.0
         self._in_update = False
         self._map_verified = False  # Once; later the weights differ from those in the files.
+        self._rearranged: set[str] = set()  # Modules of which that has shown that a kernel keeps another order.
         self._shadows: dict[str, torch.Tensor] = {}  # Those that have been filled.
 
     @with_code
@@ -194,7 +195,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         worker = self._replica(group.world_size) * group.world_size + group.rank_in_group
         self.receiver.join(init_info.world(worker), init_info.timeout)
         if self.traced is not None:
-            self._shadows = self.traced.shadows()
+            self._shadows = self.traced.kept()
 
     @with_code
     def start_weight_update(self) -> None:
@@ -289,16 +290,17 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def _make_receiver(self, init_info: SparsecastInitInfo, cpu_group: Any, rank: int, size: int) -> Receiver:
         from sparsecast.torch.layouts import gather_layout
 
+        verify = init_info.proof == "checkpoint" and not self._map_verified
         failure: BaseException | None = None
         traced: TracedLoader | None = None
         recomputations: list[Recomputation] = []
         try:
             with set_current_vllm_config(self.vllm_config):
                 traced, recomputations, draft = self._trace(init_info)
+                if verify:
+                    traced, recomputations = self._verify_checkpoint(init_info, traced, recomputations, draft)
             refuse_new_ties(traced, init_info.ties)
-            if init_info.proof == "checkpoint" and not self._map_verified:
-                self._verify_checkpoint(traced, draft)
-            elif not init_info.needs_anchor:
+            if not (verify or init_info.needs_anchor):
                 traced.fill_shadows(self._shadows)
             for recomputation in recomputations:
                 recomputation.prove(as_loaded=not init_info.needs_anchor)
@@ -309,7 +311,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         self._map_verified = True
         assert traced is not None
         if not init_info.needs_anchor:
-            self._shadows = traced.shadows()
+            self._shadows = traced.kept()
         layout = gather_layout(traced.layout(node=os.uname().nodename), cpu_group)
         replica = self._replica(size)
         receiver = Receiver(
@@ -328,7 +330,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
     def _trace(self, init_info: SparsecastInitInfo) -> tuple[TracedLoader, list[Recomputation], Draft | None]:
         table = init_info.table()
         target = without_draft(table, init_info.draft_prefix)
-        traced, recomputation = trace(self.model, target, self.vllm_config, init_info.may_miss, init_info.modes)
+        traced, recomputation = trace(
+            self.model, target, self.vllm_config, init_info.may_miss, init_info.modes, self._rearranged
+        )
         draft = None
         if init_info.draft == "follow":
             draft = choose_draft(
@@ -343,18 +347,38 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         whole, of_draft = with_draft(traced, draft, self.model, table, self.vllm_config, init_info.may_miss)
         return whole, [recomputation, *([of_draft] if of_draft is not None else [])], draft
 
-    def _verify_checkpoint(self, traced: TracedLoader, draft: Draft | None) -> None:
+    def _verify_checkpoint(
+        self,
+        init_info: SparsecastInitInfo,
+        traced: TracedLoader,
+        recomputations: list[Recomputation],
+        draft: Draft | None,
+    ) -> tuple[TracedLoader, list[Recomputation]]:
+        """Compares memory with the files that vLLM was started from. Returns the map that is right, with its
+        recomputations: another one if kernels keep what they loaded in another order. Raises UnsupportedError naming
+        tensors if none is.
+        """
+        wrong = self._differences(traced, draft)
+        if not wrong:
+            return traced, recomputations
+        self._rearranged = traced.modules_of(wrong)
+        again, recomputations, draft = self._trace(init_info)
+        if self._differences(again, draft):
+            self._rearranged = set()
+            listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
+            raise UnsupportedError(
+                f"{len(wrong)} tensors in the worker's memory are not what its checkpoint has, starting with {listed}: "
+                "a kernel keeps them in another layout than the loader writes, and vLLM's post-processing does not make "
+                "it, so they cannot be patched; use a dense weight-transfer backend (nccl) for this model"
+            )
+        return again, recomputations
+
+    def _differences(self, traced: TracedLoader, draft: Draft | None) -> dict[str, int]:
         files = checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model)
         wrong = traced.differences(traced.filling(files))
         if draft is not None and draft.prefix:
             wrong |= traced.differences(draft.checkpoint(self.vllm_config))
-        if wrong:
-            listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
-            raise UnsupportedError(
-                f"{len(wrong)} tensors in the worker's memory are not what its checkpoint has, starting with {listed}: "
-                "a kernel keeps them in another layout than the loader writes, so they cannot be patched in place; "
-                "use a dense weight-transfer backend (nccl) for this model"
-            )
+        return wrong
 
 
 class WorkerExtension:

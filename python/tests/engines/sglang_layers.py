@@ -119,14 +119,14 @@ def experts_that_move() -> dict[str, str]:
     """What a join says of a server with each of the options by which experts move or are copied."""
     from sglang.srt.runtime_context import get_exec
 
-    from sparsecast.engines._sglang_weights import refuse_if_not_as_loaded
+    from sparsecast.engines._sglang_weights import refuse_server_wide
     from sparsecast.errors import UnsupportedError
 
     found: dict[str, str] = {}
     for option, value in {"enable_eplb": True, "elastic_ep_backend": "mooncake", "ep_num_redundant_experts": 2}.items():
         with get_exec().moe.override(**{option: value}):
             try:
-                refuse_if_not_as_loaded(torch.nn.Module())
+                refuse_server_wide(torch.nn.Module())
                 found[option] = "taken"
             except UnsupportedError as error:
                 found[option] = str(error)

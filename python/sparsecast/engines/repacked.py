@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules whose parameters an engine has changed in form after loading: transposed, repacked or quantised once more.
+
+The loader cannot be traced into such parameters. Where the bytes have stayed and only their form is another (a transposed
+view, another name), live memory is patched in the form that it had when it was loaded. Else the parameter is kept a
+second time so, in host memory, with this rank's part of it; updates patch that copy through the map of the loader, and
+the engine's own post-processing makes of the copies, after each update, what the live parameters have to be:
+
+    canonical tensor -> loader's map -> copy as loaded -> post-processing -> live parameter, at its address
+
+Post-processing runs over a twin of the module: the same model made once more on the meta device, of which it takes the
+module and gives it clones of the copies. So nothing of the live module changes but the bytes of its tensors, and each
+run begins with a module to which nothing has happened yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import torch
+
+from sparsecast.buffers import bits_of
+from sparsecast.engines._address_map import TracedLoader
+from sparsecast.engines._derived import Slot, slots
+from sparsecast.engines._memory import host_memory
+from sparsecast.engines._reached import Reached
+from sparsecast.engines._trace_mode import pools_run_here, storage_elements, storage_key
+from sparsecast.engines._watch import Watch
+from sparsecast.engines.loader_trace import LoadWeights
+from sparsecast.engines.recompute import Step
+from sparsecast.errors import UnsupportedError
+
+_PERIOD = 65521
+
+
+class RepackedModules:
+    """The repacked modules of a live model, with the copies of their parameters; for the engine's thread.
+
+    `twin` is the same model on the meta device, as it is before loading. `finish` has, by the names of the modules, the
+    engine's post-processing of the twin's ones.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, twin: torch.nn.Module, finish: Mapping[str, Callable[[], object]]
+    ) -> None:
+        device = next((p.device for p in model.parameters() if p.is_cuda), torch.device("cpu"))
+        owners = Counter(id(p) for module in twin.modules() for p in module._parameters.values() if p is not None)
+        shared = {key for key, count in owners.items() if count > 1}
+        self._modules = [
+            _Repacked(name, model.get_submodule(name), twin.get_submodule(name), run, device, shared)
+            for name, run in finish.items()
+        ]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters that they had when they were loaded."""
+        return [f"{module.name}.{name}" for module in self._modules for name in module.copies]
+
+    def has(self, name: str) -> bool:
+        """Returns whether a tensor of the model is in one of the modules."""
+        return any(name.startswith(f"{module.name}.") for module in self._modules)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Lets the model have the copies in the place of its live parameters meanwhile, as the loader needs them."""
+        live = [(module.live._parameters, dict(module.live._parameters)) for module in self._modules]
+        for module in self._modules:
+            table: dict[str, Any] = module.live._parameters
+            shown = {key: parameter for key, parameter in table.items() if key in module.shared}
+            table.clear()
+            table.update({**shown, **module.copies})
+        try:
+            yield
+        finally:
+            for table, before in live:
+                table.clear()
+                table.update(before)
+
+    def around(self, load_weights: LoadWeights) -> LoadWeights:
+        """Returns the loader with the copies shown to it."""
+
+        def load(weights: Any) -> Any:
+            with self.shown():
+                return load_weights(weights)
+
+        return load if self._modules else load_weights
+
+    def completed(self, traced: TracedLoader) -> TracedLoader:
+        """Returns a map that was traced while the copies were shown, with them named. Raises UnsupportedError for a
+        parameter that no canonical tensor fills whole, if post-processing makes something of the rest.
+        """
+        own = {f"{module.name}.{name}" for module in self._modules for name in module.copies if module.is_copy(name)}
+        for module in self._modules:
+            module.refuse_unfilled(traced)
+        return replace(
+            traced,
+            repacked=tuple(tensor.name for tensor in traced.tensors if tensor.name in own),
+            missing={name: what for name, what in traced.missing.items() if name not in own},
+            untouched=tuple(name for name in traced.untouched if name not in own),
+        )
+
+    def steps(self, loader_steps: Sequence[Step]) -> list[Step]:
+        """Returns the steps of the loader, which may write the copies, too, and those that make the live parameters of
+        the copies.
+        """
+        copies = tuple(
+            Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
+            for module in self._modules
+            for name, copy in module.copies.items()
+        )
+        return [
+            *(replace(step, places=copies) for step in loader_steps),
+            *(
+                Step(m.name, m.live, m.run, tuple(m.copies.values()), (), True, m.places())
+                for m in self._modules
+                if not m.lies_in_place
+            ),
+        ]
+
+
+class _Repacked:
+    """One of the modules."""
+
+    def __init__(
+        self,
+        name: str,
+        live: torch.nn.Module,
+        twin: torch.nn.Module,
+        finish: Callable[[], object],
+        device: torch.device,
+        shared: Collection[int],
+    ) -> None:
+        self.name, self.live = name, live
+        self._twin, self._finish, self._device = twin, finish, device
+        own = {key: p for key, p in twin._parameters.items() if p is not None and id(p) not in shared}
+        self.shared = {key for key, parameter in twin._parameters.items() if id(parameter) in shared}
+        """Names of parameters that are those of another module, too, and stay as they are loaded there."""
+        self._fresh = Reached(twin)
+        common = {storage_key(tensor) for tensor in self._fresh.tensors.values() if not tensor.is_meta}
+        reached = Reached(live).tensors
+        self._live = {path: tensor for path, tensor in reached.items() if storage_key(tensor) not in common}
+        """What the live module reaches and the twin does not: not what all modules have in common."""
+        self._in_place: dict[int, str] = {}
+        """Live storages that have the bytes of a parameter as it was loaded, and its name."""
+        self.lies_in_place = False
+        """Whether that are all that the module has."""
+        live_memory = self._find_what_lies_in_place(own)
+        self.copies = {key: _as_loaded(p, live_memory.get(key), live, twin, device) for key, p in own.items()}
+        """The parameters in the form that they had when they were loaded."""
+
+    def is_copy(self, name: str) -> bool:
+        """Returns whether a parameter is a copy, and not live memory in the form that it had when it was loaded."""
+        return name not in self._in_place.values()
+
+    def _find_what_lies_in_place(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the live memory of parameters whose bytes post-processing leaves where they are, whatever it makes of
+        their form (a transposed view, another name). It is given random values to tell.
+        """
+        try:
+            with _probing():
+                made, given = self._made({key: self._random(parameter) for key, parameter in parameters.items()})
+        except Exception:  # It may not like the values; the proof tells whether it likes those of the weights.
+            return {}
+        found: dict[str, torch.Tensor] = {}
+        for key, tensor in given.items():
+            left_alone = torch.equal(_bytes(tensor), _bytes(self._random(parameters[key])))
+            for path, new in made.items():
+                now = self._live.get(path)
+                if left_alone and now is not None and storage_key(new) == storage_key(tensor) and _is_same(new, now):
+                    self._in_place[storage_key(now)] = key
+                    memory = torch.empty(0, dtype=tensor.dtype, device=now.device)
+                    found[key] = memory.set_(now.untyped_storage(), 0, tensor.shape, tensor.stride())
+        self.lies_in_place = all(
+            storage_key(tensor) in self._in_place or self._is_as_constructed(path, made) or not tensor.numel()
+            for path, tensor in self._live.items()
+        )
+        return found
+
+    def _is_as_constructed(self, path: str, made: Mapping[str, torch.Tensor]) -> bool:
+        is_constant = path in made and made[path].is_meta and path not in self.live._parameters
+        return is_constant or path in self.shared
+
+    def run(self) -> None:
+        """Makes every live tensor of the module anew, at its address. Raises UnsupportedError if one is not made as it
+        is; nothing is written then.
+        """
+        made, _ = self._made(self.copies)
+        writes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        found = set(self._in_place)
+        for path, tensor in self._live.items():
+            new = made.get(path)
+            if new is None or new.is_meta or path in self.shared or storage_key(tensor) in self._in_place:
+                continue
+            if (new.dtype, new.shape) != (tensor.dtype, tensor.shape):
+                raise UnsupportedError(
+                    f"it makes {tuple(new.shape)} of {new.dtype} where {self.name}.{path} is {tuple(tensor.shape)} of "
+                    f"{tensor.dtype}"
+                )
+            found.add(storage_key(tensor))
+            writes.append((tensor, new))
+        for path, tensor in self._live.items():
+            if storage_key(tensor) not in found and tensor.numel() and not self._is_as_constructed(path, made):
+                raise UnsupportedError(f"it does not make {self.name}.{path}")
+        for tensor, new in writes:
+            tensor.copy_(new)
+
+    def places(self) -> tuple[Slot, ...]:
+        """Returns the places of live tensors that are not the module's own, but those of objects that it has."""
+        own = {storage_key(slot.data) for slot in slots(self.live)}
+        return tuple(
+            Slot(f"{self.name}.{path}", {path: tensor}, path, tensor, tensor, False)
+            for path, tensor in self._live.items()
+            if storage_key(tensor) not in own
+        )
+
+    def refuse_unfilled(self, traced: TracedLoader) -> None:
+        """Raises UnsupportedError if the results depend on elements of the parameters that no shard fills."""
+        unfilled = [name for name in self.copies if self.is_copy(name) and f"{self.name}.{name}" in traced.missing]
+        if not unfilled:
+            return
+        zeros = {name: _like_zeros(copy) for name, copy in self.copies.items()}
+        other = {name: _like_zeros(copy) for name, copy in self.copies.items()}
+        for name in unfilled:
+            bits = bits_of(other[name])
+            bits.fill_(-1 if bits.element_size() > 1 else 255)
+            for shard in traced.shards:
+                if traced.tensors[shard.local].name == f"{self.name}.{name}":
+                    bits.as_strided(shard.extent, shard.strides, shard.first).zero_()
+        with _probing():
+            (first, _), (second, _) = self._made(zeros), self._made(other)
+        for path, tensor in first.items():
+            if not tensor.is_meta and not torch.equal(bits_of(tensor), bits_of(second[path])):
+                raise UnsupportedError(
+                    f"no canonical tensor fills all of {self.name}.{unfilled[0]}, and the engine's post-processing makes "
+                    f"{self.name}.{path} of it"
+                )
+
+    def _random(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns values in the form of a parameter, the same each time; finite ones of a floating-point dtype. They
+        repeat themselves, after a prime number of elements that fits no tile.
+        """
+        size, dtype = storage_elements(parameter), parameter.dtype
+        random = torch.Generator().manual_seed(size)
+        if dtype.is_floating_point:
+            values = torch.randn(_PERIOD, generator=random).to(dtype)
+        else:
+            values = torch.randint(0, 256, (_PERIOD * dtype.itemsize,), dtype=torch.uint8, generator=random).view(dtype)
+        repeated = bits_of(values).to(self._device).repeat(-(-size // _PERIOD))[:size].clone()
+        return repeated.view(dtype).as_strided(parameter.shape, parameter.stride())
+
+    def _made(self, copies: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Returns the tensors of the twin, by their paths, after post-processing that was given clones of `copies`, and
+        these clones.
+        """
+        given: dict[str, torch.Tensor] = {}
+        parameters: dict[str, Any] = self._twin._parameters
+        try:
+            for key, copy in copies.items():
+                clone = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=self._device)
+                given[key] = clone.copy_(copy.detach())
+                parameters[key] = _like(clone.detach(), parameters[key])
+            for key in self.shared:
+                live: Any = self.live._parameters[key]
+                parameters[key] = _like(live.detach().clone(), live)
+            for key, buffer in self._twin._buffers.items():
+                now = self.live._buffers.get(key)
+                if buffer is not None and buffer.is_meta and now is not None and now.shape == buffer.shape:
+                    self._twin._buffers[key] = now.clone()
+            self._finish()
+            return Reached(self._twin).tensors, given
+        finally:
+            self._fresh.put_back()
+
+
+def _as_loaded(
+    parameter: torch.Tensor,
+    live_memory: torch.Tensor | None,
+    live: torch.nn.Module,
+    twin: torch.nn.Module,
+    device: torch.device,
+) -> torch.Tensor:
+    """Returns live memory, or zeros in host memory, as a parameter of the twin is, with the loader of the live module."""
+    if live_memory is None:
+        memory = host_memory(storage_elements(parameter), parameter.dtype, device)
+        live_memory = memory.as_strided(parameter.shape, parameter.stride())
+    copy = _like(live_memory, parameter)
+    for key, value in vars(copy).items():
+        if isinstance(value, MethodType) and value.__self__ is twin:
+            vars(copy)[key] = MethodType(value.__func__, live)
+    return copy
+
+
+@contextlib.contextmanager
+def _probing() -> Iterator[None]:
+    """Undoes what is written meanwhile into tensors that there were before, and keeps silent what the engine says of
+    values that are none of the model's.
+    """
+    watch, disabled = Watch({}), logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with torch.no_grad(), pools_run_here(), watch:
+            yield
+    finally:
+        logging.disable(disabled)
+        watch.undo()
+
+
+def _is_same(made: torch.Tensor, live: torch.Tensor) -> bool:
+    """Returns whether two tensors have the same form in storages of the same size."""
+
+    def form(tensor: torch.Tensor) -> tuple[object, ...]:
+        place = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return tensor.dtype, *place, tensor.untyped_storage().nbytes()
+
+    return form(made) == form(live)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns all bytes of the tensor's storage."""
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    storage = tensor.untyped_storage()
+    return memory.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _like_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(storage_elements(tensor), dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+def _like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor as a parameter of the same class with the same attributes."""
+    tensor.__class__ = parameter.__class__
+    tensor.__dict__ = dict(vars(parameter))
+    return tensor
