@@ -233,8 +233,8 @@ def trace_and_verify(
     model: torch.nn.Module, config: ModelConfig, info: GroupInfo
 ) -> tuple[TracedLoader, Recomputation, set[str]]:
     """Runs `trace_weights`, compares live memory with the files that SGLang was started from, through the address map,
-    and fills what is kept beside the model. Where kernels keep what was loaded in another order, the map is another one,
-    and the names of these modules are returned, too.
+    and fills what is kept beside the model. Where kernels keep what was loaded in another order, the map is another
+    one, and the names of these modules are returned, too.
 
     Raises UnsupportedError naming the tensors that are not those of the files either way.
     """

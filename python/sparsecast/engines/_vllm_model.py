@@ -32,8 +32,8 @@ def trace(
     repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation]:
     """Runs `trace_loader` over a vLLM model, within `set_current_vllm_config`, and finds the steps of vLLM that compute
-    tensors from weights; they are not proven yet. `repacked_too` names modules whose parameters are not what was loaded,
-    although their form tells nothing.
+    tensors from weights; they are not proven yet. `repacked_too` names modules whose parameters are not what was
+    loaded, although their form tells nothing.
 
     Raises UnsupportedError naming tensors that cannot be patched, copies of weights that are packed for a CPU, and
     tensors that are derived from weights by no step of vLLM; UsageError for names that do not fit.
@@ -132,8 +132,8 @@ def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Colle
         return RepackedModules(model, twin, {name: finish[name] for name in names})
     except Exception as error:  # vLLM's code may raise anything; it has no adapters in the model that it makes anew.
         raise UnsupportedError(
-            f"{len(names)} layers do not keep their parameters as they were loaded ({', '.join(names[:4])}, ...), and vLLM "
-            f"does not make the model once more, for copies that do: {type(error).__name__}: {error}; use a dense "
+            f"{len(names)} layers do not keep their parameters as they were loaded ({', '.join(names[:4])}, ...), and "
+            f"vLLM does not make the model once more, for copies that do: {type(error).__name__}: {error}; use a dense "
             "weight-transfer backend (nccl) for this model"
         ) from error
 

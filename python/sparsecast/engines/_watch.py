@@ -23,8 +23,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets everything happen, and notes for the storages that there were before which are read and written.
 
     `known` names them by `storage_key`; they must stay alive. Code that runs no torch operator (a kernel launched by
-    itself), or runs in another thread (but see `pools_run_here`), is not seen. With `may_read_tables`, tensors of int64,
-    which are indices, and of at most 512 bytes, which are tables of a format's values, are no unknown reads.
+    itself), or runs in another thread (but see `pools_run_here`), is not seen. With `may_read_tables`, tensors of
+    int64, which are indices, and of at most 512 bytes, which are tables of a format's values, are no unknown reads.
     """
 
     def __init__(self, known: Mapping[int, str], *, may_read_tables: bool = False) -> None:

@@ -158,8 +158,8 @@ class Recomputation:
         return self._masked.loaded_whole if self._masked is not None else []
 
     def prove(self, *, as_loaded: bool) -> None:
-        """Runs every step and puts all of the model back as it was. Raises UnsupportedError, with the reason, for a step
-        that cannot be run again, and for a tensor in `needed` that none computes.
+        """Runs every step and puts all of the model back as it was. Raises UnsupportedError, with the reason, for a
+        step that cannot be run again, and for a tensor in `needed` that none computes.
 
         With `as_loaded`, the live tensors are what the engine's own load has left, and every step has to make the same
         bits; without it (weights that are still to come) each step has to make the same bits twice.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules whose parameters an engine has changed in form after loading: transposed, repacked or quantised once more.
 
-The loader cannot be traced into such parameters. Where the bytes have stayed and only their form is another (a transposed
-view, another name), live memory is patched in the form that it had when it was loaded. Else the parameter is kept a
-second time so, in host memory, with this rank's part of it; updates patch that copy through the map of the loader, and
-the engine's own post-processing makes of the copies, after each update, what the live parameters have to be:
+The loader cannot be traced into such parameters. Where the bytes have stayed and only their form is another (a
+transposed view, another name), live memory is patched in the form that it had when it was loaded. Else the parameter is
+kept a second time so, in host memory, with this rank's part of it; updates patch that copy through the map of the
+loader, and the engine's own post-processing makes of the copies, after each update, what the live parameters have to
+be:
 
     canonical tensor -> loader's map -> copy as loaded -> post-processing -> live parameter, at its address
 
@@ -237,8 +238,8 @@ class _Repacked:
         for path, tensor in first.items():
             if not tensor.is_meta and not torch.equal(bits_of(tensor), bits_of(second[path])):
                 raise UnsupportedError(
-                    f"no canonical tensor fills all of {self.name}.{unfilled[0]}, and the engine's post-processing makes "
-                    f"{self.name}.{path} of it"
+                    f"no canonical tensor fills all of {self.name}.{unfilled[0]}, and the engine's post-processing "
+                    f"makes {self.name}.{path} of it"
                 )
 
     def _random(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -285,7 +286,7 @@ def _as_loaded(
     twin: torch.nn.Module,
     device: torch.device,
 ) -> torch.Tensor:
-    """Returns live memory, or zeros in host memory, as a parameter of the twin is, with the loader of the live module."""
+    """Returns live memory, or zeros in host memory, as a parameter of the twin, with the loader of the live module."""
     if live_memory is None:
         memory = host_memory(storage_elements(parameter), parameter.dtype, device)
         live_memory = memory.as_strided(parameter.shape, parameter.stride())

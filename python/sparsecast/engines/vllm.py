@@ -368,8 +368,8 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             listed = ", ".join(f"{name!r} ({count} elements)" for name, count in list(wrong.items())[:8])
             raise UnsupportedError(
                 f"{len(wrong)} tensors in the worker's memory are not what its checkpoint has, starting with {listed}: "
-                "a kernel keeps them in another layout than the loader writes, and vLLM's post-processing does not make "
-                "it, so they cannot be patched; use a dense weight-transfer backend (nccl) for this model"
+                "a kernel keeps them in another layout than the loader writes, and vLLM's post-processing does not "
+                "make it, so they cannot be patched; use a dense weight-transfer backend (nccl) for this model"
             )
         return again, recomputations
 

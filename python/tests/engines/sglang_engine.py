@@ -105,12 +105,17 @@ def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.T
     return tensors
 
 
-def start_rank(folder: Path, *, tp_rank: int, tp_size: int, port: int, **server_args: Any) -> None:
-    """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups."""
+def start_rank(
+    folder: Path, *, tp_rank: int, tp_size: int, port: int, capability: tuple[int, int] = (9, 0), **server_args: Any
+) -> None:
+    """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups.
+
+    `capability` is that of the GPU for which SGLang chooses kernels where it does not look at the device before.
+    """
     allow_import_without_gpu()
     if not torch.cuda.is_available():
-        # SGLang asks for it before it looks at the device, for models with sparse attention.
-        torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
+        # SGLang asks for it before it looks at the device, for models with sparse attention and for FP4.
+        torch.cuda.get_device_capability = lambda *_: capability  # type: ignore[assignment]
     from sglang.srt import runtime_context
     from sglang.srt.distributed import parallel_state
     from sglang.srt.server_args import ServerArgs

@@ -308,13 +308,13 @@ class Trainer:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, version: int = 0) -> None:
         import sparsecast
+        from sparsecast.buffers import dtype_name
 
-        names = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
         self.tensors = dict(tensors)
         self.port = free_port()
         self.secret = "a secret of this test"
-        table = [(name, names[t.dtype], tuple(t.shape)) for name, t in self.tensors.items()]
-        locals_ = [sparsecast.LocalTensor(name, names[t.dtype], t.numel()) for name, t in self.tensors.items()]
+        table = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in self.tensors.items()]
+        locals_ = [sparsecast.LocalTensor(name, dtype_name(t.dtype), t.numel()) for name, t in self.tensors.items()]
         shards = [
             sparsecast.Shard(i, sparsecast.Box([0] * t.dim(), list(t.shape)), i, 0, list(t.stride()))
             for i, t in enumerate(self.tensors.values())

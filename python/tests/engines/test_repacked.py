@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters that post-processing changes in form: which can be made of copies as loaded, and what an update leaves.
 
-The repacks here are made up, to try the mechanism; test_vllm_low_bit.py and test_sglang_low_bit.py have those of engines.
+The repacks here are made up, to try the mechanism; those of engines are in test_vllm_low_bit.py and
+test_sglang_low_bit.py.
 """
 
 from __future__ import annotations

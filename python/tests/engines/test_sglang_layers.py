@@ -11,7 +11,8 @@ import pytest
 if importlib.util.find_spec("sglang") is None:  # Only the ranks' processes import it.
     pytest.skip("needs sglang", allow_module_level=True)
 import sglang_engine
-from sglang_ranks import Engine
+from sglang_ranks import Engine, Trainer
+from test_sglang_updates import join
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +41,11 @@ def test_forms_that_post_processing_changes_are_refused_with_the_reason(engine: 
         for option in ("enable_eplb", "elastic_ep_backend", "ep_num_redundant_experts"):
             assert "--" + option.replace("_", "-") in reasons[option]
         assert reasons["awq"] == "AWQLinearMethod repacks or quantises what was loaded"
+
+
+def test_weights_that_are_not_those_of_the_files_and_that_no_post_processing_makes_are_refused(engine: Engine) -> None:
+    trainer = Trainer(sglang_engine.canonical_tensors(sglang_engine.QWEN2, seed=7))
+    engine.call("flip_bit", "model.layers.1.mlp.gate_up_proj.weight")
+    success, message = join(engine, trainer)
+    assert not success and "1 tensors in the rank's memory are not what its checkpoint has" in message
+    assert "'model.layers.1.mlp.gate_proj.weight' (1 elements)" in message

@@ -92,13 +92,13 @@ def server() -> Iterator[Workers]:
 
 
 @pytest.fixture
-def make_workers(server: Workers, tmp_path: Path) -> Callable[[str], Workers]:
+def make_workers(server: Workers, tmp_path: Path) -> Callable[..., Workers]:
     """The server with a model that it was started with: the checkpoint of seed 1."""
 
-    def make(kind: str) -> Workers:
+    def make(kind: str, **more: Any) -> Workers:
         save_file(models.checkpoint(kind, seed=1), str(tmp_path / "model.safetensors"))
         server.opened += 1
-        server.call("open", kind=kind, folder=str(tmp_path), store=str(tmp_path / f"store-{server.opened}"))
+        server.call("open", kind=kind, folder=str(tmp_path), store=str(tmp_path / f"store-{server.opened}"), **more)
         return server
 
     return make
@@ -176,6 +176,54 @@ def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
     workers.call("flip_a_bit_of", live=computed)
     failures = workers.failures("audit")
     assert all(f is not None and f.kind == "DirtyError" and f"{computed} is not what" in str(f) for f in failures)
+
+
+@pytest.mark.parametrize(
+    ("kind", "repacked", "in_place"),
+    [
+        ("llama-3.1-405b int4", 8, 7 + 4),  # Norms, embeddings and the head; some shapes.
+        ("llama-3.1-405b fp8-channel", 0, 7 + 14),  # The weights, too: the scales are cast.
+    ],
+)
+def test_parameters_that_kernels_repack_are_made_of_copies_as_loaded_on_every_worker(
+    kind: str, repacked: int, in_place: int, make_workers: Callable[[str], Workers]
+) -> None:
+    workers, trainer = make_workers(kind), Trainer(kind)
+    addresses = workers.call("addresses")
+    engine = trainer.connect(workers)
+    for update in (1, 2):
+        trainer.step()
+        engine.send_weights()
+        assert workers.call("differing", updates=update) == [[], []]
+    for status in workers.call("audit"):
+        assert (len(status["repacked"]), status["in_place"]) == (repacked, in_place)
+    workers.call("shutdown_weight_transfer_engine")
+    engine = trainer.connect(workers)  # The files are of version 0 by now: copies are kept with the weights.
+    trainer.step()
+    engine.send_weights()
+    assert workers.call("differing", updates=3) == [[], []]
+    assert workers.call("addresses") == addresses
+    live = "model.layers.1.mlp.down_proj.weight_scale"
+    workers.call("flip_a_bit_of", live=live)
+    failures = workers.failures("audit")
+    assert all(f is not None and f.kind == "DirtyError" and f"{live} is not what" in str(f) for f in failures)
+
+
+def test_experts_that_a_kernel_keeps_in_another_order_are_made_of_copies_too(
+    make_workers: Callable[..., Workers],
+) -> None:
+    kind = "qwen3-30b-a3b bf16"
+    workers, trainer = make_workers(kind, swapped=True), Trainer(kind)
+    addresses = workers.call("addresses")
+    for update in (1, 2):
+        engine = trainer.connect(workers)  # The second time the files are of no use any more.
+        trainer.step()
+        engine.send_weights()
+        assert workers.call("differing", updates=update) == [[], []]
+        experts = [f"model.layers.{layer}.mlp.experts.routed_experts" for layer in (0, 1)]
+        assert [status["repacked"] for status in workers.call("audit")] == [experts, experts]
+        workers.call("shutdown_weight_transfer_engine")
+    assert workers.call("addresses") == addresses
 
 
 FORCED = {

@@ -22,6 +22,7 @@ os.environ.setdefault("VLLM_DIST_IDENT", f"sparsecast-{os.getpid()}")  # vLLM fo
 
 import computed_models as computed
 import layout_models as layouts
+import low_bit
 import torch
 from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import (
@@ -35,6 +36,8 @@ from vllm.model_executor.layers.quantization import fp8
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
+
+from sparsecast.buffers import dtype_name
 
 # vLLM looks at each class of models in a process of its own, which imports vLLM anew, and keeps what it has found where
 # another version looks, too. There is no GPU here that a look could take hold of.
@@ -109,6 +112,8 @@ COMPUTED = {
 def config_of(kind: str) -> dict[str, Any]:
     if kind in layouts.CELLS:
         return layouts.config_of(kind)
+    if kind in low_bit.CELLS:
+        return low_bit.config_of(kind)
     return COMPUTED[kind][0] if kind in COMPUTED else CONFIGS[kind]
 
 
@@ -121,6 +126,8 @@ def checkpoint_shapes(kind: str) -> dict[str, tuple[int, ...]]:
 
 def canonical(kind: str) -> list[tuple[str, str, tuple[int, ...]]]:
     """The checkpoint as a table for `trace_loader`: with fp8, the quantised weights and their scales."""
+    if kind in low_bit.CELLS:
+        return [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in low_bit.checkpoint(kind, 1).items()]
     table: list[tuple[str, str, tuple[int, ...]]] = []
     for name, shape in checkpoint_shapes(kind).items():
         if "quantization_config" in config_of(kind) and computed.is_quantised(name):
@@ -141,7 +148,9 @@ _BITS = {
 
 
 def checkpoint(kind: str, seed: int) -> dict[str, torch.Tensor]:
-    """Random bits, NaNs and all, in every tensor."""
+    """Random bits, NaNs and all, in every tensor; values of their formats in low-bit ones."""
+    if kind in low_bit.CELLS:
+        return low_bit.checkpoint(kind, seed)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, dtype, shape in canonical(kind):
@@ -173,7 +182,7 @@ def random_updates(tensors: dict[str, torch.Tensor], seed: int, share: float = 0
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bits as integers."""
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def differing(model: torch.nn.Module, other: torch.nn.Module) -> list[str]:
@@ -239,17 +248,19 @@ class _NoKernel:
 def _no_setup(*_: object, **__: object) -> None: ...
 
 
-def load(model: torch.nn.Module, vllm_config: VllmConfig, tensors: dict[str, torch.Tensor]) -> None:
+def load(
+    model: torch.nn.Module, vllm_config: VllmConfig, tensors: dict[str, torch.Tensor], *, with_experts: bool = False
+) -> None:
     """Loads a checkpoint and runs vLLM's post-processing over the model; without kernels for experts, which the Python
-    part of vLLM does not have on a CPU.
+    part of vLLM does not have on a CPU, unless the caller has chosen some.
     """
-    with set_current_vllm_config(vllm_config):
+    patch = unittest.mock.patch.object
+    with set_current_vllm_config(vllm_config), contextlib.ExitStack() as stack:
         model.load_weights(iter(tensors.items()))
-        with (
-            unittest.mock.patch.object(UnquantizedFusedMoEMethod, "_setup_kernel", _no_setup),
-            unittest.mock.patch.object(fp8.Fp8MoEMethod, "_setup_kernel", _no_setup),
-        ):
-            process_weights_after_loading(model, vllm_config.model_config, torch.device("cpu"))
+        if not with_experts:
+            stack.enter_context(patch(UnquantizedFusedMoEMethod, "_setup_kernel", _no_setup))
+            stack.enter_context(patch(fp8.Fp8MoEMethod, "_setup_kernel", _no_setup))
+        process_weights_after_loading(model, vllm_config.model_config, torch.device("cpu"))
 
 
 @contextlib.contextmanager

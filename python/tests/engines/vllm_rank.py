@@ -5,6 +5,7 @@ by pairs of a method and its arguments, answered by pairs of ("value", value) or
 
 from __future__ import annotations
 
+import contextlib
 import os
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +16,7 @@ import vllm_models as models
 
 # isort: split
 import vllm_drafts as drafts
+import vllm_gpu_kernels
 from vllm.config import WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.plugins import load_general_plugins
@@ -50,11 +52,17 @@ class Rank:
         self.rank = rank
         self.size = size
         self.kind = ""
+        self.swapped = False
+        self.kernels = contextlib.ExitStack()
 
-    def open(self, kind: str, folder: str, store: str) -> None:
+    def open(self, kind: str, folder: str, store: str, swapped: bool = False) -> None:
         """A new model in the place of the one before, loaded by vLLM's own loader; its checkpoint is in `folder`,
-        and `store` is a file that does not exist yet, where the ranks find each other."""
+        and `store` is a file that does not exist yet, where the ranks find each other. `swapped` experts are kept in
+        the order of another kernel."""
         self._leave()
+        self.swapped = swapped
+        if swapped:
+            self.kernels.enter_context(vllm_gpu_kernels.swapped_experts())
         self.kind = kind
         self.config = models.config(kind, self.size, Path(folder))
         self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
@@ -88,6 +96,7 @@ class Rank:
         return self.pair.differing(fresh)
 
     def _leave(self) -> None:
+        self.kernels.close()
         if self.kind:
             self.worker.shutdown_weight_transfer_engine()
             models.stop()
@@ -107,8 +116,8 @@ class Rank:
         tensors = models.checkpoint(self.kind, seed)
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
-        if self.kind in models.COMPUTED or self.kind in models.layouts.CELLS:
-            models.load(model, self.config, tensors)
+        if self.kind in {*models.COMPUTED, *models.layouts.CELLS, *models.low_bit.CELLS}:
+            models.load(model, self.config, tensors, with_experts=self.swapped)
             return
         with set_current_vllm_config(self.config):
             model.load_weights(iter(tensors.items()))
