@@ -102,16 +102,16 @@ struct BlockGrid {
 struct QuantizedShard {
   std::byte* elements = nullptr;  ///< extent[0] rows of extent[1] bytes; of extent[1] / 2 for elements of 4 bits.
   void* scales = nullptr;         ///< block_grid(shard).extent scales, row-major: 4, 2 or 1 bytes each.
-  float* global_scale =
-      nullptr;  ///< One number, for kE4M3 scales only: read, or written where GivenAmax::tensor is given.
+  /// One number, for kE4M3 scales only: read, or written where GivenAmax::tensor is given.
+  float* global_scale = nullptr;
 };
 
 /// Amax values that the caller has taken over several ranks. Null pointers: none. Values that are negative or NaN count
 /// as 0, and so do infinities, but for blocks of 4-bit elements, where they mean an element that is not finite.
 struct GivenAmax {
   const float* blocks = nullptr;  ///< block_grid(shard).extent, row-major, in the place of the shard's own.
-  const float* tensor =
-      nullptr;  ///< One number: the matrix's, of which global_scale = 448 * M / amax is computed anew.
+  /// One number: the matrix's, of which global_scale = 448 * M / amax is computed anew.
+  const float* tensor = nullptr;
 };
 
 /// Returns the blocks that a shard touches. Throws Error{kUsage} that names the shard when it does not lie in its
