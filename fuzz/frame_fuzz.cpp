@@ -30,7 +30,8 @@ TensorTable fixed_table() {
                                              {"c", DType::kU8, {17'000}},
                                              {"d", DType::kF64, {}},
                                              {"e", DType::kF8E4M3, {0}},
-                                             {"f", DType::kI64, {50}}});
+                                             {"f", DType::kI64, {50}},
+                                             {"g", DType::kF4X2, {300}}});
 }
 
 /// Returns the sum of the changes of the entries of an uncompressed body: the rules after this check are the

@@ -30,7 +30,10 @@ DTYPES = {
     10: ("I32", 4),
     11: ("I64", 8),
     12: ("BOOL", 1),
+    13: ("I4X2", 1),
+    14: ("F4X2", 1),
 }
+I4X2, F4X2 = 13, 14
 EXPONENT_FIELDS = {1: (7, 8), 2: (10, 5), 3: (23, 8), 4: (52, 11), 5: (3, 4), 6: (2, 5)}  # 4.3: lowest bit, bits
 
 
@@ -296,12 +299,43 @@ def read_block(
     return Block(index, first, span, n, codec, positions, words)
 
 
-def ordered(u: np.ndarray, top: np.integer) -> np.ndarray:
+def ordered(u: np.ndarray, top: np.integer | int) -> np.ndarray:
     return np.where(u & top, ~u, u ^ top)
 
 
-def unordered(v: np.ndarray, top: np.integer) -> np.ndarray:
+def unordered(v: np.ndarray, top: np.integer | int) -> np.ndarray:
     return np.where(v & top, v ^ top, ~v)
+
+
+def pair_steps(c: int) -> tuple[int, int]:
+    """4.2: what the low and the high four bits of a pair go"""
+    d = c - 128
+    if -8 <= d <= 7:
+        return -8, d
+    if -15 <= d <= 15:
+        return d + 8 if d < 0 else d - 8, -8
+    if c == 0:
+        return 0, 0
+    m = c - 1 if c < 128 else 255 - c
+    k = max(k for k in range(1, 9) if 2 * k * (k - 1) <= m)
+    r = m - 2 * k * (k - 1)
+    z, t = (2 * k, 0) if r == 4 * k - 1 else divmod(r, 2)
+    p, q = k, (z + 1) // 2 if z % 2 else -z // 2
+    if c >= 128:
+        p, q = -p, -q
+    return (q, p) if t else (p, q)
+
+
+PAIR_STEPS = np.array([pair_steps(c) for c in range(256)], np.int64)
+
+
+def apply_pairs(old: np.ndarray, words: np.ndarray, fp4: bool) -> np.ndarray:
+    halves = []
+    for half, shift in enumerate((0, 4)):
+        bits = (old >> shift).astype(np.int64) & 15
+        value = (ordered(bits, 8) & 15 if fp4 else bits) + PAIR_STEPS[words, half] & 15
+        halves.append(unordered(value, 8) & 15 if fp4 else value)
+    return (halves[0] | halves[1] << 4).astype("u1")
 
 
 def apply_block(block: Block, tensor: Tensor, elements: np.ndarray, value_codec: int) -> None:
@@ -314,6 +348,8 @@ def apply_block(block: Block, tensor: Tensor, elements: np.ndarray, value_codec:
         elements[where] = word
     elif value_codec == XOR:
         elements[where] = old ^ word
+    elif tensor.dtype in (I4X2, F4X2):
+        elements[where] = apply_pairs(old, word, tensor.dtype == F4X2)
     elif tensor.floating:
         top = elements.dtype.type(1 << tensor.bits - 1)
         elements[where] = unordered(ordered(old, top) + word, top)

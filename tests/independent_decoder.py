@@ -26,6 +26,8 @@ import numpy as np
 from independent_blocks import (
     CONTEXT,
     DTYPES,
+    F4X2,
+    I4X2,
     POSITION_NAMES,
     ULP,
     VALUE_NAMES,
@@ -220,12 +222,12 @@ def read_delta(data: bytes) -> Delta:
         reserved,
         delta_id,
     ) = unpack_record(HEADER, b"SCH1", records[0])
-    require(major == 1 and minor <= 2, f"unsupported: the delta needs a reader of format {major}.{minor}")
+    require(major == 1 and minor <= 3, f"unsupported: the delta needs a reader of format {major}.{minor}")
     require(flags == 0, "unsupported: an unknown feature")
     require_hash(delta_id, xxh3_64(records[0][:120]), "the header's checksum")
     require(size == 128 and base_version != version, "the header is impossible")
     require(1 << 20 <= capacity <= 1 << 30 and mode <= 5 and values <= 2, "a header field is out of range")
-    require(minor == 2 or minor == int(mode == 5), "format_minor is not that of the position mode")
+    require(minor >= 2 or minor == int(mode == 5), "format_minor is not that of the position mode")
     require(mode != 5 or values == ULP, "the position mode context with values other than ulp")
     require(not any(reserved), "a reserved field is set")
 
@@ -234,6 +236,8 @@ def read_delta(data: bytes) -> Delta:
     table = unpack_stored(read_stored(TABLE, records[1], stored_bytes, checksum), flags == 1, raw_bytes)
     require_hash(h128(table_hash), xxh3_128(table), "the table's hash")
     delta = Delta(version, base_version, h128(base_digest), 0, minor, values, capacity, 0, read_tensors(table))
+    pairs = any(t.dtype in (I4X2, F4X2) for t in delta.tensors)
+    require((minor == 3) == pairs, "format_minor is not that of the dtypes")
     require(count == tensors == len(delta.tensors), "tensors are not as many as announced")
     require(elements == sum(t.elements for t in delta.tensors), "elements are not as many as announced")
 
@@ -337,7 +341,7 @@ def tensor_digest(key: int, elements: np.ndarray, mix: Callable[..., Factors]) -
 def state_digest(delta: Delta, state: Checkpoint) -> int | None:
     if any(t.key is None for t in delta.tensors):
         return None
-    mix = second_mix if delta.format_minor == 2 else first_mix
+    mix = second_mix if delta.format_minor >= 2 else first_mix
     return sum(tensor_digest(t.key, state[t.name][2], mix) for t in delta.tensors) % (1 << 128)
 
 
@@ -345,7 +349,11 @@ def read_safetensors(path: pathlib.Path) -> Checkpoint:
     data = path.read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
     entries = json.loads(data[8:begin])
-    entries.pop("__metadata__", None)
+    declared = json.loads(entries.pop("__metadata__", {}).get("sparsecast.dtypes", "{}"))
+    for name, e in entries.items():
+        if e["dtype"] == "F4":  # Counts numbers of 4 bits.
+            declared[name], e["shape"][-1] = "F4X2", e["shape"][-1] // 2
+        e["dtype"] = declared.get(name, e["dtype"])
     widths = dict(DTYPES.values())
     return {
         name: (

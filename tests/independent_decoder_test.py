@@ -34,6 +34,7 @@ from independent_encoder import (
     encode_context,
     encode_positions,
     encode_ulp,
+    pair_word,
     random_change,
     weights_change,
 )
@@ -90,6 +91,18 @@ class RoundTrip(DecoderCase):
                 elements = change.old.copy()
                 blocks.apply_block(blocks.read_block(entry, 0, payload, 0, tensor, ULP), tensor, elements, ULP)
                 self.assertTrue(np.array_equal(elements, change.new), f"seed {SEED}, dtype {dtype}, {density}")
+
+    def test_the_code_of_two_steps_is_a_bijection_and_small_for_small_steps(self) -> None:
+        steps = [(low, high) for low in range(-8, 8) for high in range(-8, 8)]
+        codes = [pair_word(*both) for both in steps]
+        self.assertEqual(sorted(codes), list(range(256)))
+        self.assertEqual([blocks.pair_steps(c) for c in codes], steps)
+        for both, c in zip(steps, codes):
+            k, m = max(map(abs, both)), min(c - 1, 255 - c) if c else 0
+            self.assertTrue(c == 0 if k == 0 else 2 * k * (k - 1) <= m, both)
+            self.assertTrue(k == 8 or m < max(1, 2 * k * (k + 1)), both)
+        self.assertEqual([pair_word(*both) for both in ((1, 0), (0, 1), (1, 1), (1, -1))], [1, 2, 3, 4])
+        self.assertEqual([pair_word(*both) for both in ((-1, 0), (0, -1), (-1, -1), (-1, 1))], [255, 254, 253, 252])
 
     def test_several_tensors_in_several_frames(self) -> None:
         changes = [
@@ -322,7 +335,7 @@ class RefusesCodes(unittest.TestCase):
             (b"\2\0\0\0" + entry, "cut short"),
             (b"\1\0\0\0\0\0\1\0", "no name"),
             (b"\1\0\0\0\1\0\1\0\xff", "not UTF-8"),
-            (b"\1\0\0\0\1\0\x0d\0a", "dtype 13"),
+            (b"\1\0\0\0\1\0\x0f\0a", "dtype 15"),
             (b"\1\0\0\0\1\0\0\0a", "dtype 0"),
             (b"\1\0\0\0\1\0\1\x21" + bytes(8 * 33) + b"a", "rank 33"),
             (b"\1\0\0\0" + struct.pack("<HBBQ", 1, 1, 1, (1 << 46) + 1) + b"a", "too many elements"),
@@ -483,9 +496,16 @@ class Refuses(unittest.TestCase):
                 decoder.read_delta(add_checksum(records))
 
     def test_a_minor_version_is_refused(self) -> None:
-        self.records[0] = patch(self.records[0], 10, "<H", 3)
-        with self.assertRaisesRegex(decoder.FormatError, "unsupported: .* 1.3"):
+        self.records[0] = patch(self.records[0], 10, "<H", 4)
+        with self.assertRaisesRegex(decoder.FormatError, "unsupported: .* 1.4"):
             decoder.read_delta(self.records[0] + self.records[1] + self.records[3])  # Before any checksum.
+
+    def test_the_minor_version_of_pairs_belongs_to_their_dtypes(self) -> None:
+        pairs = random_change(random.Random(SEED), "t", blocks.I4X2, 400, 0.1)
+        for changes, minor in (([pairs], 2), ([pairs], 0), (self.changes, 3)):
+            header, *others = encode(changes)
+            with self.assertRaisesRegex(decoder.FormatError, "format_minor"):
+                decoder.read_delta(add_checksum([patch(header, 10, "<H", minor), *others]))
 
     def test_the_digests_of_another_format(self) -> None:
         for second, minor in ((True, 0), (False, 2)):

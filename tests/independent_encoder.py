@@ -277,15 +277,35 @@ def encode_context(old: list[int], p: list[int], words: list[int], dtype: int, w
     return positions, part, ke
 
 
+def pair_word(low: int, high: int) -> int:
+    """4.2: the code of two steps"""
+    if low == -8:
+        return 128 + high
+    if high == -8:
+        return 120 + low if low < 0 else 136 + low
+    k = max(abs(low), abs(high))
+    if k == 0:
+        return 0
+    p, q, t = (low, high, 0) if abs(low) == k else (high, low, 1)
+    if p < 0:
+        q = -q
+    z = 2 * q - 1 if q > 0 else -2 * q
+    m = 2 * k * (k - 1) + min(2 * z + t, 4 * k - 1)
+    return m + 1 if p > 0 else 255 - m
+
+
 def coded_word(old: int, new: int, values: int, dtype: int, width: int) -> int:
     """4.2"""
 
-    def ordered(u: int) -> int:
-        if dtype > 6:
+    def ordered(u: int, bits: int) -> int:
+        if dtype > 6 and dtype != blocks.F4X2:
             return u
-        return u ^ ((1 << width) - 1 if u >> width - 1 else 1 << width - 1)
+        return u ^ ((1 << bits) - 1 if u >> bits - 1 else 1 << bits - 1)
 
-    return (new, new ^ old, (ordered(new) - ordered(old)) % (1 << width))[values]
+    if values == ULP and dtype in (blocks.I4X2, blocks.F4X2):
+        low, high = (ordered(new >> s & 15, 4) - ordered(old >> s & 15, 4) for s in (0, 4))
+        return pair_word((low + 8) % 16 - 8, (high + 8) % 16 - 8)
+    return (new, new ^ old, (ordered(new, width) - ordered(old, width)) % (1 << width))[values]
 
 
 def encode_block(change: Change, first: int, span: int, mode: int, values: int) -> tuple[int, int, bytes]:
@@ -387,7 +407,7 @@ def second_mix(key: int, i: int, u: int, width: int) -> int:
 def digest(changes: list[Change], attribute: str, minor: int) -> int:
     """6; but a tensor that would take minutes by the decoder's vectors"""
     total = 0
-    mix, vectors = (second_mix, decoder.second_mix) if minor == 2 else (first_mix, decoder.first_mix)
+    mix, vectors = (second_mix, decoder.second_mix) if minor >= 2 else (first_mix, decoder.first_mix)
     for change in changes:
         key = decoder.xxh3_128(table_entry(change)) or 0
         if len(change.old) > 1 << 20:
@@ -438,8 +458,10 @@ def encode(
     blocks_a_frame: int = 1 << 30,
     second: bool = True,
 ) -> list[bytes]:
-    """The records of a delta, to be checksummed; with the second mix, in format 1.2, or the first one."""
+    """The records of a delta, to be checksummed; with the second mix, in format 1.2 or 1.3, or the first one."""
     minor = 2 if second else int(mode == CONTEXT)
+    if any(change.dtype in (blocks.I4X2, blocks.F4X2) for change in changes):
+        minor = 3
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
     directory = [(i, block) for i, change in enumerate(changes) for block in encode_blocks(change, mode, values)]
     frames, total = [], 0

@@ -52,7 +52,7 @@ Floors floors_of_tensor(DType dtype, ConstBytes before, ConstBytes after) {
     const T new_bits = load_word<T>(after.data(), i);
     Class& own = classes[floating ? key_of(old_bits, field) : 0];
     own.elements += 1;
-    if (old_bits != new_bits) own.distances[ulp_difference(new_bits, old_bits, floating)] += 1;
+    if (old_bits != new_bits) own.distances[ulp_difference(new_bits, old_bits, ulp_order(dtype))] += 1;
   }
   Floors floors;
   Class all;

@@ -71,7 +71,7 @@ __device__ void write_changes_at(const Changes<T>& changes, const LiveTensor& te
     for (std::uint32_t e = 0; e < kInFlight; ++e) {
       const std::uint32_t i = begin + e * Threads::kCount;
       if (i >= changes.count) break;
-      const T new_bits = changed_bits(old_bits[e], changes.words[i], changes.codec, tensor.floating, changes.inverse);
+      const T new_bits = changed_bits(old_bits[e], changes.words[i], changes.codec, tensor.order, changes.inverse);
       *place(position[e]) = new_bits;
       digest_replace(sum, key_lo, tensor.key_hi, index(position[e]), old_bits[e], new_bits);
       if (changes.undo != nullptr) changes.undo[i] = old_bits[e];

@@ -108,7 +108,7 @@ __device__ inline InputError read_entry(const std::uint32_t* entry, const LiveTe
   block.span = block_span(tensor.elements, block.first_tile, tiles);
   if (block.changed == 0 || block.changed > block.span) return InputError::kExtent;
   const bool possible = stream.context && is_context(block)
-                            ? tensor.floating && context_coding_is_possible(block.coding)
+                            ? tensor.order == UlpOrder::kFloat && context_coding_is_possible(block.coding)
                             : coding_is_possible(block.coding, stream.values, 8U << tensor.element_shift);
   return possible ? InputError::kNone : InputError::kCoding;
 }

@@ -20,7 +20,7 @@ std::vector<LiveTensor> describe_live(const TensorTable& table, const std::vecto
     live.key_hi = entry.key_hi;
     live.digest_view = entry.digest_view;
     live.element_shift = entry.element_shift;
-    live.floating = entry.floating;
+    live.order = entry.order;
     live.dtype = table[t].dtype;
     if (live.elements == 0) continue;
     const StridedView view = view_of_tensor(table[t], tensors[t].strides);

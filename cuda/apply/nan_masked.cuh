@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kCheckCtas)
       if (position >= block.span) continue;
       const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
       const T old_bits = live_element<T>(received, tensor, index);
-      const T new_bits = changed_bits(old_bits, words[i], values_of(block), tensor.floating, pass == Pass::kInverse);
+      const T new_bits = changed_bits(old_bits, words[i], values_of(block), tensor.order, pass == Pass::kInverse);
       if (new_bits != old_bits && is_nan_bits(tensor.nan, new_bits)) {
         const auto number = static_cast<std::uint64_t>(&block - received.blocks);
         atomicMin(reinterpret_cast<unsigned long long*>(&control->nan_input_error),
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kExpandCtas)
       if (position >= block.span) continue;
       const std::uint64_t index = std::uint64_t{block.first_tile} * kTileElems + position;
       const T old_bits = live_element<T>(received, tensor, index);
-      out[index] = changed_bits(old_bits, words[i], values_of(block), tensor.floating, pass == Pass::kInverse);
+      out[index] = changed_bits(old_bits, words[i], values_of(block), tensor.order, pass == Pass::kInverse);
     }
   };
   decode_range<T>(received, received.blocks + range.begin, received.blocks + range.end, shared, sink);

@@ -54,8 +54,8 @@ struct LiveTensor {
   std::uint64_t elements = 0;
   std::uint64_t key_lo = 0;
   std::uint64_t key_hi = 0;
-  std::uint8_t element_shift = 0;  ///< Logarithm of the element's bytes.
-  bool floating = false;
+  std::uint8_t element_shift = 0;       ///< Logarithm of the element's bytes.
+  UlpOrder order = UlpOrder::kInteger;  ///< Of the dtype.
   std::uint32_t view = kNoView;         ///< Index among the views.
   std::uint32_t digest_view = kNoView;  ///< Index of the view that gives the place of its elements in the digest.
   NanPattern nan;

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "codec/block.hpp"
+#include "codec/codec_common.hpp"
 #include "core/host_device.hpp"
 #include "core/strided_view.hpp"
 #include "sparsecast/codec.hpp"
@@ -76,10 +77,10 @@ struct TensorEntry {
   std::uint32_t old_view = kNoView;      ///< View of `old` and `refresh`.
   std::uint32_t first_section = 0;
   std::uint32_t sections = 0;
-  std::uint32_t stream = 0;        ///< Delta stream that the tensor belongs to.
-  std::uint8_t element_shift = 0;  ///< Binary logarithm of the element size in bytes.
-  bool floating = false;
-  bool masters = false;  ///< `current` are fp32 masters, whose cast is compared; only with kMasters.
+  std::uint32_t stream = 0;             ///< Delta stream that the tensor belongs to.
+  std::uint8_t element_shift = 0;       ///< Binary logarithm of the element size in bytes.
+  UlpOrder order = UlpOrder::kInteger;  ///< Of the dtype.
+  bool masters = false;                 ///< `current` are fp32 masters, whose cast is compared; only with kMasters.
   /// True if all pointers are aligned for 16-byte loads and no run of a view ends within one comparison of 16 bytes of
   /// `old`.
   bool vectors = false;

@@ -19,7 +19,7 @@ TensorEntry describe(const TensorTable& table, std::size_t t, TilePlan& plan) {
   entry.key_hi = digest.key.hi;
   if (!digest.flat) entry.digest_view = add_view(plan, digest.view);
   entry.element_shift = static_cast<std::uint8_t>(std::countr_zero(element_size(table[t].dtype)));
-  entry.floating = is_floating(table[t].dtype);
+  entry.order = ulp_order(table[t].dtype);
   entry.dtype = table[t].dtype;
   return entry;
 }
@@ -54,7 +54,7 @@ std::uint64_t worst_bytes(const TensorEntry& tensor, const SectionEntry& section
   const std::uint64_t most = std::uint64_t{section.tiles} * kTileElems;
   const std::uint64_t elements = std::min(most, tensor.elements - first);
   const std::uint64_t blocks = (elements << tensor.element_shift) + 4 * std::uint64_t{section.tiles};
-  return context && tensor.floating ? 2 * blocks + kBlockEntryBytes * section.tiles : blocks;
+  return context && tensor.order == UlpOrder::kFloat ? 2 * blocks + kBlockEntryBytes * section.tiles : blocks;
 }
 
 /// Returns the entries of the tiles of a chunk that have `each` of them, or one for each element if that is less; at

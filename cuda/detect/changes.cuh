@@ -140,7 +140,7 @@ __device__ T code_change(const Pipeline& pipeline, const TileEntry& tile, std::u
     if (pipeline.refresh) reinterpret_cast<T*>(tensor.refresh + (tile.old - tensor.old))[place] = new_bits;
     if (pipeline.values == ValueCodec::kRaw) return new_bits;
     if (pipeline.values == ValueCodec::kXor) return static_cast<T>(new_bits ^ old_bits);
-    return ulp_difference(new_bits, old_bits, tensor.floating);
+    return ulp_difference(new_bits, old_bits, tensor.order);
   }
 }
 

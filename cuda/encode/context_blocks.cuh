@@ -32,7 +32,8 @@ static __global__ void __launch_bounds__(kThreads)
   static_assert(kContextBlockChanges % kBlockChanges == 0, "no block is divided");
   for (std::uint32_t index = chunk.section_begin + blockIdx.x; index < chunk.section_end; index += gridDim.x) {
     const SectionEntry section = pipeline.sections[index];
-    const std::uint32_t blocks = pipeline.tensors[section.tensor].floating ? pipeline.section_blocks[index] : 0;
+    const std::uint32_t blocks =
+        pipeline.tensors[section.tensor].order == UlpOrder::kFloat ? pipeline.section_blocks[index] : 0;
     const std::uint32_t b = threadIdx.x;
     const BlockRecord* const records = pipeline.records + section.tile_base;
     const std::uint32_t count = b < blocks ? records[b].extent & 0xFFFFFFU : 0;

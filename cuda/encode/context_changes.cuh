@@ -114,8 +114,9 @@ __device__ std::uint32_t gather_changes(const Pipeline& pipeline, const Chunk& c
           first == kNoEntries ? entries.found_positions[begin + i] : pipeline.entry_positions[first + i];
       const T new_bits = new_element<kSource, T>(pipeline, tile, at);
       const T held = load_element<T>(tile.old, place_in<kSource>(pipeline, tile, tile.old_view, at));
-      const T word = first == kNoEntries ? ulp_difference(new_bits, held, true) : words_at<T>(pipeline, first)[i];
-      const T old_bits = ulp_advance(new_bits, static_cast<T>(T{0} - word), true);
+      const T word =
+          first == kNoEntries ? ulp_difference(new_bits, held, UlpOrder::kFloat) : words_at<T>(pipeline, first)[i];
+      const T old_bits = ulp_advance(new_bits, word, UlpOrder::kFloat, true);
       const std::uint32_t key = key_of(old_bits, field);
       atomicAdd(&found.keys.all[key], 1U);
       if (ulp_magnitude(word) != 0) atomicAdd(&found.keys.far[key], 1U);

@@ -10,7 +10,8 @@
 
 namespace sparsecast {
 
-/// Element types. The numbers are part of the wire format (docs/wire-format.md): never renumber.
+/// Element types. The numbers are part of the wire format (docs/wire-format.md): never renumber. An element of the last
+/// two is a byte that holds two numbers: shapes and positions count bytes.
 enum class DType : std::uint8_t {
   kBF16 = 1,
   kF16 = 2,
@@ -24,16 +25,22 @@ enum class DType : std::uint8_t {
   kI32 = 10,
   kI64 = 11,
   kBool = 12,
+  kI4X2 = 13,  ///< Two integers of 4 bits (two's complement, or with an offset) in a byte.
+  kF4X2 = 14,  ///< Two fp4 e2m1 numbers in a byte, as torch.float4_e2m1fn_x2 and the data of MXFP4 and NVFP4 have them.
 };
 
 /// Returns the bytes of one element: 1, 2, 4 or 8.
 SPARSECAST_API std::size_t element_size(DType dtype) noexcept;
 
-/// Returns true for sign-magnitude types, whose bits the `ulp` codec maps to ordered integers. False for integers and
-/// bool, where that map is the identity.
+/// Returns true for the floating dtypes of a byte or more, whose bits the `ulp` codec maps to ordered integers. False
+/// for integers, bool and pairs.
 SPARSECAST_API bool is_floating(DType dtype) noexcept;
 
-/// Returns the name that safetensors uses: "BF16", "F8_E4M3", "I32", "BOOL", ...
+/// Returns true for kI4X2 and kF4X2, for which the `ulp` codec counts the steps of both halves of a byte.
+SPARSECAST_API bool is_pair(DType dtype) noexcept;
+
+/// Returns the name that safetensors uses: "BF16", "F8_E4M3", "I32", "BOOL", ... and "I4X2" and "F4X2", which are the
+/// names of sparsecast alone: safetensors has "F4", whose shapes count numbers, and nothing for integers of 4 bits.
 SPARSECAST_API std::string_view to_string(DType dtype) noexcept;
 
 /// Returns the dtype of such a name; nullopt for a name that sparsecast does not support.

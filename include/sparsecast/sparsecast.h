@@ -141,7 +141,9 @@ typedef enum {
   scInt16 = 9,
   scInt32 = 10,
   scInt64 = 11,
-  scBool = 12
+  scBool = 12,
+  scInt4x2 = 13,      /* two integers of 4 bits in a byte; counts and shapes are those of bytes */
+  scFloat4e2m1x2 = 14 /* two fp4 e2m1 numbers in a byte */
 } scDataType_t;
 
 typedef enum { scMemoryHost = 0, scMemoryDevice = 1 } scMemory_t;

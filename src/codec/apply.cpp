@@ -109,7 +109,7 @@ void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const Appl
       words[i] = places.template word<T>(positions != nullptr ? positions[first + i] : first + i);
       before[i] = load_word<T>(words[i]);
     }
-    cpu::advance_words(before, decoded.coded.data() + first, end - first, sizeof(T), values, is_floating(target.dtype),
+    cpu::advance_words(before, decoded.coded.data() + first, end - first, sizeof(T), values, ulp_order(target.dtype),
                        direction == Direction::kInverse, after);
     for (std::uint32_t i = 0; i < end - first; ++i) store_word(words[i], 0, after[i]);
     if (digest) places.add_to(*digest, decoded, first, end, before, after);
@@ -139,7 +139,7 @@ void write_marked(const DecodedBlock<T>& decoded, const BlockRef& block, const A
     const std::uint32_t count = cpu::gather_marked(target.window + first * sizeof(T), decoded.bitmap + first / 8,
                                                    std::min(kElements, block.span - first), sizeof(T), before);
     cpu::advance_words(before, decoded.coded.data() + done, count, sizeof(T), block.coding.values,
-                       is_floating(target.dtype), direction == Direction::kInverse, after);
+                       ulp_order(target.dtype), direction == Direction::kInverse, after);
     const std::uint32_t* positions = decoded.positions.data() + done;
     for (std::uint32_t i = 0; i < count; ++i) store_word(target.window, positions[i], after[i]);
     if (digest) places.add_to(*digest, decoded, done, done + count, before, after);

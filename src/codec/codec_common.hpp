@@ -5,8 +5,10 @@
 
 #include <cstdint>
 
+#include "codec/pair_code.hpp"
 #include "core/host_device.hpp"
 #include "sparsecast/codec.hpp"
+#include "sparsecast/dtype.hpp"
 
 namespace sparsecast {
 
@@ -31,39 +33,89 @@ SPARSECAST_HD std::uint32_t bit_width32(std::uint32_t x) {
 #endif
 }
 
+/// The order of a dtype's bit patterns in which `ulp` counts. Those of pairs are orders of the halves of a byte.
+enum class UlpOrder : std::uint8_t { kInteger, kFloat, kIntegerPair, kFloatPair };
+
+inline UlpOrder ulp_order(DType dtype) {
+  if (dtype == DType::kI4X2) return UlpOrder::kIntegerPair;
+  if (dtype == DType::kF4X2) return UlpOrder::kFloatPair;
+  return is_floating(dtype) ? UlpOrder::kFloat : UlpOrder::kInteger;
+}
+
+SPARSECAST_HD constexpr bool is_pair(UlpOrder order) {
+  return order == UlpOrder::kIntegerPair || order == UlpOrder::kFloatPair;
+}
+
 /// Ordered-integer form of a float's bits: sign-magnitude to an unsigned integer that grows with the value, a
-/// bijection on all bit patterns, NaNs too. For other dtypes `floating` is false and the map is the identity.
+/// bijection on all bit patterns, NaNs too. For integers the map is the identity.
 template <class T>
-SPARSECAST_HD T ordered(T bits, bool floating) {
+SPARSECAST_HD T ordered(T bits, UlpOrder order) {
   constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-  if (!floating) return bits;
+  if constexpr (sizeof(T) == 1) {
+    if (order == UlpOrder::kFloatPair) return ordered_halves(bits);
+  }
+  if (order != UlpOrder::kFloat) return bits;
   return static_cast<T>(bits & kSign ? ~bits : bits | kSign);
 }
 
 template <class T>
-SPARSECAST_HD T from_ordered(T value, bool floating) {
+SPARSECAST_HD T from_ordered(T value, UlpOrder order) {
   constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-  if (!floating) return value;
+  if constexpr (sizeof(T) == 1) {
+    if (order == UlpOrder::kFloatPair) return halves_from_ordered(value);
+  }
+  if (order != UlpOrder::kFloat) return value;
   return static_cast<T>(value & kSign ? value ^ kSign : ~value);
 }
 
-/// The `ulp` coded word: difference of the ordered forms modulo 2^w.
+/// The `ulp` coded word: difference of the ordered forms modulo 2^w, or for pairs the code of those of the halves.
 template <class T>
-SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, bool floating) {
-  return static_cast<T>(ordered(new_bits, floating) - ordered(old_bits, floating));
+SPARSECAST_HD T ulp_difference(T new_bits, T old_bits, UlpOrder order) {
+  const T to = ordered(new_bits, order);
+  const T from = ordered(old_bits, order);
+  if constexpr (sizeof(T) == 1) {
+    if (is_pair(order)) return pair_code(subtract_halves(to, from));
+  }
+  return static_cast<T>(to - from);
 }
 
+/// The bits that a coded word leads to from `bits`, or with `inverse` leads away from.
 template <class T>
-SPARSECAST_HD T ulp_advance(T old_bits, T difference, bool floating) {
-  return from_ordered(static_cast<T>(ordered(old_bits, floating) + difference), floating);
+SPARSECAST_HD T ulp_advance(T bits, T coded, UlpOrder order, bool inverse = false) {
+  const T from = ordered(bits, order);
+  if constexpr (sizeof(T) == 1) {
+    if (is_pair(order)) {
+      const std::uint8_t steps = pair_steps(coded);
+      return from_ordered(inverse ? subtract_halves(from, steps) : add_halves(from, steps), order);
+    }
+  }
+  return from_ordered(static_cast<T>(inverse ? from - coded : from + coded), order);
+}
+
+/// Returns the coded word of one change after another.
+template <class T>
+SPARSECAST_HD T ulp_sum(T first, T second, UlpOrder order) {
+  if constexpr (sizeof(T) == 1) {
+    if (is_pair(order)) return pair_code(add_halves(pair_steps(first), pair_steps(second)));
+  }
+  return static_cast<T>(first + second);
+}
+
+/// Returns the coded word of the way back.
+template <class T>
+SPARSECAST_HD T ulp_negative(T coded, UlpOrder order) {
+  if constexpr (sizeof(T) == 1) {
+    if (is_pair(order)) return pair_code(subtract_halves(0, pair_steps(coded)));
+  }
+  return static_cast<T>(T{0} - coded);
 }
 
 /// The bits that a change leads to, or with `inverse` leads away from, which needs `xor` or `ulp`.
 template <class T>
-SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, bool floating, bool inverse) {
+SPARSECAST_HD T changed_bits(T old_bits, T coded, ValueCodec values, UlpOrder order, bool inverse) {
   if (values == ValueCodec::kRaw) return coded;
   if (values == ValueCodec::kXor) return static_cast<T>(old_bits ^ coded);
-  return ulp_advance(old_bits, inverse ? static_cast<T>(T{0} - coded) : coded, floating);
+  return ulp_advance(old_bits, coded, order, inverse);
 }
 
 /// Distance in ULP minus one, and the direction, of a coded word that is not 0.

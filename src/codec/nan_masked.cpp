@@ -85,7 +85,7 @@ void NanMaskedDelta::find_runs(const std::vector<const FrameReader*>& frames) {
 /// they are unknown.
 template <class T, class Visit>
 void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch& scratch, const Visit& visit) const {
-  const bool floating = is_floating(table_[tensor].dtype);
+  const UlpOrder order = ulp_order(table_[tensor].dtype);
   const std::byte* const live = live_[tensor].data;
   ElementWalk places(live_[tensor].strides.empty() ? nullptr : &views_[tensor]);
   DecodedBlock<T>& decoded = scratch.get<T>();
@@ -98,7 +98,7 @@ void NanMaskedDelta::visit_run(const Run& run, std::size_t tensor, ApplyScratch&
       if (live != nullptr) {
         old_bits = load_word<T>(live + places.offset(element) * static_cast<std::int64_t>(sizeof(T)));
       }
-      visit(element, old_bits, changed_bits(old_bits, decoded.coded[i], block.coding.values, floating, inverse_));
+      visit(element, old_bits, changed_bits(old_bits, decoded.coded[i], block.coding.values, order, inverse_));
     }
   }
 }

@@ -41,8 +41,7 @@ inline constexpr std::size_t kTablePrefix = 48;
 using sparsecast::kFramePrefix;
 inline constexpr std::size_t kCommitBytes = 96;
 inline constexpr std::uint16_t kFormatMajor = 1;
-inline constexpr std::uint16_t kFormatMinor =
-    2;  ///< The newest that this library reads; it writes 2, or what a table asks for.
+inline constexpr std::uint16_t kFormatMinor = 3;  ///< The newest that this library reads; it writes what a table needs.
 inline constexpr std::uint32_t kMaxTableBytes = 1U << 26;
 inline constexpr std::uint32_t kCompressedFlag = 1;
 

@@ -28,10 +28,11 @@ void start_record(Bytes& record, std::uint32_t magic_number) {
   put(record, 4, static_cast<std::uint32_t>(record.size()));
 }
 
-/// Returns the lowest format_minor that a delta can state.
-std::uint16_t minor_of(PositionMode positions, DigestMix mix) {
-  if (mix == DigestMix::kSecond) return 2;
-  return positions == PositionMode::kContext ? 1 : 0;
+/// Returns the lowest format_minor that a delta can state. Dtypes of pairs come with the second mix alone.
+std::uint16_t minor_of(const DeltaHeader& header) {
+  if (header.pairs) return 3;
+  if (header.digest_mix == DigestMix::kSecond) return 2;
+  return header.positions == PositionMode::kContext ? 1 : 0;
 }
 
 }  // namespace
@@ -74,7 +75,7 @@ Bytes pack_header(DeltaHeader& header) {
   Bytes record(kHeaderBytes);
   start_record(record, kHeaderMagic);
   put(record, 8, kFormatMajor);
-  put(record, 10, minor_of(header.positions, header.digest_mix));
+  put(record, 10, minor_of(header));
   put(record, 16, header.stream);
   put(record, 32, header.version);
   put(record, 40, header.base_version);
@@ -124,7 +125,8 @@ DeltaHeader parse_header(ConstBytes record) {
   if (mode > 5 || values > 2) corrupt("unknown position mode or value codec");
   header.positions = static_cast<PositionMode>(mode);
   header.digest_mix = minor < 2 ? DigestMix::kFirst : DigestMix::kSecond;
-  if (minor != minor_of(header.positions, header.digest_mix)) corrupt("position mode and format version disagree");
+  header.pairs = minor == 3;
+  if (minor != minor_of(header)) corrupt("position mode and format version disagree");
   if (mode == 5 && values != 2) corrupt("context positions need ulp values");
   require_zero(record.subspan(98, 22), "reserved header bytes");
   header.values = static_cast<ValueCodec>(values);
@@ -175,6 +177,7 @@ TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
       table.elements() != header.elements) {
     corrupt("the counts in header and table record disagree");
   }
+  if (header.pairs != table.has_pairs()) corrupt("the dtypes of the table and the format version disagree");
   if (header.digest_mix != table.digest_mix()) return table.with_digest_mix(header.digest_mix);
   return table;
 }

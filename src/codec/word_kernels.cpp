@@ -51,13 +51,28 @@ HWY_INLINE void PutMask(D d, M mask, std::uint32_t at, std::byte* bitmap) {
   for (std::uint32_t lane = 0; lane < hn::Lanes(d); ++lane) PutBit((bits[0] >> lane & 1) != 0, at + lane, bitmap);
 }
 
+/// Steps of both halves of bytes, from old to new bits.
+template <class D, class V>
+HWY_INLINE V StepsOfHalves(D d, V new_bits, V old_bits, bool floating) {
+  const auto high = hn::Set(d, 0x88);
+  const auto ordered_halves = [&](V bits) HWY_ATTR {
+    const auto negative = hn::And(bits, high);
+    return hn::Xor(bits, hn::Or(high, hn::Sub(negative, hn::ShiftRight<3>(negative))));
+  };
+  const auto to = floating ? ordered_halves(new_bits) : new_bits;
+  const auto from = floating ? ordered_halves(old_bits) : old_bits;
+  return hn::Xor(hn::Sub(hn::Or(to, high), hn::AndNot(high, from)), hn::AndNot(hn::Xor(to, from), high));
+}
+
 template <class T>
 std::uint32_t CodeChangedWords(const std::byte* current, const std::byte* old, std::uint32_t count, ValueCodec values,
-                               bool floating, T* coded, T* before, T* after, std::byte* bitmap) {
+                               UlpOrder order, T* coded, T* before, T* after, std::byte* bitmap) {
   const hn::ScalableTag<T> d;
   const auto lanes = static_cast<std::uint32_t>(hn::Lanes(d));
   const auto* a = reinterpret_cast<const T*>(current);
   const auto* b = reinterpret_cast<const T*>(old);
+  const bool pairs = values == ValueCodec::kUlp && is_pair(order);
+  const bool floating = order == UlpOrder::kFloat;
   const auto if_negative = hn::Set(d, static_cast<T>(floating ? ~T{0} : T{0}));
   const auto if_positive = hn::Set(d, static_cast<T>(floating ? T{1} << (8 * sizeof(T) - 1) : T{0}));
   std::uint32_t n = 0;
@@ -68,7 +83,9 @@ std::uint32_t CodeChangedWords(const std::byte* current, const std::byte* old, s
     const auto changed = hn::Ne(new_bits, old_bits);
     auto word = new_bits;
     if (values == ValueCodec::kXor) word = hn::Xor(new_bits, old_bits);
-    if (values == ValueCodec::kUlp) {
+    if (pairs) {
+      if constexpr (sizeof(T) == 1) word = StepsOfHalves(d, new_bits, old_bits, order == UlpOrder::kFloatPair);
+    } else if (values == ValueCodec::kUlp) {
       word = hn::Sub(Ordered(d, new_bits, if_negative, if_positive), Ordered(d, old_bits, if_negative, if_positive));
     }
     hn::StoreU(hn::Compress(word, changed), d, coded + n);
@@ -79,12 +96,13 @@ std::uint32_t CodeChangedWords(const std::byte* current, const std::byte* old, s
     if (bitmap != nullptr) PutMask(d, changed, i, bitmap);
     n += static_cast<std::uint32_t>(hn::CountTrue(d, changed));
   }
+  for (std::uint32_t k = 0; pairs && k < n; ++k) coded[k] = pair_code(static_cast<std::uint8_t>(coded[k]));
   for (; i < count; ++i) {
     const T new_bits = load_word<T>(current, i);
     const T old_bits = load_word<T>(old, i);
     if (bitmap != nullptr) PutBit(new_bits != old_bits, i, bitmap);
     if (new_bits == old_bits) continue;
-    coded[n] = values == ValueCodec::kUlp   ? ulp_difference(new_bits, old_bits, floating)
+    coded[n] = values == ValueCodec::kUlp   ? ulp_difference(new_bits, old_bits, order)
                : values == ValueCodec::kXor ? static_cast<T>(new_bits ^ old_bits)
                                             : new_bits;
     if (before != nullptr) {
@@ -111,22 +129,25 @@ HWY_INLINE V Advanced(D d, V old_bits, V word, ValueCodec values, bool floating,
 }
 
 template <class T>
-void AdvanceWordsOf(const T* before, const T* coded, std::uint32_t count, ValueCodec values, bool floating,
+void AdvanceWordsOf(const T* before, const T* coded, std::uint32_t count, ValueCodec values, UlpOrder order,
                     bool inverse, T* after) {
   const hn::ScalableTag<T> d;
   const auto lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  const bool floating = order == UlpOrder::kFloat;
+  // The steps of pairs are looked up one by one.
+  const bool one_by_one = values == ValueCodec::kUlp && is_pair(order);
   std::uint32_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
+  for (; !one_by_one && i + lanes <= count; i += lanes) {
     const auto old_bits = hn::LoadU(d, before + i);
     hn::StoreU(Advanced(d, old_bits, hn::LoadU(d, coded + i), values, floating, inverse), d, after + i);
   }
-  for (; i < count; ++i) after[i] = changed_bits(before[i], coded[i], values, floating, inverse);
+  for (; i < count; ++i) after[i] = changed_bits(before[i], coded[i], values, order, inverse);
 }
 
 void AdvanceWords(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
-                  ValueCodec values, bool floating, bool inverse, void* after) {
+                  ValueCodec values, UlpOrder order, bool inverse, void* after) {
   with_word(element_bytes, [&]<class T>() HWY_ATTR {
-    AdvanceWordsOf(static_cast<const T*>(before), static_cast<const T*>(coded), count, values, floating, inverse,
+    AdvanceWordsOf(static_cast<const T*>(before), static_cast<const T*>(coded), count, values, order, inverse,
                    static_cast<T*>(after));
   });
 }
@@ -165,10 +186,10 @@ std::uint32_t GatherMarked(const std::byte* words, const std::byte* bitmap, std:
 }
 
 std::uint32_t CodeChanged(const std::byte* current, const std::byte* old, std::uint32_t count,
-                          std::size_t element_bytes, ValueCodec values, bool floating, void* coded, void* before,
+                          std::size_t element_bytes, ValueCodec values, UlpOrder order, void* coded, void* before,
                           void* after, std::byte* bitmap) {
   return with_word(element_bytes, [&]<class T>() {
-    return CodeChangedWords(current, old, count, values, floating, static_cast<T*>(coded), static_cast<T*>(before),
+    return CodeChangedWords(current, old, count, values, order, static_cast<T*>(coded), static_cast<T*>(before),
                             static_cast<T*>(after), bitmap);
   });
 }
@@ -185,15 +206,15 @@ HWY_EXPORT(AdvanceWords);
 HWY_EXPORT(GatherMarked);
 
 std::uint32_t code_changed(const std::byte* current, const std::byte* old, std::uint32_t count,
-                           std::size_t element_bytes, ValueCodec values, bool floating, void* coded, void* before,
+                           std::size_t element_bytes, ValueCodec values, UlpOrder order, void* coded, void* before,
                            void* after, std::byte* bitmap) {
-  return HWY_DYNAMIC_DISPATCH(CodeChanged)(current, old, count, element_bytes, values, floating, coded, before, after,
+  return HWY_DYNAMIC_DISPATCH(CodeChanged)(current, old, count, element_bytes, values, order, coded, before, after,
                                            bitmap);
 }
 
 void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
-                   ValueCodec values, bool floating, bool inverse, void* after) {
-  HWY_DYNAMIC_DISPATCH(AdvanceWords)(before, coded, count, element_bytes, values, floating, inverse, after);
+                   ValueCodec values, UlpOrder order, bool inverse, void* after) {
+  HWY_DYNAMIC_DISPATCH(AdvanceWords)(before, coded, count, element_bytes, values, order, inverse, after);
 }
 
 std::uint32_t gather_marked(const std::byte* words, const std::byte* bitmap, std::uint32_t count,

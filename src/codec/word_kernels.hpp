@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/codec_common.hpp"
 #include "sparsecast/codec.hpp"
 
 namespace sparsecast::cpu {
@@ -19,12 +20,12 @@ inline constexpr std::size_t kBitmapSlack = 8;
 /// words of `element_bytes` bytes, and, unless null, their bits before and after, and a bitmap (§4.1) of `count` bits.
 /// Returns their number; may write up to kCodedSlack words, and kBitmapSlack bytes of the bitmap, beyond.
 std::uint32_t code_changed(const std::byte* current, const std::byte* old, std::uint32_t count,
-                           std::size_t element_bytes, ValueCodec values, bool floating, void* coded, void* before,
+                           std::size_t element_bytes, ValueCodec values, UlpOrder order, void* coded, void* before,
                            void* after, std::byte* bitmap);
 
 /// Bits that elements of `element_bytes` bytes have after their coded words are applied, or with `inverse` undone.
 void advance_words(const void* before, const void* coded, std::uint32_t count, std::size_t element_bytes,
-                   ValueCodec values, bool floating, bool inverse, void* after);
+                   ValueCodec values, UlpOrder order, bool inverse, void* after);
 
 /// Lists those of `count` elements of `element_bytes` bytes, of any alignment, that are set in a bitmap (§4.1). Returns
 /// their number; may write up to kCodedSlack words beyond.

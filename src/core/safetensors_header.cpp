@@ -18,6 +18,11 @@ namespace sparsecast {
 namespace {
 
 constexpr std::string_view kMetadataKey = "__metadata__";
+/// Metadata that says which tensors of integers hold two 4-bit numbers a byte, for which the format has no dtype: a
+/// JSON object of names, {"w": "I4X2"}.
+constexpr const char* kDTypesKey = "sparsecast.dtypes";
+/// Shapes of this dtype count 4-bit numbers, two a byte.
+constexpr std::string_view kFp4Name = "F4";
 
 [[noreturn]] void corrupt(const std::string& message, const std::string& where = {}) {
   throw Error(ErrorCode::kCorrupt, message, where);
@@ -138,7 +143,9 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
   if (!raw.has_dtype || !raw.has_shape || !raw.has_offsets || raw.offsets.size() != 2) {
     corrupt("dtype, shape or data_offsets is missing", context);
   }
-  const std::optional<DType> dtype = dtype_from_name(raw.dtype);
+  std::optional<DType> dtype = dtype_from_name(raw.dtype);
+  if (dtype && is_pair(*dtype)) dtype = std::nullopt;  // Its name is not one of the format.
+  if (raw.dtype == kFp4Name) dtype = DType::kF4X2;
   if (!dtype)
     throw Error(ErrorCode::kUnsupported, fmt::format("dtype '{}' is not supported", excerpt(raw.dtype)), context);
   const std::uint64_t begin = raw.offsets[0];
@@ -146,10 +153,17 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
   if (begin > end || end > data_bytes) {
     corrupt(fmt::format("data [{}, {}) lies outside the {} bytes of data", begin, end, data_bytes), context);
   }
+  std::vector<std::uint64_t> shape = raw.shape;
+  if (raw.dtype == kFp4Name) {
+    if (shape.empty() || shape.back() % 2 != 0) {
+      throw Error(ErrorCode::kUnsupported, "rows of an odd number of F4 values, whose bytes are shared", context);
+    }
+    shape.back() /= 2;
+  }
   const std::uint64_t most = (end - begin) / element_size(*dtype);
   std::uint64_t elements = 1;
-  for (const std::uint64_t dim : raw.shape) elements = dim == 0 ? 0 : elements;
-  for (const std::uint64_t dim : raw.shape) {
+  for (const std::uint64_t dim : shape) elements = dim == 0 ? 0 : elements;
+  for (const std::uint64_t dim : shape) {
     if (elements == 0) break;
     if (dim > most / elements) corrupt("the shape does not fit into its data", context);
     elements *= dim;
@@ -157,7 +171,61 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
   if (elements > TensorTable::kMaxElements || elements * element_size(*dtype) != end - begin) {
     corrupt(fmt::format("{} bytes of data for {} elements of {}", end - begin, elements, raw.dtype), context);
   }
-  return {{raw.name, *dtype, raw.shape}, data_begin + begin};
+  return {{raw.name, *dtype, std::move(shape)}, data_begin + begin};
+}
+
+/// Returns the tensor with the dtype that its file's metadata gives it.
+TensorSpec with_pairs(TensorSpec spec, const nlohmann::json& dtype) {
+  const std::optional<DType> pairs = dtype.is_string() ? dtype_from_name(dtype.get<std::string>()) : std::nullopt;
+  const bool words = spec.dtype == DType::kI32 && !spec.shape.empty() && spec.shape.back() <= TensorTable::kMaxElements;
+  if (!pairs || !is_pair(*pairs) || !(words || spec.dtype == DType::kU8 || spec.dtype == DType::kI8)) {
+    corrupt(fmt::format("metadata '{}' gives {} to a tensor of {}", kDTypesKey, excerpt(dtype.dump()),
+                        to_string(spec.dtype)),
+            where(spec.name));
+  }
+  if (words) spec.shape.back() *= 4;
+  spec.dtype = *pairs;
+  return spec;
+}
+
+void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& entries) {
+  // Without what is nested deeper, which no name of a dtype is.
+  const auto flat = [](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) { return depth <= 1; };
+  const nlohmann::json dtypes = nlohmann::json::parse(metadata, flat, false);
+  if (!dtypes.is_object()) corrupt(fmt::format("metadata '{}' is not a JSON object", kDTypesKey));
+  for (SafetensorsEntry& entry : entries) {
+    if (const auto found = dtypes.find(entry.spec.name); found != dtypes.end()) {
+      entry.spec = with_pairs(std::move(entry.spec), *found);
+    }
+  }
+}
+
+/// Whether a file can state the dtype only in its metadata: that of pairs of integers, and of pairs of floats whose
+/// last dimension cannot count them.
+bool is_declared(const TensorSpec& spec) {
+  const bool countable = !spec.shape.empty() && spec.shape.back() <= TensorTable::kMaxElements;
+  return spec.dtype == DType::kI4X2 || (spec.dtype == DType::kF4X2 && !countable);
+}
+
+/// Returns dtype and shape as a header states them.
+std::pair<std::string_view, std::vector<std::uint64_t>> type_in_file(const TensorSpec& spec) {
+  if (is_declared(spec)) return {to_string(DType::kU8), spec.shape};
+  if (spec.dtype != DType::kF4X2) return {to_string(spec.dtype), spec.shape};
+  std::vector<std::uint64_t> shape = spec.shape;
+  shape.back() *= 2;
+  return {kFp4Name, std::move(shape)};
+}
+
+/// Returns the metadata with the declarations that the tensors need.
+std::map<std::string, std::string> with_declarations(std::map<std::string, std::string> metadata,
+                                                     std::span<const TensorSpec> specs) {
+  nlohmann::json dtypes;
+  for (const TensorSpec& spec : specs) {
+    if (is_declared(spec)) dtypes[spec.name] = to_string(spec.dtype);
+  }
+  metadata.erase(kDTypesKey);
+  if (!dtypes.is_null()) metadata[kDTypesKey] = dtypes.dump();
+  return metadata;
 }
 
 /// Rejects everything that parse() would not read back.
@@ -200,6 +268,9 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
   const std::uint64_t data_bytes = file_bytes - header.data_begin;
   header.entries.reserve(events.entries.size());
   for (const RawEntry& raw : events.entries) header.entries.push_back(check_entry(raw, data_bytes, header.data_begin));
+  if (const auto dtypes = header.metadata.find(kDTypesKey); dtypes != header.metadata.end()) {
+    declare_pairs(dtypes->second, header.entries);
+  }
   // Stable: empty tensors at one offset keep the order that they have in the header.
   std::stable_sort(header.entries.begin(), header.entries.end(),
                    [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
@@ -221,12 +292,15 @@ std::vector<std::byte> SafetensorsHeader::serialize(std::span<const TensorSpec> 
                                                     const std::map<std::string, std::string>& metadata) {
   check_writable(specs, metadata);
   std::string text = "{";
-  if (!metadata.empty()) text += fmt::format("\"{}\":{}", kMetadataKey, nlohmann::json(metadata).dump());
+  if (const auto all = with_declarations(metadata, specs); !all.empty()) {
+    text += fmt::format("\"{}\":{}", kMetadataKey, nlohmann::json(all).dump());
+  }
   std::uint64_t offset = 0;
   for (const TensorSpec& spec : specs) {
     if (text.size() > 1) text += ',';
+    const auto [dtype, shape] = type_in_file(spec);
     text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", nlohmann::json(spec.name).dump(),
-                        to_string(spec.dtype), fmt::join(spec.shape, ","), offset, offset + spec.bytes());
+                        dtype, fmt::join(shape, ","), offset, offset + spec.bytes());
     offset += spec.bytes();
   }
   text += '}';

@@ -85,11 +85,17 @@ PackedFlush& PackedFlusher::open_flush(DType dtype, std::uint64_t more_bytes) {
 
 void PackedFlusher::add(const TensorPatch& patch) {
   if (patch.count == 0) return;
+  const TensorSpec& spec = table_[patch.tensor];
+  if (is_pair(spec.dtype)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("packed patches have no name for {}: declare the tensor as U8", to_string(spec.dtype)),
+                fmt::format("tensor '{}'", spec.name));
+  }
   const bool gaps = encoding_ == PackedEncoding::kDeltas;
   PackedParam param;
   param.tensor = patch.tensor;
   param.width = gaps && largest_gap(patch) <= std::numeric_limits<std::uint16_t>::max() ? 2 : 4;
-  PackedFlush& flush = open_flush(table_[patch.tensor].dtype, patch.count * param.width + patch.values.size());
+  PackedFlush& flush = open_flush(spec.dtype, patch.count * param.width + patch.values.size());
   const std::size_t size = element_size(flush.dtype);
   param.positions_begin = flush.positions.size();
   param.values_begin = flush.values.size() / size;

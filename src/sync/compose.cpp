@@ -17,19 +17,20 @@ namespace sparsecast {
 namespace {
 
 template <class T>
-T combine(ValueCodec values, T first, T second) {
+T combine(ValueCodec values, UlpOrder order, T first, T second) {
   switch (values) {
     case ValueCodec::kRaw:
       return second;
     case ValueCodec::kXor:
       return static_cast<T>(first ^ second);
     default:
-      return static_cast<T>(first + second);
+      return ulp_sum(first, second, order);
   }
 }
 
 template <class T>
-void merge(ValueCodec values, const SectionChanges<T>& a, const SectionChanges<T>& b, SectionChanges<T>& out) {
+void merge(ValueCodec values, UlpOrder order, const SectionChanges<T>& a, const SectionChanges<T>& b,
+           SectionChanges<T>& out) {
   out.clear();
   std::size_t i = 0;
   std::size_t j = 0;
@@ -41,7 +42,7 @@ void merge(ValueCodec values, const SectionChanges<T>& a, const SectionChanges<T
       out.add(b.positions[j], b.coded[j]);
       ++j;
     } else {
-      const T word = combine(values, a.coded[i], b.coded[j]);
+      const T word = combine(values, order, a.coded[i], b.coded[j]);
       if (values == ValueCodec::kRaw || word != 0) out.add(a.positions[i], word);
       ++i;
       ++j;
@@ -213,7 +214,7 @@ CommitRecord compose(const DeltaFile& first, const DeltaFile& second, const Enco
         collect_section(a, id, bits, decoded, from_a);
         bits.advance(from_a, effective.values);
         collect_section(b, id, bits, decoded, from_b);
-        merge(effective.values, from_a, from_b, merged);
+        merge(effective.values, ulp_order(spec.dtype), from_a, from_b, merged);
         bits.load<T>(id, spec);
         blocks.clear();
         encode_changes(merged, bits, spec, id, effective, blocks);
@@ -278,7 +279,7 @@ CommitRecord invert(const DeltaFile& delta, const EncodeOptions& options, const 
             word = load_word<T>((*base)[id.tensor].data(),
                                 std::uint64_t{id.section} * kSectionElems + changes.positions[i]);
           } else if (effective.values == ValueCodec::kUlp) {
-            word = static_cast<T>(T{0} - word);
+            word = ulp_negative(word, ulp_order(spec.dtype));
           }
         }
         encode_changes(changes, bits, spec, id, effective, blocks);

@@ -116,7 +116,7 @@ class SectionBits {
     for (std::size_t i = 0; i < changes.positions.size(); ++i) {
       const std::uint32_t at = changes.positions[i];
       const T old_bits = load_word<T>(bits_.data(), at);
-      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, is_floating(dtype_), inverse));
+      store_word(bits_.data(), at, changed_bits(old_bits, changes.coded[i], values, ulp_order(dtype_), inverse));
     }
   }
 

@@ -52,6 +52,9 @@ DeltaHeader DeltaStaging::check_header(ConstBytes record, const HeldState& held)
                 fmt::format("the delta carries another tensor table ({} tensors, {} elements)", header.tensors,
                             header.elements));
   }
+  if (header.pairs != table_.has_pairs()) {
+    throw Error(ErrorCode::kCorrupt, "the dtypes of the table and the format version of the delta disagree");
+  }
   if (header.digest_mix != table_.digest_mix()) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("the digests of the delta have mix {}, those here {} (TensorTable::with_digest_mix)",

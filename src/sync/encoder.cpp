@@ -111,7 +111,7 @@ template <class T>
 void encode_section(const Job& job, const Task& task, Worker& worker, SectionBlocks& out) {
   const TensorSpec& spec = job.table[task.tensor];
   const DigestIndex index = digest_index_of(job.table, task.tensor);
-  TileContext tile{0, 0, &index, is_floating(spec.dtype)};
+  TileContext tile{0, 0, &index, ulp_order(spec.dtype)};
   const CodeChanges<T> code = select_coder<T>(job.options.values, job.refresh, job.digest);
   SectionBuilder<T>& builder = worker.builder<T>(job.options);
   DigestChanges<T> digest(index.key, index.mix);
@@ -296,6 +296,9 @@ StreamId resolve_stream(const StreamId& stream, const TensorTable& table) {
 
 DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, const StreamId& stream,
                         std::uint64_t base_version, std::uint64_t version, const StateDigest& base_digest) {
+  if (table.has_pairs() && table.digest_mix() != DigestMix::kSecond) {
+    throw Error(ErrorCode::kUsage, "tables with dtypes of pairs have digests of the second mix alone");
+  }
   DeltaHeader header;
   header.stream = resolve_stream(stream, table);
   header.version = version;
@@ -303,6 +306,7 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
   header.table_hash = table.hash();
   header.base_digest = base_digest;
   header.digest_mix = table.digest_mix();
+  header.pairs = table.has_pairs();
   header.elements = table.elements();
   header.tensors = static_cast<std::uint32_t>(table.size());
   header.frame_capacity = options.frame_capacity;

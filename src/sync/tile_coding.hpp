@@ -21,7 +21,7 @@ struct TileContext {
   std::uint64_t first = 0;  ///< Element of the tensor at which the view starts.
   std::uint32_t base = 0;   ///< Added to positions within the view: those within the block.
   const DigestIndex* index = nullptr;
-  bool floating = false;
+  UlpOrder order = UlpOrder::kInteger;
 };
 
 /// Elements that follow one another in all memory, and in the digest.
@@ -95,7 +95,7 @@ void code_elements(const TileView& view, const TileContext& tile, Elements eleme
     if constexpr (kCodec != ValueCodec::kRaw || kDigest) old_bits = load_word<T>(view.old + old_offset);
     if constexpr (kCodec == ValueCodec::kRaw) coded[i] = new_bits;
     if constexpr (kCodec == ValueCodec::kXor) coded[i] = static_cast<T>(new_bits ^ old_bits);
-    if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.floating);
+    if constexpr (kCodec == ValueCodec::kUlp) coded[i] = ulp_difference(new_bits, old_bits, tile.order);
     if constexpr (kRefresh) store_word(view.refresh + old_offset, 0, new_bits);
     if constexpr (kDigest) record(elements.index(at), old_bits, new_bits);
   };
@@ -121,7 +121,7 @@ bool code_dense_elements(const TileView& view, const TileContext& tile, std::uin
     const std::uint32_t end = std::min(elements, first + kRun);
     const std::byte* const current = view.current + first * sizeof(T);
     const std::uint32_t differing =
-        cpu::code_changed(current, view.old + first * sizeof(T), end - first, sizeof(T), kCodec, tile.floating,
+        cpu::code_changed(current, view.old + first * sizeof(T), end - first, sizeof(T), kCodec, tile.order,
                           coded + done, kDigest ? before : nullptr, kDigest ? after : nullptr, bitmap + first / 8);
     const std::uint32_t* const last =
         end == elements ? found + view.changed

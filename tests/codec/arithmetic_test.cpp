@@ -13,22 +13,24 @@ namespace sparsecast::test {
 namespace {
 
 template <class T>
-void expect_bijection(bool floating) {
+void expect_bijection(UlpOrder order) {
   std::vector<bool> hit(std::size_t{1} << (8 * sizeof(T)));
   for (std::size_t pattern = 0; pattern < hit.size(); ++pattern) {
     const T bits = static_cast<T>(pattern);
-    const T value = ordered(bits, floating);
+    const T value = ordered(bits, order);
     ASSERT_FALSE(hit[value]) << pattern;
     hit[value] = true;
-    ASSERT_EQ(from_ordered(value, floating), bits) << pattern;
+    ASSERT_EQ(from_ordered(value, order), bits) << pattern;
   }
 }
 
 TEST(OrderedForm, IsABijectionOfAllBitPatternsAndIsInverted) {
-  for (const bool floating : {false, true}) {
-    expect_bijection<std::uint8_t>(floating);
-    expect_bijection<std::uint16_t>(floating);
+  for (const UlpOrder order : {UlpOrder::kInteger, UlpOrder::kFloat}) {
+    expect_bijection<std::uint8_t>(order);
+    expect_bijection<std::uint16_t>(order);
   }
+  expect_bijection<std::uint8_t>(UlpOrder::kIntegerPair);
+  expect_bijection<std::uint8_t>(UlpOrder::kFloatPair);
 }
 
 /// Computes the value from the definition: sign, 5 bits of exponent, 10 of mantissa.
@@ -45,7 +47,7 @@ void expect_monotone(double (*value)(std::uint16_t), std::uint16_t infinity) {
   double last = 0;
   int finite = 0;
   for (std::uint32_t place = 0; place < 0x10000; ++place) {
-    const std::uint16_t bits = from_ordered(static_cast<std::uint16_t>(place), true);
+    const std::uint16_t bits = from_ordered(static_cast<std::uint16_t>(place), UlpOrder::kFloat);
     if ((bits & 0x7FFF) >= infinity) continue;
     const double now = value(bits);
     if (started && bits == 0) {
@@ -66,16 +68,24 @@ TEST(OrderedForm, GrowsWithTheValueOfFiniteFloats) {
 }
 
 template <class T>
+UlpOrder random_order(Random& random) {
+  return static_cast<UlpOrder>(random.below(sizeof(T) == 1 ? 4 : 2));
+}
+
+template <class T>
 void expect_ulp_round_trip(Random& random) {
   for (int i = 0; i < 300'000; ++i) {
-    const bool floating = random.chance(0.5);
+    const UlpOrder order = random_order<T>(random);
     const T before = static_cast<T>(random.next());
     // Near and far neighbours, and unrelated patterns.
     const T after = random.chance(0.5) ? static_cast<T>(random.next())
                                        : static_cast<T>(before + (random.next() >> random.below(64)));
-    const T difference = ulp_difference(after, before, floating);
-    ASSERT_EQ(ulp_advance(before, difference, floating), after);
-    ASSERT_EQ(ulp_advance(after, static_cast<T>(T{0} - difference), floating), before) << "the negative goes back";
+    const T difference = ulp_difference(after, before, order);
+    ASSERT_EQ(ulp_advance(before, difference, order), after);
+    ASSERT_EQ(ulp_advance(after, difference, order, true), before);
+    ASSERT_EQ(ulp_advance(after, ulp_negative(difference, order), order), before) << "the negative goes back";
+    const T third = static_cast<T>(random.next());
+    ASSERT_EQ(ulp_sum(difference, ulp_difference(third, after, order), order), ulp_difference(third, before, order));
     ASSERT_EQ(difference == 0, after == before);
     if (difference == 0) continue;
     const bool negative = (difference >> (8 * sizeof(T) - 1)) != 0;
@@ -93,11 +103,44 @@ TEST(UlpDifference, LeadsThereAndBackForAllWidths) {
 }
 
 TEST(UlpDifference, OfNeighbouringFloatsIsOne) {
-  EXPECT_EQ(ulp_difference<std::uint16_t>(0x3F81, 0x3F80, true), 1);
-  EXPECT_EQ(ulp_difference<std::uint16_t>(0xBF81, 0xBF80, true), 0xFFFF);
-  EXPECT_EQ(ulp_difference<std::uint16_t>(0x0000, 0x8000, true), 1) << "from -0 to +0";
+  EXPECT_EQ(ulp_difference<std::uint16_t>(0x3F81, 0x3F80, UlpOrder::kFloat), 1);
+  EXPECT_EQ(ulp_difference<std::uint16_t>(0xBF81, 0xBF80, UlpOrder::kFloat), 0xFFFF);
+  EXPECT_EQ(ulp_difference<std::uint16_t>(0x0000, 0x8000, UlpOrder::kFloat), 1) << "from -0 to +0";
   EXPECT_EQ(ulp_magnitude<std::uint16_t>(1), 0);
   EXPECT_EQ(ulp_magnitude<std::uint16_t>(0xFFFF), 0);
+}
+
+TEST(PairCode, IsABijectionAndGrowsWithTheGreaterStep) {
+  std::vector<bool> hit(256);
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto steps = static_cast<std::uint8_t>(byte);
+    const std::uint8_t coded = compute_pair_code(steps);
+    ASSERT_EQ(compute_pair_steps(coded), steps);
+    ASSERT_EQ(pair_code(steps), coded);
+    ASSERT_EQ(pair_steps(coded), steps);
+    ASSERT_FALSE(hit[coded]) << byte;
+    hit[coded] = true;
+    const auto distance = [](int half) { return half > 8 ? 16 - half : half; };
+    const int size = std::max(distance(byte & 15), distance(byte >> 4));
+    ASSERT_EQ(coded == 0, size == 0);
+    if (size == 0) continue;
+    ASSERT_GE(ulp_magnitude(coded), 2 * size * (size - 1)) << byte;
+    ASSERT_LT(ulp_magnitude(coded), 2 * size * (size + 1)) << byte;
+  }
+}
+
+TEST(PairCode, OfOneStepIsTheSmallest) {
+  const std::uint8_t steps[] = {0x01, 0x10, 0x11, 0xF1, 0x0F, 0xF0, 0xFF, 0x1F};
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(pair_code(steps[i]), static_cast<std::uint8_t>(i < 4 ? i + 1 : 3 - i)) << i;
+}
+
+TEST(PairCode, CountsTheHalvesOfAByteByThemselves) {
+  // 7 to -8 and -1 to 0 are one step up for integers; -0 to +0 and 0.5 to 1 for fp4.
+  EXPECT_EQ(ulp_difference<std::uint8_t>(0x80, 0x70, UlpOrder::kIntegerPair), pair_code(0x10));
+  EXPECT_EQ(ulp_difference<std::uint8_t>(0x00, 0x0F, UlpOrder::kIntegerPair), pair_code(0x01));
+  EXPECT_EQ(ulp_difference<std::uint8_t>(0x00, 0x08, UlpOrder::kFloatPair), pair_code(0x01));
+  EXPECT_EQ(ulp_difference<std::uint8_t>(0x21, 0x12, UlpOrder::kFloatPair), pair_code(0x1F));
+  EXPECT_EQ(ulp_difference<std::uint8_t>(0xAA, 0x99, UlpOrder::kFloatPair), pair_code(0xFF));
 }
 
 TEST(Rice, NoParameterCodesAGapInFewerBitsThanTheLeast) {

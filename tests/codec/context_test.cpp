@@ -391,8 +391,8 @@ TEST(Context, OnlyDeltasOfThatPositionModeHaveItsBlocks) {
   std::vector<Bytes> records = context_records(step);
   EXPECT_EQ(field<std::uint16_t>(records[0], 10), 2U);
   Bytes newer = records[0];
-  set_field(newer, 10, std::uint16_t{3});
-  expect_error(ErrorCode::kUnsupported, [&] { parse_header(newer); }, {"1.3", "1.2"});
+  set_field(newer, 10, std::uint16_t{4});
+  expect_error(ErrorCode::kUnsupported, [&] { parse_header(newer); }, {"1.4", "1.3"});
 
   DeltaHeader header = parse_header(records[0]);
   header.positions = PositionMode::kAuto;

@@ -187,7 +187,8 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
     for (std::uint64_t round = 0; round < 240; ++round) {
       Random random(case_seed(run_seed(), round));
       const ValueCodec values = kValues[round % 3];
-      const bool floating = random.chance(0.7);
+      // Pairs are in bytes alone.
+      const auto order = static_cast<UlpOrder>(random.below(round / 3 % 4 == 0 ? 4 : 2));
       with_word(std::size_t{1} << round / 3 % 4, [&]<class T>() {
         const auto count = static_cast<std::uint32_t>(random.below(round < 24 ? 3000 : 200));
         const double density = random.unit();
@@ -202,7 +203,7 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
           if (new_bits[i] == old_bits[i]) continue;
           expected.push_back(values == ValueCodec::kRaw   ? new_bits[i]
                              : values == ValueCodec::kXor ? static_cast<T>(new_bits[i] ^ old_bits[i])
-                                                          : ulp_difference(new_bits[i], old_bits[i], floating));
+                                                          : ulp_difference(new_bits[i], old_bits[i], order));
           expected_before.push_back(old_bits[i]);
           expected_after.push_back(new_bits[i]);
         }
@@ -213,7 +214,7 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
         Bytes bitmap(count / 8 + 1 + cpu::kBitmapSlack, std::byte{0xA5});
         const std::uint32_t found = cpu::code_changed(
             reinterpret_cast<const std::byte*>(new_bits.data()), reinterpret_cast<const std::byte*>(old_bits.data()),
-            count, sizeof(T), values, floating, coded.data(), bits_too ? before.data() : nullptr,
+            count, sizeof(T), values, order, coded.data(), bits_too ? before.data() : nullptr,
             bits_too ? after.data() : nullptr, bits_too ? bitmap.data() : nullptr);
         ASSERT_EQ(found, expected.size());
         if (bits_too) {
@@ -233,11 +234,11 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
           ASSERT_TRUE(std::equal(expected_after.begin(), expected_after.end(), after.begin()));
         }
         std::vector<T> moved(count);
-        cpu::advance_words(expected_before.data(), coded.data(), found, sizeof(T), values, floating, false,
+        cpu::advance_words(expected_before.data(), coded.data(), found, sizeof(T), values, order, false,
                            moved.data());
         ASSERT_TRUE(std::equal(expected_after.begin(), expected_after.end(), moved.begin()));
         if (values == ValueCodec::kRaw) return;
-        cpu::advance_words(expected_after.data(), coded.data(), found, sizeof(T), values, floating, true, moved.data());
+        cpu::advance_words(expected_after.data(), coded.data(), found, sizeof(T), values, order, true, moved.data());
         ASSERT_TRUE(std::equal(expected_before.begin(), expected_before.end(), moved.begin()));
       });
     }

@@ -19,7 +19,8 @@ struct Expected {
 const std::map<std::string, Expected> kExpected = {
     {"BF16", {1, 2, true}},    {"F16", {2, 2, true}},     {"F32", {3, 4, true}},   {"F64", {4, 8, true}},
     {"F8_E4M3", {5, 1, true}}, {"F8_E5M2", {6, 1, true}}, {"I8", {7, 1, false}},   {"U8", {8, 1, false}},
-    {"I16", {9, 2, false}},    {"I32", {10, 4, false}},   {"I64", {11, 8, false}}, {"BOOL", {12, 1, false}}};
+    {"I16", {9, 2, false}},    {"I32", {10, 4, false}},   {"I64", {11, 8, false}}, {"BOOL", {12, 1, false}},
+    {"I4X2", {13, 1, false}},  {"F4X2", {14, 1, false}}};
 
 TEST(DType, NamesCodesAndSizesAreThoseOfTheWireFormat) {
   for (const auto& [name, expected] : kExpected) {
@@ -29,6 +30,7 @@ TEST(DType, NamesCodesAndSizesAreThoseOfTheWireFormat) {
     EXPECT_EQ(static_cast<int>(*dtype), expected.code);
     EXPECT_EQ(element_size(*dtype), expected.bytes);
     EXPECT_EQ(is_floating(*dtype), expected.floating);
+    EXPECT_EQ(is_pair(*dtype), expected.code >= 13);
     EXPECT_EQ(to_string(*dtype), name);
     EXPECT_EQ(dtype_from_code(static_cast<std::uint8_t>(expected.code)), dtype);
   }
@@ -40,9 +42,9 @@ TEST(DType, UnknownNamesAndCodesAreEmpty) {
   }
   int known = 0;
   for (int code = 0; code < 256; ++code) known += dtype_from_code(static_cast<std::uint8_t>(code)).has_value() ? 1 : 0;
-  EXPECT_EQ(known, 12);
+  EXPECT_EQ(known, 14);
   EXPECT_FALSE(dtype_from_code(0).has_value());
-  EXPECT_FALSE(dtype_from_code(13).has_value());
+  EXPECT_FALSE(dtype_from_code(15).has_value());
 }
 
 }  // namespace

@@ -72,6 +72,58 @@ TEST(SafetensorsHeader, ReadsEveryDtypeItCarries) {
   }
 }
 
+/// A header of one tensor of 8 bytes whose metadata says what it holds.
+std::string declared(const std::string& dtype, const std::string& shape, const std::string& dtypes) {
+  return R"({"__metadata__":{"sparsecast.dtypes":")" + dtypes + R"("},)" + tensor("w", dtype, shape, "[0,8]") + "}";
+}
+
+TEST(SafetensorsHeader, ReadsPairsOf4BitNumbers) {
+  const auto spec_of = [](const std::string& json) { return parse_file(safetensors_file(json, 8)).entries.at(0).spec; };
+  EXPECT_EQ(spec_of(one("F4", "[2,8]", "[0,8]")), (TensorSpec{"w", DType::kF4X2, {2, 4}}));
+  const std::string i4 = R"({\"w\":\"I4X2\",\"of another file\":\"I4X2\"})";
+  EXPECT_EQ(spec_of(declared("U8", "[2,4]", i4)), (TensorSpec{"w", DType::kI4X2, {2, 4}}));
+  EXPECT_EQ(spec_of(declared("I8", "[8]", R"({\"w\":\"F4X2\"})")), (TensorSpec{"w", DType::kF4X2, {8}}));
+  EXPECT_EQ(spec_of(declared("I32", "[2,1]", i4)), (TensorSpec{"w", DType::kI4X2, {2, 4}}));
+}
+
+TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
+  refuse(one("F4", "[2,7]", "[0,7]"), 7, {"'w'", "odd"}, ErrorCode::kUnsupported);
+  refuse(one("F4", "[]", "[0,1]"), 1, {"'w'", "odd"}, ErrorCode::kUnsupported);
+  refuse(one("F4", "[2,8]", "[0,16]"), 16, {"'w'", "F4"});
+  // The names of sparsecast are none of the format.
+  for (const char* name : {"I4X2", "F4X2"}) refuse(one(name, "[8]", "[0,8]"), 8, {name}, ErrorCode::kUnsupported);
+  refuse(declared("BF16", "[4]", R"({\"w\":\"I4X2\"})"), 8, {"'w'", "sparsecast.dtypes", "BF16"});
+  refuse(declared("I32", "[]", R"({\"w\":\"I4X2\"})"), 8, {"'w'"});
+  refuse(declared("U8", "[8]", R"({\"w\":\"U8\"})"), 8, {"'w'", "U8"});
+  refuse(declared("U8", "[8]", R"({\"w\":4})"), 8, {"'w'", "4"});
+  refuse(declared("U8", "[8]", R"({\"w\":[[\"I4X2\"]]})"), 8, {"'w'"});
+  for (const char* text : {"", "[]", "{", "7"}) refuse(declared("U8", "[8]", text), 8, {"sparsecast.dtypes"});
+}
+
+TEST(SafetensorsHeader, PairsThatAreWrittenAreReadBack) {
+  const std::uint64_t large = std::uint64_t{1} << 63;
+  const std::vector<TensorSpec> specs = {{"i", DType::kI4X2, {3, 5}},    {"i scalar", DType::kI4X2, {}},
+                                         {"f", DType::kF4X2, {3, 5}},    {"f scalar", DType::kF4X2, {}},
+                                         {"f empty", DType::kF4X2, {0}}, {"f large", DType::kF4X2, {0, large}},
+                                         {"u", DType::kU8, {7}}};
+  std::vector<std::byte> bytes = SafetensorsHeader::serialize(specs, {{"format", "pt"}});
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  EXPECT_NE(text.find(R"("f":{"dtype":"F4","shape":[3,10])"), std::string::npos);
+  EXPECT_NE(text.find(R"("i":{"dtype":"U8","shape":[3,5])"), std::string::npos);
+  bytes.resize(bytes.size() + 15 + 1 + 15 + 1 + 7);
+  const SafetensorsHeader header = SafetensorsHeader::parse(bytes, bytes.size());
+  ASSERT_EQ(header.entries.size(), specs.size());
+  for (const TensorSpec& spec : specs) {
+    EXPECT_TRUE(std::any_of(header.entries.begin(), header.entries.end(), [&](const SafetensorsEntry& entry) {
+      return entry.spec == spec;
+    })) << spec.name;
+  }
+  EXPECT_EQ(header.metadata.at("format"), "pt");
+  // The next file has other tensors, of which the old declaration says nothing.
+  const std::vector<std::byte> next = SafetensorsHeader::serialize({}, header.metadata);
+  EXPECT_EQ(SafetensorsHeader::parse(next, next.size()).metadata.size(), 1U);
+}
+
 TEST(SafetensorsHeader, RefusesFilesShorterThanTheirLengthSays) {
   for (std::size_t size = 0; size < 8; ++size) {
     expect_error(ErrorCode::kCorrupt, [&] { parse_file(std::vector<std::byte>(size)); }, {"8 bytes"});

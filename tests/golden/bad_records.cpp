@@ -108,7 +108,8 @@ void add_header(Collection& all) {
                   ErrorCode::kUnsupported);
   all.checksummed("format_minor_2", "format 1.2 with the digests of 1.0", set(10, std::uint16_t{2}),
                   ErrorCode::kWrongBase);
-  all.checksummed("format_minor_3", "a format of a later minor version", set(10, std::uint16_t{3}),
+  all.checksummed("format_minor_3", "format 1.3 with a table of no dtype that needs it", set(10, std::uint16_t{3}));
+  all.checksummed("format_minor_4", "a format of a later minor version", set(10, std::uint16_t{4}),
                   ErrorCode::kUnsupported);
   all.checksummed("format_minor_1_without_context", "format 1.1 without its position mode", set(10, std::uint16_t{1}));
   all.checksummed("context_in_format_1_0", "position mode context in format 1.0", set(96, std::uint8_t{5}));

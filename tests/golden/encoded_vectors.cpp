@@ -230,6 +230,33 @@ States shape_states() {
   return states;
 }
 
+/// Halves of bytes that went one step, as quantised weights do, and every pair of steps once.
+States pair_states() {
+  Random random(12);
+  States states = states_of("pairs", {{"i4", DType::kI4X2, {64, 100}},
+                                      {"i4.steps", DType::kI4X2, {16, 16}},
+                                      {"f4", DType::kF4X2, {64, 100}},
+                                      {"f4.steps", DType::kF4X2, {16, 16}},
+                                      {"f4.scalar", DType::kF4X2, {}},
+                                      {"scales", DType::kF8E4M3, {64, 12}}});
+  small_steps(states, random, 30);
+  for (std::size_t t = 0; t < 4; ++t) {
+    const bool every = t % 2 == 1;
+    for (std::uint64_t i = 0; i < states.table[t].elements(); ++i) {
+      const std::uint64_t old_bits = read_element(states.base[t].data(), 1, i);
+      std::uint64_t low = every ? i % 16 : 0;
+      std::uint64_t high = every ? i / 16 : 0;
+      if (!every && random.below(30) == 0) {
+        std::uint64_t& half = random.chance(0.5) ? low : high;
+        half = random.chance(0.5) ? 1 : 15;
+        if (random.chance(0.05)) low = high = half;
+      }
+      set_result(states, t, i, ((old_bits + low) & 15) | (((old_bits & 0xF0) + (high << 4)) & 0xF0));
+    }
+  }
+  return states;
+}
+
 States many_states() {
   Random random(8);
   std::vector<TensorSpec> specs;
@@ -246,8 +273,7 @@ class Collection {
   void add(const std::string& name, const States& states, const EncodeOptions& options, const Step& step = {}) {
     const TensorTable table = states.table.with_digest_mix(mix_);
     const Bytes delta = encode_file(table, states.base, states.result, options, step);
-    const std::string format = mix_ == DigestMix::kFirst ? "" : "format_1_2_";
-    vectors_.push_back({format + name, states.name, table, states.base, states.result, delta, true});
+    vectors_.push_back({prefix_ + name, states.name, table, states.base, states.result, delta, true});
   }
   void add_all_codecs(const States& states, PositionMode mode) {
     for (const ValueCodec values : kCodecs) {
@@ -256,11 +282,19 @@ class Collection {
     }
   }
   /// Makes the vectors that are added next ones of format 1.2; those before are of 1.0 and 1.1.
-  void enter_format_1_2() { mix_ = DigestMix::kSecond; }
+  void enter_format_1_2() {
+    mix_ = DigestMix::kSecond;
+    prefix_ = "format_1_2_";
+  }
+  void enter_format_1_3() {
+    mix_ = DigestMix::kSecond;
+    prefix_ = "format_1_3_";
+  }
   std::vector<GoodVector> take() { return std::move(vectors_); }
 
  private:
   DigestMix mix_ = DigestMix::kFirst;
+  std::string prefix_;
   std::vector<GoodVector> vectors_;
 };
 
@@ -327,6 +361,11 @@ std::vector<GoodVector> encoded_vectors() {
   all.add("no_change", still, options_of(PositionMode::kAuto, ValueCodec::kUlp));
   all.add("no_tensors", states_of("nothing", {}), options_of(PositionMode::kAuto, ValueCodec::kRaw));
   all.add("zstd_3_gap16_xor", weights, options_of(PositionMode::kGap16, ValueCodec::kXor, 3));
+
+  all.enter_format_1_3();
+  all.add_all_codecs(pair_states(), PositionMode::kAuto);
+  all.add("pairs_packed_ulp", pair_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
+  all.add("pairs_context_ulp", pair_states(), context);
   return all.take();
 }
 

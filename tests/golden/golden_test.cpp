@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "reference/reference_encoder.hpp"
 #include "sparsecast/safetensors.hpp"
@@ -152,7 +153,7 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
   std::set<std::pair<PositionMode, ValueCodec>> modes;
   std::set<std::pair<DType, ValueCodec>> dtypes;
   std::set<int> position_codecs;
-  std::set<std::pair<DigestMix, bool>> formats;
+  std::set<std::tuple<DigestMix, bool, bool>> formats;
   std::size_t most_frames = 0;
   for_good([&](const nlohmann::json& vector, const DeltaFile& delta, const TensorState&, const TensorState&) {
     if (vector.at("canonical")) modes.insert({delta.header().positions, delta.header().values});
@@ -163,13 +164,14 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
     for (const DeltaReport::Tensor& tensor : report.tensors) {
       dtypes.insert({delta.table()[tensor.index].dtype, delta.header().values});
     }
-    formats.insert({delta.header().digest_mix, delta.header().positions == PositionMode::kContext});
+    formats.insert(
+        {delta.header().digest_mix, delta.header().pairs, delta.header().positions == PositionMode::kContext});
     most_frames = std::max(most_frames, delta.frames());
   });
   EXPECT_EQ(modes.size(), 16U);
-  EXPECT_EQ(dtypes.size(), 36U);
+  EXPECT_EQ(dtypes.size(), 42U);
   EXPECT_EQ(position_codecs.size(), 6U);
-  EXPECT_EQ(formats.size(), 4U);
+  EXPECT_EQ(formats.size(), 6U);
   EXPECT_GE(most_frames, 3U);
 }
 

@@ -46,6 +46,28 @@ TEST(ForeignWriting, RoundTripsEveryLayoutForAnyShapesAndDensities) {
   }
 }
 
+TEST(ForeignWriting, CarriesPairsOf4BitNumbersWhereTheLayoutNeedNotNameThem) {
+  InteropScene scene({{"f", DType::kF4X2, {30, 40}}, {"i", DType::kI4X2, {5000}}}, 3, 0.05);
+  const Bytes delta = scene.delta_bytes(ValueCodec::kUlp);
+  const Checkpoint base = scene.base();
+  FileSystem& disk = FileSystem::posix();
+  const TemporaryDirectory directory;
+  ForeignWriteOptions options;
+  for (const ForeignFormat format : {ForeignFormat::kTrl, ForeignFormat::kSlimeXor, ForeignFormat::kSlimeOverwrite}) {
+    const std::string out = directory / std::string(to_string(format));
+    options.format = format;
+    write_foreign_step(disk, DeltaFile::over(delta, "delta"), base, out, options);
+    Bytes back;
+    read_foreign_step(disk, find_foreign_steps(disk, out).at(0), base, scene.header(), {}, out,
+                      [&](Bytes&& record) { back.insert(back.end(), record.begin(), record.end()); });
+    EXPECT_EQ(back, delta) << to_string(format);
+  }
+  options.format = ForeignFormat::kPackedDeltas;
+  expect_error(ErrorCode::kUnsupported,
+               [&] { write_foreign_step(disk, DeltaFile::over(delta, "delta"), base, directory / "packed", options); },
+               {"tensor 'f'", "F4X2", "U8"});
+}
+
 TEST(ForeignWriting, OfADirectoryThatFailsLeavesNothing) {
   InteropScene scene(kSpecs, 5, 0.1);
   const Bytes delta = scene.delta_bytes(ValueCodec::kUlp);

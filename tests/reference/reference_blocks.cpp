@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdlib>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 namespace sparsecast {
@@ -79,11 +81,33 @@ std::uint64_t ordered_form(std::uint64_t bits, std::uint64_t width, bool floatin
   return (bits & sign) == 0 ? bits ^ sign : bits ^ all;
 }
 
+/// The step of four bits, as a number from -8 to 7.
+int step_of_half(std::uint64_t new_bits, std::uint64_t old_bits, bool floating) {
+  const std::uint64_t step = ordered_form(new_bits & 15, 4, floating) - ordered_form(old_bits & 15, 4, floating);
+  return static_cast<int>((step + 8) & 15) - 8;
+}
+
+std::uint64_t pair_word(int l, int h) {
+  if (l == -8) return static_cast<std::uint64_t>(128 + h);
+  if (h == -8) return static_cast<std::uint64_t>(l < 0 ? 120 + l : 136 + l);
+  const int k = std::max(std::abs(l), std::abs(h));
+  if (k == 0) return 0;
+  const auto [p, q, t] = std::abs(l) == k ? std::tuple(l, h, 0) : std::tuple(h, l, 1);
+  const int along = p < 0 ? -q : q;
+  const int z = along > 0 ? 2 * along - 1 : -2 * along;
+  const int m = 2 * k * (k - 1) + std::min(2 * z + t, 4 * k - 1);
+  return static_cast<std::uint64_t>(p > 0 ? m + 1 : 255 - m);
+}
+
 std::uint64_t coded_word(ValueCodec values, std::uint64_t new_bits, std::uint64_t old_bits, DType dtype) {
   const std::uint64_t width = 8 * element_size(dtype);
   const std::uint64_t sign = std::uint64_t{1} << (width - 1);
   if (values == ValueCodec::kRaw) return new_bits;
   if (values == ValueCodec::kXor) return new_bits ^ old_bits;
+  if (dtype == DType::kI4X2 || dtype == DType::kF4X2) {
+    const bool fp4 = dtype == DType::kF4X2;
+    return pair_word(step_of_half(new_bits, old_bits, fp4), step_of_half(new_bits >> 4, old_bits >> 4, fp4));
+  }
   const bool floating = is_floating(dtype);
   return (ordered_form(new_bits, width, floating) - ordered_form(old_bits, width, floating)) & (sign | (sign - 1));
 }

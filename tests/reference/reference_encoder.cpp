@@ -3,6 +3,8 @@
 
 #include <zstd.h>
 
+#include <algorithm>
+
 #include "reference/reference_blocks.hpp"
 
 namespace sparsecast {
@@ -65,11 +67,17 @@ Wide first_mix(const Hash128& key, std::uint64_t i, std::uint64_t u, unsigned /*
 
 std::size_t padded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
 
+/// §3
+bool holds_pairs(const TensorTable& table) {
+  return std::any_of(table.begin(), table.end(),
+                     [](const TensorSpec& spec) { return static_cast<int>(spec.dtype) >= 13; });
+}
+
 /// §2.1
 Bytes header_record(const TensorTable& table, const DeltaHeader& header, const EncodeOptions& options) {
   Fields record;
   const bool context = options.positions == PositionMode::kContext;
-  const std::uint64_t minor = table.digest_mix() == DigestMix::kSecond ? 2 : context ? 1 : 0;
+  const std::uint64_t minor = holds_pairs(table) ? 3 : table.digest_mix() == DigestMix::kSecond ? 2 : context ? 1 : 0;
   record.magic("SCH1").u32(128).u16(1).u16(minor).u32(0);
   record.h128(header.stream).u64(header.version).u64(header.base_version);
   record.h128(table.hash()).h128(header.base_digest.value);

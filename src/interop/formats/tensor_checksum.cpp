@@ -153,13 +153,14 @@ std::uint64_t torch_hash(DType dtype, ConstBytes bits) {
       return fold_integers<std::int8_t>(bits);
     case DType::kU8:
     case DType::kBool:
+    case DType::kI4X2:
       return fold_integers<std::uint8_t>(bits);
     case DType::kI16:
       return fold_integers<std::int16_t>(bits);
     case DType::kI32:
       return fold_integers<std::int32_t>(bits);
     default:
-      throw Error(ErrorCode::kUnsupported, "PyTorch has no hash of 8-bit floating values");
+      throw Error(ErrorCode::kUnsupported, "PyTorch has no hash of floating values of 8 or 4 bits");
   }
 }
 
