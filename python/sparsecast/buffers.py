@@ -25,6 +25,7 @@ TORCH_DTYPES: dict[str, str] = {
     "int32": "I32",
     "int64": "I64",
     "bool": "BOOL",
+    "float4_e2m1fn_x2": "F4X2",  # Since torch 2.8. I4X2 has no name there: such tensors are uint8.
 }
 
 # : Names in numpy and ml_dtypes that differ from those in torch.
@@ -49,8 +50,8 @@ def describe(array: Any, *, dtype: str | None = None) -> Memory:
     protocol.
 
     Copies nothing; the result keeps the array alive. ``dtype`` gives the meaning of the elements by its safetensors
-    name where the type of the array does not (U8 that holds F8_E4M3, say); it must have the same size. For a torch
-    tensor that requires gradients it describes the data. Raises UsageError for an object without such memory, and
+    name where the type of the array does not (U8 that holds F8_E4M3 or two 4-bit integers, I4X2); it must have the same
+    size. For a torch tensor that requires gradients it describes the data. Raises UsageError for an object without such memory, and
     UnsupportedError for dtypes and devices that are not supported.
     """
     if isinstance(array, Memory):

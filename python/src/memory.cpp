@@ -93,7 +93,7 @@ void require_device_and_dtype(const Memory& one, const Memory& first, const std:
                             first.device_name()),
                 context);
   }
-  if (one.dtype() != dtype) {
+  if (one.dtype() != dtype && !(one.dtype() == DType::kU8 && is_pair(dtype))) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("it has dtype {}, and the {} says {}", to_string(one.dtype()), says, to_string(dtype)),
                 context);
@@ -115,8 +115,8 @@ std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::
   return bytes;
 }
 
-TensorRef Memory::ref() const {
-  return {data_, dtype_, shape_, contiguous() ? std::vector<std::int64_t>{} : strides_, device_};
+TensorRef Memory::ref(DType dtype) const {
+  return {data_, dtype, shape_, contiguous() ? std::vector<std::int64_t>{} : strides_, device_};
 }
 
 std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<Memory>& memory, bool writable,
@@ -137,7 +137,7 @@ std::vector<TensorRef> tensors_for(const TensorTable& table, const std::vector<M
           context);
     }
     if (writable) require_writable(one, context);
-    refs.push_back(one.ref());
+    refs.push_back(one.ref(spec.dtype));
   }
   return refs;
 }

@@ -30,7 +30,8 @@ class Memory {
   bool on_device() const noexcept { return device_ >= 0; }
   int device() const noexcept { return device_; }  ///< CUDA ordinal; -1: host memory.
   std::string device_name() const;
-  TensorRef ref() const;
+  /// `dtype` is that of a table or layout, which may know more of U8 (require_device_and_dtype).
+  TensorRef ref(DType dtype) const;
   std::uint64_t elements() const noexcept;
   std::uint64_t bytes() const noexcept { return elements() * element_size(dtype_); }
   bool contiguous() const noexcept;
@@ -56,8 +57,9 @@ inline int device_of(const std::vector<TensorRef>& tensors) {
 /// Returns the bytes of each tensor. Throws Error{kUsage} naming a tensor that is not contiguous.
 std::vector<MutableBytes> contiguous_bytes(const TensorTable& table, const std::vector<Memory>& memory);
 
-/// Throws Error{kUsage} with this context unless the tensor is on the device of the first, has the dtype that `says`
-/// ("table", "layout") gives it, and is writable if it has to be.
+/// Throws Error{kUsage} with this context unless the tensor is on the device of the first, and has the dtype that
+/// `says`
+/// ("table", "layout") gives it or is U8 where that is one of pairs.
 void require_device_and_dtype(const Memory& one, const Memory& first, const std::string& first_name, DType dtype,
                               const char* says, const std::string& context);
 void require_writable(const Memory& one, const std::string& context);

@@ -25,7 +25,7 @@ std::vector<TensorRef> masters_for(const TensorTable& table, const DetectorReque
       throw Error(ErrorCode::kUsage, "it must be contiguous fp32, of the tensor's shape, and on the tensor's device",
                   fmt::format("master of '{}'", table[i].name));
     }
-    masters.push_back(master->ref());
+    masters.push_back(master->ref(DType::kF32));
   }
   return masters;
 }

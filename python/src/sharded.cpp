@@ -36,14 +36,15 @@ RankMemory rank_memory(const Layout& layout, std::size_t rank, const std::vector
     const LocalTensor& local = locals[t];
     const std::string context = fmt::format("rank {}: local tensor '{}'", rank, local.name);
     const bool master = masters && local.dtype == DType::kBF16 && one.dtype() == DType::kF32;
-    require_device_and_dtype(one, tensors[0], locals[0].name, master ? DType::kF32 : local.dtype, "layout", context);
+    const DType dtype = master ? DType::kF32 : local.dtype;
+    require_device_and_dtype(one, tensors[0], locals[0].name, dtype, "layout", context);
     if (one.elements() != local.elements) {
       throw Error(ErrorCode::kUsage,
                   fmt::format("it has {} elements, and the layout says {}", one.elements(), local.elements), context);
     }
     if (!one.contiguous()) throw Error(ErrorCode::kUsage, "it is not contiguous", context);
     if (writable) require_writable(one, context);
-    out.tensors.push_back(one.ref());
+    out.tensors.push_back(one.ref(dtype));
   }
   return out;
 }

@@ -17,7 +17,9 @@ from sparsecast import Memory, TensorTable, describe
 from sparsecast.buffers import TORCH_DTYPES, bits_of
 from sparsecast.errors import CorruptError, UnsupportedError, UsageError
 
-_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in TORCH_DTYPES.items()}
+_DTYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, name) for name, code in TORCH_DTYPES.items() if hasattr(torch, name)
+}
 
 LARGEST_TENSOR = (1 << 31) - 1
 """Elements: verl's receivers take positions as int32."""

@@ -12,7 +12,9 @@ from ..buffers import TORCH_DTYPES, dtype_name
 from ..errors import UsageError
 from .step import Piece, TensorSpec, Transform
 
-_TORCH_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, torch_name) for torch_name, name in TORCH_DTYPES.items()}
+_TORCH_OF_NAME: dict[str, torch.dtype] = {
+    name: getattr(torch, torch_name) for torch_name, name in TORCH_DTYPES.items() if hasattr(torch, torch_name)
+}
 
 #: A tensor, this rank's part of it, and the part's box.
 _Held = tuple[TensorSpec, torch.Tensor, Box]

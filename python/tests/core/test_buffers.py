@@ -36,6 +36,17 @@ def test_a_torch_tensor_of_every_dtype_is_described_without_a_copy(dtype: torch.
     assert memory.nbytes == tensor.numel() * tensor.element_size()
 
 
+def test_pairs_of_4_bit_numbers_are_described_as_bytes() -> None:
+    fp4 = torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    memory = sc.describe(fp4)
+    assert (memory.dtype, memory.shape, memory.nbytes) == ("F4X2", (3, 4), 12)
+    assert memory.data_ptr == fp4.data_ptr()
+    assert sc.describe(torch.zeros(3, dtype=torch.uint8), dtype="I4X2").dtype == "I4X2"
+    assert sc.describe(torch.zeros(2, 3, dtype=torch.int32).view(torch.uint8), dtype="I4X2").shape == (2, 12)
+    with pytest.raises(errors.UsageError, match="elements of 32 bits cannot be I4X2"):
+        sc.describe(torch.zeros(3, dtype=torch.int32), dtype="I4X2")
+
+
 def test_views_parameters_scalars_and_empty_tensors_are_described_as_they_lie() -> None:
     base = torch.zeros(4, 6, dtype=torch.bfloat16)
     view = sc.describe(base.t()[1:3])

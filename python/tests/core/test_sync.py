@@ -18,8 +18,17 @@ SPECS = [
     ("c", "I64", (3, 4, 5)),
     ("e", "F8_E4M3", (0, 7)),
     ("s", "F32", ()),
+    ("i4", "I4X2", (9, 50)),
+    ("f4", "F4X2", (450,)),
 ]
-CARRIERS = {"BF16": np.uint16, "F32": np.uint32, "I64": np.uint64, "F8_E4M3": np.uint8}
+CARRIERS = {
+    "BF16": np.uint16,
+    "F32": np.uint32,
+    "I64": np.uint64,
+    "F8_E4M3": np.uint8,
+    "I4X2": np.uint8,
+    "F4X2": np.uint8,
+}
 
 
 def random_tensors(rng: np.random.Generator) -> list[np.ndarray]:
@@ -44,6 +53,31 @@ def train(rng: np.random.Generator, tensors: list[np.ndarray], density: float) -
         np.bitwise_xor(tensor, flips, out=tensor, where=mask)
         changed += int(mask.sum())
     return changed
+
+
+def test_bytes_are_what_the_table_says_they_hold_and_pairs_take_fewer_bits() -> None:
+    rng = np.random.default_rng(5)
+    old = rng.integers(0, 256, 1 << 18, dtype=np.uint8)
+    halves = rng.choice(old.size, 4_000, replace=False)
+    sizes = {}
+    for dtype in ("U8", "I4X2", "F4X2"):
+        live, held = old.copy(), old.copy()
+        table = sc.TensorTable([("w", dtype, old.shape)])
+        publisher = sc.Publisher(table, [sc.describe(live)])
+        subscriber = sc.Subscriber(table, [sc.describe(held)])
+        live[halves[:2_000]] ^= 0x10  # One step up or down of a high half, in all orders.
+        live[halves[2_000:]] ^= 0x01
+        delta = publisher.publish()
+        for record in delta.records():
+            subscriber.stage(record)
+        subscriber.apply()
+        assert np.array_equal(live, held)
+        sizes[dtype] = delta.wire_bytes
+    for dtype in ("I4X2", "F4X2"):
+        assert sizes["U8"] - sizes[dtype] > 4_000 * 2 / 8, sizes
+    other = sc.TensorTable([("w", "I8", old.shape)])
+    with pytest.raises(errors.UsageError, match="it has dtype U8, and the table says I8"):
+        sc.Publisher(other, [sc.describe(old)])
 
 
 @pytest.mark.parametrize("values", ["raw", "xor", "ulp"])
