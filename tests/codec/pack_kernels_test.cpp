@@ -234,8 +234,7 @@ TEST(WordKernels, CodeAndAdvanceAsTheArithmeticDoes) {
           ASSERT_TRUE(std::equal(expected_after.begin(), expected_after.end(), after.begin()));
         }
         std::vector<T> moved(count);
-        cpu::advance_words(expected_before.data(), coded.data(), found, sizeof(T), values, order, false,
-                           moved.data());
+        cpu::advance_words(expected_before.data(), coded.data(), found, sizeof(T), values, order, false, moved.data());
         ASSERT_TRUE(std::equal(expected_after.begin(), expected_after.end(), moved.begin()));
         if (values == ValueCodec::kRaw) return;
         cpu::advance_words(expected_after.data(), coded.data(), found, sizeof(T), values, order, true, moved.data());
