@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 
 #include "sparsecast/subscriber.hpp"
+#include "support/delta_bytes.hpp"
 #include "support/forge.hpp"
 
 namespace {
@@ -91,7 +93,7 @@ void check(const std::shared_ptr<const TensorTable>& table, std::vector<Bytes> r
   TensorState live = base;
   SubscriberOptions options;
   options.stream = table->hash();
-  Subscriber subscriber(table, live_views(live), options);
+  Subscriber subscriber(table, refs_to(*table, live_views(live)), options);
   const bool complete = staged(subscriber, records);
   require(live == base);
   if (!complete) return;
@@ -108,7 +110,7 @@ void check(const std::shared_ptr<const TensorTable>& table, std::vector<Bytes> r
   // The digest of what the blocks really do: applied, verified, and rolled back.
   TensorState expected = base;
   apply_blocks(records, *table, expected);
-  set_field(records.back(), at::kCommitDigest, sum(digest_tensors(*table, views(expected))).value);
+  set_field(records.back(), at::kCommitDigest, sum(digest_tensors(*table, refs_to(*table, views(expected)))).value);
   refresh_checksums(records);
   require(staged(subscriber, records));
   subscriber.apply();
@@ -124,6 +126,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   ConstBytes bytes{reinterpret_cast<const std::byte*>(data), size};
   if (size < kHeaderBytes + at::kFrameBody) return -1;
   const auto values = static_cast<ValueCodec>(field<std::uint8_t>(bytes, 97) % 3);
+  const bool context = field<std::uint8_t>(bytes, 96) == static_cast<std::uint8_t>(PositionMode::kContext);
   bytes = bytes.subspan(kHeaderBytes);
   std::optional<TensorTable> given = take_table(bytes);
   const auto table = std::make_shared<const TensorTable>(given ? std::move(*given) : fixed_table());
@@ -132,8 +135,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   DeltaHeader header;
   header.stream = table->hash();
   header.version = 1;
-  header.base_digest = sum(digest_tensors(*table, views(base_state(*table))));
+  const TensorState base = base_state(*table);
+  header.base_digest = sum(digest_tensors(*table, refs_to(*table, views(base))));
   header.values = values;
+  if (context && values == ValueCodec::kUlp) header.positions = PositionMode::kContext;
   std::vector<Bytes> records = forge_records(*table, header, {}, {{1, 2}});
   records.erase(records.begin() + 1);
   const std::size_t stored =

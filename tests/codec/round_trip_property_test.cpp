@@ -20,7 +20,6 @@ void round_trip_many(int count, const RandomLimits& limits, const RoundTripDepth
   for (int i = 0; i < count; ++i) {
     Random random(case_seed(run_seed(), static_cast<std::uint64_t>(i)));
     RandomDelta delta = random_delta(random, limits);
-    if (random.chance(0.3)) delta.options.block_changes = kLargeBlockChanges;
     try {
       check_round_trip(std::move(delta), random, depth);
     } catch (const std::exception& error) {

@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Random, DeviceApplierTest, testing::Range(0, 6));
 
 TEST_P(DeviceApplierTest, AppliesAnyStepAndTakesItBack) {
   for_cases(kCases, [](Random& random) {
-    RandomDelta delta = random_delta(random, {.max_elements = 100'000, .large_chance = 0.3, .context = true});
+    RandomDelta delta = random_delta(random, {.max_elements = 100'000, .large_chance = 0.3, .of_hosts = true});
     delta.options.zstd_level = 0;
     expect_applies(delta, random.chance(0.7) ? 0 : random.between(1, 15), random.chance(0.5));
   });

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Millions of random deltas from publisher to subscriber, every byte compared. One delta in 16 is also held to the
-// reference encoder, goes through a delta file and is rolled back again.
+// Millions of random deltas from publisher to subscriber, every byte compared: all dtypes and codecs, both objectives,
+// both sizes of blocks. One in 16 is also held to the reference encoder, goes through a delta file and is rolled back;
+// one in 16 comes with a chain of deltas that are joined and inverted; each with `context` blocks meets a receiver with
+// a flipped exponent bit; and of one small delta in 512 every flipped bit and every truncation is refused.
 
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "soak.hpp"
+#include "support/damage.hpp"
+#include "support/delta_chain.hpp"
 #include "support/huge_tensor.hpp"
 #include "support/round_trip.hpp"
 
@@ -30,14 +35,50 @@ RandomLimits limits_of(Random& random) {
   return {3, 20'000, 0.003, true};
 }
 
-std::uint64_t run_case(std::uint64_t seed) {
+/// How often a case, or all cases, have tested what; `kNames` are for printing.
+struct Tally {
+  static constexpr std::array kNames = {"elements",
+                                        "deltas with context blocks",
+                                        "deltas with blocks of 4096 changes",
+                                        "chains joined and inverted",
+                                        "deltas with every bit flipped",
+                                        "receivers with a flipped exponent bit"};
+  enum Count { kElements, kContext, kLargeBlocks, kChains, kDamaged, kFlipped };
+
+  std::array<std::uint64_t, kNames.size()> counts{};
+
+  void operator+=(const Tally& other) {
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += other.counts[i];
+  }
+};
+
+Tally run_case(std::uint64_t seed) {
   Random random(seed);
   const RandomLimits limits = limits_of(random);
-  RandomDelta delta = random_delta(random, limits);
+  RandomDelta delta =
+      random.chance(1.0 / 8) ? context_step(random, {2, 20'000, 0.5, true}) : random_delta(random, limits);
   const bool deep = random.chance(1.0 / 16);
   const std::uint64_t elements = delta.table->elements();
-  check_round_trip(std::move(delta), random, {deep && elements < 1'000'000, deep, deep});
-  return elements;
+  Tally tally;
+  tally.counts[Tally::kElements] = elements;
+  tally.counts[Tally::kLargeBlocks] = delta.options.block_changes == kLargeBlockChanges ? 1 : 0;
+  if (delta.options.positions == PositionMode::kContext) {
+    tally.counts[Tally::kFlipped] = check_flipped_exponent(delta, random) ? 1 : 0;
+  }
+  const DeltaReport report = check_round_trip(std::move(delta), random, {deep && elements < 1'000'000, deep, deep});
+  const auto context = static_cast<std::size_t>(PositionCodec::kContext);
+  tally.counts[Tally::kContext] = report.blocks_by_codec[context] > 0 ? 1 : 0;
+  if (random.chance(1.0 / 16)) {
+    const auto values = static_cast<ValueCodec>(random.below(3));
+    check_group_laws(random_chain(random, values, random.between(2, 4), {3, 20'000, 0.02, true}), random);
+    tally.counts[Tally::kChains] = 1;
+  }
+  if (random.chance(1.0 / 512)) {
+    check_every_flip_and_truncation(random.chance(0.5) ? random_delta(random, {2, 600, 0, true})
+                                                       : context_step(random, {1, 2'000, 1}));
+    tally.counts[Tally::kDamaged] = 1;
+  }
+  return tally;
 }
 
 class Soak {
@@ -52,9 +93,11 @@ class Soak {
       report_progress();
     }
     const double seconds = watch_.seconds();
-    std::printf("%llu deltas of %llu elements in %.1f s: %.0f a second; %llu failures; seed %llu\n", as_print(done_),
-                as_print(elements_), seconds, static_cast<double>(done_) / seconds, as_print(failures_),
-                as_print(seed_));
+    std::printf("%llu deltas in %.1f s: %.0f a second; %llu failures; seed %llu\n", as_print(done_), seconds,
+                static_cast<double>(done_) / seconds, as_print(failures_), as_print(seed_));
+    for (std::size_t i = 0; i < Tally::kNames.size(); ++i) {
+      std::printf("  %llu %s\n", as_print(tally_.counts[i]), Tally::kNames[i]);
+    }
     return failures_ == 0;
   }
 
@@ -66,10 +109,12 @@ class Soak {
   void work() {
     for (std::uint64_t index = next_++; index < count_ && !over(); index = next_++) {
       try {
-        elements_ += run_case(case_seed(seed_, index));
+        const Tally tested = run_case(case_seed(seed_, index));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        tally_ += tested;
       } catch (const std::exception& error) {
         ++failures_;
-        const std::lock_guard<std::mutex> lock(print_);
+        const std::lock_guard<std::mutex> lock(mutex_);
         std::printf("FAILED case %llu: %s\n  again: round_trip_soak --seed %llu --case %llu\n", as_print(index),
                     error.what(), as_print(seed_), as_print(index));
       }
@@ -84,7 +129,7 @@ class Soak {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       if (watch_.seconds() < next_report) continue;
       next_report += 10;
-      const std::lock_guard<std::mutex> lock(print_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       std::printf("  %llu deltas, %.0f a second\n", as_print(done_), static_cast<double>(done_) / watch_.seconds());
     }
   }
@@ -95,10 +140,10 @@ class Soak {
   soak::Stopwatch watch_;
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::uint64_t> done_{0};
-  std::atomic<std::uint64_t> elements_{0};
   std::atomic<std::uint64_t> failures_{0};
   std::atomic<bool> ended_{false};
-  std::mutex print_;
+  std::mutex mutex_;  ///< Of what is printed, and of tally_.
+  Tally tally_;
 };
 
 void run_huge(int threads) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 
+#include "codec/context_model.hpp"
+
 namespace sparsecast::test {
 namespace {
 
@@ -181,15 +183,62 @@ void change_randomly(Random& random, const TensorTable& table, TensorState& stat
   }
 }
 
-EncodeOptions random_options(Random& random, bool context) {
+void fill_with_weights(Random& random, const TensorTable& table, TensorState& state) {
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (!is_floating(table[t].dtype)) continue;
+    const ExponentField field = exponent_field(table[t].dtype);
+    const std::size_t size = element_size(table[t].dtype);
+    for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
+      // Half of the weights have the largest exponent, a quarter the next, and so on, as those of a normal
+      // distribution.
+      const auto below = static_cast<std::uint32_t>(-std::log2(1 - random.unit()));
+      const std::uint64_t sign = random.next() & 1;
+      const std::uint64_t exponent = field.mask / 2 - std::min(below, field.mask / 2);
+      const std::uint64_t mantissa = random.next() & ((std::uint64_t{1} << field.shift) - 1);
+      write_element(state[t].data(), size, i, sign << (8 * size - 1) | exponent << field.shift | mantissa);
+    }
+  }
+}
+
+void step_as_an_optimizer(Random& random, const TensorTable& table, TensorState& state) {
+  for (std::size_t t = 0; t < table.size(); ++t) {
+    if (!is_floating(table[t].dtype)) continue;
+    const ExponentField field = exponent_field(table[t].dtype);
+    const std::size_t size = element_size(table[t].dtype);
+    const double share_of_largest = random.log_uniform(1e-3, 0.5);
+    for (std::uint64_t i = 0; i < table[t].elements(); ++i) {
+      const std::uint64_t old_bits = read_element(state[t].data(), size, i);
+      const auto exponent = static_cast<std::uint32_t>(old_bits >> field.shift) & field.mask;
+      const int below = static_cast<int>(field.mask / 2) - static_cast<int>(exponent);
+      if (!random.chance(std::ldexp(share_of_largest, below))) continue;
+      write_element(state[t].data(), size, i, changed_bits(random, table[t].dtype, Change::kStep, old_bits));
+    }
+  }
+}
+
+EncodeOptions random_options(Random& random, bool of_hosts) {
   EncodeOptions options;
   options.positions = static_cast<PositionMode>(random.chance(0.5) ? 0 : random.below(5));
   options.values = random.chance(0.5) ? ValueCodec::kUlp : static_cast<ValueCodec>(random.below(3));
-  if (context && options.values == ValueCodec::kUlp && random.chance(0.4)) options.positions = PositionMode::kContext;
+  if (of_hosts) {
+    if (options.values == ValueCodec::kUlp && random.chance(0.4)) options.positions = PositionMode::kContext;
+    options.objective = random.chance(0.3) ? Objective::size() : Objective::speed();
+    options.block_changes = random.chance(0.4) ? kLargeBlockChanges : kBlockChanges;
+  }
   options.zstd_level = random.chance(0.02) ? static_cast<int>(random.between(1, 3)) : 0;
   options.frame_capacity = random.chance(0.5) ? kMinFrameCapacity : 16U << 20;
   return options;
 }
+
+namespace {
+
+void train(Random& random, RandomDelta& delta) {
+  fill_with_weights(random, *delta.table, delta.old_state);
+  delta.new_state = delta.old_state;
+  step_as_an_optimizer(random, *delta.table, delta.new_state);
+}
+
+}  // namespace
 
 RandomDelta random_delta(Random& random, const RandomLimits& limits) {
   RandomDelta delta;
@@ -197,7 +246,16 @@ RandomDelta random_delta(Random& random, const RandomLimits& limits) {
   delta.old_state = random_state(random, *delta.table);
   delta.new_state = delta.old_state;
   change_randomly(random, *delta.table, delta.new_state);
-  delta.options = random_options(random, limits.context);
+  delta.options = random_options(random, limits.of_hosts);
+  if (delta.options.positions == PositionMode::kContext && random.chance(0.7)) train(random, delta);
+  return delta;
+}
+
+RandomDelta context_step(Random& random, const RandomLimits& limits) {
+  RandomDelta delta = random_delta(random, limits);
+  train(random, delta);
+  delta.options.values = ValueCodec::kUlp;
+  delta.options.positions = PositionMode::kContext;
   return delta;
 }
 

@@ -12,10 +12,6 @@
 namespace sparsecast::test {
 namespace {
 
-void require(bool holds, const std::string& claim) {
-  if (!holds) throw RoundTripFailure("does not hold: " + claim);
-}
-
 void require_state(const TensorTable& table, const TensorState& found, const TensorState& expected,
                    const std::string& when) {
   if (found != expected) throw RoundTripFailure(when + ": " + first_difference(table, found, expected));
@@ -109,7 +105,9 @@ void require_size(const RandomDelta& delta, const Delta& published) {
 void require_reference(const RandomDelta& delta, const Delta& published) {
   const std::vector<ConstBytes> old_views = views(delta.old_state);
   const std::vector<ConstBytes> new_views = views(delta.new_state);
-  std::vector<Bytes> records = reference_encode(*delta.table, old_views, new_views, published.info, delta.options);
+  EncodeOptions options = delta.options;
+  options.positions = published.info.positions;  // What the objective made of `auto`.
+  std::vector<Bytes> records = reference_encode(*delta.table, old_views, new_views, published.info, options);
   require(records.front() == published.header, "the header is the reference encoder's");
   require(records.back() == published.commit, "the commit record is the reference encoder's");
   require(std::vector<Bytes>(records.begin() + 1, records.end() - 1) == published.frames,
@@ -140,7 +138,11 @@ void require_rolled_back(const RandomDelta& delta, const Delta& published, Subsc
 
 }  // namespace
 
-void check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& depth) {
+void require(bool holds, const std::string& claim) {
+  if (!holds) throw RoundTripFailure("does not hold: " + claim);
+}
+
+DeltaReport check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& depth) {
   const TensorTable& table = *delta.table;
   Trainer trainer = make_trainer(delta, random);
   const std::uint64_t changed = count_changes(table, delta.old_state, delta.new_state);
@@ -169,9 +171,11 @@ void check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& d
     require(parsed.report().changed == changed, "the file's directories count the changes");
     require(parsed.table().hash() == table.hash(), "the file holds the table");
   }
+  DeltaReport contents = report_of(published, table);
   if (depth.rolled_back) require_rolled_back(delta, published, subscriber, live);
   trainer.publisher->commit(published.info.version);
   require(trainer.publisher->digest() == report.digest, "both ends hold the same digest");
+  return contents;
 }
 
 }  // namespace sparsecast::test

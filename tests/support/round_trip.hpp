@@ -18,9 +18,10 @@ struct RoundTripDepth {
 struct RoundTripFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+void require(bool holds, const std::string& claim);
 
 /// Publishes the step with a detector drawn from `random`, sends it in a random order with repetitions, and applies it.
-/// Throws RoundTripFailure, or whatever Error the library throws.
-void check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& depth);
+/// Returns what the delta has. Throws RoundTripFailure, or whatever Error the library throws.
+DeltaReport check_round_trip(RandomDelta delta, Random& random, const RoundTripDepth& depth);
 
 }  // namespace sparsecast::test
