@@ -10,6 +10,7 @@
 
 #include "core/file_tree.hpp"
 #include "log/checkpoint_place.hpp"
+#include "log/first_mix.hpp"
 #include "log/follower_parts.hpp"
 #include "log/records.hpp"
 #include "sparsecast/error.hpp"
@@ -77,6 +78,7 @@ CatchUpPath LogFollower::State::plan(std::uint64_t goal) {
 }
 
 void LogFollower::State::catch_up(std::uint64_t goal) {
+  if (!position) require_second_mix(*store, head);
   std::optional<Error> first;
   for (int plans = 1;; ++plans) {
     std::optional<CatchUpPath> path;

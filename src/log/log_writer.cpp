@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/sodium.hpp"
+#include "log/first_mix.hpp"
 #include "log/log_writer_state.hpp"
 #include "log/records.hpp"
 #include "log/retention.hpp"
@@ -32,6 +33,7 @@ void require_options(const LogWriterOptions& options) {
 void require_belongs(const DeltaSource& delta, const LogCommit& head) {
   const DeltaHeader& header = delta.header();
   const std::string context = fmt::format("delta of version {}", header.version);
+  require_second_mix(header, context);
   if (!(header.stream == head.stream)) {
     throw Error(ErrorCode::kForeignStream,
                 fmt::format("it is of stream {}, and the log of {}", to_hex(header.stream), to_hex(head.stream)),
@@ -50,12 +52,13 @@ void require_belongs(const DeltaSource& delta, const LogCommit& head) {
   }
 }
 
-void require_weights(const LogCommit& head, const TensorTable& table, const StateDigest& digest,
-                     const std::string& location) {
+void require_weights(ObjectStore& store, const LogCommit& head, const TensorTable& table, const StateDigest& digest) {
+  const std::string& location = store.location();
   if (!(head.table_hash == table.hash())) {
     throw Error(ErrorCode::kTableMismatch, "the log carries another tensor table", location);
   }
   if (!(head.digest == digest)) {
+    require_second_mix(store, head);
     throw Error(ErrorCode::kWrongBase,
                 fmt::format("the weights have digest {}, and the log's newest version, {}, has {}",
                             to_hex(digest.value), head.version, to_hex(head.digest.value)),
@@ -182,7 +185,7 @@ LogCommit LogWriter::take_over(std::shared_ptr<const TensorTable> table, const S
     }
   }
   const LogCommit before = state_->current_head();
-  require_weights(before, *table, expected, location);
+  require_weights(state_->store(), before, *table, expected);
   state_->require_trusted_key(before);
   state_->table = std::move(table);
   return state_->commit_unchanged(before, state_->successor(before, CommitKind::kTakeover, label));
@@ -198,7 +201,7 @@ LogCommit LogWriter::resume(std::shared_ptr<const TensorTable> table, const Stat
                 fmt::format("version {} is another publisher's: this one has to take the log over", newest.version),
                 location);
   }
-  require_weights(newest, *table, expected, location);
+  require_weights(state_->store(), newest, *table, expected);
   state_->require_trusted_key(newest);
   state_->table = std::move(table);
   state_->head = newest;

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cuda/differential.hpp"
@@ -42,10 +41,21 @@ void scatter(Random& random, TensorState& state) {
   }
 }
 
+/// A random model and the steps from one version of it to the next.
+struct Steps {
+  std::uint64_t seed = 0;
+  RandomLimits limits;
+  bool context = false;  ///< Weights and steps as those of a trained model, in mode `context`.
+};
+
 /// Three versions from a trainer on the device to an engine on the device; the reports.
-std::vector<std::string> three_versions(std::uint64_t seed, const RandomLimits& limits) {
-  Random random(seed);
-  const RandomDelta delta = random_delta(random, limits);
+std::vector<std::string> three_versions(const Steps& steps) {
+  Random random(steps.seed);
+  RandomDelta delta = random_delta(random, steps.limits);
+  if (steps.context) {
+    delta.options.positions = PositionMode::kContext;
+    fill_with_weights(random, *delta.table, delta.old_state);
+  }
   const std::vector<std::size_t> sizes = element_sizes(*delta.table);
   TensorState state = delta.old_state;
   DeviceState trained(sizes, state, 0);
@@ -65,6 +75,8 @@ std::vector<std::string> three_versions(std::uint64_t seed, const RandomLimits& 
   for (std::uint64_t version = 1; version <= 3; ++version) {
     if (version == 3) {
       scatter(random, state);
+    } else if (steps.context) {
+      step_as_an_optimizer(random, *delta.table, state);
     } else {
       step(random, state, sizes, version == 1 ? 0.02 : 0.3);
     }
@@ -81,14 +93,15 @@ std::vector<std::string> three_versions(std::uint64_t seed, const RandomLimits& 
 std::vector<std::string> reports_of_kernels() {
   constexpr RandomLimits kSmall{.max_elements = 30'000, .large_chance = 0.2};
   constexpr RandomLimits kLarge{.max_elements = 90'000, .large_chance = 0.5};
+  constexpr RandomLimits kTrained{.max_tensors = 6, .max_elements = 90'000, .large_chance = 0.8};
   // More blocks than CTAs, and than warps.
   constexpr RandomLimits kMany{.max_tensors = 80, .max_elements = 600, .large_chance = 0};
   constexpr RandomLimits kMost{.max_tensors = 800, .max_elements = 600, .large_chance = 0};
-  const std::pair<std::uint64_t, RandomLimits> steps[] = {{1, kSmall}, {2, kSmall}, {3, kSmall}, {4, kSmall},
-                                                          {1, kLarge}, {2, kLarge}, {3, kLarge}, {1, kMany},
-                                                          {2, kMost},  {3, kMost}};
-  for (const auto& [seed, limits] : steps) {
-    std::vector<std::string> reports = three_versions(seed, limits);
+  const Steps all[] = {{1, kSmall},         {2, kSmall},         {3, kSmall},        {4, kSmall}, {1, kLarge},
+                       {2, kLarge},         {3, kLarge},         {1, kMany},         {2, kMost},  {3, kMost},
+                       {1, kTrained, true}, {2, kTrained, true}, {3, kTrained, true}};
+  for (const Steps& steps : all) {
+    std::vector<std::string> reports = three_versions(steps);
     if (!reports.empty()) return reports;
   }
   return {};
