@@ -1,9 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <hwy/targets.h>
 
 #include <CLI/CLI.hpp>
+#include <stdexcept>
+#include <string>
 
 #include "codec_bench/commands.hpp"
+
+namespace {
+
+/// Makes the vector kernels those of one instruction set, by Highway's name, for the rest of the program.
+void use_instruction_set(const std::string& name) {
+  std::string known;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    if (name == hwy::TargetName(target)) return hwy::GetChosenTarget().Update(target);
+    known += fmt::format(" {}", hwy::TargetName(target));
+  }
+  throw std::runtime_error(fmt::format("no instruction set {} here:{}", name, known));
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{
@@ -19,6 +36,7 @@ int main(int argc, char** argv) {
   int threads = 1;
   int repeat = 9;
   std::string json;
+  std::string simd;
   app.add_option("--trace", trace, "Bytes per change of a trace: a directory with an anchor and sparse steps");
   app.add_option("--json", json,
                  "Also write the results to this file (-: to standard output, and the table to standard error)");
@@ -29,6 +47,7 @@ int main(int argc, char** argv) {
   app.add_option("--mib", mib, "Size of each array in MiB (default: 256 with --summary, 64 without a mode)");
   app.add_option("--threads", threads, "With --summary")->capture_default_str();
   app.add_option("--repeat", repeat, "With --summary: rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--simd", simd, "The vector kernels of this instruction set alone, as AVX2 (default: the best here)");
   CLI11_PARSE(app, argc, argv);
   for (const std::string& option : app.remaining()) {
     if (option.starts_with("--benchmark_")) continue;
@@ -37,6 +56,7 @@ int main(int argc, char** argv) {
   }
   try {
     using namespace sparsecast::bench;
+    if (!simd.empty()) use_instruction_set(simd);
     const RecordFile file(json);
     Record record("codec_bench");
     const int status = !trace.empty() ? run_trace(trace, record)

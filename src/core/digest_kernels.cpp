@@ -38,86 +38,137 @@ HWY_INLINE Vec SwapHalves(Vec a) {
   return hn::BitCast(Tag(), hn::Shuffle2301(hn::BitCast(halves, a)));
 }
 
-HWY_INLINE Vec Round(Vec x, std::uint32_t multiplier) {
+/// Both halves of digest_weight() of the elements with these counters, each in the low half of a word; what is above
+/// it has no meaning, and MultiplyLow() does not read it.
+HWY_INLINE void WeightHalves(Vec counters, Vec key_hi, Vec& low, Vec& high) {
   const Tag d;
-  const Vec swapped = SwapHalves(x);
-  const Vec high = hn::And(swapped, hn::Set(d, 0xFFFFFFFF00000000ULL));
-  return hn::Xor(MultiplyLow(swapped, hn::Set(d, multiplier)), high);
+  const Vec first = hn::Xor3(MultiplyLow(counters, hn::Set(d, kDigestRound1)), counters, key_hi);
+  const Vec second = MultiplyLow(hn::ShiftRight<32>(first), hn::Set(d, kDigestRound2));
+  const Vec third = MultiplyLow(hn::Xor(hn::ShiftRight<32>(second), first), hn::Set(d, kDigestRound3));
+  low = hn::Or(third, hn::Set(d, 1));
+  high = hn::Xor(hn::ShiftRight<32>(third), second);
 }
 
-/// digest_weight() of elements with these counters.
-HWY_INLINE Vec Weights(Vec counters, Vec key_hi) {
-  const Tag d;
-  const Vec x = hn::Xor3(MultiplyLow(counters, hn::Set(d, kDigestRound1)), counters, key_hi);
-  return hn::Or(Round(Round(x, kDigestRound2), kDigestRound3), hn::Set(d, 1));
-}
-
-/// Words of memory hold several small elements, or one. What weights are multiplied by (digest_word) is summed in
-/// pieces of 16 bits.
+/// Number of elements in a word of memory. What weights are multiplied by (digest_word) is summed in pieces of at most
+/// 16 bits, two pieces at a time.
 template <class T>
 constexpr unsigned kEach = 8 / sizeof(T);
 constexpr unsigned kPieceBits = 16;
-
-/// digest_word() of an element in each word, which has no other bits.
 template <class T>
-HWY_INLINE Vec DigestWords(Vec elements) {
+constexpr bool kTwoPieces = sizeof(T) >= 4;
+
+/// Returns u (u + 1) / 2 modulo 2^32 in the low half of each word u of 32 bits; what is above it has no meaning.
+HWY_INLINE Vec Triangles(Vec words) { return hn::ShiftRight<1>(hn::Add(MultiplyLow(words, words), words)); }
+
+/// Returns u (u + 1) / 2 modulo 2^16 of the 16-bit numbers u: the product of u and u + 1 after the even one of them is
+/// halved.
+template <class Vec16>
+HWY_INLINE Vec16 ShortTriangles(Vec16 words) {
+  const hn::DFromV<Vec16> d;
+  return hn::Mul(hn::Or(words, hn::Set(d, 1)), hn::AverageRound(words, hn::Zero(d)));
+}
+
+/// Returns bits 32 * kHalf to 32 * kHalf + 31 of the digest_word() of an element of 4 or 8 bytes in each word, which
+/// has no other bits; what is above them has no meaning.
+template <class T, unsigned kHalf>
+HWY_INLINE Vec WordHalves(Vec elements) {
+  if constexpr (kHalf == 1) return hn::ShiftRight<32>(elements);
+  if constexpr (sizeof(T) == 4) return Triangles(elements);
+  const Vec sum = hn::Add(elements, SwapHalves(elements));
+  return Triangles(hn::And(sum, hn::Set(Tag(), 0xFFFFFFFFULL)));
+}
+
+/// The two pieces of the low half of each word, in halves of which the upper one has no meaning.
+HWY_INLINE Vec LowPieces(Vec halves) { return hn::And(halves, hn::Set(Tag(), (1U << kPieceBits) - 1)); }
+HWY_INLINE Vec HighPieces(Vec halves) {
+  return hn::BitCast(Tag(), hn::ShiftRight<kPieceBits>(hn::BitCast(HalfTag(), halves)));
+}
+
+/// Adds the products of the halves of weights and pieces, each in the low half of a word.
+HWY_INLINE void AddProducts(Vec weights_low, Vec weights_high, Vec pieces, Vec& sum_low, Vec& sum_high) {
+  sum_low = hn::Add(sum_low, MultiplyLow(weights_low, pieces));
+  sum_high = hn::Add(sum_high, MultiplyLow(weights_high, pieces));
+}
+
+/// The same for words of one piece, of elements with these counters.
+HWY_INLINE void AddPieces(Vec pieces, Vec counters, Vec key_hi, Vec& sum_low, Vec& sum_high) {
+  Vec weights_low;
+  Vec weights_high;
+  WeightHalves(counters, key_hi, weights_low, weights_high);
+  AddProducts(weights_low, weights_high, pieces, sum_low, sum_high);
+}
+
+/// The same for four pieces in each word, of 16 bits each; the counters of their elements differ by `step`.
+HWY_INLINE void AddFourPieces(Vec words, Vec counters, Vec step, Vec key_hi, Vec& sum_low, Vec& sum_high) {
+  const HalfTag halves;
+  const Vec even = hn::BitCast(Tag(), hn::And(hn::BitCast(halves, words), hn::Set(halves, 0xFFFF)));
+  const Vec odd = hn::BitCast(Tag(), hn::ShiftRight<16>(hn::BitCast(halves, words)));
+  AddPieces(even, counters, key_hi, sum_low, sum_high);
+  counters = hn::Add(counters, step);
+  AddPieces(odd, counters, key_hi, sum_low, sum_high);
+  counters = hn::Add(counters, step);
+  AddPieces(hn::ShiftRight<32>(even), counters, key_hi, sum_low, sum_high);
+  counters = hn::Add(counters, step);
+  AddPieces(hn::ShiftRight<32>(odd), counters, key_hi, sum_low, sum_high);
+}
+
+/// Adds the sums of products of the low and the high halves of weights with pieces that begin at bit `shift`.
+void AddSums(Vec sum_low, Vec sum_high, unsigned shift, DigestSum& sum) {
   const Tag d;
-  const Vec low = hn::Set(d, sizeof(T) == 8 ? 0xFFFFFFFFULL : (std::uint64_t{1} << 8 * sizeof(T) % 64) - 1);
-  const Vec base = sizeof(T) == 8 ? hn::And(hn::Add(elements, SwapHalves(elements)), low) : elements;
-  const Vec triangles = hn::And(hn::ShiftRight<1>(hn::Add(MultiplyLow(base, base), base)), low);
-  return sizeof(T) == 8 ? hn::Or(hn::AndNot(low, elements), triangles) : triangles;
+  digest_add(sum, std::uint64_t{1} << shift, hn::GetLane(hn::SumOfLanes(d, sum_low)));
+  // Shifted by 32 bits more.
+  DigestSum high;
+  digest_add(high, std::uint64_t{1} << shift, hn::GetLane(hn::SumOfLanes(d, sum_high)));
+  add_wide(sum, high.lo << 32, high.hi << 32 | high.lo >> 32);
 }
 
-/// The piece that begins at bit `kShift` of the digest_word() of an element in each word.
-template <class T, unsigned kShift>
-HWY_INLINE Vec PieceOf(Vec elements) {
-  const Vec pieces = hn::ShiftRight<kShift>(DigestWords<T>(elements));
-  return kShift + kPieceBits < 8 * sizeof(T) ? hn::And(pieces, hn::Set(Tag(), (1U << kPieceBits) - 1)) : pieces;
-}
-
-/// Adds the products of weights and one piece of each element's word, which begins at bit `kShift`, from element
-/// kElement of each word of memory on. `counters` are those of that element.
-template <class T, unsigned kShift, unsigned kElement>
-HWY_INLINE void AddPieces(Vec words, Vec counters, Vec step, Vec key_hi, Vec& sum_low, Vec& sum_high) {
-  const Tag d;
-  Vec elements = hn::ShiftRight<8 * sizeof(T) % 64 * kElement>(words);
-  if (kElement + 1 < kEach<T>) elements = hn::And(elements, hn::Set(d, (std::uint64_t{1} << 8 * sizeof(T) % 64) - 1));
-  const Vec pieces = PieceOf<T, kShift>(elements);
-  const Vec weights = Weights(counters, key_hi);
-  sum_low = hn::Add(sum_low, MultiplyLow(weights, pieces));
-  sum_high = hn::Add(sum_high, MultiplyLow(SwapHalves(weights), pieces));
-  if constexpr (kElement + 1 < kEach<T>) {
-    AddPieces<T, kShift, kElement + 1>(words, hn::Add(counters, step), step, key_hi, sum_low, sum_high);
-  }
-}
-
-/// Adds one piece of each element of `count` whole vectors of words.
-template <class T, unsigned kShift>
-void SumPieces(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi, const std::byte* bits,
+/// Adds the halves `kHalf` of the words of `count` whole vectors of elements; those of fewer than 8 bytes have one.
+template <class T, unsigned kHalf>
+void SumHalves(std::uint64_t counter, std::uint64_t counter_step, std::uint64_t key_hi, const std::byte* bits,
                std::uint64_t vectors, DigestSum& sum) {
   const Tag d;
+  const hn::Repartition<std::uint16_t, Tag> d16;
   const std::size_t lanes = hn::Lanes(d);
-  HWY_ALIGN std::uint64_t first[HWY_MAX_BYTES / 8];
-  for (std::size_t lane = 0; lane < lanes; ++lane) first[lane] = counter + lane * kEach<T> * counter_step;
-  Vec counters = hn::Load(d, first);
+  HWY_ALIGN std::uint64_t numbers[HWY_MAX_BYTES / 8];
+  for (std::size_t lane = 0; lane < lanes; ++lane) numbers[lane] = counter + lane * kEach<T> * counter_step;
+  Vec counters = hn::Load(d, numbers);
   const Vec step = hn::Set(d, counter_step);
+  const Vec two_steps = hn::Set(d, 2 * counter_step);
   const Vec turn = hn::Set(d, lanes * kEach<T> * counter_step);
   const Vec key = hn::Set(d, key_hi);
-  Vec sum_low = hn::Zero(d);
-  Vec sum_high = hn::Zero(d);
+  Vec first_low = hn::Zero(d);
+  Vec first_high = hn::Zero(d);
+  Vec second_low = hn::Zero(d);
+  Vec second_high = hn::Zero(d);
+  const auto add_element = [&](Vec element, Vec counter_of_element) HWY_ATTR {
+    Vec weights_low;
+    Vec weights_high;
+    WeightHalves(counter_of_element, key, weights_low, weights_high);
+    const Vec halves = WordHalves<T, kHalf>(element);
+    AddProducts(weights_low, weights_high, LowPieces(halves), first_low, first_high);
+    AddProducts(weights_low, weights_high, HighPieces(halves), second_low, second_high);
+  };
   for (std::uint64_t v = 0; v < vectors; ++v) {
     const Vec words = hn::LoadU(d, reinterpret_cast<const std::uint64_t*>(bits + v * lanes * 8));
-    AddPieces<T, kShift, 0>(words, counters, step, key, sum_low, sum_high);
+    const auto shorts = hn::BitCast(d16, words);
+    if constexpr (sizeof(T) == 1) {
+      const auto low_byte = hn::Set(d16, 0xFF);
+      const auto even = hn::And(ShortTriangles(hn::And(shorts, low_byte)), low_byte);
+      const auto odd = hn::And(ShortTriangles(hn::ShiftRight<8>(shorts)), low_byte);
+      AddFourPieces(hn::BitCast(d, even), counters, two_steps, key, first_low, first_high);
+      AddFourPieces(hn::BitCast(d, odd), hn::Add(counters, step), two_steps, key, first_low, first_high);
+    } else if constexpr (sizeof(T) == 2) {
+      AddFourPieces(hn::BitCast(d, ShortTriangles(shorts)), counters, step, key, first_low, first_high);
+    } else if constexpr (sizeof(T) == 4) {
+      add_element(hn::And(words, hn::Set(d, 0xFFFFFFFFULL)), counters);
+      add_element(hn::ShiftRight<32>(words), hn::Add(counters, step));
+    } else {
+      add_element(words, counters);
+    }
     counters = hn::Add(counters, turn);
   }
-  // Shifted by 32 bits more, the sum for the high halves of the weights.
-  digest_add(sum, std::uint64_t{1} << kShift, hn::GetLane(hn::SumOfLanes(d, sum_low)));
-  DigestSum high;
-  digest_add(high, std::uint64_t{1} << kShift, hn::GetLane(hn::SumOfLanes(d, sum_high)));
-  add_wide(sum, high.lo << 32, high.hi << 32 | high.lo >> 32);
-  if constexpr (kShift + kPieceBits < 8 * sizeof(T)) {
-    SumPieces<T, kShift + kPieceBits>(counter, counter_step, key_hi, bits, vectors, sum);
-  }
+  AddSums(first_low, first_high, 32 * kHalf, sum);
+  if (kTwoPieces<T>) AddSums(second_low, second_high, 32 * kHalf + kPieceBits, sum);
 }
 
 template <class T>
@@ -126,8 +177,11 @@ std::uint64_t SumElementsOf(std::uint64_t counter, std::uint64_t counter_step, s
   const std::uint64_t each = hn::Lanes(Tag()) * kEach<T>;
   const std::uint64_t whole = count / each * each;
   for (std::uint64_t at = 0; at < whole; at += kChunk) {
-    SumPieces<T, 0>(counter + at * counter_step, counter_step, key_hi, bits + at * sizeof(T),
-                    std::min(kChunk, whole - at) / each, sum);
+    const std::uint64_t first = counter + at * counter_step;
+    const std::byte* const chunk = bits + at * sizeof(T);
+    const std::uint64_t vectors = std::min(kChunk, whole - at) / each;
+    SumHalves<T, 0>(first, counter_step, key_hi, chunk, vectors, sum);
+    if constexpr (sizeof(T) == 8) SumHalves<T, 1>(first, counter_step, key_hi, chunk, vectors, sum);
   }
   return whole;
 }
@@ -152,6 +206,18 @@ void AddShifted(std::int64_t value, unsigned shift, DigestSum& sum) {
   add_wide(sum, low << shift, static_cast<std::uint64_t>(high));
 }
 
+/// Returns the piece from bit `kShift` on of the digest_word() of an element in each word, which has no other bits; the
+/// words have no others either.
+template <class T, unsigned kShift>
+HWY_INLINE Vec PieceOf(Vec elements) {
+  if constexpr (sizeof(T) < 4) {
+    return hn::And(Triangles(elements), hn::Set(Tag(), (1U << 8 * sizeof(T)) - 1));
+  } else {
+    const Vec halves = WordHalves<T, kShift / 32>(elements);
+    return LowPieces(kShift % 32 == 0 ? halves : HighPieces(halves));
+  }
+}
+
 /// Adds the products of weights and the differences of one piece of the words of `count` changes, in whole vectors.
 /// Differences are made positive by 2^kPieceBits: products then have 49 bits, which leaves room for kMostSummedChanges.
 /// counters(i) loads those of the vector at change i.
@@ -167,13 +233,14 @@ HWY_INLINE void SumChangedPieces(const Counters& counters, std::uint64_t key_hi,
   Vec weights_low = hn::Zero(d);
   Vec weights_high = hn::Zero(d);
   for (std::uint32_t i = 0; i < count; i += static_cast<std::uint32_t>(hn::Lanes(d))) {
-    const Vec weights = Weights(counters(i), key);
+    Vec low;
+    Vec high;
+    WeightHalves(counters(i), key, low, high);
     const Vec old_pieces = PieceOf<T, kShift>(LoadElements(before + i));
     const Vec difference = hn::Sub(hn::Add(PieceOf<T, kShift>(LoadElements(after + i)), bias), old_pieces);
-    sum_low = hn::Add(sum_low, MultiplyLow(weights, difference));
-    sum_high = hn::Add(sum_high, MultiplyLow(SwapHalves(weights), difference));
-    weights_low = hn::Add(weights_low, hn::And(weights, low_half));
-    weights_high = hn::Add(weights_high, hn::ShiftRight<32>(weights));
+    AddProducts(low, high, difference, sum_low, sum_high);
+    weights_low = hn::Add(weights_low, hn::And(low, low_half));
+    weights_high = hn::Add(weights_high, hn::And(high, low_half));
   }
   const auto unbiased = [&](Vec products, Vec weights) HWY_ATTR {
     const Vec left = hn::Sub(products, hn::ShiftLeft<kPieceBits>(weights));
