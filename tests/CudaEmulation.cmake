@@ -63,7 +63,7 @@ if(NOT SPARSECAST_SANITIZE STREQUAL "thread")
     sparsecast_record_traces(${program})
     sparsecast_compile_quickly(${program})
     gtest_discover_tests(${program} TEST_PREFIX "${prefix}" TEST_FILTER "${filter}" DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                         PROPERTIES LABELS unit TIMEOUT 600)
+                         PROPERTIES LABELS unit TIMEOUT 1800)
   endfunction()
 
   # Instruments every memory access, to find data races (cuda_emulation/races.hpp, orders.hpp): the hooks of the

@@ -32,8 +32,8 @@ __device__ OldWords<T> old_words_of(const Received& received, const ReceivedBloc
   return old;
 }
 
-/// Decodes one block to its entries. Returns the input error of this thread; the caller's next barrier ends the use of
-/// `shared`.
+/// Decodes one block to its entries. Returns the input error of this thread. Behind the last use of `shared` is a
+/// barrier.
 template <class T>
 __device__ InputError decode_context_block(const Received& received, const ReceivedBlock& block,
                                            ContextShared& shared) {
@@ -68,7 +68,6 @@ __global__ void __launch_bounds__(kThreads, kPolicy.decode.context_ctas) decode_
     if (block.element_shift != kShiftOf<T> || !is_context(block)) continue;
     const InputError input_error = decode_context_block<T>(received, block, shared);
     if (input_error != InputError::kNone) refuse_block(&received.control->block_input_error, number, input_error);
-    __syncthreads();
   }
 }
 

@@ -62,15 +62,19 @@ static __global__ void __launch_bounds__(kThreads)
       contexts.items[shared.items_begin + numbers.before] = {
           slot, section.tile_base + records[b].first_tile - section.first_tile};
     }
-    // The scan of the next section has barriers before anything shared is written that is still read.
-    __syncthreads();
+    // The scan of the next section ends with a barrier before anything shared is written that is still read.
   }
 }
 
 struct ChooseShared {
   ScanShared scan;
-  std::uint32_t kept[kTilesPerSection];  ///< Whether each block stays, or is replaced by one that may be `context`.
+  std::uint32_t choices[kTilesPerSection];  ///< For each block, what is written in its place.
 };
+/// Choices: nothing, because a block that may be `context` and begins before it is; the block; or such a block, whose
+/// number is added.
+inline constexpr std::uint32_t kNothing = 0;
+inline constexpr std::uint32_t kItself = 1;
+inline constexpr std::uint32_t kContextBlock = 2;
 
 static __global__ void __launch_bounds__(kThreads)
     choose_blocks(Pipeline pipeline, Chunk chunk, ContextTables contexts) {
@@ -81,30 +85,29 @@ static __global__ void __launch_bounds__(kThreads)
     const std::uint32_t blocks = pipeline.section_blocks[index];
     const std::uint32_t b = threadIdx.x;
     const BlockRecord* const records = pipeline.records + section.tile_base;
-    BlockRecord* const chosen_records = contexts.chosen + section.tile_base;
-    shared.kept[b] = b < blocks ? 1 : 0;
+    const ContextBlock* const context_blocks = contexts.blocks + (section.tile_base - chunk.tile_begin);
+    shared.choices[b] = b < blocks ? kItself : kNothing;
     __syncthreads();
-    ContextBlock block;
-    bool chosen = false;
     if (b < contexts.section_blocks[index - chunk.section_begin]) {
-      block = contexts.blocks[section.tile_base - chunk.tile_begin + b];
+      const ContextBlock block = context_blocks[b];
       std::uint64_t bytes = 0;
       for (std::uint32_t i = block.first; i < block.first + block.blocks; ++i) {
         bytes += kBlockEntryBytes + records[i].payload_bytes;
       }
-      chosen = block.record.payload_bytes != kNoPayload && kBlockEntryBytes + block.record.payload_bytes < bytes;
-      for (std::uint32_t i = block.first + 1; chosen && i < block.first + block.blocks; ++i) shared.kept[i] = 0;
+      if (block.record.payload_bytes != kNoPayload && kBlockEntryBytes + block.record.payload_bytes < bytes) {
+        shared.choices[block.first] = kContextBlock + b;
+        for (std::uint32_t i = block.first + 1; i < block.first + block.blocks; ++i) shared.choices[i] = kNothing;
+      }
     }
     __syncthreads();
-    const std::uint32_t keeps = shared.kept[b];
-    const auto places = cta_scan(shared.scan, keeps);
-    shared.kept[b] = places.before;
-    __syncthreads();
-    if (keeps != 0) chosen_records[places.before] = records[b];
-    __syncthreads();
-    if (chosen) chosen_records[shared.kept[block.first]] = block.record;
+    const std::uint32_t choice = shared.choices[b];
+    // Ends with a barrier, behind which the next section may write the choices.
+    const auto places = cta_scan(shared.scan, choice != kNothing ? 1U : 0U);
+    if (choice != kNothing) {
+      contexts.chosen[section.tile_base + places.before] =
+          choice == kItself ? records[b] : context_blocks[choice - kContextBlock].record;
+    }
     if (b == 0) contexts.chosen_blocks[index] = places.total;
-    __syncthreads();
   }
 }
 

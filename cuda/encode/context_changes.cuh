@@ -79,11 +79,10 @@ __device__ std::uint32_t in_sum(T word, std::uint32_t at) {
   }
 }
 
-/// Lists the changes of a tile that has no entries, and was not refreshed, again.
+/// Lists the changes of a tile that has no entries, and was not refreshed, again. `mask` is free; ends with a barrier.
 template <DetectSource kSource, class T>
 __device__ void find_positions_again(const Pipeline& pipeline, const TileEntry& tile, ChangeMask& mask,
                                      CtaThreads::Shared& threads, std::uint32_t* positions) {
-  __syncthreads();
   find_changes<kSource, T>(pipeline, tile, mask);
   const auto own = cta_scan(threads.scan, count_own_changes(mask));
   list_own_changes(mask, positions + own.before);
@@ -197,7 +196,7 @@ __device__ std::uint32_t classify_tile(const Pipeline& pipeline, const TileEntry
 }
 
 /// Counts, tile by tile, how many elements of its class that did not change are before each change, and writes that in
-/// place of its position. Adds to the check of `changes`. Ends with a barrier.
+/// place of its position, with a barrier behind. Adds to the check of `changes`.
 template <DetectSource kSource, class T>
 __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const WorkItem& item, std::uint32_t tiles,
                              const ContextEntries<T>& entries, const ExponentField& field, ContextFindings& found,
@@ -234,10 +233,10 @@ __device__ void rank_changes(const Pipeline& pipeline, const Chunk& chunk, const
     __syncthreads();
     if (threadIdx.x < kMostClasses) scan.before[threadIdx.x] += scan.counts.totals[threadIdx.x];
   }
-  __syncthreads();
 }
 
-/// Sorts the changes by class: words, ranks and keys; `begin` gets the first change of each class. Ends with a barrier.
+/// Sorts the changes by class: words, ranks and keys; `begin` gets the first change of each class. Callers provide the
+/// barrier behind.
 template <class T>
 __device__ void sort_by_class(const ContextEntries<T>& entries, const ContextChanges& changes, ClassCounts& counts,
                               std::uint32_t (&begin)[kMostClasses + 1]) {
@@ -265,7 +264,6 @@ __device__ void sort_by_class(const ContextEntries<T>& entries, const ContextCha
     entries.ranks[at] = entries.found_positions[i];
     entries.keys[at] = entries.found_keys[i];
   }
-  __syncthreads();
 }
 
 }  // namespace sparsecast::cuda

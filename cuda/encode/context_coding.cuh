@@ -191,7 +191,7 @@ __device__ void write_context_positions(const ClassRuns& runs, std::uint32_t cou
   remainders.flush();
 }
 
-/// Chooses the scale of the values below `rice_keys`, which is not 0. Ends with a barrier.
+/// Chooses the scale of the values below `rice_keys`, which is not 0. Callers provide the barrier behind.
 template <class T>
 __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uint32_t count, std::uint32_t rice_keys,
                                       ContextPlanShared<T>& shared) {
@@ -233,9 +233,7 @@ __device__ std::uint32_t choose_scale(const ContextEntries<T>& entries, std::uin
     atomicMin(&shared.least, static_cast<unsigned long long>(shared.costs[s]) << 16 | (first + s));
   }
   __syncthreads();
-  const auto scale = static_cast<std::uint32_t>(shared.least & 0xFFFF);  // The smallest of equal costs wins.
-  __syncthreads();
-  return scale;
+  return static_cast<std::uint32_t>(shared.least & 0xFFFF);  // The smallest of equal costs wins.
 }
 
 /// A value below `rice_keys`: its low bits, and what is above them.

@@ -50,9 +50,9 @@ __device__ void encode_context(const Pipeline& pipeline, const Chunk& chunk, con
   choose_parameters(shared.found, shared.threads, changes);
   rank_changes<kSource, T>(pipeline, chunk, item, tiles, entries, field, shared.found, changes);
   sort_by_class(entries, changes, shared.found.tiles.counts, shared.begin);
+  const std::uint32_t check = cta_sum(shared.threads.scan, changes.check);  // Ends with a barrier.
 
   const ClassRuns runs{shared.begin, changes.classes, entries.keys, entries.ranks};
-  const std::uint32_t check = cta_sum(shared.threads.scan, changes.check);
   const ContextPositionPlan positions = plan_context_positions(runs, changes.count, threads, shared.plan);
   const ContextValuePlan values = plan_context_values(entries, changes.count, changes.rice_keys, threads, shared.plan);
   const std::uint32_t bytes = positions.bytes + values.bytes;
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads, kPolicy.encode.context_ctas)
   for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
     const WorkItem item = contexts.items[i];
     if (pipeline.tiles[item.first_tile].element_shift != kShiftOf<T>) continue;
+    // Its first barrier is behind all that the block before has left to read.
     encode_context<kSource, T>(pipeline, chunk, item, contexts.blocks[item.record].record, shared);
-    __syncthreads();
   }
 }
 

@@ -41,21 +41,33 @@ void scatter(Random& random, TensorState& state) {
   }
 }
 
-/// A random model and the steps from one version of it to the next.
+/// A random model, and the steps from one version of it to the next.
 struct Steps {
   std::uint64_t seed = 0;
   RandomLimits limits;
-  bool context = false;  ///< Weights and steps as those of a trained model, in mode `context`.
+  bool context = false;  ///< In mode `context`, with as many tensors as the limits allow, of floating dtypes.
 };
+
+/// What `context` is for: weights as those of a trained model.
+RandomDelta trained_model(Random& random, const RandomLimits& limits) {
+  constexpr DType kDTypes[] = {DType::kBF16, DType::kF32, DType::kBF16, DType::kF8E4M3, DType::kF16, DType::kF64};
+  std::vector<TensorSpec> specs;
+  while (specs.size() < limits.max_tensors) {
+    const std::uint64_t elements = random.between(limits.max_elements / 2, limits.max_elements);
+    specs.push_back({"t" + std::to_string(specs.size()), kDTypes[specs.size() % std::size(kDTypes)], {elements}});
+  }
+  RandomDelta delta;
+  delta.table = std::make_shared<const TensorTable>(std::move(specs));
+  delta.old_state = random_state(random, *delta.table);
+  fill_with_weights(random, *delta.table, delta.old_state);
+  delta.options.positions = PositionMode::kContext;
+  return delta;
+}
 
 /// Three versions from a trainer on the device to an engine on the device; the reports.
 std::vector<std::string> three_versions(const Steps& steps) {
   Random random(steps.seed);
-  RandomDelta delta = random_delta(random, steps.limits);
-  if (steps.context) {
-    delta.options.positions = PositionMode::kContext;
-    fill_with_weights(random, *delta.table, delta.old_state);
-  }
+  const RandomDelta delta = steps.context ? trained_model(random, steps.limits) : random_delta(random, steps.limits);
   const std::vector<std::size_t> sizes = element_sizes(*delta.table);
   TensorState state = delta.old_state;
   DeviceState trained(sizes, state, 0);
@@ -89,19 +101,24 @@ std::vector<std::string> three_versions(const Steps& steps) {
   return emulation::take_reports();
 }
 
-/// Returns the reports of the first random step with any, with codecs of all kinds.
-std::vector<std::string> reports_of_kernels() {
+/// Returns the reports of the first random steps with any, with codecs of all kinds. Those in mode `context` come first
+/// where a barrier of its code is looked at.
+std::vector<std::string> reports_of_kernels(const std::string& barrier = {}) {
   constexpr RandomLimits kSmall{.max_elements = 30'000, .large_chance = 0.2};
   constexpr RandomLimits kLarge{.max_elements = 90'000, .large_chance = 0.5};
-  constexpr RandomLimits kTrained{.max_tensors = 6, .max_elements = 90'000, .large_chance = 0.8};
   // More blocks than CTAs, and than warps.
   constexpr RandomLimits kMany{.max_tensors = 80, .max_elements = 600, .large_chance = 0};
   constexpr RandomLimits kMost{.max_tensors = 800, .max_elements = 600, .large_chance = 0};
-  const Steps all[] = {{1, kSmall},         {2, kSmall},         {3, kSmall},        {4, kSmall}, {1, kLarge},
-                       {2, kLarge},         {3, kLarge},         {1, kMany},         {2, kMost},  {3, kMost},
-                       {1, kTrained, true}, {2, kTrained, true}, {3, kTrained, true}};
-  for (const Steps& steps : all) {
-    std::vector<std::string> reports = three_versions(steps);
+  std::vector<Steps> steps{{1, kSmall}, {2, kSmall}, {3, kSmall}, {4, kSmall}, {1, kLarge},
+                           {2, kLarge}, {3, kLarge}, {1, kMany},  {2, kMost},  {3, kMost}};
+  // Blocks of several tiles and several blocks of a section, then more blocks than CTAs.
+  constexpr RandomLimits kTrained{.max_tensors = 2, .max_elements = 120'000};
+  constexpr RandomLimits kManyTrained{.max_tensors = 140, .max_elements = 2'000};
+  const bool first = barrier.find("context") != std::string::npos || barrier.find("class_") != std::string::npos;
+  steps.insert(first ? steps.begin() : steps.end(),
+               {{1, kTrained, true}, {2, kTrained, true}, {3, kTrained, true}, {1, kManyTrained, true}});
+  for (const Steps& these : steps) {
+    std::vector<std::string> reports = three_versions(these);
     if (!reports.empty()) return reports;
   }
   return {};
@@ -115,7 +132,7 @@ TEST(Barriers, WithoutAnyOneOfThemRacesAreFound) {
     // Between chunks one stands for sinks that would read other threads' entries; none does so far.
     if (barrier.find("decode_blocks.cuh") != std::string::npos) continue;
     races::doubt(barrier);
-    EXPECT_THAT(reports_of_kernels(), testing::Not(testing::IsEmpty())) << "without the barrier at " << barrier;
+    EXPECT_THAT(reports_of_kernels(barrier), testing::Not(testing::IsEmpty())) << "without the barrier at " << barrier;
     races::doubt("");
   }
 }
