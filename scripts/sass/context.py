@@ -42,7 +42,7 @@ def stage(delta: Delta) -> dict[str, float]:
     live, sums = memory.put(delta.old), memory.put(bytes(16))
     tensor = pack(
         at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=delta.shift,
-        floating=1, dtype=delta.weights.dtype, view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
+        order=1, dtype=delta.weights.dtype, view=0xFFFFFFFF, digest_view=0xFFFFFFFF,
     )  # fmt: skip
     block = pack(
         at["ReceivedBlock"], payload=memory.put(head + values), payload_words=len(head + values) // 4, span=n,

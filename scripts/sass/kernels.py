@@ -213,7 +213,7 @@ class Delta:
         tensor = pack(
             at["TensorEntry"], current=current, old=self.snapshot, refresh=self.snapshot, elements=n, key_lo=KEY[0],
             key_hi=KEY[1], digest_view=none, current_view=view, old_view=none, sections=1, element_shift=self.shift,
-            floating=1, vectors=1, dtype=self.weights.dtype,
+            order=1, vectors=1, dtype=self.weights.dtype,
         )  # fmt: skip
         step = TILE * self.current.itemsize * (self.weights.row == 0)
         tiles = b"".join(
@@ -362,7 +362,7 @@ class Delta:
             live, sums = memory.put(self.spread(self.old)), memory.put(bytes(16))
             tensor = pack(
                 at["LiveTensor"], data=live, elements=n, key_lo=KEY[0], key_hi=KEY[1], element_shift=self.shift,
-                floating=1, view=0 if self.weights.row else 0xFFFFFFFF, digest_view=0xFFFFFFFF,
+                order=1, view=0 if self.weights.row else 0xFFFFFFFF, digest_view=0xFFFFFFFF,
             )  # fmt: skip
             control = memory.put(fresh + bytes(at["ReceiveControl"][""] - len(fresh)))
             received = pack(

@@ -23,7 +23,7 @@ int main() {
   FIELD(TensorEntry, current), FIELD(TensorEntry, old), FIELD(TensorEntry, refresh), FIELD(TensorEntry, elements);
   FIELD(TensorEntry, key_lo), FIELD(TensorEntry, key_hi), FIELD(TensorEntry, digest_view);
   FIELD(TensorEntry, current_view), FIELD(TensorEntry, old_view), FIELD(TensorEntry, sections);
-  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, floating), FIELD(TensorEntry, vectors), FIELD(TensorEntry, dtype);
+  FIELD(TensorEntry, element_shift), FIELD(TensorEntry, order), FIELD(TensorEntry, vectors), FIELD(TensorEntry, dtype);
   END(TensorEntry), COMMA();
   BEGIN(TileEntry), FIELD(TileEntry, current), FIELD(TileEntry, old), FIELD(TileEntry, tensor);
   FIELD(TileEntry, number), FIELD(TileEntry, current_view), FIELD(TileEntry, old_view), FIELD(TileEntry, count);
@@ -52,7 +52,7 @@ int main() {
   END(ChunkCounts), COMMA();
   BEGIN(LiveTensor);
   FIELD(LiveTensor, data), FIELD(LiveTensor, elements), FIELD(LiveTensor, key_lo), FIELD(LiveTensor, key_hi);
-  FIELD(LiveTensor, element_shift), FIELD(LiveTensor, floating), FIELD(LiveTensor, dtype), FIELD(LiveTensor, view);
+  FIELD(LiveTensor, element_shift), FIELD(LiveTensor, order), FIELD(LiveTensor, dtype), FIELD(LiveTensor, view);
   FIELD(LiveTensor, digest_view), END(LiveTensor), COMMA();
   BEGIN(ReceivedBlock);
   FIELD(ReceivedBlock, payload), FIELD(ReceivedBlock, first_change), FIELD(ReceivedBlock, payload_words), FIELD(ReceivedBlock, first_tile);
