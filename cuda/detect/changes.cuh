@@ -135,9 +135,10 @@ __device__ T code_change(const Pipeline& pipeline, const TileEntry& tile, std::u
     const auto place = place_in<kSource>(pipeline, tile, tile.old_view, at);
     const T old_bits = load_element<T>(tile.old, place);
     const TensorEntry& tensor = pipeline.tensors[tile.tensor];
+    // Before the digest, so that the place takes no register meanwhile.
+    if (pipeline.refresh) reinterpret_cast<T*>(tensor.refresh + (tile.old - tensor.old))[place] = new_bits;
     digest_replace(sum, tensor.key_lo, tensor.key_hi,
                    digest_place(view_at(pipeline.views, tensor.digest_view), tile.first() + at), old_bits, new_bits);
-    if (pipeline.refresh) reinterpret_cast<T*>(tensor.refresh + (tile.old - tensor.old))[place] = new_bits;
     if (pipeline.values == ValueCodec::kRaw) return new_bits;
     if (pipeline.values == ValueCodec::kXor) return static_cast<T>(new_bits ^ old_bits);
     return ulp_difference(new_bits, old_bits, tensor.order);
