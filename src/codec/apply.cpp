@@ -84,6 +84,36 @@ class StridedPlaces {
   ElementWalk indices_;
 };
 
+/// Records the changes that are written to a target: their digest and the words that they replace, as it asks.
+template <class T>
+class WrittenChanges {
+ public:
+  explicit WrittenChanges(const ApplyTarget& target) : target_(target) {
+    if (target.change != nullptr) digest_.emplace(target.index->key, target.index->mix);
+  }
+
+  /// Adds changes `first` to `end` of a block, whose bits were `before` and are `after`.
+  template <class Places>
+  void add(Places& places, const DecodedBlock<T>& decoded, std::uint32_t first, std::uint32_t end, const T* before,
+           const T* after) {
+    if (digest_) places.add_to(*digest_, decoded, first, end, before, after);
+    if (target_.replaced != nullptr) {
+      const auto* bytes = reinterpret_cast<const std::byte*>(before);
+      target_.replaced->insert(target_.replaced->end(), bytes, bytes + (end - first) * sizeof(T));
+    }
+  }
+  /// Adds the digest of all of them to the target's.
+  void end() {
+    if (!digest_) return;
+    const DigestSum sum = digest_->take();
+    *target_.change += StateDigest{{sum.lo, sum.hi}};
+  }
+
+ private:
+  const ApplyTarget& target_;
+  std::optional<DigestChanges<T>> digest_;
+};
+
 /// Changes that are written together: their bits are read, moved and written, one loop after another.
 constexpr std::uint32_t kRun = cpu::kMostSummedChanges;
 
@@ -91,8 +121,7 @@ template <class T, class Places>
 void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const ApplyTarget& target, Direction direction,
                    Places places) {
   const std::uint32_t* positions = decoded.dense ? nullptr : decoded.positions.data();
-  std::optional<DigestChanges<T>> digest;
-  if (target.change != nullptr) digest.emplace(target.index->key, target.index->mix);
+  WrittenChanges<T> written(target);
   std::byte* words[kRun];
   T before[kRun];
   T after[kRun];
@@ -112,16 +141,9 @@ void write_changes(const DecodedBlock<T>& decoded, ValueCodec values, const Appl
     cpu::advance_words(before, decoded.coded.data() + first, end - first, sizeof(T), values, ulp_order(target.dtype),
                        direction == Direction::kInverse, after);
     for (std::uint32_t i = 0; i < end - first; ++i) store_word(words[i], 0, after[i]);
-    if (digest) places.add_to(*digest, decoded, first, end, before, after);
-    if (target.replaced != nullptr) {
-      const auto* bytes = reinterpret_cast<const std::byte*>(before);
-      target.replaced->insert(target.replaced->end(), bytes, bytes + (end - first) * sizeof(T));
-    }
+    written.add(places, decoded, first, end, before, after);
   }
-  if (digest) {
-    const DigestSum sum = digest->take();
-    *target.change += StateDigest{{sum.lo, sum.hi}};
-  }
+  written.end();
 }
 
 /// write_changes for a bitmap block whose elements follow one another in memory, and in the digest.
@@ -130,8 +152,7 @@ void write_marked(const DecodedBlock<T>& decoded, const BlockRef& block, const A
                   Direction direction) {
   constexpr std::uint32_t kElements = 2048;
   const FlatPlaces places(block, target);
-  std::optional<DigestChanges<T>> digest;
-  if (target.change != nullptr) digest.emplace(target.index->key, target.index->mix);
+  WrittenChanges<T> written(target);
   T before[kElements + cpu::kCodedSlack];
   T after[kElements];
   std::uint32_t done = 0;
@@ -142,17 +163,10 @@ void write_marked(const DecodedBlock<T>& decoded, const BlockRef& block, const A
                        ulp_order(target.dtype), direction == Direction::kInverse, after);
     const std::uint32_t* positions = decoded.positions.data() + done;
     for (std::uint32_t i = 0; i < count; ++i) store_word(target.window, positions[i], after[i]);
-    if (digest) places.add_to(*digest, decoded, done, done + count, before, after);
-    if (target.replaced != nullptr) {
-      const auto* bytes = reinterpret_cast<const std::byte*>(before);
-      target.replaced->insert(target.replaced->end(), bytes, bytes + count * sizeof(T));
-    }
+    written.add(places, decoded, done, done + count, before, after);
     done += count;
   }
-  if (digest) {
-    const DigestSum sum = digest->take();
-    *target.change += StateDigest{{sum.lo, sum.hi}};
-  }
+  written.end();
 }
 
 template <class T>
