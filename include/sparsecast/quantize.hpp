@@ -69,7 +69,8 @@ enum class ScaleRounding : std::uint8_t {
 /// A block extent that covers the whole matrix in this dimension.
 inline constexpr std::uint64_t kWhole = ~std::uint64_t{0};
 
-/// What a matrix is quantised to. Elements of 4 bits need blocks of one row and 8, 16, 32, 64, 128 or 256 columns.
+/// Format that a matrix is quantised to. Elements of 4 bits need blocks of one row and 8, 16, 32, 64, 128 or 256
+/// columns.
 struct QuantFormat {
   std::array<std::uint64_t, 2> block{128, 128};  ///< Extent of a block, {rows, columns}.
   QuantElement element = QuantElement::kE4M3;

@@ -43,7 +43,7 @@ struct Coding {
 
 inline constexpr std::uint32_t kMaxRiceParameter = 22;
 
-/// What a writer is told about blocks other than `context` (docs/wire-format.md §5).
+/// Options by which a writer codes blocks other than `context` (docs/wire-format.md §5).
 struct BlockRules {
   PositionMode positions = PositionMode::kAuto;
   ValueCodec values = ValueCodec::kUlp;

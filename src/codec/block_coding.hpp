@@ -92,7 +92,7 @@ struct DecodedBlock {
   std::vector<T> coded;
   std::uint32_t count = 0;  ///< Entries that are valid in both (span for a dense block).
   bool dense = false;
-  /// Of a bitmap block: its position part, in the payload.
+  /// The position part of a bitmap block, within its payload; null for other blocks.
   const std::byte* bitmap = nullptr;
   ExceptionScratch exceptions;
   ContextScratch context;

@@ -107,7 +107,7 @@ void ReadFieldsOf(std::span<const std::byte> bytes, std::uint64_t bit, std::uint
     for (std::uint32_t field = 0; field < 8; ++field) {
       const std::uint32_t at = phase + field * std::min(width, kWidest);
       shifts[field] = at & 7;
-      // What lies beyond a field is masked.
+      // Bits beyond the field are masked off below.
       for (std::uint32_t b = 0; b < 4; ++b) taken[field * 4 + b] = static_cast<std::uint8_t>(std::min(15U, at / 8 + b));
     }
     const auto taken_low = hn::Load(d8, taken);

@@ -39,7 +39,7 @@ HWY_INLINE void PutBit(bool bit, std::uint32_t at, std::byte* bitmap) {
   bitmap[at / 8] |= static_cast<std::byte>(unsigned{bit} << at % 8);
 }
 
-/// The same for a vector's lanes from bit number `at` on, a multiple of their number.
+/// Writes a vector's mask to a bitmap from bit number `at` on, a multiple of the number of lanes.
 template <class D, class M>
 HWY_INLINE void PutMask(D d, M mask, std::uint32_t at, std::byte* bitmap) {
   if (hn::Lanes(d) >= 8) {

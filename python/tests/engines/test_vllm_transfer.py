@@ -128,6 +128,15 @@ def test_every_model_of_the_layouts_is_in_the_next_test() -> None:
     assert layouts.models_of_layouts() == set(layouts.CONFIGS)
 
 
+def expect_two_updates_followed(workers: Workers, trainer: Trainer) -> None:
+    """Joins two workers, and compares every parameter of theirs with a fresh load after each of two updates."""
+    engine = trainer.connect(workers)
+    for update in (1, 2):
+        trainer.step()
+        engine.send_weights()
+        assert workers.call("differing", updates=update) == [[], []]
+
+
 @pytest.mark.parametrize("cell", layouts.CELLS)
 def test_no_model_of_the_layouts_is_refused_and_each_follows_updates_in_place(
     cell: str, make_workers: Callable[[str], Workers]
@@ -136,11 +145,7 @@ def test_no_model_of_the_layouts_is_refused_and_each_follows_updates_in_place(
     names = {re.sub(r"\.\d+(?=\.)", ".{}", name) for name in models.checkpoint_shapes(cell)}
     assert names == layouts.names_in_layout(cell.split()[0])
     addresses = workers.call("addresses")
-    engine = trainer.connect(workers)
-    for update in (1, 2):
-        trainer.step()
-        engine.send_weights()
-        assert workers.call("differing", updates=update) == [[], []]
+    expect_two_updates_followed(workers, trainer)
     assert workers.call("addresses") == addresses
 
 
@@ -190,11 +195,7 @@ def test_parameters_that_kernels_repack_are_made_of_copies_as_loaded_on_every_wo
 ) -> None:
     workers, trainer = make_workers(kind), Trainer(kind)
     addresses = workers.call("addresses")
-    engine = trainer.connect(workers)
-    for update in (1, 2):
-        trainer.step()
-        engine.send_weights()
-        assert workers.call("differing", updates=update) == [[], []]
+    expect_two_updates_followed(workers, trainer)
     for status in workers.call("audit"):
         assert (len(status["repacked"]), status["in_place"]) == (repacked, in_place)
     workers.call("shutdown_weight_transfer_engine")

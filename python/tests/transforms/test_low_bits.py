@@ -48,7 +48,7 @@ def test_it_counts_codes_bytes_and_scales(low_bits: Any, trace: pathlib.Path) ->
             continue
         assert figures.steps == STEPS
         assert (figures.changed["elements"], figures.total["elements"]) == (10 * STEPS, 64 * 128 * STEPS), title
-        # Of bf16, 1.0 and 0.5 differ in one byte of two.
+        # The bf16 values 1.0 and 0.5 differ in one of their two bytes.
         assert figures.changed["bytes"] == 10 * STEPS, title
         assert figures.changed["scales"] == 0, title
         share = 10 / (64 * 128)
