@@ -40,9 +40,9 @@ std::uint32_t ListOnes(std::span<const std::byte> bytes, std::uint64_t begin, st
   constexpr std::uint32_t kWords = 8;
   const std::uint64_t end = bytes.size() * 8;
   std::uint32_t* out = places;
-  for (std::uint64_t at = begin; at < end && out - places < count; at += kWords * 64) {
+  for (std::uint64_t at = begin; at < end && out - places < count; at += std::uint64_t{64} * kWords) {
     std::uint64_t words[kWords];
-    for (std::uint32_t w = 0; w < kWords; ++w) words[w] = WordAt(bytes, at + w * 64);
+    for (std::uint32_t w = 0; w < kWords; ++w) words[w] = WordAt(bytes, at + std::uint64_t{64} * w);
     out = Expand(words, kWords, static_cast<std::uint32_t>(at - begin), out);
   }
   return std::min(count, static_cast<std::uint32_t>(out - places));

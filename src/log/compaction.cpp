@@ -270,7 +270,8 @@ CompactReport LogWriter::compact(FileSystem& fs, const std::string& scratch, std
       const std::optional<DeltaRef> made =
           parts.empty() ? std::nullopt : state.merge_span(parts, fs, scratch, open_mirror, report);
       if (!made) {
-        state.uncomposable.insert(place);
+        // A mirror that has not come to the span's end will keep its deltas when it does.
+        if (!open_mirror || to <= open_mirror->version) state.uncomposable.insert(place);
         continue;
       }
       merged[place] = state.made[place] = *made;

@@ -142,6 +142,17 @@ TEST_F(PlainDeltasTest, AMirrorThatIsFurtherOnTakesItsWeightsBack) {
   expect_merged(4, 8, PositionMode::kContext);
 }
 
+TEST_F(PlainDeltasTest, ASpanThatAMirrorHasYetToComeThroughIsMergedLater) {
+  publish(1, 1);
+  const MergeMirror behind = follow(1);
+  publish(2, 4);
+  const CompactReport report = compact(behind);
+  EXPECT_EQ(report.merged, 0U);
+  EXPECT_EQ(report.without_base, 2U) << "0-2 and 2-4";
+  EXPECT_EQ(compact(follow(4)).merged, 3U);
+  for (const auto& [from, to] : spans()) expect_merged(from, to, PositionMode::kContext);
+}
+
 TEST_F(PlainDeltasTest, AStreamMayChangeOverInTheMiddleOfASpan) {
   publish(1, 1, PositionMode::kPacked, 3);
   publish(2, 3);
