@@ -131,33 +131,33 @@ int run_summary(std::uint64_t mib, int threads, int repeat, Record& record) {
              "density%", "B/change", "scan", "GB/s", "memcpy", "encode", "%scan", "+digest", "%scan", "apply",
              "/encode", "+digest", "digest");
   struct SummaryCase {
-    DType dtype = DType::kBF16;
     const char* name = "";
     double density = 0;
+    DType dtype = DType::kBF16;
     PositionMode positions = PositionMode::kAuto;
     std::uint32_t block_changes = kBlockChanges;
     Objective objective = Objective::speed();
   };
   constexpr Objective kSmallest = Objective::link(100e6);  // Of all but context, without quick blocks.
-  constexpr SummaryCase kCases[] = {{DType::kBF16, "bf16", 0.0001},
-                                    {DType::kBF16, "bf16", 0.001},
-                                    {DType::kBF16, "bf16", 0.003},
-                                    {DType::kBF16, "bf16", 0.01},
-                                    {DType::kBF16, "bf16", 0.03},
-                                    {DType::kBF16, "bf16", 0.1},
-                                    {DType::kBF16, "bf16", 0.3},
-                                    {DType::kBF16, "bf16", 0.6},
-                                    {DType::kF8E4M3, "fp8", 0.01},
-                                    {DType::kF32, "f32", 0.01},
-                                    {DType::kF64, "f64", 0.01},
-                                    {DType::kBF16, "bf16L", 0.001, PositionMode::kAuto, kLargeBlockChanges},
-                                    {DType::kBF16, "bf16L", 0.01, PositionMode::kAuto, kLargeBlockChanges},
-                                    {DType::kBF16, "bf16L", 0.1, PositionMode::kAuto, kLargeBlockChanges},
-                                    {DType::kBF16, "bf16S", 0.3, PositionMode::kAuto, kBlockChanges, kSmallest},
-                                    {DType::kBF16, "bf16S", 0.6, PositionMode::kAuto, kBlockChanges, kSmallest},
-                                    {DType::kBF16, "bf16c", 0.001, PositionMode::kContext},
-                                    {DType::kBF16, "bf16c", 0.01, PositionMode::kContext},
-                                    {DType::kBF16, "bf16c", 0.1, PositionMode::kContext}};
+  constexpr SummaryCase kCases[] = {{"bf16", 0.0001, DType::kBF16},
+                                    {"bf16", 0.001, DType::kBF16},
+                                    {"bf16", 0.003, DType::kBF16},
+                                    {"bf16", 0.01, DType::kBF16},
+                                    {"bf16", 0.03, DType::kBF16},
+                                    {"bf16", 0.1, DType::kBF16},
+                                    {"bf16", 0.3, DType::kBF16},
+                                    {"bf16", 0.6, DType::kBF16},
+                                    {"fp8", 0.01, DType::kF8E4M3},
+                                    {"f32", 0.01, DType::kF32},
+                                    {"f64", 0.01, DType::kF64},
+                                    {"bf16L", 0.001, DType::kBF16, PositionMode::kAuto, kLargeBlockChanges},
+                                    {"bf16L", 0.01, DType::kBF16, PositionMode::kAuto, kLargeBlockChanges},
+                                    {"bf16L", 0.1, DType::kBF16, PositionMode::kAuto, kLargeBlockChanges},
+                                    {"bf16S", 0.3, DType::kBF16, PositionMode::kAuto, kBlockChanges, kSmallest},
+                                    {"bf16S", 0.6, DType::kBF16, PositionMode::kAuto, kBlockChanges, kSmallest},
+                                    {"bf16c", 0.001, DType::kBF16, PositionMode::kContext},
+                                    {"bf16c", 0.01, DType::kBF16, PositionMode::kContext},
+                                    {"bf16c", 0.1, DType::kBF16, PositionMode::kContext}};
   bool all_right = true;
   for (const SummaryCase& c : kCases) {
     const std::size_t size = element_size(c.dtype);

@@ -77,7 +77,7 @@ void append_ulp(const T* coded, std::uint32_t count, bool quick, EncodeScratch& 
   if (plan.lengths) {
     bound += std::uint64_t{count} * (length_field_bits(kWidth) + kWidth);
   } else {
-    bound += 2 * kWidth + std::uint64_t{exceptions} * (coding.ke + 3 + 2 * (kWidth - plan.kv));
+    bound += std::uint64_t{2} * kWidth + std::uint64_t{exceptions} * (coding.ke + 3 + 2 * (kWidth - plan.kv));
   }
   const std::size_t begin = payload.size();
   payload.resize(begin + padded_bytes(bound) + kSlack);

@@ -16,6 +16,7 @@ namespace sparsecast {
 template <class T>
 class DigestChanges {
  public:
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): the batch is written before it is read.
   DigestChanges(const Hash128& key, DigestMix mix) : key_(key), mix_(mix) {}
 
   /// Calls write(i, record) for each i in [0, count), which says through record(at, before, after) how the element that

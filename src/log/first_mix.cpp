@@ -21,7 +21,7 @@ void require_second_mix(const DeltaHeader& header, const std::string& name) {
 void require_second_mix(ObjectStore& store, const LogCommit& newest) {
   if (newest.kind == CommitKind::kGenesis) return;
   const std::string key = delta_key(DeltaRef{newest.version - 1, newest.version, newest.delta, newest.delta_bytes});
-  std::array<std::byte, layout::kHeaderBytes> record;
+  std::array<std::byte, layout::kHeaderBytes> record{};
   DeltaHeader header;
   try {
     store.get_range(key, 0, record);

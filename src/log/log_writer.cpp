@@ -178,7 +178,7 @@ LogCommit LogWriter::take_over(std::shared_ptr<const TensorTable> table, const S
   if (state_->attempt) {
     const bool takeover = state_->attempt->commit.kind == CommitKind::kTakeover;
     try {
-      const LogCommit settled = state_->settle();
+      LogCommit settled = state_->settle();
       if (takeover && settled.digest == expected && settled.table_hash == table->hash()) return settled;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kFenced || takeover) throw;  // What lost is over; now for the log as it is.
@@ -195,7 +195,7 @@ LogCommit LogWriter::resume(std::shared_ptr<const TensorTable> table, const Stat
   const std::string& location = state_->store().location();
   if (!table) throw Error(ErrorCode::kUsage, "going on needs the tensor table", location);
   if (state_->attempt) state_->settle();
-  const LogCommit newest = state_->current_head();
+  LogCommit newest = state_->current_head();
   if (!(newest.publisher == state_->publisher)) {
     throw Error(ErrorCode::kFenced,
                 fmt::format("version {} is another publisher's: this one has to take the log over", newest.version),

@@ -87,7 +87,7 @@ class StridedElements {
 template <class T, ValueCodec kCodec, bool kRefresh, bool kDigest, class Elements>
 void code_elements(const TileView& view, const TileContext& tile, Elements elements, const std::uint32_t* found,
                    std::uint32_t count, T* coded, DigestChanges<T>& digest) {
-  const auto code = [&](std::uint32_t i, const auto& record) {
+  const auto code = [&](std::uint32_t i, [[maybe_unused]] const auto& record) {
     const std::uint32_t at = found[i];
     const T new_bits = load_word<T>(elements.template current<T>(at));
     T old_bits = 0;

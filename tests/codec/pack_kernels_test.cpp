@@ -3,6 +3,7 @@
 // The vector kernels that write and read codes, and those for coded words, against plain loops.
 
 #include "codec/pack_kernels.hpp"
+#include "codec/kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -298,7 +299,7 @@ TEST(UnpackKernels, MagnitudesGetTheirSigns) {
         const auto count = static_cast<std::uint32_t>(random.below(300));
         std::vector<T> words(count);
         std::vector<T> expected(count);
-        Bytes signs((count + 31) / 32 * 4);
+        Bytes signs(std::size_t{(count + 31) / 32} * 4);
         bool fits = true;
         constexpr T kMost = static_cast<T>(static_cast<T>(~T{0}) >> 1);
         for (std::uint32_t i = 0; i < count; ++i) {

@@ -206,7 +206,8 @@ void expect_dense_bound(DType dtype, double density) {
 }
 
 TEST(Size, QuickBlocksAreBitmapsWithValuesOfOneWidth) {
-  const TensorTable table({{"quarter", DType::kBF16, {3 * kTileElems}}, {"fewer", DType::kBF16, {kTileElems}}});
+  const TensorTable table(
+      {{"quarter", DType::kBF16, {std::uint64_t{3} * kTileElems}}, {"fewer", DType::kBF16, {kTileElems}}});
   Random random(31);
   TensorState before{Bytes(table[0].bytes()), Bytes(table[1].bytes())};
   TensorState after = before;
@@ -221,7 +222,7 @@ TEST(Size, QuickBlocksAreBitmapsWithValuesOfOneWidth) {
   const DeltaReport report = DeltaFile::over(bytes, "quick").report();
   // One in twenty is above 16 ULP: fields of 4 bits.
   const double per_change = 4 + 1 + 4 + 0.05 * (4 + 2 * 5);
-  EXPECT_NEAR(8.0 * static_cast<double>(report.tensors.at(0).bytes) / (3 * kTileElems / 4), per_change, 0.4);
+  EXPECT_NEAR(8.0 * static_cast<double>(report.tensors.at(0).bytes) / (3.0 * kTileElems / 4), per_change, 0.4);
   options.objective = Objective::link(1.28e9);
   EXPECT_EQ(encode_file(table, before, after, options), bytes);
   options.objective = Objective::link(1.27e9);

@@ -33,8 +33,8 @@ struct InteropScene {
   /// Names must ascend: a checkpoint's table is in their order.
   InteropScene(std::vector<TensorSpec> specs, std::uint64_t seed, double density) : table(std::move(specs)) {
     Random random(seed);
-    for (std::size_t t = 0; t < table.size(); ++t) {
-      Bytes bytes(table[t].bytes());
+    for (const TensorSpec& spec : table) {
+      Bytes bytes(spec.bytes());
       for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
       before.push_back(std::move(bytes));
     }

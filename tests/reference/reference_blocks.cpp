@@ -88,7 +88,7 @@ int step_of_half(std::uint64_t new_bits, std::uint64_t old_bits, bool floating) 
 }
 
 std::uint64_t pair_word(int l, int h) {
-  if (l == -8) return static_cast<std::uint64_t>(128 + h);
+  if (l == -8) return std::uint64_t{128} + static_cast<std::uint64_t>(h);
   if (h == -8) return static_cast<std::uint64_t>(l < 0 ? 120 + l : 136 + l);
   const int k = std::max(std::abs(l), std::abs(h));
   if (k == 0) return 0;

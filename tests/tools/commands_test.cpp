@@ -9,7 +9,6 @@ namespace sparsecast::tools {
 namespace {
 
 using nlohmann::json;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 class Commands : public ToolTest {
@@ -24,7 +23,7 @@ class Commands : public ToolTest {
 
   /// The delta from checkpoint i-1 to i, with these flags.
   std::string delta(std::size_t i, std::vector<std::string> flags = {}) {
-    const std::string name = path(std::to_string(i) + ".scd");
+    std::string name = path(std::to_string(i) + ".scd");
     std::vector<std::string> arguments = {
         "diff",      checkpoint(i - 1), checkpoint(i), "-o", name, "--base-version", std::to_string(i - 1),
         "--version", std::to_string(i)};

@@ -58,7 +58,7 @@ std::string write_trl_step(FileSystem& fs, const DeltaHeader& header, const std:
     changed += patch.count;
   }
   const double elements = std::max(1.0, static_cast<double>(table.elements()));
-  const std::string path = directory + "/deltas/" + trl_step_name(header.version);
+  std::string path = directory + "/deltas/" + trl_step_name(header.version);
   write_pairs(fs, path, patches, table,
               {{"sparse", "True"},
                {"model_version", std::to_string(header.version)},
@@ -72,7 +72,7 @@ std::string write_vllm_update(FileSystem& fs, const DeltaHeader& header, const s
   VllmUpdate update(table);
   for (const TensorPatch& patch : patches) update.add(patch);
   make_output_directory(fs, directory);
-  const std::string path = fmt::format("{}/update_{:06d}.safetensors", directory, header.version);
+  std::string path = fmt::format("{}/update_{:06d}.safetensors", directory, header.version);
   write_pairs(fs, path, patches, table,
               {{"sparse", "True"}, {"model_version", std::to_string(header.version)}, {"update_info", update.json()}});
   return path;
@@ -82,7 +82,7 @@ std::string write_trl_anchor(FileSystem& fs, const Checkpoint& checkpoint, std::
                              const std::string& directory) {
   make_output_directory(fs, directory);
   make_output_directory(fs, directory + "/anchors");
-  const std::string path = directory + "/anchors/" + trl_step_name(version);
+  std::string path = directory + "/anchors/" + trl_step_name(version);
   require_absent(fs, path);
   write_all_tensors(fs, checkpoint, path,
                     {{"sparse", "False"}, {"model_version", std::to_string(version)}, {"sparsity", "0.0"}});
