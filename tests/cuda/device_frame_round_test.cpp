@@ -33,18 +33,7 @@ class DeviceFrameRound : public testing::TestWithParam<ShardedSetting> {
   FakeGroups fake_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Settings, DeviceFrameRound,
-                         testing::Values(ShardedSetting{true, true, ValueCodec::kXor, false},
-                                         ShardedSetting{true, true, ValueCodec::kRaw, true, false},
-                                         ShardedSetting{true, false, ValueCodec::kUlp, false, false},
-                                         ShardedSetting{false, true, ValueCodec::kXor, true},
-                                         ShardedSetting{true, true, ValueCodec::kUlp, false, false, true}),
-                         [](const auto& setting) {
-                           const ShardedSetting& s = setting.param;
-                           return std::string(s.pinned_snapshot ? "Pinned" : "") +
-                                  std::string(s.trainer_on_device ? "Device" : "Host") + "To" +
-                                  (s.engine_on_device ? "Device" : "Host") + "By" + std::string(to_string(s.values));
-                         });
+INSTANTIATE_TEST_SUITE_P(Settings, DeviceFrameRound, testing::ValuesIn(sharded_settings()), name_of_setting);
 
 TEST_P(DeviceFrameRound, BringsEveryVersionBitForBit) {
   run([&](const std::shared_ptr<Rendezvous>& channel) {

@@ -42,6 +42,20 @@ std::shared_ptr<const Layout> cut_columns() {
 
 }  // namespace
 
+std::vector<ShardedSetting> sharded_settings() {
+  return {{true, true, ValueCodec::kXor, false},
+          {true, true, ValueCodec::kRaw, true, false},
+          {true, false, ValueCodec::kUlp, false, false},
+          {false, true, ValueCodec::kXor, true},
+          {true, true, ValueCodec::kUlp, false, false, true}};
+}
+
+std::string name_of_setting(const testing::TestParamInfo<ShardedSetting>& setting) {
+  const ShardedSetting& s = setting.param;
+  return std::string(s.pinned_snapshot ? "Pinned" : "") + (s.trainer_on_device ? "Device" : "Host") + "To" +
+         (s.engine_on_device ? "Device" : "Host") + "By" + std::string(to_string(s.values));
+}
+
 DeviceStorage::DeviceStorage(const LocalStorage& tensors) {
   for (const auto& tensor : tensors) {
     memory_.emplace_back(tensor.size());

@@ -3,6 +3,8 @@
 
 // Ranks of a small trainer and its engines, as threads, with local tensors in host memory or on a device.
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +42,10 @@ struct ShardedSetting {
                          ///< has layers of snapshots.
   bool pinned_snapshot = false;
 };
+
+/// The settings under which syncs are tested, and a test's name for each.
+std::vector<ShardedSetting> sharded_settings();
+std::string name_of_setting(const testing::TestParamInfo<ShardedSetting>& setting);
 
 /// Two trainer ranks that shard rows, and two engines of two ranks that shard columns, pad rows, and transpose experts,
 /// or one of them: world ranks 0, 1; 2, 3; 4, 5.

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsecast import ControlChannel, Transport, meet, nccl_transport, tcp_transport
-from sparsecast.errors import CorruptError, ForeignStreamError, GroupMismatchError, IncompleteError, UsageError
+from sparsecast.errors import (
+    CorruptError,
+    Error,
+    ForeignStreamError,
+    GroupMismatchError,
+    IncompleteError,
+    PeerFailedError,
+    UsageError,
+)
 
 PROTOCOL = 1
 """Number of the messages' form; ends with different ones refuse each other."""
@@ -137,6 +145,19 @@ class Group:
         if self.node is not None:
             self.node.abort(reason)
         self._transport = None  # Closes its connections: who waits for records hears of it.
+
+    def fail(self, error: Exception, consequence: str) -> Exception:
+        """Gives up because of `error`. Returns what to raise: it, or an Error that adds why another rank gave up before
+        and what the failure means for the sync.
+        """
+        if not isinstance(error, Error):
+            self.give_up(f"{type(error).__name__}: {error}")
+            return error
+        reason, message = self.reason(), error.message
+        self.give_up(str(error))
+        if isinstance(error, PeerFailedError) and reason and reason not in message:
+            message = f"{message} ({reason})"
+        return type(error)(f"{message}; {consequence}", error.context)
 
     def greet(self, own: Hello) -> list[Hello]:
         """Returns the hellos of all ranks; collective. Raises GroupMismatchError when they are at different steps."""

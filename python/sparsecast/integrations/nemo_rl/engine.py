@@ -21,7 +21,7 @@ import ray
 import torch
 from nemo_rl.utils.checkpoint_engines import base
 
-from sparsecast.errors import Error, GroupMismatchError, IncompleteError, PeerFailedError, UsageError
+from sparsecast.errors import GroupMismatchError, IncompleteError, UsageError
 
 from .._checkpoint_group import Group, Hello, leaders_of, membership, new_meeting
 from .._gathered import drain
@@ -258,17 +258,8 @@ class CheckpointEngine(base.CheckpointEngine):
     def _failed(self, error: Exception) -> Exception:
         """Leaves the group, with the reason for the others; the next sync sends everything."""
         self._stream = ""
-        group = self._group
-        if group is None or not isinstance(error, Error):
-            if group is not None:
-                group.give_up(f"{type(error).__name__}: {error}")
-            return error
-        reason = group.reason()
-        group.give_up(str(error))
-        message = error.message
-        if isinstance(error, PeerFailedError) and reason and reason not in message:
-            message = f"{message} ({reason})"
-        return type(error)(f"{message}; nothing of this sync was loaded, the next one sends everything", error.context)
+        consequence = "nothing of this sync was loaded, the next one sends everything"
+        return error if self._group is None else self._group.fail(error, consequence)
 
 
 def _who_shares(directory: str) -> str:

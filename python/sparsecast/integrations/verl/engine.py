@@ -19,7 +19,7 @@ import ray
 import torch
 from verl.checkpoint_engine import CheckpointEngine
 
-from sparsecast.errors import Error, GroupMismatchError, IncompleteError, PeerFailedError, UsageError
+from sparsecast.errors import GroupMismatchError, IncompleteError, PeerFailedError, UsageError
 
 from .._checkpoint_group import Group, Hello, leaders_of, membership, new_meeting
 from .._mirror import Mirror
@@ -331,17 +331,8 @@ class SparsecastCheckpointEngine(CheckpointEngine):
     def _failed(self, error: Exception) -> Exception:
         """Leaves the group, with the reason for the others; the next sync meets anew, and sends everything."""
         self._stream = ""
-        group = self._group
-        if group is None or not isinstance(error, Error):
-            if group is not None:
-                group.give_up(f"{type(error).__name__}: {error}")
-            return error
-        reason = group.reason()
-        group.give_up(str(error))
-        message = error.message
-        if isinstance(error, PeerFailedError) and reason and reason not in message:
-            message = f"{message} ({reason})"
-        return type(error)(f"{message}; nothing of this sync is applied, the next one sends everything", error.context)
+        consequence = "nothing of this sync is applied, the next one sends everything"
+        return error if self._group is None else self._group.fail(error, consequence)
 
     def _own_address(self) -> str:
         return str(ray.util.get_node_ip_address()).strip("[]")
