@@ -152,9 +152,9 @@ TEST_P(DeviceContextEncoder, BlocksOfAutoTakeItsPlaceInBursts) {
         return i / kTileElems % 20 == 10 ? 0.2 : 0.0003;
       });
   const Bytes file = encode_file(*delta.table, delta.old_state, delta.new_state, delta.options);
-  const auto blocks = DeltaFile::over(file, "bursts").report().blocks_by_codec;
-  EXPECT_GT(blocks[static_cast<std::size_t>(PositionCodec::kContext)], 0U);
-  EXPECT_GT(blocks[static_cast<std::size_t>(PositionCodec::kPacked)], 0U);
+  const DeltaReport report = DeltaFile::over(file, "bursts").report();
+  EXPECT_GT(report.blocks_by_codec[static_cast<std::size_t>(PositionCodec::kContext)], 0U);
+  EXPECT_GT(report.blocks_by_codec[static_cast<std::size_t>(PositionCodec::kPacked)], 0U);
   expect_compare_agrees(delta, random);
 }
 
