@@ -6,20 +6,25 @@ publisher = sparsecast.torch.Publisher(adapter.tensors.items(), transport=...)
 
 receiver = AdapterReceiver(VllmServer(endpoint), "/dev/shm/adapters")         # beside the engine
 receiver.add(spec, transport)
+
+python -m sparsecast.adapters follow http://localhost:8000 LOG --directory ...   # the same as a command, for logs
 """
 
 from __future__ import annotations
 
 from .adapter import Adapter, AdapterSpec
 from .engines import AdapterEngine, SglangEngine, SglangServer, VllmEngine, VllmServer
+from .follow import AdapterFollower, AdapterStream
 from .merge_loss import MergeLoss, merge_loss
 from .receiver import AdapterReceiver, AdapterUpdate, checkpoint_shapes
 
 __all__ = [
     "Adapter",
     "AdapterEngine",
+    "AdapterFollower",
     "AdapterReceiver",
     "AdapterSpec",
+    "AdapterStream",
     "AdapterUpdate",
     "MergeLoss",
     "SglangEngine",

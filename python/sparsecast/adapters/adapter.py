@@ -105,6 +105,23 @@ class AdapterSpec:
             "tensors": [[name, dtype, list(shape)] for name, dtype, shape in self.tensors],
         }
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the description to a file, which appears whole or not at all."""
+        part = pathlib.Path(f"{os.fspath(path)}.{os.getpid()}.part")
+        part.write_text(json.dumps(self.to_json()))
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> AdapterSpec:
+        """Reads what :meth:`save` wrote. Raises CorruptError naming the file if it is not there or no JSON, and what
+        :meth:`from_json` raises.
+        """
+        try:
+            value = json.loads(pathlib.Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise CorruptError(f"it holds no description of an adapter: {error}", os.fspath(path)) from error
+        return cls.from_json(value)
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdapterSpec:
         """Reads the result of :meth:`to_json`, which may come from a peer. Raises UsageError for any other form."""

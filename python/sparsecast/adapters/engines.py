@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import pathlib
+import re
 import ssl
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import DirtyError, Error, UnsupportedError, UsageError
+from ..errors import CorruptError, DirtyError, Error, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from ..control.endpoints import Endpoint
@@ -63,31 +65,8 @@ class VllmEngine:
         del self._requests[name]
 
 
-class VllmServer:
-    """A vLLM server: ``vllm serve --enable-lora``, with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` in its environment.
-
-    Requests name the adapter as their model. A version replaces the one before under the same name, also an adapter that
-    somebody else has loaded under it. ``timeout`` is in seconds.
-    """
-
-    def __init__(self, endpoint: Endpoint, *, timeout: float = 120.0, tls: ssl.SSLContext | None = None) -> None:
-        self._endpoint, self._timeout, self._tls = endpoint, timeout, tls
-
-    def load(self, name: str, directory: pathlib.Path, previous: pathlib.Path | None) -> None:
-        body = {"lora_name": name, "lora_path": str(directory.absolute()), "load_inplace": True}
-        self._post("/v1/load_lora_adapter", name, body)
-
-    def unload(self, name: str) -> None:
-        self._post("/v1/unload_lora_adapter", name, {"lora_name": name})
-
-    def _post(self, path: str, name: str, body: dict[str, Any]) -> None:
-        _post(self._endpoint, path, name, body, self._timeout, self._tls)
-
-
-class _Sglang:
-    """SGLang loads an adapter beside others and has no replacement: it unloads the name, which waits for its requests
-    under way, and loads it again. In between requests with the name are refused by SGLang.
-    """
+class _Replaced:
+    """An engine that has no replacement under a name: the name is unloaded, and loaded again."""
 
     def load(self, name: str, directory: pathlib.Path, previous: pathlib.Path | None) -> None:
         if previous is None:
@@ -100,7 +79,7 @@ class _Sglang:
             try:
                 self._load(name, previous)
             except Error as second:
-                words = f"SGLang has unloaded the version before, and loads neither: {error.message}; {second.message}"
+                words = f"the version before is unloaded, and neither is loaded: {error.message}; {second.message}"
                 raise DirtyError(words, f"adapter '{name}'") from error
             raise
 
@@ -111,7 +90,95 @@ class _Sglang:
         raise NotImplementedError
 
 
-class SglangEngine(_Sglang):
+class _Server(_Replaced):
+    """The adapters of a server, by its own routes. ``timeout`` of each call is in seconds."""
+
+    _ROUTES = ""
+
+    def __init__(self, endpoint: Endpoint, *, timeout: float = 120.0, tls: ssl.SSLContext | None = None) -> None:
+        self.endpoint = endpoint
+        self._timeout, self._tls = timeout, tls
+
+    def served(self) -> dict[str, pathlib.Path]:
+        """Returns the adapters that the server has: name, and the directory that it was loaded from."""
+        answer = self._call("GET", "/v1/models")
+        try:
+            return {str(card["id"]): pathlib.Path(card["root"]) for card in answer["data"] if card.get("parent")}
+        except (AttributeError, KeyError, TypeError):
+            raise CorruptError("/v1/models is no list of models", f"endpoint {self.endpoint.name}") from None
+
+    def load(self, name: str, directory: pathlib.Path, previous: pathlib.Path | None) -> None:
+        # Somebody else may have loaded one under the name, such as this program before it was started again.
+        super().load(name, directory, previous or self.served().get(name))
+
+    def unload(self, name: str) -> None:
+        self._post(name, "unload", {"lora_name": name})
+
+    def _load(self, name: str, directory: pathlib.Path) -> None:
+        self._post(name, "load", {"lora_name": name, "lora_path": str(directory.absolute())})
+
+    def _post(self, name: str, action: str, body: dict[str, Any]) -> None:
+        from ..control.errors import EndpointError
+
+        try:
+            self._call("POST", f"{self._ROUTES}/{action}_lora_adapter", body)
+        except EndpointError as error:
+            if error.code != "peer_failed":  # No answer, no such route, a token: not the adapter's fault.
+                raise
+            raise _refused(f"endpoint {self.endpoint.name}", name, error.message) from error
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        from ..control.http import HttpCaller
+
+        async def call() -> bytes:
+            caller = HttpCaller(self.endpoint, tls=self._tls)
+            try:
+                answer = await caller.call(method, path, step="adapter", timeout=self._timeout, json=body)
+                return answer.body
+            finally:
+                await caller.close()
+
+        answer = asyncio.run(call())
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            value = None
+        return value if isinstance(value, dict) else {}  # vLLM answers some calls with a sentence.
+
+
+class VllmServer(_Server):
+    """A vLLM server: ``vllm serve --enable-lora``, with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` in its environment.
+
+    Requests name the adapter as their model. From vLLM 0.33 on, a version replaces the one before in place. Earlier
+    releases would read a version that was loaded so again from its directory at every step of generation, also an old
+    one for a request that began with it: there the name is unloaded and loaded again, and in between vLLM answers
+    requests with that name by 404.
+    """
+
+    _ROUTES = "/v1"
+
+    def load(self, name: str, directory: pathlib.Path, previous: pathlib.Path | None) -> None:
+        if not self._replaces():
+            super().load(name, directory, previous)
+            return
+        body = {"lora_name": name, "lora_path": str(directory.absolute()), "load_inplace": True}
+        self._post(name, "load", body)
+
+    def _replaces(self) -> bool:
+        found = re.match(r"(\d+)\.(\d+)", str(self._call("GET", "/version").get("version")))
+        return found is not None and (int(found[1]), int(found[2])) >= (0, 33)
+
+
+class SglangServer(_Server):
+    """An SGLang server, started with ``--enable-lora --max-lora-rank R --lora-target-modules ...`` (or with a first
+    adapter) and ``--dp-size 1``. Requests take the name as ``lora_path``.
+
+    SGLang has no replacement: unloading waits for requests of the name that are under way, and until it is loaded again
+    SGLang refuses new ones.
+    """
+
+
+class SglangEngine(_Replaced):
     """SGLang in this process: ``sglang.Engine(enable_lora=True, ...)``. Requests take the name as ``lora_path``."""
 
     def __init__(self, engine: Any) -> None:
@@ -126,44 +193,6 @@ class SglangEngine(_Sglang):
     def _check(self, name: str, result: Any) -> None:
         if not result.success:
             raise _refused("SGLang", name, str(result.error_message))
-
-
-class SglangServer(_Sglang):
-    """An SGLang server, started with ``--enable-lora --max-lora-rank R --lora-target-modules ...`` (or with a first
-    adapter) and ``--dp-size 1``. Requests take the name as ``lora_path``. ``timeout`` is in seconds.
-    """
-
-    def __init__(self, endpoint: Endpoint, *, timeout: float = 120.0, tls: ssl.SSLContext | None = None) -> None:
-        self._endpoint, self._timeout, self._tls = endpoint, timeout, tls
-
-    def _load(self, name: str, directory: pathlib.Path) -> None:
-        body = {"lora_name": name, "lora_path": str(directory.absolute())}
-        _post(self._endpoint, "/load_lora_adapter", name, body, self._timeout, self._tls)
-
-    def unload(self, name: str) -> None:
-        body = {"lora_name": name}
-        _post(self._endpoint, "/unload_lora_adapter", name, body, self._timeout, self._tls)
-
-
-def _post(
-    endpoint: Endpoint, path: str, name: str, body: dict[str, Any], timeout: float, tls: ssl.SSLContext | None
-) -> None:
-    from ..control.errors import EndpointError
-    from ..control.http import HttpCaller
-
-    async def call() -> None:
-        caller = HttpCaller(endpoint, tls=tls)
-        try:
-            await caller.call("POST", path, step="adapter", timeout=timeout, json=body)
-        finally:
-            await caller.close()
-
-    try:
-        asyncio.run(call())
-    except EndpointError as error:
-        if error.code != "peer_failed":  # No answer, no such route, a token: not the adapter's fault.
-            raise
-        raise _refused(f"endpoint {endpoint.name}", name, error.message) from error
 
 
 def _refused(engine: str, name: str, words: str) -> UnsupportedError:

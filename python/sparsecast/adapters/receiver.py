@@ -102,8 +102,9 @@ class AdapterReceiver:
             raise UsageError("it is served already: remove it first", f"adapter '{spec.name}'")
         self._check_base(spec)
         folder = self._directory / spec.name
-        shutil.rmtree(folder, ignore_errors=True)  # What a process before this one has left.
-        folder.mkdir(parents=True)
+        left = list(folder.glob("v*"))  # By a process before this one; the server may still serve it.
+        shutil.rmtree(folder / "state", ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             if isinstance(transport, Log) and not transport.state:
                 transport = _with_state(transport, folder / "state")
@@ -120,8 +121,11 @@ class AdapterReceiver:
             held = _Held(spec, tensors, subscriber, not isinstance(transport, Log), folder)
             update = self._serve(held, None)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not left:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
         self._held[spec.name] = held
         return update
 
@@ -142,6 +146,16 @@ class AdapterReceiver:
         held = self._of(name)
         held.subscriber.regroup(transport)
         return self._serve(held, None)
+
+    def restore(self, served: Mapping[str, pathlib.Path]) -> list[str]:
+        """Has a server load again what it no longer has, as after a restart; returns the names of those adapters.
+
+        ``served`` is what it says that it has (``VllmServer.served()``). Raises the errors of the engine.
+        """
+        lost = [name for name, held in self._held.items() if served.get(name) != held.kept[-1].absolute()]
+        for name in lost:
+            self._engine.load(name, self._held[name].kept[-1], served.get(name))
+        return lost
 
     def remove(self, name: str) -> None:
         """Has the engine unload an adapter, leaves its stream and removes its files. Other adapters are not concerned.

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the adapters of one server at the newest versions of their logs, beside that server.
+
+waiting for log and description --first version--> served --new version, or the server has lost it--> served
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .. import _core
+from ..errors import Error, IncompleteError, UsageError
+from ..transports import Log
+from .adapter import AdapterSpec
+from .engines import SglangServer, VllmServer
+from .receiver import AdapterReceiver, AdapterUpdate
+
+# What passes by itself: the server is being restarted, the store or the network is away.
+_PASSING = frozenset({"io", "timeout", "peer_failed", "incomplete"})
+
+
+@dataclass(frozen=True)
+class AdapterStream:
+    """An adapter to follow: its log, and the file with its description (``AdapterSpec.save``)."""
+
+    log: Log
+    description: str
+
+
+class AdapterFollower:
+    """Follows the logs of several adapters for one server.
+
+    ``directory`` is that of :class:`AdapterReceiver`; it also keeps what was seen of each log, so that a follower that is
+    started again does not go back. Adapters stay at the server when the follower ends. ``say`` gets sentences for people:
+    what is waited for, and that it has passed.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer | SglangServer,
+        directory: str | os.PathLike[str],
+        streams: Sequence[AdapterStream],
+        *,
+        base: dict[str, tuple[int, ...]] | None = None,
+        threads: int = 1,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        if not streams:
+            raise UsageError("there is no adapter to follow")
+        self._server = server
+        self._directory = pathlib.Path(directory)
+        self._receiver = AdapterReceiver(server, directory, base=base)
+        self._streams = list(streams)
+        self._names: dict[AdapterStream, str] = {}
+        self._threads = threads
+        self._say = say
+        self._waiting: dict[str, str] = {}
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Version that the server has been given, by adapter."""
+        return self._receiver.versions
+
+    def step(self) -> list[AdapterUpdate]:
+        """Brings every adapter to the newest version of its log, and gives the server again what a restart has lost.
+
+        Returns the updates that the server has loaded. What passes by itself is said and left to the next step: a log or
+        a description that is not there yet, a store or server that does not answer. Raises every other error.
+        """
+        updates: list[AdapterUpdate] = []
+        if self._patiently(self._server.endpoint.name, self._restore) is None:
+            return updates
+        for stream in self._streams:
+            updates += self._patiently(stream.log.location, functools.partial(self._advance, stream)) or []
+        return updates
+
+    def run(self, stop: threading.Event, interval: float, report: Callable[[AdapterUpdate], None]) -> None:
+        """Steps every ``interval`` seconds until ``stop`` is set, which ends it between two versions."""
+        while not stop.is_set():
+            for update in self.step():
+                report(update)
+            stop.wait(interval)
+
+    def _restore(self) -> list[AdapterUpdate]:
+        for name in self._receiver.restore(self._server.served()):
+            self._say(f"adapter '{name}': the server no longer had it; version {self.versions[name]} is loaded again")
+        return []
+
+    def _advance(self, stream: AdapterStream) -> list[AdapterUpdate]:
+        name = self._names.get(stream)
+        if name is not None:
+            update = self._receiver.update(name)
+        else:
+            if not pathlib.Path(stream.description).exists():
+                raise IncompleteError("there is no description yet", stream.description)
+            if _core.log_head(stream.log.location, list(stream.log.trusted_keys)) is None:
+                raise IncompleteError("there is no log here yet", stream.log.location)
+            spec = AdapterSpec.load(stream.description)
+            state = self._directory / ".seen" / spec.name
+            state.mkdir(parents=True, exist_ok=True)
+            update = self._receiver.add(spec, replace(stream.log, state=str(state)), threads=self._threads)
+            self._names[stream] = spec.name
+        return [update] if update.load_seconds > 0 else []
+
+    def _patiently(self, of: str, work: Callable[[], list[AdapterUpdate]]) -> list[AdapterUpdate] | None:
+        """Does the work; None if it failed by something that passes by itself, which is said once."""
+        try:
+            done = work()
+        except Error as error:
+            if error.code not in _PASSING:
+                raise
+            if self._waiting.get(of) != error.code:
+                self._say(f"{error}: waiting")
+            self._waiting[of] = error.code
+            return None
+        if self._waiting.pop(of, None):
+            self._say(f"{of}: goes on")
+        return done
