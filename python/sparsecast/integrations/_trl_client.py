@@ -6,21 +6,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import is_peft_model
+from torch.distributed.tensor import DTensor
 from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 
+from sparsecast.adapters import Adapter
 from sparsecast.errors import UnsupportedError, UsageError
 
+from ._adapter_sync import AdapterSync
+from ._gathered import drain
 from ._gathered_sync import GatheredSync
 
 if TYPE_CHECKING:
     from .trl import Enabled
 
 _HOOKS = ("init_communicator", "update_named_param", "update_named_params", "weight_update", "close_communicator")
+_GENERATION_HOOKS = ("_init_vllm", "sync_weights")
 
 
 class SparsecastClient(VLLMClient):
@@ -73,24 +80,99 @@ class SparsecastClient(VLLMClient):
         self._sync.close()
 
 
+class AdapterClient(VLLMClient):
+    """A `VLLMClient` of a server that is sent the adapter of `AdapterGeneration`, and generates with it."""
+
+    _enabled: Enabled
+    _sync: AdapterSync
+
+    def init_communicator(self, device: torch.device | str | int = 0) -> None:
+        """Checks how the servers were started; any device will do."""
+        del device
+        assert self._enabled.adapter is not None
+        self._sync = AdapterSync([self.base_url, *self._enabled.also], self._enabled.adapter)
+        self._sync.check(wait_seconds=0.0)
+        atexit.register(_close_quietly, weakref.ref(self))
+
+    def send_adapter(self, config: Mapping[str, Any], named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Sends what changed; returns when every server has loaded it. Requests have the adapter from then on."""
+        self._enabled.last_adapter_report = self._sync.send(config, named)
+        assert self._enabled.adapter is not None
+        self.model = self._enabled.adapter.name
+        self.reset_prefix_cache()
+
+    def update_named_params(
+        self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
+    ) -> None:
+        """Raises UnsupportedError: only `AdapterGeneration` has the adapter."""
+        drain(named_params)
+        raise UnsupportedError(
+            "this trainer hands its client merged weights, not the adapter: enable() without adapter=, and a server "
+            "without --enable-lora"
+        )
+
+    def close_communicator(self) -> None:
+        """Ends the log. The servers go on with the adapter that they have."""
+        self._sync.close()
+
+
+class AdapterGeneration(VLLMGeneration):
+    """TRL's generation in server mode, with its adapter sent as it is. Instances become one in `_init_vllm`."""
+
+    def sync_weights(self) -> None:
+        """Sends A and B. Collective over the ranks of the trainer, where A and B are sharded."""
+        model = self.model
+        if not is_peft_model(model):
+            raise UsageError("enable(adapter=...) is for a trainer with peft_config, and this model has no adapter")
+        if len(model.active_adapters) != 1:
+            raise UsageError(f"one adapter is sent, and these are active: {', '.join(model.active_adapters)}")
+        name = model.active_adapters[0]
+        parameters = [parameter for own, parameter in model.named_parameters() if "lora_" in own]
+        with self._dist.gather_params(parameters):
+            adapter = Adapter.from_peft(model, name)
+            whole = ((_plain(own), _whole(tensor)) for own, tensor in adapter.tensors.items())
+            if self.accelerator.is_main_process:
+                self.vllm_client.send_adapter(adapter.config, whole)
+            else:
+                drain(whole)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def install(enabled: Enabled) -> Callable[[], None]:
     """Makes TRL's clients become ours when they set up weight updates; returns a function that undoes it."""
     missing = [name for name in _HOOKS if not hasattr(VLLMClient, name)]
+    missing += [name for name in _GENERATION_HOOKS if not hasattr(VLLMGeneration, name)]
     if missing:
-        raise UnsupportedError(f"TRL's VLLMClient has no {', '.join(missing)}: this is no released TRL 1.16")
+        raise UnsupportedError(f"TRL's vLLM classes have no {', '.join(missing)}: this is no released TRL 1.16")
     original = VLLMClient.init_communicator
+    generation = VLLMGeneration._init_vllm
 
     def init_communicator(self: Any, device: torch.device | str | int = 0) -> None:
         if type(self) is not VLLMClient:
             raise UsageError(f"{type(self).__name__} is a client of somebody else's: disable() one of the two")
-        self.__class__ = SparsecastClient
+        self.__class__ = SparsecastClient if enabled.adapter is None else AdapterClient
         self._enabled = enabled
         self.init_communicator(device)
 
+    def init_vllm(self: Any) -> None:
+        generation(self)
+        if self.mode == "server":
+            self.__class__ = AdapterGeneration
+
     VLLMClient.init_communicator = init_communicator
+    if enabled.adapter is not None:
+        VLLMGeneration._init_vllm = init_vllm
 
     def undo() -> None:
         VLLMClient.init_communicator = original
+        VLLMGeneration._init_vllm = generation
 
     return undo
 

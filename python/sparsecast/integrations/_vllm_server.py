@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vLLM server must be before weights can be sent to it, and a sentence with the cure where it is not."""
+"""What a vLLM server must be before weights or adapters can be sent to it, and a sentence with the cure where it is not."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ _CALL_SECONDS = 10.0
 _START = (
     "VLLM_SERVER_DEV_MODE=1 VLLM_PLUGINS=sparsecast vllm serve MODEL --weight-transfer-config "
     '\'{"backend": "sparsecast"}\' --worker-extension-cls sparsecast.engines.vllm.WorkerExtension'
+)
+_START_LORA = (
+    "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-lora-rank RANK"
 )
 _UNNAMED = ("default", "", "0")  # weight versions of a server that was never updated
 
@@ -56,18 +59,18 @@ def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
     Raises DeadlineError if it does not answer, UsageError if it was started without development mode or without our
     backend, UnsupportedError for one with LoRA adapters.
     """
-    headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-    with httpx.Client(base_url=endpoint.url, headers=headers, timeout=_CALL_SECONDS, trust_env=False) as client:
-        _wait_for(client, endpoint.url, wait_seconds)
-        config = _config(client, endpoint.url)
+    with _client(endpoint) as client:
+        _wait_for(client, endpoint.url, wait_seconds, _START)
+        config = _config(client, endpoint.url, _START)
         backend = (config.get("weight_transfer_config") or {}).get("backend")
         if backend != "sparsecast":
             has = f"the weight-transfer backend '{backend}'" if backend else "no weight-transfer backend"
             raise UsageError(f"the vLLM server at {endpoint.url} has {has}: start it with {_START}")
         if config.get("lora_config"):
             raise UnsupportedError(
-                f"the vLLM server at {endpoint.url} was started with --enable-lora: sparsecast sends adapters merged "
-                "into the weights, so start it without --enable-lora"
+                f"the vLLM server at {endpoint.url} was started with --enable-lora, which weights are not sent to: say "
+                "enable(adapter=ServedAdapter(...)) to have the adapter sent as it is, or start it without --enable-lora "
+                "to have it merged into the weights"
             )
         world_size = _json(client, "/get_world_size", endpoint.url).get("world_size")
         version = _json(client, "/weight_info", endpoint.url).get("weight_version")
@@ -77,7 +80,54 @@ def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
     return VllmServer(endpoint.url, world_size, dtype, updated=version is not None and str(version) not in _UNNAMED)
 
 
-def _wait_for(client: httpx.Client, url: str, wait_seconds: float) -> None:
+@dataclass(frozen=True)
+class LoraServer:
+    """A vLLM server that takes adapters.
+
+    lora_dtype  in which it keeps them, without "torch.".
+    """
+
+    url: str
+    max_rank: int
+    lora_dtype: str
+
+
+def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
+    """Waits until the server answers, and returns what it says of its adapters.
+
+    Raises DeadlineError if it does not answer, UsageError if it was started without development mode, --enable-lora or
+    leave to load adapters, UnsupportedError for data parallelism.
+    """
+    with _client(endpoint) as client:
+        _wait_for(client, endpoint.url, wait_seconds, _START_LORA)
+        config = _config(client, endpoint.url, _START_LORA)
+        lora = config.get("lora_config")
+        if not lora:
+            raise UsageError(f"the vLLM server at {endpoint.url} takes no adapters: start it with {_START_LORA}")
+        # There is no GET of this route: 405 says that it is there.
+        if _get(client, "/v1/load_lora_adapter", endpoint.url).status_code == 404:
+            raise UsageError(
+                f"the vLLM server at {endpoint.url} was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, which opens "
+                f"the routes for adapters: start it with {_START_LORA}"
+            )
+    if (config.get("parallel_config") or {}).get("data_parallel_size", 1) > 1:
+        raise UnsupportedError(
+            f"the vLLM server at {endpoint.url} has --data-parallel-size above 1: a replica alone would get the adapter"
+        )
+    dtypes = [lora.get("lora_dtype"), (config.get("model_config") or {}).get("dtype")]
+    known = [str(each).removeprefix("torch.") for each in dtypes if each not in (None, "auto")]
+    rank = lora.get("max_lora_rank")
+    if not isinstance(rank, int) or not known:
+        raise PeerFailedError(f"the server at {endpoint.url} does not say what adapters it takes: is it vLLM?")
+    return LoraServer(endpoint.url, rank, known[0])
+
+
+def _client(endpoint: Endpoint) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+    return httpx.Client(base_url=endpoint.url, headers=headers, timeout=_CALL_SECONDS, trust_env=False)
+
+
+def _wait_for(client: httpx.Client, url: str, wait_seconds: float, start: str) -> None:
     until = time.monotonic() + wait_seconds
     while True:
         try:
@@ -88,16 +138,16 @@ def _wait_for(client: httpx.Client, url: str, wait_seconds: float) -> None:
         except httpx.HTTPError as error:
             last = str(error) or type(error).__name__
         if time.monotonic() >= until:
-            raise DeadlineError(f"no vLLM server answers at {url} ({last}): start it with {_START}, or mend the URL")
+            raise DeadlineError(f"no vLLM server answers at {url} ({last}): start it with {start}, or mend the URL")
         time.sleep(_POLL_SECONDS)
 
 
-def _config(client: httpx.Client, url: str) -> dict[str, Any]:
+def _config(client: httpx.Client, url: str, start: str) -> dict[str, Any]:
     found = _get(client, "/server_info", url, config_format="json")
     if found.status_code == 404:
         raise UsageError(
             f"the vLLM server at {url} was started without VLLM_SERVER_DEV_MODE=1, which opens the routes for weights: "
-            f"start it with {_START}"
+            f"start it with {start}"
         )
     config = _object(found, url).get("vllm_config")
     if not isinstance(config, dict):

@@ -12,7 +12,8 @@ TRL gathers every parameter and hands it to rank 0, which alone talks to servers
 of the weights in the dtype of the server, in host memory. A trainer of several ranks that should not gather uses
 `sparsecast.torch.Publisher` and `DistributedSource` itself (docs/control.md).
 
-Adapters (PEFT): TRL merges them into the base weights for the send, and only the changes of the merged weights travel.
+Adapters (PEFT): `enable(adapter=ServedAdapter(...))` sends them as they are to a server with `--enable-lora`. Otherwise
+TRL merges them into the base weights for the send, and only the changes of the merged weights travel.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from sparsecast.control import Endpoint, SyncPolicy, SyncReport
 from sparsecast.errors import UnsupportedError, UsageError
 
+from ._adapter_sync import AdapterReport, ServedAdapter
 from ._gathered import Rename, WireDtype
 from ._gathered_sync import First, GatheredSync, SyncOptions
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 TRL_VERSION = "1.16"
 """Release of TRL whose hooks are used here."""
 
-__all__ = ["TRL_VERSION", "Enabled", "WeightTransfer", "disable", "enable"]
+__all__ = ["TRL_VERSION", "AdapterReport", "Enabled", "ServedAdapter", "WeightTransfer", "disable", "enable"]
 
 
 def require_trl() -> None:
@@ -95,15 +97,18 @@ class WeightTransfer:
 class Enabled:
     """What `enable` returns: a context that ends with `disable`.
 
-    last_report   report of the last sync of any trainer that succeeded; None before the first.
+    last_report          report of the last sync of any trainer that succeeded; None before the first.
+    last_adapter_report  the same with `adapter`.
     """
 
-    def __init__(self, options: SyncOptions, also: Sequence[str | Endpoint]) -> None:
+    def __init__(self, options: SyncOptions, also: Sequence[str | Endpoint], adapter: ServedAdapter | None) -> None:
         from ._trl_client import install
 
         self.options = options
         self.also = tuple(also)
+        self.adapter = adapter
         self.last_report: SyncReport | None = None
+        self.last_adapter_report: AdapterReport | None = None
         self._undo = install(self)
 
     def __enter__(self) -> Enabled:
@@ -122,6 +127,7 @@ _enabled: Enabled | None = None
 def enable(
     *,
     also: Sequence[str | Endpoint] = (),
+    adapter: ServedAdapter | None = None,
     host: str = "",
     channels: str = "control",
     policy: SyncPolicy | None = None,
@@ -133,14 +139,17 @@ def enable(
 ) -> Enabled:
     """Makes trainers that sync to a vLLM server (`vllm_mode="server"`: GRPO, RLOO, ...) do so by sparsecast.
 
-    also   more servers that get the weights, beside the one that generates (a judge, SGLang servers).
+    also     more servers that get the weights, beside the one that generates (a judge, SGLang servers).
+    adapter  sends the trainer's adapter (PEFT) as it is to servers with `--enable-lora`, and generates with it; base
+             weights are neither merged nor sent. It has options of its own, and none of the others hold.
 
     The other arguments are those of `SyncOptions`; ranks meet at the trainer's `vllm_group_port`, and the trainer waits
     for its server as long as `vllm_server_timeout` says. Call it before the trainer is made, on every rank. TRL has no
-    hook there: `VLLMClient.init_communicator` of TRL is replaced until `disable`; trainers made meanwhile keep what
-    they have. `vllm_mode="colocate"` is not concerned.
+    hook there: `VLLMClient.init_communicator` of TRL (with `adapter` also `VLLMGeneration._init_vllm`) is replaced until
+    `disable`; trainers made meanwhile keep what they have. `vllm_mode="colocate"` is not concerned.
 
-    Raises UnsupportedError for another release of TRL, UsageError if it is enabled already.
+    Raises UnsupportedError for another release of TRL, UsageError if it is enabled already, and for other options with
+    `adapter`.
     """
     global _enabled
     require_trl()
@@ -156,7 +165,9 @@ def enable(
         first=first,
         on_report=on_report,
     )
-    _enabled = Enabled(options, also)
+    if adapter is not None and options != SyncOptions():
+        raise UsageError("with adapter= only also= holds: ServedAdapter has its own options")
+    _enabled = Enabled(options, also, adapter)
     return _enabled
 
 

@@ -15,8 +15,9 @@ from sparsecast import ShardedSubscriber
 from sparsecast.errors import UsageError
 from sparsecast.torch import shards_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "control"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("control", "adapters")]
 
+from adapter_server import AdapterRoutes  # noqa: E402
 from stub_engines import StubEngine  # noqa: E402
 from stub_source import StubSource  # noqa: E402
 
@@ -39,6 +40,8 @@ class TrlServer(StubEngine):
         self.development = development
         self.dtype = dtype
         self.lora = lora
+        self.lora_updates = True
+        self.adapters = AdapterRoutes("vllm", max_rank=16)
         self.anchored: list[bool] = []
         self.subscriber: ShardedSubscriber | None = None
         self._receiving: threading.Thread | None = None
@@ -59,6 +62,9 @@ class TrlServer(StubEngine):
         }
         if not self.development:
             return everywhere
+        if self.lora and self.lora_updates:
+            everywhere.update(self.adapters.routes())
+            everywhere["GET", "/v1/load_lora_adapter"] = lambda body, query: {}  # vLLM answers 405.
         return {
             **super()._vllm_routes(),
             **everywhere,
@@ -68,7 +74,7 @@ class TrlServer(StubEngine):
     def _config(self) -> dict[str, Any]:
         return {
             "weight_transfer_config": {"backend": self.backend} if self.backend else None,
-            "lora_config": {"max_lora_rank": 16} if self.lora else None,
+            "lora_config": {"max_lora_rank": 16, "lora_dtype": "torch.bfloat16"} if self.lora else None,
             "model_config": {"dtype": f"torch.{self.dtype}"},
         }
 

