@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import sys
 import unittest.mock
@@ -22,14 +24,16 @@ from sparsecast.adapters import Adapter, AdapterReceiver, SglangEngine
 from sparsecast.torch import Log, Publisher
 
 MODULES = {"self_attn.q_proj": (64, 64), "self_attn.v_proj": (32, 64), "mlp.down_proj": (64, 96)}
+# For two ranks on a CPU: SGLang pads other widths there, and then does not cut an adapter as it cuts the base.
+WIDE = sglang_engine.QWEN2 | {"intermediate_size": 128}
 TARGETS = [module.split(".")[1] for module in MODULES]
 
 
-def make(name: str, seed: int, rank: int) -> Adapter:
+def make(name: str, seed: int, rank: int, intermediate: int = 96) -> Adapter:
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for layer in range(sglang_engine.QWEN2["num_hidden_layers"]):
-        for module, (rows, columns) in MODULES.items():
+        for module, (rows, columns) in (MODULES | {"mlp.down_proj": (64, intermediate)}).items():
             for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
                 tensor = torch.randn(shape, generator=generator)
                 tensors[f"base_model.model.model.layers.{layer}.{module}.lora_{side}.weight"] = tensor
@@ -44,6 +48,27 @@ def _unpinned(make_tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     return made
 
 
+def unpinned() -> contextlib.ExitStack:
+    """While it is entered, memory is not pinned: a machine without a GPU has no such memory."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(unittest.mock.patch.object(torch, "tensor", _unpinned(torch.tensor)))
+    stack.enter_context(unittest.mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor))
+    return stack
+
+
+def held(manager: Any, number: str) -> dict[str, torch.Tensor]:
+    """What SGLang's kernels read for an adapter, once a batch has asked for it."""
+    manager.fetch_new_loras({number})
+    pool = manager.memory_pool
+    slot = pool.uid_to_buffer_id[number]
+    return {
+        f"{module}.{side}.{layer}": tensor[slot].clone()
+        for side, buffers in (("a", pool.A_buffer), ("b", pool.B_buffer))
+        for module, layers in buffers.items()
+        for layer, tensor in enumerate(layers)
+    }
+
+
 class Server:
     """The two calls of `sglang.Engine`, as its tokenizer process does them: it numbers the adapters by name."""
 
@@ -55,10 +80,7 @@ class Server:
 
         config = ModelConfig(str(folder), dtype="bfloat16")
         self.model = sglang_engine.load_model(folder, config)
-        with (  # A machine without a GPU has no pinned memory.
-            unittest.mock.patch.object(torch, "tensor", _unpinned(torch.tensor)),
-            unittest.mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
-        ):
+        with unpinned():
             self.manager = LoRAManager(
                 base_model=self.model,
                 base_hf_config=config.hf_config,
@@ -85,32 +107,66 @@ class Server:
         return self.manager.unload_lora_adapter(self.refs.pop(name))
 
     def of(self, name: str) -> dict[str, torch.Tensor]:
-        """What SGLang's kernels read for an adapter, once a batch has asked for it."""
-        number = self.refs[name].lora_id
-        self.manager.fetch_new_loras({number})
-        pool = self.manager.memory_pool
-        slot = pool.uid_to_buffer_id[number]
-        return {
-            f"{module}.{side}.{layer}": tensor[slot].clone()
-            for side, buffers in (("a", pool.A_buffer), ("b", pool.B_buffer))
-            for module, layers in buffers.items()
-            for layer, tensor in enumerate(layers)
-        }
+        return held(self.manager, self.refs[name].lora_id)
 
     def base(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
 
-def _fresh(model: Path, adapter: Adapter, folder: Path) -> dict[str, torch.Tensor]:
-    """What another rank holds of the adapter as PEFT would have saved it."""
+def save(adapter: Adapter, folder: Path) -> Path:
+    """Writes the adapter as PEFT would."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(adapter.config))
     save_file(dict(adapter.tensors), folder / "adapter_model.safetensors")
+    return folder
+
+
+def _fresh(model: Path, adapter: Adapter, folder: Path) -> dict[str, torch.Tensor]:
+    return _fresh_of(model, save(adapter, folder))
+
+
+def _fresh_of(model: Path, saved: Path) -> dict[str, torch.Tensor]:
+    """What another engine holds, in this rank, of a saved adapter."""
     server = Server(model)
-    assert server.load_lora_adapter(adapter.name, str(folder)).success
-    return server.of(adapter.name)
+    assert server.load_lora_adapter("fresh", str(saved)).success
+    return server.of("fresh")
+
+
+# What the tests of several ranks ask of one, of the worker that SGLang's scheduler has there.
+
+
+def load(worker: Any, name: str, path: str, number: str) -> tuple[bool, str]:
+    from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+
+    done = worker.load_lora_adapter(LoadLoRAAdapterReqInput(lora_name=name, lora_path=path, lora_id=number))
+    return done.success, str(done.error_message)
+
+
+def unload(worker: Any, name: str, number: str) -> tuple[bool, str]:
+    from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
+
+    done = worker.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=name, lora_id=number))
+    return done.success, str(done.error_message)
+
+
+def is_that_of(worker: Any, number: str, model: Path, saved: Path) -> bool:
+    """Whether this rank holds of the adapter what a fresh load of the saved one gives it."""
+    now = held(worker.model_runner.lora_manager, number)
+    return any(tensor.any() for tensor in now.values()) and same(now, _fresh_of(model, saved))
+
+
+def shapes(worker: Any, number: str) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in held(worker.model_runner.lora_manager, number).items()}
+
+
+def base_digest(worker: Any) -> str:
+    """Of the bytes of all base weights."""
+    digest = hashlib.sha256()
+    for name, tensor in worker.model_runner.model.named_parameters():
+        digest.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def run(model: Path, folder: Path, port: int) -> dict[str, Any]:

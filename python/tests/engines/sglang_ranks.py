@@ -85,7 +85,12 @@ class RankProcess:
         from sglang.srt.managers.tp_worker import TpModelWorker
         from sglang.srt.runtime_context import get_server_args
 
-        self.worker = TpModelWorker(server_args=get_server_args(), gpu_id=rank, nccl_port=port)
+        with contextlib.ExitStack() as without_pinned_memory:
+            if server_args.get("enable_lora"):
+                import sglang_adapters
+
+                without_pinned_memory.enter_context(sglang_adapters.unpinned())
+            self.worker = TpModelWorker(server_args=get_server_args(), gpu_id=rank, nccl_port=port)
         self.scheduler = _SchedulerParts()
         self.manager = SchedulerWeightUpdaterManager(
             tp_worker=self.worker,
@@ -188,6 +193,12 @@ class RankProcess:
         import sglang_layers
 
         return getattr(sglang_layers, check)()
+
+    def adapters(self, action: str, *values: Any) -> Any:
+        """Runs a function of sglang_adapters over this rank's worker."""
+        import sglang_adapters
+
+        return getattr(sglang_adapters, action)(self.worker, *values)
 
     def next_apply_leaves_half_written_weights(self) -> None:
         from sparsecast.engines.sglang_plugin import end_of

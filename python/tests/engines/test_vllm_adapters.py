@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -17,95 +16,23 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "adapters"))
 
 import vllm_models as models
 from adapter_files import same, step
-from safetensors.torch import save_file
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.config.lora import LoRAConfig
-from vllm.lora.request import LoRARequest
-from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
+from vllm.config import VllmConfig
+from vllm_adapters import RANKS, Server, fresh, kind_of, make, save, with_adapters
+from vllm_workers import Workers
 
 from sparsecast import errors
-from sparsecast.adapters import Adapter, AdapterReceiver, VllmEngine
+from sparsecast.adapters import AdapterReceiver, VllmEngine
 from sparsecast.torch import Log, Publisher
-
-RANKS = {"math": 4, "code": 8}
-MODULES = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
-
-
-def kind_of(config: VllmConfig) -> str:
-    return "llama" if config.quant_config is None else "llama-fp8"
-
-
-def make(kind: str, name: str, seed: int, rank: int, layers: int = models.LAYERS, **config: Any) -> Adapter:
-    generator = torch.Generator().manual_seed(seed)
-    tensors: dict[str, torch.Tensor] = {}
-    for layer in range(layers):
-        for module in MODULES:
-            rows, columns = models.checkpoint_shapes(kind)[f"model.layers.0.{module}.weight"]
-            for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-                tensor = torch.randn(shape, generator=generator)
-                tensors[f"base_model.model.model.layers.{layer}.{module}.lora_{side}.weight"] = tensor
-    targets = [module.split(".")[1] for module in MODULES]
-    return Adapter(
-        name, {"peft_type": "LORA", "r": rank, "lora_alpha": 12, "target_modules": targets, **config}, tensors
-    )
-
-
-def _parts(layer: Any, side: str) -> tuple[torch.Tensor, ...]:
-    """Tensors of a layer that hold A or B of all slots: several for fused layers, one without a tuple for logits."""
-    stacked = getattr(layer, f"lora_{side}_stacked")
-    return (stacked,) if isinstance(stacked, torch.Tensor) else stacked
-
-
-class Server(LoRAModelRunnerMixin):
-    """vLLM's own handling of adapters in a worker, with a model."""
-
-    def __init__(self, config: VllmConfig) -> None:
-        base = models.build(config)
-        models.load(base, config, models.checkpoint(kind_of(config), seed=1))
-        self.config = config
-        with set_current_vllm_config(config):
-            self.model = self.load_lora_model(base, config, torch.device("cpu"))
-
-    def layers(self) -> dict[str, Any]:
-        return {name: module for name, module in self.model.named_modules() if hasattr(module, "lora_a_stacked")}
-
-    def of(self, number: int) -> dict[str, torch.Tensor]:
-        """What the kernels of vLLM read for an adapter."""
-        slot = self.lora_manager._adapter_manager.lora_index_to_id.index(number)
-        return {
-            f"{name}.{side}.{part}": stacked[slot].clone()
-            for name, layer in self.layers().items()
-            for side in ("a", "b")
-            for part, stacked in enumerate(_parts(layer, side))
-        }
-
-    def stacks(self) -> list[int]:
-        """Addresses that CUDA graphs would have captured."""
-        return [t.data_ptr() for layer in self.layers().values() for side in ("a", "b") for t in _parts(layer, side)]
-
-    def base(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
 
 @pytest.fixture(scope="module", params=["llama", "llama-fp8"])
 def config(request: pytest.FixtureRequest) -> Iterator[VllmConfig]:
-    chosen = models.config(request.param)
-    chosen.lora_config = LoRAConfig(max_loras=2, max_cpu_loras=2, max_lora_rank=8, lora_dtype=torch.bfloat16)
+    chosen = with_adapters(models.config(request.param))
     models.start(chosen)
     try:
         yield chosen
     finally:
         models.stop()
-
-
-def fresh(config: VllmConfig, adapter: Adapter, folder: pathlib.Path) -> dict[str, torch.Tensor]:
-    """What another worker holds of the adapter as PEFT would have saved it."""
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps(adapter.config))
-    save_file(dict(adapter.tensors), folder / "adapter_model.safetensors")
-    server = Server(config)
-    server.add_lora(LoRARequest(adapter.name, 1, str(folder)))
-    return server.of(1)
 
 
 @pytest.mark.parametrize("wire_dtype", [torch.bfloat16, None])
@@ -132,7 +59,7 @@ def test_every_version_is_that_of_a_fresh_load_and_the_base_is_untouched(
         path = engine.request(name).lora_path
         receiver.update(name)
         assert engine.request(name).lora_path != path, "vLLM's prefix cache knows versions by their path"
-        expected = fresh(config, adapters[name], tmp_path / f"saved{update}")
+        expected = fresh(config, name, save(adapters[name], tmp_path / f"saved{update}"))
         assert same(server.of(engine.request(name).lora_int_id), expected)
         assert same(server.of(engine.request(other).lora_int_id), untouched)
     assert any(tensor.any() for tensor in expected.values())
@@ -142,7 +69,8 @@ def test_every_version_is_that_of_a_fresh_load_and_the_base_is_untouched(
     step(adapters["code"], 9)
     ends["code"].publish()
     receiver.update("code")
-    assert same(server.of(engine.request("code").lora_int_id), fresh(config, adapters["code"], tmp_path / "saved-last"))
+    expected = fresh(config, "code", save(adapters["code"], tmp_path / "saved-last"))
+    assert same(server.of(engine.request("code").lora_int_id), expected)
     receiver.add(adapters["math"].spec(wire_dtype), logs["math"])
     assert len(server.list_loras()) == 2
     assert same(server.base(), base) and server.stacks() == stacks
@@ -188,3 +116,72 @@ def test_layers_that_vllm_would_pass_over_are_refused_by_the_shapes_of_the_check
     ):
         receiver.add(adapter.spec(), Log(str(tmp_path / "deep.log")))
     assert server.list_loras() == set()
+
+
+class OfWorkers:
+    """The two calls of a vLLM engine, which reach every worker."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    def add_lora(self, request: Any) -> None:
+        self._workers.call(
+            "add_lora",
+            adapter=request.lora_name,
+            number=request.lora_int_id,
+            path=request.lora_path,
+            load_inplace=request.load_inplace,
+        )
+
+    def remove_lora(self, number: int) -> None:
+        self._workers.call("remove_lora", number=number)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    made = Workers(2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-fp8"])
+@pytest.mark.parametrize("fully_sharded", [False, True])
+def test_every_tensor_parallel_rank_holds_what_a_fresh_load_gives_it(
+    workers: Workers, tmp_path: pathlib.Path, kind: str, fully_sharded: bool
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    store = str(tmp_path / "store")
+    workers.call("open_with_adapters", kind=kind, folder=str(model), store=store, fully_sharded=fully_sharded)
+    engine = VllmEngine(OfWorkers(workers))
+    receiver = AdapterReceiver(engine, tmp_path / "served")
+    adapters = {name: make(kind, name, seed, rank) for seed, (name, rank) in enumerate(RANKS.items())}
+    logs = {n: Log(str(tmp_path / f"{n}.log"), mirror=str(tmp_path / f"{n}.safetensors")) for n in adapters}
+    ends = {name: Publisher(adapter.tensors.items(), transport=logs[name]) for name, adapter in adapters.items()}
+
+    def are_those_saved(which: str, update: int) -> bool:
+        saved = {name: save(adapters[name], tmp_path / f"{name}{which}{update}") for name in receiver.versions}
+        return all(
+            workers.call("is_that_of", number=engine.request(name).lora_int_id, saved=str(folder)) == [True, True]
+            for name, folder in saved.items()
+        )
+
+    for name, adapter in adapters.items():
+        receiver.add(adapter.spec(), logs[name])
+    shapes = workers.call("shapes", number=engine.request("math").lora_int_id)[0]
+    whole = {tuple(tensor.shape) for tensor in adapters["math"].tensors.values()}
+    assert not all(shape in whole for shape in shapes.values()), "the ranks have parts"
+    for update in range(4):
+        name = ("math", "code")[update % 2]
+        step(adapters[name], update)
+        ends[name].publish()
+        receiver.update(name)
+        assert are_those_saved("update", update)
+    receiver.remove("math")
+    number = engine.request("code").lora_int_id
+    assert workers.call("state") == [([number], True)] * 2 and are_those_saved("removed", 0)
+    receiver.add(adapters["math"].spec(), logs["math"])
+    assert are_those_saved("again", 0)
+    assert [untouched for _, untouched in workers.call("state")] == [True, True]
+    for end in ends.values():
+        end.close()

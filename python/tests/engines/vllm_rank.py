@@ -15,6 +15,7 @@ import torch
 import vllm_models as models
 
 # isort: split
+import vllm_adapters
 import vllm_drafts as drafts
 import vllm_gpu_kernels
 from vllm.config import WeightTransferConfig, set_current_vllm_config
@@ -85,6 +86,16 @@ class Rank:
         self.pair.load(models.checkpoint("llama", seed=1), self.head)
         self._make_worker(ExtendedWorker, Runner(self.pair.draft))
 
+    def open_with_adapters(self, kind: str, folder: str, store: str, fully_sharded: bool) -> None:
+        """A model in the place of the one before, in a worker with --enable-lora (vllm_adapters.py)."""
+        self._leave()
+        self.kind = kind
+        self.config = vllm_adapters.with_adapters(
+            models.config(kind, self.size, Path(folder)), fully_sharded=fully_sharded
+        )
+        models.start(self.config, self.rank, store)
+        self.worker = vllm_adapters.AdapterRank(self.config)
+
     def draft_differing(self, updates: int) -> list[str]:
         """Live tensors of target and draft that are not what fresh loads make after so many updates of both."""
         tensors = {**models.checkpoint("llama", seed=1), **{f"eagle/{name}": t for name, t in self.head.items()}}
@@ -98,7 +109,8 @@ class Rank:
     def _leave(self) -> None:
         self.kernels.close()
         if self.kind:
-            self.worker.shutdown_weight_transfer_engine()
+            if isinstance(self.worker, Worker):
+                self.worker.shutdown_weight_transfer_engine()
             models.stop()
 
     def _make_worker(self, kind: type[Worker], runner: Runner) -> None:
