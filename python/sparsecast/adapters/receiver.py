@@ -20,11 +20,13 @@ import torch
 
 from .. import _core
 from ..buffers import describe
-from ..errors import UnsupportedError, UsageError
+from ..errors import CorruptError, UnsupportedError, UsageError
 from ..torch import Subscriber
 from ..transports import Log, Transport
 from .adapter import CONFIG_FILE, TENSOR_FILE, AdapterSpec
 from .engines import AdapterEngine
+
+_FOUR_BIT_STATE = ".quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class AdapterReceiver:
             if not inside:
                 raise UsageError("the base model has no such module", where)
             shape = self._base.get(module + ".weight")
-            # A quantised base packs its weights in other shapes and names.
+            # Other formats pack weights in shapes and names of their own.
             quantised = len([name for name in inside if name not in (module + ".weight", module + ".bias")]) > 0
             if shape is not None and not quantised and tuple(shape) != (b[0], a[1]):
                 raise UsageError(f"B @ A is {[b[0], a[1]]}, and the base model has {list(shape)}", where)
@@ -218,17 +220,43 @@ class AdapterReceiver:
 
 
 def checkpoint_shapes(directory: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """Returns names and shapes of the tensors in a directory's safetensors files; reads the headers alone."""
+    """Returns names and shapes of the tensors in a directory's safetensors files; reads the headers alone.
+
+    Weights that bitsandbytes has packed to 4 bits have the shape that they had before, which lies beside them. What
+    belongs to such a weight, or scales one of fp8, is left out. Raises UsageError if there are no files, CorruptError
+    naming the tensor whose shape cannot be read.
+    """
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
+    unpacked: dict[str, tuple[int, ...]] = {}
+    floats: set[str] = set()
     for file in sorted(pathlib.Path(directory).glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # It is no dict.
-                shapes[name] = tuple(opened.get_slice(name).get_shape())
+                part = opened.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                weight, state, _ = name.partition(_FOUR_BIT_STATE)
+                if state:
+                    unpacked[weight] = _shape_in(opened.get_tensor(name), f"{file}, tensor '{name}'")
+                elif part.get_dtype().startswith("F8_"):
+                    floats.add(name)
     if not shapes:
         raise UsageError("there are no safetensors files", str(directory))
-    return shapes
+    beside = {*(f"{weight}." for weight in unpacked), *(f"{weight}_scale" for weight in floats)}
+    kept = {name: shape for name, shape in shapes.items() if not name.startswith(tuple(beside))}
+    return {**kept, **unpacked}
+
+
+def _shape_in(state: torch.Tensor, where: str) -> tuple[int, ...]:
+    """The shape in a quantisation state of bitsandbytes, which is JSON in bytes."""
+    try:
+        shape = json.loads(bytes(state.tolist()))["shape"]
+        if not all(type(extent) is int and extent > 0 for extent in shape):
+            raise TypeError(f"shape {shape!r}")
+        return tuple(shape)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"it is no quantisation state of bitsandbytes: {error}", where) from None
 
 
 def _write(held: _Held, target: pathlib.Path) -> None:

@@ -20,7 +20,7 @@ from adapter_files import SHAPES, ReadingEngine, make, same, step
 from sparsecast_ports import free_port
 
 from sparsecast import errors
-from sparsecast.adapters import Adapter, AdapterReceiver, AdapterSpec
+from sparsecast.adapters import Adapter, AdapterReceiver, AdapterSpec, checkpoint_shapes
 from sparsecast.torch import Log, Publisher, World
 
 BASE = {f"{module}.weight": shape for module, shape in SHAPES.items()}
@@ -145,9 +145,54 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_done(tmp_pat
     assert receiver.versions == {} == engine.served and not (tmp_path / "served" / "wide").exists()
 
 
+def save_base(folder: pathlib.Path, tensors: dict[str, torch.Tensor]) -> pathlib.Path:
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def four_bit(shape: tuple[int, ...], state: bytes = b"") -> dict[str, torch.Tensor]:
+    """What bitsandbytes writes for a weight of that shape."""
+    written = state or json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": list(shape)}).encode()
+    return {
+        "": torch.zeros(shape[0] * shape[1] // 2, 1, dtype=torch.uint8),
+        ".absmax": torch.zeros(-(-shape[0] * shape[1] // 64)),
+        ".quant_map": torch.zeros(16),
+        ".quant_state.bitsandbytes__nf4": torch.tensor(list(written), dtype=torch.uint8),
+    }
+
+
+def test_a_base_of_bitsandbytes_or_fp8_is_looked_at_by_the_shapes_before(tmp_path: pathlib.Path) -> None:
+    packed = {f"{m}.weight{part}": t for m, shape in SHAPES.items() for part, t in four_bit(shape).items()}
+    eight = {f"{m}.weight": torch.zeros(shape, dtype=torch.float8_e4m3fn) for m, shape in SHAPES.items()}
+    scales = {f"{module}.weight_scale_inv": torch.zeros(1, 1) for module in SHAPES}
+    adapter = make("math", 1)
+    narrow = {m: (a, b - 2) for m, (a, b) in SHAPES.items()}
+    others = {f"{m}.weight{part}": t for m, shape in narrow.items() for part, t in four_bit(shape).items()}
+    with publisher_of(adapter, tmp_path)[0]:
+        for name, base in (("nf4", packed), ("fp8", {**eight, **scales})):
+            shapes = checkpoint_shapes(save_base(tmp_path / name, base))
+            assert shapes == BASE
+            engine = ReadingEngine()
+            AdapterReceiver(engine, tmp_path / "served" / name, base=shapes).add(
+                told(adapter), log_of(tmp_path, "math")
+            )
+            assert same(engine.served["math"], dict(adapter.tensors))
+        other = checkpoint_shapes(save_base(tmp_path / "others", others))
+        with pytest.raises(errors.UsageError, match=r"B @ A is \[24, 16\], and the base model has \[24, 14\]"):
+            AdapterReceiver(ReadingEngine(), tmp_path / "x", base=other).add(told(adapter), log_of(tmp_path, "math"))
+    for state in (b"{", b"[]", b'{"shape": [4, "8"]}', b'{"shape": 4}'):
+        name = f"damaged{len(state)}"
+        damaged = {f"w{part}": tensor for part, tensor in four_bit((4, 8), state).items()}
+        with pytest.raises(errors.CorruptError, match=rf"{name}/model.*quant_state.*no quantisation state"):
+            checkpoint_shapes(save_base(tmp_path / name, damaged))
+
+
 def test_a_packed_base_is_looked_at_by_names_alone(tmp_path: pathlib.Path) -> None:
     engine = ReadingEngine()
-    packed = {f"{module}.{part}": (7, 3) for module in SHAPES for part in ("weight", "weight.absmax")}
+    packed = {f"{module}.{part}": (7, 3) for module in SHAPES for part in ("weight", "weight_scale")}
     receiver = AdapterReceiver(engine, tmp_path / "served", base=packed)
     adapter = make("math", 1)
     with publisher_of(adapter, tmp_path)[0]:

@@ -21,7 +21,7 @@ from vllm_adapters import RANKS, Server, fresh, kind_of, make, save, with_adapte
 from vllm_workers import Workers
 
 from sparsecast import errors
-from sparsecast.adapters import AdapterReceiver, VllmEngine
+from sparsecast.adapters import Adapter, AdapterReceiver, VllmEngine, checkpoint_shapes
 from sparsecast.torch import Log, Publisher
 
 
@@ -116,6 +116,62 @@ def test_layers_that_vllm_would_pass_over_are_refused_by_the_shapes_of_the_check
     ):
         receiver.add(adapter.spec(), Log(str(tmp_path / "deep.log")))
     assert server.list_loras() == set()
+
+
+def test_an_adapter_trained_over_four_bits_is_served_over_a_base_in_bf16(
+    config: VllmConfig, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+    if kind_of(config) != "llama":
+        pytest.skip("its sizes in bitsandbytes' blocks are those of the other base")
+    torch.manual_seed(5)
+    LlamaForCausalLM(LlamaConfig(**models.config_of("llama"))).bfloat16().save_pretrained(tmp_path / "base")
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=packed, device_map="cpu", dtype=torch.bfloat16
+    )
+    model.save_pretrained(tmp_path / "packed")
+    shapes = checkpoint_shapes(tmp_path / "packed")
+    assert {name: shapes[name] for name in models.checkpoint_shapes("llama")} == models.checkpoint_shapes("llama")
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+
+    def train() -> None:
+        tokens = torch.arange(12)[None]
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def four_bits() -> dict[str, torch.Tensor]:
+        """The packed base as it would be saved: for passes bitsandbytes arranges it otherwise on some CPUs."""
+        state = model.state_dict()
+        return {name: each.clone() for name, each in state.items() if name.endswith((".base_layer.weight", ".absmax"))}
+
+    train()  # In its first pass bitsandbytes arranges scales for the CPU.
+    trained_over = four_bits()
+    assert sum(each.dtype == torch.uint8 for each in trained_over.values()) >= 3 * models.LAYERS
+    server = Server(config)
+    base = server.base()
+    engine = VllmEngine(server)
+    receiver = AdapterReceiver(engine, tmp_path / "served", base=shapes)
+    adapter = Adapter.from_peft(model)
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
+    with Publisher(adapter.tensors.items(), transport=log, wire_dtype=torch.bfloat16) as end:
+        receiver.add(adapter.spec(torch.bfloat16), log)
+        for update in range(3):
+            train()
+            assert end.publish().changed > 0
+            receiver.update("default")
+            model.save_pretrained(tmp_path / f"saved{update}")
+            expected = fresh(config, "default", tmp_path / f"saved{update}")
+            assert same(server.of(1), expected) and any(tensor.any() for tensor in expected.values())
+    assert same(server.base(), base) and same(four_bits(), trained_over)
+    narrow = {**shapes, "model.layers.0.self_attn.q_proj.weight": (64, 32)}
+    with pytest.raises(errors.UsageError, match=r"B @ A is \[64, 64\], and the base model has \[64, 32\]"):
+        AdapterReceiver(engine, tmp_path / "other", base=narrow).add(adapter.spec(torch.bfloat16), log)
 
 
 class OfWorkers:
