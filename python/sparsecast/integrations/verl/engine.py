@@ -19,7 +19,7 @@ import ray
 import torch
 from verl.checkpoint_engine import CheckpointEngine
 
-from sparsecast.errors import GroupMismatchError, IncompleteError, PeerFailedError, UsageError
+from sparsecast.errors import GroupMismatchError, IncompleteError, PeerFailedError, UnsupportedError, UsageError
 
 from .._checkpoint_group import Group, Hello, leaders_of, membership, new_meeting
 from .._mirror import Mirror
@@ -178,6 +178,7 @@ class SparsecastCheckpointEngine(CheckpointEngine):
         plan, failure = _FAILED, None
         if self._rank == 0:
             try:
+                _refuse_adapters(weights)
                 plan = self._plan(global_steps)
             except Exception as error:
                 failure = error
@@ -336,6 +337,18 @@ class SparsecastCheckpointEngine(CheckpointEngine):
 
     def _own_address(self) -> str:
         return str(ray.util.get_node_ip_address()).strip("[]")
+
+
+def _refuse_adapters(engine: Any) -> None:
+    """Raises UnsupportedError for a LoRA trainer: verl's export of shards names other tensors than that of whole ones
+    then (A and B beside the base, not merged), and servers that take its flushes have no route for adapters.
+    """
+    config = getattr(engine, "model_config", None)
+    if getattr(config, "lora_rank", 0) > 0 or (getattr(config, "lora", None) or {}).get("rank", 0) > 0:
+        raise UnsupportedError(
+            "verl's delta_sharded has no LoRA: let the rollout share the trainer's GPUs (checkpoint_engine.backend="
+            "naive), where verl hands over the adapter itself, or take another backend with model.lora.merge=True"
+        )
 
 
 def _begin_fields(message: dict[str, Any]) -> tuple[bool, bool, str, int]:
