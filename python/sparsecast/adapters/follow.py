@@ -20,8 +20,8 @@ from .adapter import AdapterSpec
 from .engines import SglangServer, VllmServer
 from .receiver import AdapterReceiver, AdapterUpdate
 
-# What passes by itself: the server is being restarted, the store or the network is away.
-_PASSING = frozenset({"io", "timeout", "peer_failed", "incomplete"})
+#: Codes of errors that pass by themselves: the server is being started again, the store or the network is away.
+PASSING = frozenset({"io", "timeout", "peer_failed", "incomplete"})
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class AdapterStream:
 class AdapterFollower:
     """Follows the logs of several adapters for one server.
 
-    ``directory`` is that of :class:`AdapterReceiver`; it also keeps what was seen of each log, so that a follower that is
-    started again does not go back. Adapters stay at the server when the follower ends. ``say`` gets sentences for people:
-    what is waited for, and that it has passed.
+    ``directory`` is that of :class:`AdapterReceiver`; it also keeps what was seen of each log, so that a follower that
+    is started again does not go back. Adapters stay at the server when the follower ends. ``say`` gets sentences for
+    people: what is waited for, and that it has passed.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class AdapterFollower:
     def step(self) -> list[AdapterUpdate]:
         """Brings every adapter to the newest version of its log, and gives the server again what a restart has lost.
 
-        Returns the updates that the server has loaded. What passes by itself is said and left to the next step: a log or
-        a description that is not there yet, a store or server that does not answer. Raises every other error.
+        Returns the updates that the server has loaded. What passes by itself is said and left to the next step: a log
+        or a description that is not there yet, a store or server that does not answer. Raises every other error.
         """
         updates: list[AdapterUpdate] = []
         if self._patiently(self._server.endpoint.name, self._restore) is None:
@@ -112,7 +112,7 @@ class AdapterFollower:
         try:
             done = work()
         except Error as error:
-            if error.code not in _PASSING:
+            if error.code not in PASSING:
                 raise
             if self._waiting.get(of) != error.code:
                 self._say(f"{error}: waiting")

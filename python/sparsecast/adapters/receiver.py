@@ -98,7 +98,8 @@ class AdapterReceiver:
         ``transport`` is a log, or the adapter's own world, in which this process is the engine named ``engine`` and the
         call meets the trainer. With a ``Log``, ``state`` may be left out. Raises UsageError for a name that is served
         already and for modules that the base model does not have; the errors of the stream (TableMismatchError: another
-        rank or other modules than in ``spec``); EngineRefusedError. After any error the adapter is absent.
+        rank or other modules than in ``spec``); UnsupportedError if the engine refuses it. After any error the
+        adapter is absent here.
         """
         if spec.name in self._held:
             raise UsageError("it is served already: remove it first", f"adapter '{spec.name}'")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sparsecast.adapters import Adapter, AdapterReceiver, VllmServer
+from sparsecast.adapters.follow import PASSING
 from sparsecast.control import Endpoint
 from sparsecast.errors import DeadlineError, Error, UnsupportedError, UsageError
 from sparsecast.torch import Log, Publisher
@@ -48,8 +49,8 @@ class ServedAdapter:
     """Where a trainer's adapter goes, instead of being merged into the base weights.
 
     name        under which the servers have it; the trainer's requests name it as their model.
-    directory   that trainer and servers see under the same path, where versions are written for them ("/dev/shm/adapters"
-                on one machine). Empty: beside each server runs `python -m sparsecast.adapters follow` with the log.
+    directory   that trainer and servers see under the same path, where versions are written for them (on one machine
+                "/dev/shm/adapters"). Empty: beside each server runs `python -m sparsecast.adapters follow`.
     log         a new delta log for this run: a directory or "s3://bucket/prefix". May be left out with a directory.
     description file with the adapter's description, for followers; by default the log's path with ".json".
     mirror      a `*.safetensors` file of this process, from which anchors are made; by default a temporary one.
@@ -188,7 +189,7 @@ class AdapterSync:
             if time.monotonic() >= until:
                 raise DeadlineError(
                     f"the server at {server.endpoint.url} did not have version {version} of the adapter "
-                    f"'{self._options.name}' within {self._options.timeout:g} s: see the log of the follower beside it, "
+                    f"'{self._options.name}' within {self._options.timeout:g} s: see what the follower beside it says, "
                     f"or start it: python -m sparsecast.adapters follow {server.endpoint.url} {self._location} "
                     "--directory DIRECTORY"
                 )
@@ -198,6 +199,8 @@ class AdapterSync:
         """Whether it serves the version: followers name each directory by it."""
         try:
             path = server.served().get(self._options.name)
-        except Error:  # Such as a server that is being started again, which its follower waits for, too.
-            return False
+        except Error as error:
+            if error.code not in PASSING:
+                raise
+            return False  # Its follower waits for a server that is being started again, too.
         return path is not None and path.name.startswith(f"v{version}-")

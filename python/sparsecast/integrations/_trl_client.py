@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's client of a vLLM server, with weight updates by sparsecast. Imports TRL."""
+"""TRL's client of a vLLM server, with updates of weights or of an adapter by sparsecast. Imports TRL."""
 
 from __future__ import annotations
 

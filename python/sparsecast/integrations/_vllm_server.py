@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vLLM server must be before weights or adapters can be sent to it, and a sentence with the cure where it is not."""
+"""What a vLLM server must be for weights or adapters to be sent to it, and a sentence with the cure where it is not."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def look_at(endpoint: Endpoint, wait_seconds: float) -> VllmServer:
         if config.get("lora_config"):
             raise UnsupportedError(
                 f"the vLLM server at {endpoint.url} was started with --enable-lora, which weights are not sent to: say "
-                "enable(adapter=ServedAdapter(...)) to have the adapter sent as it is, or start it without --enable-lora "
-                "to have it merged into the weights"
+                "enable(adapter=ServedAdapter(...)) to have the adapter sent as it is, or start it without "
+                "--enable-lora to have it merged into the weights"
             )
         world_size = _json(client, "/get_world_size", endpoint.url).get("world_size")
         version = _json(client, "/weight_info", endpoint.url).get("weight_version")
@@ -107,8 +107,8 @@ def look_at_lora(endpoint: Endpoint, wait_seconds: float) -> LoraServer:
         # There is no GET of this route: 405 says that it is there.
         if _get(client, "/v1/load_lora_adapter", endpoint.url).status_code == 404:
             raise UsageError(
-                f"the vLLM server at {endpoint.url} was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, which opens "
-                f"the routes for adapters: start it with {_START_LORA}"
+                f"the vLLM server at {endpoint.url} was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, which "
+                f"opens the routes for adapters: start it with {_START_LORA}"
             )
     if (config.get("parallel_config") or {}).get("data_parallel_size", 1) > 1:
         raise UnsupportedError(

@@ -145,8 +145,8 @@ def enable(
 
     The other arguments are those of `SyncOptions`; ranks meet at the trainer's `vllm_group_port`, and the trainer waits
     for its server as long as `vllm_server_timeout` says. Call it before the trainer is made, on every rank. TRL has no
-    hook there: `VLLMClient.init_communicator` of TRL (with `adapter` also `VLLMGeneration._init_vllm`) is replaced until
-    `disable`; trainers made meanwhile keep what they have. `vllm_mode="colocate"` is not concerned.
+    hook there: `VLLMClient.init_communicator` of TRL (with `adapter` `VLLMGeneration._init_vllm`, too) is replaced
+    until `disable`; trainers made meanwhile keep what they have. `vllm_mode="colocate"` is not concerned.
 
     Raises UnsupportedError for another release of TRL, UsageError if it is enabled already, and for other options with
     `adapter`.

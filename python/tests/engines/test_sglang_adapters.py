@@ -42,7 +42,7 @@ def test_every_version_is_that_of_a_fresh_load_and_what_is_refused_changes_nothi
 
 
 class OfRanks:
-    """The two calls of `sglang.Engine`, as its tokenizer process does them: it numbers adapters, and asks every rank."""
+    """The two calls of `sglang.Engine`, as its tokenizer process does them: it numbers adapters and asks all ranks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
