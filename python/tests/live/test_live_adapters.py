@@ -87,11 +87,14 @@ def test_a_server_answers_as_after_loading_every_version_itself(start: Start, mo
         assert now != before["math"] and answers(server, "code") == before["code"] and answers(server, "") == base
         assert now == answers(server, load_itself(server, adapters["math"], tmp_path / f"saved{update}"))
         before["math"] = now
+        assert receiver.restore(engine.served()) == [], "the server names what it was given"
 
     wide = make(model, "wide", 3, 16)
     with Publisher(wide.tensors.items(), transport=logs["wide"]), pytest.raises(errors.UnsupportedError) as refused:
         receiver.add(wide.spec(), logs["wide"])
     assert "rank" in str(refused.value) and "16" in str(refused.value)
+    engine.unload("code")  # As a server that has lost it.
+    assert receiver.restore(engine.served()) == ["code"] and answers(server, "code") == before["code"]
     receiver.remove("code")
     with pytest.raises(errors.Error, match="no adapter of this name" if KIND == "vllm" else "refuses it"):
         engine.unload("code")

@@ -41,6 +41,7 @@ from task import prompts, tokenizer, untrained
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl_on_cpu import allow_cpu
 
 from sparsecast.control import PauseMode, SyncError, SyncPolicy, SyncReport
@@ -163,7 +164,7 @@ def test_grpo_trainer_with_an_adapter_generates_with_it_and_the_base_stays(
 ) -> None:
     peft = pytest.importorskip("peft")
     log, port = tmp_path / "log", free_port()
-    flags = ["--max-model-len", "64", "--enable-lora", "--max-lora-rank", "8"]
+    flags = ["--max-model-len", "64", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
     flags += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
 
     def start(folder: str) -> LiveServer:
@@ -208,6 +209,22 @@ def test_grpo_trainer_with_an_adapter_generates_with_it_and_the_base_stays(
                 assert time.monotonic() < until, "the follower did not give the adapter to the new server"
                 time.sleep(0.2)
             assert [server.complete(each, 6, model="policy") for each in asked] == updated
+
+        # Once more without a follower, by a directory that trainer and server share.
+        with enable(adapter=ServedAdapter(name="shared", directory=str(tmp_path / "shared"))):
+            generation = VLLMGeneration(
+                trainer.model, trainer.accelerator, None, mode="server", server_base_url=server.url
+            )
+        generation.sync_weights()
+        assert [server.complete(each, 6, model="shared") for each in asked] == updated
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1)
+        generation.sync_weights()
+        assert [server.complete(each, 6, model="shared") for each in asked] != updated
+        assert [server.complete(each, 6, model="policy") for each in asked] == updated
+        generation.vllm_client.close_communicator()
     finally:
         server.kill()
 
