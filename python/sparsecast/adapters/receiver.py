@@ -244,9 +244,12 @@ def checkpoint_shapes(directory: str | os.PathLike[str]) -> dict[str, tuple[int,
                     floats.add(name)
     if not shapes:
         raise UsageError("there are no safetensors files", str(directory))
-    beside = {*(f"{weight}." for weight in unpacked), *(f"{weight}_scale" for weight in floats)}
-    kept = {name: shape for name, shape in shapes.items() if not name.startswith(tuple(beside))}
-    return {**kept, **unpacked}
+
+    def is_beside(name: str) -> bool:
+        ends = (at for at, letter in enumerate(name) if letter == ".")
+        return any(name[:end] in unpacked for end in ends) or name.rpartition("_scale")[0] in floats
+
+    return {**{name: shape for name, shape in shapes.items() if not is_beside(name)}, **unpacked}
 
 
 def _shape_in(state: torch.Tensor, where: str) -> tuple[int, ...]:

@@ -19,9 +19,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import peft
 import torch
+import torch.distributed as dist
 import trl.generation.vllm_client as trl_client
 import trl.generation.vllm_generation as trl_generation
 from accelerate import Accelerator
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl_on_cpu import allow_cpu
 from trl_server import TrlServer
@@ -184,6 +188,27 @@ def test_a_follower_beside_the_server_loads_what_the_trainer_publishes_and_the_t
     object.__setattr__(made.vllm_client._enabled.adapter, "timeout", 0.3)
     with pytest.raises(DeadlineError, match=f"sparsecast.adapters follow {server.url} {log} --directory"):
         made.sync_weights()
+
+
+def test_shards_of_fsdp2_are_gathered(
+    base: Qwen3ForCausalLM, serve: Callable[..., TrlServer], tmp_path: pathlib.Path
+) -> None:
+    server = serve()
+    model = adapted(base)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with enable(adapter=ServedAdapter(directory=str(tmp_path / "served"))):
+            made = generation(model, server)
+        for _ in range(2):
+            made.sync_weights()
+            tensors = Adapter.from_peft(model).tensors
+            assert all(isinstance(tensor, DTensor) for tensor in tensors.values())
+            served = server.adapters.served["policy"]
+            assert all(torch.equal(served[name], each.full_tensor().bfloat16()) for name, each in tensors.items())
+            train(model)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
