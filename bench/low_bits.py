@@ -31,7 +31,7 @@ import torch
 
 from sparsecast import TensorTable
 from sparsecast._core import Publisher
-from sparsecast.buffers import describe, dtype_name
+from sparsecast.buffers import PAIRS, describe, dtype_name
 from sparsecast.record.bits import FLOATS, ulp_steps
 from sparsecast.record.trace import Trace
 from sparsecast.transforms import (
@@ -56,7 +56,8 @@ class Case:
     fmt: QuantFormat | None = None
     keeps_global_scale: bool = False
     moves_greatest: bool = False  #: The greatest weight of every matrix moves by one bf16 ulp at each step.
-    sends: str = "tensors"  #: "bytes": the codec sees U8 instead of I32. "codes": a byte for each code of 4 bits.
+    #: What the codec sees of codes of 4 bits. "pairs": I4X2 or F4X2. "bytes": U8. "words": I32. "codes": each as a byte.
+    sends: str = "pairs"
 
 
 CASES = {
@@ -72,7 +73,12 @@ CASES = {
     "NVFP4, anew, greatest moves": Case(NVFP4, moves_greatest=True),
     "int4, groups of 64": Case(int4_groups(64)),
     "int4, groups of 32": Case(int4_groups(32)),
-    "int4, groups of 32, as bytes": Case(int4_groups(32), sends="bytes"),
+    "MXFP4, as U8": Case(MXFP4, sends="bytes"),
+    "NVFP4, global scale kept, as U8": Case(NVFP4, keeps_global_scale=True, sends="bytes"),
+    "NVFP4, anew, greatest moves, as U8": Case(NVFP4, moves_greatest=True, sends="bytes"),
+    "int4, groups of 64, as I32": Case(int4_groups(64), sends="words"),
+    "int4, groups of 32, as I32": Case(int4_groups(32), sends="words"),
+    "int4, groups of 32, as U8": Case(int4_groups(32), sends="bytes"),
     "MXFP4, a byte a code": Case(MXFP4, sends="codes"),
     "NVFP4, anew, greatest moves, a byte a code": Case(NVFP4, moves_greatest=True, sends="codes"),
     "int4, groups of 32, a byte a code": Case(int4_groups(32), sends="codes"),
@@ -153,7 +159,7 @@ class Held:
         self.results = list(self._run(first))
         self.codes: dict[str, np.ndarray] = {}
         sent = [(name, self._sent(base, name, tensor)) for base, name, tensor in self.results]
-        table = TensorTable([(name, dtype_name(t.dtype), t.shape) for name, t in sent])
+        table = TensorTable([(name, self._dtype(name, t), t.shape) for name, t in sent])
         self.publishers = {
             codec: Publisher(table, [describe(t) for _, t in sent], **options) for codec, options in CODECS.items()
         }
@@ -175,13 +181,19 @@ class Held:
 
     def _sent(self, base: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """What the codec sees of a tensor: its own memory, or codes that step() keeps up to date."""
-        if self.case.sends == "tensors" or kind_of(name, base, self.fmt) != "elements":
+        if self.case.sends in ("pairs", "bytes") or kind_of(name, base, self.fmt) != "elements":
             return tensor
-        if self.case.sends == "bytes":
-            return tensor.view(torch.uint8)
+        if self.case.sends == "words":
+            return tensor.view(torch.int32)
         assert self.fmt is not None
         self.codes[name] = codes_of(tensor, self.fmt.element)
         return torch.from_numpy(self.codes[name])
+
+    def _dtype(self, name: str, tensor: torch.Tensor) -> str:
+        """The dtype with which a tensor is sent: pairs as such where the case has it so."""
+        of_results = {spec.name: spec.dtype for spec in self.transforms.specs} if self.transforms is not None else {}
+        dtype = of_results.get(name, "")
+        return dtype if dtype in PAIRS and self.case.sends == "pairs" else dtype_name(tensor.dtype)
 
     def step(self, weights: dict[str, torch.Tensor]) -> None:
         figures = self.figures

@@ -353,6 +353,8 @@ def read_safetensors(path: pathlib.Path) -> Checkpoint:
     for name, e in entries.items():
         if e["dtype"] == "F4":  # Counts numbers of 4 bits.
             declared[name], e["shape"][-1] = "F4X2", e["shape"][-1] // 2
+        if name in declared and e["dtype"] == "I32":  # Words of four bytes.
+            e["shape"].append(4)
         e["dtype"] = declared.get(name, e["dtype"])
     widths = dict(DTYPES.values())
     return {

@@ -33,12 +33,13 @@ struct SPARSECAST_API SafetensorsHeader {
   /// header-length bytes of the file, or all of it when shorter. Throws Error{kCorrupt} or Error{kUnsupported} (a dtype
   /// that sparsecast does not carry) with tensor and offset. A tensor of F4, whose shape counts numbers, has kF4X2,
   /// whose shape counts bytes. Metadata "sparsecast.dtypes", a JSON object of names ({"w": "I4X2"}), gives kI4X2 or
-  /// kF4X2 to tensors of U8, I8 or I32 (which hold eight numbers each); names of other tensors are ignored there.
+  /// kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. I32 holds eight numbers a word, whose
+  /// four bytes become a last dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
 
   /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these
-  /// tensors in this order. Tensors of kF4X2 are F4; those of kI4X2 are U8, and "sparsecast.dtypes" says what they
-  /// hold.
+  /// tensors in this order. Tensors of kI4X2 and kF4X2 are U8, or I32 if their last of several dimensions is 4, as
+  /// in the checkpoints of engines, and "sparsecast.dtypes" says what they hold.
   static std::vector<std::byte> serialize(std::span<const TensorSpec> specs,
                                           const std::map<std::string, std::string>& metadata);
 };

@@ -28,6 +28,9 @@ TORCH_DTYPES: dict[str, str] = {
     "float4_e2m1fn_x2": "F4X2",  # Since torch 2.8. I4X2 has no name there: such tensors are uint8.
 }
 
+# : Dtypes of two 4-bit numbers a byte: I4X2 of integers, F4X2 of fp4 e2m1. Their memory is that of U8.
+PAIRS = ("I4X2", "F4X2")
+
 # : Names in numpy and ml_dtypes that differ from those in torch.
 _NUMPY_DTYPES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16"}
 

@@ -18,11 +18,12 @@ namespace sparsecast {
 namespace {
 
 constexpr std::string_view kMetadataKey = "__metadata__";
-/// Metadata that says which tensors of integers hold two 4-bit numbers a byte, for which the format has no dtype: a
-/// JSON object of names, {"w": "I4X2"}.
+/// Metadata that says which tensors of integers hold two 4-bit numbers a byte: a JSON object of names, {"w": "I4X2"}.
 constexpr const char* kDTypesKey = "sparsecast.dtypes";
 /// Shapes of this dtype count 4-bit numbers, two a byte.
 constexpr std::string_view kFp4Name = "F4";
+/// Last dimension of a tensor of pairs that a file has as I32, eight numbers a word: the bytes of a word.
+constexpr std::uint64_t kWordBytes = 4;
 
 [[noreturn]] void corrupt(const std::string& message, const std::string& where = {}) {
   throw Error(ErrorCode::kCorrupt, message, where);
@@ -177,13 +178,13 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
 /// Returns the tensor with the dtype that its file's metadata gives it.
 TensorSpec with_pairs(TensorSpec spec, const nlohmann::json& dtype) {
   const std::optional<DType> pairs = dtype.is_string() ? dtype_from_name(dtype.get<std::string>()) : std::nullopt;
-  const bool words = spec.dtype == DType::kI32 && !spec.shape.empty() && spec.shape.back() <= TensorTable::kMaxElements;
+  const bool words = spec.dtype == DType::kI32 && spec.shape.size() < TensorTable::kMaxRank;
   if (!pairs || !is_pair(*pairs) || !(words || spec.dtype == DType::kU8 || spec.dtype == DType::kI8)) {
     corrupt(fmt::format("metadata '{}' gives {} to a tensor of {}", kDTypesKey, excerpt(dtype.dump()),
                         to_string(spec.dtype)),
             where(spec.name));
   }
-  if (words) spec.shape.back() *= 4;
+  if (words) spec.shape.push_back(kWordBytes);
   spec.dtype = *pairs;
   return spec;
 }
@@ -200,20 +201,11 @@ void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& e
   }
 }
 
-/// Whether a file can state the dtype only in its metadata: that of pairs of integers, and of pairs of floats whose
-/// last dimension cannot count them.
-bool is_declared(const TensorSpec& spec) {
-  const bool countable = !spec.shape.empty() && spec.shape.back() <= TensorTable::kMaxElements;
-  return spec.dtype == DType::kI4X2 || (spec.dtype == DType::kF4X2 && !countable);
-}
-
-/// Returns dtype and shape as a header states them.
+/// Returns dtype and shape as a header states them. Pairs are what checkpoints of engines have: words, or bytes.
 std::pair<std::string_view, std::vector<std::uint64_t>> type_in_file(const TensorSpec& spec) {
-  if (is_declared(spec)) return {to_string(DType::kU8), spec.shape};
-  if (spec.dtype != DType::kF4X2) return {to_string(spec.dtype), spec.shape};
-  std::vector<std::uint64_t> shape = spec.shape;
-  shape.back() *= 2;
-  return {kFp4Name, std::move(shape)};
+  if (!is_pair(spec.dtype)) return {to_string(spec.dtype), spec.shape};
+  if (spec.shape.size() < 2 || spec.shape.back() != kWordBytes) return {to_string(DType::kU8), spec.shape};
+  return {to_string(DType::kI32), {spec.shape.begin(), spec.shape.end() - 1}};
 }
 
 /// Returns the metadata with the declarations that the tensors need.
@@ -221,7 +213,7 @@ std::map<std::string, std::string> with_declarations(std::map<std::string, std::
                                                      std::span<const TensorSpec> specs) {
   nlohmann::json dtypes;
   for (const TensorSpec& spec : specs) {
-    if (is_declared(spec)) dtypes[spec.name] = to_string(spec.dtype);
+    if (is_pair(spec.dtype)) dtypes[spec.name] = to_string(spec.dtype);
   }
   metadata.erase(kDTypesKey);
   if (!dtypes.is_null()) metadata[kDTypesKey] = dtypes.dump();

@@ -83,7 +83,7 @@ TEST(SafetensorsHeader, ReadsPairsOf4BitNumbers) {
   const std::string i4 = R"({\"w\":\"I4X2\",\"of another file\":\"I4X2\"})";
   EXPECT_EQ(spec_of(declared("U8", "[2,4]", i4)), (TensorSpec{"w", DType::kI4X2, {2, 4}}));
   EXPECT_EQ(spec_of(declared("I8", "[8]", R"({\"w\":\"F4X2\"})")), (TensorSpec{"w", DType::kF4X2, {8}}));
-  EXPECT_EQ(spec_of(declared("I32", "[2,1]", i4)), (TensorSpec{"w", DType::kI4X2, {2, 4}}));
+  EXPECT_EQ(spec_of(declared("I32", "[2,1]", i4)), (TensorSpec{"w", DType::kI4X2, {2, 1, 4}}));
 }
 
 TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
@@ -93,7 +93,9 @@ TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
   // The names of sparsecast are none of the format.
   for (const char* name : {"I4X2", "F4X2"}) refuse(one(name, "[8]", "[0,8]"), 8, {name}, ErrorCode::kUnsupported);
   refuse(declared("BF16", "[4]", R"({\"w\":\"I4X2\"})"), 8, {"'w'", "sparsecast.dtypes", "BF16"});
-  refuse(declared("I32", "[]", R"({\"w\":\"I4X2\"})"), 8, {"'w'"});
+  std::string most = "[2";
+  for (int dim = 1; dim < 32; ++dim) most += ",1";
+  refuse(declared("I32", most + "]", R"({\"w\":\"I4X2\"})"), 8, {"'w'"});  // No room for one more dimension.
   refuse(declared("U8", "[8]", R"({\"w\":\"U8\"})"), 8, {"'w'", "U8"});
   refuse(declared("U8", "[8]", R"({\"w\":4})"), 8, {"'w'", "4"});
   refuse(declared("U8", "[8]", R"({\"w\":[[\"I4X2\"]]})"), 8, {"'w'"});
@@ -102,15 +104,17 @@ TEST(SafetensorsHeader, RefusesPairsThatItCannotRead) {
 
 TEST(SafetensorsHeader, PairsThatAreWrittenAreReadBack) {
   const std::uint64_t large = std::uint64_t{1} << 63;
-  const std::vector<TensorSpec> specs = {{"i", DType::kI4X2, {3, 5}},    {"i scalar", DType::kI4X2, {}},
-                                         {"f", DType::kF4X2, {3, 5}},    {"f scalar", DType::kF4X2, {}},
-                                         {"f empty", DType::kF4X2, {0}}, {"f large", DType::kF4X2, {0, large}},
-                                         {"u", DType::kU8, {7}}};
+  const std::vector<TensorSpec> specs = {
+      {"i", DType::kI4X2, {3, 5}},     {"i scalar", DType::kI4X2, {}}, {"f", DType::kF4X2, {3, 5}},
+      {"f scalar", DType::kF4X2, {}},  {"f empty", DType::kF4X2, {0}}, {"f large", DType::kF4X2, {0, large}},
+      {"words", DType::kI4X2, {3, 4}}, {"word", DType::kF4X2, {4}},    {"u", DType::kU8, {7}}};
   std::vector<std::byte> bytes = SafetensorsHeader::serialize(specs, {{"format", "pt"}});
   const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  EXPECT_NE(text.find(R"("f":{"dtype":"F4","shape":[3,10])"), std::string::npos);
+  EXPECT_NE(text.find(R"("f":{"dtype":"U8","shape":[3,5])"), std::string::npos);
+  EXPECT_NE(text.find(R"("words":{"dtype":"I32","shape":[3])"), std::string::npos);
+  EXPECT_NE(text.find(R"("word":{"dtype":"U8","shape":[4])"), std::string::npos);
   EXPECT_NE(text.find(R"("i":{"dtype":"U8","shape":[3,5])"), std::string::npos);
-  bytes.resize(bytes.size() + 15 + 1 + 15 + 1 + 7);
+  bytes.resize(bytes.size() + 15 + 1 + 15 + 1 + 12 + 4 + 7);
   const SafetensorsHeader header = SafetensorsHeader::parse(bytes, bytes.size());
   ASSERT_EQ(header.entries.size(), specs.size());
   for (const TensorSpec& spec : specs) {

@@ -5,22 +5,20 @@ where, and which canonical tensors are kept beside the model because they have n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from sparsecast.buffers import bits_of
+from sparsecast.buffers import PAIRS, bits_of
+from sparsecast.engines._dtypes import WORD_BYTES, CanonicalTensor
 from sparsecast.engines._loader_errors import raise_for
 from sparsecast.engines._memory import seen_by
 from sparsecast.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from sparsecast import Layout, Memory
-
-CanonicalTensor = tuple[str, str, Sequence[int]]
-"""Name, safetensors dtype ("BF16") and shape of a tensor as the checkpoint has it."""
 
 MODES = ("in_place", "shadow", "nan_masked", "dense")
 """How updates reach a canonical tensor; docs/engines.md, "Modes"."""
@@ -33,7 +31,8 @@ class TracedTensor:
     name: str
     dtype: str
     memory: torch.Tensor
-    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`."""
+    """One dimension, contiguous, sharing the storage; `memory.numel()` elements of `dtype`, or as many words or bytes of
+    pairs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class TracedLoader:
     """Result of `trace_loader` on one rank."""
 
     table: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Canonical tensors in the order of the caller, without those in `refused`."""
+    """Canonical tensors in the order of the caller, without those in `refused`, as the engine's checkpoint has them
+    (`in_checkpoint`)."""
     tensors: tuple[TracedTensor, ...]
     """Live tensors that hold elements of the table, then the copies of canonical ones."""
     shards: tuple[TracedShard, ...]
@@ -83,6 +83,8 @@ class TracedLoader:
     """Names in `missing` of which nothing fills any element: they may be computed after loading."""
     repacked: tuple[str, ...] = ()
     """Names in `tensors` of copies as loaded, of which the engine makes its live parameters (`repacked`)."""
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    """Dtypes of the canonical tensors that hold pairs of 4-bit numbers, by name."""
 
     def require_complete(self, derived: Collection[str] = ()) -> None:
         """Raises UnsupportedError for what is refused, and UsageError for names that the loader does not know and for
@@ -159,14 +161,26 @@ class TracedLoader:
 
         kept = [i for i, (name, _, _) in enumerate(self.table) if name not in exclude]
         place = {old: new for new, old in enumerate(kept)}
-        shards = [
-            Shard(place[s.tensor], Box(s.offset, s.extent), s.local, s.first, s.strides)
-            for s in self.shards
-            if s.tensor in place
-        ]
-        tensors = [LocalTensor(t.name, t.dtype, t.memory.numel()) for t in self.tensors]
+        def shard(s: TracedShard) -> Shard:
+            if self._is_words(s.tensor):
+                box = Box((*s.offset, 0), (*s.extent, WORD_BYTES))
+                strides = (*(n * WORD_BYTES for n in s.strides), 1)
+                return Shard(place[s.tensor], box, s.local, s.first * WORD_BYTES, strides)
+            return Shard(place[s.tensor], Box(s.offset, s.extent), s.local, s.first, s.strides)
+
+        shards = [shard(s) for s in self.shards if s.tensor in place]
+        tensors = [LocalTensor(t.name, t.dtype, _elements(t)) for t in self.tensors]
         ties = [tie for tie in self.ties if not set(tie) & set(exclude)]
-        return Layout(TensorTable([self.table[i] for i in kept]), [RankLayout(tensors, shards, node)], ties)
+        return Layout(TensorTable([self._as_sent(i) for i in kept]), [RankLayout(tensors, shards, node)], ties)
+
+    def _is_words(self, index: int) -> bool:
+        name, dtype, _ = self.table[index]
+        return name in self.pairs and dtype == "I32"
+
+    def _as_sent(self, index: int) -> CanonicalTensor:
+        """Returns a tensor of the table as the trainer has it."""
+        name, dtype, shape = self.table[index]
+        return name, self.pairs.get(name, dtype), (*shape, WORD_BYTES) if self._is_words(index) else shape
 
     def memories(self) -> list[Memory]:
         """Returns the memory of `tensors`, in order, for a `Receiver` or a `ShardedSubscriber`. Copies in host memory
@@ -175,7 +189,7 @@ class TracedLoader:
         from sparsecast import describe
 
         device = next((tensor.memory.device for tensor in self.tensors if tensor.memory.is_cuda), None)
-        return [describe(seen_by(device, tensor.memory), dtype=tensor.dtype) for tensor in self.tensors]
+        return [describe(_as_sent(t, seen_by(device, t.memory)), dtype=t.dtype) for t in self.tensors]
 
     def differences(self, canonical: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
         """Compares live memory with canonical tensors (contiguous, any device): elements that differ, by name.
@@ -207,3 +221,12 @@ class TracedLoader:
                 box = tuple(slice(o, o + n) for o, n in zip(shard.offset, shard.extent, strict=True))
                 places.setdefault(self.table[shard.tensor][0], []).append((view, box))
         return places
+
+
+def _elements(tensor: TracedTensor) -> int:
+    """Returns how many elements of its dtype the memory has."""
+    return _as_sent(tensor, tensor.memory).numel()
+
+
+def _as_sent(tensor: TracedTensor, memory: torch.Tensor) -> torch.Tensor:
+    return memory.view(torch.uint8) if tensor.dtype in PAIRS else memory

@@ -35,6 +35,9 @@ from sparsecast.engines._strided import (
 
 aten = torch.ops.aten
 
+_BYTES = {torch.uint8, torch.int8}
+"""Dtypes between which a copy changes no bit."""
+
 _NEW = (aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full)
 _NEW_LIKE = (aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like)
 _NEW_OF = (aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full)
@@ -211,7 +214,7 @@ class LoaderTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._overwrite(target, CONSTANT)
             return
         self._note_read_back(target, [source])
-        if source.dtype != target.dtype:
+        if source.dtype != target.dtype and not {source.dtype, target.dtype} <= _BYTES:
             self._overwrite(target, self._compute(f"copy_() casts {source.dtype} to {target.dtype}", [source]))
             return
         if any(self.dtypes[name].itemsize != source.element_size() for name in names):

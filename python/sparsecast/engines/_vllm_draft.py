@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparsecast.engines._dtypes import in_checkpoint, pairs_of
 from sparsecast.engines._trace_mode import storage_key
 from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, recomputation_of
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
@@ -155,11 +156,11 @@ def _missing(draft: Draft, found: TracedLoader, shared: set[int], may_miss: Sequ
 
 def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> TracedLoader:
     """Returns the map of some tensors of the table as one over all of them."""
-    table = tuple((name, dtype, tuple(shape)) for name, dtype, shape in canonical)
+    table = tuple((name, dtype, tuple(shape)) for name, dtype, shape in map(in_checkpoint, canonical))
     index = {name: i for i, (name, _, _) in enumerate(table)}
     shards = tuple(replace(shard, tensor=index[traced.table[shard.tensor][0]]) for shard in traced.shards)
     missing = tuple(index.keys() - {name for name, _, _ in traced.table})
-    return replace(traced, table=table, shards=shards, unused=traced.unused + missing)
+    return replace(traced, table=table, shards=shards, unused=traced.unused + missing, pairs=pairs_of(canonical))
 
 
 def _joined(traced: TracedLoader, found: TracedLoader, own: Sequence[int], prefix: str) -> TracedLoader:

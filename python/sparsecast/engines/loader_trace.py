@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from sparsecast.engines._address_map import MODES, CanonicalTensor, TracedLoader, TracedShard, TracedTensor
+from sparsecast.engines._address_map import MODES, TracedLoader, TracedShard, TracedTensor
 from sparsecast.engines._derived import Slot, slots
-from sparsecast.engines._dtypes import TORCH_DTYPES
+from sparsecast.engines._dtypes import TORCH_DTYPES, CanonicalTensor, in_checkpoint, pairs_of
 from sparsecast.engines._loader_errors import is_unknown_name
 from sparsecast.engines._memory import host_memory
 from sparsecast.engines._strided import (
@@ -71,7 +71,8 @@ def trace_loader(
 ) -> TracedLoader:
     """Traces `load_weights` into the parameters and buffers of `model`.
 
-    `canonical` is the whole checkpoint as the trainer names it; on every rank the same. With `strict`, anything that
+    `canonical` is the whole checkpoint as the trainer names it; on every rank the same. Pairs of 4-bit numbers (I4X2,
+    F4X2) are given to the loader as checkpoints have them: U8, or I32 where the last dimension is its 4 bytes. With `strict`, anything that
     cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
     fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
     name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `modes`, tensors that
@@ -85,6 +86,7 @@ def trace_loader(
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:
             raise UsageError(f"modes: {mode!r} of {pattern!r} is none of {', '.join(MODES)}")
+    pairs, canonical = pairs_of(canonical), [in_checkpoint(tensor) for tensor in canonical]
     sources = _meta_tensors(canonical)
     live = _live_tensors(model)
     found = list(slots(model))
@@ -95,7 +97,7 @@ def trace_loader(
     finally:
         for slot in found:
             slot.put_back()
-    builder = _MapBuilder(canonical, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
+    builder = _MapBuilder(canonical, pairs, live, dict(model.named_parameters(remove_duplicate=False)), trace, failed)
     if modes is not None:
         builder.unseen = _only_want_memory(model, sources, load_weights, failed)
     builder.refuse_clashes(set(several) if modes is not None else set())
@@ -194,6 +196,7 @@ class _MapBuilder:
     def __init__(
         self,
         canonical: Sequence[CanonicalTensor],
+        pairs: Mapping[str, str],
         live: dict[str, torch.Tensor],
         parameters: dict[str, torch.nn.Parameter],
         trace: LoaderTrace,
@@ -202,6 +205,8 @@ class _MapBuilder:
         self.canonical = canonical
         self.frames = {name: row_major(tuple(shape)) for name, _, shape in canonical}
         self.dtypes = {name: dtype for name, dtype, _ in canonical}
+        self.sent = {**self.dtypes, **pairs}  # Dtypes of the trainer.
+        self.pairs = pairs
         self.live = live
         self.parameters = parameters
         self.trace = trace
@@ -289,7 +294,7 @@ class _MapBuilder:
         for name, boxes in places.items():
             for where, _ in boxes:
                 if where not in tensors:
-                    tensors[where] = TracedTensor(where, self.dtypes[name], _whole_storage(self.live[where]))
+                    tensors[where] = TracedTensor(where, self.sent[name], _whole_storage(self.live[where]))
         local = {where: i for i, where in enumerate(tensors)}
         shards = [
             TracedShard(index[name], box.offset, box.extent, local[where], box.first, box.strides)
@@ -321,6 +326,7 @@ class _MapBuilder:
             {name: error for name, error in self.failed.items() if name in self.refused},
             tuple(self.live),
             tuple(name for name in missing if not self.memory(name).pieces),
+            pairs=self.pairs,
         )
 
     def _made_of(self, shadowed: Mapping[str, str]) -> tuple[str, ...]:
@@ -334,7 +340,7 @@ class _MapBuilder:
             memory = torch.zeros(elements, dtype=dtype, device=device)
         else:
             memory = host_memory(elements, dtype, device)
-        return TracedTensor(f"shadow of {name}", self.dtypes[name], memory)
+        return TracedTensor(f"shadow of {name}", self.sent[name], memory)
 
     def _tie_skipped_names(self, places: Mapping[str, list[tuple[str, Region]]]) -> None:
         """Ties the second name of a parameter that the model has under two names: loaders skip it, but it is an alias."""
@@ -351,9 +357,9 @@ class _MapBuilder:
         dtype_of: dict[str, tuple[str, str]] = {}
         for name, boxes in self.found.items():
             for where, _ in boxes:
-                first, dtype = dtype_of.setdefault(where, (name, self.dtypes[name]))
-                if dtype != self.dtypes[name]:
-                    reason = f"{where} has bits of {first!r} ({dtype}) as well as of it ({self.dtypes[name]})"
+                first, dtype = dtype_of.setdefault(where, (name, self.sent[name]))
+                if dtype != self.sent[name]:
+                    reason = f"{where} has bits of {first!r} ({dtype}) as well as of it ({self.sent[name]})"
                     self.computed.setdefault(name, reason)
 
     def _missing(self, may_miss: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from .layouts import gather_layout
 from .live import LiveEnd
 from .log import LogEnd
 from .report import PublishReport
-from .shards import LocalShards, Rename, Source, WireDtype, shards_of
+from .shards import Dtypes, LocalShards, Rename, Source, WireDtype, shards_of
 
 # : Values of the ``detector`` argument of :class:`Publisher`.
 DETECTORS = ("auto", "snapshot", "pinned", "fused_cast")
@@ -35,7 +35,8 @@ class Publisher:
     meshes) every rank of the trainer makes one over the same ``process_group`` (default: the world), and each compares
     its own shards: no parameter is ever gathered. ``rename`` maps names to those of the engines (a dict or a callable;
     None leaves a tensor out). ``wire_dtype`` is the dtype that engines hold if it differs from that of the parameters:
-    fp32 masters are cast to bf16 on the way.
+    fp32 masters are cast to bf16 on the way. ``dtypes`` says which integers are 4-bit numbers ({"*_packed": "I4X2"};
+    :func:`shards_of`): subscribers say the same.
 
     ``detector`` "auto" selects "fused_cast" for a log if every tensor is cast from fp32 to bf16 (the cast is the
     detection, and no other copy is kept), otherwise "snapshot" (a copy of what engines hold, on the device of the
@@ -62,6 +63,7 @@ class Publisher:
         detector: str = "auto",
         rename: Rename | None = None,
         wire_dtype: WireDtype | None = None,
+        dtypes: Dtypes | None = None,
         process_group: dist.ProcessGroup | None = None,
         version: int = 0,
         publish_every: int | None = None,
@@ -77,7 +79,9 @@ class Publisher:
         if publish_every is not None and (optimizer is None or publish_every < 1):
             raise UsageError("publish_every is a number of steps, of an optimizer that is given")
         # The publisher of a world casts fp32 masters itself; for a log they are cast here.
-        self._shards = shards_of(source, rename=rename, wire_dtype=wire_dtype, cast=isinstance(transport, Log))
+        self._shards = shards_of(
+            source, rename=rename, wire_dtype=wire_dtype, dtypes=dtypes, cast=isinstance(transport, Log)
+        )
         self._step: int | None = None
         self._every = publish_every
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sparsecast-publish")

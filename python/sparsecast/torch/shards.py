@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
 
 from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
-from ..buffers import dtype_name
+from ..buffers import PAIRS, dtype_name
 from ..errors import UsageError
 from .dtensor import local_box
 
@@ -19,6 +20,9 @@ Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
 # : Dtype in which a tensor is sent and held by the engines; None for its own.
 WireDtype = torch.dtype | Callable[[str, torch.Tensor], torch.dtype | None]
+
+# : What integers hold, by pattern (fnmatch) of canonical names: "I4X2" or "F4X2", 4-bit numbers.
+Dtypes = Mapping[str, str]
 
 Source = nn.Module | Iterable[tuple[str, torch.Tensor]]
 
@@ -73,6 +77,7 @@ class _Held:
     local: torch.Tensor
     box: Box
     wire: torch.dtype
+    dtype: str  # as it is sent
 
 
 def named_tensors(source: Source) -> list[tuple[str, torch.Tensor]]:
@@ -103,7 +108,9 @@ def _wire_dtype(name: str, tensor: torch.Tensor, wire: WireDtype | None) -> torc
     return wire(name, tensor) or tensor.dtype
 
 
-def _hold(own_name: str, tensor: torch.Tensor, rename: Rename | None, wire: WireDtype | None) -> _Held | None:
+def _hold(
+    own_name: str, tensor: torch.Tensor, rename: Rename | None, wire: WireDtype | None, dtypes: Dtypes | None
+) -> _Held | None:
     name = _renamed(own_name, rename)
     if name is None:
         return None
@@ -118,7 +125,26 @@ def _hold(own_name: str, tensor: torch.Tensor, rename: Rename | None, wire: Wire
         local = tensor
     if local.is_meta:
         raise UsageError("it is on the meta device: it has no memory yet", f"tensor '{own_name}'")
-    return _Held(name, own_name, shape, local.detach(), box, _wire_dtype(own_name, tensor, wire))
+    local = local.detach()
+    declared = next((dtype for pattern, dtype in (dtypes or {}).items() if fnmatch.fnmatchcase(name, pattern)), None)
+    if declared is None:
+        wire_dtype = _wire_dtype(own_name, tensor, wire)
+        return _Held(name, own_name, shape, local, box, wire_dtype, dtype_name(wire_dtype))
+    _check_declared(own_name, declared, local)
+    if local.dtype == torch.int32:  # Words: their bytes are a last dimension.
+        shape, box = (*shape, 4), Box((*box.offset, 0), (*box.extent, 4))
+        local = _flat(local).view(torch.uint8).as_strided(box.extent, (*(4 * n for n in local.stride()), 1))
+    local = local.view(torch.uint8)
+    return _Held(name, own_name, shape, local, box, local.dtype, declared)
+
+
+def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
+    context = f"tensor '{name}'"
+    if dtype not in PAIRS:
+        raise UsageError(f"`dtypes` says {dtype}, which is none of {', '.join(PAIRS)}", context)
+    if tensor.dtype not in (torch.uint8, torch.int8, torch.int32):
+        held = str(tensor.dtype).removeprefix("torch.")
+        raise UsageError(f"`dtypes` says {dtype}, which uint8, int8 or int32 hold, and it is {held}", context)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,8 +177,7 @@ class _Collected:
     def add(self, held: _Held) -> None:
         if held.name in self.specs:
             raise UsageError(f"'{held.own_name}' has the name of another tensor", f"tensor '{held.name}'")
-        dtype = dtype_name(held.wire)
-        self.specs[held.name] = (held.name, dtype, held.shape)
+        self.specs[held.name] = (held.name, held.dtype, held.shape)
         local = held.local
         memory = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, held.wire, held.shape)
         if local.numel():
@@ -165,7 +190,7 @@ class _Collected:
             master, local = local, torch.empty(local.shape, dtype=held.wire, device=local.device)
         self.masters.append(master)
         self.tensors.append(_flat(local))
-        self.locals.append(LocalTensor(held.own_name, dtype, self.tensors[-1].numel()))
+        self.locals.append(LocalTensor(held.own_name, held.dtype, self.tensors[-1].numel()))
         if local.numel():
             index = len(self.specs) - 1
             self.shards.append(Shard(index, held.box, len(self.locals) - 1, 0, list(local.stride())))
@@ -199,26 +224,30 @@ def shards_of(
     *,
     rename: Rename | None = None,
     wire_dtype: WireDtype | None = None,
+    dtypes: Dtypes | None = None,
     cast: bool = True,
 ) -> LocalShards:
     """Describes what this rank holds of a model, or of an iterable of (name, tensor).
 
     Parameters and persistent buffers; DTensors (FSDP2, 2-D meshes) by their local shards, as the mesh cuts them, others
     whole. ``rename`` maps names to the engine's, a table or a callable; None there leaves a tensor out. Tensors that
-    share memory under several names are tied. Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype
+    share memory under several names are tied. ``dtypes`` says which integers are 4-bit numbers, by patterns of the canonical
+    names: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1), the first that fits. They are sent in fewer bytes.
+    Tensors of uint8 or int8 keep their shape; of int32, eight numbers a word, the four bytes become a last dimension.
+    Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype
     is made, into which :meth:`LocalShards.refresh` casts; with ``cast=False`` not for fp32 tensors that travel as bf16,
     which then stay masters, for live publishers (they cast while they compare). UsageError and UnsupportedError name the
     tensor.
     """
     if isinstance(source, LocalShards):
-        if rename is not None or wire_dtype is not None:
+        if rename is not None or wire_dtype is not None or dtypes is not None:
             raise UsageError("local shards have their names and dtypes already")
         return source
     if not isinstance(source, nn.Module):
         source = list(source)
     collected = _Collected(cast)
     for own_name, tensor in named_tensors(source):
-        held = _hold(own_name, tensor, rename, wire_dtype)
+        held = _hold(own_name, tensor, rename, wire_dtype, dtypes)
         if held is not None:
             collected.add(held)
     if not collected.specs:

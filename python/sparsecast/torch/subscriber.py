@@ -18,7 +18,7 @@ from ..errors import DirtyError, UnsupportedError, UsageError
 from ..transports import Log, Transport
 from .layouts import gather_layout
 from .loader_source import LoaderSource
-from .shards import LocalShards, Rename, Source, shards_of, whole_tensors
+from .shards import Dtypes, LocalShards, Rename, Source, shards_of, whole_tensors
 from .streams import StreamOrder
 
 
@@ -39,7 +39,8 @@ class Subscriber:
     """Keeps the weights of a torch model at the versions of the trainer, over a world of ranks or from a delta log.
 
     ``source`` is that of :class:`Publisher`, or a :class:`LoaderSource` for a model that keeps its weights in another
-    form than the trainer; with DTensor parameters each rank makes one over the same ``process_group``. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
+    form than the trainer; with DTensor parameters each rank makes one over the same ``process_group``. ``rename`` and
+    ``dtypes`` are those of :func:`shards_of`. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
     holds no version yet and is seeded when the group meets; otherwise it must hold ``version``. From a log it is
     brought to the newest version whatever it holds. ``pause(True)`` is called before weights are written and
     ``pause(False)`` when they are verified, in the thread of update() or apply(). ``entry_bytes``, on a device: most
@@ -54,6 +55,7 @@ class Subscriber:
         transport: Transport,
         engine: str = "engine",
         rename: Rename | None = None,
+        dtypes: Dtypes | None = None,
         process_group: dist.ProcessGroup | None = None,
         version: int = 0,
         needs_anchor: bool = False,
@@ -65,7 +67,9 @@ class Subscriber:
     ) -> None:
         self._loader = source if isinstance(source, LoaderSource) else None
         self._loader_failure: DirtyError | None = None
-        self._shards = shards_of(source.shards if isinstance(source, LoaderSource) else source, rename=rename)
+        self._shards = shards_of(
+            source.shards if isinstance(source, LoaderSource) else source, rename=rename, dtypes=dtypes
+        )
         self._transport = transport
         self._pause = pause or (lambda paused: None)
         self._met = False

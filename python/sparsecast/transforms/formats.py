@@ -8,8 +8,12 @@ from functools import cached_property
 
 from .. import _core
 
-#: Elements in one number of the packed tensor, and its dtype.
-_PACKED = {"E4M3": (1, "F8_E4M3"), "E2M1": (2, "U8"), "INT4": (8, "I32")}
+#: Elements in one number of the packed tensor, its dtype, and its extents after the columns: INT4 has words of 4 bytes.
+_PACKED: dict[str, tuple[int, str, tuple[int, ...]]] = {
+    "E4M3": (1, "F8_E4M3", ()),
+    "E2M1": (2, "F4X2", ()),
+    "INT4": (8, "I4X2", (4,)),
+}
 _SCALES = {"F32": "F32", "BF16": "BF16", "E4M3": "F8_E4M3", "E8M0": "U8"}
 
 
@@ -40,6 +44,11 @@ class QuantFormat:
     @property
     def element_dtype(self) -> str:
         return _PACKED[self.element][1]
+
+    @property
+    def word(self) -> tuple[int, ...]:
+        """Extents of the tensor of elements after the columns: the bytes of a word of INT4."""
+        return _PACKED[self.element][2]
 
     @property
     def scale_dtype(self) -> str:

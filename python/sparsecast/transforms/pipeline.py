@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from .._core import Box
-from ..buffers import TORCH_DTYPES, dtype_name
+from ..buffers import PAIRS, TORCH_DTYPES, dtype_name
 from ..errors import UsageError
 from .step import Piece, TensorSpec, Transform
 
 _TORCH_OF_NAME: dict[str, torch.dtype] = {
     name: getattr(torch, torch_name) for torch_name, name in TORCH_DTYPES.items() if hasattr(torch, torch_name)
-}
+} | dict.fromkeys(PAIRS, torch.uint8)
 
 #: A tensor, this rank's part of it, and the part's box.
 _Held = tuple[TensorSpec, torch.Tensor, Box]
@@ -139,5 +139,5 @@ def _check_local(spec: TensorSpec, local: torch.Tensor, box: Box, packed: bool) 
         return
     if tuple(local.shape) != tuple(box.extent):
         raise UsageError(f"a local tensor of shape {list(local.shape)} for {box}", context)
-    if dtype_name(local.dtype) != spec.dtype:
+    if dtype_name(local.dtype) != spec.dtype and not (spec.dtype in PAIRS and local.dtype == torch.uint8):
         raise UsageError(f"a local tensor of {dtype_name(local.dtype)}, and the table says {spec.dtype}", context)

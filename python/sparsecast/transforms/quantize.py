@@ -72,7 +72,7 @@ class Quantize:
             words = f"{columns} columns are not whole groups of {group}; `skip` leaves a tensor as it is"
             raise UsageError(words, f"tensor '{spec.name}'")
         specs = [
-            TensorSpec(spec.name + fmt.elements_suffix, fmt.element_dtype, (*stack, rows, columns // fmt.in_one)),
+            TensorSpec(spec.name + fmt.elements_suffix, fmt.element_dtype, (*stack, rows, columns // fmt.in_one, *fmt.word)),
             TensorSpec(spec.name + fmt.scales_suffix, fmt.scale_dtype, (*stack, *self._grid(spec))),
         ]
         if fmt.has_global_scale:
@@ -88,7 +88,8 @@ class Quantize:
             raise UsageError(words, f"tensor '{spec.name}'")
         offset, extent = list(box.offset), list(box.extent)
         offset[-1], extent[-1] = offset[-1] // fmt.in_one, extent[-1] // fmt.in_one
-        boxes = [Box(offset, extent), _nothing(len(box.offset)) if empty else self._scales_box(spec, box)]
+        elements = Box((*offset, *(0 for _ in fmt.word)), (*extent, *fmt.word))
+        boxes = [elements, _nothing(len(box.offset)) if empty else self._scales_box(spec, box)]
         stack = len(spec.shape) - 2
         if fmt.has_global_scale:
             of_matrices = Box((*box.offset[:stack], 0), (*box.extent[:stack], 1))
@@ -107,7 +108,7 @@ class Quantize:
         for piece in pieces:
             if piece.local.numel() == 0:
                 continue
-            elements, scales = (_matrices(out) for out in piece.outputs[:2])
+            elements, scales = _matrices(self._numbers_in(piece.outputs[0])), _matrices(piece.outputs[1])
             first = piece.box.offset[0] if len(spec.shape) == 3 else 0
             if self.format.has_shape:
                 piece.outputs[-1].copy_(torch.tensor(spec.shape))
@@ -133,6 +134,10 @@ class Quantize:
                         threads=self.threads,
                         stream=stream,
                     )
+
+    def _numbers_in(self, elements: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor of elements as ``_core.quantize`` wants it: words of INT4 as int32."""
+        return elements.view(torch.int32).squeeze(-1) if self.format.word else elements
 
     def _block(self, spec: TensorSpec) -> tuple[int, int]:
         return self.format.block_of(*spec.shape[-2:])

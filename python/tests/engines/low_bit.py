@@ -10,7 +10,7 @@ import computed_models as computed
 import layout_models as layouts
 import torch
 
-from sparsecast.buffers import bits_of
+from sparsecast.buffers import bits_of, dtype_name
 
 
 def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -148,6 +148,17 @@ def tensors_of(config: dict[str, Any], form: str, seed: int) -> dict[str, torch.
             values = torch.randn(shape, generator=random)
             tensors[name] = values if computed.is_float32(name) else values.bfloat16()
     return tensors
+
+
+def as_sent(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Returns the dtype with which a trainer sends a tensor of a checkpoint, and its memory: 4-bit numbers as pairs, with
+    the bytes of words as their last dimension.
+    """
+    if tensor.dtype == torch.int32 and name.endswith("weight_packed"):
+        return "I4X2", tensor.view(torch.uint8).view(*tensor.shape, 4)
+    if tensor.dtype == torch.uint8 and name.endswith(("weight_packed", ".weight")):
+        return "F4X2", tensor
+    return dtype_name(tensor.dtype), tensor
 
 
 def random_updates(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:

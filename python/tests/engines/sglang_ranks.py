@@ -317,21 +317,25 @@ class Engine:
 class Trainer:
     """Rank 0 of the world, with whole canonical tensors; `sync` and `regroup` run in the background."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], *, version: int = 0) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, version: int = 0, pairs: bool = False) -> None:
+        """With `pairs`, 4-bit numbers are sent as such."""
+        import low_bit
+
         import sparsecast
         from sparsecast.buffers import dtype_name
 
         self.tensors = dict(tensors)
         self.port = free_port()
         self.secret = "a secret of this test"
-        table = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in self.tensors.items()]
-        locals_ = [sparsecast.LocalTensor(name, dtype_name(t.dtype), t.numel()) for name, t in self.tensors.items()]
+        sent = {name: low_bit.as_sent(name, t) if pairs else (dtype_name(t.dtype), t) for name, t in tensors.items()}
+        self.table = [(name, dtype, tuple(t.shape)) for name, (dtype, t) in sent.items()]
+        locals_ = [sparsecast.LocalTensor(name, dtype, t.numel()) for name, (dtype, t) in sent.items()]
         shards = [
             sparsecast.Shard(i, sparsecast.Box([0] * t.dim(), list(t.shape)), i, 0, list(t.stride()))
-            for i, t in enumerate(self.tensors.values())
+            for i, (_, t) in enumerate(sent.values())
         ]
-        layout = sparsecast.Layout(sparsecast.TensorTable(table), [sparsecast.RankLayout(locals_, shards)])
-        memories = [sparsecast.describe(tensor) for tensor in self.tensors.values()]
+        layout = sparsecast.Layout(sparsecast.TensorTable(self.table), [sparsecast.RankLayout(locals_, shards)])
+        memories = [sparsecast.describe(t, dtype=dtype) for dtype, t in sent.values()]
         self.publisher = sparsecast.ShardedPublisher(layout, 0, memories, version=version)
 
     def regroup(self, size: int, generation: int = 0, timeout: float = DEADLINE / 2) -> Future[Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -197,6 +198,45 @@ def test_a_name_that_is_given_twice_and_a_dtype_that_is_not_carried_are_refused(
         trace_loader(model, [("w", "BF16", (4,)), ("w", "BF16", (4,))], model.load_weights)
     with pytest.raises(UnsupportedError, match=r"'w': dtype F4 is not carried"):
         trace_loader(model, [("w", "F4", (4,))], model.load_weights)
+
+
+@pytest.mark.parametrize(
+    ("live", "sent", "stored"),
+    [
+        (torch.uint8, ("F4X2", (4, 6)), (4, 6)),
+        (torch.int8, ("I4X2", (4, 6)), (4, 6)),
+        (torch.int32, ("I4X2", (4, 6, 4)), (4, 6)),
+        (torch.int32, ("F4X2", (24, 4)), (24,)),
+    ],
+)
+def test_pairs_of_4_bit_numbers_lie_in_the_words_or_bytes_that_the_loader_copies(
+    live: torch.dtype, sent: tuple[str, tuple[int, ...]], stored: tuple[int, ...]
+) -> None:
+    dtype, shape = sent
+    model = OneParameter(stored[::-1], lambda p, t: p.data.copy_(t.t()), live)  # Transposed.
+    traced = trace_loader(model, [("w", dtype, shape)], model.load_weights)
+    layout = traced.layout()
+    assert list(layout.table) == [("w", dtype, shape)]
+    (memory,) = traced.memories()
+    assert (memory.dtype, memory.elements) == (dtype, math.prod(shape))
+    values = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    loaded = values.view(live).view(stored) if live is torch.int32 else values.view(live)
+    for shard in layout.ranks[0].shards:
+        box = tuple(slice(o, o + n) for o, n in zip(shard.box.offset, shard.box.extent, strict=True))
+        bits = traced.tensors[0].memory.view(torch.uint8)
+        bits.as_strided(shard.box.extent, shard.strides, shard.first).copy_(values[box])
+    assert torch.equal(model.weight, loaded.t())
+    assert traced.differences([("w", loaded)]) == {}
+
+
+def test_bytes_of_one_parameter_are_not_pairs_and_numbers_at_once() -> None:
+    def load(weights: Weights) -> None:
+        for name, tensor in weights:
+            model.weight.data[:2].copy_(tensor) if name == "a" else model.weight.data[2:].copy_(tensor)
+
+    model = OneParameter((4, 6), lambda p, t: None, torch.uint8)
+    with pytest.raises(UnsupportedError, match=r"has bits of 'a' \(F4X2\) as well as of it \(U8\)"):
+        trace_loader(model, [("a", "F4X2", (2, 6)), ("b", "U8", (2, 6))], load)
 
 
 def test_random_views_are_mapped_as_torch_copies_them() -> None:

@@ -33,12 +33,12 @@ experts do not load on a CPU: SGLang repacks them by kernels.
 def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(cell: str, tmp_path: Path) -> None:
     size, server_args, layers = CELLS[cell]
     config = low_bit.config_of(cell) | {"num_key_value_heads": 2}
-    trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7))
+    trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7), pairs=True)
     sglang_engine.write_checkpoint(tmp_path / "v0", config, trainer.tensors)
     engine = Engine(tmp_path / "v0", size, **server_args)
     try:
         addresses = engine.call("addresses")
-        success, message = join(engine, trainer, may_miss=["*.attn*.?_scale"])  # Scales of the KV cache.
+        success, message = join(engine, trainer, tensors=trainer.table, may_miss=["*.attn*.?_scale"])  # Scales of the KV cache.
         assert success, message
         assert engine.call("differences", tmp_path / "v0") == [[]] * size
         for version in (1, 2):

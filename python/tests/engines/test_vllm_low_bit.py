@@ -17,13 +17,15 @@ import vllm_models as models
 # isort: split
 import low_bit
 import vllm_gpu_kernels
+from sglang_ranks import DEADLINE, Trainer
 from test_vllm_computed import Live
-from test_vllm_trace import patch_by_map
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import utils as model_loader
 
 from sparsecast.engines._vllm_model import trace
+from sparsecast.engines.receiver import Receiver
 from sparsecast.errors import DirtyError, UnsupportedError
+from sparsecast.transports import World
 
 REPACKED = {
     "llama-3.1-405b fp8-channel": 0,  # Weights are transposed views of what was loaded.
@@ -74,15 +76,26 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(li
     live.recomputation.prove(as_loaded=True)
     assert models.differing(live.model, live.fresh()) == [], "the proof changed something"
     addresses, kernels = live.addresses(), kernel_tensors(live.model)
+    trainer = Trainer({name: tensor.clone() for name, tensor in live.tensors.items()}, pairs=True)
+    receiver = Receiver("e", live.traced.layout(), 0, live.traced.memories(), recomputations=[live.recomputation])
+    regrouped = trainer.regroup(2)
+    receiver.join(World("127.0.0.1", trainer.port, trainer.secret, size=2, rank_offset=1, interface="lo"), DEADLINE)
+    regrouped.result(DEADLINE)
     for update in range(3):
         live.tensors = low_bit.random_updates(live.tensors, seed=update)
-        patch_by_map(live.traced, live.tensors)
-        live.recomputation.run()
+        for name, tensor in live.tensors.items():
+            trainer.tensors[name].copy_(tensor)
+        receiver.start_receive(DEADLINE)
+        synced = trainer.sync()
+        receiver.wait_staged(DEADLINE)
+        receiver.apply(DEADLINE)
+        synced.result(DEADLINE)
         fresh = live.fresh()
         assert models.differing(live.model, fresh) == []
         assert all(torch.equal(tensor, kernels[name]) for name, tensor in kernel_tensors(fresh).items())
     assert live.addresses() == addresses
     assert all(tensor is kernels[name] for name, tensor in kernel_tensors(live.model).items())
+    receiver.close()
     live.recomputation.audit()
     parameters = dict(live.model.named_parameters())
     name = next(name for name in live.recomputation.derived if name in parameters)

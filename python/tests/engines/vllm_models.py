@@ -37,8 +37,6 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
 
-from sparsecast.buffers import dtype_name
-
 # vLLM looks at each class of models in a process of its own, which imports vLLM anew, and keeps what it has found where
 # another version looks, too. There is no GPU here that a look could take hold of.
 registry._run_in_subprocess = lambda look: look()
@@ -127,7 +125,8 @@ def checkpoint_shapes(kind: str) -> dict[str, tuple[int, ...]]:
 def canonical(kind: str) -> list[tuple[str, str, tuple[int, ...]]]:
     """The checkpoint as a table for `trace_loader`: with fp8, the quantised weights and their scales."""
     if kind in low_bit.CELLS:
-        return [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in low_bit.checkpoint(kind, 1).items()]
+        sent = {name: low_bit.as_sent(name, tensor) for name, tensor in low_bit.checkpoint(kind, 1).items()}
+        return [(name, dtype, tuple(tensor.shape)) for name, (dtype, tensor) in sent.items()]
     table: list[tuple[str, str, tuple[int, ...]]] = []
     for name, shape in checkpoint_shapes(kind).items():
         if "quantization_config" in config_of(kind) and computed.is_quantised(name):

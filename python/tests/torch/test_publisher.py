@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sparsecast_ports import free_port
 from torch import nn
 
@@ -217,6 +218,28 @@ def test_a_log_is_begun_followed_and_gone_on_with_after_a_restart(tmp_path: path
         publisher.publish()
     follower.update()
     assert same_bits(model, held)
+
+
+def test_4_bit_numbers_in_words_are_followed_through_a_log_in_fewer_bytes(tmp_path: pathlib.Path) -> None:
+    start = torch.arange(2**15, dtype=torch.int32).view(64, 512) * 0x01010101
+    steps = 1 << 4 * torch.randint(0, 7, (2**15,), generator=torch.Generator().manual_seed(1))
+    sizes = {}
+    for dtypes in (None, {"*_packed": "I4X2"}):
+        words = start.clone()
+        directory = tmp_path / str(dtypes)
+        log = Log(str(directory / "log"), mirror=str(directory / "mirror.safetensors"), timeout=TIMEOUT)
+        directory.mkdir()
+        with Publisher([("w_packed", words)], transport=log, dtypes=dtypes) as publisher:
+            words.view(-1)[::31] += steps[::31]
+            report = publisher.publish()
+        sizes[dtypes is not None] = report.wire_bytes
+        live = torch.zeros_like(words)
+        reader = Log(str(directory / "log"), state=str(directory / "state"))
+        assert Subscriber([("w_packed", live)], transport=reader, dtypes=dtypes).update().version == report.version
+        assert torch.equal(live, words)
+        stored = load_file(directory / "mirror.safetensors")["w_packed"]
+        assert (stored.dtype, stored.shape) == (torch.int32, start.shape), "as engines' checkpoints have it"
+    assert sizes[True] < 0.8 * sizes[False]
 
 
 def test_wrong_use_is_answered_in_words(tmp_path: pathlib.Path) -> None:

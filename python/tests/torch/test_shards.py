@@ -71,6 +71,38 @@ def test_without_the_cast_fp32_stays_master_where_it_travels_as_bf16() -> None:
         transformed(shards, [])
 
 
+def test_4_bit_numbers_are_declared_by_patterns() -> None:
+    words = torch.randint(-(2**31), 2**31, (3, 8), dtype=torch.int64).to(torch.int32)[:, ::2]
+    named = [
+        ("a.packed", words),
+        ("b.packed", torch.arange(6, dtype=torch.uint8).view(2, 3)),
+        ("c.packed", torch.arange(6, dtype=torch.int8)),
+        ("scale", torch.ones(2, dtype=torch.uint8)),
+    ]
+    shards = shards_of(named, dtypes={"b.*": "F4X2", "*packed": "I4X2"})
+    assert list(shards.layout.table) == [
+        ("a.packed", "I4X2", (3, 4, 4)),
+        ("b.packed", "F4X2", (2, 3)),
+        ("c.packed", "I4X2", (6,)),
+        ("scale", "U8", (2,)),
+    ]
+    (rank,) = shards.layout.ranks
+    assert rank.shards[0].strides == (32, 8, 1)
+    in_bytes = shards.tensors[0].as_strided((3, 4, 4), rank.shards[0].strides)
+    assert torch.equal(in_bytes, words.contiguous().view(torch.uint8).view(3, 4, 4))
+    words[1, 2] = 7  # Shared, not copied.
+    assert in_bytes[1, 2].tolist() == [7, 0, 0, 0]
+
+
+def test_a_declaration_that_does_not_fit_names_the_tensor() -> None:
+    with pytest.raises(errors.UsageError, match="'w': `dtypes` says I4X2, which uint8, int8 or int32 hold"):
+        shards_of([("w", torch.ones(2, dtype=torch.bfloat16))], dtypes={"w": "I4X2"})
+    with pytest.raises(errors.UsageError, match="'w': `dtypes` says U8, which is none of I4X2, F4X2"):
+        shards_of([("w", torch.ones(2, dtype=torch.uint8))], dtypes={"*": "U8"})
+    with pytest.raises(errors.UsageError, match="local shards have their names and dtypes already"):
+        shards_of(shards_of([("w", torch.ones(2))]), dtypes={"*": "I4X2"})
+
+
 def test_strided_parameters_are_addressed_where_they_lie() -> None:
     base = torch.arange(24.0).reshape(4, 6)
     shards = shards_of([("t", base.t()[1:4])])

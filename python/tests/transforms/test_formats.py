@@ -112,7 +112,8 @@ def quantized_by_torch(
         return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), stored
     codes = torch.round(scaled.clamp(-8.0, 7.0)).long() + 8
     packed = sum(codes[:, k::8] << (4 * k) for k in range(8))
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32), stored
+    words = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    return words.view(torch.uint8).view(*words.shape, 4), stored
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -160,14 +161,14 @@ def test_tensors_are_named_and_shaped_as_loaders_take_them() -> None:
         TensorSpec(f"{NAME}_scale_inv", "U8", (1, 2)),
     ]
     assert made(MXFP8) == [TensorSpec(NAME, "F8_E4M3", (64, 256)), TensorSpec(f"{NAME}_scale", "U8", (64, 8))]
-    assert made(MXFP4) == [TensorSpec(f"{NAME}_packed", "U8", (64, 128)), TensorSpec(f"{NAME}_scale", "U8", (64, 8))]
+    assert made(MXFP4) == [TensorSpec(f"{NAME}_packed", "F4X2", (64, 128)), TensorSpec(f"{NAME}_scale", "U8", (64, 8))]
     assert made(NVFP4) == [
-        TensorSpec(f"{NAME}_packed", "U8", (64, 128)),
+        TensorSpec(f"{NAME}_packed", "F4X2", (64, 128)),
         TensorSpec(f"{NAME}_scale", "F8_E4M3", (64, 16)),
         TensorSpec(f"{NAME}_global_scale", "F32", (1,)),
     ]
     assert made(int4_groups()) == [
-        TensorSpec(f"{NAME}_packed", "I32", (64, 32)),
+        TensorSpec(f"{NAME}_packed", "I4X2", (64, 32, 4)),
         TensorSpec(f"{NAME}_scale", "BF16", (64, 2)),
         TensorSpec(f"{NAME}_shape", "I64", (2,)),
     ]

@@ -71,7 +71,8 @@ def train(rank: int, port: int, world: World) -> None:
 
 def serve(world: World) -> None:
     live = {name: torch.zeros_like(tensor) for name, tensor in quantised(version_of(0)).items()}
-    subscriber = Subscriber(live.items(), transport=world, needs_anchor=True)
+    dtypes = {"int4.*_packed": "I4X2", "*_packed": "F4X2"}
+    subscriber = Subscriber(live.items(), transport=world, needs_anchor=True, dtypes=dtypes)
     for number in range(1, VERSIONS + 1):
         subscriber.update()
         assert subscriber.version == number
