@@ -13,6 +13,7 @@
 #include "sparsecast/delta.hpp"
 #include "sparsecast/export.hpp"
 #include "sparsecast/object_store.hpp"
+#include "sparsecast/safetensors.hpp"
 #include "sparsecast/signing.hpp"
 
 namespace sparsecast {
@@ -270,6 +271,9 @@ class SPARSECAST_API LogWriter {
   /// which is verified against the commit's; then upload), windows at a time. An anchor that exists already is no
   /// error.
   AnchorRef write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version);
+  /// Stores an opened checkpoint, with the pairs of 4-bit numbers that it has been declared to hold; `path` names it in
+  /// errors.
+  AnchorRef write_anchor(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path, std::uint64_t version);
   /// Returns whether the anchor rule requires an anchor at the head now.
   bool anchor_due();
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,6 +46,17 @@ struct SPARSECAST_API SafetensorsHeader {
                                           const std::map<std::string, std::string>& metadata);
 };
 
+/// Returns the tensor as one of pairs of 4-bit numbers, of the same bytes: U8 and I8 in their shape, I32 with the bytes
+/// of its words as a last dimension. Returns nullopt for other dtypes, for I32 of the highest rank, and for a dtype
+/// that is not kI4X2 or kF4X2.
+SPARSECAST_API std::optional<TensorSpec> as_pairs(const TensorSpec& spec, DType pairs);
+
+/// Says which tensors hold pairs of 4-bit numbers, and of which dtype; nullopt leaves a tensor as it is.
+using PairsOf = std::function<std::optional<DType>(const TensorSpec&)>;
+
+/// Returns the table with these tensors as as_pairs() has them. Throws Error{kUsage} naming a tensor that cannot be.
+SPARSECAST_API TensorTable with_pairs(const TensorTable& table, const PairsOf& pairs_of);
+
 /// A checkpoint opened for reading: one safetensors file, or a directory with `model.safetensors.index.json`
 /// (or with exactly one *.safetensors file). Tensors are mapped, not read.
 class SPARSECAST_API Checkpoint {
@@ -57,6 +70,8 @@ class SPARSECAST_API Checkpoint {
   /// the file.
   ConstBytes tensor(std::size_t i) const;
   std::vector<ConstBytes> tensors() const;
+  /// Gives `table()` pairs of 4-bit numbers that the files do not declare, by with_pairs(); the files stay as they are.
+  void declare(const PairsOf& pairs_of) { table_ = with_pairs(table_, pairs_of); }
   /// Tells the system that these bytes of tensor i are not needed again soon.
   void release(std::size_t i, std::uint64_t begin_byte, std::uint64_t bytes) const noexcept;
 

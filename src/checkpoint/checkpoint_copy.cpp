@@ -141,7 +141,9 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
   if (chain.size() == 0) throw Error(ErrorCode::kUsage, "no delta to apply", base);
   const DeltaFile& last = chain[chain.size() - 1];
   {
-    CheckpointStore store(fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
+    CheckpointLayout layout = CheckpointLayout::of(checkpoint);
+    layout.table = chain.table();
+    CheckpointStore store(fs, std::move(layout), OpenMode::kRead);
     store.use_digest_mix(last.header().digest_mix);
     const StateDigest digest = sum(digest_store(store, options.threads, options.progress));
     if (!(digest == chain[0].header().base_digest)) {
@@ -153,7 +155,9 @@ CheckpointApplyReport apply_to_copy(FileSystem& fs, const std::string& base, con
 
   CheckpointCopy copy(fs, checkpoint, base, output, options);
   CheckpointApplyReport report;
-  CheckpointStore store(fs, copy.layout(), OpenMode::kReadWrite);
+  CheckpointLayout layout = copy.layout();
+  layout.table = chain.table();
+  CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
   store.use_digest_mix(last.header().digest_mix);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     apply_delta(store, chain[i], WriteBack::kChangedPages, options.threads, options.progress);

@@ -98,11 +98,13 @@ void write_changed_pages(CheckpointStore& store, const BlockRef& block, std::uin
 }  // namespace
 
 DeltaChain::DeltaChain(FileSystem& fs, const std::vector<std::string>& paths, const TensorTable& table,
-                       const std::string& checkpoint, const Progress& progress) {
+                       const std::string& checkpoint, const Progress& progress)
+    : table_(table) {
   for (const std::string& path : paths) {
     if (progress) progress("verifying deltas", deltas_.size(), paths.size());
     DeltaFile delta = DeltaFile::open(fs, path);
-    require_same_table(table, checkpoint, delta.table(), path);
+    if (deltas_.empty()) table_ = with_pairs(table, pairs_of(delta.table()));
+    require_same_table(table_, checkpoint, delta.table(), path);
     if (!deltas_.empty()) require_follows(deltas_.back(), delta);
     delta.report();
     deltas_.push_back(std::move(delta));

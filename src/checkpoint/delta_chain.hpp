@@ -21,11 +21,14 @@ class DeltaChain {
 
   std::size_t size() const noexcept { return deltas_.size(); }
   const DeltaFile& operator[](std::size_t i) const { return deltas_[i]; }
+  /// Returns the deltas' table: that of the checkpoint, with the pairs of 4-bit numbers that its files do not declare.
+  const TensorTable& table() const noexcept { return table_; }
   /// Returns the number of deltas that a state with this digest already contains, 0 to size(); the largest one when
   /// several fit. Throws Error{kWrongBase} when the state is no point of the chain.
   std::size_t position_of(const StateDigest& state, const std::string& checkpoint) const;
 
  private:
+  TensorTable table_;
   std::vector<DeltaFile> deltas_;
 };
 

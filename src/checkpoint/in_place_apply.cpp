@@ -94,8 +94,10 @@ bool recover_checkpoint(FileSystem& fs, const std::string& checkpoint, const Che
     fs.sync_directory(parent_directory(undo_path));
     return false;
   }
-  CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
   const DeltaFile undo = DeltaFile::open(fs, undo_path);
+  CheckpointLayout layout = layout_of(fs, checkpoint);
+  layout.table = with_pairs(layout.table, pairs_of(undo.table()));
+  CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, undo.table(), undo_path);
   store.use_digest_mix(undo.header().digest_mix);
   undo.report();
@@ -138,9 +140,11 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
                                      const std::vector<std::string>& deltas, const CheckpointApplyOptions& options) {
   CheckpointApplyReport report;
   report.recovered = recover_checkpoint(fs, checkpoint, options);
-  CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
-  const DeltaChain chain(fs, deltas, store.table(), checkpoint, options.progress);
+  CheckpointLayout layout = layout_of(fs, checkpoint);
+  const DeltaChain chain(fs, deltas, layout.table, checkpoint, options.progress);
   if (chain.size() == 0) throw Error(ErrorCode::kUsage, "no delta to apply", checkpoint);
+  layout.table = chain.table();
+  CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
   store.use_digest_mix(chain[0].header().digest_mix);
 
   report.digest = read_digest(store, options);

@@ -67,6 +67,14 @@ std::string explain_difference(const TensorTable& first, const std::string& firs
   return fmt::format("{}", fmt::join(parts, ". "));
 }
 
+PairsOf pairs_of(const TensorTable& table) {
+  return [&table](const TensorSpec& spec) -> std::optional<DType> {
+    const std::optional<std::size_t> wanted = table.find(spec.name);
+    if (!wanted || as_pairs(spec, table[*wanted].dtype) != table[*wanted]) return std::nullopt;
+    return table[*wanted].dtype;
+  };
+}
+
 void require_same_table(const TensorTable& first, const std::string& first_name, const TensorTable& second,
                         const std::string& second_name) {
   const std::string difference = explain_difference(first, first_name, second, second_name);

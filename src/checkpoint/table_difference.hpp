@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "sparsecast/safetensors.hpp"
 #include "sparsecast/tensor_table.hpp"
 
 namespace sparsecast {
@@ -12,6 +13,10 @@ namespace sparsecast {
 /// Returns an empty string when the tables are equal. `first_name` and `second_name` say what the tables belong to.
 std::string explain_difference(const TensorTable& first, const std::string& first_name, const TensorTable& second,
                                const std::string& second_name);
+
+/// Returns the pairs of 4-bit numbers of a table, for tables of files that have them as integers of the same bytes and
+/// shape, undeclared; other tensors of these names stay as they are. `table` must outlive what is returned.
+PairsOf pairs_of(const TensorTable& table);
 
 /// Throws Error{kTableMismatch} with that explanation unless the tables are equal.
 void require_same_table(const TensorTable& first, const std::string& first_name, const TensorTable& second,

@@ -176,17 +176,15 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
 }
 
 /// Returns the tensor with the dtype that its file's metadata gives it.
-TensorSpec with_pairs(TensorSpec spec, const nlohmann::json& dtype) {
+TensorSpec as_declared(const TensorSpec& spec, const nlohmann::json& dtype) {
   const std::optional<DType> pairs = dtype.is_string() ? dtype_from_name(dtype.get<std::string>()) : std::nullopt;
-  const bool words = spec.dtype == DType::kI32 && spec.shape.size() < TensorTable::kMaxRank;
-  if (!pairs || !is_pair(*pairs) || !(words || spec.dtype == DType::kU8 || spec.dtype == DType::kI8)) {
+  std::optional<TensorSpec> declared = pairs ? as_pairs(spec, *pairs) : std::nullopt;
+  if (!declared) {
     corrupt(fmt::format("metadata '{}' gives {} to a tensor of {}", kDTypesKey, excerpt(dtype.dump()),
                         to_string(spec.dtype)),
             where(spec.name));
   }
-  if (words) spec.shape.push_back(kWordBytes);
-  spec.dtype = *pairs;
-  return spec;
+  return std::move(*declared);
 }
 
 void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& entries) {
@@ -196,7 +194,7 @@ void declare_pairs(const std::string& metadata, std::vector<SafetensorsEntry>& e
   if (!dtypes.is_object()) corrupt(fmt::format("metadata '{}' is not a JSON object", kDTypesKey));
   for (SafetensorsEntry& entry : entries) {
     if (const auto found = dtypes.find(entry.spec.name); found != dtypes.end()) {
-      entry.spec = with_pairs(std::move(entry.spec), *found);
+      entry.spec = as_declared(entry.spec, *found);
     }
   }
 }
@@ -235,6 +233,32 @@ void check_writable(std::span<const TensorSpec> specs, const std::map<std::strin
 }
 
 }  // namespace
+
+std::optional<TensorSpec> as_pairs(const TensorSpec& spec, DType pairs) {
+  const bool words = spec.dtype == DType::kI32 && spec.shape.size() < TensorTable::kMaxRank;
+  if (!is_pair(pairs) || !(words || spec.dtype == DType::kU8 || spec.dtype == DType::kI8)) return std::nullopt;
+  TensorSpec declared = spec;
+  if (words) declared.shape.push_back(kWordBytes);
+  declared.dtype = pairs;
+  return declared;
+}
+
+TensorTable with_pairs(const TensorTable& table, const PairsOf& pairs_of) {
+  std::vector<TensorSpec> specs(table.begin(), table.end());
+  for (TensorSpec& spec : specs) {
+    const std::optional<DType> pairs = pairs_of(spec);
+    if (!pairs || *pairs == spec.dtype) continue;
+    std::optional<TensorSpec> declared = as_pairs(spec, *pairs);
+    if (!declared) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("{} cannot be {}: pairs of 4-bit numbers are U8, I8 or I32 in files",
+                              to_string(spec.dtype), to_string(*pairs)),
+                  where(spec.name));
+    }
+    spec = std::move(*declared);
+  }
+  return TensorTable(std::move(specs));
+}
 
 SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std::uint64_t file_bytes) {
   if (bytes.size() < 8 || file_bytes < 8) corrupt("the file is shorter than the 8 bytes of its header length");

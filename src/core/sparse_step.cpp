@@ -90,7 +90,8 @@ SparseStep SparseStep::open(FileSystem& fs, const std::string& path, const Tenso
       const std::optional<std::size_t> tensor = base.find(name);
       if (!tensor) throw Error(ErrorCode::kTableMismatch, "the base has no such tensor", where);
       const TensorSpec& spec = base[*tensor];
-      if (values.spec.dtype != spec.dtype) {
+      const std::optional<TensorSpec> pairs = as_pairs(values.spec, spec.dtype);
+      if (values.spec.dtype != spec.dtype && !(pairs && pairs->shape == values.spec.shape)) {
         throw Error(ErrorCode::kTableMismatch,
                     fmt::format("values of {} for a tensor of {}", to_string(values.spec.dtype), to_string(spec.dtype)),
                     where);

@@ -85,12 +85,17 @@ void upload_file(ObjectStore& store, const std::string& directory, const LogAnch
 }  // namespace
 
 AnchorRef LogWriter::write_anchor(FileSystem& fs, const std::string& checkpoint, std::uint64_t version) {
+  return write_anchor(fs, Checkpoint::open(fs, checkpoint), checkpoint, version);
+}
+
+AnchorRef LogWriter::write_anchor(FileSystem& fs, const Checkpoint& checkpoint, const std::string& path,
+                                  std::uint64_t version) {
   State& state = *state_;
   state.require_trusted_key(state.current_head());
   const LogCommit commit = state.existing_commit(version);
-  const CheckpointStore source(fs, CheckpointLayout::of(Checkpoint::open(fs, checkpoint)), OpenMode::kRead);
+  const CheckpointStore source(fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
   if (!(source.table().hash() == commit.table_hash)) {
-    throw Error(ErrorCode::kTableMismatch, "the checkpoint has other tensors than the log", checkpoint);
+    throw Error(ErrorCode::kTableMismatch, "the checkpoint has other tensors than the log", path);
   }
   const AnchorFiles files(source, state.options.anchor_file_bytes);
   const AnchorFiles::Contents proof = files.verify(state.options.threads);
@@ -99,7 +104,7 @@ AnchorRef LogWriter::write_anchor(FileSystem& fs, const std::string& checkpoint,
     throw Error(ErrorCode::kDigestMismatch,
                 fmt::format("the checkpoint has digest {}, and version {} has {}", to_hex(proof.digest.value), version,
                             to_hex(commit.digest.value)),
-                checkpoint);
+                path);
   }
   LogAnchor anchor;
   anchor.stream = commit.stream;

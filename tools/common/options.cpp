@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/common/options.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstring>
+
+#include "layout/name_pattern.hpp"
 
 namespace sparsecast::tools {
 namespace {
@@ -83,6 +87,48 @@ EncodeOptions EncodeFlags::options() const {
   encode.frame_capacity = frame_mb << 20;
   encode.threads = threads;
   return encode;
+}
+
+void DTypeFlags::add_to(Parser& parser) {
+  parser
+      .add_option(
+          "--dtype", dtypes,
+          "Tensors of U8, I8 or I32 that hold 4-bit numbers, which then take fewer bytes: I4X2 (integers) or F4X2 "
+          "(fp4 e2m1). The first pattern (* and ?) that fits a name counts")
+      ->type_name("PATTERN=DTYPE");
+}
+
+void DTypeFlags::declare(Checkpoint& checkpoint) const {
+  struct Declared {
+    std::string pattern;
+    DType pairs;
+    bool found = false;
+  };
+  std::vector<Declared> declared;
+  for (const std::string& text : dtypes) {
+    const std::size_t equals = text.rfind('=');
+    const std::optional<DType> dtype =
+        equals == std::string::npos ? std::nullopt : dtype_from_name(std::string_view(text).substr(equals + 1));
+    if (!dtype || !is_pair(*dtype)) {
+      throw Error(ErrorCode::kUsage, fmt::format("--dtype {}: not PATTERN=I4X2 and not PATTERN=F4X2", text));
+    }
+    declared.push_back({text.substr(0, equals), *dtype});
+  }
+  checkpoint.declare([&](const TensorSpec& spec) -> std::optional<DType> {
+    for (Declared& one : declared) {
+      if (!matches_wildcard(one.pattern, spec.name)) continue;
+      one.found = true;
+      return one.pairs;
+    }
+    return std::nullopt;
+  });
+  for (const Declared& one : declared) {
+    if (!one.found) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("--dtype {}={}: no tensor has such a name, or an option before it fits", one.pattern,
+                              to_string(one.pairs)));
+    }
+  }
 }
 
 void add_threads(Parser& parser, int& threads) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sparsecast/delta.hpp"
+#include "sparsecast/safetensors.hpp"
 #include "tools/common/cli.hpp"
 #include "tools/common/parser.hpp"
 
@@ -26,6 +27,16 @@ struct EncodeFlags {
   /// Adds all options but the output.
   void add_codec_to(Parser& parser, bool with_values);
   EncodeOptions options() const;
+};
+
+/// What tensors hold that files do not say, of commands that read checkpoints: `--dtype PATTERN=I4X2`.
+struct DTypeFlags {
+  std::vector<std::string> dtypes;
+
+  void add_to(Parser& parser);
+  /// Declares the pairs in a checkpoint. Throws Error{kUsage} for an option that is not PATTERN=I4X2 or PATTERN=F4X2,
+  /// for a pattern that no tensor has, and for a tensor that cannot hold pairs.
+  void declare(Checkpoint& checkpoint) const;
 };
 
 void add_threads(Parser& parser, int& threads);

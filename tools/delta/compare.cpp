@@ -131,8 +131,10 @@ int report_values(Console& console, const CompareFlags& flags, const Checkpoint&
 int run_compare(Console& console, const CompareFlags& flags) {
   require_not_interrupted(console.fs, flags.first);
   require_not_interrupted(console.fs, flags.second);
-  const Checkpoint first = Checkpoint::open(console.fs, flags.first);
-  const Checkpoint second = Checkpoint::open(console.fs, flags.second);
+  Checkpoint first = Checkpoint::open(console.fs, flags.first);
+  Checkpoint second = Checkpoint::open(console.fs, flags.second);
+  second.declare(pairs_of(first.table()));
+  first.declare(pairs_of(second.table()));
   const std::string difference = explain_difference(first.table(), flags.first, second.table(), flags.second);
   if (!difference.empty()) return report_tables(console, flags, difference);
   const std::unique_ptr<TileDetector> detector = make_releasing_detector(

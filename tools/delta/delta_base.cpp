@@ -19,6 +19,7 @@ void require_base(const StateDigest& digest, const std::string& path, const Delt
 Checkpoint open_base(FileSystem& fs, const std::string& path, const DeltaFile& delta, int threads) {
   require_not_interrupted(fs, path);
   Checkpoint base = Checkpoint::open(fs, path);
+  base.declare(pairs_of(delta.table()));
   require_same_table(base.table(), path, delta.table(), delta.name());
   require_base(sum(digest_tensors(delta.table(), refs_to(delta.table(), base.tensors()), threads)), path, delta);
   return base;

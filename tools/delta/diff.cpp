@@ -21,6 +21,7 @@ struct DiffFlags {
   std::string base;
   std::string target;
   EncodeFlags encode;
+  DTypeFlags dtypes;
   std::uint64_t base_version = 0;
   std::uint64_t version = 1;
   std::string stream;
@@ -67,7 +68,8 @@ int run_diff(Console& console, const DiffFlags& flags) {
   ProgressBar bar(console);
   const Progress progress = bar.callback();
   require_not_interrupted(console.fs, flags.base);
-  const Checkpoint base = Checkpoint::open(console.fs, flags.base);
+  Checkpoint base = Checkpoint::open(console.fs, flags.base);
+  flags.dtypes.declare(base);
   const std::unique_ptr<DiffTarget> target = open_diff_target(console.fs, flags.target, base, flags.base);
   DeltaOutput output(console.fs, flags.encode.output);
   {
@@ -96,6 +98,7 @@ AddedCommand add_diff(Parser& app, Console& console) {
       ->required()
       ->type_name("NEW");
   flags->encode.add_to(*parser, true);
+  flags->dtypes.add_to(*parser);
   parser->add_option("--base-version", flags->base_version, "Version number of BASE")->capture_default_str();
   parser->add_option("--version", flags->version, "Version number of NEW")->capture_default_str();
   parser->add_option("--stream", flags->stream, "Stream id, 32 hexadecimal digits; default: from the tensor table");

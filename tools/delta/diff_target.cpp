@@ -31,6 +31,7 @@ std::unique_ptr<DiffTarget> open_diff_target(FileSystem& fs, const std::string& 
   } else {
     require_not_interrupted(fs, path);
     target->checkpoint = Checkpoint::open(fs, path);
+    target->checkpoint->declare(pairs_of(base.table()));
     require_same_table(base.table(), base_name, target->checkpoint->table(), path);
     target->detector = make_compare_detector(base.table(), target->checkpoint->tensors(), base.tensors());
     passed.push_back(&*target->checkpoint);

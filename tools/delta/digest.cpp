@@ -15,6 +15,7 @@ namespace {
 
 struct DigestFlags {
   std::string checkpoint;
+  DTypeFlags dtypes;
   bool tensors = false;
   bool json = false;
   int threads = 0;
@@ -22,8 +23,9 @@ struct DigestFlags {
 
 int run_digest(Console& console, const DigestFlags& flags) {
   require_not_interrupted(console.fs, flags.checkpoint);
-  const CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.checkpoint)),
-                              OpenMode::kRead);
+  Checkpoint checkpoint = Checkpoint::open(console.fs, flags.checkpoint);
+  flags.dtypes.declare(checkpoint);
+  const CheckpointStore store(console.fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
   std::vector<StateDigest> digests;
   {
     ProgressBar bar(console);
@@ -67,6 +69,7 @@ AddedCommand add_digest(Parser& app, Console& console) {
   Parser* parser = app.add_subcommand("digest", "Print the state digest of a checkpoint");
   parser->add_option("checkpoint", flags->checkpoint, "The checkpoint")->required()->type_name("CHECKPOINT");
   parser->add_flag("--tensors", flags->tensors, "Also a line for each tensor; they add up to the whole");
+  flags->dtypes.add_to(*parser);
   add_threads(*parser, flags->threads);
   add_json(*parser, flags->json);
   parser->footer(

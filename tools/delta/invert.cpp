@@ -29,7 +29,9 @@ struct InvertFlags {
 CheckpointStore open_store(Console& console, const InvertFlags& flags, const DeltaFile& delta,
                            const Progress& progress) {
   require_not_interrupted(console.fs, flags.base);
-  CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.base)), OpenMode::kRead);
+  CheckpointLayout layout = CheckpointLayout::of(Checkpoint::open(console.fs, flags.base));
+  layout.table = with_pairs(layout.table, pairs_of(delta.table()));
+  CheckpointStore store(console.fs, std::move(layout), OpenMode::kRead);
   require_same_table(store.table(), flags.base, delta.table(), flags.delta);
   store.use_digest_mix(delta.header().digest_mix);
   const StateDigest digest = sum(digest_store(store, flags.encode.threads, progress));

@@ -20,6 +20,7 @@ namespace {
 struct InitFlags {
   LogFlags log;
   std::string checkpoint;
+  DTypeFlags dtypes;
   std::uint64_t version = 0;
   std::string stream;
   std::string key;
@@ -37,10 +38,9 @@ struct FirstVersion {
   StateDigest digest;
 };
 
-FirstVersion read_first(Console& console, const InitFlags& flags, const Progress& progress) {
-  require_not_interrupted(console.fs, flags.checkpoint);
-  const CheckpointStore store(console.fs, CheckpointLayout::of(Checkpoint::open(console.fs, flags.checkpoint)),
-                              OpenMode::kRead);
+FirstVersion read_first(Console& console, const Checkpoint& checkpoint, const InitFlags& flags,
+                        const Progress& progress) {
+  const CheckpointStore store(console.fs, CheckpointLayout::of(checkpoint), OpenMode::kRead);
   return {std::make_shared<TensorTable>(store.table()), sum(digest_store(store, flags.threads, progress))};
 }
 
@@ -69,7 +69,10 @@ int run_init(Console& console, const InitFlags& flags) {
   options.publisher = state.publisher;
   options.threads = flags.threads;
   OpenLog log(console.fs, flags.log);
-  const FirstVersion first = read_first(console, flags, bar.callback());
+  require_not_interrupted(console.fs, flags.checkpoint);
+  Checkpoint checkpoint = Checkpoint::open(console.fs, flags.checkpoint);
+  flags.dtypes.declare(checkpoint);
+  const FirstVersion first = read_first(console, checkpoint, flags, bar.callback());
 
   LogWriter writer(*log.reader, options);
   std::optional<LogCommit> commit = log.find_head();
@@ -80,7 +83,7 @@ int run_init(Console& console, const InitFlags& flags) {
     commit = writer.create({stream, flags.version, first.table, first.digest, {}, flags.label});
   }
   AnchorRef anchor;
-  if (flags.anchor) anchor = writer.write_anchor(console.fs, flags.checkpoint, commit->version);
+  if (flags.anchor) anchor = writer.write_anchor(console.fs, checkpoint, flags.checkpoint, commit->version);
   bar.wipe();
 
   Report report;
@@ -115,6 +118,7 @@ AddedCommand add_log_init(Parser& log, Console& console) {
       ->type_name("CHECKPOINT");
   parser->add_option("--version", flags->version, "Its version number")->capture_default_str()->type_name("N");
   parser->add_option("--stream", flags->stream, "Stream id, 32 hexadecimal digits; default: random");
+  flags->dtypes.add_to(*parser);
   add_key(*parser, flags->key);
   add_label(*parser, flags->label);
   parser->add_flag("--anchor,!--no-anchor", flags->anchor,

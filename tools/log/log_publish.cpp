@@ -25,6 +25,7 @@ struct PublishFlags {
   LogFlags log;
   LeadFlags lead;
   EncodeFlags encode;
+  DTypeFlags dtypes;
   std::string target;
   std::string base;
   MirrorFlags mirror;
@@ -153,7 +154,8 @@ void PublishRun::publish_delta(const std::string& path) {
 
 void PublishRun::publish_difference() {
   require_not_interrupted(console_.fs, weights_);
-  const Checkpoint base = Checkpoint::open(console_.fs, weights_);
+  Checkpoint base = Checkpoint::open(console_.fs, weights_);
+  flags_.dtypes.declare(base);
   const StateDigest digest = digest_of(base);
   const ScratchDelta scratch{console_.fs, leader_->state_path() + ".scd"};
   if (!(digest == head_.digest)) {
@@ -260,6 +262,7 @@ AddedCommand add_log_publish(Parser& log, Console& console) {
   flags->mirror.add_to(*parser);
   flags->lead.add_to(*parser);
   flags->encode.add_codec_to(*parser, true);
+  flags->dtypes.add_to(*parser);
   add_label(*parser, flags->label);
   parser->add_flag("--allow-empty", flags->allow_empty, "Publish a version even where nothing changed");
   add_json(*parser, flags->json);
