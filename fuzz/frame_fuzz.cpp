@@ -33,7 +33,8 @@ TensorTable fixed_table() {
                                              {"d", DType::kF64, {}},
                                              {"e", DType::kF8E4M3, {0}},
                                              {"f", DType::kI64, {50}},
-                                             {"g", DType::kF4X2, {300}}});
+                                             {"g", DType::kF4X2, {300}},
+                                             {"h", DType::kF8E8M0, {300}}});
 }
 
 /// Returns the sum of the changes of the entries of an uncompressed body: the rules after this check are the

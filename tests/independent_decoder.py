@@ -27,6 +27,7 @@ from independent_blocks import (
     CONTEXT,
     DTYPES,
     F4X2,
+    F8_E8M0,
     I4X2,
     POSITION_NAMES,
     ULP,
@@ -236,8 +237,8 @@ def read_delta(data: bytes) -> Delta:
     table = unpack_stored(read_stored(TABLE, records[1], stored_bytes, checksum), flags == 1, raw_bytes)
     require_hash(h128(table_hash), xxh3_128(table), "the table's hash")
     delta = Delta(version, base_version, h128(base_digest), 0, minor, values, capacity, 0, read_tensors(table))
-    pairs = any(t.dtype in (I4X2, F4X2) for t in delta.tensors)
-    require((minor == 3) == pairs, "format_minor is not that of the dtypes")
+    added = any(t.dtype in (I4X2, F4X2, F8_E8M0) for t in delta.tensors)
+    require((minor == 3) == added, "format_minor is not that of the dtypes")
     require(count == tensors == len(delta.tensors), "tensors are not as many as announced")
     require(elements == sum(t.elements for t in delta.tensors), "elements are not as many as announced")
 

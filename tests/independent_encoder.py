@@ -460,7 +460,7 @@ def encode(
 ) -> list[bytes]:
     """The records of a delta, to be checksummed; with the second mix, in format 1.2 or 1.3, or the first one."""
     minor = 2 if second else int(mode == CONTEXT)
-    if any(change.dtype in (blocks.I4X2, blocks.F4X2) for change in changes):
+    if any(change.dtype >= blocks.I4X2 for change in changes):
         minor = 3
     table = struct.pack("<I", len(changes)) + b"".join(map(table_entry, changes))
     directory = [(i, block) for i, change in enumerate(changes) for block in encode_blocks(change, mode, values)]

@@ -142,8 +142,9 @@ typedef enum {
   scInt32 = 10,
   scInt64 = 11,
   scBool = 12,
-  scInt4x2 = 13,      /* two integers of 4 bits in a byte; counts and shapes are those of bytes */
-  scFloat4e2m1x2 = 14 /* two fp4 e2m1 numbers in a byte */
+  scInt4x2 = 13,       /* two integers of 4 bits in a byte; counts and shapes are those of bytes */
+  scFloat4e2m1x2 = 14, /* two fp4 e2m1 numbers in a byte */
+  scFloat8e8m0 = 15    /* a power of two: an exponent alone, as UE8M0 scales */
 } scDataType_t;
 
 typedef enum { scMemoryHost = 0, scMemoryDevice = 1 } scMemory_t;

@@ -69,8 +69,8 @@ class SPARSECAST_API TensorTable {
 
   std::uint64_t elements() const noexcept { return elements_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
-  /// Returns whether a tensor has a dtype of pairs (is_pair), which readers of formats before 1.3 do not know.
-  bool has_pairs() const noexcept { return has_pairs_; }
+  /// Returns whether a tensor has a dtype (is_added) that readers of formats before 1.3 do not know.
+  bool has_added_dtypes() const noexcept { return has_added_dtypes_; }
 
   /// Returns XXH3-128 of `serialize()`.
   const Hash128& hash() const noexcept { return hash_; }
@@ -97,7 +97,7 @@ class SPARSECAST_API TensorTable {
   std::unordered_map<std::string, std::size_t> by_name_;
   Hash128 hash_;
   DigestMix digest_mix_ = DigestMix::kSecond;
-  bool has_pairs_ = false;
+  bool has_added_dtypes_ = false;
   std::uint64_t elements_ = 0;
   std::uint64_t bytes_ = 0;
 };

@@ -19,6 +19,7 @@ TORCH_DTYPES: dict[str, str] = {
     "float64": "F64",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",  # Since torch 2.7.
     "int8": "I8",
     "uint8": "U8",
     "int16": "I16",
@@ -32,7 +33,12 @@ TORCH_DTYPES: dict[str, str] = {
 PAIRS = ("I4X2", "F4X2")
 
 # : Names in numpy and ml_dtypes that differ from those in torch.
-_NUMPY_DTYPES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16"}
+_NUMPY_DTYPES = {
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "bfloat16": "BF16",
+}
 
 # : Integer type of the same size that carries the bits of a dtype that DLPack or numpy lacks.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}

@@ -93,7 +93,7 @@ void require_device_and_dtype(const Memory& one, const Memory& first, const std:
                             first.device_name()),
                 context);
   }
-  if (one.dtype() != dtype && !(one.dtype() == DType::kU8 && is_pair(dtype))) {
+  if (one.dtype() != dtype && !(one.dtype() == DType::kU8 && is_added(dtype))) {
     throw Error(ErrorCode::kUsage,
                 fmt::format("it has dtype {}, and the {} says {}", to_string(one.dtype()), says, to_string(dtype)),
                 context);

@@ -91,7 +91,8 @@ static_assert(static_cast<int>(scBfloat16) == static_cast<int>(DType::kBF16) &&
               static_cast<int>(scInt64) == static_cast<int>(DType::kI64) &&
               static_cast<int>(scBool) == static_cast<int>(DType::kBool) &&
               static_cast<int>(scInt4x2) == static_cast<int>(DType::kI4X2) &&
-              static_cast<int>(scFloat4e2m1x2) == static_cast<int>(DType::kF4X2));
+              static_cast<int>(scFloat4e2m1x2) == static_cast<int>(DType::kF4X2) &&
+              static_cast<int>(scFloat8e8m0) == static_cast<int>(DType::kF8E8M0));
 
 constexpr int kMostThreads = 1024;
 

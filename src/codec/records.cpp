@@ -28,9 +28,9 @@ void start_record(Bytes& record, std::uint32_t magic_number) {
   put(record, 4, static_cast<std::uint32_t>(record.size()));
 }
 
-/// Returns the lowest format_minor that a delta can state. Dtypes of pairs come with the second mix alone.
+/// Returns the lowest format_minor that a delta can state. Dtypes of format 1.3 come with the second mix alone.
 std::uint16_t minor_of(const DeltaHeader& header) {
-  if (header.pairs) return 3;
+  if (header.added_dtypes) return 3;
   if (header.digest_mix == DigestMix::kSecond) return 2;
   return header.positions == PositionMode::kContext ? 1 : 0;
 }
@@ -125,7 +125,7 @@ DeltaHeader parse_header(ConstBytes record) {
   if (mode > 5 || values > 2) corrupt("unknown position mode or value codec");
   header.positions = static_cast<PositionMode>(mode);
   header.digest_mix = minor < 2 ? DigestMix::kFirst : DigestMix::kSecond;
-  header.pairs = minor == 3;
+  header.added_dtypes = minor == 3;
   if (minor != minor_of(header)) corrupt("position mode and format version disagree");
   if (mode == 5 && values != 2) corrupt("context positions need ulp values");
   require_zero(record.subspan(98, 22), "reserved header bytes");
@@ -177,7 +177,8 @@ TensorTable parse_table(ConstBytes record, const DeltaHeader& header) {
       table.elements() != header.elements) {
     corrupt("the counts in header and table record disagree");
   }
-  if (header.pairs != table.has_pairs()) corrupt("the dtypes of the table and the format version disagree");
+  if (header.added_dtypes != table.has_added_dtypes())
+    corrupt("the dtypes of the table and the format version disagree");
   if (header.digest_mix != table.digest_mix()) return table.with_digest_mix(header.digest_mix);
   return table;
 }

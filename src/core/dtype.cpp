@@ -13,7 +13,7 @@ struct DTypeRow {
   std::string_view name;
 };
 
-constexpr std::array<DTypeRow, 14> kRows = {{
+constexpr std::array<DTypeRow, 15> kRows = {{
     {DType::kBF16, 2, true, "BF16"},
     {DType::kF16, 2, true, "F16"},
     {DType::kF32, 4, true, "F32"},
@@ -28,6 +28,7 @@ constexpr std::array<DTypeRow, 14> kRows = {{
     {DType::kBool, 1, false, "BOOL"},
     {DType::kI4X2, 1, false, "I4X2"},
     {DType::kF4X2, 1, false, "F4X2"},
+    {DType::kF8E8M0, 1, false, "F8_E8M0"},
 }};
 
 // Wire codes count from 1 in the order of the rows.
@@ -38,6 +39,7 @@ const DTypeRow& row(DType dtype) { return kRows[static_cast<std::size_t>(dtype) 
 std::size_t element_size(DType dtype) noexcept { return row(dtype).bytes; }
 bool is_floating(DType dtype) noexcept { return row(dtype).floating; }
 bool is_pair(DType dtype) noexcept { return dtype == DType::kI4X2 || dtype == DType::kF4X2; }
+bool is_added(DType dtype) noexcept { return is_pair(dtype) || dtype == DType::kF8E8M0; }
 std::string_view to_string(DType dtype) noexcept { return row(dtype).name; }
 
 std::optional<DType> dtype_from_name(std::string_view name) noexcept {

@@ -52,7 +52,7 @@ DeltaHeader DeltaStaging::check_header(ConstBytes record, const HeldState& held)
                 fmt::format("the delta carries another tensor table ({} tensors, {} elements)", header.tensors,
                             header.elements));
   }
-  if (header.pairs != table_.has_pairs()) {
+  if (header.added_dtypes != table_.has_added_dtypes()) {
     throw Error(ErrorCode::kCorrupt, "the dtypes of the table and the format version of the delta disagree");
   }
   if (header.digest_mix != table_.digest_mix()) {

@@ -296,8 +296,8 @@ StreamId resolve_stream(const StreamId& stream, const TensorTable& table) {
 
 DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, const StreamId& stream,
                         std::uint64_t base_version, std::uint64_t version, const StateDigest& base_digest) {
-  if (table.has_pairs() && table.digest_mix() != DigestMix::kSecond) {
-    throw Error(ErrorCode::kUsage, "tables with dtypes of pairs have digests of the second mix alone");
+  if (table.has_added_dtypes() && table.digest_mix() != DigestMix::kSecond) {
+    throw Error(ErrorCode::kUsage, "tables with dtypes of format 1.3 have digests of the second mix alone");
   }
   DeltaHeader header;
   header.stream = resolve_stream(stream, table);
@@ -306,7 +306,7 @@ DeltaHeader make_header(const TensorTable& table, const EncodeOptions& options, 
   header.table_hash = table.hash();
   header.base_digest = base_digest;
   header.digest_mix = table.digest_mix();
-  header.pairs = table.has_pairs();
+  header.added_dtypes = table.has_added_dtypes();
   header.elements = table.elements();
   header.tensors = static_cast<std::uint32_t>(table.size());
   header.frame_capacity = options.frame_capacity;

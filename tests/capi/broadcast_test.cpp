@@ -125,7 +125,8 @@ void round_trip(scDataType_t dtype) {
 }
 
 TEST_F(CApi, EveryDataTypeArrivesBitForBit) {
-  for (const scDataType_t dtype : {scFloat8e4m3, scFloat8e5m2, scInt8, scUint8, scBool, scInt4x2, scFloat4e2m1x2})
+  for (const scDataType_t dtype :
+       {scFloat8e4m3, scFloat8e5m2, scInt8, scUint8, scBool, scInt4x2, scFloat4e2m1x2, scFloat8e8m0})
     round_trip<std::uint8_t>(dtype);
   for (const scDataType_t dtype : {scBfloat16, scFloat16, scInt16}) round_trip<std::uint16_t>(dtype);
   for (const scDataType_t dtype : {scFloat32, scInt32}) round_trip<std::uint32_t>(dtype);

@@ -65,8 +65,8 @@ TEST(NanFill, WritesTheQuietPositiveNan) {
 
 TEST(NanFill, RefusesIntegersAndPartsOfElements) {
   Bytes bytes(8);
-  for (const DType dtype :
-       {DType::kI8, DType::kU8, DType::kI16, DType::kI32, DType::kI64, DType::kBool, DType::kI4X2, DType::kF4X2}) {
+  for (const DType dtype : {DType::kI8, DType::kU8, DType::kI16, DType::kI32, DType::kI64, DType::kBool, DType::kI4X2,
+                            DType::kF4X2, DType::kF8E8M0}) {
     EXPECT_FALSE(is_nan_fillable(dtype));
     expect_error(ErrorCode::kUnsupported, [&] { nan_fill(dtype, bytes); }, {to_string(dtype), "NaN"});
   }

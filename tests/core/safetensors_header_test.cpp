@@ -64,8 +64,9 @@ TEST(SafetensorsHeader, ReadsFilesWithoutTensorsAndEmptyTensors) {
 }
 
 TEST(SafetensorsHeader, ReadsEveryDtypeItCarries) {
-  for (std::uint8_t code = 1; code <= 12; ++code) {
+  for (std::uint8_t code = 1; code <= 15; ++code) {
     const DType dtype = *dtype_from_code(code);
+    if (is_pair(dtype)) continue;
     const std::size_t bytes = element_size(dtype);
     const std::string json = one(std::string(to_string(dtype)), "[1]", "[0," + std::to_string(bytes) + "]");
     EXPECT_EQ(parse_file(safetensors_file(json, bytes)).entries.at(0).spec.dtype, dtype);
@@ -218,7 +219,7 @@ TEST(SafetensorsHeader, RefusesNumbersThatAreNotPlainCounts) {
 }
 
 TEST(SafetensorsHeader, RefusesUnknownDtypesByName) {
-  for (const char* dtype : {"F4", "U16", "U32", "U64", "C64", "F8_E8M0", "bf16", ""}) {
+  for (const char* dtype : {"F4", "U16", "U32", "U64", "C64", "F8_E8M0FNU", "bf16", ""}) {
     refuse(one(dtype, "[1]", "[0,1]"), 1, {"'w'", dtype}, ErrorCode::kUnsupported);
   }
 }

@@ -257,6 +257,17 @@ States pair_states() {
   return states;
 }
 
+/// Scales of fp8 blocks that are powers of two: an exponent went up or down by one, and to and from the NaN.
+States exponent_states() {
+  Random random(13);
+  States states = states_of("exponents", {{"w", DType::kF8E4M3, {256, 64}}, {"w.scale", DType::kF8E8M0, {256, 16}}});
+  small_steps(states, random, 30);
+  for (std::uint64_t i = 0; i < states.table[1].elements(); ++i) {
+    set_result(states, 1, i, i == 7 || i == 9 ? 255 : 120 + i % 16 + (random.below(20) == 0 ? 1 : 0));
+  }
+  return states;
+}
+
 States many_states() {
   Random random(8);
   std::vector<TensorSpec> specs;
@@ -366,6 +377,10 @@ std::vector<GoodVector> encoded_vectors() {
   all.add_all_codecs(pair_states(), PositionMode::kAuto);
   all.add("pairs_packed_ulp", pair_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
   all.add("pairs_context_ulp", pair_states(), context);
+  all.add("exponents_packed_ulp", exponent_states(), options_of(PositionMode::kPacked, ValueCodec::kUlp));
+  all.add("exponents_packed_raw", exponent_states(), options_of(PositionMode::kPacked, ValueCodec::kRaw));
+  all.add("exponents_packed_xor", exponent_states(), options_of(PositionMode::kPacked, ValueCodec::kXor));
+  all.add("exponents_context_ulp", exponent_states(), context);
   return all.take();
 }
 

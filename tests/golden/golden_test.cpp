@@ -165,11 +165,11 @@ TEST(Golden, TheGoodVectorsCoverEveryModeCodecAndDType) {
       dtypes.insert({delta.table()[tensor.index].dtype, delta.header().values});
     }
     formats.insert(
-        {delta.header().digest_mix, delta.header().pairs, delta.header().positions == PositionMode::kContext});
+        {delta.header().digest_mix, delta.header().added_dtypes, delta.header().positions == PositionMode::kContext});
     most_frames = std::max(most_frames, delta.frames());
   });
   EXPECT_EQ(modes.size(), 16U);
-  EXPECT_EQ(dtypes.size(), 42U);
+  EXPECT_EQ(dtypes.size(), 45U);
   EXPECT_EQ(position_codecs.size(), 6U);
   EXPECT_EQ(formats.size(), 6U);
   EXPECT_GE(most_frames, 3U);

@@ -27,11 +27,11 @@ struct Model {
 
 inline Model random_model(std::mt19937_64& random) {
   Model model;
-  model.specs = {{"a.bias", DType::kF32, {257}},        {"a.weight", DType::kBF16, {150, 200}},
-                 {"b.scale", DType::kF64, {}},          {"b.weight", DType::kBF16, {50001}},
-                 {"c.codes", DType::kU8, {33, 1000}},   {"c.empty", DType::kI64, {0, 4}},
-                 {"c.positions", DType::kI64, {17, 3}}, {"d.weight", DType::kF8E4M3, {20000}},
-                 {"e.fp4", DType::kF4X2, {50, 80}},     {"e.int4", DType::kI4X2, {3000}}};
+  model.specs = {
+      {"a.bias", DType::kF32, {257}},        {"a.weight", DType::kBF16, {150, 200}}, {"b.scale", DType::kF64, {}},
+      {"b.weight", DType::kBF16, {50001}},   {"c.codes", DType::kU8, {33, 1000}},    {"c.empty", DType::kI64, {0, 4}},
+      {"c.positions", DType::kI64, {17, 3}}, {"d.weight", DType::kF8E4M3, {20000}},  {"e.fp4", DType::kF4X2, {50, 80}},
+      {"e.int4", DType::kI4X2, {3000}},      {"f.scale", DType::kF8E8M0, {40, 70}}};
   for (const TensorSpec& spec : model.specs) {
     Bytes bytes(spec.bytes());
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());

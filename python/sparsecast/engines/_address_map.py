@@ -161,6 +161,7 @@ class TracedLoader:
 
         kept = [i for i, (name, _, _) in enumerate(self.table) if name not in exclude]
         place = {old: new for new, old in enumerate(kept)}
+
         def shard(s: TracedShard) -> Shard:
             if self._is_words(s.tensor):
                 box = Box((*s.offset, 0), (*s.extent, WORD_BYTES))

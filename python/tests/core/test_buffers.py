@@ -17,6 +17,7 @@ TORCH = [
     (torch.float64, "F64"),
     (torch.float8_e4m3fn, "F8_E4M3"),
     (torch.float8_e5m2, "F8_E5M2"),
+    (torch.float8_e8m0fnu, "F8_E8M0"),
     (torch.int8, "I8"),
     (torch.uint8, "U8"),
     (torch.int16, "I16"),

@@ -38,7 +38,9 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(ce
     engine = Engine(tmp_path / "v0", size, **server_args)
     try:
         addresses = engine.call("addresses")
-        success, message = join(engine, trainer, tensors=trainer.table, may_miss=["*.attn*.?_scale"])  # Scales of the KV cache.
+        success, message = join(
+            engine, trainer, tensors=trainer.table, may_miss=["*.attn*.?_scale"]
+        )  # Scales of the KV cache.
         assert success, message
         assert engine.call("differences", tmp_path / "v0") == [[]] * size
         for version in (1, 2):

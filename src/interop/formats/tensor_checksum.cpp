@@ -171,12 +171,13 @@ std::string packed_checksum(ConstBytes positions, DType dtype, ConstBytes values
 
 namespace {
 
-constexpr std::array<std::pair<DType, std::string_view>, 12> kNames = {{{DType::kBF16, "bfloat16"},
+constexpr std::array<std::pair<DType, std::string_view>, 13> kNames = {{{DType::kBF16, "bfloat16"},
                                                                         {DType::kF16, "float16"},
                                                                         {DType::kF32, "float32"},
                                                                         {DType::kF64, "float64"},
                                                                         {DType::kF8E4M3, "float8_e4m3fn"},
                                                                         {DType::kF8E5M2, "float8_e5m2"},
+                                                                        {DType::kF8E8M0, "float8_e8m0fnu"},
                                                                         {DType::kI8, "int8"},
                                                                         {DType::kU8, "uint8"},
                                                                         {DType::kI16, "int16"},
