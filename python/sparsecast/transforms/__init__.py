@@ -16,7 +16,18 @@ shard alone, but for :class:`Quantize` with a group, which takes a maximum over 
 
 from __future__ import annotations
 
-from .formats import FP8_CHANNELS, MXFP4, MXFP8, NVFP4, QuantFormat, fp8_blocks, int4_groups
+from .formats import (
+    FP8_CHANNELS,
+    FP8_TENSOR,
+    MODELOPT_FP8,
+    MODELOPT_NVFP4,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    QuantFormat,
+    fp8_blocks,
+    int4_groups,
+)
 from .lora import DequantizeMerge, LoraAdapter, LoraMerge
 from .pipeline import Transforms
 from .quantize import KEPT_BY_DEFAULT, Fp8BlockQuantize, Quantize
@@ -25,7 +36,10 @@ from .step import Piece, TensorSpec, Transform
 
 __all__ = [
     "FP8_CHANNELS",
+    "FP8_TENSOR",
     "KEPT_BY_DEFAULT",
+    "MODELOPT_FP8",
+    "MODELOPT_NVFP4",
     "MXFP4",
     "MXFP8",
     "NVFP4",

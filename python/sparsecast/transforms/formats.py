@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .. import _core
@@ -23,6 +23,8 @@ class QuantFormat:
 
     ``element`` is E4M3, E2M1 or INT4; ``scale`` is F32, BF16, E4M3 (with a global scale) or E8M0; ``rounding`` of
     scales is nearest, power_floor, power_round or power_up. ``block`` is rows and columns; None covers the matrix.
+    ``global_suffix`` names the global scale of E4M3 scales, which ``inverse_global`` stores as its inverse.
+    ``number_shape`` is the shape of a scale of a whole matrix, global or not: (1,) or ().
     """
 
     element: str
@@ -31,10 +33,19 @@ class QuantFormat:
     block: tuple[int | None, int | None] = (128, 128)
     elements_suffix: str = ""
     scales_suffix: str = "_scale"
+    global_suffix: str = "_global_scale"
+    inverse_global: bool = False
+    number_shape: tuple[int, ...] = (1,)
 
     @cached_property
     def core(self) -> _core.QuantFormat:
-        return _core.QuantFormat(self.element, self.scale, self.rounding, self.block)
+        # Rows that are given one amax have one scale, and are quantised in parallel.
+        return _core.QuantFormat(self.element, self.scale, self.rounding, (1, None) if self.one_scale else self.block)
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether the block is the whole matrix."""
+        return self.block == (None, None)
 
     @property
     def in_one(self) -> int:
@@ -88,3 +99,10 @@ MXFP8 = QuantFormat("E4M3", "E8M0", "power_floor", (1, 32))
 MXFP4 = QuantFormat("E2M1", "E8M0", "power_floor", (1, 32), elements_suffix="_packed")
 #: ``weight_packed``, ``weight_scale`` [rows, columns / 16] in F8_E4M3, ``weight_global_scale`` [1].
 NVFP4 = QuantFormat("E2M1", "E4M3", "nearest", (1, 16), elements_suffix="_packed")
+#: A scale for the matrix: ``weight``, ``weight_scale`` [1].
+FP8_TENSOR = QuantFormat("E4M3", "F32", "nearest", (None, None))
+#: ModelOpt's names and shapes of it: ``weight``, ``weight_scale`` [].
+MODELOPT_FP8 = replace(FP8_TENSOR, number_shape=())
+#: ModelOpt's NVFP4: ``weight`` [rows, columns / 2], ``weight_scale`` [rows, columns / 16] in F8_E4M3, ``weight_scale_2``
+#: [], the inverse of the global scale. ``input_scale`` is of the activations, and the engine's.
+MODELOPT_NVFP4 = replace(NVFP4, elements_suffix="", global_suffix="_scale_2", inverse_global=True, number_shape=())

@@ -71,12 +71,15 @@ class Quantize:
         if fmt.block[0] == 1 and group is not None and columns % group != 0:
             words = f"{columns} columns are not whole groups of {group}; `skip` leaves a tensor as it is"
             raise UsageError(words, f"tensor '{spec.name}'")
+        of_scales = fmt.number_shape if fmt.one_scale else self._grid(spec)
         specs = [
-            TensorSpec(spec.name + fmt.elements_suffix, fmt.element_dtype, (*stack, rows, columns // fmt.in_one, *fmt.word)),
-            TensorSpec(spec.name + fmt.scales_suffix, fmt.scale_dtype, (*stack, *self._grid(spec))),
+            TensorSpec(
+                spec.name + fmt.elements_suffix, fmt.element_dtype, (*stack, rows, columns // fmt.in_one, *fmt.word)
+            ),
+            TensorSpec(spec.name + fmt.scales_suffix, fmt.scale_dtype, (*stack, *of_scales)),
         ]
         if fmt.has_global_scale:
-            specs.append(TensorSpec(f"{spec.name}_global_scale", "F32", (*stack, 1)))
+            specs.append(TensorSpec(spec.name + fmt.global_suffix, "F32", (*stack, *fmt.number_shape)))
         if fmt.has_shape:
             specs.append(TensorSpec(f"{spec.name}_shape", "I64", (len(spec.shape),)))
         return specs
@@ -89,41 +92,63 @@ class Quantize:
         offset, extent = list(box.offset), list(box.extent)
         offset[-1], extent[-1] = offset[-1] // fmt.in_one, extent[-1] // fmt.in_one
         elements = Box((*offset, *(0 for _ in fmt.word)), (*extent, *fmt.word))
-        boxes = [elements, _nothing(len(box.offset)) if empty else self._scales_box(spec, box)]
-        stack = len(spec.shape) - 2
+        boxes = [elements]
+        if fmt.one_scale:
+            boxes.append(self._numbers_box(spec, box))
+        else:
+            boxes.append(_nothing(len(box.offset)) if empty else self._scales_box(spec, box))
         if fmt.has_global_scale:
-            of_matrices = Box((*box.offset[:stack], 0), (*box.extent[:stack], 1))
-            boxes.append(_nothing(stack + 1) if empty else of_matrices)
+            boxes.append(self._numbers_box(spec, box))
         if fmt.has_shape:
             boxes.append(Box((0,), (0 if empty else len(spec.shape),)))
         return boxes
+
+    def _numbers_box(self, spec: TensorSpec, box: Box) -> Box:
+        """Returns the box of the numbers, one a matrix, of a rank that holds ``box``."""
+        stack, number = len(spec.shape) - 2, self.format.number_shape
+        if 0 not in box.extent:
+            return Box((*box.offset[:stack], *(0 for _ in number)), (*box.extent[:stack], *number))
+        if stack + len(number) == 0:
+            words = "a rank that holds nothing of it cannot leave out a scale without dimensions: number_shape=(1,)"
+            raise UsageError(words, f"tensor '{spec.name}'")
+        return _nothing(stack + len(number))
 
     def reads_packed(self, spec: TensorSpec) -> bool:
         return False
 
     def run(self, spec: TensorSpec, pieces: Sequence[Piece]) -> None:
-        amax = self._amax(spec, pieces) if self._exchanges(spec, pieces) else None
+        fmt = self.format
+        amax = self._amax(spec, pieces) if not fmt.one_scale and self._exchanges(spec, pieces) else None
         kept = self._kept_global_scales(spec)
-        tensor_amax = self._tensor_amax(spec, pieces) if self.format.has_global_scale and kept is None else None
+        of_matrices = fmt.one_scale or (fmt.has_global_scale and kept is None)
+        tensor_amax = self._tensor_amax(spec, pieces) if of_matrices else None
+        inverse = self._inverse_scales(kept, tensor_amax, self._device(pieces)) if fmt.inverse_global else None
         for piece in pieces:
             if piece.local.numel() == 0:
                 continue
-            elements, scales = _matrices(self._numbers_in(piece.outputs[0])), _matrices(piece.outputs[1])
+            elements = _matrices(self._numbers_in(piece.outputs[0]))
+            scales = self._scale_matrices(piece)
             first = piece.box.offset[0] if len(spec.shape) == 3 else 0
             if self.format.has_shape:
                 piece.outputs[-1].copy_(torch.tensor(spec.shape))
             with _on_device(piece.local) as stream:
                 for index, matrix in enumerate(_matrices(piece.local)):
                     given: dict[str, Any] = {}
-                    if self.format.has_global_scale:
+                    if fmt.has_global_scale:
                         global_scale = piece.outputs[2].view(-1)[index : index + 1]
                         given["global_scale"] = describe(global_scale)
-                        if kept is not None:
+                        if inverse is not None:
+                            global_scale.copy_(inverse[first + index].reciprocal())
+                        elif kept is not None:
                             global_scale.fill_(kept[first + index])
                     if amax is not None:
                         given["amax"] = describe(self._of_piece(spec, amax, piece.box, index))
-                    if tensor_amax is not None:
-                        given["tensor_amax"] = describe(tensor_amax[first + index : first + index + 1])
+                    if tensor_amax is not None and inverse is None:
+                        of_matrix = tensor_amax[first + index : first + index + 1]
+                        if fmt.one_scale:
+                            given["amax"] = describe(of_matrix.expand(scales[index].shape).contiguous())
+                        else:
+                            given["tensor_amax"] = describe(of_matrix)
                     _core.quantize(
                         describe(matrix),
                         describe(elements[index]),
@@ -134,6 +159,30 @@ class Quantize:
                         threads=self.threads,
                         stream=stream,
                     )
+            if fmt.one_scale:
+                piece.outputs[1].view(-1).copy_(torch.stack([rows[0, 0] for rows in scales]))
+            if inverse is not None:
+                stored = piece.outputs[2].view(-1)
+                stored.copy_(inverse[first : first + len(stored)])
+
+    def _inverse_scales(
+        self, kept: list[float] | None, tensor_amax: torch.Tensor | None, device: torch.device
+    ) -> torch.Tensor:
+        """Returns what is stored of the global scales of all matrices by formats that store their inverse: of what the
+        caller keeps, or amax / (448 * 6), 1 for zeros. Values are divided by the reciprocals of these.
+        """
+        if kept is not None:
+            return torch.tensor(kept, device=device).reciprocal()
+        assert tensor_amax is not None
+        least = torch.finfo(torch.float32).tiny
+        return torch.where(tensor_amax > 0, (tensor_amax / (448 * 6)).clamp(min=least), 1.0)
+
+    def _scale_matrices(self, piece: Piece) -> list[torch.Tensor]:
+        """Returns the memory of the scales of each matrix; if a matrix has one scale, memory for that of each row."""
+        if not self.format.one_scale:
+            return _matrices(piece.outputs[1])
+        shape, memory = (piece.box.extent[-2], 1), piece.outputs[1]
+        return [memory.new_empty(shape) for _ in _matrices(piece.local)]
 
     def _numbers_in(self, elements: torch.Tensor) -> torch.Tensor:
         """Returns the tensor of elements as ``_core.quantize`` wants it: words of INT4 as int32."""
@@ -236,7 +285,9 @@ class Quantize:
                 self._find_amax(spec, piece, matrix, own, _ROWS)
                 torch.maximum(amax[index], own.max(), out=amax[index])
         if self.group is None and any(0 < n < math.prod(spec.shape[-2:]) for n in held):
-            words = "a rank with a part of it cannot know its global scale: give `group` or `global_scales`"
+            words = "a rank with a part of it cannot know the scale of the whole: give `group` or `global_scales`"
+            if self.format.one_scale:
+                words = words.removesuffix(" or `global_scales`")
             raise UsageError(words, f"tensor '{spec.name}'")
         return self._over_group(amax)
 

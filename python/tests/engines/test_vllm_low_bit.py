@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader import utils as model_loader
 from sparsecast.engines._vllm_model import trace
 from sparsecast.engines.receiver import Receiver
 from sparsecast.errors import DirtyError, UnsupportedError
+from sparsecast.transforms import MODELOPT_NVFP4, Quantize, Transforms
 from sparsecast.transports import World
 
 REPACKED = {
@@ -68,6 +69,32 @@ def kernel_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+class Follower:
+    """A trainer that holds the checkpoint of a live model, 4-bit numbers as pairs, and the receiver of the model."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.trainer = Trainer({name: tensor.clone() for name, tensor in live.tensors.items()}, pairs=True)
+        memories = live.traced.memories()
+        self.receiver = Receiver("e", live.traced.layout(), 0, memories, recomputations=[live.recomputation])
+        world = World(
+            "127.0.0.1", self.trainer.port, self.trainer.secret, size=2, rank_offset=1, interface="lo", timeout=DEADLINE
+        )
+        regrouped = self.trainer.regroup(2)
+        self.receiver.join(world, DEADLINE)
+        regrouped.result(DEADLINE)
+
+    def update(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.live.tensors = tensors
+        for name, tensor in tensors.items():
+            self.trainer.tensors[name].copy_(tensor)
+        self.receiver.start_receive(DEADLINE)
+        synced = self.trainer.sync()
+        self.receiver.wait_staged(DEADLINE)
+        self.receiver.apply(DEADLINE)
+        synced.result(DEADLINE)
+
+
 def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(live: Live) -> None:
     assert len(live.recomputation.repacked) == REPACKED[live.kind]
     weights = [name for name in live.traced.repacked if name.endswith(("weight", "weight_packed"))]
@@ -76,26 +103,15 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(li
     live.recomputation.prove(as_loaded=True)
     assert models.differing(live.model, live.fresh()) == [], "the proof changed something"
     addresses, kernels = live.addresses(), kernel_tensors(live.model)
-    trainer = Trainer({name: tensor.clone() for name, tensor in live.tensors.items()}, pairs=True)
-    receiver = Receiver("e", live.traced.layout(), 0, live.traced.memories(), recomputations=[live.recomputation])
-    regrouped = trainer.regroup(2)
-    receiver.join(World("127.0.0.1", trainer.port, trainer.secret, size=2, rank_offset=1, interface="lo"), DEADLINE)
-    regrouped.result(DEADLINE)
+    follower = Follower(live)
     for update in range(3):
-        live.tensors = low_bit.random_updates(live.tensors, seed=update)
-        for name, tensor in live.tensors.items():
-            trainer.tensors[name].copy_(tensor)
-        receiver.start_receive(DEADLINE)
-        synced = trainer.sync()
-        receiver.wait_staged(DEADLINE)
-        receiver.apply(DEADLINE)
-        synced.result(DEADLINE)
+        follower.update(low_bit.random_updates(live.tensors, seed=update))
         fresh = live.fresh()
         assert models.differing(live.model, fresh) == []
         assert all(torch.equal(tensor, kernels[name]) for name, tensor in kernel_tensors(fresh).items())
     assert live.addresses() == addresses
     assert all(tensor is kernels[name] for name, tensor in kernel_tensors(live.model).items())
-    receiver.close()
+    follower.receiver.close()
     live.recomputation.audit()
     parameters = dict(live.model.named_parameters())
     name = next(name for name in live.recomputation.derived if name in parameters)
@@ -103,6 +119,29 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(li
     models.bits_of(tensor)[(0,) * tensor.dim()] ^= 1
     with pytest.raises(DirtyError, match=f"{name} is not what the engine's"):
         live.recomputation.audit()
+
+
+@pytest.mark.parametrize("live", ["llama-3.1-405b modelopt-nvfp4"], indirect=True)
+def test_modelopts_nvfp4_as_quantize_makes_it_is_followed(live: Live) -> None:
+    for _ in live.traced.filling(live.tensors.items()):
+        pass
+    live.recomputation.prove(as_loaded=True)
+    follower = Follower(live)
+    names = [name.removesuffix("_scale_2") for name in live.tensors if name.endswith(".weight_scale_2")]
+    table = [(name, "BF16", (live.tensors[name].shape[0], 2 * live.tensors[name].shape[1])) for name in names]
+    transforms = Transforms([Quantize(MODELOPT_NVFP4)], table)
+    for update in range(2):
+        random = torch.Generator().manual_seed(update)
+        made: dict[str, torch.Tensor] = {}
+        for name, _, shape in table:
+            weight = torch.randn(shape, generator=random).bfloat16()
+            made |= {out: tensor.clone() for out, tensor, _ in transforms(name, weight)}
+        assert {name: (t.dtype, t.shape) for name, t in made.items()} == {
+            name: (live.tensors[name].dtype, live.tensors[name].shape) for name in made
+        }
+        follower.update(live.tensors | made)
+        assert models.differing(live.model, live.fresh()) == []
+    follower.receiver.close()
 
 
 def test_a_model_that_vllm_does_not_make_once_more_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
