@@ -56,7 +56,7 @@ class Case:
     fmt: QuantFormat | None = None
     keeps_global_scale: bool = False
     moves_greatest: bool = False  #: The greatest weight of every matrix moves by one bf16 ulp at each step.
-    #: What the codec sees of codes of 4 bits. "pairs": I4X2 or F4X2. "bytes": U8. "words": I32. "codes": each as a byte.
+    #: What the codec sees of 4-bit codes. "pairs": I4X2 or F4X2. "bytes": U8. "words": I32. "codes": each as a byte.
     sends: str = "pairs"
 
 

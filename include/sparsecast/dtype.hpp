@@ -27,8 +27,7 @@ enum class DType : std::uint8_t {
   kBool = 12,
   kI4X2 = 13,  ///< Two integers of 4 bits (two's complement, or with an offset) in a byte.
   kF4X2 = 14,  ///< Two fp4 e2m1 numbers in a byte, as torch.float4_e2m1fn_x2 and the data of MXFP4 and NVFP4 have them.
-  kF8E8M0 =
-      15,  ///< A power of two, 2^(byte - 127), 255 a NaN: UE8M0 scales. The bytes are in the order of the numbers.
+  kF8E8M0 = 15,  ///< A power of two, 2^(byte - 127), and 255 a NaN: UE8M0 scales. Bytes are in the order of numbers.
 };
 
 /// Returns the bytes of one element: 1, 2, 4 or 8.

@@ -72,16 +72,16 @@ def trace_loader(
     """Traces `load_weights` into the parameters and buffers of `model`.
 
     `canonical` is the whole checkpoint as the trainer names it; on every rank the same. Pairs of 4-bit numbers (I4X2,
-    F4X2) are given to the loader as checkpoints have them: U8, or I32 where the last dimension is its 4 bytes. With `strict`, anything that
-    cannot be patched raises UnsupportedError, and names that the loader does not know, or parameters that nothing
-    fills, raise UsageError with the nearest names; without it they are in `refused` and `missing`. Parameters whose
-    name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way. With `modes`, tensors that
-    the loader computes with, or scatters too much, or fails on because they have no memory, are not refused: they get
-    memory of their own, which is of no value until it is filled (`TracedLoader.filling`); on the device of the model
-    for shadows, in host memory for others. The first pattern (fnmatch) in `modes` that fits a name forces its mode (one
-    of `MODES`): the others are taken although there is a map, "in_place" refused if there is none. `several` names
-    parameters into whose elements the loader may load several tensors, one over the other, that are no ties; with
-    `modes` these tensors get shadows. Not for use while another thread loads or runs the model.
+    F4X2) are given to the loader as checkpoints have them: U8, or I32 where the last dimension is its 4 bytes. With
+    `strict`, anything that cannot be patched raises UnsupportedError, and names that the loader does not know, or
+    parameters that nothing fills, raise UsageError with the nearest names; without it they are in `refused` and
+    `missing`. Parameters whose name matches one of the patterns in `may_miss` (fnmatch) may stay unfilled either way.
+    With `modes`, tensors that the loader computes with, or scatters too much, or fails on because they have no memory,
+    are not refused: they get memory of their own, which is of no value until it is filled (`TracedLoader.filling`); on
+    the device of the model for shadows, in host memory for others. The first pattern (fnmatch) in `modes` that fits a
+    name forces its mode (one of `MODES`): the others are taken although there is a map, "in_place" refused if there is
+    none. `several` names parameters into whose elements the loader may load several tensors, one over the other, that
+    are no ties; with `modes` these tensors get shadows. Not for use while another thread loads or runs the model.
     """
     for pattern, mode in (modes or {}).items():
         if mode not in MODES:

@@ -231,13 +231,12 @@ def shards_of(
 
     Parameters and persistent buffers; DTensors (FSDP2, 2-D meshes) by their local shards, as the mesh cuts them, others
     whole. ``rename`` maps names to the engine's, a table or a callable; None there leaves a tensor out. Tensors that
-    share memory under several names are tied. ``dtypes`` says which integers are 4-bit numbers, by patterns of the canonical
-    names: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1), the first that fits. They are sent in fewer bytes.
-    Tensors of uint8 or int8 keep their shape; of int32, eight numbers a word, the four bytes become a last dimension.
-    Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype
-    is made, into which :meth:`LocalShards.refresh` casts; with ``cast=False`` not for fp32 tensors that travel as bf16,
-    which then stay masters, for live publishers (they cast while they compare). UsageError and UnsupportedError name the
-    tensor.
+    share memory under several names are tied. ``dtypes`` says which integers are 4-bit numbers, by patterns of the
+    canonical names: {"*.weight_packed": "I4X2"} (integers; "F4X2": fp4 e2m1), the first that fits. They are sent in
+    fewer bytes. Tensors of uint8 or int8 keep their shape; of int32, eight numbers a word, the four bytes become a last
+    dimension. Where ``wire_dtype`` differs from the tensor's own, a buffer of that dtype is made, into which
+    :meth:`LocalShards.refresh` casts; with ``cast=False`` not for fp32 tensors that travel as bf16, which then stay
+    masters, for live publishers (they cast while they compare). UsageError and UnsupportedError name the tensor.
     """
     if isinstance(source, LocalShards):
         if rename is not None or wire_dtype is not None or dtypes is not None:

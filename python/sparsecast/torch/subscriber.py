@@ -40,12 +40,12 @@ class Subscriber:
 
     ``source`` is that of :class:`Publisher`, or a :class:`LoaderSource` for a model that keeps its weights in another
     form than the trainer; with DTensor parameters each rank makes one over the same ``process_group``. ``rename`` and
-    ``dtypes`` are those of :func:`shards_of`. ``engine`` is the name of the engine in the world. Over a world, with ``needs_anchor`` the memory
-    holds no version yet and is seeded when the group meets; otherwise it must hold ``version``. From a log it is
-    brought to the newest version whatever it holds. ``pause(True)`` is called before weights are written and
-    ``pause(False)`` when they are verified, in the thread of update() or apply(). ``entry_bytes``, on a device: most
-    bytes of its memory for decoded changes between receive() and apply(); None: a sixteenth of the weights. Call from one thread, except
-    receive(), which may run in another.
+    ``dtypes`` are those of :func:`shards_of`. ``engine`` is the name of the engine in the world. Over a world, with
+    ``needs_anchor`` the memory holds no version yet and is seeded when the group meets; otherwise it must hold
+    ``version``. From a log it is brought to the newest version whatever it holds. ``pause(True)`` is called before
+    weights are written and ``pause(False)`` when they are verified, in the thread of update() or apply().
+    ``entry_bytes``, on a device: most bytes of its memory for decoded changes between receive() and apply(); None: a
+    sixteenth of the weights. Call from one thread, except receive(), which may run in another.
     """
 
     def __init__(

@@ -151,8 +151,8 @@ def tensors_of(config: dict[str, Any], form: str, seed: int) -> dict[str, torch.
 
 
 def as_sent(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """Returns the dtype with which a trainer sends a tensor of a checkpoint, and its memory: 4-bit numbers as pairs, with
-    the bytes of words as their last dimension.
+    """Returns the dtype with which a trainer sends a tensor of a checkpoint, and its memory: 4-bit numbers as pairs,
+    with the bytes of words as their last dimension.
     """
     if tensor.dtype == torch.int32 and name.endswith("weight_packed"):
         return "I4X2", tensor.view(torch.uint8).view(*tensor.shape, 4)
