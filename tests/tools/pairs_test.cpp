@@ -88,6 +88,16 @@ TEST_F(Pairs, DeltasAreInvertedAndJoinedOverFilesThatDeclareNothing) {
   EXPECT_TRUE(same(out_, base_));
 }
 
+TEST_F(Pairs, AnInterruptedApplyIsTakenBackInFilesThatDeclareNothing) {
+  std::filesystem::copy_file(next_, path("live.safetensors"));
+  const std::vector<std::string> undo = {"diff",     next_, base_, "-o", path("live.safetensors.undo.scd"),
+                                         "--values", "raw"};
+  good(undo + kDTypes);  // What an apply leaves that has written everything and verified nothing.
+  good({"apply", path("live.safetensors"), "--recover"});
+  EXPECT_TRUE(same(path("live.safetensors"), base_));
+  EXPECT_FALSE(exists("live.safetensors.undo.scd"));
+}
+
 TEST_F(Pairs, ASparseStepHasTheBytesAsValues) {
   Model step;
   step.specs = {{"b_packed.indices", DType::kI32, {1}}, {"b_packed.values", DType::kU8, {1}}};
