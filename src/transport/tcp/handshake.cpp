@@ -190,14 +190,18 @@ class Connector {
 
   std::unique_ptr<Connection> attempt(const SocketAddress& address, const SocketAddress* from, std::string& why) {
     // An address that swallows packets must not take the time of the others.
-    const Deadline patience = std::min(deadline_, steady_clock::now() + kConnectPatience);
-    std::optional<Socket> socket = connect_to(address, from, patience, why);
+    const auto begin = steady_clock::now();
+    std::optional<Socket> socket = connect_to(address, from, std::min(deadline_, begin + kConnectPatience), why);
     if (!socket) return nullptr;
     try {
       return shake(std::move(*socket), address);
     } catch (const Error& error) {
+      // The deadline came too soon for an answer: why the attempt before failed says more.
+      if (error.code() == ErrorCode::kTimeout && hung_up_ && steady_clock::now() - begin < kConnectPatience)
+        return nullptr;
       // Whoever went away may be a rank 0 that is just being restarted.
       if (error.code() != ErrorCode::kPeerFailed) throw error.within(name_of(0, address));
+      hung_up_ = true;
       why = error.message();
       return nullptr;
     }
@@ -262,6 +266,7 @@ class Connector {
   std::uint64_t max_body_bytes_;
   Deadline deadline_;
   const CancellationToken* token_;  ///< Null without a cancellation.
+  bool hung_up_ = false;            ///< An attempt has failed so, and `why` says it.
 };
 
 }  // namespace
