@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
+from sparsecast.engines._constants import Constants
 from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
@@ -126,10 +127,10 @@ def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Colle
     if not names:
         return RepackedModules(model, model, {})
     try:
-        twin = _twin(vllm_config)
+        twin, constants = _twin(vllm_config)
         steps = post_processing(twin, vllm_config.model_config)
         finish = {step.name: _in_context(vllm_config, step.run) for step in steps}
-        return RepackedModules(model, twin, {name: finish[name] for name in names})
+        return RepackedModules(model, twin, {name: finish[name] for name in names}, constants)
     except Exception as error:  # vLLM's code may raise anything; it has no adapters in the model that it makes anew.
         raise UnsupportedError(
             f"{len(names)} layers do not keep their parameters as they were loaded ({', '.join(names[:4])}, ...), and "
@@ -142,8 +143,10 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _twin(vllm_config: VllmConfig) -> torch.nn.Module:
-    """Returns the model anew, on the meta device; vLLM's tables of layers go on to name those of the live one."""
+def _twin(vllm_config: VllmConfig) -> tuple[torch.nn.Module, Constants]:
+    """Returns the model anew, on the meta device, and which of its tensors are constants; vLLM's tables of layers go on
+    to name those of the live one.
+    """
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -153,9 +156,8 @@ def _twin(vllm_config: VllmConfig) -> torch.nn.Module:
     embeddings = dict(_ROPE_DICT)
     compilation.static_forward_context.clear()
     try:
-        with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
-            twin: torch.nn.Module = initialize_model(vllm_config)
-            return twin
+        with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"), Constants() as constants:
+            return initialize_model(vllm_config), constants
     finally:
         compilation.static_forward_context.clear()
         compilation.static_forward_context.update(layers)

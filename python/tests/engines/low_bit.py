@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import computed_models as computed
+import gpt_oss
 import layout_models as layouts
 import torch
 
@@ -117,7 +118,12 @@ _QUANTISED: dict[str, Callable[[int, int, torch.Generator], dict[str, torch.Tens
 }
 
 
-CELLS = [*(f"{model} {form}" for model in ("llama-3.1-405b", "qwen3-30b-a3b") for form in CONFIGS), "kimi-k2 int4"]
+CELLS = [
+    *(f"{model} {form}" for model in ("llama-3.1-405b", "qwen3-30b-a3b") for form in CONFIGS),
+    "kimi-k2 int4",
+    "gpt-oss-20b bf16",
+    "gpt-oss-20b mxfp4",
+]
 
 _ALL_BUT_EXPERTS = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
 
@@ -127,6 +133,8 @@ def config_of(cell: str) -> dict[str, Any]:
     in its routed experts alone.
     """
     model, form = cell.split()
+    if model == "gpt-oss-20b":
+        return gpt_oss.config_of(form)
     quantisation = CONFIGS[form] | ({"ignore": _ALL_BUT_EXPERTS} if model == "kimi-k2" else {})
     return layouts.config_of(f"{model} bf16") | {"quantization_config": quantisation}
 
@@ -138,6 +146,8 @@ def checkpoint(cell: str, seed: int) -> dict[str, torch.Tensor]:
 
 def tensors_of(config: dict[str, Any], form: str, seed: int) -> dict[str, torch.Tensor]:
     """Returns random tensors of the whole checkpoint of a model with this configuration."""
+    if config["model_type"] == "gpt_oss":
+        return gpt_oss.tensors_of(config, seed)
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in layouts.shapes_of(config).items():

@@ -106,13 +106,25 @@ def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.T
 
 
 def start_rank(
-    folder: Path, *, tp_rank: int, tp_size: int, port: int, capability: tuple[int, int] = (9, 0), **server_args: Any
+    folder: Path,
+    *,
+    tp_rank: int,
+    tp_size: int,
+    port: int,
+    capability: tuple[int, int] = (9, 0),
+    gpu_kernels: bool = False,
+    **server_args: Any,
 ) -> None:
     """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups.
 
-    `capability` is that of the GPU for which SGLang chooses kernels where it does not look at the device before.
+    `capability` is that of the GPU for which SGLang chooses kernels where it does not look at the device before, and
+    with `gpu_kernels` everywhere.
     """
     allow_import_without_gpu()
+    if gpu_kernels:
+        import sglang_gpu_kernels
+
+        sglang_gpu_kernels.choose(capability)
     if not torch.cuda.is_available():
         # SGLang asks for it before it looks at the device, for models with sparse attention and for FP4.
         torch.cuda.get_device_capability = lambda *_: capability  # type: ignore[assignment]
@@ -120,17 +132,18 @@ def start_rank(
     from sglang.srt.distributed import parallel_state
     from sglang.srt.server_args import ServerArgs
 
+    chosen: dict[str, Any] = {"attention_backend": "torch_native", "dtype": "bfloat16", **server_args}
     args = ServerArgs(
         model_path=str(folder),
         device="cpu",
         tp_size=tp_size,
         skip_tokenizer_init=True,
         disable_cuda_graph=True,
-        attention_backend="torch_native",
-        dtype="bfloat16",
-        **server_args,
+        **chosen,
     )
     runtime_context.publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=tp_rank))
+    if gpu_kernels:
+        sglang_gpu_kernels.configure()
     parallel_state.init_distributed_environment(
         world_size=tp_size,
         rank=tp_rank,

@@ -184,16 +184,20 @@ def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
 
 
 @pytest.mark.parametrize(
-    ("kind", "repacked", "in_place"),
+    ("kind", "kernels", "live", "repacked", "in_place"),
     [
-        ("llama-3.1-405b int4", 8, 7 + 4),  # Norms, embeddings and the head; some shapes.
-        ("llama-3.1-405b fp8-channel", 0, 7 + 14),  # The weights, too: the scales are cast.
+        # Norms, embeddings and the head; some shapes.
+        ("llama-3.1-405b int4", "", "model.layers.1.mlp.down_proj.weight_scale", 8, 7 + 4),
+        # The weights, too: the scales are cast.
+        ("llama-3.1-405b fp8-channel", "", "model.layers.1.mlp.down_proj.weight_scale", 0, 7 + 14),
+        # All but the experts, which Marlin pads: each worker has 48 of 96 inner rows, and zeros for the biases of one.
+        ("gpt-oss-20b mxfp4", "marlin", "model.layers.1.mlp.experts.routed_experts.w2_weight", 2, 3 + 2 * 13),
     ],
 )
 def test_parameters_that_kernels_repack_are_made_of_copies_as_loaded_on_every_worker(
-    kind: str, repacked: int, in_place: int, make_workers: Callable[[str], Workers]
+    kind: str, kernels: str, live: str, repacked: int, in_place: int, make_workers: Callable[..., Workers]
 ) -> None:
-    workers, trainer = make_workers(kind), Trainer(kind)
+    workers, trainer = make_workers(kind, kernels=kernels), Trainer(kind)
     addresses = workers.call("addresses")
     expect_two_updates_followed(workers, trainer)
     for status in workers.call("audit"):
@@ -204,7 +208,6 @@ def test_parameters_that_kernels_repack_are_made_of_copies_as_loaded_on_every_wo
     engine.send_weights()
     assert workers.call("differing", updates=3) == [[], []]
     assert workers.call("addresses") == addresses
-    live = "model.layers.1.mlp.down_proj.weight_scale"
     workers.call("flip_a_bit_of", live=live)
     failures = workers.failures("audit")
     assert all(f is not None and f.kind == "DirtyError" and f"{live} is not what" in str(f) for f in failures)
@@ -214,7 +217,7 @@ def test_experts_that_a_kernel_keeps_in_another_order_are_made_of_copies_too(
     make_workers: Callable[..., Workers],
 ) -> None:
     kind = "qwen3-30b-a3b bf16"
-    workers, trainer = make_workers(kind, swapped=True), Trainer(kind)
+    workers, trainer = make_workers(kind, kernels="swapped"), Trainer(kind)
     addresses = workers.call("addresses")
     for update in (1, 2):
         engine = trainer.connect(workers)  # The second time the files are of no use any more.

@@ -53,17 +53,19 @@ class Rank:
         self.rank = rank
         self.size = size
         self.kind = ""
-        self.swapped = False
+        self.with_experts = False
         self.kernels = contextlib.ExitStack()
 
-    def open(self, kind: str, folder: str, store: str, swapped: bool = False) -> None:
+    def open(self, kind: str, folder: str, store: str, kernels: str = "") -> None:
         """A new model in the place of the one before, loaded by vLLM's own loader; its checkpoint is in `folder`,
-        and `store` is a file that does not exist yet, where the ranks find each other. `swapped` experts are kept in
-        the order of another kernel."""
+        and `store` is a file that does not exist yet, where the ranks find each other. `kernels` are those of
+        `vllm_gpu_kernels`, or "swapped" for experts that are kept in the order of another kernel."""
         self._leave()
-        self.swapped = swapped
-        if swapped:
+        self.with_experts = bool(kernels)
+        if kernels == "swapped":
             self.kernels.enter_context(vllm_gpu_kernels.swapped_experts())
+        elif kernels:
+            self.kernels.enter_context(vllm_gpu_kernels.chosen(kernels))
         self.kind = kind
         self.config = models.config(kind, self.size, Path(folder))
         self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
@@ -129,7 +131,7 @@ class Rank:
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
         if self.kind in {*models.COMPUTED, *models.layouts.CELLS, *models.low_bit.CELLS}:
-            models.load(model, self.config, tensors, with_experts=self.swapped)
+            models.load(model, self.config, tensors, with_experts=self.with_experts)
             return
         with set_current_vllm_config(self.config):
             model.load_weights(iter(tensors.items()))
