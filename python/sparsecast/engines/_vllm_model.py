@@ -107,9 +107,19 @@ def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]
         yield Step("", model, finish)
 
 
-def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Collection[str]) -> RepackedModules:
+def repacked_modules(
+    model: torch.nn.Module,
+    vllm_config: VllmConfig,
+    too: Collection[str],
+    model_config: Any = None,
+    prefix: str = "",
+    besides: Collection[torch.nn.Module] = (),
+) -> RepackedModules:
     """Returns the modules whose parameters have another form than vLLM has recorded before it loaded them, and those of
     the modules in `too` that have post-processing.
+
+    `model_config` and `prefix` are those that vLLM made a draft with, and `besides` are modules that another model has
+    as well, and answers for.
     """
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
@@ -117,9 +127,14 @@ def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Colle
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
     names: list[str] = []
+    others = set(besides)
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase) and not isinstance(method, BaseKVCacheMethod):
+        if (
+            module not in others
+            and isinstance(method, QuantizeMethodBase)
+            and not isinstance(method, BaseKVCacheMethod)
+        ):
             recorded = {key: _form(p) for key, p in get_layerwise_info(module).restore_metadata[0].items()}
             now = {key: _form(p) for key, p in module._parameters.items() if p is not None and key not in SKIP_TENSORS}
             if (recorded != now and recorded) or name in too:
@@ -127,8 +142,8 @@ def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Colle
     if not names:
         return RepackedModules(model, model, {})
     try:
-        twin, constants = _twin(vllm_config)
-        steps = post_processing(twin, vllm_config.model_config)
+        twin, constants = _twin(vllm_config, model_config, prefix)
+        steps = post_processing(twin, model_config or vllm_config.model_config)
         finish = {step.name: _in_context(vllm_config, step.run) for step in steps}
         return RepackedModules(model, twin, {name: finish[name] for name in names}, constants)
     except Exception as error:  # vLLM's code may raise anything; it has no adapters in the model that it makes anew.
@@ -143,7 +158,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _twin(vllm_config: VllmConfig) -> tuple[torch.nn.Module, Constants]:
+def _twin(vllm_config: VllmConfig, model_config: Any = None, prefix: str = "") -> tuple[torch.nn.Module, Constants]:
     """Returns the model anew, on the meta device, and which of its tensors are constants; vLLM's tables of layers go on
     to name those of the live one.
     """
@@ -155,9 +170,10 @@ def _twin(vllm_config: VllmConfig) -> tuple[torch.nn.Module, Constants]:
     layers, experts = dict(compilation.static_forward_context), list(compilation.static_all_moe_layers)
     embeddings = dict(_ROPE_DICT)
     compilation.static_forward_context.clear()
+    dtype = (model_config or vllm_config.model_config).dtype
     try:
-        with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"), Constants() as constants:
-            return initialize_model(vllm_config), constants
+        with set_default_torch_dtype(dtype), torch.device("meta"), Constants() as constants:
+            return initialize_model(vllm_config, prefix=prefix, model_config=model_config), constants
     finally:
         compilation.static_forward_context.clear()
         compilation.static_forward_context.update(layers)

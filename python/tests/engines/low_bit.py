@@ -148,10 +148,16 @@ def tensors_of(config: dict[str, Any], form: str, seed: int) -> dict[str, torch.
     """Returns random tensors of the whole checkpoint of a model with this configuration."""
     if config["model_type"] == "gpt_oss":
         return gpt_oss.tensors_of(config, seed)
+    shapes = layouts.shapes_of(config)
+    return quantised(shapes, form, seed, only="experts" if "kv_lora_rank" in config else "")
+
+
+def quantised(shapes: computed.Shapes, form: str, seed: int, only: str = "") -> dict[str, torch.Tensor]:
+    """Returns random tensors of these shapes, the projections with `only` in their names in a format of `CONFIGS`."""
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in layouts.shapes_of(config).items():
-        if computed.is_quantised(name) and ("kv_lora_rank" not in config or ".mlp.experts." in name):
+    for name, shape in shapes.items():
+        if computed.is_quantised(name) and (not only or f".mlp.{only}." in name):
             prefix = name.removesuffix("weight")
             tensors |= {f"{prefix}{part}": t for part, t in _QUANTISED[form](*shape, random).items()}
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +19,26 @@ import vllm_models as models
 
 # isort: split
 import low_bit
+import vllm_drafts as drafts
 import vllm_gpu_kernels
+from safetensors.torch import save_file
 from sglang_ranks import DEADLINE, Trainer
 from test_vllm_computed import Live
+from test_vllm_trace import patch_by_map
+from test_vllm_transfer import Trainer as TrainerOfWorkers
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import utils as model_loader
+from vllm_workers import Workers
 
+from sparsecast.buffers import dtype_name
+from sparsecast.engines._vllm_draft import choose_draft, with_draft, without_draft
 from sparsecast.engines._vllm_model import trace
 from sparsecast.engines.receiver import Receiver
 from sparsecast.errors import DirtyError, UnsupportedError
 from sparsecast.transforms import MODELOPT_NVFP4, Quantize, Transforms
 from sparsecast.transports import World
+
+EAGLE = "eagle/"
 
 REPACKED = {
     "llama-3.1-405b fp8-channel": 0,  # Weights are transposed views of what was loaded.
@@ -196,3 +206,72 @@ def test_a_model_that_vllm_does_not_make_once_more_is_refused_with_its_words(mon
             trace(model, models.canonical("llama-3.1-405b int4"), config)
     finally:
         models.stop()
+
+
+HEADS = {
+    "int4 mtp": 4,
+    "nvfp4 mtp marlin": 4,
+    "fp8-channel eagle": 0,  # Its weights are transposed views, and its scales are cast from shadows.
+    "int4 eagle marlin": 4,
+}
+"""Heads in low-bit formats, an MTP layer of a target in the same format or an EAGLE head in files of its own, with the
+kernels of `vllm_gpu_kernels`; and how many of their modules are repacked.
+"""
+
+
+@pytest.mark.parametrize("cell", HEADS)
+def test_a_head_in_a_low_bit_format_follows_with_its_repacked_parameters_at_their_addresses(
+    cell: str, tmp_path: Path
+) -> None:
+    form, method, *kernels = cell.split()
+    prefix = EAGLE if method == "eagle" else ""
+    config, shapes = drafts.low_bit_config(tmp_path, form, method)
+    old, new = (drafts.low_bit_tensors(shapes, form, seed) for seed in (1, 2))
+    new = {name: old[name] if name.endswith("weight_shape") else tensor for name, tensor in new.items()}
+    models.start(config)
+    try:
+        with vllm_gpu_kernels.chosen(*kernels):
+            patched, loaded = (drafts.loaded(config, tensors, prefix) for tensors in (old, new))
+            canonical = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in old.items()]
+            with set_current_vllm_config(config):
+                traced, of_target = trace(patched.target, without_draft(canonical, prefix), config)
+                draft = choose_draft(
+                    config.speculative_config, config.model_config, patched.draft, prefix, can_look=True
+                )
+                traced, of_draft = with_draft(traced, draft, patched.target, canonical, config)
+            assert of_draft is not None and len(of_draft.repacked) == HEADS[cell]
+            assert traced.differences(traced.filling(old.items())) == {}
+            before = patched.addresses()
+            for recomputation in (of_target, of_draft):
+                recomputation.prove(as_loaded=True)
+            assert any(name.startswith("draft.") for name in patched.differing(loaded))
+            patch_by_map(traced, new)
+            for recomputation in (of_target, of_draft):
+                recomputation.run()
+            assert patched.differing(loaded) == [] and patched.addresses() == before
+            of_draft.audit()
+    finally:
+        models.stop()
+
+
+def test_a_low_bit_head_reaches_every_version_with_its_target_through_the_workers_calls(tmp_path: Path) -> None:
+    _, shapes = drafts.low_bit_config(tmp_path, "nvfp4", "eagle")
+    tensors = low_bit.quantised(shapes["low bit"], "nvfp4", seed=1)
+    head = {name.removeprefix(EAGLE): tensors[name] for name in sorted(tensors)}
+    save_file(models.checkpoint("llama", seed=1), tmp_path / "model.safetensors")
+    save_file(head, tmp_path / "head" / "model.safetensors")
+    trainer = TrainerOfWorkers("llama", {EAGLE + name: tensor for name, tensor in head.items()})
+    workers = Workers(size=1)
+    try:
+        workers.call("open_with_low_bit_draft", folder=str(tmp_path), store=str(tmp_path / "store"), form="nvfp4")
+        for generation in (1, 2):
+            engine = trainer.connect(workers, engine_workers=1, draft_prefix=EAGLE)
+            for _ in range(2):
+                trainer.step()
+                engine.send_weights()
+                assert workers.call("draft_differing", updates=trainer.updates) == [[]]
+            status = workers.call("audit")[0]
+            assert status["version"] == 2 * generation and len(status["repacked"]) == 4
+            workers.call("shutdown_weight_transfer_engine")  # Copies are kept: the files are of version 0.
+    finally:
+        workers.close()

@@ -18,6 +18,7 @@ import vllm_models as models
 import vllm_adapters
 import vllm_drafts as drafts
 import vllm_gpu_kernels
+from safetensors.torch import load_file
 from vllm.config import WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.plugins import load_general_plugins
@@ -98,15 +99,28 @@ class Rank:
         models.start(self.config, self.rank, store)
         self.worker = vllm_adapters.AdapterRank(self.config)
 
+    def open_with_low_bit_draft(self, folder: str, store: str, form: str) -> None:
+        """The same with a head in a format of `low_bit`, loaded from its files."""
+        self._leave()
+        self.kind = "llama"
+        self.kernels.enter_context(vllm_gpu_kernels.chosen())
+        self.config, _ = drafts.low_bit_config(Path(folder), form, "eagle")
+        self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
+        models.start(self.config, self.rank, store)
+        self.head = dict(sorted(load_file(Path(folder) / "head" / "model.safetensors").items()))
+        self.pair = drafts.loaded(self.config, self._with_head(models.checkpoint("llama", seed=1)), "eagle/")
+        self.model = self.pair.target
+        self._make_worker(ExtendedWorker, Runner(self.pair.draft))
+
+    def _with_head(self, target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**target, **{f"eagle/{name}": tensor for name, tensor in self.head.items()}}
+
     def draft_differing(self, updates: int) -> list[str]:
         """Live tensors of target and draft that are not what fresh loads make after so many updates of both."""
-        tensors = {**models.checkpoint("llama", seed=1), **{f"eagle/{name}": t for name, t in self.head.items()}}
+        tensors = self._with_head(models.checkpoint("llama", seed=1))
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
-        fresh = drafts.build(self.config, self.head)
-        head = {name.removeprefix("eagle/"): t for name, t in tensors.items() if name.startswith("eagle/")}
-        fresh.load({name: t for name, t in tensors.items() if not name.startswith("eagle/")}, head)
-        return self.pair.differing(fresh)
+        return self.pair.differing(drafts.loaded(self.config, tensors, "eagle/"))
 
     def _leave(self) -> None:
         self.kernels.close()
