@@ -207,8 +207,9 @@ def _recomputation(
     derived = {name for name in derived_tensors(model) if not repacked.has(name)} | set(traced.untouched)
     steps = repacked.steps(loader_steps(model, load_weights, traced))
     finish: Any = getattr(model, "post_load_weights", None)
-    if callable(finish):  # What SGLang's loaders call after loading; the only one of its interfaces for that.
-        steps += steps_that_make(derived, [Step("", model, _in_context(config, finish))])
+    if callable(finish):  # What SGLang's loaders call after loading, before post-processing has repacked anything.
+        finish = _in_context(config, repacked.around(finish))
+        steps += steps_that_make(derived, [Step("", model, finish, places=repacked.places)])
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
     left = derived - made - set(traced.untouched)
     if left:

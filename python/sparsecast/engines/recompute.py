@@ -266,7 +266,7 @@ class Recomputation:
             slot.put_back()
         watch.undo()
         reasons += watch.reasons
-        readable = inputs or writable
+        readable = inputs | (self._patched - watch.written) if inputs else writable
         if step.repacks:  # Buffers, such as the map of experts, and parameters of other modules are as they were.
             buffers = {storage_key(slot.data) for slot in own if slot.table is step.module._buffers}
             readable = inputs | buffers | (writable & self._patched)

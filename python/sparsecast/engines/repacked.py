@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -34,9 +34,11 @@ from sparsecast.engines._memory import host_memory
 from sparsecast.engines._reached import Reached
 from sparsecast.engines._trace_mode import pools_run_here, storage_elements, storage_key
 from sparsecast.engines._watch import Watch
-from sparsecast.engines.loader_trace import LoadWeights
 from sparsecast.engines.recompute import Step
 from sparsecast.errors import UnsupportedError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _PERIOD = 65521
 
@@ -90,14 +92,23 @@ class RepackedModules:
                 table.clear()
                 table.update(before)
 
-    def around(self, load_weights: LoadWeights) -> LoadWeights:
-        """Returns the loader with the copies shown to it."""
+    def around(self, run: Callable[P, R]) -> Callable[P, R]:
+        """Returns a piece of the engine's loading, from before post-processing, with the copies shown to it."""
 
-        def load(weights: Any) -> Any:
+        def shown(*arguments: P.args, **options: P.kwargs) -> R:
             with self.shown():
-                return load_weights(weights)
+                return run(*arguments, **options)
 
-        return load if self._modules else load_weights
+        return shown if self._modules else run
+
+    @property
+    def places(self) -> tuple[Slot, ...]:
+        """Places of the copies."""
+        return tuple(
+            Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
+            for module in self._modules
+            for name, copy in module.copies.items()
+        )
 
     def completed(self, traced: TracedLoader) -> TracedLoader:
         """Returns a map that was traced while the copies were shown, with them named. Raises UnsupportedError for a
@@ -120,13 +131,8 @@ class RepackedModules:
         """Returns the steps of the loader, which may write the copies, too, and those that make the live parameters of
         the copies.
         """
-        copies = tuple(
-            Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
-            for module in self._modules
-            for name, copy in module.copies.items()
-        )
         return [
-            *(replace(step, places=copies) for step in loader_steps),
+            *(replace(step, places=self.places) for step in loader_steps),
             *(
                 Step(m.name, m.live, m.run, tuple(m.copies.values()), (), True, m.places(), m.unproven)
                 for m in self._modules

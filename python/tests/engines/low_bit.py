@@ -121,6 +121,7 @@ _QUANTISED: dict[str, Callable[[int, int, torch.Generator], dict[str, torch.Tens
 CELLS = [
     *(f"{model} {form}" for model in ("llama-3.1-405b", "qwen3-30b-a3b") for form in CONFIGS),
     "kimi-k2 int4",
+    "deepseek-v3 fp8-channel",
     "gpt-oss-20b bf16",
     "gpt-oss-20b mxfp4",
 ]
@@ -149,7 +150,7 @@ def tensors_of(config: dict[str, Any], form: str, seed: int) -> dict[str, torch.
     if config["model_type"] == "gpt_oss":
         return gpt_oss.tensors_of(config, seed)
     shapes = layouts.shapes_of(config)
-    return quantised(shapes, form, seed, only="experts" if "kv_lora_rank" in config else "")
+    return quantised(shapes, form, seed, only="experts" if config["model_type"] == "kimi_k2" else "")
 
 
 def quantised(shapes: computed.Shapes, form: str, seed: int, only: str = "") -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ def choose(capability: tuple[int, int]) -> None:
     """As on a GPU of this capability, in models that are made or loaded from now on."""
     from sglang.srt.hardware_backend.gpu.quantization import gptq_kernels
     from sglang.srt.layers import quantization
-    from sglang.srt.layers.quantization import marlin_utils_fp4
+    from sglang.srt.layers.quantization import fp8, marlin_utils_fp4, marlin_utils_fp8
     from sglang.srt.layers.quantization.compressed_tensors.schemes import compressed_tensors_wNa16
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
     from sglang.srt.runtime_context import override_platform
@@ -29,8 +29,16 @@ def choose(capability: tuple[int, int]) -> None:
     torch.Tensor.cuda = lambda tensor: tensor  # type: ignore[assignment,method-assign]  # Where it lies already.
     quantization.QUANTIZATION_METHODS["mxfp4"] = Mxfp4Config
     compressed_tensors_wNa16.WNA16_SUPPORTED_TYPES_MAP[4] = _Integers("uint4b8")
-    for module in (gptq_kernels, marlin_utils_fp4, compressed_tensors_wNa16):
+    for module in (gptq_kernels, marlin_utils_fp4, marlin_utils_fp8, compressed_tensors_wNa16):
         module.gptq_marlin_repack = _marlin_repack
+    if capability < (8, 9):  # Without fp8, which is Marlin's then.
+        initialize = fp8.Fp8LinearMethod.__init__
+
+        def with_marlin(method: Any, *arguments: Any) -> None:
+            initialize(method, *arguments)
+            method.use_marlin = True
+
+        fp8.Fp8LinearMethod.__init__ = with_marlin
 
 
 def configure() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 if importlib.util.find_spec("sglang") is None:  # Only the ranks' processes import it.
     pytest.skip("needs sglang", allow_module_level=True)
+import layout_models as layouts
 import low_bit
 import sglang_engine
 from sglang_ranks import Engine, Trainer
@@ -21,6 +22,7 @@ from test_sglang_updates import join, phase, update
 
 BLACKWELL: dict[str, Any] = {"gpu_kernels": True, "capability": (10, 0)}
 HOPPER: dict[str, Any] = {"gpu_kernels": True, "capability": (9, 0)}
+AMPERE: dict[str, Any] = {"gpu_kernels": True, "capability": (8, 0)}
 GPT_OSS = {"attention_backend": "triton"}  # SGLang wants one that knows attention sinks.
 SCALE = "model.layers.1.self_attn.o_proj.weight_scale"
 CELLS: dict[str, tuple[int, dict[str, Any], int, str]] = {
@@ -32,6 +34,8 @@ CELLS: dict[str, tuple[int, dict[str, Any], int, str]] = {
     "qwen3-30b-a3b nvfp4": (2, BLACKWELL, 6, "model.layers.1.mlp.experts.w2_weight_scale"),
     "qwen3-30b-a3b modelopt-nvfp4": (1, BLACKWELL, 6, "model.layers.1.mlp.experts.g1_alphas"),
     "qwen3-30b-a3b int4": (1, HOPPER, 6, "model.layers.1.mlp.experts.w2_weight_packed"),
+    "deepseek-v3 fp8-channel": (2, {}, 0, "model.layers.1.self_attn.w_kc"),
+    "deepseek-v3 fp8": (2, AMPERE, 12, "model.layers.1.self_attn.w_vc"),  # In blocks, of which Marlin wants groups.
     "gpt-oss-20b bf16": (2, GPT_OSS, 0, "model.layers.1.mlp.experts.w2_weight_bias"),
     "gpt-oss-20b mxfp4": (
         2,
@@ -48,8 +52,12 @@ that is computed again. For MXFP4 of compressed-tensors SGLang has no scheme.
 @pytest.mark.parametrize("cell", CELLS)
 def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(cell: str, tmp_path: Path) -> None:
     size, server_args, layers, live = CELLS[cell]
-    config = low_bit.config_of(cell) | {"num_key_value_heads": 2}
-    trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7), pairs=True)
+    if cell in layouts.CELLS:
+        config = layouts.config_of(cell)
+        trainer = Trainer(sglang_engine.canonical_tensors(config, seed=7), pairs=True)
+    else:
+        config = low_bit.config_of(cell) | {"num_key_value_heads": 4 if "deepseek" in cell else 2}
+        trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7), pairs=True)
     sglang_engine.write_checkpoint(tmp_path / "v0", config, trainer.tensors)
     engine = Engine(tmp_path / "v0", size, **server_args)
     try:
