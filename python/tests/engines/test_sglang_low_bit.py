@@ -34,6 +34,7 @@ CELLS: dict[str, tuple[int, dict[str, Any], int, str]] = {
     "qwen3-30b-a3b nvfp4": (2, BLACKWELL, 6, "model.layers.1.mlp.experts.w2_weight_scale"),
     "qwen3-30b-a3b modelopt-nvfp4": (1, BLACKWELL, 6, "model.layers.1.mlp.experts.g1_alphas"),
     "qwen3-30b-a3b int4": (1, HOPPER, 6, "model.layers.1.mlp.experts.w2_weight_packed"),
+    "kimi-k2 int4": (1, HOPPER, 1, "model.layers.1.mlp.experts.w13_weight_packed"),
     "deepseek-v3 fp8-channel": (2, {}, 0, "model.layers.1.self_attn.w_kc"),
     "deepseek-v3 fp8": (2, AMPERE, 12, "model.layers.1.self_attn.w_vc"),  # In blocks, of which Marlin wants groups.
     "gpt-oss-20b bf16": (2, GPT_OSS, 0, "model.layers.1.mlp.experts.w2_weight_bias"),
@@ -54,9 +55,11 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(ce
     size, server_args, layers, live = CELLS[cell]
     if cell in layouts.CELLS:
         config = layouts.config_of(cell)
-        trainer = Trainer(sglang_engine.canonical_tensors(config, seed=7), pairs=True)
+        trainer = Trainer(sglang_engine.canonical_tensors(config, seed=7))
     else:
-        config = low_bit.config_of(cell) | {"num_key_value_heads": 4 if "deepseek" in cell else 2}
+        config = low_bit.config_of(cell)
+        if "kv_lora_rank" not in config:
+            config |= {"num_key_value_heads": 2}
         trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7), pairs=True)
     sglang_engine.write_checkpoint(tmp_path / "v0", config, trainer.tensors)
     engine = Engine(tmp_path / "v0", size, **server_args)

@@ -51,6 +51,7 @@ REPACKED = {
     "qwen3-30b-a3b nvfp4": 6,
     "qwen3-30b-a3b modelopt-nvfp4": 6,
     "kimi-k2 int4": 1,
+    "deepseek-v3 fp8-channel": 0,
     "gpt-oss-20b bf16": 0,
     "gpt-oss-20b mxfp4": 0,  # The kernel that emulates MXFP4 takes the experts as they are loaded.
     "llama-3.1-405b int4 marlin": 8,
@@ -91,8 +92,8 @@ def live(cell: str) -> Iterator[Live]:
 
 
 def kernel_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What kernels of experts have of a layer beside its parameters: scales, in the form that they want, and weights in
-    objects of Triton's.
+    """What kernels have of a layer beside its parameters: of experts scales, in the form that they want, and weights in
+    objects of Triton's; factors of MLA.
     """
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
@@ -103,7 +104,7 @@ def kernel_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
                 found[f"{name}.{field}"] = getattr(config, field, None)
         for field in ("w13_precision_config", "w2_precision_config"):
             found[f"{name}.{field}"] = getattr(getattr(method, field, None), "weight_scale", None)
-        for field in ("w13_weight", "w2_weight"):
+        for field in ("w13_weight", "w2_weight", "W_UV", "W_UK_T"):
             found[f"{name}.{field}"] = getattr(module, field, None)
     memory = {name: getattr(getattr(value, "storage", None), "data", value) for name, value in found.items()}
     return {name: value for name, value in memory.items() if isinstance(value, torch.Tensor)}
@@ -144,6 +145,7 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(ce
     live.recomputation.prove(as_loaded=True)
     assert models.differing(live.model, live.fresh()) == [], "the proof changed something"
     addresses, kernels = live.addresses(), kernel_tensors(live.model)
+    assert ("deepseek" in cell or "kimi" in cell) == any(name.endswith("W_UV") for name in kernels)
     follower = Follower(live)
     for update in range(3):
         follower.update(low_bit.random_updates(live.tensors, seed=update))
@@ -164,7 +166,7 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(ce
             live.recomputation.audit()
 
 
-@pytest.mark.parametrize("live", ["llama-3.1-405b modelopt-nvfp4"], indirect=True)
+@pytest.mark.parametrize("cell", ["llama-3.1-405b modelopt-nvfp4"], indirect=True)
 def test_modelopts_nvfp4_as_quantize_makes_it_is_followed(live: Live) -> None:
     for _ in live.traced.filling(live.tensors.items()):
         pass
@@ -188,7 +190,7 @@ def test_modelopts_nvfp4_as_quantize_makes_it_is_followed(live: Live) -> None:
 
 
 def test_a_model_that_vllm_does_not_make_once_more_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("there is no other")
 
     config = models.config("llama-3.1-405b int4")
@@ -196,7 +198,7 @@ def test_a_model_that_vllm_does_not_make_once_more_is_refused_with_its_words(mon
     try:
         model = models.build(config)
         models.load(model, config, models.checkpoint("llama-3.1-405b int4", seed=1))
-        monkeypatch.setattr(model_loader, "initialize_model", lambda _: fail())
+        monkeypatch.setattr(model_loader, "initialize_model", fail)
         with (
             set_current_vllm_config(config),
             pytest.raises(
@@ -250,6 +252,31 @@ def test_a_head_in_a_low_bit_format_follows_with_its_repacked_parameters_at_thei
                 recomputation.run()
             assert patched.differing(loaded) == [] and patched.addresses() == before
             of_draft.audit()
+    finally:
+        models.stop()
+
+
+def test_a_head_that_vllm_does_not_make_once_more_is_refused_with_the_cure_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, shapes = drafts.low_bit_config(tmp_path, "nvfp4", "eagle")
+    tensors = drafts.low_bit_tensors(shapes, "nvfp4", seed=1)
+    canonical = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
+    models.start(config)
+    try:
+        with vllm_gpu_kernels.chosen(), set_current_vllm_config(config):
+            pair, untouched = (drafts.loaded(config, tensors, EAGLE) for _ in range(2))
+            traced, _ = trace(pair.target, without_draft(canonical, EAGLE), config)
+            draft = choose_draft(config.speculative_config, config.model_config, pair.draft, EAGLE, can_look=True)
+            addresses = pair.addresses()
+            with monkeypatch.context() as patch:
+                patch.delattr(model_loader, "initialize_model")
+                with pytest.raises(UnsupportedError, match=r"the draft .*/head: 4 layers do not keep .*draft='keep'"):
+                    with_draft(traced, draft, pair.target, canonical, config)
+            fewer = [entry for entry in canonical if entry[0] != f"{EAGLE}layers.0.mlp.down_proj.weight_scale"]
+            with pytest.raises(UnsupportedError, match=r"no canonical tensor fills all of .*\.down_proj\.weight_scale"):
+                with_draft(traced, draft, pair.target, fewer, config)
+            assert pair.addresses() == addresses and pair.differing(untouched) == []
     finally:
         models.stop()
 
