@@ -208,7 +208,7 @@ def _recomputation(
     steps = repacked.steps(loader_steps(model, load_weights, traced))
     finish: Any = getattr(model, "post_load_weights", None)
     if callable(finish):  # What SGLang's loaders call after loading, before post-processing has repacked anything.
-        finish = _in_context(config, repacked.around(finish))
+        finish = _in_context(config, repacked.around(finish, to_read=True))
         steps += steps_that_make(derived, [Step("", model, finish, places=repacked.places)])
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
     left = derived - made - set(traced.untouched)

@@ -77,14 +77,16 @@ class RepackedModules:
         return any(name.startswith(f"{module.name}.") for module in self._modules)
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Lets the model have the copies in the place of its live parameters meanwhile, as the loader needs them."""
+    def shown(self, *, to_read: bool = False) -> Iterator[None]:
+        """Lets the model have the copies in the place of its live parameters meanwhile, as the loader needs them; with
+        `to_read` clones of them on the model's device, if they are not there.
+        """
         live = [(module.live._parameters, dict(module.live._parameters)) for module in self._modules]
         for module in self._modules:
             table: dict[str, Any] = module.live._parameters
             shown = {key: parameter for key, parameter in table.items() if key in module.shared}
             table.clear()
-            table.update({**shown, **module.copies})
+            table.update({**shown, **(module.copies_on_device() if to_read else module.copies)})
         try:
             yield
         finally:
@@ -92,11 +94,11 @@ class RepackedModules:
                 table.clear()
                 table.update(before)
 
-    def around(self, run: Callable[P, R]) -> Callable[P, R]:
-        """Returns a piece of the engine's loading, from before post-processing, with the copies shown to it."""
+    def around(self, run: Callable[P, R], *, to_read: bool = False) -> Callable[P, R]:
+        """Returns a piece of the engine's loading, from before post-processing, with the copies `shown` to it."""
 
         def shown(*arguments: P.args, **options: P.kwargs) -> R:
-            with self.shown():
+            with self.shown(to_read=to_read):
                 return run(*arguments, **options)
 
         return shown if self._modules else run
@@ -173,10 +175,18 @@ class _Repacked:
         """The parameters in the form that they had when they were loaded."""
         self._constants = {key: value for key, p in own.items() if (value := constants.value_of(p)) is not None}
         """Values of parameters that the engine makes as constants, which padding keeps."""
-        for key in self._constants.keys() - live_memory.keys():
-            self.copies[key].fill_(self._constants[key])
+        for key, value in self._constants.items():
+            if value and key not in live_memory:  # Copies begin as zeros.
+                self.copies[key].fill_(value)
         self.unproven = ""
         """What only the engine's own load proves; empty if there is nothing of that kind."""
+
+    def copies_on_device(self) -> dict[str, torch.Tensor]:
+        """Returns the copies, or clones of those in host memory if the model is on another device."""
+        return {
+            key: copy if copy.device == self._device else _like(copy.detach().to(self._device), copy)
+            for key, copy in self.copies.items()
+        }
 
     def is_copy(self, name: str) -> bool:
         """Returns whether a parameter is a copy, and not live memory in the form that it had when it was loaded."""
