@@ -40,9 +40,11 @@ class Trainer:
         more = more or {}
         table = models.canonical(kind) + [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in more.items()]
         self.tensors = {name: tensor.clone() for name, tensor in {**models.checkpoint(kind, seed=1), **more}.items()}
-        locals_ = [LocalTensor(name, dtype, self.tensors[name].numel()) for name, dtype, _ in table]
+        pairs = kind in models.low_bit.CELLS  # 4-bit numbers are sent as such.
+        sent = {name: models.low_bit.as_sent(name, t)[1] if pairs else t for name, t in self.tensors.items()}
+        locals_ = [LocalTensor(name, dtype, sent[name].numel()) for name, dtype, _ in table]
         shards = [
-            Shard(i, Box([0] * len(shape), shape), i, 0, self.tensors[name].stride())
+            Shard(i, Box([0] * len(shape), shape), i, 0, sent[name].stride())
             for i, (name, _, shape) in enumerate(table)
         ]
         ties = []
@@ -50,7 +52,8 @@ class Trainer:
             table.append(("lm_head.weight", "BF16", models.checkpoint_shapes(kind)["model.embed_tokens.weight"]))
             ties.append(("lm_head.weight", "model.embed_tokens.weight"))
         self.layout = Layout(TensorTable(table), [RankLayout(locals_, shards)], ties)
-        memories = [describe(tensor) for tensor in self.tensors.values()]
+        dtypes = {name: dtype for name, dtype, _ in table}
+        memories = [describe(tensor, dtype=dtypes[name]) for name, tensor in sent.items()]
         self.publisher = ShardedPublisher(self.layout, 0, memories, unsent=list(unsent))
         self.updates = 0
         self.generation = 0
