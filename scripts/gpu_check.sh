@@ -223,9 +223,16 @@ device_python_tests() {
   ((PIPESTATUS[0] == 0)) && ! grep -q 'skipped' "$raw/pytest.txt"
 }
 
+# device_engine_tests ENGINE: its own kernels' repacks; what it does not load on this device is skipped, and said.
+device_engine_tests() {
+  SPARSECAST_TEST_DEVICE=cuda "$python" -m pytest -q -rs -s -p no:cacheprovider python/tests/engines/test_gpu_kernels.py \
+    -k "$1" | tee "$raw/pytest_$1.txt"
+  return "${PIPESTATUS[0]}"
+}
+
 stage_python() {
   begin_stage python
-  export -f build_module device_python_tests
+  export -f build_module device_python_tests device_engine_tests
   export repository build python jobs raw
   export PYTHONPATH=$build/python:$prefix/wheels${PYTHONPATH:+:$PYTHONPATH}
   export PYTHONDONTWRITEBYTECODE=1
@@ -234,6 +241,14 @@ stage_python() {
     try "Python tests on the device" 400 bash -c device_python_tests
   NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_MAX_CTAS=4 \
     try "GRPO example over NCCL" 200 "$python" examples/grpo_cpu/train.py --quick --steps 3 --transport nccl
+  local engine
+  for engine in vllm sglang; do
+    if "$python" -c "import $engine" 2>/dev/null; then
+      try "kernels of $engine on the device" 540 bash -c 'device_engine_tests "$1"' - $engine
+    else
+      skip "kernels of $engine on the device" "no $engine for $python"
+    fi
+  done
 }
 
 stage_sanitize() {

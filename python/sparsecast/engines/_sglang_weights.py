@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
+from sparsecast.engines._constants import Constants
 from sparsecast.engines._derived import derived_tensors
 from sparsecast.engines._sglang_draft import say_stale_draft
 from sparsecast.engines._sglang_messages import GroupInfo
@@ -47,9 +48,9 @@ def repacked_modules(model: torch.nn.Module, config: ModelConfig, too: Collectio
     if not reworked:
         return RepackedModules(model, model, {})
     try:
-        twin = _twin(config)
+        twin, constants = _twin(config)
         finish = {name: _finish(twin.get_submodule(name), config) for name in reworked}
-        return RepackedModules(model, twin, finish)
+        return RepackedModules(model, twin, finish, constants)
     except Exception as error:  # SGLang's code may raise anything.
         listed = "; ".join(f"{name}: {why}" for name, why in list(reworked.items())[:4])
         more = f"; and {len(reworked) - 4} more" if len(reworked) > 4 else ""
@@ -64,8 +65,10 @@ def _finish(module: torch.nn.Module, config: ModelConfig) -> Callable[[], object
     return _in_context(config, partial(method.process_weights_after_loading, module))
 
 
-def _twin(config: ModelConfig) -> torch.nn.Module:
-    """Returns the model anew, on the meta device, as SGLang makes one to sign its structure."""
+def _twin(config: ModelConfig) -> tuple[torch.nn.Module, Constants]:
+    """Returns the model anew, on the meta device, as SGLang makes one to sign its structure, and which of its tensors
+    are constants.
+    """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.layers.rotary_embedding.factory import _ROPE_DICT
     from sglang.srt.model_loader.loader import _get_quantization_config, _initialize_model
@@ -74,10 +77,9 @@ def _twin(config: ModelConfig) -> torch.nn.Module:
     load_config = LoadConfig()
     embeddings = dict(_ROPE_DICT)
     try:
-        with set_default_torch_dtype(config.dtype), torch.device("meta"):
+        with set_default_torch_dtype(config.dtype), torch.device("meta"), Constants() as constants:
             quantisation = _get_quantization_config(config, load_config)
-            twin: torch.nn.Module = _initialize_model(config, load_config, quantisation)
-            return twin
+            return _initialize_model(config, load_config, quantisation), constants
     finally:
         _ROPE_DICT.clear()
         _ROPE_DICT.update(embeddings)
@@ -205,8 +207,9 @@ def _recomputation(
     derived = {name for name in derived_tensors(model) if not repacked.has(name)} | set(traced.untouched)
     steps = repacked.steps(loader_steps(model, load_weights, traced))
     finish: Any = getattr(model, "post_load_weights", None)
-    if callable(finish):  # What SGLang's loaders call after loading; the only one of its interfaces for that.
-        steps += steps_that_make(derived, [Step("", model, _in_context(config, finish))])
+    if callable(finish):  # What SGLang's loaders call after loading, before post-processing has repacked anything.
+        finish = _in_context(config, repacked.around(finish, to_read=True))
+        steps += steps_that_make(derived, [Step("", model, finish, places=repacked.places)])
     made = {name for name in derived if any(step.may_make(name) for step in steps if not step.inputs)}
     left = derived - made - set(traced.untouched)
     if left:

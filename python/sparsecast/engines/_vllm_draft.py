@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,10 @@ import torch
 
 from sparsecast.engines._dtypes import in_checkpoint, pairs_of
 from sparsecast.engines._trace_mode import storage_key
-from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, recomputation_of
+from sparsecast.engines._vllm_model import checkpoint_tensors, loader_of, recomputation_of, repacked_modules
 from sparsecast.engines.loader_trace import CanonicalTensor, TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation
+from sparsecast.engines.repacked import RepackedModules
 from sparsecast.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -109,9 +110,11 @@ def with_draft(
     canonical: Sequence[CanonicalTensor],
     vllm_config: VllmConfig,
     may_miss: Sequence[str] = (),
+    repacked_too: Collection[str] = (),
 ) -> tuple[TracedLoader, Recomputation | None]:
     """Returns the map of the target with that of the draft, over the trainer's whole table, and what vLLM computes of
-    the draft's weights, not proven yet; within `set_current_vllm_config`.
+    the draft's weights, not proven yet; within `set_current_vllm_config`. `repacked_too` names modules, those of the
+    draft by names that begin with `LIVE_PREFIX`, whose parameters are not what was loaded.
 
     Raises UnsupportedError naming tensors that reach the draft and cannot be patched there, UsageError naming parameters
     of the draft that nothing fills although other tensors of the trainer reach it. A draft that none reaches stays as it
@@ -120,7 +123,18 @@ def with_draft(
     traced = _over_table(traced, canonical)
     if draft is None:
         return traced, None
-    found = trace_loader(draft.model, draft.table(canonical), loader_of(draft.model), strict=False)
+    repacked = _repacked(draft, target, vllm_config, repacked_too)
+    with repacked.shown():
+        parameters = dict(draft.model.named_parameters())
+        found = trace_loader(
+            draft.model,
+            draft.table(canonical),
+            loader_of(draft.model),
+            strict=False,
+            modes={},
+            several=repacked.parameters,
+        )
+    found = repacked.completed(found)
     shared = {storage_key(tensor) for tensor in (*target.parameters(), *target.buffers())}
     own = [i for i, tensor in enumerate(found.tensors) if storage_key(tensor.memory) not in shared]
     meant = draft.prefix or not all(why.startswith("the engine's loader failed") for why in found.refused.values())
@@ -131,11 +145,14 @@ def with_draft(
         _say_kept(draft.config, "the trainer's table has no tensors of it")
         return traced, None
     whose = f"the draft {draft.config.model}"
-    parameters = dict(draft.model.named_parameters())
     alone = tuple(name for name in found.untouched if storage_key(parameters[name]) not in shared)
     found = replace(found, untouched=alone)
-    recomputation, made = recomputation_of(draft.model, found, vllm_config, draft.config, whose)
-    missing = _missing(draft, found, shared, [*may_miss, *(f"{LIVE_PREFIX}{name}" for name in made)])
+    both = sorted(draft.prefix + name for name in found.shadowed if draft.prefix + name in traced.shadowed)
+    if both:
+        raise UnsupportedError(f"{both[0]!r} is computed with by the target and by {whose}; {_KEEP}")
+    recomputation, made = recomputation_of(draft.model, found, vllm_config, draft.config, whose, repacked)
+    unseen = (f"{LIVE_PREFIX}{name}" for name in made | found.may_fill())
+    missing = _missing(parameters, found, shared, [*may_miss, *unseen])
     if missing:
         raise UsageError(
             f"no tensor of the trainer fills {'; '.join(missing[:8])} of the draft {draft.config.model}: send them, name "
@@ -144,8 +161,24 @@ def with_draft(
     return _joined(traced, found, own, draft.prefix), recomputation
 
 
-def _missing(draft: Draft, found: TracedLoader, shared: set[int], may_miss: Sequence[str]) -> list[str]:
-    parameters = dict(draft.model.named_parameters())
+def _repacked(draft: Draft, target: torch.nn.Module, vllm_config: VllmConfig, too: Collection[str]) -> RepackedModules:
+    """Returns the repacked modules that the draft does not share with the target."""
+    from vllm.config.utils import replace as replace_config
+
+    own = {name.removeprefix(LIVE_PREFIX) for name in too if name.startswith(LIVE_PREFIX)}
+    prefix = ""
+    if vllm_config.speculative_config.method == "draft_model":  # vLLM makes it as a target of its own.
+        vllm_config = replace_config(vllm_config, model_config=draft.config, quant_config=None)
+        prefix = "draft_model"
+    try:
+        return repacked_modules(draft.model, vllm_config, own, draft.config, prefix, set(target.modules()))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"the draft {draft.config.model}: {error.message}; {_KEEP}") from error
+
+
+def _missing(
+    parameters: Mapping[str, torch.Tensor], found: TracedLoader, shared: set[int], may_miss: Sequence[str]
+) -> list[str]:
     return [
         f"{LIVE_PREFIX}{name} ({what})"
         for name, what in found.missing.items()
@@ -164,10 +197,14 @@ def _over_table(traced: TracedLoader, canonical: Sequence[CanonicalTensor]) -> T
 
 
 def _joined(traced: TracedLoader, found: TracedLoader, own: Sequence[int], prefix: str) -> TracedLoader:
-    """Adds the draft's live tensors `own`, and what lies in them, to a map over the whole table."""
+    """Adds the draft's tensors `own`, live or kept beside it, and what lies in them, to a map over the whole table."""
     index = {name: i for i, (name, _, _) in enumerate(traced.table)}
     place = {old: len(traced.tensors) + new for new, old in enumerate(own)}
-    tensors = [replace(found.tensors[i], name=LIVE_PREFIX + found.tensors[i].name) for i in own]
+    shadows = {f"shadow of {name}": f"shadow of {prefix}{name}" for name in found.shadowed}
+    tensors = [
+        replace(found.tensors[i], name=shadows.get(found.tensors[i].name, LIVE_PREFIX + found.tensors[i].name))
+        for i in own
+    ]
     names = [prefix + name for name, _, _ in found.table]
     shards = [
         replace(shard, tensor=index[names[shard.tensor]], local=place[shard.local])
@@ -182,6 +219,9 @@ def _joined(traced: TracedLoader, found: TracedLoader, own: Sequence[int], prefi
         tensors=(*traced.tensors, *tensors),
         shards=(*traced.shards, *shards),
         ties=tuple(dict.fromkeys([*traced.ties, *ties])),
+        shadowed={**traced.shadowed, **{prefix + name: why for name, why in found.shadowed.items()}},
+        modes={**traced.modes, **{prefix + name: mode for name, mode in found.modes.items()}},
+        repacked=(*traced.repacked, *(LIVE_PREFIX + name for name in found.repacked)),
         unused=tuple(name for name in traced.unused if name not in reached),
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 
+from sparsecast.engines._constants import Constants
 from sparsecast.engines._derived import derived_tensors, packed_copies
 from sparsecast.engines.loader_trace import CanonicalTensor, LoadWeights, Modes, TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, Step, loader_steps, steps_that_make
@@ -106,9 +107,19 @@ def post_processing(model: torch.nn.Module, model_config: Any) -> Iterator[Step]
         yield Step("", model, finish)
 
 
-def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Collection[str]) -> RepackedModules:
+def repacked_modules(
+    model: torch.nn.Module,
+    vllm_config: VllmConfig,
+    too: Collection[str],
+    model_config: Any = None,
+    prefix: str = "",
+    besides: Collection[torch.nn.Module] = (),
+) -> RepackedModules:
     """Returns the modules whose parameters have another form than vLLM has recorded before it loaded them, and those of
     the modules in `too` that have post-processing.
+
+    `model_config` and `prefix` are those that vLLM made a draft with, and `besides` are modules that another model has
+    as well, and answers for.
     """
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
@@ -116,9 +127,14 @@ def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Colle
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
     names: list[str] = []
+    others = set(besides)
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase) and not isinstance(method, BaseKVCacheMethod):
+        if (
+            module not in others
+            and isinstance(method, QuantizeMethodBase)
+            and not isinstance(method, BaseKVCacheMethod)
+        ):
             recorded = {key: _form(p) for key, p in get_layerwise_info(module).restore_metadata[0].items()}
             now = {key: _form(p) for key, p in module._parameters.items() if p is not None and key not in SKIP_TENSORS}
             if (recorded != now and recorded) or name in too:
@@ -126,10 +142,10 @@ def repacked_modules(model: torch.nn.Module, vllm_config: VllmConfig, too: Colle
     if not names:
         return RepackedModules(model, model, {})
     try:
-        twin = _twin(vllm_config)
-        steps = post_processing(twin, vllm_config.model_config)
+        twin, constants = _twin(vllm_config, model_config, prefix)
+        steps = post_processing(twin, model_config or vllm_config.model_config)
         finish = {step.name: _in_context(vllm_config, step.run) for step in steps}
-        return RepackedModules(model, twin, {name: finish[name] for name in names})
+        return RepackedModules(model, twin, {name: finish[name] for name in names}, constants)
     except Exception as error:  # vLLM's code may raise anything; it has no adapters in the model that it makes anew.
         raise UnsupportedError(
             f"{len(names)} layers do not keep their parameters as they were loaded ({', '.join(names[:4])}, ...), and "
@@ -142,8 +158,10 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _twin(vllm_config: VllmConfig) -> torch.nn.Module:
-    """Returns the model anew, on the meta device; vLLM's tables of layers go on to name those of the live one."""
+def _twin(vllm_config: VllmConfig, model_config: Any = None, prefix: str = "") -> tuple[torch.nn.Module, Constants]:
+    """Returns the model anew, on the meta device, and which of its tensors are constants; vLLM's tables of layers go on
+    to name those of the live one.
+    """
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -152,10 +170,10 @@ def _twin(vllm_config: VllmConfig) -> torch.nn.Module:
     layers, experts = dict(compilation.static_forward_context), list(compilation.static_all_moe_layers)
     embeddings = dict(_ROPE_DICT)
     compilation.static_forward_context.clear()
+    dtype = (model_config or vllm_config.model_config).dtype
     try:
-        with set_default_torch_dtype(vllm_config.model_config.dtype), torch.device("meta"):
-            twin: torch.nn.Module = initialize_model(vllm_config)
-            return twin
+        with set_default_torch_dtype(dtype), torch.device("meta"), Constants() as constants:
+            return initialize_model(vllm_config, prefix=prefix, model_config=model_config), constants
     finally:
         compilation.static_forward_context.clear()
         compilation.static_forward_context.update(layers)

@@ -51,6 +51,8 @@ class Step:
     """Whether it is post-processing that makes tensors of `module` of `inputs` alone (`repacked`)."""
     places: tuple[Slot, ...] = ()
     """More places that it may write than those of `module`."""
+    unproven: str = ""
+    """What is not known to be right unless it makes what the engine's own load has left."""
     derived: list[Slot] = field(default_factory=list)
     """Places whose tensors it computes; `Recomputation.prove` finds them."""
 
@@ -169,6 +171,8 @@ class Recomputation:
         known = {storage_key(slot.data): slot.name for slot in (*more, *slots(self._model))}
         beside = {storage_key(copy) for copy in self._copies.values()}  # Of no value before the loader has made them.
         for step in self.steps:
+            if step.unproven and not as_loaded:
+                raise UnsupportedError(f"{step.unproven}: join with proof='checkpoint', without needs_anchor")
             first = self._observe(step, known)
             for slot, made in first:
                 if storage_key(slot.data) in beside:
@@ -262,7 +266,7 @@ class Recomputation:
             slot.put_back()
         watch.undo()
         reasons += watch.reasons
-        readable = inputs or writable
+        readable = inputs | (self._patched - watch.written) if inputs else writable
         if step.repacks:  # Buffers, such as the map of experts, and parameters of other modules are as they were.
             buffers = {storage_key(slot.data) for slot in own if slot.table is step.module._buffers}
             readable = inputs | buffers | (writable & self._patched)

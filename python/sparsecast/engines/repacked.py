@@ -22,20 +22,23 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from sparsecast.buffers import bits_of
 from sparsecast.engines._address_map import TracedLoader
+from sparsecast.engines._constants import Constants
 from sparsecast.engines._derived import Slot, slots
 from sparsecast.engines._memory import host_memory
 from sparsecast.engines._reached import Reached
 from sparsecast.engines._trace_mode import pools_run_here, storage_elements, storage_key
 from sparsecast.engines._watch import Watch
-from sparsecast.engines.loader_trace import LoadWeights
 from sparsecast.engines.recompute import Step
 from sparsecast.errors import UnsupportedError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _PERIOD = 65521
 
@@ -43,18 +46,24 @@ _PERIOD = 65521
 class RepackedModules:
     """The repacked modules of a live model, with the copies of their parameters; for the engine's thread.
 
-    `twin` is the same model on the meta device, as it is before loading. `finish` has, by the names of the modules, the
-    engine's post-processing of the twin's ones.
+    `twin` is the same model on the meta device, as it is before loading, and `constants` has seen it made. `finish` has,
+    by the names of the modules, the engine's post-processing of the twin's ones.
     """
 
     def __init__(
-        self, model: torch.nn.Module, twin: torch.nn.Module, finish: Mapping[str, Callable[[], object]]
+        self,
+        model: torch.nn.Module,
+        twin: torch.nn.Module,
+        finish: Mapping[str, Callable[[], object]],
+        constants: Constants | None = None,
     ) -> None:
         device = next((p.device for p in model.parameters() if p.is_cuda), torch.device("cpu"))
         owners = Counter(id(p) for module in twin.modules() for p in module._parameters.values() if p is not None)
         shared = {key for key, count in owners.items() if count > 1}
         self._modules = [
-            _Repacked(name, model.get_submodule(name), twin.get_submodule(name), run, device, shared)
+            _Repacked(
+                name, model.get_submodule(name), twin.get_submodule(name), run, device, shared, constants or Constants()
+            )
             for name, run in finish.items()
         ]
 
@@ -68,14 +77,16 @@ class RepackedModules:
         return any(name.startswith(f"{module.name}.") for module in self._modules)
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Lets the model have the copies in the place of its live parameters meanwhile, as the loader needs them."""
+    def shown(self, *, to_read: bool = False) -> Iterator[None]:
+        """Lets the model have the copies in the place of its live parameters meanwhile, as the loader needs them; with
+        `to_read` clones of them on the model's device, if they are not there.
+        """
         live = [(module.live._parameters, dict(module.live._parameters)) for module in self._modules]
         for module in self._modules:
             table: dict[str, Any] = module.live._parameters
             shown = {key: parameter for key, parameter in table.items() if key in module.shared}
             table.clear()
-            table.update({**shown, **module.copies})
+            table.update({**shown, **(module.copies_on_device() if to_read else module.copies)})
         try:
             yield
         finally:
@@ -83,26 +94,38 @@ class RepackedModules:
                 table.clear()
                 table.update(before)
 
-    def around(self, load_weights: LoadWeights) -> LoadWeights:
-        """Returns the loader with the copies shown to it."""
+    def around(self, run: Callable[P, R], *, to_read: bool = False) -> Callable[P, R]:
+        """Returns a piece of the engine's loading, from before post-processing, with the copies `shown` to it."""
 
-        def load(weights: Any) -> Any:
-            with self.shown():
-                return load_weights(weights)
+        def shown(*arguments: P.args, **options: P.kwargs) -> R:
+            with self.shown(to_read=to_read):
+                return run(*arguments, **options)
 
-        return load if self._modules else load_weights
+        return shown if self._modules else run
+
+    @property
+    def places(self) -> tuple[Slot, ...]:
+        """Places of the copies."""
+        return tuple(
+            Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
+            for module in self._modules
+            for name, copy in module.copies.items()
+        )
 
     def completed(self, traced: TracedLoader) -> TracedLoader:
         """Returns a map that was traced while the copies were shown, with them named. Raises UnsupportedError for a
-        parameter that no canonical tensor fills whole, if post-processing makes something of the rest.
+        parameter that no canonical tensor fills whole, if post-processing makes something of the rest, and the engine
+        does not make the parameter as a constant.
         """
         own = {f"{module.name}.{name}" for module in self._modules for name in module.copies if module.is_copy(name)}
+        complete = set(own)
         for module in self._modules:
-            module.refuse_unfilled(traced)
+            module.look_at_unfilled(traced)
+            complete |= module.padded_in_place(traced)
         return replace(
             traced,
             repacked=tuple(tensor.name for tensor in traced.tensors if tensor.name in own),
-            missing={name: what for name, what in traced.missing.items() if name not in own},
+            missing={name: what for name, what in traced.missing.items() if name not in complete},
             untouched=tuple(name for name in traced.untouched if name not in own),
         )
 
@@ -110,15 +133,10 @@ class RepackedModules:
         """Returns the steps of the loader, which may write the copies, too, and those that make the live parameters of
         the copies.
         """
-        copies = tuple(
-            Slot(f"{module.name}.{name}", module.copies, name, copy, copy.detach(), True)
-            for module in self._modules
-            for name, copy in module.copies.items()
-        )
         return [
-            *(replace(step, places=copies) for step in loader_steps),
+            *(replace(step, places=self.places) for step in loader_steps),
             *(
-                Step(m.name, m.live, m.run, tuple(m.copies.values()), (), True, m.places())
+                Step(m.name, m.live, m.run, tuple(m.copies.values()), (), True, m.places(), m.unproven)
                 for m in self._modules
                 if not m.lies_in_place
             ),
@@ -136,6 +154,7 @@ class _Repacked:
         finish: Callable[[], object],
         device: torch.device,
         shared: Collection[int],
+        constants: Constants,
     ) -> None:
         self.name, self.live = name, live
         self._twin, self._finish, self._device = twin, finish, device
@@ -154,6 +173,20 @@ class _Repacked:
         live_memory = self._find_what_lies_in_place(own)
         self.copies = {key: _as_loaded(p, live_memory.get(key), live, twin, device) for key, p in own.items()}
         """The parameters in the form that they had when they were loaded."""
+        self._constants = {key: value for key, p in own.items() if (value := constants.value_of(p)) is not None}
+        """Values of parameters that the engine makes as constants, which padding keeps."""
+        for key, value in self._constants.items():
+            if value and key not in live_memory:  # Copies begin as zeros.
+                self.copies[key].fill_(value)
+        self.unproven = ""
+        """What only the engine's own load proves; empty if there is nothing of that kind."""
+
+    def copies_on_device(self) -> dict[str, torch.Tensor]:
+        """Returns the copies, or clones of those in host memory if the model is on another device."""
+        return {
+            key: copy if copy.device == self._device else _like(copy.detach().to(self._device), copy)
+            for key, copy in self.copies.items()
+        }
 
     def is_copy(self, name: str) -> bool:
         """Returns whether a parameter is a copy, and not live memory in the form that it had when it was loaded."""
@@ -220,27 +253,54 @@ class _Repacked:
             if storage_key(tensor) not in own
         )
 
-    def refuse_unfilled(self, traced: TracedLoader) -> None:
-        """Raises UnsupportedError if the results depend on elements of the parameters that no shard fills."""
+    def look_at_unfilled(self, traced: TracedLoader) -> None:
+        """Raises UnsupportedError if the results depend on elements of the copies that no shard fills, and that are not
+        known to be what the engine makes the parameter with.
+        """
         unfilled = [name for name in self.copies if self.is_copy(name) and f"{self.name}.{name}" in traced.missing]
         if not unfilled:
             return
         zeros = {name: _like_zeros(copy) for name, copy in self.copies.items()}
         other = {name: _like_zeros(copy) for name, copy in self.copies.items()}
         for name in unfilled:
-            bits = bits_of(other[name])
-            bits.fill_(-1 if bits.element_size() > 1 else 255)
-            for shard in traced.shards:
-                if traced.tensors[shard.local].name == f"{self.name}.{name}":
-                    bits.as_strided(shard.extent, shard.strides, shard.first).zero_()
+            bits = bits_of(_flat(other[name]))
+            bits[self._rest(traced, name)] = -1 if bits.element_size() > 1 else 255
         with _probing():
             (first, _), (second, _) = self._made(zeros), self._made(other)
         for path, tensor in first.items():
             if not tensor.is_meta and not torch.equal(bits_of(tensor), bits_of(second[path])):
-                raise UnsupportedError(
+                reason = (
                     f"no canonical tensor fills all of {self.name}.{unfilled[0]}, and the engine's post-processing "
                     f"makes {self.name}.{path} of it"
                 )
+                if not all(name in self._constants and self._is_partly_filled(traced, name) for name in unfilled):
+                    raise UnsupportedError(reason)
+                self.unproven = f"{reason}: whether the rest is padding is proven by what the engine has loaded alone"
+
+    def padded_in_place(self, traced: TracedLoader) -> set[str]:
+        """Returns the names of parameters in live memory that tensors fill in part, if all the rest is there what the
+        engine makes the parameter with: padding.
+        """
+        found: set[str] = set()
+        for name, value in self._constants.items():
+            full = f"{self.name}.{name}"
+            if full in traced.missing and not self.is_copy(name) and self._is_partly_filled(traced, name):
+                rest = _flat(self.copies[name])[self._rest(traced, name)]
+                if torch.equal(bits_of(rest), bits_of(torch.full_like(rest, value))):
+                    found.add(full)
+        return found
+
+    def _is_partly_filled(self, traced: TracedLoader, name: str) -> bool:
+        return f"{self.name}.{name}" not in traced.untouched
+
+    def _rest(self, traced: TracedLoader, name: str) -> torch.Tensor:
+        """Returns a mask of the elements of a parameter's storage that no shard fills."""
+        copy = self.copies[name]
+        mask = torch.ones(storage_elements(copy), dtype=torch.bool, device=copy.device)
+        for shard in traced.shards:
+            if traced.tensors[shard.local].name == f"{self.name}.{name}":
+                mask.as_strided(shard.extent, shard.strides, shard.first).fill_(False)
+        return mask
 
     def _random(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns values in the form of a parameter, the same each time; finite ones of a floating-point dtype. They
@@ -327,6 +387,11 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     storage = tensor.untyped_storage()
     return memory.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns all elements of the tensor's storage."""
+    return tensor.detach().as_strided((storage_elements(tensor),), (1,), 0)
 
 
 def _like_zeros(tensor: torch.Tensor) -> torch.Tensor:

@@ -344,7 +344,9 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
             )
         if draft is None and not init_info.draft_prefix:
             return traced, [recomputation], None
-        whole, of_draft = with_draft(traced, draft, self.model, table, self.vllm_config, init_info.may_miss)
+        whole, of_draft = with_draft(
+            traced, draft, self.model, table, self.vllm_config, init_info.may_miss, self._rearranged
+        )
         return whole, [recomputation, *([of_draft] if of_draft is not None else [])], draft
 
     def _verify_checkpoint(
@@ -377,7 +379,7 @@ class SparsecastWeightTransferEngine(WeightTransferEngine[SparsecastInitInfo, Sp
         files = checkpoint_tensors(self.vllm_config, self.vllm_config.model_config, self.model)
         wrong = traced.differences(traced.filling(files))
         if draft is not None and draft.prefix:
-            wrong |= traced.differences(draft.checkpoint(self.vllm_config))
+            wrong |= traced.differences(traced.filling(draft.checkpoint(self.vllm_config)))
         return wrong
 
 

@@ -239,6 +239,6 @@ def is_float32(name: str) -> bool:
 
 def is_quantised(name: str) -> bool:
     """Whether a block-fp8 checkpoint has the tensor in fp8."""
-    if name.endswith(("indexer.weights_proj.weight", "eh_proj.weight")):
+    if name.endswith(("indexer.weights_proj.weight", "eh_proj.weight", "mtp_layers.0.input_proj.weight")):
         return False
     return name.endswith(("_proj.weight", "kv_a_proj_with_mqa.weight", "indexer.wq_b.weight", "indexer.wk.weight"))

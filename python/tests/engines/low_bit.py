@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import computed_models as computed
+import gpt_oss
 import layout_models as layouts
 import torch
 
@@ -117,7 +118,13 @@ _QUANTISED: dict[str, Callable[[int, int, torch.Generator], dict[str, torch.Tens
 }
 
 
-CELLS = [*(f"{model} {form}" for model in ("llama-3.1-405b", "qwen3-30b-a3b") for form in CONFIGS), "kimi-k2 int4"]
+CELLS = [
+    *(f"{model} {form}" for model in ("llama-3.1-405b", "qwen3-30b-a3b") for form in CONFIGS),
+    "kimi-k2 int4",
+    "deepseek-v3 fp8-channel",
+    "gpt-oss-20b bf16",
+    "gpt-oss-20b mxfp4",
+]
 
 _ALL_BUT_EXPERTS = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
 
@@ -127,6 +134,8 @@ def config_of(cell: str) -> dict[str, Any]:
     in its routed experts alone.
     """
     model, form = cell.split()
+    if model == "gpt-oss-20b":
+        return gpt_oss.config_of(form)
     quantisation = CONFIGS[form] | ({"ignore": _ALL_BUT_EXPERTS} if model == "kimi-k2" else {})
     return layouts.config_of(f"{model} bf16") | {"quantization_config": quantisation}
 
@@ -138,10 +147,18 @@ def checkpoint(cell: str, seed: int) -> dict[str, torch.Tensor]:
 
 def tensors_of(config: dict[str, Any], form: str, seed: int) -> dict[str, torch.Tensor]:
     """Returns random tensors of the whole checkpoint of a model with this configuration."""
+    if config["model_type"] == "gpt_oss":
+        return gpt_oss.tensors_of(config, seed)
+    shapes = layouts.shapes_of(config)
+    return quantised(shapes, form, seed, only="experts" if config["model_type"] == "kimi_k2" else "")
+
+
+def quantised(shapes: computed.Shapes, form: str, seed: int, only: str = "") -> dict[str, torch.Tensor]:
+    """Returns random tensors of these shapes, the projections with `only` in their names in a format of `CONFIGS`."""
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in layouts.shapes_of(config).items():
-        if computed.is_quantised(name) and ("kv_lora_rank" not in config or ".mlp.experts." in name):
+    for name, shape in shapes.items():
+        if computed.is_quantised(name) and (not only or f".mlp.{only}." in name):
             prefix = name.removesuffix("weight")
             tensors |= {f"{prefix}{part}": t for part, t in _QUANTISED[form](*shape, random).items()}
         else:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of SGLang on the CPU, made of its own classes: configuration, process groups, models, loader."""
+"""A rank of SGLang on the CPU, made of its own classes: configuration, process groups, models, loader. With
+SPARSECAST_TEST_DEVICE=cuda in the environment it is on that device, with all that SGLang chooses there.
+"""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
 import json
+import os
 import sys
 import types
 from collections.abc import Mapping
@@ -14,6 +17,7 @@ from typing import Any
 
 import torch
 
+DEVICE = os.environ.get("SPARSECAST_TEST_DEVICE", "cpu")
 _REGISTERED: list[torch.library.Library] = []
 
 
@@ -23,7 +27,7 @@ def allow_import_without_gpu() -> None:
     torchvision's wheel finds no CUDA runtime, and then its own Python part misses two operators. Off the known
     platforms SGLang's rotary embedding imports its kernel from vLLM.
     """
-    if _REGISTERED:
+    if _REGISTERED or DEVICE != "cpu":
         return
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
@@ -106,13 +110,25 @@ def canonical_tensors(config: Mapping[str, Any], seed: int) -> dict[str, torch.T
 
 
 def start_rank(
-    folder: Path, *, tp_rank: int, tp_size: int, port: int, capability: tuple[int, int] = (9, 0), **server_args: Any
+    folder: Path,
+    *,
+    tp_rank: int,
+    tp_size: int,
+    port: int,
+    capability: tuple[int, int] = (9, 0),
+    gpu_kernels: bool = False,
+    **server_args: Any,
 ) -> None:
     """Publishes SGLang's configuration for one tensor-parallel rank of this process and opens its gloo groups.
 
-    `capability` is that of the GPU for which SGLang chooses kernels where it does not look at the device before.
+    `capability` is that of the GPU for which SGLang chooses kernels where it does not look at the device before, and
+    with `gpu_kernels` everywhere.
     """
     allow_import_without_gpu()
+    import sglang_gpu_kernels
+
+    if gpu_kernels and DEVICE == "cpu":
+        sglang_gpu_kernels.choose(capability)
     if not torch.cuda.is_available():
         # SGLang asks for it before it looks at the device, for models with sparse attention and for FP4.
         torch.cuda.get_device_capability = lambda *_: capability  # type: ignore[assignment]
@@ -120,26 +136,28 @@ def start_rank(
     from sglang.srt.distributed import parallel_state
     from sglang.srt.server_args import ServerArgs
 
+    chosen: dict[str, Any] = {"attention_backend": "torch_native", "dtype": "bfloat16", **server_args}
     args = ServerArgs(
         model_path=str(folder),
         device="cpu",
         tp_size=tp_size,
         skip_tokenizer_init=True,
         disable_cuda_graph=True,
-        attention_backend="torch_native",
-        dtype="bfloat16",
-        **server_args,
+        **chosen,
     )
     runtime_context.publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=tp_rank))
+    if gpu_kernels or DEVICE != "cpu":
+        sglang_gpu_kernels.configure()
+    backend = "gloo" if DEVICE == "cpu" else "nccl"
     parallel_state.init_distributed_environment(
         world_size=tp_size,
         rank=tp_rank,
         local_rank=tp_rank,
         distributed_init_method=f"tcp://127.0.0.1:{port}",
-        backend="gloo",
+        backend=backend,
         timeout=60,
     )
-    parallel_state.initialize_model_parallel(backend="gloo")
+    parallel_state.initialize_model_parallel(backend=backend)
 
 
 def load_model(folder: Path, like: Any) -> torch.nn.Module:
@@ -151,4 +169,4 @@ def load_model(folder: Path, like: Any) -> torch.nn.Module:
     config = copy.copy(like)
     config.model_path = str(folder)
     loader = get_model_loader(LoadConfig(load_format="safetensors"), config)
-    return loader.load_model(model_config=config, device_config=DeviceConfig("cpu"))
+    return loader.load_model(model_config=config, device_config=DeviceConfig(DEVICE))

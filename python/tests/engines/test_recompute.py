@@ -326,6 +326,29 @@ def test_a_loader_that_does_not_make_the_same_of_the_same_is_refused(how: Any, r
         Recomputation(model, [loader_step(model, model.load_weights, traced.shadows())], traced).prove(as_loaded=False)
 
 
+@pytest.mark.parametrize("read", ["D", "norm"])
+def test_a_loader_may_read_weights_that_are_patched_and_none_that_it_computes(read: str) -> None:
+    def with_another(model: Mixer, tensors: dict[str, torch.Tensor]) -> None:
+        model.how = lambda p, t: p.data.copy_(t * getattr(model, read).data.float())
+        model.load_weights(reversed(tensors.items()))  # So that it is there when A is computed.
+
+    model, fresh = Mixer(), Mixer()
+    with_another(model, values(1))
+    traced = traced_with_shadows(model)
+    shadows = dict(sorted(traced.shadows().items()))
+    recomputation = Recomputation(model, [loader_step(model, model.load_weights, shadows)], traced)
+    if read == "norm":
+        with pytest.raises(UnsupportedError, match="it reads norm, which is not its own"):
+            recomputation.prove(as_loaded=True)
+        return
+    recomputation.prove(as_loaded=True)
+    for name, tensor in values(2).items():
+        traced.tensors[("D", "A_log", "norm").index(name)].memory.copy_(tensor)
+    recomputation.run()
+    with_another(fresh, values(2))
+    assert torch.equal(model.A, fresh.A)
+
+
 def test_a_loader_whose_work_nobody_sees_is_refused() -> None:
     def hides(p: torch.nn.Parameter, t: torch.Tensor) -> None:
         thread = threading.Thread(target=lambda: p.data.copy_(t.exp()))

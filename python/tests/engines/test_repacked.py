@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from sparsecast.engines._constants import Constants
 from sparsecast.engines.loader_trace import TracedLoader, trace_loader
 from sparsecast.engines.recompute import Recomputation, loader_step
 from sparsecast.engines.repacked import RepackedModules
@@ -303,6 +304,66 @@ def test_elements_that_nothing_fills_are_refused_if_post_processing_makes_someth
         prepared(loaded(double_the_scale), double_the_scale, table)
     with pytest.raises(UsageError, match=r"no canonical tensor fills 'layer.scale', 2 of 4 elements"):
         prepared(loaded(transpose), transpose, table)
+
+
+class Padded(Model):
+    """A model whose layer has more rows than are loaded: padding, which is made as ones, or as `made` says."""
+
+    def __init__(self, finish: Callable[[Any], object], made: Callable[..., torch.Tensor] = torch.ones) -> None:
+        super().__init__(finish)
+        for name, parameter in (("weight", self.layer.weight), ("scale", self.layer.scale)):
+            rows = made(6, parameter.shape[1], dtype=parameter.dtype)
+            replace(self.layer, name, rows)
+            getattr(self.layer, name).loader = self.layer.load
+
+
+def padded(finish: Callable[[Any], object], made: Callable[..., torch.Tensor], table: Any = TABLE) -> Any:
+    """A loaded model, with its map and its recomputation."""
+    model = Padded(finish, made)
+    with torch.device("meta"), Constants() as constants:
+        twin = Padded(finish, made)
+    model.load_weights(values(1).items())
+    finish(model.layer)
+    repacked = RepackedModules(model, twin, {"layer": partial(finish, twin.layer)}, constants)
+    with repacked.shown():
+        traced = trace_loader(model, table, model.load_weights, strict=False, modes={}, several=repacked.parameters)
+    traced = repacked.completed(traced)
+    traced.require_complete()
+    assert traced.differences(traced.filling((n, t) for n, t in values(1).items())) == {}
+    return model, traced, Recomputation(model, repacked.steps([]), traced)
+
+
+@pytest.mark.parametrize("finish", [pack, transpose])
+def test_padding_keeps_the_constant_that_it_is_made_with(finish: Callable[[Any], object]) -> None:
+    model, traced, recomputation = padded(finish, torch.ones)
+    recomputation.prove(as_loaded=True)
+    for seed in (2, 3):
+        patch(traced, values(seed))
+        recomputation.run()
+        fresh = Padded(finish)
+        fresh.load_weights(values(seed).items())
+        finish(fresh.layer)
+        for name, tensor in tensors_of(fresh).items():
+            assert torch.equal(tensors_of(model)[name], tensor)
+
+
+def test_a_rest_that_is_no_padding_is_refused() -> None:
+    def unknown(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype).add_(2)
+
+    with pytest.raises(UnsupportedError, match="no canonical tensor fills all of layer.weight, and the engine's"):
+        padded(pack, unknown)  # What it is made with is not known.
+    with pytest.raises(UsageError, match=r"no canonical tensor fills 'layer.weight', 12 of 36 elements"):
+        padded(transpose, unknown)
+    without = [entry for entry in TABLE if entry[0] != "up.scale"]
+    with pytest.raises(UsageError, match=r"no canonical tensor fills 'layer.scale', 4 of 6 elements"):
+        padded(transpose, torch.ones, without)  # Some of the rest is what a tensor has filled that is not sent.
+    recomputation = padded(swizzle_in_place, torch.ones, without)[2]
+    with pytest.raises(UnsupportedError, match=r"does not make layer.* again: it differs from what the engine's load"):
+        recomputation.prove(as_loaded=True)
+    recomputation = padded(pack, torch.ones)[2]
+    with pytest.raises(UnsupportedError, match=r"whether the rest is padding .*join with proof='checkpoint'"):
+        recomputation.prove(as_loaded=False)
 
 
 def test_copies_are_handed_to_the_next_map_of_the_model_or_refused_by_name() -> None:

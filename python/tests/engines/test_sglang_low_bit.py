@@ -14,26 +14,53 @@ import pytest
 
 if importlib.util.find_spec("sglang") is None:  # Only the ranks' processes import it.
     pytest.skip("needs sglang", allow_module_level=True)
+import layout_models as layouts
 import low_bit
 import sglang_engine
 from sglang_ranks import Engine, Trainer
 from test_sglang_updates import join, phase, update
 
-CELLS: dict[str, tuple[int, dict[str, Any], int]] = {
-    "llama-3.1-405b fp8-channel": (2, {}, 0),  # Weights are transposed views of what was loaded.
-    "qwen3-30b-a3b fp8-channel": (2, {"ep_size": 2}, 0),
-    "llama-3.1-405b nvfp4": (1, {"capability": (10, 0)}, 8),  # Kernels of Blackwell, whose swizzle is torch.
+BLACKWELL: dict[str, Any] = {"gpu_kernels": True, "capability": (10, 0)}
+HOPPER: dict[str, Any] = {"gpu_kernels": True, "capability": (9, 0)}
+AMPERE: dict[str, Any] = {"gpu_kernels": True, "capability": (8, 0)}
+GPT_OSS = {"attention_backend": "triton"}  # SGLang wants one that knows attention sinks.
+SCALE = "model.layers.1.self_attn.o_proj.weight_scale"
+CELLS: dict[str, tuple[int, dict[str, Any], int, str]] = {
+    "llama-3.1-405b fp8-channel": (2, {}, 0, SCALE),  # Weights are transposed views of what was loaded.
+    "qwen3-30b-a3b fp8-channel": (2, {"ep_size": 2}, 0, SCALE),
+    "llama-3.1-405b nvfp4": (1, BLACKWELL, 8, SCALE),
+    "llama-3.1-405b modelopt-nvfp4": (1, BLACKWELL, 8, SCALE),
+    "llama-3.1-405b int4": (2, HOPPER, 8, SCALE),
+    "qwen3-30b-a3b nvfp4": (2, BLACKWELL, 6, "model.layers.1.mlp.experts.w2_weight_scale"),
+    "qwen3-30b-a3b modelopt-nvfp4": (1, BLACKWELL, 6, "model.layers.1.mlp.experts.g1_alphas"),
+    "qwen3-30b-a3b int4": (1, HOPPER, 6, "model.layers.1.mlp.experts.w2_weight_packed"),
+    "kimi-k2 int4": (1, HOPPER, 1, "model.layers.1.mlp.experts.w13_weight_packed"),
+    "deepseek-v3 fp8-channel": (2, {}, 0, "model.layers.1.self_attn.w_kc"),
+    "deepseek-v3 fp8": (2, AMPERE, 12, "model.layers.1.self_attn.w_vc"),  # In blocks, of which Marlin wants groups.
+    "gpt-oss-20b bf16": (2, GPT_OSS, 0, "model.layers.1.mlp.experts.w2_weight_bias"),
+    "gpt-oss-20b mxfp4": (
+        2,
+        GPT_OSS | HOPPER | {"moe_runner_backend": "marlin"},
+        2,
+        "model.layers.1.mlp.experts.w13_weight",
+    ),
 }
-"""Ranks, what the server is started with, and how many layers are repacked. INT4, MXFP4, ModelOpt's NVFP4 and NVFP4
-experts do not load on a CPU: SGLang repacks them by kernels.
+"""Ranks, what the server is started with (kernels: `sglang_gpu_kernels`), how many layers are repacked, and a tensor
+that is computed again. For MXFP4 of compressed-tensors SGLang has no scheme.
 """
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(cell: str, tmp_path: Path) -> None:
-    size, server_args, layers = CELLS[cell]
-    config = low_bit.config_of(cell) | {"num_key_value_heads": 2}
-    trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7), pairs=True)
+    size, server_args, layers, live = CELLS[cell]
+    if cell in layouts.CELLS:
+        config = layouts.config_of(cell)
+        trainer = Trainer(sglang_engine.canonical_tensors(config, seed=7))
+    else:
+        config = low_bit.config_of(cell)
+        if "kv_lora_rank" not in config:
+            config |= {"num_key_value_heads": 2}
+        trainer = Trainer(low_bit.tensors_of(config, cell.split()[1], seed=7), pairs=True)
     sglang_engine.write_checkpoint(tmp_path / "v0", config, trainer.tensors)
     engine = Engine(tmp_path / "v0", size, **server_args)
     try:
@@ -53,7 +80,6 @@ def test_repacked_parameters_are_those_of_a_fresh_load_and_at_their_addresses(ce
         status = json.loads(phase(engine, "status")[1])
         assert len(status["repacked"]) == layers and status["in_place"] > 0
         assert phase(engine, "audit")[0]
-        live = "model.layers.1.self_attn.o_proj.weight_scale"
         engine.call("flip_bit", live)
         success, message = phase(engine, "audit")
         assert not success and f"{live} is not what" in message

@@ -185,12 +185,41 @@ def test_a_part_of_the_draft_that_nothing_fills_is_refused_with_its_name(mimo: l
     assert any(tensor.name.startswith("draft.") for tensor in traced.tensors)
 
 
-def test_a_tensor_of_another_dtype_is_refused_with_the_cure(mimo: list[drafts.Pair]) -> None:
+def test_a_tensor_that_is_no_tensor_of_weights_is_refused_with_the_cure(mimo: list[drafts.Pair]) -> None:
     canonical = table(models.checkpoint_shapes("mimo"), drafts.mtp_shapes())
     name = "model.mtp_layers.0.input_proj.weight"
-    canonical = [(n, "F32" if n == name else dtype, shape) for n, dtype, shape in canonical]
+    canonical = [(n, dtype, shape if n != name else (3, 5)) for n, dtype, shape in canonical]
     with pytest.raises(UnsupportedError, match=rf"{name}.*draft='keep'"):
         map_of(mimo[0], canonical)
+
+
+def test_a_tensor_that_target_and_draft_both_cast_is_refused_with_the_cure(mimo: list[drafts.Pair]) -> None:
+    canonical = table(models.checkpoint_shapes("mimo"), drafts.mtp_shapes())
+    name = "model.embed_tokens.weight"
+    canonical = [(n, "F32" if n == name else dtype, shape) for n, dtype, shape in canonical]
+    with pytest.raises(UnsupportedError, match=rf"'{name}' is computed with by the target and by .*draft='keep'"):
+        map_of(mimo[0], canonical)
+
+
+def test_a_tensor_that_the_loader_of_a_head_casts_follows_from_a_shadow(mimo: list[drafts.Pair]) -> None:
+    patched, loaded = mimo
+    name = "model.mtp_layers.0.input_proj.weight"
+    shapes = {**models.checkpoint_shapes("mimo"), **drafts.mtp_shapes()}
+    canonical = [(n, "F32" if n == name else dtype, shape) for n, dtype, shape in table(shapes)]
+    old, new = ({n: t.float() if n == name else t for n, t in drafts.tensors_of(shapes, s).items()} for s in (1, 2))
+    patched.load(old, old)
+    loaded.load(new, new)
+    config = patched.config
+    with set_current_vllm_config(config):
+        traced = trace(patched.target, canonical, config)[0]
+        draft = choose_draft(config.speculative_config, config.model_config, patched.draft, "", can_look=True)
+        traced, recomputation = with_draft(traced, draft, patched.target, canonical, config)
+    assert traced.differences(traced.filling(old.items())) == {} and recomputation is not None
+    recomputation.prove(as_loaded=True)
+    assert list(traced.shadowed) == [name] and recomputation.derived == ["model.mtp_layers.2.input_proj.weight"]
+    patch_by_map(traced, new)
+    recomputation.run()
+    assert patched.differing(loaded) == []
 
 
 def test_a_draft_that_computes_with_what_it_derived_from_weights_is_refused(mimo: list[drafts.Pair]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import socket
@@ -24,10 +25,12 @@ from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
 from vllm_workers import Workers
 
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, ShardedPublisher, TensorTable, describe
+from sparsecast.buffers import dtype_name
 from sparsecast.engines.vllm_plugin import register
 from sparsecast.engines.vllm_trainer import SparsecastTrainerInitInfo, SparsecastTrainerWeightTransferEngine
 
 SECRET = "a secret of the test"
+HAS_KERNELS = importlib.util.find_spec("vllm.model_executor.kernels.linear.mxfp4.pytorch") is not None
 
 
 class Trainer:
@@ -35,11 +38,13 @@ class Trainer:
 
     def __init__(self, kind: str, more: dict[str, torch.Tensor] | None = None, unsent: tuple[str, ...] = ()) -> None:
         more = more or {}
-        table = models.canonical(kind) + [(name, "BF16", tuple(tensor.shape)) for name, tensor in more.items()]
+        table = models.canonical(kind) + [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in more.items()]
         self.tensors = {name: tensor.clone() for name, tensor in {**models.checkpoint(kind, seed=1), **more}.items()}
-        locals_ = [LocalTensor(name, dtype, self.tensors[name].numel()) for name, dtype, _ in table]
+        pairs = kind in models.low_bit.CELLS  # 4-bit numbers are sent as such.
+        sent = {name: models.low_bit.as_sent(name, t)[1] if pairs else t for name, t in self.tensors.items()}
+        locals_ = [LocalTensor(name, dtype, sent[name].numel()) for name, dtype, _ in table]
         shards = [
-            Shard(i, Box([0] * len(shape), shape), i, 0, self.tensors[name].stride())
+            Shard(i, Box([0] * len(shape), shape), i, 0, sent[name].stride())
             for i, (name, _, shape) in enumerate(table)
         ]
         ties = []
@@ -47,7 +52,8 @@ class Trainer:
             table.append(("lm_head.weight", "BF16", models.checkpoint_shapes(kind)["model.embed_tokens.weight"]))
             ties.append(("lm_head.weight", "model.embed_tokens.weight"))
         self.layout = Layout(TensorTable(table), [RankLayout(locals_, shards)], ties)
-        memories = [describe(tensor) for tensor in self.tensors.values()]
+        dtypes = {name: dtype for name, dtype, _ in table}
+        memories = [describe(tensor, dtype=dtypes[name]) for name, tensor in sent.items()]
         self.publisher = ShardedPublisher(self.layout, 0, memories, unsent=list(unsent))
         self.updates = 0
         self.generation = 0
@@ -184,16 +190,23 @@ def test_tensors_that_the_workers_compute_follow_every_update_and_are_audited(
 
 
 @pytest.mark.parametrize(
-    ("kind", "repacked", "in_place"),
+    ("kind", "kernels", "live", "repacked", "in_place"),
     [
-        ("llama-3.1-405b int4", 8, 7 + 4),  # Norms, embeddings and the head; some shapes.
-        ("llama-3.1-405b fp8-channel", 0, 7 + 14),  # The weights, too: the scales are cast.
+        # Norms, embeddings and the head; some shapes.
+        ("llama-3.1-405b int4", "", "model.layers.1.mlp.down_proj.weight_scale", 8, 7 + 4),
+        # The weights, too: the scales are cast.
+        ("llama-3.1-405b fp8-channel", "", "model.layers.1.mlp.down_proj.weight_scale", 0, 7 + 14),
+        # All but the experts, which Marlin pads: each worker has 48 of 96 inner rows, and zeros for the biases of one.
+        pytest.param(
+            *("gpt-oss-20b mxfp4", "marlin", "model.layers.1.mlp.experts.routed_experts.w2_weight", 2, 3 + 2 * 13),
+            marks=pytest.mark.skipif(not HAS_KERNELS, reason="vLLM 0.32 has other kernels"),
+        ),
     ],
 )
 def test_parameters_that_kernels_repack_are_made_of_copies_as_loaded_on_every_worker(
-    kind: str, repacked: int, in_place: int, make_workers: Callable[[str], Workers]
+    kind: str, kernels: str, live: str, repacked: int, in_place: int, make_workers: Callable[..., Workers]
 ) -> None:
-    workers, trainer = make_workers(kind), Trainer(kind)
+    workers, trainer = make_workers(kind, kernels=kernels), Trainer(kind)
     addresses = workers.call("addresses")
     expect_two_updates_followed(workers, trainer)
     for status in workers.call("audit"):
@@ -204,7 +217,6 @@ def test_parameters_that_kernels_repack_are_made_of_copies_as_loaded_on_every_wo
     engine.send_weights()
     assert workers.call("differing", updates=3) == [[], []]
     assert workers.call("addresses") == addresses
-    live = "model.layers.1.mlp.down_proj.weight_scale"
     workers.call("flip_a_bit_of", live=live)
     failures = workers.failures("audit")
     assert all(f is not None and f.kind == "DirtyError" and f"{live} is not what" in str(f) for f in failures)
@@ -214,7 +226,7 @@ def test_experts_that_a_kernel_keeps_in_another_order_are_made_of_copies_too(
     make_workers: Callable[..., Workers],
 ) -> None:
     kind = "qwen3-30b-a3b bf16"
-    workers, trainer = make_workers(kind, swapped=True), Trainer(kind)
+    workers, trainer = make_workers(kind, kernels="swapped"), Trainer(kind)
     addresses = workers.call("addresses")
     for update in (1, 2):
         engine = trainer.connect(workers)  # The second time the files are of no use any more.

@@ -80,6 +80,10 @@ class Pair:
             self.draft.load_weights(iter(draft.items()))
             self.target.load_weights(iter(target.items()))
 
+    def addresses(self) -> list[int]:
+        tensors = [t for m in (self.target, self.draft) for t in (*m.parameters(), *m.buffers())]
+        return [tensor.data_ptr() for tensor in tensors]
+
     def differing(self, other: Pair) -> list[str]:
         return models.differing(self.target, other.target) + [
             f"draft.{name}" for name in models.differing(self.draft, other.draft)
@@ -134,3 +138,33 @@ def build(vllm_config: VllmConfig, own: dict[str, torch.Tensor] | None = None) -
     for tensor in draft.parameters():
         tensor.data.zero_()
     return Pair(vllm_config, target, draft)
+
+
+def low_bit_config(folder: Path, form: str, method: str) -> tuple[VllmConfig, dict[str, Shapes]]:
+    """A target with a head in a format of `low_bit`, and the shapes of their tensors, unquantised, by what is quantised:
+    MiMo with its MTP layer, or an EAGLE head, in files of its own, of a Llama in bf16.
+    """
+    quantisation = models.low_bit.CONFIGS[form]
+    quantisation = quantisation | {"ignore": [*quantisation["ignore"], "re:.*fc$"]}
+    if method == "mtp":
+        models.CONFIGS[f"mimo-{form}"] = models.CONFIGS["mimo"] | {"quantization_config": quantisation}
+        made = config(f"mimo-{form}", folder, "mtp")
+        return made, {"low bit": {**models.checkpoint_shapes("mimo"), **mtp_shapes()}}
+    head = write_config(folder / "head", EAGLE_CONFIG | {"quantization_config": quantisation})
+    shapes = {f"eagle/{name}": shape for name, shape in eagle_shapes(embeddings=False).items()}
+    return config("llama", folder, "eagle", head), {"low bit": shapes, "bf16": models.checkpoint_shapes("llama")}
+
+
+def low_bit_tensors(shapes: dict[str, Shapes], form: str, seed: int) -> dict[str, torch.Tensor]:
+    """Random tensors of these shapes."""
+    return {**tensors_of(shapes.get("bf16", {}), seed), **models.low_bit.quantised(shapes["low bit"], form, seed)}
+
+
+def loaded(vllm_config: VllmConfig, tensors: dict[str, torch.Tensor], prefix: str) -> Pair:
+    """Target and draft of these tensors, after vLLM's post-processing."""
+    head = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    target = {name: tensor for name, tensor in tensors.items() if not prefix or not name.startswith(prefix)}
+    pair = build(vllm_config, head if prefix else None)
+    models.load(pair.draft, vllm_config, head)
+    models.load(pair.target, vllm_config, target)
+    return pair

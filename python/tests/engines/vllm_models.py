@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models of vLLM's own classes on the CPU, for the tests of one rank and of several.
 
-Import it after `pytest.importorskip("vllm")`, before anything of vLLM: it chooses the platform.
+Import it after `pytest.importorskip("vllm")`, before anything of vLLM: it chooses the platform. With
+SPARSECAST_TEST_DEVICE=cuda in the environment, models are made on that device, with all that vLLM chooses there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+DEVICE = os.environ.get("SPARSECAST_TEST_DEVICE", "cpu")
+if DEVICE == "cpu":
+    os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # Else a build with kernels packs weights on some CPUs.
 os.environ.setdefault("VLLM_DIST_IDENT", f"sparsecast-{os.getpid()}")  # vLLM for CPUs names shared memory by it.
@@ -206,16 +209,16 @@ def config(kind: str, tensor_parallel: int = 1, folder: Path | None = None) -> V
         )
         if tensor_parallel > 1
         else ParallelConfig(),
-        device_config=DeviceConfig(device="cpu"),
+        device_config=DeviceConfig(device=DEVICE),
     )
 
 
 def start(vllm_config: VllmConfig, rank: int = 0, store: str = "") -> None:
-    """Makes vLLM's process groups (gloo); `store` is a file that all ranks share."""
+    """Makes vLLM's process groups; `store` is a file that all ranks share."""
     size = vllm_config.parallel_config.tensor_parallel_size
     store = store or tempfile.mktemp(prefix="sparsecast-vllm-store-")
     with set_current_vllm_config(vllm_config):
-        init_distributed_environment(size, rank, f"file://{store}", rank, "gloo")
+        init_distributed_environment(size, rank, f"file://{store}", rank, "gloo" if DEVICE == "cpu" else "nccl")
         initialize_model_parallel(size, 1)
 
 
@@ -256,15 +259,18 @@ def load(
     patch = unittest.mock.patch.object
     with set_current_vllm_config(vllm_config), contextlib.ExitStack() as stack:
         model.load_weights(iter(tensors.items()))
-        if not with_experts:
+        if not with_experts and DEVICE == "cpu":
             stack.enter_context(patch(UnquantizedFusedMoEMethod, "_setup_kernel", _no_setup))
             stack.enter_context(patch(fp8.Fp8MoEMethod, "_setup_kernel", _no_setup))
-        process_weights_after_loading(model, vllm_config.model_config, torch.device("cpu"))
+        process_weights_after_loading(model, vllm_config.model_config, torch.device(DEVICE))
 
 
 @contextlib.contextmanager
 def without_kernels() -> Iterator[None]:
     """Models are made as on a CPU with nothing of its own: without fp8 kernels, AMX and sparse attention."""
+    if DEVICE != "cpu":
+        yield
+        return
     with (
         unittest.mock.patch.object(fp8, "init_fp8_linear_kernel", lambda **_: _NoKernel()),
         unittest.mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False),
@@ -282,7 +288,7 @@ def build(vllm_config: VllmConfig) -> torch.nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with without_kernels(), set_current_vllm_config(vllm_config):
+        with without_kernels(), set_current_vllm_config(vllm_config), torch.device(DEVICE):
             model = initialize_model(vllm_config)
     finally:
         torch.set_default_dtype(before)

@@ -18,6 +18,7 @@ import vllm_models as models
 import vllm_adapters
 import vllm_drafts as drafts
 import vllm_gpu_kernels
+from safetensors.torch import load_file
 from vllm.config import WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.plugins import load_general_plugins
@@ -53,17 +54,19 @@ class Rank:
         self.rank = rank
         self.size = size
         self.kind = ""
-        self.swapped = False
+        self.with_experts = False
         self.kernels = contextlib.ExitStack()
 
-    def open(self, kind: str, folder: str, store: str, swapped: bool = False) -> None:
+    def open(self, kind: str, folder: str, store: str, kernels: str = "") -> None:
         """A new model in the place of the one before, loaded by vLLM's own loader; its checkpoint is in `folder`,
-        and `store` is a file that does not exist yet, where the ranks find each other. `swapped` experts are kept in
-        the order of another kernel."""
+        and `store` is a file that does not exist yet, where the ranks find each other. `kernels` are those of
+        `vllm_gpu_kernels`, or "swapped" for experts that are kept in the order of another kernel."""
         self._leave()
-        self.swapped = swapped
-        if swapped:
+        self.with_experts = bool(kernels)
+        if kernels == "swapped":
             self.kernels.enter_context(vllm_gpu_kernels.swapped_experts())
+        elif kernels:
+            self.kernels.enter_context(vllm_gpu_kernels.chosen(kernels))
         self.kind = kind
         self.config = models.config(kind, self.size, Path(folder))
         self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
@@ -96,15 +99,28 @@ class Rank:
         models.start(self.config, self.rank, store)
         self.worker = vllm_adapters.AdapterRank(self.config)
 
+    def open_with_low_bit_draft(self, folder: str, store: str, form: str) -> None:
+        """The same with a head in a format of `low_bit`, loaded from its files."""
+        self._leave()
+        self.kind = "llama"
+        self.kernels.enter_context(vllm_gpu_kernels.chosen())
+        self.config, _ = drafts.low_bit_config(Path(folder), form, "eagle")
+        self.config.weight_transfer_config = WeightTransferConfig(backend="sparsecast")
+        models.start(self.config, self.rank, store)
+        self.head = dict(sorted(load_file(Path(folder) / "head" / "model.safetensors").items()))
+        self.pair = drafts.loaded(self.config, self._with_head(models.checkpoint("llama", seed=1)), "eagle/")
+        self.model = self.pair.target
+        self._make_worker(ExtendedWorker, Runner(self.pair.draft))
+
+    def _with_head(self, target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**target, **{f"eagle/{name}": tensor for name, tensor in self.head.items()}}
+
     def draft_differing(self, updates: int) -> list[str]:
         """Live tensors of target and draft that are not what fresh loads make after so many updates of both."""
-        tensors = {**models.checkpoint("llama", seed=1), **{f"eagle/{name}": t for name, t in self.head.items()}}
+        tensors = self._with_head(models.checkpoint("llama", seed=1))
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
-        fresh = drafts.build(self.config, self.head)
-        head = {name.removeprefix("eagle/"): t for name, t in tensors.items() if name.startswith("eagle/")}
-        fresh.load({name: t for name, t in tensors.items() if not name.startswith("eagle/")}, head)
-        return self.pair.differing(fresh)
+        return self.pair.differing(drafts.loaded(self.config, tensors, "eagle/"))
 
     def _leave(self) -> None:
         self.kernels.close()
@@ -129,7 +145,7 @@ class Rank:
         for update in range(updates):
             tensors = models.random_updates(tensors, seed=100 + update)
         if self.kind in {*models.COMPUTED, *models.layouts.CELLS, *models.low_bit.CELLS}:
-            models.load(model, self.config, tensors, with_experts=self.swapped)
+            models.load(model, self.config, tensors, with_experts=self.with_experts)
             return
         with set_current_vllm_config(self.config):
             model.load_weights(iter(tensors.items()))

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows which tensors a model is made with that have one value throughout, as buffers for padded weights have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sparsecast.engines._trace_mode import storage_elements, storage_key, written_tensors
+
+_aten = torch.ops.aten
+_FILLED = {_aten.zeros: 0.0, _aten.ones: 1.0}
+
+
+class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Knows, while a model is made under this mode and afterwards, the values of its constant tensors, which tensors on
+    the meta device do not show.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._values: dict[int, tuple[torch.Tensor, float]] = {}  # With the tensor, so that no other gets its storage.
+
+    def value_of(self, tensor: torch.Tensor) -> float | None:
+        """Returns the value of all elements of the storage of a tensor; None if it is not known to be one."""
+        found = self._values.get(storage_key(tensor))
+        return None if found is None else found[1]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        for tensor in written_tensors(func, args, kwargs or {}):
+            self._values.pop(storage_key(tensor), None)
+        if packet in _FILLED:
+            self._note(result, _FILLED[packet])
+        elif packet is _aten.full:
+            self._note(result, args[1])
+        elif packet in (_aten.zero_, _aten.fill_) and args[0].numel() == storage_elements(args[0]):
+            self._note(args[0], 0.0 if packet is _aten.zero_ else args[1])
+        return result
+
+    def _note(self, tensor: torch.Tensor, value: Any) -> None:
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
+            self._values[storage_key(tensor)] = (tensor.detach(), float(value))
