@@ -174,7 +174,7 @@ TEST_F(ForeignFiles, SlimeTensorsThatAreNotTheBasesAreRefused) {
 
 TEST_F(ForeignFiles, ATornSlimeDirectoryIsIncomplete) {
   SlimeVersion version = version_of("a", raw_frame(xor_a()), after_a());
-  version.weight_map.push_back("b");
+  version.weight_map.emplace_back("b");
   put(version);
   refused(ErrorCode::kIncomplete, {kVersion, "2 tensors"});
   version.weight_map = {"a"};

@@ -29,7 +29,7 @@ struct Session {
 };
 
 Session session_of(const SecretKey& key, const Hello& hello, const Challenge& challenge) {
-  std::array<std::byte, sizeof(Hello) + sizeof(Challenge)> transcript;
+  std::array<std::byte, sizeof(Hello) + sizeof(Challenge)> transcript{};
   std::memcpy(transcript.data(), &hello, sizeof(hello));
   std::memcpy(transcript.data() + sizeof(hello), &challenge, sizeof(challenge));
   return {prove(key, "member", transcript), prove(key, "hub", transcript), derive(key, "to hub", transcript),
@@ -134,7 +134,7 @@ bool Acceptor::check_proof(PendingConnection& pending, std::vector<Authenticated
 bool Acceptor::advance(PendingConnection& pending, std::vector<Authenticated>& in) {
   try {
     // One byte more than the handshake takes is enough to know that a peer does not keep to it.
-    std::array<std::byte, sizeof(Hello) + sizeof(Proof) + 1> part;
+    std::array<std::byte, sizeof(Hello) + sizeof(Proof) + 1> part{};
     const std::size_t bytes = pending.socket.receive_some(part, pending.closed);
     pending.received.insert(pending.received.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(bytes));
     if (!pending.received.empty() && !pending.hello && answer_hello(pending)) return true;
