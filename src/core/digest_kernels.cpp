@@ -90,7 +90,7 @@ HWY_INLINE void AddProducts(Vec weights_low, Vec weights_high, Vec pieces, Vec& 
   sum_high = hn::Add(sum_high, MultiplyLow(weights_high, pieces));
 }
 
-/// The same for words of one piece, of elements with these counters.
+/// Adds the products of words of one piece each with the weights of their counters.
 HWY_INLINE void AddPieces(Vec pieces, Vec counters, Vec key_hi, Vec& sum_low, Vec& sum_high) {
   Vec weights_low;
   Vec weights_high;
@@ -98,7 +98,7 @@ HWY_INLINE void AddPieces(Vec pieces, Vec counters, Vec key_hi, Vec& sum_low, Ve
   AddProducts(weights_low, weights_high, pieces, sum_low, sum_high);
 }
 
-/// The same for four pieces in each word, of 16 bits each; the counters of their elements differ by `step`.
+/// Adds the products of words of four pieces of 16 bits each; the counters of a word's pieces differ by `step`.
 HWY_INLINE void AddFourPieces(Vec words, Vec counters, Vec step, Vec key_hi, Vec& sum_low, Vec& sum_high) {
   const HalfTag halves;
   const Vec even = hn::BitCast(Tag(), hn::And(hn::BitCast(halves, words), hn::Set(halves, 0xFFFF)));

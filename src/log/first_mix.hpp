@@ -9,8 +9,8 @@ namespace sparsecast {
 /// a log (docs/delta-log.md, "Records"). `name` is what the error is about.
 void require_second_mix(const DeltaHeader& header, const std::string& name);
 
-/// The same for a log, by the header of the delta of its newest version. Does nothing where that delta is gone or
-/// damaged, or there is none: only who needs it says so. Throws what the store throws.
+/// Throws Error{kUnsupported} if the newest delta of a log has digests of the first mix, by its header. Does nothing if
+/// that delta is gone or damaged, or there is none: whoever needs it reports that. Throws what the store throws.
 void require_second_mix(ObjectStore& store, const LogCommit& newest);
 
 }  // namespace sparsecast

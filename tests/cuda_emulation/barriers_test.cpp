@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -124,13 +125,19 @@ std::vector<std::string> reports_of_kernels(const std::string& barrier = {}) {
   return {};
 }
 
+/// A third of the barriers, chosen by the seed of the run, or all of them with SPARSECAST_EVERY_BARRIER=1, which takes
+/// minutes.
 TEST(Barriers, WithoutAnyOneOfThemRacesAreFound) {
   if (!races::kWatched) GTEST_SKIP() << "this program does not look for races";
+  SCOPED_TRACE(seed_note());
+  Random random(run_seed());
+  const bool every = std::getenv("SPARSECAST_EVERY_BARRIER") != nullptr;
   EXPECT_THAT(reports_of_kernels(), testing::IsEmpty());
   EXPECT_GT(races::barriers().size(), 20U);
   for (const std::string& barrier : races::barriers()) {
     // Between chunks one stands for sinks that would read other threads' entries; none does so far.
     if (barrier.find("decode_blocks.cuh") != std::string::npos) continue;
+    if (!every && !random.chance(1.0 / 3)) continue;
     races::doubt(barrier);
     EXPECT_THAT(reports_of_kernels(barrier), testing::Not(testing::IsEmpty())) << "without the barrier at " << barrier;
     races::doubt("");

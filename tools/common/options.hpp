@@ -29,7 +29,7 @@ struct EncodeFlags {
   EncodeOptions options() const;
 };
 
-/// What tensors hold that files do not say, of commands that read checkpoints: `--dtype PATTERN=I4X2`.
+/// Options of commands that read checkpoints, for dtypes that files do not declare: `--dtype PATTERN=I4X2`.
 struct DTypeFlags {
   std::vector<std::string> dtypes;
 

@@ -82,7 +82,7 @@ def test_a_follower_waits_adds_updates_and_gives_again_what_a_restart_has_lost(
             assert same(stub.adapters.served["code"], dict(code.tensors))
         assert follower.step() == []
         stub.adapters.restart()
-        # Of a version that was loaded before its path may come again: the server has forgotten its caches as well.
+        # A path of before may come again, because a server that was started again has forgotten its caches.
         stub.adapters.loads.clear()
         assert follower.step() == []
         assert same(stub.adapters.served["math"], dict(math.tensors)) and len(stub.adapters.served) == 2

@@ -134,7 +134,7 @@ def _fresh_of(model: Path, saved: Path) -> dict[str, torch.Tensor]:
     return server.of("fresh")
 
 
-# What the tests of several ranks ask of one, of the worker that SGLang's scheduler has there.
+# Calls that tests make in one of several ranks, with the worker of SGLang's scheduler.
 
 
 def load(worker: Any, name: str, path: str, number: str) -> tuple[bool, str]:

@@ -106,7 +106,7 @@ def fresh(config: VllmConfig, name: str, folder: pathlib.Path) -> dict[str, torc
 
 
 class AdapterRank:
-    """What the tests of several ranks ask of one; its answers are plain values."""
+    """Calls that tests make in one of several ranks; results are plain values."""
 
     def __init__(self, config: VllmConfig) -> None:
         self.server = Server(config)
