@@ -32,6 +32,9 @@ TORCH_DTYPES: dict[str, str] = {
 # : Dtypes of two 4-bit numbers a byte: I4X2 of integers, F4X2 of fp4 e2m1. Their memory is that of U8.
 PAIRS = ("I4X2", "F4X2")
 
+# : Last dimension of a tensor of pairs that a checkpoint has as I32, eight 4-bit numbers a word: the bytes of a word.
+WORD_BYTES = 4
+
 # : Names in numpy and ml_dtypes that differ from those in torch.
 _NUMPY_DTYPES = {
     "float8_e4m3fn": "F8_E4M3",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from sparsecast.control.auth import token_of_file
+from sparsecast.control.cli import seconds
 from sparsecast.control.endpoints import Endpoint
 from sparsecast.errors import Error, UsageError
 from sparsecast.transports import Log
@@ -48,19 +49,12 @@ def parser() -> argparse.ArgumentParser:
     follow.add_argument("--trust", action="append", default=[], metavar="KEY", help="public key that signs the logs")
     follow.add_argument("--lease", default="", metavar="NAME", help="keep from gc what this reader needs")
     follow.add_argument("--engine-token-file", help="holds the token that the server asks for")
-    follow.add_argument("--interval", type=_seconds, default=2.0, help="seconds between looks (default: %(default)s)")
-    follow.add_argument("--timeout", type=_seconds, default=120.0, help="of a call, in seconds (default: %(default)s)")
+    follow.add_argument("--interval", type=seconds, default=2.0, help="seconds between looks (default: %(default)s)")
+    follow.add_argument("--timeout", type=seconds, default=120.0, help="of a call, in seconds (default: %(default)s)")
     follow.add_argument("--threads", type=int, default=1, help="for decoding and verifying (default: 1)")
     follow.add_argument("--once", action="store_true", help="stop at what is newest now")
     follow.add_argument("--json", action="store_true", help="one JSON object for each version")
     return top
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 86400:
-        raise argparse.ArgumentTypeError("seconds, more than 0 and at most 86400")
-    return value
 
 
 def follower_of(options: argparse.Namespace) -> AdapterFollower:

@@ -40,9 +40,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--url", default=DEFAULT_URL, help="of the service (default: %(default)s)")
     top.add_argument("--token-file", help=f"holds the service's token (else the variable {TOKEN_VARIABLE})")
     top.add_argument("--ca-file", help="certificates that an https service is verified with (default: the system's)")
-    top.add_argument(
-        "--timeout", type=_seconds, default=900.0, help="for the answer, in seconds (default: %(default)s)"
-    )
+    top.add_argument("--timeout", type=seconds, default=900.0, help="for the answer, in seconds (default: %(default)s)")
     top.add_argument("--json", action="store_true", help="print the service's JSON")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -60,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     sync = commands.add_parser("sync", help="bring every endpoint to the trainer's weights of now")
     sync.add_argument("--pause", choices=("none", *MODES), help="what becomes of requests in flight")
     sync.add_argument("--allow-missing", action="store_true", help="go on without endpoints that do not answer")
-    sync.add_argument("--sync-timeout", type=_seconds, help="seconds for the exchange")
+    sync.add_argument("--sync-timeout", type=seconds, help="seconds for the exchange")
     pause = commands.add_parser("pause", help="stop generation until it is resumed")
     pause.add_argument("--mode", choices=MODES, default="abort", help="what becomes of requests in flight")
     for each in (pause, commands.add_parser("resume", help="generate again")):
@@ -77,7 +75,8 @@ def _add_address(command: argparse.ArgumentParser) -> None:
     command.add_argument("port", metavar="PORT", type=int)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Reads an option that is a time, for argparse."""
     value = float(text)
     if not 0 < value <= 86400:
         raise argparse.ArgumentTypeError("seconds, more than 0 and at most 86400")

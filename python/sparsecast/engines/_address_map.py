@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparsecast.buffers import PAIRS, bits_of
-from sparsecast.engines._dtypes import WORD_BYTES, CanonicalTensor
+from sparsecast.buffers import PAIRS, WORD_BYTES, bits_of
+from sparsecast.engines._dtypes import CanonicalTensor
 from sparsecast.engines._loader_errors import raise_for
 from sparsecast.engines._memory import seen_by
 from sparsecast.errors import UnsupportedError

@@ -17,9 +17,6 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 } | {"I4X2": torch.uint8}
 """torch dtype by safetensors name, of those that this torch has; pairs of integers are bytes there."""
 
-WORD_BYTES = 4
-"""Last dimension of a tensor of pairs that a checkpoint has as I32, eight 4-bit numbers a word."""
-
 
 def in_checkpoint(tensor: CanonicalTensor) -> CanonicalTensor:
     """Returns a tensor as the engine's checkpoint has it: pairs of 4-bit numbers are I32 where their last of several
@@ -28,7 +25,7 @@ def in_checkpoint(tensor: CanonicalTensor) -> CanonicalTensor:
     name, dtype, shape = tensor
     if dtype not in buffers.PAIRS:
         return tensor
-    if len(shape) > 1 and shape[-1] == WORD_BYTES:
+    if len(shape) > 1 and shape[-1] == buffers.WORD_BYTES:
         return name, "I32", tuple(shape[:-1])
     return name, "U8", tuple(shape)
 

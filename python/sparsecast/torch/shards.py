@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
-from ..buffers import PAIRS, dtype_name
+from ..buffers import PAIRS, WORD_BYTES, dtype_name
 from ..errors import UsageError
 from .dtensor import local_box
 
@@ -132,8 +132,9 @@ def _hold(
         return _Held(name, own_name, shape, local, box, wire_dtype, dtype_name(wire_dtype))
     _check_declared(own_name, declared, local)
     if local.dtype == torch.int32:  # Words: their bytes are a last dimension.
-        shape, box = (*shape, 4), Box((*box.offset, 0), (*box.extent, 4))
-        local = _flat(local).view(torch.uint8).as_strided(box.extent, (*(4 * n for n in local.stride()), 1))
+        shape, box = (*shape, WORD_BYTES), Box((*box.offset, 0), (*box.extent, WORD_BYTES))
+        strides = (*(WORD_BYTES * n for n in local.stride()), 1)
+        local = _flat(local).view(torch.uint8).as_strided(box.extent, strides)
     local = local.view(torch.uint8)
     return _Held(name, own_name, shape, local, box, local.dtype, declared)
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .. import _core
+from ..buffers import WORD_BYTES
 
 #: Elements in one number of the packed tensor, its dtype, and its extents after the columns: INT4 has words of 4 bytes.
 _PACKED: dict[str, tuple[int, str, tuple[int, ...]]] = {
     "E4M3": (1, "F8_E4M3", ()),
     "E2M1": (2, "F4X2", ()),
-    "INT4": (8, "I4X2", (4,)),
+    "INT4": (8, "I4X2", (WORD_BYTES,)),
 }
 _SCALES = {"F32": "F32", "BF16": "BF16", "E4M3": "F8_E4M3", "E8M0": "U8"}
 

@@ -21,7 +21,6 @@ pytest.importorskip("sparsecast._core")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import torch
-import trl.generation.vllm_client as trl_client
 import trl.generation.vllm_generation as trl_generation
 from accelerate import Accelerator
 from datasets import Dataset
@@ -30,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 from trl.generation.vllm_client import VLLMClient
-from trl_on_cpu import allow_cpu
+from trl_on_cpu import allow_cpu, allow_no_vllm
 from trl_server import TrlServer
 
 import sparsecast.integrations.trl as integration
@@ -44,10 +43,8 @@ QUICK = SyncPolicy(pause=PauseMode.RETRACT, health_timeout=5, join_timeout=10, s
 
 @pytest.fixture(autouse=True)
 def neither_vllm_nor_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """TRL asks for the package vLLM before it calls a server; its clients use nothing of it here."""
     allow_cpu(monkeypatch)
-    for module in (trl_client, trl_generation):
-        monkeypatch.setattr(module, "is_vllm_available", lambda *unused, **options: True)
+    allow_no_vllm(monkeypatch)
     yield
     disable()
 

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl_on_cpu import allow_cpu
+from trl_on_cpu import allow_cpu, allow_no_vllm
 from trl_server import TrlServer
 
 from sparsecast.adapters import Adapter, AdapterFollower, AdapterStream, VllmServer
@@ -41,10 +41,8 @@ TARGETS = ["q_proj", "up_proj"]
 
 @pytest.fixture(autouse=True)
 def neither_vllm_nor_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """TRL asks for the package vLLM before it calls a server; its clients use nothing of it here."""
     allow_cpu(monkeypatch)
-    for module in (trl_client, trl_generation):
-        monkeypatch.setattr(module, "is_vllm_available", lambda *unused, **options: True)
+    allow_no_vllm(monkeypatch)
     yield
     disable()
 

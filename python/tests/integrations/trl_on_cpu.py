@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets TRL's AsyncGRPOTrainer run on a CPU: it asks for a CUDA device's name, and for a kernel that needs one."""
+"""Lets TRL run on a CPU without vLLM: AsyncGRPOTrainer asks for a CUDA device's name, and for a kernel that needs one;
+clients ask for the package vLLM before they call a server, and use nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from trl.experimental.async_grpo import async_grpo_trainer, packing
+from trl.generation import vllm_client, vllm_generation
 
 
 def attend(
@@ -53,3 +56,9 @@ def allow_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel: Any = types.SimpleNamespace(flash_attn_varlen_func=attend)
     monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda accelerator, dtype: 1e12)
+
+
+def allow_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends."""
+    for module in (vllm_client, vllm_generation):
+        monkeypatch.setattr(module, "is_vllm_available", lambda *unused, **options: True)

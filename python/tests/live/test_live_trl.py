@@ -108,28 +108,33 @@ def test_grpo_trainer_updates_the_server_to_what_a_fresh_one_loads_from_its_chec
     assert "are those of a fresh server on the saved checkpoint" in done.stdout
 
 
+def trainer_of_an_adapter(checkpoint: pathlib.Path, url: str, directory: pathlib.Path, **options: Any) -> GRPOTrainer:
+    """A trainer of a LoRA adapter that generates at the server; `options` are more of GRPOConfig."""
+    peft = pytest.importorskip("peft")
+    return GRPOTrainer(
+        model=str(checkpoint),
+        reward_funcs=sum_of_digits,
+        train_dataset=prompts(64, 5),
+        peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]),
+        args=GRPOConfig(
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=url,
+            model_init_kwargs={"dtype": "float32"},
+            beta=0.0,
+            **options,
+            **in_a_few_steps(directory),
+        ),
+    )
+
+
 def test_grpo_trainer_with_an_adapter_updates_the_server_to_the_merged_weights(
     checkpoint: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
 ) -> None:
-    peft = pytest.importorskip("peft")
     port = free_port()
     saved = tmp_path / "saved"
     with serving(checkpoint, port, tmp_path / "server.log") as url, enable(policy=PATIENT) as enabled:
-        trainer = GRPOTrainer(
-            model=str(checkpoint),
-            reward_funcs=sum_of_digits,
-            train_dataset=prompts(64, 5),
-            peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]),
-            args=GRPOConfig(
-                use_vllm=True,
-                vllm_mode="server",
-                vllm_server_base_url=url,
-                vllm_group_port=free_port(),
-                model_init_kwargs={"dtype": "float32"},
-                beta=0.0,
-                **in_a_few_steps(tmp_path),
-            ),
-        )
+        trainer = trainer_of_an_adapter(checkpoint, url, tmp_path, vllm_group_port=free_port())
         trainer.train()
         trainer.vllm_generation.sync_weights()
         assert enabled.last_report is not None and enabled.last_report.version == STEPS + 1
@@ -162,7 +167,6 @@ def following(url: str, log: pathlib.Path, directory: pathlib.Path) -> Iterator[
 def test_grpo_trainer_with_an_adapter_generates_with_it_and_the_base_stays(
     checkpoint: pathlib.Path, tmp_path: pathlib.Path, one_thread: None
 ) -> None:
-    peft = pytest.importorskip("peft")
     log, port = tmp_path / "log", free_port()
     flags = ["--max-model-len", "64", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
     flags += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
@@ -178,20 +182,7 @@ def test_grpo_trainer_with_an_adapter_generates_with_it_and_the_base_stays(
     try:
         untouched = [server.complete(each, 6) for each in asked]
         with following(server.url, log, tmp_path / "beside"), enable(adapter=ServedAdapter(log=str(log))) as enabled:
-            trainer = GRPOTrainer(
-                model=str(checkpoint),
-                reward_funcs=sum_of_digits,
-                train_dataset=prompts(64, 5),
-                peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]),
-                args=GRPOConfig(
-                    use_vllm=True,
-                    vllm_mode="server",
-                    vllm_server_base_url=server.url,
-                    model_init_kwargs={"dtype": "float32"},
-                    beta=0.0,
-                    **in_a_few_steps(tmp_path),
-                ),
-            )
+            trainer = trainer_of_an_adapter(checkpoint, server.url, tmp_path)
             trainer.train()
             trainer.vllm_generation.sync_weights()
             assert enabled.last_adapter_report is not None and enabled.last_adapter_report.version == STEPS + 1
