@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
 from sparsecast.buffers import dtype_name
 from sparsecast.errors import UnsupportedError, UsageError
-from sparsecast.torch.dtensor import take_chunk
+from sparsecast.torch.dtensor import chunk_of
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,12 @@ def _box(meta: Any, shape: tuple[int, ...], position: int, owners: int) -> Box:
     mesh = getattr(meta, "mesh_shape", None) or (owners,)
     for axis, placement in enumerate(getattr(meta, "placements", None) or ()):
         dim = getattr(placement, "dim", None)  # Of a Shard; a Replicate has none.
+        if hasattr(placement, "split_factor"):
+            raise UnsupportedError(f"its placement {placement} may leave a rank several boxes", f"tensor '{meta.name}'")
         if dim is not None:
             inner = math.prod(mesh[axis + 1 :])
-            take_chunk(offset, extent, dim, mesh[axis], position // inner % mesh[axis])
+            begin, extent[dim] = chunk_of(extent[dim], mesh[axis], position // inner % mesh[axis])
+            offset[dim] += begin
     return Box(offset, extent)
 
 

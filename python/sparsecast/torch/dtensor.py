@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the part of a DTensor that this rank holds, from its mesh and placements alone; nothing is gathered."""
+"""Finds the parts of a DTensor that this rank holds, from its mesh and placements alone; nothing is gathered.
+
+No placement is believed: the indices of each dimension, numbered, go through the placements in DTensor's order, as the
+elements themselves did, and what is left must have the shape of the local tensor and begin where torch says it does.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from .._core import Box
 from ..errors import UnsupportedError
@@ -11,14 +18,25 @@ from ..errors import UnsupportedError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+# : Most boxes of one tensor on one rank. Packed weights have one a part, views of heads one a head.
+MAX_BOXES = 4096
 
-def local_box(tensor: DTensor, name: str) -> Box | None:
-    """Returns the box of the canonical tensor that ``tensor.to_local()`` holds; None for a rank outside the mesh.
 
-    Placements apply from the first mesh dimension to the last, as in DTensor, but strided ones (``_StridedShard``:
-    FSDP2 over a dimension that tensor parallelism has already split) after the plain ones of their dimension. Parts are
-    those of ``torch.chunk``: the last may be smaller, or empty. Raises UnsupportedError naming the tensor for partial
-    sums, and for shards that are not one box.
+class Piece(NamedTuple):
+    """One box of a canonical tensor in a local tensor."""
+
+    box: Box
+    at: tuple[int, ...]  # index of its first element in the local tensor
+
+
+def local_pieces(tensor: DTensor, name: str) -> list[Piece] | None:
+    """Returns the boxes of the canonical tensor that ``tensor.to_local()`` holds; None for a rank outside the mesh.
+
+    Placements apply from the first mesh dimension to the last, as in DTensor. A strided one (``_StridedShard``: FSDP2
+    over a dimension that tensor parallelism has split, packed weights, views of a sharded dimension) cuts each of
+    ``split_factor`` parts of its dimension, so that a rank may hold several boxes. Parts are those of ``torch.chunk``:
+    the last may be smaller, or empty. Raises UnsupportedError naming the tensor for partial sums, for placements of
+    other kinds, and for a local tensor that is not what the placements leave.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
@@ -26,29 +44,77 @@ def local_box(tensor: DTensor, name: str) -> Box | None:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None
-    offset = [0] * tensor.ndim
-    extent = list(tensor.shape)
-    plain = [(i, p) for i, p in enumerate(tensor.placements) if type(p) is Shard]
-    strided = [(i, p) for i, p in enumerate(tensor.placements) if type(p) is _StridedShard]
-    for placement in tensor.placements:
+    context = f"tensor '{name}'"
+    cuts: list[list[tuple[int, int, int]]] = [[] for _ in tensor.shape]  # of each dimension: parts, index, split factor
+    for mesh_dim, placement in enumerate(tensor.placements):
         if type(placement) not in (Shard, _StridedShard, Replicate):
-            raise UnsupportedError(f"its placement {placement} is no shard and no copy", f"tensor '{name}'")
-    for mesh_dim, placement in plain + strided:
-        take_chunk(offset, extent, placement.dim % tensor.ndim, mesh.size(mesh_dim), coordinate[mesh_dim])
+            raise UnsupportedError(f"its placement {placement} is no shard and no copy", context)
+        if type(placement) is not Replicate:
+            factor = int(placement.split_factor) if type(placement) is _StridedShard else 1
+            cuts[placement.dim % tensor.ndim].append((mesh.size(mesh_dim), coordinate[mesh_dim], factor))  # type: ignore[attr-defined]
+    runs = [_runs(_left(length, cut)) for length, cut in zip(tensor.shape, cuts, strict=True)]
+    extent = tuple(sum(length for _, length in of_dimension) for of_dimension in runs)
     local = tuple(tensor.to_local().shape)
-    if local != tuple(extent):
-        raise UnsupportedError(
-            f"placements {tuple(tensor.placements)} of shape {tuple(tensor.shape)} on a mesh of {tuple(mesh.shape)} give "
-            f"the box {tuple(extent)}, but the local tensor is {local}",
-            f"tensor '{name}'",
-        )
-    return Box(offset, extent)
+    where = f"placements {tuple(tensor.placements)} of shape {tuple(tensor.shape)} on a mesh of {tuple(mesh.shape)} leave this rank"
+    if local != extent:
+        raise UnsupportedError(f"{where} {list(extent)}, but its local tensor is {list(local)}", context)
+    if 0 in extent:
+        return [Piece(Box([0] * tensor.ndim, list(extent)), (0,) * tensor.ndim)]
+    _compare_with_torch(tensor, extent, [of_dimension[0][0] for of_dimension in runs], where, context)
+    boxes = 1
+    for of_dimension in runs:
+        boxes *= len(of_dimension)
+    if boxes > MAX_BOXES:
+        raise UnsupportedError(f"{where} {boxes} boxes, more than {MAX_BOXES}", context)
+    placed = [_placed(of_dimension) for of_dimension in runs]
+    return [
+        Piece(Box([begin for begin, _, _ in piece], [n for _, n, _ in piece]), tuple(at for _, _, at in piece))
+        for piece in itertools.product(*placed)
+    ]
 
 
-def take_chunk(offset: list[int], extent: list[int], dim: int, parts: int, index: int) -> None:
-    """Narrows the box (``offset``, ``extent``) to part ``index`` of ``parts`` of one dimension, as torch.chunk cuts."""
-    chunk = -(-extent[dim] // parts)
-    begin = min(chunk * index, extent[dim])
-    end = min(begin + chunk, extent[dim])
-    offset[dim] += begin
-    extent[dim] = end - begin
+def _left(length: int, cuts: list[tuple[int, int, int]]) -> torch.Tensor:
+    """Returns the indices of a dimension that are left after ``cuts`` of (parts, index, split factor), in their order."""
+    numbers = torch.arange(length)
+    for parts, index, factor in cuts:
+        pieces = [_chunk(piece, parts, index) for piece in (_chunk(numbers, factor, i) for i in range(factor))]
+        numbers = pieces[0] if factor == 1 else torch.cat(pieces)
+    return numbers
+
+
+def _chunk(numbers: torch.Tensor, parts: int, index: int) -> torch.Tensor:
+    """Returns part ``index`` of ``parts``, as torch.chunk cuts, which leaves out parts that are empty."""
+    begin, length = chunk_of(len(numbers), parts, index)
+    return numbers.narrow(0, begin, length)
+
+
+def chunk_of(length: int, parts: int, index: int) -> tuple[int, int]:
+    """Returns where part ``index`` of ``parts`` of a dimension begins, and its length, as torch.chunk cuts."""
+    size = -(-length // parts)
+    begin = min(size * index, length)
+    return begin, min(size, length - begin)
+
+
+def _runs(numbers: torch.Tensor) -> list[tuple[int, int]]:
+    """Returns consecutive indices as runs of (first index, length)."""
+    if not len(numbers):
+        return []
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.nonzero(numbers.diff() != 1).view(-1)])
+    ends = [*starts[1:].tolist(), len(numbers)]
+    return [(int(numbers[at]), end - at) for at, end in zip(starts.tolist(), ends, strict=True)]
+
+
+def _placed(runs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Returns (first index, length, place in the local dimension) of each run."""
+    places = itertools.accumulate((length for _, length in runs), initial=0)
+    return [(begin, length, at) for (begin, length), at in zip(runs, places, strict=False)]
+
+
+def _compare_with_torch(tensor: Any, extent: tuple[int, ...], first: list[int], where: str, context: str) -> None:
+    """Compares shape and first element with what torch itself computes for this rank."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    if tuple(shape) != extent or list(offset) != first:
+        words = f"{list(extent)} from element {first} on, but torch says {list(shape)} from {list(offset)} on"
+        raise UnsupportedError(f"{where} {words}", context)

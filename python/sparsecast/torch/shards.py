@@ -13,7 +13,7 @@ from torch import nn
 from .._core import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable
 from ..buffers import PAIRS, WORD_BYTES, dtype_name
 from ..errors import UsageError
-from .dtensor import local_box
+from .dtensor import Piece, local_pieces
 
 # : Canonical name of a parameter, or None if it is not sent. A dict lists only the names that differ.
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
@@ -75,7 +75,7 @@ class _Held:
     own_name: str
     shape: tuple[int, ...]
     local: torch.Tensor
-    box: Box
+    pieces: list[Piece]  # what of the canonical tensor is where in `local`; together all of it
     wire: torch.dtype
     dtype: str  # as it is sent
 
@@ -116,27 +116,29 @@ def _hold(
         return None
     shape = tuple(tensor.shape)
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
-        box = local_box(tensor, own_name)  # type: ignore[arg-type]
-        if box is None:
+        found = local_pieces(tensor, own_name)  # type: ignore[arg-type]
+        if found is None:
             return None
-        local = tensor.to_local()
+        pieces, local = found, tensor.to_local()
     else:
-        box = Box([0] * len(shape), list(shape))
-        local = tensor
+        pieces, local = [Piece(Box([0] * len(shape), list(shape)), (0,) * len(shape))], tensor
     if local.is_meta:
         raise UsageError("it is on the meta device: it has no memory yet", f"tensor '{own_name}'")
     local = local.detach()
     declared = next((dtype for pattern, dtype in (dtypes or {}).items() if fnmatch.fnmatchcase(name, pattern)), None)
     if declared is None:
         wire_dtype = _wire_dtype(own_name, tensor, wire)
-        return _Held(name, own_name, shape, local, box, wire_dtype, dtype_name(wire_dtype))
+        return _Held(name, own_name, shape, local, pieces, wire_dtype, dtype_name(wire_dtype))
     _check_declared(own_name, declared, local)
     if local.dtype == torch.int32:  # Words: their bytes are a last dimension.
-        shape, box = (*shape, WORD_BYTES), Box((*box.offset, 0), (*box.extent, WORD_BYTES))
+        shape = (*shape, WORD_BYTES)
+        pieces = [
+            Piece(Box((*piece.box.offset, 0), (*piece.box.extent, WORD_BYTES)), (*piece.at, 0)) for piece in pieces
+        ]
         strides = (*(WORD_BYTES * n for n in local.stride()), 1)
-        local = _flat(local).view(torch.uint8).as_strided(box.extent, strides)
+        local = _flat(local).view(torch.uint8).as_strided((*local.shape, WORD_BYTES), strides)
     local = local.view(torch.uint8)
-    return _Held(name, own_name, shape, local, box, local.dtype, declared)
+    return _Held(name, own_name, shape, local, pieces, local.dtype, declared)
 
 
 def _check_declared(name: str, dtype: str, tensor: torch.Tensor) -> None:
@@ -193,8 +195,10 @@ class _Collected:
         self.tensors.append(_flat(local))
         self.locals.append(LocalTensor(held.own_name, held.dtype, self.tensors[-1].numel()))
         if local.numel():
-            index = len(self.specs) - 1
-            self.shards.append(Shard(index, held.box, len(self.locals) - 1, 0, list(local.stride())))
+            strides = list(local.stride())
+            for box, at in held.pieces:
+                first = sum(i * stride for i, stride in zip(at, strides, strict=True))
+                self.shards.append(Shard(len(self.specs) - 1, box, len(self.locals) - 1, first, strides))
 
 
 def _local_memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -268,22 +272,39 @@ class WholeTensors:
     masters: list[torch.Tensor | None]
 
 
+def shard_memory(memory: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """Returns the elements of ``shard`` in ``memory``, the local tensor that it lies in, in the shape of its box."""
+    return memory.as_strided(shard.box.extent, shard.strides, memory.storage_offset() + shard.first)
+
+
 def whole_tensors(shards: LocalShards, what: str) -> WholeTensors:
     """The tensors of a rank in their canonical shapes, in host memory.
 
-    UsageError that names the tensor, and says that ``what`` needs it so, for parts and for tensors on a device.
+    UsageError that names the tensor, and says that ``what`` needs it so, for parts, for tensors on a device, and for
+    those of the table that the rank holds nothing of, or has twice.
     """
     entries = []
-    for shard in shards.layout.ranks[0].shards:
+    of_rank = shards.layout.ranks[0].shards
+    held = {shard.tensor for shard in of_rank}
+    aliases = {alias for alias, _ in shards.layout.ties}
+    for index, (name, _, shape) in enumerate(shards.layout.table):
+        if index not in held and name not in aliases and 0 not in shape:
+            raise UsageError(f"{what} needs it whole, and this rank holds nothing of it", f"tensor '{name}'")
+    for shard in of_rank:
         name, dtype, shape = shards.layout.table[shard.tensor]
         if shard.box.extent != tuple(shape):
             words = f"{what} needs it whole, and this rank holds {shard.box}; of a sharded trainer sparsecast.relay writes logs"
             raise UsageError(words, f"tensor '{name}'")
-        tensor = shards.tensors[shard.local].as_strided(shape, shard.strides)
+        tensor = shard_memory(shards.tensors[shard.local], shard)
         if tensor.device.type != "cpu":
             raise UsageError(f"{what} needs it in host memory, and it is on {tensor.device}", f"tensor '{name}'")
         if not tensor.is_contiguous():
             raise UsageError(f"{what} needs it contiguous", f"tensor '{name}'")
-        entries.append(((name, dtype, tuple(shape)), tensor, shards.masters[shard.local]))
+        master = shards.masters[shard.local]
+        if master is not None and tensor.numel() != master.numel():
+            if not master.is_contiguous():
+                raise UsageError(f"{what} needs what it is cast from contiguous", f"tensor '{name}'")
+            master = shard_memory(master, shard)
+        entries.append(((name, dtype, tuple(shape)), tensor, master))
     entries.sort(key=lambda entry: entry[0][0].encode())
     return WholeTensors([e[0] for e in entries], [e[1] for e in entries], [e[2] for e in entries])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,8 @@ import torch
 from sparsecast_ports import free_port
 from torch import nn
 
-from sparsecast import errors
-from sparsecast.torch import LoaderSource, Log, Publisher, Subscriber, World
+from sparsecast import Box, Layout, LocalTensor, RankLayout, Shard, TensorTable, errors
+from sparsecast.torch import LoaderSource, LocalShards, Log, Publisher, Subscriber, World
 
 TABLE = [("q", "BF16", (6, 4)), ("k", "BF16", (2, 4)), ("norm", "F32", (4,)), ("steps", "I64", (1,))]
 
@@ -129,6 +130,53 @@ def test_a_follower_of_a_log_loads_what_it_does_not_patch_and_again_after_a_fail
     engine.failure = None
     subscriber.update()
     assert subscriber.version == 3 and engine.holds(trainer)
+
+
+def test_a_follower_of_a_log_patches_fused_tensors_where_they_lie(tmp_path: pathlib.Path) -> None:
+    trainer, engine = Trainer(1), Engine()
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
+    publisher = Publisher(trainer, transport=log)
+    source = LoaderSource(engine, engine.load_weights, TABLE)
+    subscriber = Subscriber(source, transport=dataclasses.replace(log, state=str(tmp_path / "state")))
+    assert subscriber.update().version == 1 and engine.holds(trainer)
+    for version in (2, 3):
+        trainer.step()
+        publisher.publish()
+        assert subscriber.update().version == version and engine.holds(trainer)
+    assert {"q", "k"}.isdisjoint(name for names in subscriber.modes()["modes"].values() for name in names)
+
+
+@pytest.mark.parametrize("order", [("q", "k", "v"), ("v", "q", "k")])
+def test_fused_tensors_are_published_to_a_log_from_where_they_lie(
+    tmp_path: pathlib.Path, order: tuple[str, ...]
+) -> None:
+    rows = {"q": 4, "k": 2, "v": 2}
+    fused = torch.randn(8, 4).bfloat16()
+    table = TensorTable([(name, "BF16", (n, 4)) for name, n in rows.items()])
+    begin = dict(zip(order, itertools.accumulate((rows[name] for name in order), initial=0), strict=False))
+    shards = [
+        Shard(index, Box([0, 0], [n, 4]), 0, 4 * begin[name], [4, 1]) for index, (name, n) in enumerate(rows.items())
+    ]
+    layout = Layout(table, [RankLayout([LocalTensor("fused", "BF16", 32)], shards)])
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"), state=str(tmp_path / "state"))
+    publisher = Publisher(LocalShards(layout, [fused.view(-1)], [None]), transport=log)
+    held = {name: torch.zeros(n, 4, dtype=torch.bfloat16) for name, n in rows.items()}
+    subscriber = Subscriber(list(held.items()), transport=log)
+    for _ in range(2):
+        subscriber.update()
+        for name, n in rows.items():
+            assert torch.equal(held[name], fused[begin[name] : begin[name] + n]), name
+        fused[begin["k"]] += 1
+        publisher.publish()
+
+
+def test_a_log_refuses_tensors_of_its_table_that_the_rank_does_not_hold(tmp_path: pathlib.Path) -> None:
+    table = TensorTable([("q", "F32", (2, 2)), ("k", "F32", (2, 2))])
+    shards = [Shard(0, Box([0, 0], [2, 2]), 0, 0, [2, 1])]
+    layout = Layout(table, [RankLayout([LocalTensor("q", "F32", 4)], shards)])
+    log = Log(str(tmp_path / "log"), mirror=str(tmp_path / "mirror.safetensors"))
+    with pytest.raises(errors.UsageError, match="'k': .* holds nothing of it"):
+        Publisher(LocalShards(layout, [torch.zeros(4)], [None]), transport=log)
 
 
 def test_copies_that_nothing_has_filled_are_refused() -> None:
