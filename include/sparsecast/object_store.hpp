@@ -79,9 +79,9 @@ class SPARSECAST_API ObjectStore {
 SPARSECAST_API std::unique_ptr<ObjectStore> open_directory_store(FileSystem& fs, const std::string& directory);
 
 /// Options for access to an S3 bucket. `from_environment` reads AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-/// AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_PROFILE,
-/// AWS_CA_BUNDLE, and where they are not set the usual files (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE,
-/// ~/.aws/credentials, ~/.aws/config).
+/// AWS_SECURITY_TOKEN or AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL,
+/// AWS_IGNORE_CONFIGURED_ENDPOINT_URLS, AWS_DEFAULT_PROFILE or AWS_PROFILE, AWS_CA_BUNDLE, and where they are not set
+/// the usual files (AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE, ~/.aws/credentials, ~/.aws/config).
 struct SPARSECAST_API S3Options {
   std::string bucket;
   std::string prefix;    ///< Prefix of every key, without a slash at either end; may be empty.

@@ -18,6 +18,13 @@ namespace {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
+std::string lower(std::string_view text) {
+  std::string all(text);
+  std::transform(all.begin(), all.end(), all.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return all;
+}
+
 std::string_view trimmed(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
@@ -30,6 +37,17 @@ std::string_view without_comment(std::string_view text) {
     if ((text[i] == '#' || text[i] == ';') && is_blank(text[i - 1])) return text.substr(0, i);
   }
   return text;
+}
+
+/// Returns the name of a section as it is looked up: `profile "my team"` is `profile my team`.
+std::string section_name(std::string_view text) {
+  const std::size_t blank = std::min(text.find_first_of(" \t"), text.size());
+  const std::string_view kind = text.substr(0, blank);
+  std::string_view rest = trimmed(text.substr(blank));
+  if (rest.size() >= 2 && (rest.front() == '"' || rest.front() == '\'') && rest.back() == rest.front()) {
+    rest = rest.substr(1, rest.size() - 2);
+  }
+  return rest.empty() ? std::string(kind) : fmt::format("{} {}", kind, rest);
 }
 
 class IniParser {
@@ -56,17 +74,17 @@ class IniParser {
     if (end == std::string_view::npos) refuse("a section without its ]");
     const std::string_view name = trimmed(content.substr(1, end - 1));
     if (name.empty()) refuse("a section without a name");
-    section_ = &file_[std::string(name)];
+    section_ = &file_[section_name(name)];
     outer_.clear();
   }
 
   void setting(std::string_view content, bool indented) {
     if (section_ == nullptr) refuse("a setting before the first section");
-    const std::size_t equals = content.find('=');
-    if (equals == std::string_view::npos) refuse("neither a section nor a setting");
-    const std::string name(trimmed(content.substr(0, equals)));
+    const std::size_t sign = content.find_first_of("=:");
+    if (sign == std::string_view::npos) refuse("neither a section nor a setting");
+    const std::string name = lower(trimmed(content.substr(0, sign)));
     if (name.empty()) refuse("a setting without a name");
-    const std::string value(trimmed(without_comment(content.substr(equals + 1))));
+    const std::string value(trimmed(without_comment(content.substr(sign + 1))));
     const bool nested = indented && !outer_.empty();
     (*section_)[nested ? outer_ + "." + name : name] = value;
     if (!nested) outer_ = value.empty() ? name : std::string();
@@ -101,6 +119,29 @@ namespace {
 constexpr std::string_view kScheme = "s3://";
 constexpr std::uint64_t kMaxFileBytes = 1 << 20;
 
+bool is_name_char(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+/// Returns a path with the values of `$NAME` and `${NAME}` and with the home directory for a leading `~/`. What is not
+/// set stays as it is.
+std::string expanded(const std::string& path, const Environment& environment) {
+  std::string all;
+  for (std::size_t i = 0; i < path.size();) {
+    const bool braces = path.compare(i, 2, "${") == 0;
+    const std::size_t begin = i + (braces ? 2 : 1);
+    std::size_t end = begin;
+    while (path[i] == '$' && end < path.size() && is_name_char(path[end])) ++end;
+    const bool complete = end > begin && (!braces || (end < path.size() && path[end] == '}'));
+    const auto value = complete ? environment(path.substr(begin, end - begin).c_str()) : std::nullopt;
+    all += value ? *value : path.substr(i, 1);
+    i = value ? end + (braces ? 1 : 0) : i + 1;
+  }
+  const auto home = environment("HOME");
+  if (home && all.starts_with("~/")) all.replace(0, 1, *home);
+  return all;
+}
+
 class Settings {
  public:
   Settings(FileSystem& fs, const Environment& environment)
@@ -108,14 +149,15 @@ class Settings {
         environment_(environment),
         credentials_(read_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")),
         config_(read_file("AWS_CONFIG_FILE", "config")) {
-    const auto named = environment_("AWS_PROFILE");
+    const auto named = first({variable("AWS_DEFAULT_PROFILE"), variable("AWS_PROFILE")});
     profile_ = named.value_or("default");
     // The name of the default profile's section has no "profile" before it, but some tools write one.
-    config_section_ = profile_ == "default" && config_.contains("default") ? profile_ : "profile " + profile_;
+    config_section_ = "profile " + profile_;
+    if (profile_ == "default" && !config_.contains(config_section_)) config_section_ = profile_;
     if (named && !credentials_.contains(profile_) && !config_.contains(config_section_)) {
-      throw Error(
-          ErrorCode::kUnauthenticated,
-          fmt::format("neither the config nor the credentials file has the profile '{}' of AWS_PROFILE", *named));
+      throw Error(ErrorCode::kUnauthenticated,
+                  fmt::format("neither the config nor the credentials file has the profile '{}' of {}", *named,
+                              variable("AWS_DEFAULT_PROFILE") ? "AWS_DEFAULT_PROFILE" : "AWS_PROFILE"));
     }
   }
 
@@ -124,9 +166,13 @@ class Settings {
     if (const auto region = first({variable("AWS_REGION"), variable("AWS_DEFAULT_REGION"), config("region")})) {
       options.region = *region;
     }
-    options.endpoint = first({variable("AWS_ENDPOINT_URL_S3"), variable("AWS_ENDPOINT_URL"), service("s3.endpoint_url"),
-                              config("s3.endpoint_url"), config("endpoint_url")})
-                           .value_or("");
+    const auto ignored =
+        first({variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"), config("ignore_configured_endpoint_urls")});
+    if (lower(ignored.value_or("")) != "true") {
+      options.endpoint = first({variable("AWS_ENDPOINT_URL_S3"), variable("AWS_ENDPOINT_URL"),
+                                service("s3.endpoint_url"), config("s3.endpoint_url"), config("endpoint_url")})
+                             .value_or("");
+    }
     options.ca_bundle = first({variable("AWS_CA_BUNDLE"), config("ca_bundle")}).value_or("");
     const auto style = config("s3.addressing_style");
     if (style == "path") options.path_style = true;
@@ -146,13 +192,14 @@ class Settings {
   /// Both keys come from one source: a key of one and a secret of another fit no account.
   void fill_keys(S3Options& options) const {
     if (take_keys(options, variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"),
-                  variable("AWS_SESSION_TOKEN"), "the environment")) {
+                  first({variable("AWS_SECURITY_TOKEN"), variable("AWS_SESSION_TOKEN")}), "the environment")) {
       return;
     }
     for (const auto& [file, section] : {std::pair(&credentials_, profile_), std::pair(&config_, config_section_)}) {
-      if (take_keys(options, value_of(*file, section, "aws_access_key_id"),
-                    value_of(*file, section, "aws_secret_access_key"), value_of(*file, section, "aws_session_token"),
-                    fmt::format("profile '{}'", profile_))) {
+      if (take_keys(
+              options, value_of(*file, section, "aws_access_key_id"), value_of(*file, section, "aws_secret_access_key"),
+              first({value_of(*file, section, "aws_security_token"), value_of(*file, section, "aws_session_token")}),
+              fmt::format("profile '{}'", profile_))) {
         return;
       }
     }
@@ -193,7 +240,7 @@ class Settings {
   IniFile read_file(const char* name_variable, const std::string& usual) const {
     std::string path;
     if (const auto named = environment_(name_variable)) {
-      path = *named;
+      path = expanded(*named, environment_);
     } else if (const auto home = environment_("HOME")) {
       path = *home + "/.aws/" + usual;
     }
@@ -229,7 +276,8 @@ void require(bool holds, const std::string& sentence) {
 
 /// "http://host[:port][/path]", without user, query or fragment.
 bool is_endpoint(const std::string& endpoint) {
-  const std::size_t begin = endpoint.starts_with("https://") ? 8 : endpoint.starts_with("http://") ? 7 : 0;
+  const std::string scheme = lower(endpoint.substr(0, 8));
+  const std::size_t begin = scheme == "https://" ? 8 : scheme.starts_with("http://") ? 7 : 0;
   return begin != 0 && endpoint.size() > begin && endpoint[begin] != '/' && endpoint.size() < 512 &&
          has_only(endpoint.substr(begin), ".-_:/[]");
 }

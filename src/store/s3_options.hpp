@@ -31,8 +31,9 @@ struct S3Address {
 };
 S3Address s3_address(const S3Options& options);
 
-/// Sections of the files that the AWS tools keep (~/.aws/config, ~/.aws/credentials): section -> key -> value. Indented
-/// lines after "s3 =" are the keys "s3.NAME". A section or key that comes twice: the last holds.
+/// Sections of the files that the AWS tools keep (~/.aws/config, ~/.aws/credentials): section -> key -> value. Keys are
+/// in lower case, quotes around the name of a profile are left out, and indented lines after "s3 =" are the keys
+/// "s3.NAME". A section or key that comes twice: the last holds.
 using IniFile = std::map<std::string, std::map<std::string, std::string>>;
 
 /// Error{kCorrupt} names `path` and the line of what is neither a section, nor a setting, nor a comment. Values are in

@@ -111,6 +111,85 @@ TEST(S3Options, ComeFromFilesThatTheEnvironmentNames) {
   EXPECT_EQ(read({{"AWS_CONFIG_FILE", "conf"}, {"AWS_SHARED_CREDENTIALS_FILE", "cred"}}, fs).secret_key, "d");
 }
 
+TEST(S3Options, FilesNameKeysInAnyCaseAndWithEitherSign) {
+  FaultFileSystem fs;
+  fs.put_file("cred", "[default]\nAWS_ACCESS_KEY_ID: id\nAws_Secret_Access_Key=a=b:c\nAWS_SECURITY_TOKEN = old\n");
+  fs.put_file("conf", "[default]\nREGION = x-1\nEndpoint_URL = http://host:80\n");
+  const S3Options options = read({{"AWS_CONFIG_FILE", "conf"}, {"AWS_SHARED_CREDENTIALS_FILE", "cred"}}, fs);
+  EXPECT_EQ(options.access_key, "id");
+  EXPECT_EQ(options.secret_key, "a=b:c");
+  EXPECT_EQ(options.session_token, "old");
+  EXPECT_EQ(options.region, "x-1");
+  EXPECT_EQ(options.endpoint, "http://host:80");
+}
+
+TEST(S3Options, PathsOfFilesAreExpandedAsAShellWould) {
+  FaultFileSystem fs;
+  fs.put_file("/home/me/lab/cred", "[default]\naws_access_key_id = id\naws_secret_access_key = secret\n");
+  for (const std::string path : {"~/lab/cred", "$HOME/lab/cred", "${HOME}/lab/cred", "/home/$WHO/lab/cred",
+                                 "~/${DIR}/cred", "/home/me/lab/cred"}) {
+    SCOPED_TRACE(path);
+    const Variables variables = {
+        {"HOME", "/home/me"}, {"WHO", "me"}, {"DIR", "lab"}, {"AWS_SHARED_CREDENTIALS_FILE", path}};
+    EXPECT_EQ(read(variables, fs).access_key, "id");
+  }
+  for (const std::string path :
+       {"${HOME/lab/cred", "$", "${}/cred", "$UNSET/cred", "x~/lab/cred", "~", "~other/cred"}) {
+    SCOPED_TRACE(path);
+    fs.put_file(path, "[default]\naws_access_key_id = plain\naws_secret_access_key = secret\n");
+    EXPECT_EQ(read({{"HOME", "/home/me"}, {"AWS_SHARED_CREDENTIALS_FILE", path}}, fs).access_key, "plain");
+  }
+}
+
+TEST(S3Options, TheProfileIsThatOfEitherVariableAndItsNameMayBeQuoted) {
+  FaultFileSystem fs;
+  fs.put_file("cred",
+              "[ml]\naws_access_key_id = ml\naws_secret_access_key = s\n"
+              "[my team]\naws_access_key_id = team\naws_secret_access_key = s\n");
+  fs.put_file("conf",
+              "[profile \"my team\"]\nregion = x-1\nservices = a b\n[services 'a b']\ns3 =\n"
+              "  endpoint_url = http://lab\n[default]\nregion = x-2\n[profile default]\nregion = x-3\n");
+  const Variables files = {{"AWS_CONFIG_FILE", "conf"}, {"AWS_SHARED_CREDENTIALS_FILE", "cred"}};
+  const auto with = [&](Variables more) {
+    more.insert(files.begin(), files.end());
+    return read(more, fs);
+  };
+  EXPECT_EQ(with({{"AWS_DEFAULT_PROFILE", "ml"}}).access_key, "ml");
+  EXPECT_EQ(with({{"AWS_DEFAULT_PROFILE", "ml"}, {"AWS_PROFILE", "my team"}}).access_key, "ml") << "as botocore has it";
+  EXPECT_EQ(with({{"AWS_PROFILE", "my team"}}).access_key, "team");
+  EXPECT_EQ(with({{"AWS_PROFILE", "my team"}}).region, "x-1");
+  EXPECT_EQ(with({{"AWS_PROFILE", "my team"}}).endpoint, "http://lab");
+  EXPECT_EQ(with(kKeys).region, "x-3") << "the section with the word profile comes first";
+  expect_error(ErrorCode::kUnauthenticated,
+               [&] {
+                 with({{"AWS_DEFAULT_PROFILE", "nobody"}});
+               },
+               {"'nobody' of AWS_DEFAULT_PROFILE"});
+}
+
+TEST(S3Options, ConfiguredEndpointsAreIgnoredOnDemand) {
+  FaultFileSystem fs;
+  fs.put_file("conf", "[default]\nendpoint_url = http://lab\nignore_configured_endpoint_urls = True\n");
+  const Variables endpoint = with_keys({{"AWS_ENDPOINT_URL", "http://host"}});
+  for (const std::string value : {"true", "TRUE"}) {
+    Variables variables = endpoint;
+    variables["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"] = value;
+    EXPECT_EQ(read(variables).endpoint, "");
+  }
+  Variables variables = endpoint;
+  variables["AWS_CONFIG_FILE"] = "conf";
+  EXPECT_EQ(read(variables, fs).endpoint, "");
+  variables["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"] = "false";
+  EXPECT_EQ(read(variables, fs).endpoint, "http://host") << "the environment comes first";
+}
+
+TEST(S3Options, TheOldNameOfTheTokenAndEndpointsInUpperCaseAreTaken) {
+  EXPECT_EQ(read(with_keys({{"AWS_SECURITY_TOKEN", "old"}})).session_token, "old");
+  EXPECT_EQ(read(with_keys({{"AWS_SECURITY_TOKEN", "old"}, {"AWS_SESSION_TOKEN", "new"}})).session_token, "old");
+  EXPECT_EQ(read(with_keys({{"AWS_ENDPOINT_URL", "HTTP://host"}})).endpoint, "HTTP://host");
+  EXPECT_EQ(read(with_keys({{"AWS_ENDPOINT_URL", "Https://host"}})).endpoint, "Https://host");
+}
+
 TEST(S3Options, MissingKeysAreToldWithWhatToDo) {
   expect_error(ErrorCode::kUnauthenticated, [] { read({}); }, {"AWS_ACCESS_KEY_ID"});
   expect_error(ErrorCode::kUnauthenticated, [] { read({{"AWS_ACCESS_KEY_ID", "id"}}); }, {"environment", "only one"});
