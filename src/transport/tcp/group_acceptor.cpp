@@ -60,6 +60,7 @@ void allow_open_files(int size) {
 GroupAcceptor::GroupAcceptor(const RendezvousOptions& options, const Socket& listener, const SecretKey& key,
                              std::uint64_t max_body_bytes)
     : options_(options),
+      place_(listener.local()),
       acceptor_(listener, key, options.size, max_body_bytes),
       size_(options.size),
       members_(static_cast<std::size_t>(options.size)) {
@@ -142,7 +143,9 @@ std::vector<std::unique_ptr<Link>> GroupAcceptor::gather(Deadline deadline) {
     turned_away_ = acceptor_.turned_away();
     turned_away_.insert(turned_away_.end(), notes_.begin(), notes_.end());
     if (steady_clock::now() >= close && !missing().empty()) {
-      std::string text = fmt::format("{} of {} did not come until the deadline", list_ranks(missing()), size_);
+      std::string text = fmt::format("{} of {} did not come until the deadline; rank 0 listens at {}",
+                                     list_ranks(missing()), size_, place_.text());
+      if (place_.is_loopback()) text += ", a loopback address: this machine alone reaches it, by no other address";
       for (const std::string& line : turned_away_) text += "; " + line;
       fail({ErrorCode::kTimeout, text}, nullptr);
     }

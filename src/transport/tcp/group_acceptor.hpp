@@ -30,6 +30,7 @@ class GroupAcceptor {
   [[noreturn]] void fail(const Error& error, Connection* newcomer);
 
   const RendezvousOptions& options_;
+  SocketAddress place_;  ///< Where this rank listens.
   Acceptor acceptor_;
   int size_;
   /// Connections by rank; null for this rank and for those not here yet.

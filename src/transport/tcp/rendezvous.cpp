@@ -234,11 +234,9 @@ void parse_endpoint(const std::string& text, std::string& host, std::uint16_t& p
 
 RendezvousListener::RendezvousListener(const RendezvousOptions& options) : impl_(std::make_unique<Impl>()) {
   try {
-    const std::string host =
-        options.interface.empty()
-            ? (options.host.size() > 2 && options.host.front() == '[' ? options.host.substr(1, options.host.size() - 2)
-                                                                      : options.host)
-            : choose_interface(network_interfaces(), options.interface, "").interface.address;
+    const std::string host = options.interface.empty()
+                                 ? options.host
+                                 : choose_interface(network_interfaces(), options.interface, "").interface.address;
     impl_->socket = listen_on(resolve(host, options.port, steady_clock::now() + options.timeout).front());
   } catch (const Error& error) {
     throw error.within("rendezvous, rank 0");

@@ -31,6 +31,22 @@ void set_option(int descriptor, int level, int name, int value) {
   setsockopt(descriptor, level, name, &value, sizeof(value));  // A connection works without; so no error.
 }
 
+/// Returns a host without the brackets of an IPv6 address. Throws Error{kUsage} for what is neither a name nor an
+/// address, which a resolver may well look for until the deadline.
+std::string plain_host(const std::string& host) {
+  constexpr std::size_t kLongestName = 253;
+  const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  std::string plain = brackets ? host.substr(1, host.size() - 2) : host;
+  const bool spelled = std::all_of(plain.begin(), plain.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view(".-_:%").find(c) != std::string_view::npos;
+  });
+  if (plain.empty() || plain.size() > kLongestName || !spelled || (brackets && plain.find(':') == std::string::npos)) {
+    throw Error(ErrorCode::kUsage, fmt::format("'{}' is neither a host name nor an IPv4 or IPv6 address", host));
+  }
+  return plain;
+}
+
 std::vector<SocketAddress> look_up(const std::string& host, std::uint16_t port, int flags, int& code) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -93,7 +109,15 @@ std::string SocketAddress::text() const {
   return storage.ss_family == AF_INET6 ? fmt::format("[{}]:{}", host(), port()) : fmt::format("{}:{}", host(), port());
 }
 
-std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+bool SocketAddress::is_loopback() const {
+  if (storage.ss_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
+  }
+  return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+std::vector<SocketAddress> resolve(const std::string& given, std::uint16_t port, Deadline deadline) {
+  const std::string host = plain_host(given);
   int code = 0;
   std::vector<SocketAddress> addresses = look_up(host, port, AI_NUMERICHOST, code);
   if (!addresses.empty()) return addresses;

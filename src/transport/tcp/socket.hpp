@@ -23,12 +23,14 @@ struct SocketAddress {
   std::string host() const;  ///< Numeric.
   std::uint16_t port() const;
   std::string text() const;  ///< "10.0.0.1:29400", "[::1]:29400".
+  bool is_loopback() const;
   const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-/// Returns all addresses of a host. Numeric ones need no server; a name is looked up on a thread of its own, because
-/// the system's resolver takes no deadline.
-std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, Deadline deadline);
+/// Returns all addresses of a host: a name, or an address, also in brackets. Numeric ones need no server; a name is
+/// looked up on a thread of its own, because the system's resolver takes no deadline. Throws Error{kUsage} at once for
+/// what can be no host, and Error{kIo | kTimeout} for a name that does not resolve.
+std::vector<SocketAddress> resolve(const std::string& given, std::uint16_t port, Deadline deadline);
 
 class Socket {
  public:

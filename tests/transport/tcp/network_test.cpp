@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sparsecast/network.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "tests/support/expect_error.hpp"
+#include "transport/tcp/meeting.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -53,6 +54,29 @@ TEST(Network, TheRouteToThePeerDecides) {
 }
 
 TEST(Network, FabricDevicesAreListedByName) { EXPECT_TRUE(fabric_devices("/no/such/folder").empty()); }
+
+TEST(Hosts, WhatCanBeNoHostIsRefusedAtOnceByEveryRank) {
+  if (!rendezvous_available()) GTEST_SKIP() << "built without libsodium";
+  for (const std::string host : {"", "*", "*:80", " ", " 127.0.0.1", "127.0.0.1 ", "http://127.0.0.1", "a/b", "[]",
+                                 "[::1", "::1]", "[127.0.0.1]", "a,b", "h\u00f6st", "a\nb"}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      RendezvousOptions options = meeting_options(2, std::chrono::hours(1));
+      options.host = host;
+      options.rank = rank;
+      options.port = 1;
+      expect_error(ErrorCode::kUsage, [&] { Rendezvous::meet(options); }, {"neither a host name nor an", host});
+    }
+  }
+}
+
+TEST(Hosts, ALoopbackAddressThatNobodyDialsIsNamed) {
+  if (!rendezvous_available()) GTEST_SKIP() << "built without libsodium";
+  RendezvousOptions options = meeting_options(2, std::chrono::milliseconds(200));
+  options.host = "127.0.1.1";
+  Meeting meeting(options);
+  expect_error(ErrorCode::kTimeout, [&] { meeting.meet(0); },
+               {"rank 1 of 2 did not come", fmt::format("listens at 127.0.1.1:{}", meeting.port()), "loopback"});
+}
 
 }  // namespace
 }  // namespace sparsecast::test

@@ -122,11 +122,12 @@ TEST_F(RendezvousTest, MeetsOverIPv6) {
     GTEST_SKIP() << "no IPv6 here: " << error.what();
   }
   EXPECT_EQ(meeting->listener().host(), "::1");
-  // Members name it without brackets.
-  std::jthread hub([&] { meeting->meet(0); });
-  RendezvousOptions member = meeting->options(1);
-  member.host = "::1";
-  EXPECT_THAT(Rendezvous::meet(member)->describe(), HasSubstr("hub [::1]:"));
+  for (const std::string host : {"[::1]", "::1"}) {
+    std::jthread hub([&] { meeting->meet(0); });
+    RendezvousOptions member = meeting->options(1);
+    member.host = host;
+    EXPECT_THAT(Rendezvous::meet(member)->describe(), HasSubstr("hub [::1]:"));
+  }
 }
 
 TEST_F(RendezvousTest, ListensOnlyOnTheChosenInterface) {
