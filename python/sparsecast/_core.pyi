@@ -1,6 +1,7 @@
 """The C++ library behind the package sparsecast."""
 
 from collections.abc import Callable, Iterator, Sequence
+import os
 from typing import Annotated, Any, overload
 
 import numpy
@@ -677,7 +678,7 @@ class LogPublisher:
     Publisher to a delta log: detects and encodes in the thread of the caller; uploads, commits and maintains in threads of its own. One publication is in progress at a time. Not thread-safe.
     """
 
-    def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | None = None, trusted_keys: Sequence[str] = [], mirror: str = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1) -> None:
+    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, detector: str = 'snapshot', masters: Sequence[Memory | None] | None = None, key: str | os.PathLike[str] | None = None, trusted_keys: Sequence[str] = [], mirror: str | os.PathLike[str] = '', merge: bool = True, anchors: bool = True, deadline: float = 120.0, positions: str = 'auto', values: str = 'ulp', objective: str | None = None, block_changes: int = 512, zstd_level: int = 0, threads: int = 1) -> None:
         """
         Continues the existing log at `location` (a directory or s3://bucket/prefix; see create_log). Raises WrongBaseError unless the tensors hold its newest version. `key`: path of a signing key; `trusted_keys`: public keys as 'ed25519:...'. `mirror`: path of a checkpoint from which anchors and merged deltas are made. `objective`: what positions='auto' saves: 'size' (the default), 'speed', or the rate of the slowest link, '100Mb/s'. `block_changes`: 4096 for smaller deltas of integer tensors and other positions than 'context', on the host only.
         """
@@ -742,7 +743,7 @@ class LogFollower:
     Live tensors in host memory that follow a delta log. Not thread-safe, except stop().
     """
 
-    def __init__(self, location: str, table: TensorTable, tensors: Sequence[Memory], *, state_path: str, scratch: str, trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None) -> None:
+    def __init__(self, location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, state_path: str | os.PathLike[str], scratch: str | os.PathLike[str], trusted_keys: Sequence[str] = [], lease: str = '', max_age: float = 0.0, allow_rollback: bool = False, threads: int = 1, audit_versions: int = 64, audit_time: float = 0.0, pause: object | None = None) -> None:
         """
         `tensors`: writable, contiguous, parallel to the table. `state_path`: a file that remembers the versions that were seen; `scratch`: an existing directory for fetched objects. `pause(True)` is called before each apply and `pause(False)` after it, in the thread of step(). Raises IncompleteError if there is no log yet.
         """
@@ -761,22 +762,22 @@ class LogFollower:
     @property
     def digest(self) -> str: ...
 
-def log_head(location: str, trusted_keys: Sequence[str] = []) -> int | None:
+def log_head(location: str | os.PathLike[str], trusted_keys: Sequence[str] = []) -> int | None:
     """
     Returns the newest version of the log at `location`; None if there is no log.
     """
 
-def create_log(location: str, table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str, version: int = 0, key: str | None = None, label: str = '', threads: int = 1) -> int:
+def create_log(location: str | os.PathLike[str], table: TensorTable, tensors: Sequence[Memory], *, anchor_path: str | os.PathLike[str], version: int = 0, key: str | os.PathLike[str] | None = None, label: str = '', threads: int = 1) -> int:
     """
     Creates a delta log with the tensors as its first version and anchor. Also writes them to `anchor_path` (a .safetensors file, which can be the mirror of the publisher). Raises UsageError if there is a log already.
     """
 
-def write_checkpoint(table: TensorTable, tensors: Sequence[Memory], path: str) -> None:
+def write_checkpoint(table: TensorTable, tensors: Sequence[Memory], path: str | os.PathLike[str]) -> None:
     """
     Writes contiguous tensors of host memory as one .safetensors file, atomically.
     """
 
-def generate_key(path: str) -> str:
+def generate_key(path: str | os.PathLike[str]) -> str:
     """
     Makes a signing key, saves it for its owner alone, and returns the public one.
     """

@@ -142,8 +142,8 @@ class LogRelay:
             self._log.location,
             self._table,
             self._memory,
-            state_path=str(state / "follower"),
-            scratch=str(state / "scratch"),
+            state_path=state / "follower",
+            scratch=state / "scratch",
             trusted_keys=list(self._log.trusted_keys),
             threads=self._threads,
         )

@@ -4,12 +4,38 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from ._core import ControlChannel, MeetingCancellation, meet, mpi_channel
 from .errors import UsageError
+
+# : What is taken where a path is due.
+AnyPath = str | os.PathLike[str]
+
+
+def path_text(path: AnyPath) -> str:
+    """Returns a path as a string, as it is given. Raises UsageError for what is no path."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise UsageError(f"{path!r} is not a path: a str or an os.PathLike") from None
+
+
+def keep_paths(fields: Any, *names: str) -> None:
+    """Has these fields of a frozen dataclass be strings, so that a path of either kind compares and joins alike.
+
+    Raises UsageError naming the field that is no path.
+    """
+    for name in names:
+        value = getattr(fields, name)
+        if value is not None:
+            try:
+                object.__setattr__(fields, name, path_text(value))
+            except UsageError as error:
+                raise UsageError(f"{name}: {error}") from None
 
 
 def address_facing(host: str, port: int) -> str:
@@ -134,16 +160,19 @@ class Log:
     For publishers, ``key`` is the path of a signing key, and ``mirror`` a path (``*.safetensors``) on the local disk
     where a checkpoint follows the log; anchors and merged deltas are made from it. For readers, ``trusted_keys`` are
     public keys ("ed25519:..."), and ``state`` is a directory of their own for fetched objects and what they remember.
-    ``timeout`` is in seconds.
+    ``timeout`` is in seconds. Paths may be any ``os.PathLike``; they are kept as strings.
     """
 
-    location: str
-    key: str | None = None
+    location: AnyPath
+    key: AnyPath | None = None
     trusted_keys: tuple[str, ...] = ()
-    mirror: str = ""
-    state: str = ""
+    mirror: AnyPath = ""
+    state: AnyPath = ""
     lease: str = ""
     timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        keep_paths(self, "location", "key", "mirror", "state")
 
 
 Transport = World | Mpi | Met | Log

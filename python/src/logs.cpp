@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "memory.hpp"
+#include "path_text.hpp"
 #if SPARSECAST_HAVE_LOG
 #include "publisher_detector.hpp"
 #include "sparsecast/delta_log.hpp"
@@ -30,7 +31,7 @@ LogTrust trust_of(const std::vector<std::string>& keys) {
   return trust;
 }
 
-std::shared_ptr<const SigningKey> signing_key(const std::optional<std::string>& path) {
+std::shared_ptr<const SigningKey> signing_key(const std::optional<PathText>& path) {
   return path ? SigningKey::load(files(), *path) : nullptr;
 }
 
@@ -51,8 +52,8 @@ void write_checkpoint(const TensorTable& table, const std::vector<MutableBytes>&
 
 /// Creates a log with its first version and anchor and returns that version; returns the head version if the log
 /// exists.
-std::uint64_t create_log(const std::string& location, const TensorTable& table, const std::vector<Memory>& memory,
-                         const std::string& anchor_path, std::uint64_t version, const std::optional<std::string>& key,
+std::uint64_t create_log(const PathText& location, const TensorTable& table, const std::vector<Memory>& memory,
+                         const PathText& anchor_path, std::uint64_t version, const std::optional<PathText>& key,
                          const std::string& label, int threads) {
   const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
   const nb::gil_scoped_release release;
@@ -184,10 +185,10 @@ void bind_publisher(nb::module_& m) {
       " threads of its own. One publication is in progress at a time. Not thread-safe.")
       .def(
           "__init__",
-          [](PythonLogPublisher* self, const std::string& location, const TensorTable& table,
+          [](PythonLogPublisher* self, const PathText& location, const TensorTable& table,
              const std::vector<Memory>& tensors, const std::string& detector,
-             const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<std::string>& key,
-             const std::vector<std::string>& trusted_keys, const std::string& mirror, bool merge, bool anchors,
+             const std::optional<std::vector<std::optional<Memory>>>& masters, const std::optional<PathText>& key,
+             const std::vector<std::string>& trusted_keys, const PathText& mirror, bool merge, bool anchors,
              double deadline, const std::string& positions, const std::string& values,
              const std::optional<std::string>& objective, std::uint32_t block_changes, int zstd_level, int threads) {
             LogPublisherOptions options;
@@ -267,8 +268,8 @@ void bind_follower(nb::module_& m) {
                                 "Live tensors in host memory that follow a delta log. Not thread-safe, except stop().")
       .def(
           "__init__",
-          [](PythonLogFollower* self, const std::string& location, const TensorTable& table,
-             const std::vector<Memory>& tensors, const std::string& state_path, const std::string& scratch,
+          [](PythonLogFollower* self, const PathText& location, const TensorTable& table,
+             const std::vector<Memory>& tensors, const PathText& state_path, const PathText& scratch,
              const std::vector<std::string>& trusted_keys, const std::string& lease, double max_age,
              bool allow_rollback, int threads, std::uint32_t audit_versions, double audit_time, nb::object pause) {
             FollowerOptions options;
@@ -309,7 +310,7 @@ void bind_logs(nb::module_& m) {
   bind_follower(m);
   m.def(
       "log_head",
-      [](const std::string& location, const std::vector<std::string>& trusted_keys) -> std::optional<std::uint64_t> {
+      [](const PathText& location, const std::vector<std::string>& trusted_keys) -> std::optional<std::uint64_t> {
         const nb::gil_scoped_release release;
         LogReader reader(open_object_store(files(), location), trust_of(trusted_keys));
         const std::optional<LogCommit> head = reader.head();
@@ -325,7 +326,7 @@ void bind_logs(nb::module_& m) {
         "already.");
   m.def(
       "write_checkpoint",
-      [](const TensorTable& table, const std::vector<Memory>& memory, const std::string& path) {
+      [](const TensorTable& table, const std::vector<Memory>& memory, const PathText& path) {
         const std::vector<MutableBytes> tensors = host_tensors(table, memory, false);
         const nb::gil_scoped_release release;
         write_checkpoint(table, tensors, path);
@@ -334,7 +335,7 @@ void bind_logs(nb::module_& m) {
       "Writes contiguous tensors of host memory as one .safetensors file, atomically.");
   m.def(
       "generate_key",
-      [](const std::string& path) {
+      [](const PathText& path) {
         const std::shared_ptr<const SigningKey> key = SigningKey::generate();
         key->save(files(), path);
         return to_string(key->public_key());

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from .. import _core
 from ..errors import Error, IncompleteError, UsageError
-from ..transports import Log
+from ..transports import AnyPath, Log, keep_paths, path_text
 from .adapter import AdapterSpec
 from .engines import SglangServer, VllmServer
 from .receiver import AdapterReceiver, AdapterUpdate
@@ -29,7 +29,10 @@ class AdapterStream:
     """An adapter to follow: its log, and the file with its description (``AdapterSpec.save``)."""
 
     log: Log
-    description: str
+    description: AnyPath
+
+    def __post_init__(self) -> None:
+        keep_paths(self, "description")
 
 
 class AdapterFollower:
@@ -76,7 +79,7 @@ class AdapterFollower:
         if self._patiently(self._server.endpoint.name, self._restore) is None:
             return updates
         for stream in self._streams:
-            updates += self._patiently(stream.log.location, functools.partial(self._advance, stream)) or []
+            updates += self._patiently(path_text(stream.log.location), functools.partial(self._advance, stream)) or []
         return updates
 
     def run(self, stop: threading.Event, interval: float, report: Callable[[AdapterUpdate], None]) -> None:
@@ -97,13 +100,13 @@ class AdapterFollower:
             update = self._receiver.update(name)
         else:
             if not pathlib.Path(stream.description).exists():
-                raise IncompleteError("there is no description yet", stream.description)
+                raise IncompleteError("there is no description yet", path_text(stream.description))
             if _core.log_head(stream.log.location, list(stream.log.trusted_keys)) is None:
-                raise IncompleteError("there is no log here yet", stream.log.location)
+                raise IncompleteError("there is no log here yet", path_text(stream.log.location))
             spec = AdapterSpec.load(stream.description)
             state = self._directory / ".seen" / spec.name
             state.mkdir(parents=True, exist_ok=True)
-            update = self._receiver.add(spec, replace(stream.log, state=str(state)), threads=self._threads)
+            update = self._receiver.add(spec, replace(stream.log, state=state), threads=self._threads)
             self._names[stream] = spec.name
         return [update] if update.load_seconds > 0 else []
 

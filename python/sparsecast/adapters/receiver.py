@@ -267,8 +267,8 @@ def _write(held: _Held, target: pathlib.Path) -> None:
     target.mkdir()
     (target / CONFIG_FILE).write_text(json.dumps(dict(held.spec.config)))
     table = _core.TensorTable(held.spec.tensors)
-    _core.write_checkpoint(table, [describe(tensor) for tensor in held.tensors.values()], str(target / TENSOR_FILE))
+    _core.write_checkpoint(table, [describe(tensor) for tensor in held.tensors.values()], target / TENSOR_FILE)
 
 
 def _with_state(log: Log, state: pathlib.Path) -> Log:
-    return dataclasses.replace(log, state=str(state))
+    return dataclasses.replace(log, state=state)

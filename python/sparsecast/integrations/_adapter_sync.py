@@ -18,6 +18,7 @@ from sparsecast.adapters.follow import PASSING
 from sparsecast.control import Endpoint
 from sparsecast.errors import DeadlineError, Error, UnsupportedError, UsageError
 from sparsecast.torch import Log, Publisher
+from sparsecast.transports import AnyPath, keep_paths, path_text
 
 from ._gathered import GatheredWeights
 from ._vllm_server import LoraServer, endpoint_of, look_at_lora
@@ -61,19 +62,20 @@ class ServedAdapter:
     """
 
     name: str = "policy"
-    directory: str = ""
-    log: str = ""
-    description: str = ""
-    mirror: str = ""
-    key: str | None = None
+    directory: AnyPath = ""
+    log: AnyPath = ""
+    description: AnyPath = ""
+    mirror: AnyPath = ""
+    key: AnyPath | None = None
     wire_dtype: torch.dtype | None = None
     timeout: float = 120.0
     on_report: Callable[[AdapterReport], None] | None = None
 
     def __post_init__(self) -> None:
+        keep_paths(self, "directory", "log", "description", "mirror", "key")
         if not self.directory and not self.log:
             raise UsageError("an adapter needs a directory that the servers see, or a log that followers read")
-        if "://" in self.log and not self.description:
+        if "://" in path_text(self.log) and not self.description:
             raise UsageError("followers of a log in a bucket need the adapter's description: say a file for it")
 
 
@@ -161,11 +163,11 @@ class AdapterSync:
     def _log(self) -> Log:
         self._scratch = tempfile.TemporaryDirectory(prefix="sparsecast-adapter-")
         own = pathlib.Path(self._scratch.name)
-        self._location = self._options.log or str(own / "log")
+        self._location = path_text(self._options.log or own / "log")
         return Log(
             self._location,
             key=self._options.key,
-            mirror=self._options.mirror or str(own / "mirror.safetensors"),
+            mirror=self._options.mirror or own / "mirror.safetensors",
             timeout=self._options.timeout,
         )
 
