@@ -32,11 +32,13 @@ struct SPARSECAST_API SafetensorsHeader {
 
   /// Parses and validates: length, JSON, no duplicate names, known dtypes, no overflow, offsets that tile the data part
   /// without gap or overlap, and a `file_bytes` that matches them exactly. `bytes` is at least the first 8 +
-  /// header-length bytes of the file, or all of it when shorter. Throws Error{kCorrupt} or Error{kUnsupported} (a dtype
-  /// that sparsecast does not carry) with tensor and offset. A tensor of F4, whose shape counts numbers, has kF4X2,
-  /// whose shape counts bytes. Metadata "sparsecast.dtypes", a JSON object of names ({"w": "I4X2"}), gives kI4X2 or
-  /// kF4X2 to tensors of U8, I8 or I32; names of other tensors are ignored there. I32 holds eight numbers a word, whose
-  /// four bytes become a last dimension.
+  /// header-length bytes of the file, or all of it when shorter. Fields that are not known are ignored, as by the
+  /// reference reader. Throws Error{kUnsupported} for what that reader takes and a tensor table cannot hold (a dtype,
+  /// an empty name, one with a zero byte or of more than 65535 bytes, more than 32 dimensions), and Error{kCorrupt} for
+  /// the rest, with tensor and offset. A tensor of F4, whose shape counts numbers, has kF4X2, whose shape counts bytes.
+  /// Metadata "sparsecast.dtypes", a JSON object of names ({"w": "I4X2"}), gives kI4X2 or kF4X2 to tensors of U8, I8 or
+  /// I32; names of other tensors are ignored there. I32 holds eight numbers a word, whose four bytes become a last
+  /// dimension.
   static SafetensorsHeader parse(std::span<const std::byte> bytes, std::uint64_t file_bytes);
 
   /// Returns the bytes at the start of a file (8-byte length and JSON, padded with spaces to a multiple of 8) for these

@@ -29,6 +29,10 @@ constexpr std::uint64_t kWordBytes = 4;
   throw Error(ErrorCode::kCorrupt, message, where);
 }
 
+[[noreturn]] void unsupported(const std::string& message, const std::string& where = {}) {
+  throw Error(ErrorCode::kUnsupported, message, where);
+}
+
 std::string where(const std::string& name) { return fmt::format("tensor '{}'", excerpt(name)); }
 
 /// One tensor's fields as they come in; -1 and empty mean "not seen".
@@ -42,29 +46,39 @@ struct RawEntry {
   bool has_offsets = false;
 };
 
-/// Reads exactly the grammar that a header may have: an object of objects, `__metadata__` with strings, tensors with
-/// dtype, shape and data_offsets. nlohmann's DOM would keep the last of two equal keys and allow any depth; SAX events
-/// allow rejecting both.
+/// Depth at which the reference reader refuses nested JSON.
+constexpr int kMaxDepth = 128;
+
+/// Reads the grammar that the reference reader (safetensors 0.8) takes: an object of objects, `__metadata__` with
+/// strings or null, tensors with dtype, shape and data_offsets; it ignores other fields, and of two equal keys in the
+/// metadata the last holds. Two tensors of one name are refused: it would take the last, and which one is meant is not
+/// known. nlohmann's DOM would hide them and allow any depth; SAX events allow rejecting both.
 class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<RawEntry> entries;
   std::map<std::string, std::string> metadata;
 
   bool start_object(std::size_t) override {
+    if (ignores_) return go_deeper();
+    if (depth_ == 2 && !in_metadata_ && field_ == "dtype") unsupported("a dtype that is not a string", context());
     if (in_array_ || depth_ >= 2) corrupt("the header is nested too deeply", context());
     if (depth_ == 1 && !in_metadata_) {
-      if (entries.size() == TensorTable::kMaxTensors) corrupt("the header has too many tensors", context());
+      if (entries.size() == TensorTable::kMaxTensors) {
+        unsupported(fmt::format("more than {} tensors", TensorTable::kMaxTensors), context());
+      }
       entries.push_back({top_key_, {}, {}, {}, false, false, false});
     }
     ++depth_;
     return true;
   }
   bool end_object() override {
+    if (ignores_) return end_ignored();
     --depth_;
     if (depth_ == 1) in_metadata_ = false;
     return true;
   }
   bool key(string_t& text) override {
+    if (ignores_) return true;
     if (depth_ == 1) {
       if (!names_.insert(text).second) corrupt("the name occurs twice in the header", where(text));
       top_key_ = text;
@@ -72,21 +86,20 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     field_ = text;
-    if (in_metadata_) {
-      if (metadata.count(text) != 0) corrupt(fmt::format("metadata key '{}' occurs twice", excerpt(text)));
-      return true;
-    }
+    if (in_metadata_) return true;
     RawEntry& entry = entries.back();
     bool* seen = text == "dtype"          ? &entry.has_dtype
                  : text == "shape"        ? &entry.has_shape
                  : text == "data_offsets" ? &entry.has_offsets
                                           : nullptr;
-    if (seen == nullptr) corrupt(fmt::format("unknown field '{}'", excerpt(text)), context());
+    ignores_ = seen == nullptr;
+    if (ignores_) return true;
     if (*seen) corrupt(fmt::format("field '{}' occurs twice", text), context());
     *seen = true;
     return true;
   }
   bool string(string_t& text) override {
+    if (ignores_) return end_scalar();
     if (depth_ != 2 || in_array_) corrupt("a string where none belongs", context());
     if (in_metadata_) {
       metadata[field_] = text;
@@ -98,28 +111,47 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_array(std::size_t) override {
+    if (ignores_) return go_deeper();
+    if (depth_ == 1 && !in_metadata_) unsupported("a tensor whose fields have no names", context());
     if (depth_ != 2 || in_array_ || in_metadata_ || field_ == "dtype")
       corrupt("an array where none belongs", context());
     in_array_ = true;
     return true;
   }
   bool end_array() override {
+    if (ignores_) return end_ignored();
     in_array_ = false;
     return true;
   }
   bool number_unsigned(number_unsigned_t number) override {
+    if (ignores_) return end_scalar();
     if (!in_array_) corrupt("a number where none belongs", context());
     std::vector<std::uint64_t>& list = field_ == "shape" ? entries.back().shape : entries.back().offsets;
-    if (list.size() >= (field_ == "shape" ? TensorTable::kMaxRank : 2)) {
-      corrupt(fmt::format("field '{}' is too long", field_), context());
+    if (field_ == "shape" && list.size() == TensorTable::kMaxRank) {
+      unsupported(fmt::format("more than {} dimensions", TensorTable::kMaxRank), context());
     }
+    if (field_ != "shape" && list.size() == 2) corrupt("more than two data_offsets", context());
     list.push_back(number);
     return true;
   }
-  bool number_integer(number_integer_t) override { corrupt("a negative number", context()); }
-  bool number_float(number_float_t, const string_t&) override { corrupt("a number that is not an integer", context()); }
-  bool null() override { corrupt("a null where none belongs", context()); }
-  bool boolean(bool) override { corrupt("a boolean where none belongs", context()); }
+  bool number_integer(number_integer_t) override {
+    if (ignores_) return end_scalar();
+    corrupt("a negative number", context());
+  }
+  bool number_float(number_float_t, const string_t&) override {
+    if (ignores_) return end_scalar();
+    corrupt("a number that is not an integer", context());
+  }
+  bool null() override {
+    if (ignores_) return end_scalar();
+    if (depth_ != 1 || !in_metadata_) corrupt("a null where none belongs", context());
+    in_metadata_ = false;
+    return true;
+  }
+  bool boolean(bool) override {
+    if (ignores_) return end_scalar();
+    corrupt("a boolean where none belongs", context());
+  }
   bool binary(binary_t&) override { corrupt("binary data where none belongs", context()); }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
     corrupt(fmt::format("the header is not valid JSON at byte {}", position + 8));
@@ -128,27 +160,49 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
  private:
   std::string context() const { return top_key_.empty() ? std::string{} : where(top_key_); }
 
+  bool go_deeper() {
+    if (depth_ + ++ignored_depth_ == kMaxDepth) corrupt("the header is nested too deeply", context());
+    return true;
+  }
+  bool end_scalar() {
+    ignores_ = ignored_depth_ != 0;
+    return true;
+  }
+  bool end_ignored() {
+    --ignored_depth_;
+    return end_scalar();
+  }
+
   int depth_ = 0;
   bool in_array_ = false;
   bool in_metadata_ = false;
+  bool ignores_ = false;  ///< Within the value of a field that is not known.
+  int ignored_depth_ = 0;
   std::string top_key_;
   std::string field_;
   std::set<std::string> names_;
 };
 
+/// Refuses what tables cannot hold.
+void require_name(const std::string& name) {
+  constexpr std::size_t kMost = 0xFFFF;
+  if (!is_utf8(name)) corrupt("the name is not UTF-8", where(name));
+  if (name.empty()) unsupported("a tensor without a name", where(name));
+  if (name.size() > kMost)
+    unsupported(fmt::format("a name of {} bytes: more than {}", name.size(), kMost), where(name));
+  if (name.find('\0') != std::string::npos) unsupported("a name with a zero byte", where(name));
+}
+
 SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std::uint64_t data_begin) {
   const std::string context = where(raw.name);
-  if (raw.name.empty() || raw.name.size() > 0xFFFF || raw.name.find('\0') != std::string::npos || !is_utf8(raw.name)) {
-    corrupt("the name is empty, too long, or not plain UTF-8", context);
-  }
+  require_name(raw.name);
   if (!raw.has_dtype || !raw.has_shape || !raw.has_offsets || raw.offsets.size() != 2) {
     corrupt("dtype, shape or data_offsets is missing", context);
   }
   std::optional<DType> dtype = dtype_from_name(raw.dtype);
   if (dtype && is_pair(*dtype)) dtype = std::nullopt;  // Its name is not one of the format.
   if (raw.dtype == kFp4Name) dtype = DType::kF4X2;
-  if (!dtype)
-    throw Error(ErrorCode::kUnsupported, fmt::format("dtype '{}' is not supported", excerpt(raw.dtype)), context);
+  if (!dtype) unsupported(fmt::format("dtype '{}' is not supported", excerpt(raw.dtype)), context);
   const std::uint64_t begin = raw.offsets[0];
   const std::uint64_t end = raw.offsets[1];
   if (begin > end || end > data_bytes) {
@@ -157,7 +211,7 @@ SafetensorsEntry check_entry(const RawEntry& raw, std::uint64_t data_bytes, std:
   std::vector<std::uint64_t> shape = raw.shape;
   if (raw.dtype == kFp4Name) {
     if (shape.empty() || shape.back() % 2 != 0) {
-      throw Error(ErrorCode::kUnsupported, "rows of an odd number of F4 values, whose bytes are shared", context);
+      unsupported("rows of an odd number of F4 values, whose bytes are shared", context);
     }
     shape.back() /= 2;
   }
@@ -270,7 +324,11 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> bytes, std
     corrupt(fmt::format("the header needs {} bytes, the file has {} after its length", length, file_bytes - 8));
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + 8;
-  if (length == 0 || text[0] != '{') corrupt("the header does not begin with '{' at byte 8");
+  const std::string_view blanks = " \t\r\n";
+  if (const std::size_t begin = std::string_view(text, length).find_first_not_of(blanks);
+      begin == std::string_view::npos || text[begin] != '{') {
+    corrupt("the header does not begin with '{' at byte 8");
+  }
   // The JSON parser takes a zero byte for the end of its input, so bytes after it would not be checked.
   if (const void* zero = std::memchr(text, 0, length)) {
     corrupt(fmt::format("a zero byte in the header at byte {}", static_cast<const char*>(zero) - text + 8));
