@@ -55,6 +55,10 @@ class SPARSECAST_API FileSystem {
   virtual std::unique_ptr<FileMapping> map(const std::string& path) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_directory(const std::string& path) = 0;
+  /// Returns whether the name itself is a symbolic link, whatever it leads to. A file system without links says no.
+  virtual bool is_link(const std::string& path);
+  /// Returns the path that symbolic links lead to; `path` itself where nothing is there, or without links.
+  virtual std::string resolved(const std::string& path);
   virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.
   virtual bool is_private(const std::string& path) = 0;  ///< True when only its owner may read, write or execute it.
   virtual std::vector<std::string> list(const std::string& path) = 0;  ///< Entry names, sorted; no "." and "..".

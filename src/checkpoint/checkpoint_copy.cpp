@@ -25,9 +25,9 @@ void copy(FileSystem& fs, const std::string& from, const std::string& to, const 
   });
 }
 
-/// Removes a file, or a directory that holds only files.
+/// Removes a file, or a directory that holds only files. Of a symbolic link only the link goes.
 void remove_checkpoint(FileSystem& fs, const std::string& path) {
-  if (fs.is_directory(path)) {
+  if (fs.is_directory(path) && !fs.is_link(path)) {
     for (const std::string& name : fs.list(path)) fs.remove(path + "/" + name);
   }
   fs.remove(path);
@@ -64,7 +64,15 @@ void require_replaceable(FileSystem& fs, const std::string& output, bool directo
 CheckpointCopy::CheckpointCopy(FileSystem& fs, const Checkpoint& base, const std::string& base_path, std::string output,
                                const CheckpointApplyOptions& options)
     : fs_(fs), output_(without_trailing_slashes(std::move(output))) {
+  if (fs.is_link(output_)) {
+    // Whoever reads through other names would lose what the link leads to.
+    throw Error(ErrorCode::kUsage,
+                fmt::format("is a link to '{}': name that, or remove the link", fs.resolved(output_)), output_);
+  }
   if (fs.exists(output_)) {
+    if (fs.resolved(output_) == fs.resolved(base_path)) {
+      throw Error(ErrorCode::kUsage, "is the base itself: --in-place changes it where it is", output_);
+    }
     if (!options.replace) throw Error(ErrorCode::kUsage, "exists already; --force replaces it", output_);
     require_replaceable(fs, output_, base.sharded());
   }

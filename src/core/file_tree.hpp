@@ -20,9 +20,9 @@ inline std::string without_trailing_slashes(std::string path) {
   return path;
 }
 
-/// Removes a file, or a directory with its content.
+/// Removes a file, or a directory with its content. Of a symbolic link only the link goes, and nothing behind it.
 inline void remove_tree(FileSystem& fs, const std::string& path) {
-  if (fs.is_directory(path)) {
+  if (fs.is_directory(path) && !fs.is_link(path)) {
     for (const std::string& name : fs.list(path)) remove_tree(fs, path + "/" + name);
   }
   fs.remove(path);

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "sparsecast/error.hpp"
 #include "sparsecast/io.hpp"
@@ -178,6 +179,19 @@ class PosixFileSystem : public FileSystem {
     return false;
   }
 
+  bool is_link(const std::string& path) override {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) == 0) return S_ISLNK(status.st_mode);
+    if (errno != ENOENT && errno != ENOTDIR) fail("lstat", path, errno);
+    return false;
+  }
+
+  std::string resolved(const std::string& path) override {
+    std::error_code nothing_there;
+    const std::filesystem::path real = std::filesystem::canonical(path, nothing_there);
+    return real.empty() ? path : real.string();
+  }
+
   void make_directory(const std::string& path) override {
     if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path))) fail("mkdir", path, errno);
   }
@@ -252,6 +266,10 @@ class PosixFileSystem : public FileSystem {
 };
 
 }  // namespace
+
+bool FileSystem::is_link(const std::string&) { return false; }
+
+std::string FileSystem::resolved(const std::string& path) { return path; }
 
 FileSystem& FileSystem::posix() {
   static PosixFileSystem file_system;

@@ -134,14 +134,19 @@ std::optional<std::uint64_t> LogReader::State::starting_point() {
 }
 
 /// Returns the highest version whose commit exists, at or above `version`. Commits are never removed, so there are no
-/// gaps.
+/// gaps. Throws Error{kCorrupt} where the store has something under every name: before it leaps, what it stands on must
+/// be a commit, and no leap goes beyond the versions that a log can have.
 std::uint64_t LogReader::State::highest_from(std::uint64_t version) {
   std::uint64_t step = 1;
-  while (has_commit(version + step)) {
+  while (version + step < kMaxVersion && has_commit(version + step)) {
     version += step;
+    if (step > 1 && !load(version)) {
+      throw Error(ErrorCode::kCorrupt, "the store says that it is there, and does not give it",
+                  name_of(commit_key(version)));
+    }
     step *= 2;
   }
-  std::uint64_t absent = version + step;
+  std::uint64_t absent = std::min(version + step, kMaxVersion);
   while (absent - version > 1) {
     const std::uint64_t middle = version + (absent - version) / 2;
     (has_commit(middle) ? version : absent) = middle;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/float_environment.hpp"
 #include "core/parallel.hpp"
 #include "core/trace.hpp"
 #include "core/word.hpp"
@@ -230,6 +231,7 @@ void for_block_rows(const MatrixShard& shard, const QuantizePlan& plan, int thre
   with_source(shard.dtype, [&]<class Bits>() {
     with_element(plan.element, [&]<class Element>() {
       parallel_for(threads, plan.grid[0], [&](std::size_t, std::size_t block_row) {
+        const DefaultFloatEnvironment environment;
         body.template operator()<Bits, Element>(block_row * plan.grid[1], block_row);
       });
     });
@@ -254,6 +256,7 @@ void quantize(const MatrixShard& shard, const void* source, const QuantizedShard
   if (plan.grid[0] == 0) return;
   const TraceRange<"quantize"> range;
   float global = 1.0F;
+  const DefaultFloatEnvironment environment;
   with_element(plan.element, [&]<class Element>() { global = global_scale<Element>(plan, out, amax); });
   for_block_rows(shard, plan, threads, [&]<class Bits, class Element>(std::size_t first, std::size_t block_row) {
     std::vector<std::uint32_t> found(plan.grid[1]);

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <filesystem>
 #include <optional>
 
 #include "checkpoint/checkpoint_apply.hpp"
@@ -37,14 +36,6 @@ void check(const ApplyFlags& flags) {
     throw Error(ErrorCode::kUsage, flags.recover ? "--recover takes no deltas" : "apply needs at least one delta");
   }
   if (flags.force && flags.output.empty()) throw Error(ErrorCode::kUsage, "--force is for -o OUT");
-}
-
-/// Resolves symbolic links: the undo record is beside the real file, and a link to it must find the same one.
-std::string resolve_links(Console& console, const std::string& path) {
-  if (&console.fs != &FileSystem::posix()) return path;
-  std::error_code ignored;
-  const std::filesystem::path real = std::filesystem::canonical(path, ignored);
-  return real.empty() ? path : real.string();
 }
 
 void print_summary(Console& console, const ApplyFlags& flags, const CheckpointApplyReport& done, double seconds) {
@@ -85,7 +76,7 @@ int run_apply(Console& console, const ApplyFlags& flags) {
   std::string base = flags.base;
   std::optional<CheckpointLock> lock;
   if (flags.in_place || flags.recover) {
-    base = resolve_links(console, flags.base);
+    base = console.fs.resolved(flags.base);
     if (&console.fs == &FileSystem::posix()) lock.emplace(base);
   }
   if (flags.recover) return run_recover(console, flags, base, options);
