@@ -309,6 +309,88 @@ class RealTrace(Folder):
         print(f"{interrupted} of 25 kills left an undo record", file=sys.stderr)
 
 
+@unittest.skipUnless(TRACE.is_dir(), "testdata/trace is absent")
+class Links(Folder):
+    """Names that lead to other files: what lies behind them is neither removed nor changed."""
+
+    def setUp(self):
+        super().setUp()
+        self.base, step = sorted(TRACE.glob("step_*.safetensors"))[:2]
+        state, _ = read_safetensors(self.base)
+        self.next = self.path("next.safetensors")
+        write_safetensors(self.next, apply_sparse(state, step))
+        self.delta = self.path("1.scd")
+        run("diff", self.base, self.next, "-o", self.delta)
+        self.real = self.path("real.safetensors")
+        shutil.copy(self.base, self.real)
+
+    def sharded(self, name):
+        """A directory of one indexed file, and a file that is no weights."""
+        directory = self.path(name)
+        directory.mkdir()
+        file = "model-00001-of-00001.safetensors"
+        shutil.copy(self.base, directory / file)
+        tensors, _ = read_safetensors(self.base)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+        (directory / "config.json").write_text("{}")
+        return directory
+
+    def tree(self):
+        return {
+            str(path.relative_to(self.folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_symlink() or path.is_file()
+        }
+
+    def refused(self, *arguments, words, expect=2):
+        before = self.tree()
+        self.assertIn(words, run(*arguments, expect=expect).stderr)
+        self.assertEqual(self.tree(), before)
+
+    def test_an_output_that_is_a_link_is_refused_and_what_it_leads_to_stays(self):
+        base = self.sharded("step_100")
+        for target in ("step_100", base, "nowhere"):
+            link = self.path("latest")
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+            self.refused("apply", base, self.delta, "-o", link, "--force", words="is a link to")
+
+    def test_the_base_is_no_output(self):
+        base = self.sharded("step_100")
+        self.path("run").symlink_to(".")
+        self.refused("apply", base, self.delta, "-o", self.path("run/step_100"), "--force", words="is the base itself")
+        self.refused("apply", self.real, self.delta, "-o", self.real, "--force", words="is the base itself")
+
+    def test_a_file_with_other_names_is_not_changed_in_place(self):
+        link, twin = self.path("link.safetensors"), self.path("twin.safetensors")
+        link.symlink_to(self.real.name)
+        self.refused("apply", link, self.delta, "--in-place", words="it is a link to")
+        twin.hardlink_to(self.real)
+        self.refused("apply", self.real, self.delta, "--in-place", words="has 2 names (hard links)")
+        twin.unlink()
+        run("apply", self.real, self.delta, "--in-place")
+        self.assertEqual(read_safetensors(self.real)[0], read_safetensors(self.next)[0])
+
+    def test_a_directory_of_links_is_not_changed_in_place(self):
+        snapshot = self.sharded("snapshot")
+        file = snapshot / "model-00001-of-00001.safetensors"
+        blob = self.path("blob")
+        file.rename(blob)
+        file.symlink_to(blob)
+        self.refused("apply", snapshot, self.delta, "--in-place", words="it is a link to")
+        run("apply", snapshot, self.delta, "-o", self.path("out"))
+        self.assertEqual(blob.read_bytes(), self.base.read_bytes())
+
+    def test_a_torn_file_is_refused_by_the_names_that_lead_to_it(self):
+        link, folder = self.path("link.safetensors"), self.path("elsewhere")
+        link.symlink_to(self.real.name)
+        folder.symlink_to(".")
+        self.path("real.safetensors.undo.scd").write_bytes(self.delta.read_bytes())
+        for name in (self.real, link, folder / "real.safetensors", folder / "link.safetensors"):
+            self.refused("digest", name, words="an in-place apply was interrupted", expect=3)
+
+
 class Plans(Folder):
     PAIR = (LAYOUTS / "qwen2.5-7b.fsdp2-dp8.json", LAYOUTS / "qwen2.5-7b.vllm-tp4.json")
 

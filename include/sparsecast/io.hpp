@@ -57,6 +57,8 @@ class SPARSECAST_API FileSystem {
   virtual bool is_directory(const std::string& path) = 0;
   /// Returns whether the name itself is a symbolic link, whatever it leads to. A file system without links says no.
   virtual bool is_link(const std::string& path);
+  /// Returns the number of names (hard links) of a file; 1 in a file system without them.
+  virtual std::uint64_t names(const std::string& path);
   /// Returns the path that symbolic links lead to; `path` itself where nothing is there, or without links.
   virtual std::string resolved(const std::string& path);
   virtual void make_directory(const std::string& path) = 0;  ///< Parent must exist; an existing directory is fine.

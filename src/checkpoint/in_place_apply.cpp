@@ -46,6 +46,24 @@ CheckpointLayout layout_of(FileSystem& fs, const std::string& path) {
   return CheckpointLayout::of(Checkpoint::open(fs, path));
 }
 
+/// Throws Error{kUsage} for a file that has other names (links of either kind, as in caches whose files are named by
+/// their content, and in backups made of hard links): those who read by these would get the changed bytes, and after an
+/// interruption torn ones that nothing marks.
+void require_no_other_names(FileSystem& fs, const CheckpointLayout& layout) {
+  constexpr const char* kWayOut =
+      "write the result elsewhere (-o OUT; for a follower --copy-on-write), or copy it first";
+  for (const std::string& file : layout.files) {
+    if (fs.is_link(file)) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("is not changed in place: it is a link to '{}'; {}", fs.resolved(file), kWayOut), file);
+    }
+    if (const std::uint64_t names = fs.names(file); names > 1) {
+      throw Error(ErrorCode::kUsage,
+                  fmt::format("is not changed in place: the file has {} names (hard links); {}", names, kWayOut), file);
+    }
+  }
+}
+
 StateDigest read_digest(const CheckpointStore& store, const CheckpointApplyOptions& options) {
   return sum(digest_store(store, options.threads, options.progress));
 }
@@ -141,6 +159,7 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
   CheckpointApplyReport report;
   report.recovered = recover_checkpoint(fs, checkpoint, options);
   CheckpointLayout layout = layout_of(fs, checkpoint);
+  require_no_other_names(fs, layout);
   const DeltaChain chain(fs, deltas, layout.table, checkpoint, options.progress);
   if (chain.size() == 0) throw Error(ErrorCode::kUsage, "no delta to apply", checkpoint);
   layout.table = chain.table();
@@ -166,7 +185,9 @@ CheckpointApplyReport apply_in_place(FileSystem& fs, const std::string& checkpoi
 
 StateDigest apply_to_verified_base(FileSystem& fs, const std::string& checkpoint, const DeltaFile& delta,
                                    const CheckpointApplyOptions& options) {
-  CheckpointStore store(fs, layout_of(fs, checkpoint), OpenMode::kReadWrite);
+  CheckpointLayout layout = layout_of(fs, checkpoint);
+  require_no_other_names(fs, layout);
+  CheckpointStore store(fs, std::move(layout), OpenMode::kReadWrite);
   require_same_table(store.table(), checkpoint, delta.table(), delta.name());
   store.use_digest_mix(delta.header().digest_mix);
   delta.report();

@@ -116,7 +116,8 @@ class UndoBuilder {
 }  // namespace
 
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint) {
-  return fs.is_directory(checkpoint) ? checkpoint + "/sparsecast.undo.scd" : checkpoint + ".undo.scd";
+  if (fs.is_directory(checkpoint)) return checkpoint + "/sparsecast.undo.scd";
+  return (fs.is_link(checkpoint) ? fs.resolved(checkpoint) : checkpoint) + ".undo.scd";
 }
 
 CommitRecord raw_inverse(const CheckpointStore& store, const DeltaFile& delta, const EncodeOptions& options,

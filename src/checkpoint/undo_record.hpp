@@ -9,7 +9,8 @@
 namespace sparsecast {
 
 /// Returns the path of the undo record: `CHECKPOINT.undo.scd` beside a file, `sparsecast.undo.scd` inside a directory.
-/// Its presence means that an in-place apply was interrupted; its content can roll that back.
+/// A link to a file has the record of the file that it leads to. Its presence means that an in-place apply was
+/// interrupted; its content can roll that back.
 std::string undo_record_path(FileSystem& fs, const std::string& checkpoint);
 
 /// The `raw` delta that takes the state after `delta` back to the bytes in `store`, which are the delta's base (already

@@ -8,7 +8,8 @@ namespace sparsecast {
 /// Computes in the default floating-point environment of this thread while it lives: rounds to nearest, keeps
 /// denormals, masks exceptions. The caller's environment comes back afterwards. Callers flush denormals
 /// (`torch.set_flush_denormal`, libraries built with -ffast-math) or round otherwise, and results must not differ by
-/// that. Threads that are started meanwhile may or may not inherit it: each task that computes with floats makes its own.
+/// that. Threads that are started meanwhile may or may not inherit it: each task that computes with floats makes its
+/// own.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() noexcept {

@@ -186,6 +186,12 @@ class PosixFileSystem : public FileSystem {
     return false;
   }
 
+  std::uint64_t names(const std::string& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) fail("stat", path, errno);
+    return status.st_nlink;
+  }
+
   std::string resolved(const std::string& path) override {
     std::error_code nothing_there;
     const std::filesystem::path real = std::filesystem::canonical(path, nothing_there);
@@ -268,6 +274,8 @@ class PosixFileSystem : public FileSystem {
 }  // namespace
 
 bool FileSystem::is_link(const std::string&) { return false; }
+
+std::uint64_t FileSystem::names(const std::string&) { return 1; }
 
 std::string FileSystem::resolved(const std::string& path) { return path; }
 

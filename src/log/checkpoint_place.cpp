@@ -26,8 +26,11 @@ void copy_small(FileSystem& fs, const std::string& from, const std::string& to) 
 }  // namespace
 
 CheckpointPlace::CheckpointPlace(FileSystem& fs, std::string path)
-    // What a link leads to is resolved once: a link that moves meanwhile changes nothing, and none is ever renamed.
-    : fs_(fs), path_(fs.resolved(without_trailing_slashes(std::move(path)))), scratch_(path_ + ".follow") {
+    : fs_(fs), path_(without_trailing_slashes(std::move(path))) {
+  // A link to a directory is followed once, here: one that moves meanwhile changes nothing, and none is ever renamed. A
+  // link to a file is the name that is replaced.
+  if (fs.is_directory(path_)) path_ = fs.resolved(path_);
+  scratch_ = path_ + ".follow";
   if (path_.empty()) throw Error(ErrorCode::kUsage, "the checkpoint to keep up to date has no name");
 }
 

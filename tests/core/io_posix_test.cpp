@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/io.hpp"
 #include "support/expect_error.hpp"
@@ -108,6 +110,36 @@ TEST_F(PosixFileSystem, ListsNamesSortedAndTellsDirectoriesFromFiles) {
   expect_error(ErrorCode::kIo, [&] { fs.make_directory(directory / "a"); }, {"/a", "exists"});
   expect_error(ErrorCode::kIo, [&] { fs.make_directory(directory / "none/d"); });
   expect_error(ErrorCode::kIo, [&] { fs.list(directory / "none"); }, {"none"});
+}
+
+TEST_F(PosixFileSystem, TellsLinksFromWhatTheyLeadTo) {
+  fs.make_directory(directory / "d");
+  write("d/f", "abc");
+  std::filesystem::create_symlink("d", directory / "to_d");
+  std::filesystem::create_symlink("d/f", directory / "to_f");
+  std::filesystem::create_symlink("nowhere", directory / "to_nothing");
+  EXPECT_FALSE(fs.is_link(directory / "d"));
+  EXPECT_FALSE(fs.is_link(directory / "none"));
+  for (const char* link : {"to_d", "to_f", "to_nothing"}) EXPECT_TRUE(fs.is_link(directory / link)) << link;
+  EXPECT_FALSE(fs.is_link(directory / "to_d/f")) << "a file behind a link is none";
+  EXPECT_EQ(fs.resolved(directory / "to_d/f"), fs.resolved(directory / "d/f"));
+  EXPECT_EQ(fs.resolved(directory / "none"), directory / "none");
+  EXPECT_EQ(fs.names(directory / "to_f"), 1U);
+  std::filesystem::create_hard_link(directory / "d/f", directory / "again");
+  EXPECT_EQ(fs.names(directory / "d/f"), 2U);
+}
+
+TEST_F(PosixFileSystem, ATreeIsRemovedWithItsLinksAndNothingBehindThem) {
+  fs.make_directory(directory / "kept");
+  write("kept/f", "abc");
+  fs.make_directory(directory / "tree");
+  std::filesystem::create_directory_symlink("../kept", directory / "tree/link");
+  std::filesystem::create_directory_symlink("kept", directory / "latest");
+  remove_tree(fs, directory / "tree");
+  remove_tree(fs, directory / "latest");
+  EXPECT_FALSE(fs.exists(directory / "tree"));
+  EXPECT_FALSE(fs.is_link(directory / "latest"));
+  EXPECT_EQ(read("kept/f"), "abc");
 }
 
 TEST_F(PosixFileSystem, RenamesAndRemoves) {

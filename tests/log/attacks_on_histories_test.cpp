@@ -4,6 +4,8 @@
 // key that was retired; and objects without an end.
 
 #include "log/attack_fixture.hpp"
+#include "support/expect_error.hpp"
+#include "support/memory_store.hpp"
 
 namespace sparsecast::test {
 namespace {
@@ -198,6 +200,47 @@ TEST_F(LogAttacks, WithARetiredKeyAreRefused) {
                    [&] { key == kFloorKey ? (void)seen.floor() : (void)seen.catalog(); });
     store_->put(key, genuine);
   }
+}
+
+/// Has something under every name, as an endpoint whose login page answers 200 to everything.
+class CatchAllStore : public MemoryStore {
+ public:
+  std::optional<Bytes> get(const std::string& key, std::uint64_t max_bytes) override {
+    if (std::optional<Bytes> found = MemoryStore::get(key, max_bytes)) return found;
+    const std::string page = "<html>Please log in</html>";
+    const auto bytes = std::as_bytes(std::span(page));
+    return Bytes(bytes.begin(), bytes.end());
+  }
+  std::optional<std::uint64_t> size(const std::string& key) override {
+    const std::optional<std::uint64_t> found = MemoryStore::size(key);
+    return found ? found : 26;
+  }
+};
+
+TEST(CatchAll, AStoreThatHasSomethingUnderEveryNameIsCorruptAfterFewQuestions) {
+  const auto store = std::make_shared<CatchAllStore>();
+  LogReader reader(store);
+  expect_error(ErrorCode::kCorrupt, [&] { (void)reader.head(); }, {"commits/"});
+  EXPECT_LT(store->calls().size(), 10U);
+}
+
+TEST(CatchAll, VersionsThatAreThereDoNotLeadIntoThoseThatAreNot) {
+  LogScene scene;
+  const auto store = std::make_shared<CatchAllStore>();
+  const auto real = std::make_shared<MemoryStore>();
+  {
+    LogReader reader(real);
+    LogWriter writer(reader, {});
+    writer.create(scene.creation());
+    for (std::uint64_t step = 1; step <= 5; ++step) {
+      const Bytes bytes = scene.delta(step - 1, step, step);
+      writer.publish(DeltaFile::over(bytes, "delta"));
+    }
+  }
+  store->set_objects(real->objects());
+  LogReader reader(store);
+  expect_error(ErrorCode::kCorrupt, [&] { (void)reader.head(); }, {"commits/"});
+  EXPECT_LT(store->calls().size(), 20U);
 }
 
 }  // namespace

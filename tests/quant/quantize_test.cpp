@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cfenv>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 #include "sparsecast/safetensors.hpp"
 #include "support/expect_error.hpp"
 #include "support/quantize.hpp"
@@ -11,6 +17,22 @@ namespace sparsecast::test {
 namespace {
 
 constexpr DType kSources[] = {DType::kBF16, DType::kF16, DType::kF32};
+
+/// Makes this thread take denormals for zeros, as torch.set_flush_denormal(True) does; where the machine has no such
+/// mode, nothing.
+void flush_denormals() {
+#if defined(__SSE2__)
+  _mm_setcsr(_mm_getcsr() | 0x8040U);
+#endif
+}
+
+bool denormals_are_flushed() {
+#if defined(__SSE2__)
+  return (_mm_getcsr() & 0x8040U) == 0x8040U;
+#else
+  return true;
+#endif
+}
 
 /// A matrix in memory with gaps, or transposed, or neither.
 struct Source {
@@ -61,6 +83,38 @@ TEST(Quantize, IsTheOraclesForAnyShapeFormatAndSource) {
     const QuantizedMatrix expected = quantized_by_oracle(dtype, shape, format, memory.global_scale, elements);
     ASSERT_EQ(scale_bits(format.scale, memory.scales), expected.scales) << "case " << n;
     ASSERT_EQ(unpacked(format.element, memory.elements), expected.codes) << "case " << n;
+  }
+}
+
+TEST(Quantize, DoesNotDependOnTheFloatingPointEnvironmentOfTheCaller) {
+  SCOPED_TRACE(seed_note());
+  std::fenv_t callers;
+  std::fegetenv(&callers);
+  for (std::uint64_t n = 0; n < 200; ++n) {
+    Random random(case_seed(run_seed(), n));
+    const DType dtype = random.pick(std::span<const DType>(kSources));
+    const QuantFormat format = random_format(random, 70);
+    const std::array<std::uint64_t, 2> shape = random_shape(random, format, 50);
+    Bytes elements = random_weights(random, dtype, shape[0] * shape[1]);
+    if (random.chance(0.2)) std::fill(elements.begin(), elements.end(), std::byte{0});
+    const MatrixShard shard{"w", dtype, shape, {0, 0}, shape, {}, format};
+    const int threads = random.chance(0.5) ? 3 : 1;
+    const float tensor =
+        std::ldexp(static_cast<float>(random.between(1, 1000)), static_cast<int>(random.below(40)) - 30);
+    QuantizedMemory expected(shard);
+    quantize(shard, elements.data(), expected.out(), {nullptr, &tensor}, threads);
+    for (const int rounding : {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO}) {
+      QuantizedMemory found(shard);
+      std::fesetround(rounding);
+      flush_denormals();
+      quantize(shard, elements.data(), found.out(), {nullptr, &tensor}, threads);
+      const bool kept = std::fegetround() == rounding && denormals_are_flushed();
+      std::fesetenv(&callers);
+      EXPECT_TRUE(kept) << "the caller's environment came back";
+      ASSERT_EQ(found.scales, expected.scales) << "case " << n;
+      ASSERT_EQ(found.elements, expected.elements) << "case " << n;
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(found.global_scale), std::bit_cast<std::uint32_t>(expected.global_scale));
+    }
   }
 }
 

@@ -76,7 +76,8 @@ int run_apply(Console& console, const ApplyFlags& flags) {
   std::string base = flags.base;
   std::optional<CheckpointLock> lock;
   if (flags.in_place || flags.recover) {
-    base = console.fs.resolved(flags.base);
+    // A link to a directory is followed once; files that are links are not changed in place.
+    if (console.fs.is_directory(base)) base = console.fs.resolved(base);
     if (&console.fs == &FileSystem::posix()) lock.emplace(base);
   }
   if (flags.recover) return run_recover(console, flags, base, options);
