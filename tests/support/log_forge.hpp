@@ -31,7 +31,7 @@ struct RecordParts {
     std::size_t at = 0;
     const auto line = [&] {
       const std::size_t end = text.find('\n', at);
-      const std::string found = text.substr(at, end - at);
+      std::string found = text.substr(at, end - at);
       at = end + 1;
       return found;
     };
