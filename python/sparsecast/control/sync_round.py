@@ -95,6 +95,9 @@ class SyncRound:
         if status.world_size is not None and status.world_size != expected:
             message = f"it was registered with world_size {expected}, and the server says {status.world_size}"
             raise EndpointError(engine.name, "health", message, code="usage")
+        if status.paused is False and not record.asleep:
+            # It resumed by its lease, or was started again: nobody holds its pause any more.
+            record.paused = record.held = False
         if record.version is not None and status.version != record.version:
             # The server was restarted, or updated by somebody else: it is no longer a member of our group.
             record.version = None
@@ -222,8 +225,9 @@ class SyncRound:
                 await engine.client.pause(self._policy.pause, seconds)
 
         if self._policy.pause is not PauseMode.NONE:
-            awake = [engine for engine in engines if not engine.record.paused and not engine.record.asleep]
-            await self._sides.phase("pause", awake, pause, until)
+            # Whatever a sync before has left: only its own pause, with a lease, or somebody's hold is one to rely on.
+            unpaused = [each for each in engines if each.name not in self._paused_at and not each.record.held]
+            await self._sides.phase("pause", [each for each in unpaused if not each.record.asleep], pause, until)
 
     # the end
 

@@ -10,6 +10,7 @@ paths under /v1 ask for it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -31,6 +32,7 @@ _CURES = {
     "Weight transfer not configured": _START,
     "Invalid init_info": f"it has another backend, or another version of sparsecast; {_START}",
 }
+_log = logging.getLogger("sparsecast")
 _FIRST_POLL_SECONDS = 0.01  # every poll takes the engine a moment between two steps
 _LAST_POLL_SECONDS = 0.25
 
@@ -58,8 +60,9 @@ class VllmClient(EngineClient):
     """Client of a vLLM server (see `EngineClient`)."""
 
     pause_modes = frozenset(_PAUSE_MODES)
-    _tells_states = True  # False once the workers are known not to have the extension
-    _has_leases = True  # False once the server is known not to have the route
+    # What a server lacks is remembered for one sync: a proxy answers 404 while a server starts, too.
+    _tells_states = True  # False once the workers of this sync are known not to have the extension
+    _warned = False  # that the server has no leases; until it has
 
     async def _post(
         self, path: str, step: str, timeout: float, body: dict[str, Any] | None = None, **params: str
@@ -110,6 +113,7 @@ class VllmClient(EngineClient):
 
     async def receive(self, base_version: int, timeout: float) -> None:
         until = time.monotonic() + timeout
+        self._tells_states = True
         try:
             await self._post("/start_weight_update", "receive", timeout)
         except EndpointError as error:
@@ -157,15 +161,18 @@ class VllmClient(EngineClient):
         await self._post("/resume", "resume", timeout)
 
     async def hold(self, seconds: float, timeout: float) -> bool:
-        if not self._has_leases:
-            return False
         try:
             await self._post("/sparsecast/lease", "lease", timeout, {"seconds": seconds})
         except EndpointError as error:
             if error.code != "unsupported":
                 raise
-            self._has_leases = False  # The server was started without VLLM_PLUGINS=sparsecast.
-        return self._has_leases
+            # The server was started without VLLM_PLUGINS=sparsecast, or something before it answers.
+            if not self._warned:
+                _log.warning("%s: no lease on its pause, which lasts if this process dies: %s", self.endpoint.name, error)
+            self._warned = True
+            return False
+        self._warned = False
+        return True
 
     async def apply(self, base_version: int, timeout: float) -> None:
         await self._post("/update_weights", "apply", timeout, {"update_info": update_info(base_version)})

@@ -16,12 +16,16 @@ class PauseLease:
     """The right of a trainer to keep an engine paused, until a deadline that it renews. For one event loop.
 
     expire   ends the update that is open and resumes the engine, or says why not; returns a sentence.
+
+    An expiry takes several calls of the engine. Whoever renews meanwhile, the next trainer, waits for its end: the pause
+    that it takes afterwards is its own, and nothing that was begun for the lease before ends it.
     """
 
     def __init__(self, expire: Callable[[], Awaitable[str]]) -> None:
         self._expire = expire
         self._until = 0.0
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None  # None also while it expires.
+        self._turn = asyncio.Lock()  # Held while a lease is changed, and while one expires.
         self.last_expiry = ""
         """What was done when a lease last ran out; empty if none has."""
 
@@ -29,24 +33,30 @@ class PauseLease:
     def is_held(self) -> bool:
         return self._watch is not None
 
-    def renew(self, seconds: float) -> None:
-        """Lets the pause last `seconds` from now on."""
-        self._until = time.monotonic() + seconds
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._expire_in_time())
+    async def renew(self, seconds: float) -> None:
+        """Lets the pause last `seconds` from now on; after the end of an expiry that has begun."""
+        async with self._turn:
+            self._until = time.monotonic() + seconds
+            if self._watch is None:
+                self._watch = asyncio.get_running_loop().create_task(self._expire_in_time())
 
-    def end(self) -> None:
-        """Ends the lease; the pause is not touched."""
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    async def end(self) -> None:
+        """Ends the lease, after the end of an expiry that has begun; the pause is not touched."""
+        async with self._turn:
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
 
     async def _expire_in_time(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
-        try:
-            self.last_expiry = await self._expire()
-        except Exception as error:
-            self.last_expiry = f"failed, and the engine stays paused: {error}"
-        _log.warning("sparsecast: nobody renewed the lease of a pause: %s", self.last_expiry)
-        self._watch = None
+        while True:
+            await asyncio.sleep(max(self._until - time.monotonic(), 0))
+            async with self._turn:
+                if self._until > time.monotonic():
+                    continue  # It was renewed meanwhile.
+                self._watch = None
+                try:
+                    self.last_expiry = await self._expire()
+                except Exception as error:
+                    self.last_expiry = f"failed, and the engine stays paused: {error}"
+                _log.warning("sparsecast: nobody renewed the lease of a pause: %s", self.last_expiry)
+                return

@@ -102,9 +102,9 @@ async def _renew_lease(tokenizer: Any, phase: messages.Phase) -> Answer:
         lease = PauseLease(lambda: _expire(tokenizer))
         tokenizer._sparsecast_lease = lease
     if phase.seconds == 0:
-        lease.end()
+        await lease.end()
     else:
-        lease.renew(phase.seconds)
+        await lease.renew(phase.seconds)
     return True, lease.last_expiry, None, None
 
 

@@ -84,7 +84,7 @@ class VllmPause:
             except Exception as error:
                 words = "the workers lack --worker-extension-cls sparsecast.engines.vllm.WorkerExtension"
                 raise UsageError(f"there can be no lease: {words} ({error})") from error
-        self.lease.renew(seconds)
+        await self.lease.renew(seconds)
 
     async def expire(self) -> str:
         """Ends the update of a trainer that is gone, and resumes; returns what was done."""
@@ -146,7 +146,7 @@ def _router() -> APIRouter:
         if pause is None:
             raise HTTPException(404, "this server has no engine")
         if seconds == 0:
-            pause.lease.end()
+            await pause.lease.end()
         else:
             try:
                 await pause.renew(seconds)

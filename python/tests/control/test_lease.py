@@ -42,7 +42,63 @@ def test_a_server_without_leases_is_synced_all_the_same_and_the_report_says_so(
     server = joined(plane, more_engines)
     server.has_leases = False
     assert [plane.sync_now().endpoints[0].lease for _ in range(2)] == [False, False]
-    assert server.steps.count("lease") == 1  # It is asked once.
+    assert server.steps.count("lease") == 2  # It is asked once a sync.
+
+
+def test_one_answer_of_404_does_not_end_leases_and_is_warned_of(
+    plane: ControlPlane, more_engines: START, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = joined(plane, more_engines)
+    server.has_leases = False  # As an ingress answers while a server starts.
+    assert plane.sync_now().endpoints[0].lease is False
+    assert "vl: no lease on its pause" in caplog.text
+    server.has_leases = True
+    assert plane.sync_now().endpoints[0].lease is True
+    assert server.leases[-1][0] == 0
+
+
+def test_one_failed_question_for_states_does_not_end_the_wait_for_staging(
+    plane: ControlPlane, more_engines: START
+) -> None:
+    server = joined(plane, more_engines)
+    server.faults["staged"] = 404
+    plane.sync_now()
+    del server.faults["staged"]
+    before = len(server.steps)
+    plane.sync_now()
+    assert "staged" in server.steps[before:]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_has_resumed_since_a_sync_that_could_not_resume_it_is_paused_again(
+    plane: ControlPlane, more_engines: START, kind: str
+) -> None:
+    server = more_engines(kind)
+    server.has_leases = True
+    plane.add(endpoint_of(server, "e"))
+    server.faults["resume"] = 500
+    with pytest.raises(SyncError, match="resume"):
+        plane.sync_now(replace(QUICK, pause_lease=60))
+    del server.faults["resume"]
+    server.paused = False  # By its lease, or because it was started again.
+    before = len(server.steps)
+    report = plane.sync_now(replace(QUICK, pause_lease=60))
+    steps = server.steps[before:]
+    assert report.endpoints[0].lease is True and not server.paused
+    assert steps.index("lease") < steps.index("pause") < steps.index("apply") < steps.index("resume")
+    assert steps.count("pause") == 1
+
+
+def test_a_hold_ends_with_a_server_that_knows_nothing_of_it(plane: ControlPlane, more_engines: START) -> None:
+    server = joined(plane, more_engines)
+    plane.pause(names=["vl"])
+    plane.sync_now()
+    assert server.paused, "somebody holds it"
+    server.paused = False  # It was started again.
+    before = len(server.steps)
+    plane.sync_now()
+    steps = server.steps[before:]
+    assert steps.index("pause") < steps.index("apply") < steps.index("resume") and not server.paused
 
 
 def test_without_a_pause_or_with_none_wanted_there_is_no_lease(plane: ControlPlane, more_engines: START) -> None:
@@ -247,3 +303,38 @@ def test_a_lease_asks_the_workers_of_every_replica() -> None:
     engine = FakeReplicas(("ready", 4), ("broken", 3, 4))
     assert expire(engine) == "resumed at version 4"
     assert not engine.paused
+
+
+def test_the_next_trainer_waits_for_the_expiry_of_the_lease_before_its_own() -> None:
+    class Slow(FakeEngine):
+        async def is_paused(self) -> bool:
+            await asyncio.sleep(0.1)  # Each call waits for a step of the engine.
+            return await super().is_paused()
+
+    async def next_trainer() -> tuple[Slow, VllmPause]:
+        engine = Slow(("ready", 4))
+        pause = VllmPause(engine)
+        await pause.renew(0.02)
+        await asyncio.sleep(0.05)  # The expiry has begun.
+        await pause.renew(30)
+        assert pause.lease.last_expiry == "resumed at version 4" and pause.lease.is_held
+        engine.paused = True  # The pause of the next trainer.
+        await asyncio.sleep(0.2)
+        return engine, pause
+
+    engine, pause = asyncio.run(next_trainer())
+    assert engine.paused, "the lease before has ended the pause of the next trainer"
+    assert pause.lease.last_expiry == "resumed at version 4"
+
+
+def test_a_lease_that_is_renewed_at_its_last_moment_does_not_expire() -> None:
+    async def renew() -> VllmPause:
+        pause = VllmPause(FakeEngine(("ready", 4)))
+        for _ in range(20):
+            await pause.renew(0.03)
+            await asyncio.sleep(0.02)
+        await pause.lease.end()
+        return pause
+
+    pause = asyncio.run(renew())
+    assert pause.lease.last_expiry == "" and not pause.lease.is_held
