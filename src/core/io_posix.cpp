@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -22,6 +23,29 @@ namespace {
 
 [[noreturn]] void fail(const char* operation, const std::string& path, int error) {
   throw Error(ErrorCode::kIo, fmt::format("{} failed: {}", operation, std::strerror(error)), path);
+}
+
+/// Throws Error{kUsage} for what another program takes for something else than a local path: "scheme:/..." and "~/...".
+/// A file or directory of such a name is reached as "./...".
+void require_local(const std::string& path) {
+  if (path == "~" || path.starts_with("~/")) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("'~' is the shell's word for a home directory: give the whole path, or "
+                            "'./{}' for a directory of this name",
+                            path),
+                path);
+  }
+  const std::size_t end = path.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
+  const bool has_scheme = end != std::string::npos && end >= 2 && path.compare(end, 2, ":/") == 0 &&
+                          std::isalpha(static_cast<unsigned char>(path.front())) != 0;
+  if (!has_scheme) return;
+  throw Error(
+      ErrorCode::kUsage,
+      fmt::format("is no local path, which has no '{}/' before it. Only the location of a log can be a bucket: "
+                  "s3://BUCKET/PREFIX, also of other stores that speak S3 (AWS_ENDPOINT_URL_S3). A file of this "
+                  "name is './{}'",
+                  path.substr(0, end + 1), path),
+      path);
 }
 
 /// Repeats a call as long as signals interrupt it.
@@ -122,6 +146,7 @@ class PosixMapping : public FileMapping {
 class PosixFileSystem : public FileSystem {
  public:
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override {
+    require_local(path);
     int flags = O_CLOEXEC;
     switch (mode) {
       case OpenMode::kRead:
@@ -145,6 +170,7 @@ class PosixFileSystem : public FileSystem {
   }
 
   std::unique_ptr<FileMapping> map(const std::string& path) override {
+    require_local(path);
     const int descriptor = retry([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
     if (descriptor < 0) fail("open", path, errno);
     struct stat status {};
@@ -166,6 +192,7 @@ class PosixFileSystem : public FileSystem {
   }
 
   bool exists(const std::string& path) override {
+    require_local(path);
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) return true;
     if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
@@ -173,6 +200,7 @@ class PosixFileSystem : public FileSystem {
   }
 
   bool is_directory(const std::string& path) override {
+    require_local(path);
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
     if (errno != ENOENT && errno != ENOTDIR) fail("stat", path, errno);
@@ -199,6 +227,7 @@ class PosixFileSystem : public FileSystem {
   }
 
   void make_directory(const std::string& path) override {
+    require_local(path);
     if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path))) fail("mkdir", path, errno);
   }
 

@@ -8,6 +8,7 @@
 #include "core/file_tree.hpp"
 #include "sparsecast/error.hpp"
 #include "sparsecast/io.hpp"
+#include "sparsecast/object_store.hpp"
 #include "support/expect_error.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -140,6 +141,29 @@ TEST_F(PosixFileSystem, ATreeIsRemovedWithItsLinksAndNothingBehindThem) {
   EXPECT_FALSE(fs.exists(directory / "tree"));
   EXPECT_FALSE(fs.is_link(directory / "latest"));
   EXPECT_EQ(read("kept/f"), "abc");
+}
+
+TEST_F(PosixFileSystem, RefusesWhatIsNoLocalPathAndMakesNothing) {
+  for (const char* path : {"gs://b/run", "S3://b/run", "s3a://b", "s3:/b/run", "s3://b/f", "az://c/p", "hf://org/m",
+                           "file:///tmp/x", "https://host/x", "a+b.c-d:/x", "~", "~/run"}) {
+    expect_error(ErrorCode::kUsage, [&] { fs.open(path, OpenMode::kCreate); }, {path});
+    expect_error(ErrorCode::kUsage, [&] { fs.make_directory(path); }, {path});
+    expect_error(ErrorCode::kUsage, [&] { (void)fs.exists(path); }, {path});
+    expect_error(ErrorCode::kUsage, [&] { (void)fs.is_directory(path); }, {path});
+    expect_error(ErrorCode::kUsage, [&] { fs.map(path); }, {path});
+    if (std::string(path).starts_with("s3://")) continue;
+    expect_error(ErrorCode::kUsage, [&] { open_object_store(fs, path)->put("k", {}); });
+  }
+  EXPECT_FALSE(std::filesystem::exists("gs:"));
+  EXPECT_FALSE(std::filesystem::exists("~"));
+}
+
+TEST_F(PosixFileSystem, TakesOtherNamesWithColonsAndTildes) {
+  for (const char* name : {"a:b", "x:", "~run", "run~", "1s://x", "c:/x", ":/x"}) {
+    EXPECT_FALSE(fs.exists(name)) << name;
+    EXPECT_FALSE(fs.exists(directory / name)) << name;
+  }
+  EXPECT_FALSE(fs.exists("./gs://b/run"));
 }
 
 TEST_F(PosixFileSystem, RenamesAndRemoves) {
